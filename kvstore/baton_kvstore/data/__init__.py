@@ -1,1 +1,1 @@
-"""The data plane: chunks in and out of the data servers."""
+"""The data plane: puts and gets of chunks on the data servers."""

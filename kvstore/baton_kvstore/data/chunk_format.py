@@ -1,4 +1,4 @@
-"""One stored value, a head shard of a chunk: a fixed header, then the payload.
+"""The format of a stored value (one head shard of a chunk): a fixed header, then the payload.
 
     offset  0  magic "BTKV"              4
             4  layout version            u16
@@ -13,12 +13,12 @@
            80  xxh3-128 of [0:80) and the payload  16
            96  payload
 
-Little-endian. 96 bytes keep the payload on a 32-byte boundary of its buffer. Fingerprint and epoch
-are texts; the first 16 and 8 bytes of their SHA-256 stand for them, so that the header is fixed.
-The checksum covers the header, so a value under a wrong key never looks right.
+All numbers are little-endian. A header of 96 bytes keeps the payload on a 32-byte boundary of its
+buffer. Fingerprint and epoch are text of any length, so the header holds the first 16 and 8 bytes
+of their SHA-256. The checksum covers the header, so a value under a wrong key never verifies.
 
-A value is given in pieces, in order: it need not lie together. The first one holds the header, and
-may hold payload, too.
+Functions take a value as a list of memory pieces, in order. The first piece holds the header and
+may also hold payload.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _SUM = slice(_SUMMED, HEADER_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpec:
-    """What a reader asks for, and what a writer writes: everything the header says but the
-    writer and the checksum. `fingerprint` is `fingerprint_digest()` of the pool's."""
+    """The header's fields except writer and checksum: what a reader expects and a writer writes.
+    `fingerprint` is the `fingerprint_digest()` of the model's fingerprint."""
 
     version: int
     fingerprint: bytes
@@ -54,12 +54,12 @@ class ChunkSpec:
 
 
 def fingerprint_digest(fingerprint: Fingerprint) -> bytes:
-    """16 bytes that stand for a fingerprint in headers."""
+    """Return the 16 bytes that represent a fingerprint in headers."""
     return hashlib.sha256(fingerprint.encode()).digest()[:16]
 
 
 def epoch_digest(epoch: Epoch) -> bytes:
-    """8 bytes that stand for the writer's epoch in headers."""
+    """Return the 8 bytes that represent the writer's epoch in headers."""
     return hashlib.sha256(epoch.encode()).digest()[:8]
 
 
@@ -70,7 +70,8 @@ def chunk_spec(
     tokens: int | None = None,
     shard: int = 0,
 ) -> ChunkSpec:
-    """The spec of one shard of a full chunk of this layout."""
+    """Return the spec of one shard of a chunk. `fingerprint` is a digest; `tokens` None means a
+    full chunk."""
     return ChunkSpec(
         version=layout.version,
         fingerprint=fingerprint,
@@ -90,9 +91,10 @@ def _checksum(value: Sequence[memoryview]) -> bytes:
 
 
 def seal(value: Sequence[memoryview], spec: ChunkSpec, writer: bytes) -> None:
-    """Write the header in front of a payload that is there already.
+    """Write the header of a value whose payload is already in place.
 
-    `writer` is `epoch_digest()` of the writing node. `value` holds exactly header and payload.
+    `writer` is the `epoch_digest()` of the writing node. Raise ValueError if `value` is not exactly
+    as large as header and payload.
     """
     size = sum(map(len, value))
     if size != HEADER_BYTES + spec.payload_bytes:
@@ -116,7 +118,7 @@ def seal(value: Sequence[memoryview], spec: ChunkSpec, writer: bytes) -> None:
 
 
 def verify(value: Sequence[memoryview], expected: ChunkSpec) -> str:
-    """Return "" if `value` is exactly what was asked for, else what is wrong with it."""
+    """Return "" if `value` matches `expected` and its checksum, else the reason why not."""
     found, wanted = sum(map(len, value)), HEADER_BYTES + expected.payload_bytes
     if found != wanted:
         return f"corrupt: {found} bytes, expected {wanted}"
@@ -124,7 +126,7 @@ def verify(value: Sequence[memoryview], expected: ChunkSpec) -> str:
     magic, version, shard, tokens, _, size, fingerprint, chunk, _ = _FIELDS.unpack_from(header)
     if magic != MAGIC:
         return f"corrupt: magic {magic!r}, expected {MAGIC!r}"
-    for name, said, asked in (
+    for name, got, asked in (
         ("layout version", version, expected.version),
         ("fingerprint", fingerprint.hex(), expected.fingerprint.hex()),
         ("chunk hash", chunk.hex(), expected.hash.hex()),
@@ -132,8 +134,8 @@ def verify(value: Sequence[memoryview], expected: ChunkSpec) -> str:
         ("tokens", tokens, expected.tokens),
         ("payload bytes", size, expected.payload_bytes),
     ):
-        if said != asked:
-            return f"corrupt: {name} {said}, expected {asked}"
+        if got != asked:
+            return f"corrupt: {name} {got}, expected {asked}"
     if header[_SUM] != _checksum(value):
         return "corrupt: checksum does not match"
     return ""

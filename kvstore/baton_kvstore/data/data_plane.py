@@ -1,4 +1,4 @@
-"""The data plane: chunks in and out of the data instances, beside the memory they live in.
+"""The data plane: puts and gets of chunks, in the process that owns the cache's memory.
 
     plane = DataPlane(urls, layout, fingerprint, epoch)
     plane.start()
@@ -6,16 +6,16 @@
     plane.submit_get(hash, marker, depth, sink, done, priority, direct)
     plane.close()
 
-Nothing here blocks the caller: submit_* queues, transfer threads (blocking sockets, their own
-connection each) do the rest and call back. Callbacks run in a transfer thread, must be short, and
-each operation settles exactly once: `done` always comes, after `copied` for a put, and by
-`Tuning.settled_s` of its size (and what callbacks take). A chunk goes, with all its head shards, to
-the instance that rendezvous hashing gives among those that take puts; it is read where its marker
-says.
+submit_put and submit_get do not block: they queue an operation. Transfer threads, each with its own
+blocking socket, run the operations and call back. Callbacks run in a transfer thread and must be
+short. Each operation settles exactly once: `done` is always called, for a put after `copied`, and
+within `Tuning.settled_s` of the chunk's size plus the time of callbacks. A put writes all head
+shards of a chunk to the instance that rendezvous hashing selects among those that accept puts. A
+get reads from the instance that the marker names.
 
-Each byte that is copied costs throughput. So a payload that a socket can reach is not copied:
-`direct` is where it lies, in pieces and in order. One that is elsewhere (on a device, or in head
-shards) goes through staging buffers, by `fill` and `sink`.
+Copying costs throughput. So a payload that a socket can reach is not copied: `direct` lists its
+memory pieces, in order. A payload elsewhere (on a device, or split in head shards) goes through
+staging buffers, with `fill` and `sink`.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ CLOSED = "closed"
 
 
 class Instance:
-    """One data server, its queue and its transfer threads.
+    """One data server with its queue and its transfer threads.
 
-    In: operations, from any thread, never blocking it. Out: each settles exactly once: served,
-    refused by an open circuit, too long in the queue, or closed. A thread owns its connection; it
-    is reopened after any error, and an operation that broke an *old* connection is repeated once on
-    a new one (the server may have been restarted meanwhile; SET and GET may be repeated).
+    Any thread may submit an operation, without blocking. Each operation settles exactly once: it
+    was served, refused by an open circuit breaker, waited too long in the queue, or the instance
+    was closed. Each transfer thread owns one connection and reopens it after an error. If an
+    operation fails on an *old* connection, the thread repeats it once on a new one: the server may
+    have restarted meanwhile, and SET and GET are idempotent.
 
-    With two threads one hashes, and copies, while the other one's bytes are on their way.
-
-    Server number `number` of the data role.
+    With two threads, one hashes and copies while the other transfers. `number` is the server's
+    index in the data URLs.
     """
 
     def __init__(self, number: int, endpoint: Endpoint, threads: int, shared: Shared) -> None:
@@ -87,7 +87,7 @@ class Instance:
 
     @property
     def run_id(self) -> str:
-        """The last one seen, "" before the first connection."""
+        """The run id seen last, "" before the first connection."""
         return self._check.run_id
 
     @property
@@ -102,17 +102,17 @@ class Instance:
 
     @property
     def queued(self) -> int:
-        """Operations accepted and not yet begun."""
+        """Number of operations in the queue."""
         return self._lanes.queued
 
     @property
     def puts_wait(self) -> bool:
-        """Whether puts are queued that somebody waits for."""
+        """Whether puts other than write-behind are queued."""
         return self._lanes.puts_wait
 
     @property
     def now(self) -> DataInstance:
-        """What is known of the server."""
+        """The server's figures as last measured."""
         usage = self._check.usage
         return DataInstance(
             used_bytes=usage.used_bytes,
@@ -134,7 +134,7 @@ class Instance:
             self._settle(operation, CLOSED)
 
     def stop(self) -> None:
-        """Refuse what is queued, cut what is running. join() waits for it."""
+        """Refuse queued operations and abort running ones. Does not wait; join() does."""
         self._check.close()
         self._lanes.close()
         for link in self._links:
@@ -150,7 +150,7 @@ class Instance:
                 if thread.is_alive():
                     logger.error("transfer thread %s did not end in %.1f s", thread.name, limit)
         while (operation := self._lanes.take(0, 0.0)) is not None:
-            self._settle(operation, CLOSED)  # never started
+            self._settle(operation, CLOSED)  # the threads were never started
 
     # --- in a transfer thread --------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Instance:
         link.close()
 
     def _serve(self, link: RespConnection, operation: Operation) -> None:
-        """Run one operation to its end. The outer edge for what callbacks may raise."""
+        """Run one operation and settle it. Catches whatever the callbacks raise."""
         reason, started = self._refusal(operation), time.monotonic()
         buffer = None if reason else self._shared.staging.borrow()
         if buffer is None:
@@ -182,7 +182,7 @@ class Instance:
             reason = self._transfer(link, operation, buffer)
         except Exception as error:
             logger.exception("transfer of chunk failed")
-            link.close()  # who knows what it was doing
+            link.close()  # its state is unknown
             reason = f"internal error: {error!r}"
         finally:
             self._shared.staging.give_back(buffer)
@@ -194,14 +194,15 @@ class Instance:
         if self.trouble:
             return f"data instance {self.number} is down: {self.trouble}"
         if operation.is_put and self.put_trouble:
-            return f"data instance {self.number} takes no chunks: {self.put_trouble}"
+            return f"data instance {self.number} accepts no chunks: {self.put_trouble}"
         waited = self._lanes.waited_s(operation)
         if waited > self._shared.tuning.queue_limit_s:
-            return f"waited {waited:.0f} s for data instance {self.number}: it is too slow"
+            return f"data instance {self.number} is too slow: waited {waited:.0f} s in its queue"
         return ""
 
     def _transfer(self, link: RespConnection, operation: Operation, buffer: memoryview) -> str:
-        """Each shard in turn. The deadline is that of the whole, and counts transfers only."""
+        """Move each shard in turn; return "" or why it failed. All shards share one deadline, which
+        counts the time of transfers only, not of callbacks."""
         size, shards = self._shared.value_bytes, self._shared.shards
         left = self._shared.tuning.deadline_s(size * shards)
         for shard in range(shards):
@@ -257,7 +258,7 @@ class Instance:
             moved = 0 if reason else self._shared.value_bytes
         finally:
             meter.end(moved)
-        if reason == MISSING:  # a small answer
+        if reason == MISSING:  # a reply without a value takes one round trip
             self._check.round_trip_s.add(time.monotonic() - began)
         return reason
 
@@ -269,22 +270,25 @@ class Instance:
 
 
 def rendezvous(chunk: BlockHash, labels: Sequence[str]) -> int:
-    """Index of the instance a chunk is written to: the highest of one digest per instance.
+    """Return the index of the instance with the highest digest of chunk and label.
 
-    Another instance takes 1/(N+1) of the chunks from all others alike and moves no other.
+    A new instance takes over 1/(N+1) of the chunks, evenly from the N others, and no other chunk
+    moves.
     """
     weights = [xxhash.xxh3_64_intdigest(chunk + label.encode()) for label in labels]
     return max(range(len(weights)), key=weights.__getitem__)
 
 
 class DataPlane:
-    """All data instances of one node. Make, start() and close() it in one thread; submit from any.
+    """All data instances of one node. Create, start() and close() it in one thread; submit from
+    any.
 
-    Raise StoreMisconfigured for a bad URL or a layout this version cannot move. A server that is
-    down is no error here: its operations settle with a reason, and it is probed until it is back.
+    The constructor raises StoreMisconfigured for an invalid URL or layout. A server that is down is
+    not an error: its operations settle with a reason, and it is probed until it is back.
 
-    `write_behind_bandwidth` is in bytes per second: None is a share of what puts reach, 0 is off.
-    `settings` says whether the servers' are seen to at their (re)connection; None: not at all.
+    `write_behind_bandwidth` is in bytes per second; None means a share of the measured put rate, 0
+    turns write-behind off. `settings` is the mode in which a server's settings are applied or
+    checked when a connection meets a new start of it; None leaves them alone.
     """
 
     def __init__(
@@ -326,15 +330,15 @@ class DataPlane:
         ]
         self._labels = [instance.label for instance in self._instances]
         self._behind = WriteBehindBudget(write_behind_bandwidth)
-        self.draining = False  # while set, writing behind has no limit
+        self.draining = False  # while True, write-behind has no limit
 
     def start(self) -> None:
-        """Start the transfer threads; they connect at once."""
+        """Start the transfer threads, which connect at once."""
         for instance in self._instances:
             instance.start()
 
     def close(self) -> None:
-        """Settle everything outstanding with reason "closed" and join the threads."""
+        """Settle all pending operations with reason "closed" and join the threads."""
         for instance in self._instances:
             instance.stop()
         self._staging.close()
@@ -352,12 +356,16 @@ class DataPlane:
         priority: Priority = Priority.PREFIX,
         direct: Sequence[memoryview] | None = None,
     ) -> None:
-        """Store a chunk. `fill(view, shard)` writes the `layout.shard_bytes` bytes of one head
-        shard; `copied` says that the source is free; `done` brings the marker to write on the
-        index: all shards were acknowledged. `depth` is the chunk's index in its chain.
+        """Store a chunk of `tokens` tokens. `depth` is the chunk's index in its chain.
 
-        With `direct` the payload is read there instead, and again if it has to be sent again: it
-        must not change before `copied`, which comes when the put has settled."""
+        `fill(view, shard)` must write the `layout.shard_bytes` bytes of one head shard. `copied` is
+        called when the source is free. `done` gets the marker to write on the index; all shards are
+        then acknowledged.
+
+        With `direct` the payload is read from these pieces instead, again if it is sent again. They
+        must not change before `copied`, which is then called when the put has settled. Raise
+        ValueError if the sizes of `direct` do not fit the layout.
+        """
         self._check(direct)
         operation = Put(self._format, chunk, tokens, depth, fill, copied, done, priority, direct)
         self._instances[self.instance_for(chunk)].submit(operation)
@@ -372,14 +380,17 @@ class DataPlane:
         priority: Priority = Priority.PREFIX,
         direct: Pieces | None = None,
     ) -> None:
-        """Fetch a chunk. `sink(view, shard)` is called with each head shard's verified payload, and
-        only then; the view is dead when it returns. No shard comes after one that was lost, so what
-        was written is of use only where the result is ok. A marker that cannot be true settles at
-        once, in this thread.
+        """Fetch a chunk. `depth` is the chunk's index in its chain.
 
-        With `direct` the payload is received there instead, unverified: the pieces may hold
-        anything until `done`, and after it unless it is ok. None is a block, of as many as there
-        are pieces, that is not written."""
+        `sink(view, shard)` gets the verified payload of each head shard; the view is invalid when
+        it returns. After a lost shard no further shard follows, so use the data only if the result
+        is ok. An impossible marker settles the operation at once, in the calling thread.
+
+        With `direct` the payload is received into these pieces instead, before it is verified: they
+        hold undefined bytes until `done`, and after it unless the result is ok. A piece of None
+        skips that block of the payload; all pieces have the same size. Raise ValueError if the
+        sizes of `direct` do not fit the layout.
+        """
         self._check(direct)
         operation = Get(self._format, chunk, marker, depth, sink, done, priority, direct)
         layout = self._format.layout
@@ -394,7 +405,7 @@ class DataPlane:
         self._instances[marker.instance].submit(operation)
 
     def _check(self, direct: Pieces | None) -> None:
-        """A wrong size would be taken for a corrupt value."""
+        """Raise ValueError for wrong sizes, which would otherwise look like a corrupt value."""
         if direct is None:
             return
         layout = self._format.layout
@@ -402,12 +413,13 @@ class DataPlane:
         sizes = [share if piece is None else len(piece) for piece in direct]
         if layout.kv_shards != 1 or sum(sizes) != layout.chunk_bytes or len(set(sizes)) != 1:
             raise ValueError(
-                f"direct has pieces of {sizes} bytes; give equal ones of {layout.chunk_bytes} in "
-                f"all, and none where kv_shards is not 1 (it is {layout.kv_shards})"
+                f"direct has pieces of {sizes} bytes for {layout.kv_shards} shards; give pieces of "
+                f"equal size, {layout.chunk_bytes} bytes in total, and only if kv_shards is 1"
             )
 
     def instance_for(self, chunk: BlockHash) -> int:
-        """Where a chunk is written now (see `rendezvous`): readers ask its marker."""
+        """Return the instance that a chunk is put on now (see `rendezvous`). Readers use the
+        instance in the chunk's marker."""
         everyone = range(len(self._instances))
         usable = [number for number in everyone if not self._instances[number].put_trouble]
         numbers = usable or everyone
@@ -415,26 +427,28 @@ class DataPlane:
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """Per instance the run id last seen, "" before the first connection."""
+        """The run id of each instance as last seen, "" before the first connection."""
         return tuple(instance.run_id for instance in self._instances)
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Per instance why it is refused now, "" if it is not."""
+        """For each instance why operations are refused now, "" if they are not."""
         return tuple(instance.trouble for instance in self._instances)
 
     @property
     def put_troubles(self) -> tuple[str, ...]:
-        """Per instance why it takes no puts now, "" if it does."""
+        """For each instance why puts are refused now, "" if they are not."""
         return tuple(instance.put_trouble for instance in self._instances)
 
     def instances(self) -> tuple[DataInstance, ...]:
-        """The servers as they are now, in the order of their URLs. Cheap: nobody is asked."""
+        """The servers' figures as last measured, in the order of their URLs. Does no I/O."""
         return tuple(instance.now for instance in self._instances)
 
     def take_behind(self, size: int) -> bool:
-        """Whether `size` bytes may be written behind now; True counts them as written. Only the
-        thread that submits them asks."""
+        """Return whether write-behind may put `size` bytes now; True counts them as written.
+
+        Only the thread that submits write-behind puts may call this.
+        """
         if self.draining:
             return True
         now = self.instances()
@@ -449,12 +463,12 @@ class DataPlane:
 
     @property
     def queued(self) -> int:
-        """Operations accepted and not yet begun."""
+        """Number of operations in all queues."""
         return sum(instance.queued for instance in self._instances)
 
     @property
     def put_bytes_per_s(self) -> float:
-        """Moving average while puts ran, all threads together; 0.0 until measured."""
+        """Moving average of the rate of all threads together while puts run; 0.0 until measured."""
         return self._puts.bytes_per_s
 
     @property
@@ -462,7 +476,8 @@ class DataPlane:
         return self._gets.bytes_per_s
 
     def wait_connected(self, timeout_s: float) -> bool:
-        """Block until every instance was reached once; False on timeout. For start-up only."""
+        """Block until every instance was reached once; return False on timeout. For start-up
+        only."""
         until = time.monotonic() + timeout_s
         while not all(self.run_ids):
             if time.monotonic() >= until:

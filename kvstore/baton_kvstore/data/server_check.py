@@ -1,19 +1,17 @@
-"""Whether one data server can be used: found out by checks, and told by warnings.
+"""Health checks of one data server.
 
-Checks: a server that is gone, frozen or restarted is noticed without traffic, and its settings are
-seen to once per start of it. While a circuit is open a thread probes instead of transfers: the
-server's circuit says whether it answers; its room's, opened by any put that failed, whether it
-takes chunks: one that is full, too small or too slow for chunks answers small commands well.
+The checks notice without traffic that a server is down, frozen or restarted, and its settings are
+applied or checked once per start of it. Each server has two circuit breakers. The server's circuit
+opens if the server does not answer; then all operations are refused. The room's circuit opens if a
+put fails; then only puts are refused. A server that is full, or too small or slow for chunks, may
+still answer small commands well. While a circuit is open, transfer threads probe instead.
 
-Room is probed for with several chunks that lie there at the same time. One would do for a server
-without any; but one exactly at its limit has room for one again as soon as the buffers of the put
-that it refused are gone, and the next put would find it full: it would come and go for ever. Even
-this proves less than puts do, so the room's circuit closes on trial until a put has worked.
+The probe for room stores several chunks at the same time. A single chunk is not enough for a server
+exactly at its limit: it has room for one again as soon as the buffers of the refused put are gone,
+and the next put would find it full, over and over. Even several chunks prove less than real puts,
+so the room's circuit closes on trial until a put has succeeded.
 
-Warnings: one line when trouble begins, one when it is over.
-
-In: what transfer threads meet, their connections. Out: reasons why operations are refused, the next
-check for the thread that asks, the server's figures.
+One warning is logged when trouble begins, one when it is over.
 """
 
 from __future__ import annotations
@@ -33,16 +31,15 @@ from baton_kvstore.keys import room_key
 
 
 class CircuitBreaker:
-    """Whether an instance is worth asking.
+    """A circuit breaker with exponential backoff.
 
-    A failure opens the circuit: operations fail at once, with the reason, instead of each waiting
-    for its deadline. One thread at a time probes, after a pause that doubles up to a limit; when it
-    succeeds the circuit closes. No operation is spent on finding out.
+    A failure opens the circuit: operations fail at once with its reason, instead of each waiting
+    for its deadline. One thread at a time probes, after a pause that starts at `first_s` and
+    doubles up to `limit_s` seconds. If the probe succeeds, the circuit closes. No operation has to
+    fail to find out.
 
-    A probe that proves less than an operation closes the circuit on trial: should operations fail
-    all the same, the next pause is longer than the last, until one of them has worked.
-
-    Thread-safe. `first_s` and `limit_s` bound the pause between attempts.
+    A probe that proves less than an operation closes the circuit on trial: if operations still
+    fail, the pause continues to grow, until one of them has succeeded. Thread-safe.
     """
 
     def __init__(
@@ -66,12 +63,12 @@ class CircuitBreaker:
 
     @property
     def on_trial(self) -> bool:
-        """Closed by a probe, and no operation has worked since."""
+        """Whether a probe has closed it on trial and no operation has succeeded since."""
         return self._trial
 
     def fail(self, reason: str, began: float) -> bool:
-        """Open, or open for longer, after an attempt that began then (by the clock). False, and no
-        effect, if another thread succeeded since: what failed was before that."""
+        """Open the circuit, or extend its pause, after a failed attempt that started at `began` (by
+        the clock). Return False, without effect, if another thread has succeeded since then."""
         with self._lock:
             if began < self._succeeded_at:
                 return False
@@ -83,6 +80,7 @@ class CircuitBreaker:
             return True
 
     def succeed(self, trial: bool = False) -> None:
+        """Close the circuit; with `trial` keep the backoff until prove()."""
         with self._lock:
             self._reason = ""
             self._failures = self._failures if trial else 0
@@ -90,7 +88,7 @@ class CircuitBreaker:
             self._succeeded_at = self._clock()
 
     def prove(self) -> bool:
-        """An operation worked. True if that ended a trial."""
+        """An operation succeeded. Return True if that ended a trial."""
         with self._lock:
             if not self._trial:
                 return False
@@ -98,14 +96,15 @@ class CircuitBreaker:
             return True
 
     def wait_s(self) -> float | None:
-        """Seconds until a probe is due (0.0: now); None if none is wanted from this thread."""
+        """Seconds until a probe is due (0.0: now); None if the circuit is closed or another thread
+        probes."""
         with self._lock:
             if not self._reason or self._probing:
                 return None
             return max(0.0, self._retry_at - self._clock())
 
     def claim_probe(self) -> bool:
-        """True for the one thread that should try to reconnect now, then fail() or succeed()."""
+        """Return True to the one thread that should probe now and then call fail() or succeed()."""
         with self._lock:
             due = bool(self._reason) and not self._probing and self._clock() >= self._retry_at
             if due:
@@ -114,9 +113,10 @@ class CircuitBreaker:
 
 
 logger = logging.getLogger(__name__)
-PROBE_TTL_MS = 5000  # probes are deleted; this is for a thread that dies in one
-BUSY_CHECK_S = 1.0  # between two checks of a server that has work
-# Probing for room moves chunks, so a server without any is asked less often than a lost one.
+PROBE_TTL_MS = 5000  # probes are deleted; the TTL is for a thread that dies during one
+BUSY_CHECK_S = 1.0  # interval between checks of a server that has work
+# Probing for room transfers chunks, so it backs off longer than probing an unreachable server: its
+# longest pause is this many times as long.
 ROOM_LIMIT = 4.0
 
 Check = Callable[[RespConnection], None]
@@ -124,8 +124,12 @@ State = Literal["well", "trial", "full", "away"]
 
 
 class ServerCheck:
-    """Of data instance `number`, whose links each have a thread; `links[0]`'s does what one is
-    enough for. `changed` is called after each change, from the thread that made it. Thread-safe."""
+    """Checks of data instance `number`.
+
+    Each of `links` belongs to one transfer thread. The thread of `links[0]` also does the regular
+    checks and the settings. `changed` is called after each change of state, in the thread that
+    caused it. Thread-safe.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class ServerCheck:
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock = clock  # of the checks; deadlines are the sockets', and by the real one
+        self._clock = clock  # schedules checks; deadlines of sockets use time.monotonic()
         self._number = number
         self._links = links
         self._shared = shared
@@ -144,11 +148,11 @@ class ServerCheck:
         self._server = CircuitBreaker(first_s, limit_s)
         self._room = CircuitBreaker(first_s, limit_s * ROOM_LIMIT)
         self._checked_at = float("-inf")
-        self._tended = ""
+        self._configured_run_id = ""  # the start of the server whose settings were handled
         self._lock = threading.Lock()
-        self._told: State = "well"
+        self._reported: State = "well"  # as of the last warning
         self._closed = False
-        self.run_id = ""  # the last one seen, "" before the first connection
+        self.run_id = ""  # the run id seen last, "" before the first connection
         self.usage = Usage(0, 0, 0)
         self.round_trip_s = Average()
 
@@ -163,38 +167,40 @@ class ServerCheck:
         return self._server.reason or self._room.reason
 
     def close(self) -> None:
-        """What fails from now on was cut off by us."""
+        """Ignore failures from now on: closing the connections causes them."""
         self._closed = True
 
-    # --- what transfers and checks met -----------------------------------------------------------
+    # --- results of transfers and checks ---------------------------------------------------------
 
     def lost(self, reason: str, began: float) -> None:
-        """An attempt that began then met no server."""
+        """An attempt that started at `began` did not reach the server."""
         if not self._closed and self._server.fail(reason, began):
             self._warn()
 
     def reached(self) -> None:
+        """A connection to the server was opened."""
         self._server.succeed()
         self._warn()
 
     def refused(self, reason: str, began: float) -> None:
-        """A put that began then failed."""
+        """A put that started at `began` failed."""
         if not self._closed and self._room.fail(reason, began):
             self._warn()
 
     def has_room(self) -> None:
-        """A probe was taken."""
+        """A probe for room succeeded."""
         self._room.succeed(trial=True)
         self._warn()
 
     def took_put(self) -> None:
+        """A put succeeded."""
         if self._room.prove():
             self._warn()
 
     # --- checks ----------------------------------------------------------------------------------
 
     def next(self, link: RespConnection, idle: bool) -> Check | None:
-        """What the thread of this link has to do before any operation."""
+        """Return the check that the thread of this link must run before its next operation."""
         if self._server.reason:
             return self.reopen if self._server.claim_probe() else None
         if self._room.claim_probe():
@@ -204,7 +210,7 @@ class ServerCheck:
         return None
 
     def pause_s(self, link: RespConnection, idle: bool) -> float | None:
-        """Seconds until next() has to be asked again; None: not before something changes."""
+        """Seconds until next() must be called again; None: not before `changed` is called."""
         if self._server.reason:
             return self._server.wait_s()
         room = self._room.wait_s()
@@ -214,15 +220,16 @@ class ServerCheck:
         return check if room is None else min(check, room)
 
     def open(self, link: RespConnection, deadline: float) -> None:
-        """Connect, and see to a server that was not met before. Raise StoreUnavailable."""
+        """Connect, and handle the settings of a newly started server. Raise StoreUnavailable."""
         self.run_id = link.open(deadline).run_id
         mode = self._shared.settings
-        if mode is not None and link is self._links[0] and self.run_id != self._tended:
+        if mode is not None and link is self._links[0] and self.run_id != self._configured_run_id:
             tend(link, deadline, "data", mode, self._shared.value_bytes)
-            self._tended = self.run_id
+            self._configured_run_id = self.run_id
         self.reached()
 
     def reopen(self, link: RespConnection) -> None:
+        """Connect; report a failure instead of raising."""
         began = time.monotonic()
         try:
             self.open(link, began + self._shared.tuning.connect_timeout_s)
@@ -234,13 +241,13 @@ class ServerCheck:
         return self._checked_at + (idle_s if idle else max(BUSY_CHECK_S, idle_s))
 
     def _check(self, link: RespConnection) -> None:
-        """Is the server there, still the same, how far and how full? A broken connection is opened
-        anew at once."""
+        """Ping the server, and measure its round trip and memory. Reopen a broken connection at
+        once, which also notices a restart."""
         began = time.monotonic()
         deadline = began + self._shared.tuning.connect_timeout_s
         try:
             if link.is_open:
-                # Who refuses (no permission, busy with a script) is there.
+                # A server that refuses (no permission, busy with a script) is reachable.
                 with contextlib.suppress(ServerRefused):
                     link.command(deadline, b"PING")
                 self.round_trip_s.add(time.monotonic() - began)
@@ -255,7 +262,8 @@ class ServerCheck:
         self._checked_at = self._clock()
 
     def _probe_room(self, link: RespConnection) -> None:
-        """Put more than one chunk. One byte goes ahead: a full server refuses that too."""
+        """Check for room by putting several chunks. First put one byte, which a full server refuses
+        too: that saves sending a chunk."""
         began, size = time.monotonic(), self._shared.value_bytes
         buffer = self._shared.staging.borrow()
         if buffer is None:
@@ -272,7 +280,7 @@ class ServerCheck:
                     link.put(deadline, key, [buffer], PROBE_TTL_MS)
             finally:
                 if link.is_open:
-                    with contextlib.suppress(ServerRefused):  # or else they expire
+                    with contextlib.suppress(ServerRefused):  # if refused, the keys expire
                         link.command(deadline, b"DEL", *keys)
         except ServerRefused as error:
             self.refused(refusal(error), began)
@@ -289,8 +297,8 @@ class ServerCheck:
     def _warn(self) -> None:
         self._changed()
         with self._lock:
-            before, state = self._told, self._state()
-            self._told = state
+            before, state = self._reported, self._state()
+            self._reported = state
         fresh = before == "well" or (before == "trial" and state == "away")
         if state in ("full", "away") and fresh:
             logger.warning("data instance %d cannot be used: %s", self._number, self.put_trouble)

@@ -1,21 +1,24 @@
-"""One put or get of a chunk on its way through a transfer thread, one head shard after the other.
+"""One put or get of a chunk in a transfer thread, and what transfers share.
 
-    stage     a put copies a shard into the staging buffer and seals it; after the last one the
-              source is free
+A transfer thread runs these phases for one head shard after the other:
+
+    stage     a put copies the shard into the staging buffer and writes its header; after the last
+              shard the source is free
     exchange  the round trip; may be repeated on a new connection
-    deliver   a get hands a verified shard to the sink
-    settle    the result goes to the caller, exactly once, whatever happened before: all shards were
-              moved, or one was not and the rest were not tried
+    deliver   a get passes the verified shard to the sink
 
-A direct operation copies nothing: the payload is sent from, or received into, the caller's own
-memory, and of the staging buffer only the header's part is used, and that of pieces not given. A
-put's source is free when it has settled; what a get has written is of use when it was verified.
+    settle    once per operation, whatever happened before: gives the caller the `PutResult` or
+              `GetResult`. All shards were moved, or one failed and the rest were not tried.
 
-In: a request from the data plane and a connection. Out: `PutResult` or `GetResult`. The callbacks
-are the caller's and run in the transfer thread.
+The callbacks are the caller's and run in the transfer thread.
 
-RateMeter and Average measure what transfers reach; StagingPool bounds the bytes in flight; Tuning
-holds sizes and times of the data plane; PriorityQueues holds what waits for a server.
+A direct operation copies nothing: the payload is sent from, or received into, the caller's memory.
+The staging buffer then holds only the header, and the blocks for which the caller gave no memory.
+The source of a direct put is free when the put has settled. Bytes that a direct get wrote are valid
+only if the result is ok.
+
+RateMeter and Average measure transfers; StagingPool bounds the bytes in flight; Tuning holds the
+sizes and times of the data plane; PriorityQueues holds the operations that wait for a server.
 """
 
 from __future__ import annotations
@@ -46,12 +49,13 @@ from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority
 
-WINDOW_S = 0.1  # a busy stretch is folded in at least this often
-WEIGHT = 0.25  # of the newest stretch
+WINDOW_S = 0.1  # a busy period adds a sample to the average at least this often
+WEIGHT = 0.25  # weight of the newest sample in the moving average
 
 
 class Average:
-    """0.0 until something was added. Of two that are added at once one may be lost."""
+    """An exponential moving average; 0.0 until the first sample. Of two samples that threads add at
+    once, one may be lost."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -62,11 +66,11 @@ class Average:
 
 
 class RateMeter:
-    """Bytes per second while at least one transfer runs. Idle time does not count and parallel
-    transfers count together: that is what the link gives a node that has work.
+    """Measures bytes per second while at least one transfer runs.
 
-    begin() and end(bytes) around each transfer, from any thread. What it counts, `total` counts
-    too.
+    Idle time does not count and the bytes of parallel transfers add up, so the rate is what the
+    link gives a busy node. Call begin() and end() around each transfer, from any thread. `total`
+    counts the same transfers, too.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class RateMeter:
             self._active += 1
 
     def end(self, count: int) -> None:
-        """`count` is 0 for a transfer that failed."""
+        """A transfer of `count` bytes has ended; 0 if it failed."""
         if self._total is not None:
             self._total.end(count)
         with self._lock:
@@ -107,13 +111,12 @@ class RateMeter:
 
 
 class StagingPool:
-    """Staging buffers: the bound on bytes in flight.
+    """A pool of staging buffers, which bounds the bytes in flight.
 
-    A transfer thread borrows one for an operation and gives it back; there are never more than
-    `limit`, so a slow store makes a node wait and not grow. The last one given back is lent first:
-    its pages are warm (in a VM the first touch of a page costs microseconds).
-
-    Up to `limit` buffers of `size` bytes, made when first needed.
+    It has up to `limit` buffers of `size` bytes, allocated on demand. A transfer thread borrows one
+    for an operation and gives it back, so a slow store makes transfers wait instead of memory grow.
+    The buffer returned last is lent first: its pages are warm (in a VM the first access to a page
+    costs microseconds).
     """
 
     def __init__(self, size: int, limit: int) -> None:
@@ -146,42 +149,44 @@ class StagingPool:
             self._changed.notify_all()
 
 
-PROBE_CHUNKS = 4  # that a server without room is asked to take
+PROBE_CHUNKS = 4  # chunks that a probe for room puts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Sizes, times and rates of the data plane. Bytes, seconds, bytes per second."""
+    """Sizes, times and rates of the data plane."""
 
     threads_per_instance: int = 2
-    max_inflight_bytes: int = 64 << 20
-    ttl_base_s: float = DEFAULT_TTL_S
+    max_inflight_bytes: int = 64 << 20  # total size of staging buffers
+    ttl_base_s: float = DEFAULT_TTL_S  # lifetime of a chunk at the head of its chain
     connect_timeout_s: float = 1.0
-    deadline_base_s: float = 2.0
-    floor_bytes_per_s: float = 8 << 20
-    queue_limit_s: float = 30.0
-    backoff_first_s: float = 0.1
+    deadline_base_s: float = 2.0  # see deadline_s()
+    floor_bytes_per_s: float = 8 << 20  # the slowest acceptable rate, see deadline_s()
+    queue_limit_s: float = 30.0  # an operation that waited longer is refused
+    backoff_first_s: float = 0.1  # first and longest pause between probes of a server
     backoff_limit_s: float = 0.5
-    idle_check_s: float = 0.5
+    idle_check_s: float = 0.5  # interval between checks of an idle server
 
     def deadline_s(self, size: int) -> float:
-        """base + bytes / floor rate: what a transfer of `size` bytes may take. 1 MiB: 2.125 s."""
+        """Seconds that a transfer of `size` bytes may take: base + size / floor rate (2.125 s for 1
+        MiB)."""
         return self.deadline_base_s + size / self.floor_bytes_per_s
 
     def settled_s(self, size: int) -> float:
-        """By when an operation of `size` bytes has settled: the longest wait in the queue, the
-        longest that its thread may be at when that is over (a probe), and its own transfer."""
+        """Seconds within which an operation of `size` bytes settles: the longest wait in the queue,
+        the probe that its thread may then be running, and its own transfer."""
         return self.queue_limit_s + self.deadline_s(PROBE_CHUNKS * size) + self.deadline_s(size)
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the instances of one data plane share. `settings`: None leaves the servers' alone."""
+    """What the instances of one data plane share. `settings` None leaves the servers' settings
+    alone."""
 
     staging: StagingPool
     fingerprint: Fingerprint
-    value_bytes: int
-    shards: int  # values of one chunk
+    value_bytes: int  # header and payload of one head shard
+    shards: int  # values per chunk
     puts: RateMeter
     gets: RateMeter
     tuning: Tuning
@@ -191,14 +196,14 @@ class Shared:
 STORE_FULL = "store full"
 STAMP_BYTES = 4
 MISSING = "missing"
-# A chunk's payload where it lies, in order; None is a block of it that is not to be touched.
+# The memory of a chunk's payload, in order. None marks a block that a get must not write.
 Pieces = Sequence[memoryview | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PutResult:
-    """A put settled: stored (then `marker` is what to write on the index), or `reason` says why
-    not. `bytes` is the payload's size if stored, `seconds` the time of the transfer."""
+    """The result of a put. If the chunk is stored, `marker` is to be written on the index; else
+    `reason` says why not. `bytes` is the payload's size if stored, `seconds` the transfer time."""
 
     hash: BlockHash
     marker: Marker | None
@@ -213,8 +218,9 @@ class PutResult:
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """A get settled. `gone` says that the marker is wrong and should be dropped (missing or
-    corrupt), False that the store could not be asked (down, slow)."""
+    """The result of a get. If it failed, `reason` says why. `gone` True means that the chunk is
+    missing or corrupt, so its marker should be dropped; False that the server was down or slow.
+    `bytes` is the payload's size if ok, `seconds` the transfer time."""
 
     hash: BlockHash
     ok: bool
@@ -226,7 +232,7 @@ class GetResult:
 
 @dataclass(frozen=True)
 class Format:
-    """What all values of one data plane share."""
+    """What all values of one data plane have in common."""
 
     layout: KVLayout
     fingerprint: Fingerprint
@@ -247,12 +253,13 @@ class Format:
 
 
 def refusal(error: ServerRefused) -> str:
-    """Why a server did not do it, in the store's words."""
+    """Return the reason of a put or get that the server refused."""
     return STORE_FULL if error.code == "OOM" else f"refused: {error}"
 
 
 def in_pieces(direct: Pieces | None, buffer: memoryview) -> list[memoryview]:
-    """A value: its header in the buffer, and its payload there too but for what lies elsewhere."""
+    """Return the pieces of a value. The header is in `buffer`. The payload is in `direct`, and in
+    `buffer` for blocks that are None there or if `direct` is None."""
     if direct is None:
         return [buffer]
     value, at = [buffer[:HEADER_BYTES]], HEADER_BYTES
@@ -264,7 +271,8 @@ def in_pieces(direct: Pieces | None, buffer: memoryview) -> list[memoryview]:
 
 
 class Operation(Protocol):
-    """What a transfer thread drives: stage, exchange and deliver for each shard."""
+    """A put or get, run by a transfer thread: stage, exchange and deliver for each shard, then
+    settle."""
 
     is_put: ClassVar[bool]
     priority: Priority
@@ -275,7 +283,7 @@ class Operation(Protocol):
     def exchange(
         self, link: RespConnection, deadline: float, instance: int, buffer: memoryview, shard: int
     ) -> str:
-        """Return "" or why it failed for good; raise StoreUnavailable if the link is to blame."""
+        """Return "", or why it failed for good. Raise StoreUnavailable if the connection failed."""
         ...
 
     def deliver(self, buffer: memoryview, shard: int) -> None: ...
@@ -285,8 +293,8 @@ class Operation(Protocol):
 
 @dataclass(slots=True)
 class Put:
-    """Store one chunk. `copied` is called exactly once, before `done`, also where the put failed
-    or never ran: after it the source is not read any more."""
+    """Store one chunk. `copied` is called exactly once, before `done`, also if the put failed or
+    never ran: after it the source is no longer read."""
 
     format: Format
     hash: BlockHash
@@ -301,7 +309,7 @@ class Put:
     queued_at: float = 0.0
     _copied: bool = False
     _instance: int = 0
-    _runs: set[str] = field(default_factory=set)  # of the server, that shards were put to
+    _runs: set[str] = field(default_factory=set)  # run ids of the server while shards were put
 
     def stage(self, buffer: memoryview, shard: int) -> None:
         layout = self.format.layout
@@ -357,7 +365,7 @@ class Put:
 
 @dataclass(slots=True)
 class Get:
-    """Fetch one chunk to where its marker says it is."""
+    """Fetch one chunk from the server that its marker names."""
 
     format: Format
     hash: BlockHash
@@ -378,8 +386,9 @@ class Get:
         self, link: RespConnection, deadline: float, instance: int, buffer: memoryview, shard: int
     ) -> str:
         if self.marker.run_id != link.run_id:
-            # Is it our connection that is old? A dead one breaks here and is opened anew.
-            with contextlib.suppress(ServerRefused):  # who may not PING gets an answer too
+            # This connection may be older than the server's restart. A dead one raises here, and
+            # the get is repeated on a new one. A refusal of PING is an answer, too.
+            with contextlib.suppress(ServerRefused):
                 link.command(deadline, b"PING")
             return self.lost(f"{MISSING}: instance {instance} restarted since")
         lifetime = ttl_ms(self.depth, self.format.ttl_base_s)
@@ -398,7 +407,7 @@ class Get:
         return self.lost(wrong) if wrong else ""
 
     def lost(self, reason: str) -> str:
-        """Note that the marker is wrong."""
+        """Record that the marker is wrong, and return `reason`."""
         self._gone = True
         return reason
 
@@ -412,21 +421,22 @@ class Get:
 
 
 class PriorityQueues:
-    """What waits for one data server: a lane per priority, and who may take from it.
+    """The operations that wait for one data server: a FIFO lane per priority.
 
-    In: operations, from any thread. Out: the next one for a transfer thread: hand-off before prefix
-    before write-behind, each lane in its order. Write-behind starts only where another thread stays
-    free, so that what comes next never waits for it (with one thread: where nothing else waits).
-    What waited too long comes first, since it is only refused: no lane starves beyond that.
+    Hand-offs go before prefixes, and prefixes before write-behind. A write-behind operation starts
+    only if another transfer thread stays free, so that more urgent operations never wait for it.
+    With a single thread it starts if no other operation waits. An operation that has waited longer
+    than `limit_s` goes first, since it is only refused; so no lane starves longer than that.
 
-    For `threads` takers; thread-safe. `limit_s` is how long an operation may wait.
+    `threads` transfer threads take operations. Thread-safe.
     """
 
     def __init__(
         self, threads: int, limit_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._lanes: dict[Priority, deque[Operation]] = {each: deque() for each in Priority}
-        self._most_busy = max(0, threads - 2)  # when write-behind starts: this one, and a free one
+        # Most busy threads when write-behind starts: one thread takes it, and one stays free.
+        self._most_busy = max(0, threads - 2)
         self._limit_s = limit_s
         self._clock = clock
         self._changed = threading.Condition()
@@ -437,19 +447,19 @@ class PriorityQueues:
 
     @property
     def queued(self) -> int:
-        """Operations pushed and not yet taken."""
+        """Number of operations pushed and not yet taken."""
         return sum(len(lane) for lane in self._lanes.values())
 
     @property
     def puts_wait(self) -> bool:
-        """Whether puts are queued that somebody waits for."""
+        """Whether puts other than write-behind are queued."""
         return self._waiting_puts > 0
 
     def waited_s(self, operation: Operation) -> float:
         return self._clock() - operation.queued_at
 
     def push(self, operation: Operation) -> bool:
-        """False: closed."""
+        """Append an operation to its lane. Return False if the queues are closed."""
         operation.queued_at = self._clock()
         with self._changed:
             if self.closed:
@@ -460,8 +470,11 @@ class PriorityQueues:
             return True
 
     def take(self, seen: int, pause_s: float | None) -> Operation | None:
-        """The next operation, give_back() when it is done. None after `pause_s`, at the close, and
-        as soon as `changes` is not `seen`: then the caller looks at the world again."""
+        """Wait for the next operation and return it; call give_back() when it is done.
+
+        Return None after `pause_s` seconds (None: no limit), when the queues are closed and empty,
+        or as soon as `changes` differs from `seen`, so that the caller can check for new work.
+        """
         with self._changed:
             operation = self._next()
             if operation is None and self.changes == seen and not self.closed:
@@ -472,20 +485,20 @@ class PriorityQueues:
             return operation
 
     def give_back(self) -> None:
-        """A taker is done with what it took."""
+        """The operation that a thread took is done."""
         with self._changed:
             self._busy -= 1
             if self._lanes[Priority.BEHIND]:
                 self._changed.notify()
 
     def wake(self) -> None:
-        """Something changed that takers must know."""
+        """Increment `changes` and wake all waiting threads."""
         with self._changed:
             self.changes += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take no more. What is queued can still be taken."""
+        """Accept no more operations. Queued ones can still be taken."""
         self.closed = True
         self.wake()
 

@@ -1,7 +1,7 @@
-"""How much may be written behind: a token bucket, and the rules that close it.
+"""The limit of write-behind: a token bucket, and conditions that stop it.
 
-In: what the data plane measures. Out: yes or no for each chunk; what is refused is skipped for
-good, so nothing waits here. Pure but for its clock; one thread asks.
+The data plane asks once per chunk; a refused chunk is skipped for good, so nothing waits here. Not
+thread-safe. No I/O except the clock.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SHARE = 0.1  # of the measured put rate, where no rate is given
-UNMEASURED_BYTES_PER_S = float(8 << 20)  # taken for that rate until a put has measured it
-BURST_S = 1.0  # what an idle time saves up
+SHARE = 0.1  # share of the measured put rate that write-behind may use if no rate is configured
+UNMEASURED_BYTES_PER_S = float(8 << 20)  # the assumed put rate until a put has measured it
+BURST_S = 1.0  # the bucket's capacity, in seconds at its rate
 
 
 class TokenBucket:
-    """Bytes at a rate that may change. A chunk is let through while anything is left, and what it
-    takes too much is waited for afterwards: so any size passes, and the rate holds on average."""
+    """A token bucket in bytes whose rate may change.
+
+    A chunk passes if the level is above 0, and may take the level below 0. So a chunk of any size
+    passes, and the rate holds on average.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,7 +37,8 @@ class TokenBucket:
 
 
 class WriteBehindBudget:
-    """`bytes_per_s`: None is a share of what puts reach, 0 is off."""
+    """Decides which chunks write-behind may put. `bytes_per_s` is its rate: None means a share of
+    the measured put rate, 0 turns it off."""
 
     def __init__(
         self, bytes_per_s: float | None = None, clock: Callable[[], float] = time.monotonic
@@ -43,12 +47,16 @@ class WriteBehindBudget:
         self._bucket = TokenBucket(clock)
 
     def take(self, size: int, *, put_bytes_per_s: float, fullest: float, others: bool) -> bool:
-        """Whether `size` bytes may go now. `fullest` is the used share of the fullest server's
-        memory; `others` says that somebody waits for puts, or that a server takes none."""
+        """Return whether `size` bytes may be put now; True takes them from the bucket.
+
+        `put_bytes_per_s` is the measured put rate, 0.0 if not measured. `fullest` is the used share
+        of memory on the fullest server. `others` is True if other puts are queued or a server
+        accepts none; then nothing passes.
+        """
         if others or fullest > 0.5:
             return False
         rate = self._given
         if rate is None:
-            # Who let nothing through before the first put might wait for it for ever.
+            # Before the first put let some through: there may be no other puts that measure it.
             rate = SHARE * (put_bytes_per_s or UNMEASURED_BYTES_PER_S)
         return self._bucket.take(size, rate)

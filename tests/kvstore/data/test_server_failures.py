@@ -148,7 +148,7 @@ def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_when_it_has_ro
     assert not usable(transfers)
     assert transfers.plane.troubles == ("",)
     assert transfers.get(ONE, marker)[1] == payload_of(ONE)
-    assert "data instance 0 takes no chunks: store full" in transfers.put(TWO).reason
+    assert "data instance 0 accepts no chunks: store full" in transfers.put(TWO).reason
     with plain_client(servers.url("tiny")) as client:
         refused = _refusals(client.info("errorstats"))
         wait_until(lambda: _refusals(client.info("errorstats")) > refused + 4, "refused probes")
