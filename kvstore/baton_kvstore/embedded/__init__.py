@@ -1,1 +1,1 @@
-"""Redis servers of our own, for one machine."""
+"""Redis servers that Baton starts itself, for one machine."""

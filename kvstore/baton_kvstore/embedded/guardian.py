@@ -1,18 +1,19 @@
-"""Keeps embedded redis-servers alive while their owner lives, and leaves nothing when it does not.
+"""The guardian process: restarts embedded redis-servers, and cleans up when its owner is gone.
 
-A process of its own, run by path with only the standard library: a supervisor that is killed with
-SIGKILL can clean nothing up, and a parent-death signal alone would leave the directory (and goes
-off when the *thread* that forked ends). Its stdin is a pipe whose other end only the owner holds:
-end of file means that the owner is gone, however it went.
+It is a separate process because an owner killed with SIGKILL cannot clean up. A parent-death signal
+alone would leave the directory behind, and fires when the *thread* that forked ends. The guardian's
+stdin is a pipe whose other end only the owner holds: end of file means that the owner is gone, for
+whatever reason. It runs by path and needs only the standard library.
 
-In (argv): owner's pid, private directory; `servers.json` there holds each server's name and command
-line. They are not in argv, so that whoever looks for a server by its name or socket finds that
-server and not the guardian of all.
+Its arguments are the owner's pid and a private directory. `servers.json` in that directory holds
+each server's name and command line. They are not in argv, so that a search for a server's process
+by name or socket does not find the guardian.
 
-Out: `<name>.pid` in the directory, and, for a server that ends before it was ever up,
-`<name>.failed`. A server that dies later leaves its pid and exit status in `<name>.ended`, and is
-started again alone after a pause (empty: its new run id tells everybody that what it held is gone).
-At the end the servers are dead and the directory is removed.
+It writes `<name>.pid` for each server, and `<name>.failed` for a server that refuses its settings
+at its first start. If a server ends later, the guardian writes its pid and exit status to
+`<name>.ended` and restarts it after a pause. The restarted server is empty; its new run id shows
+that its former content is gone. When the owner is gone, the guardian kills the servers and removes
+the directory.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ import time
 
 POLL_S = 0.1
 STOP_S = 2.0
-STEADY_S = 1.0  # a server that ends sooner than this after its start never came up
-FIRST_PAUSE_S = 0.2
+STEADY_S = 1.0  # a server that runs for this long counts as up, which resets its pause
+FIRST_PAUSE_S = 0.2  # first and longest pause before a restart
 LONGEST_PAUSE_S = 5.0
 PR_SET_PDEATHSIG = 1
 SERVERS = "servers.json"
 
 
 def die_with(parent: int) -> None:
-    """Ask Linux to kill this process when the thread that forked it ends. Elsewhere: nothing.
-    A parent that has ended already sends no signal: then this process ends itself."""
+    """On Linux, have the kernel kill this process when the thread that forked it ends.
+
+    A parent that has already ended sends no signal; then this process exits. No effect on other
+    systems.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -47,7 +51,7 @@ def die_with(parent: int) -> None:
 
 
 class GuardedServer:
-    """One server that is kept alive."""
+    """One redis-server process, restarted when it ends."""
 
     def __init__(self, folder: str, name: str, command: list[str]) -> None:
         self._folder, self._name, self._command = folder, name, command
@@ -69,8 +73,8 @@ class GuardedServer:
         )
         self._write("pid", str(self._process.pid))
 
-    def look_after(self) -> None:
-        """Notice its death; start it again when its pause is over."""
+    def supervise(self) -> None:
+        """Detect that the server has ended, and restart it when its pause is over."""
         now = time.monotonic()
         if self._process is None:
             if self._was_up and now >= self._restart_at:
@@ -82,7 +86,7 @@ class GuardedServer:
                 self._was_up, self._pause = True, FIRST_PAUSE_S
             return
         pid, self._process = self._process.pid, None
-        if status == 1 and not self._was_up:  # it refused its settings, and would again
+        if status == 1 and not self._was_up:  # it refused its settings, and would do so again
             self._write("failed", str(status))
             return
         self._write("ended", f"{pid} {status}")
@@ -91,7 +95,8 @@ class GuardedServer:
         self._pause = min(LONGEST_PAUSE_S, 2 * self._pause)
 
     def kill(self) -> None:
-        """At once: a cache has nothing to save, and SIGTERM waits for the server's next tick."""
+        """Send SIGKILL: a cache has nothing to save, and SIGTERM waits for the server's next
+        tick."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
@@ -110,11 +115,11 @@ def _owner_is_gone(owner: int) -> bool:
     return (bool(readable) and not os.read(0, 1)) or os.getppid() != owner
 
 
-def _finish(wards: list[GuardedServer], folder: str) -> None:
-    for ward in wards:
-        ward.kill()
+def _finish(servers: list[GuardedServer], folder: str) -> None:
+    for server in servers:
+        server.kill()
     until = time.monotonic() + STOP_S
-    while not all(ward.is_gone() for ward in wards) and time.monotonic() < until:
+    while not all(server.is_gone() for server in servers) and time.monotonic() < until:
         time.sleep(0.002)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -122,19 +127,20 @@ def _finish(wards: list[GuardedServer], folder: str) -> None:
 def main(argv: list[str]) -> int:
     owner, folder = int(argv[1]), argv[2]
     with open(os.path.join(folder, SERVERS), encoding="utf-8") as file:
-        wards = [GuardedServer(folder, name, command) for name, command in json.load(file).items()]
+        commands = json.load(file)
+    servers = [GuardedServer(folder, name, command) for name, command in commands.items()]
     ended: list[int] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides about Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles Ctrl-C
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: ended.append(number))
     try:
-        for ward in wards:
-            ward.start()
+        for server in servers:
+            server.start()
         while not ended and not _owner_is_gone(owner):
-            for ward in wards:
-                ward.look_after()
+            for server in servers:
+                server.supervise()
     finally:
-        _finish(wards, folder)
+        _finish(servers, folder)
     return 0
 
 

