@@ -1,1 +1,1 @@
-"""The index role: markers, inboxes, the registry, rate limits."""
+"""The index role: markers, inboxes, registries, rate limits."""

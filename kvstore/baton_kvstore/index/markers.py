@@ -1,11 +1,11 @@
-"""The index role as one node's control loop sees it: commit markers and hand-off inboxes.
+"""Commit markers and hand-off inboxes on the index, for a node's control loop.
 
-A marker says that all of a chunk is stored, and where; it is written after the value and before
-the inbox entry. An inbox is a stream per decode node and epoch with one reader, which reads from
-its start: what it has confirmed by asking for more is removed.
+A marker says that a chunk is completely stored, and where. It is written after the values and
+before the inbox entry. An inbox is a stream for one decode node and epoch, with one reader. The
+reader always reads from the start; its next read removes the entries that it confirms.
 
-In: names and records of baton_protocol. Out: the same, or StoreUnavailable. Small commands of
-redis-py's asyncio client, but for lookups: see `connection.resp`. Use one Index per event loop.
+Every method raises StoreUnavailable if the index fails. Lookups use `AsyncResp` (see
+`connection.resp`), all other commands redis-py's asyncio client. Use one Index per event loop.
 """
 
 from __future__ import annotations
@@ -44,9 +44,12 @@ return 0
 
 
 class Index(ClosesItself):
-    """Markers and inboxes of one pool. Safe for concurrent calls in its event loop. Each call
-    settles within `timeout_s` (and what it blocks by intent), however many there are at once. An
-    inbox that nobody reads is trimmed to about `inbox_entries`."""
+    """Markers and inboxes of one pool.
+
+    Concurrent calls in its event loop are safe. Each call ends within `timeout_s`, plus `block_ms`
+    of read_inbox(), even if there are many at once. An inbox without a reader is trimmed to about
+    `inbox_entries` entries.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Index(ClosesItself):
         self._pool = pool
         self._inbox_entries = inbox_entries
         self._client = AsyncClient(endpoint, timeout_s=timeout_s)
-        # Blocking reads keep a connection of their own: they must not use up the others.
+        # Blocking reads have their own connections, so that they do not use up the others.
         self._reader = AsyncClient(endpoint, timeout_s=timeout_s, max_connections=2)
         self._lookups = AsyncResp(
             endpoint, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S
@@ -79,27 +82,28 @@ class Index(ClosesItself):
         await self._client.call(self._client.redis.execute_command("PING"))
 
     async def probe(self, node: NodeId, epoch: Epoch) -> None:
-        """A small write, as a marker is one. Raise StoreUnavailable also if the index is full."""
+        """Write a small key to check that the index accepts writes. Raise StoreUnavailable if it
+        does not answer or is full."""
         key = probe_key(self._pool, node, epoch)
         await self._client.call(self._client.redis.set(key, b"", px=PROBE_TTL_MS))
 
     async def run_id(self) -> str:
-        """Another one after a restart: what the index held is gone."""
+        """Return the server's run id. It changes with a restart, which loses all content."""
         info: dict[str, str] = await self._client.call(self._client.redis.info("server"))
         return info["run_id"]
 
     async def tend(self, mode: CareMode) -> None:
-        """See to the server's settings (see `server_settings`): to be called once per run id."""
-        talk = care("index", mode, self._client.label)
+        """Apply or check the server's settings (see `server_settings`). Call it once per run id."""
+        conversation = care("index", mode, self._client.label)
         answer: Reply | ServerRefused = None
         try:
-            command = next(talk)
+            command = next(conversation)
             while True:
                 try:
                     answer = await self._lookups.command(*command)
                 except ServerRefused as error:
                     answer = error
-                command = talk.send(answer)
+                command = conversation.send(answer)
         except StopIteration:
             return
 
@@ -108,12 +112,14 @@ class Index(ClosesItself):
     async def lookup(
         self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
     ) -> list[Marker | None]:
-        """One MGET; None where there is no marker (or none that can be read)."""
+        """Return the chunks' markers with one MGET; None for a missing or unreadable marker."""
         if not chunks:
             return []
         values = await self._lookups.request(marker_request(fingerprint, chunks))
         if not isinstance(values, list) or len(values) != len(chunks):
-            raise ProtocolBroken(f"{self._client.label} did not answer {len(chunks)} names")
+            raise ProtocolBroken(
+                f"{self._client.label} did not answer MGET with a list of {len(chunks)} values"
+            )
         decode = self._markers.decode
         try:
             return [None if value is None else decode(value) for value in values]
@@ -123,8 +129,8 @@ class Index(ClosesItself):
     async def mark_all(
         self, fingerprint: Fingerprint, marks: Iterable[tuple[BlockHash, Marker, int]]
     ) -> None:
-        """Commit chunks whose shards are all acknowledged: (chunk, marker, ttl_ms) each, in one
-        round trip. Where it raises, some may be committed, which is as true of them."""
+        """Commit chunks whose shards are all acknowledged, in one round trip. `marks` holds (chunk,
+        marker, ttl_ms). If it raises, some markers may be written; they are valid."""
         pipeline = self._client.redis.pipeline(transaction=False)
         for chunk, marker, ttl_ms in marks:
             pipeline.set(marker_key(fingerprint, chunk), self._markers.encode(marker), px=ttl_ms)
@@ -134,8 +140,8 @@ class Index(ClosesItself):
     async def refresh(
         self, fingerprint: Fingerprint, lifetimes: Iterable[tuple[BlockHash, int]]
     ) -> None:
-        """Prolong markers whose chunks were fetched, as GETEX prolonged their values, in one round
-        trip: (chunk, ttl_ms) each."""
+        """Extend the TTLs of markers whose chunks were fetched, in one round trip, as GETEX did for
+        the values. `lifetimes` holds (chunk, ttl_ms)."""
         pipeline = self._client.redis.pipeline(transaction=False)
         for chunk, ttl_ms in lifetimes:
             pipeline.pexpire(marker_key(fingerprint, chunk), ttl_ms)
@@ -143,8 +149,11 @@ class Index(ClosesItself):
             await self._client.call(pipeline.execute())
 
     async def unmark(self, fingerprint: Fingerprint, chunk: BlockHash, marker: Marker) -> bool:
-        """Drop a marker found wrong, unless somebody has written another since. They are compared
-        as this version writes them: one of a version with more fields stays until it expires."""
+        """Delete a wrong marker, unless it was overwritten since. Return whether it was deleted.
+
+        The comparison is of encoded bytes. So a marker from a newer version with more fields never
+        matches, and stays until it expires.
+        """
         key, value = marker_key(fingerprint, chunk), self._markers.encode(marker)
         removed: int = await self._client.call(self._delete_if_equal(keys=[key], args=[value]))
         return bool(removed)
@@ -152,12 +161,12 @@ class Index(ClosesItself):
     # --- inboxes ---------------------------------------------------------------------------
 
     async def announce(self, node: NodeId, epoch: Epoch, entries: Sequence[InboxEntry]) -> None:
-        """Append to a decode node's inbox, in order, in one round trip. An inbox nobody reads is
-        bounded by `inbox_entries` and dies after INBOX_TTL_S."""
+        """Append to a decode node's inbox, in order, in one round trip. An inbox without a reader
+        keeps about `inbox_entries` entries and expires after INBOX_TTL_S seconds."""
         if not entries:
             return
         key = inbox_key(self._pool, node, epoch)
-        # All or nothing: a stream whose EXPIRE was lost with the connection would stay for good.
+        # A transaction: if the connection failed before EXPIRE, the stream would stay for ever.
         pipeline = self._client.redis.pipeline(transaction=True)
         for entry in entries:
             pipeline.xadd(
@@ -172,11 +181,13 @@ class Index(ClosesItself):
     async def read_inbox(
         self, node: NodeId, epoch: Epoch, confirmed: Sequence[bytes] = (), block_ms: int = 1000
     ) -> tuple[list[bytes], list[InboxEntry]]:
-        """The first entries (at most 256) and the ids to confirm them by with the next call; waits
-        up to `block_ms` for the first. What is `confirmed` is removed.
+        """Remove the entries with ids `confirmed`, then return the first entries of the inbox.
 
-        It reads from the start, never "after the last id": ids are times of the server's clock. If
-        that is set back, a stream that expired begins again with lower ids than the last one.
+        The result is up to INBOX_BATCH ids, to confirm with the next call, and the entries that can
+        be decoded. If the inbox is empty, wait up to `block_ms` for an entry.
+
+        It reads from the start, never "after the last id", because ids are times of the server's
+        clock. If that clock is set back, a stream that expired starts again with lower ids.
         """
         key = inbox_key(self._pool, node, epoch)
         if confirmed:
@@ -199,7 +210,7 @@ class Index(ClosesItself):
         return ids, entries
 
     async def drop_inbox(self, node: NodeId, epoch: Epoch) -> None:
-        """Remove this node's own inbox at its end."""
+        """Delete a node's inbox when the node ends."""
         await self._client.call(self._client.redis.delete(inbox_key(self._pool, node, epoch)))
 
     def _read(self, codec: Codec[T], value: bytes | None) -> T | None:

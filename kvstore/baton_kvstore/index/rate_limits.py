@@ -1,10 +1,11 @@
-"""Budgets of tenants, shared by all routers of a pool: token buckets on the index.
+"""Rate limits of tenants, shared by all routers of a pool: token buckets on the index.
 
-A bucket fills at its rate up to its capacity. Who draws more than the capacity waits for a full one
-and leaves a debt, so that nothing is too large for ever, and what passes over time is the rate.
+A bucket fills at its rate up to its capacity. A draw of more than the capacity waits for a full
+bucket and takes its level below 0. So no request is too large for ever, and the average stays at
+the rate.
 
-In: a tenant's name, draws. Out: how long to wait, 0 where all were taken at once; or
-StoreUnavailable. One script per call, by the index's own time. Use one Budgets per event loop.
+Each call runs one script, by the index server's clock, and raises StoreUnavailable if the index
+fails. Use one Budgets per event loop.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from baton_kvstore.connection.client import AsyncClient, ClosesItself
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.keys import budget_key, routers_key
 
-# KEYS: the budgets, the pool's routers. ARGV: "take" or "give", then rate per s, capacity and
-# amount of each bucket. Numbers are written with 17 digits: Lua's own 14 would lose microseconds.
+# KEYS: the tenant's buckets, the pool's routers. ARGV: "take" or "give", then rate per s, capacity
+# and amount of each bucket. Numbers have 17 digits: Lua's default of 14 would lose microseconds.
 _DRAW = """
 local t = redis.call('TIME')
 local now = t[1] + t[2] / 1000000
@@ -57,7 +58,8 @@ return {'0', routers}
 
 
 class Draw(NamedTuple):
-    """`amount` of a bucket that fills at `rate_per_s` (0: it is never empty) up to `capacity`."""
+    """Draw `amount` from a bucket that fills at `rate_per_s` up to `capacity`. A rate of 0 means no
+    limit."""
 
     rate_per_s: float
     capacity: float
@@ -66,14 +68,15 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrawResult:
-    """`wait_s` until the draws would be taken, 0: they are. `routers` share the budgets."""
+    """`wait_s` is 0 if the draws were taken, else the seconds until they could be. `routers` is the
+    number of live routers that share the limits."""
 
     wait_s: float
     routers: int
 
 
 class Budgets(ClosesItself):
-    """Of one pool. A tenant's buckets are told apart by their order in the draws."""
+    """The rate limits of one pool. The position in `draws` identifies a tenant's bucket."""
 
     def __init__(self, url: str, pool: str, *, timeout_s: float) -> None:
         self._pool = pool
@@ -81,18 +84,19 @@ class Budgets(ClosesItself):
         self._draw = self._client.redis.register_script(_DRAW)
 
     async def take(self, tenant: str, draws: Sequence[Draw]) -> DrawResult:
-        """All of them, or none."""
+        """Take all draws, or none if one bucket is too low."""
         return await self._run("take", tenant, draws)
 
     async def give(self, tenant: str, draws: Sequence[Draw]) -> None:
-        """Back, or, with amounts below 0, take whatever is left."""
+        """Return the amounts to the buckets. A negative amount is taken without waiting, even if
+        the level falls below 0."""
         await self._run("give", tenant, draws)
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def _run(self, how: str, tenant: str, draws: Sequence[Draw]) -> DrawResult:
+    async def _run(self, action: str, tenant: str, draws: Sequence[Draw]) -> DrawResult:
         keys = [budget_key(self._pool, tenant), routers_key(self._pool)]
         numbers = [repr(float(number)) for draw in draws for number in draw]
-        wait_s, routers = await self._client.call(self._draw(keys=keys, args=[how, *numbers]))
+        wait_s, routers = await self._client.call(self._draw(keys=keys, args=[action, *numbers]))
         return DrawResult(float(wait_s), int(routers))

@@ -1,12 +1,12 @@
-"""Who is there: reports of nodes with a TTL on the index, for discovery; and for who watches the
-pool, reports of nodes to be that still fetch their model, and of routers.
+"""The registry of a pool on the index: reports with a TTL.
 
-A node registers again and again (a heartbeat); a router lists. Time is the index's own (TIME), so
-that nodes with wrong clocks expire like others. In: `NodeReport`, `FetchReport`, `RouterReport`.
-Out: reports, or StoreUnavailable. Use one Registry per event loop.
+Nodes send a NodeReport as a heartbeat, and routers list them to discover nodes. The operator also
+reads the FetchReports of nodes that still download their model and the RouterReports of routers.
+Expiry uses the index server's clock (TIME), so a node with a wrong clock expires like any other.
+Every method raises StoreUnavailable if the index fails. Use one Registry per event loop.
 
-Who lists need not trust the server: an answer is bounded, and what is no report, or holds figures
-that nothing can have measured, is left out.
+A reader need not trust the server: replies are bounded, and invalid reports, or reports with
+impossible figures, are left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from baton_protocol.wire import Codec, WireError
 logger = logging.getLogger(__name__)
 R = TypeVar("R", NodeReport, FetchReport, RouterReport)
 DEFAULT_TTL_S = 3.0
-# Of one list. A report has some 600 bytes: this is a pool of thousands of nodes.
+# Limits of one list. A report has about 600 bytes, so this suffices for thousands of nodes.
 MOST_REPORTS = 4096
 MOST_BYTES = 4 << 20
 LONGEST_TTL_S = 600.0
@@ -62,13 +62,13 @@ _WITHDRAW = """
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('DEL', KEYS[2])
 """
-# The keys of the reports follow from the set's members: the index is one server, never a cluster.
-# No report has 64 KiB.
+# The script derives the reports' keys from the set's members, which works because the index is a
+# single server, never a cluster. Values over 64 KiB are skipped: no report is that long.
 _LIST = (
     _NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
--- Such a late expiry was written before the clock was set back: who is there writes it anew.
+-- An expiry this late was written before the clock was set back: shorten it. Live nodes renew it.
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now + ARGV[1], '+inf')) do
   redis.call('ZADD', KEYS[1], now + ARGV[2], name)
 end
@@ -85,9 +85,11 @@ _LIST_ARGS = [b"%d" % round(seconds * 1000) for seconds in (LONGEST_TTL_S, DEFAU
 
 
 class Registry(ClosesItself):
-    """The node registry of one pool. `addresses` are the server's, where the caller has looked them
-    up: lists are then asked of these, whatever DNS says. `refused` counts the reports that were
-    left out, each time that they were."""
+    """The registry of one pool.
+
+    If `addresses` (IP addresses of the server) are given, lists are read from these and the host
+    name is not resolved. `refused` counts left-out reports, at each list again.
+    """
 
     def __init__(
         self,
@@ -121,49 +123,49 @@ class Registry(ClosesItself):
         await self._client.close()
 
     async def register(self, report: NodeReport, ttl_s: float = DEFAULT_TTL_S) -> None:
-        """Say that this node is there for `ttl_s` more seconds, at most LONGEST_TTL_S; replaces
-        what it said before."""
+        """Register this node for `ttl_s` more seconds, at most LONGEST_TTL_S. The report replaces
+        the node's earlier one."""
         keys = [nodes_key(self._pool), node_key(self._pool, report.node)]
         await self._put(keys, report.node, self._reports.encode(report), ttl_s)
 
     async def unregister(self, node: NodeId, epoch: Epoch) -> bool:
-        """Leave. False, and no effect, if the registered epoch is not ours: another start of this
-        node has registered since."""
+        """Remove this node's report. Return False, without effect, if the registered epoch is
+        another: a later start of this node has registered since."""
         keys = [nodes_key(self._pool), node_key(self._pool, node)]
         value: bytes | None = await self._client.call(self._client.redis.get(keys[1]))
         report = self._read(self._reports, value or b"")
         if value is None or isinstance(report, str) or report.epoch != epoch:
             return False
-        # Only what was read just now: somebody may register in between.
+        # Delete only the value just read: another start of the node may register in between.
         return bool(await self._client.call(self._unregister(keys=keys, args=[node, value])))
 
     async def nodes(self) -> list[NodeReport]:
-        """All that are registered and not expired, by node id."""
+        """Return all reports that have not expired, sorted by node id."""
         found = await self._all(nodes_key(self._pool), self._reports)
         return sorted(found, key=lambda report: report.node)
 
     async def announce_fetch(self, report: FetchReport, ttl_s: float = DEFAULT_TTL_S) -> None:
-        """Say how far this node to be is with its model; it expires like a node's report."""
+        """Report the progress of this node's model download; it expires like a node's report."""
         keys = [fetches_key(self._pool), fetch_key(self._pool, report.node)]
         await self._put(keys, report.node, self._fetches.encode(report), ttl_s)
 
     async def fetches(self) -> list[FetchReport]:
-        """All that were announced and are not expired, by node id."""
+        """Return all fetch reports that have not expired, sorted by node id."""
         found = await self._all(fetches_key(self._pool), self._fetches)
         return sorted(found, key=lambda report: report.node)
 
     async def announce_router(self, report: RouterReport, ttl_s: float) -> None:
-        """Say what clients ask of this router; it expires like a node's report."""
+        """Report this router's request counts and latencies; it expires like a node's report."""
         keys = [routers_key(self._pool), router_key(self._pool, report.router)]
         await self._put(keys, report.router, self._routers.encode(report), ttl_s)
 
     async def withdraw_router(self, router: str) -> None:
-        """Leave; no effect on a router that is not there."""
+        """Remove a router's report. Idempotent."""
         keys = [routers_key(self._pool), router_key(self._pool, router)]
         await self._client.call(self._withdraw(keys=keys, args=[router]))
 
     async def routers(self) -> list[RouterReport]:
-        """All that were announced and are not expired, by the router's name."""
+        """Return all router reports that have not expired, sorted by router."""
         found = await self._all(routers_key(self._pool), self._routers)
         return sorted(found, key=lambda report: report.router)
 
@@ -175,7 +177,9 @@ class Registry(ClosesItself):
         request = pack(b"EVAL", _LIST.encode(), b"1", key, *_LIST_ARGS)
         values = await self._lists.request(request)
         if not isinstance(values, list) or len(values) > MOST_REPORTS:
-            raise ProtocolBroken(f"{self._client.label}: no list of up to {MOST_REPORTS} reports")
+            raise ProtocolBroken(
+                f"{self._client.label}: not a list of at most {MOST_REPORTS} reports"
+            )
         reports, wrong = [], []
         for value in values:
             report = self._read(codec, value or b"")
@@ -184,7 +188,7 @@ class Registry(ClosesItself):
             else:
                 reports.append(report)
         self.refused += len(wrong)
-        if wrong and wrong[0] != self._complaint:  # the same report is read every second
+        if wrong and wrong[0] != self._complaint:  # the same invalid report is read every second
             self._complaint = wrong[0]
             logger.warning(
                 "registry %s: %d reports left out: %s", self._client.label, len(wrong), wrong[0]
@@ -192,7 +196,7 @@ class Registry(ClosesItself):
         return reports
 
     def _read(self, codec: Codec[R], value: bytes) -> R | str:
-        """The report, or what is wrong with it."""
+        """Return the report, or the reason why it is invalid."""
         try:
             return codec.decode(value)
         except WireError as error:
