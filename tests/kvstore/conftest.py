@@ -1,4 +1,4 @@
-"""Real servers for the store's tests."""
+"""Real Redis servers and data planes for the tests of the KV store."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def store(three: SharedStore) -> EmbeddedStore:
 
 @pytest.fixture
 def single(one: SharedStore) -> EmbeddedStore:
-    """One index, one data server."""
+    """A store with one index server and one data server, emptied."""
     return one.as_new()
 
 
 @pytest.fixture
 def make_servers() -> Iterator[Callable[..., EmbeddedServers]]:
-    """Start servers of any settings."""
+    """Return a function that starts servers; they are stopped at the end."""
     with ExitStack() as stack:
 
         def make(*specs: ServerSpec, binary: Path | None = None) -> EmbeddedServers:
@@ -56,7 +56,7 @@ def make_servers() -> Iterator[Callable[..., EmbeddedServers]]:
 
 @pytest.fixture
 def make_transfers() -> Iterator[MakeTransfers]:
-    """Start data planes; they are closed at the end."""
+    """Return a function that starts data planes; they are closed at the end."""
     with ExitStack() as stack:
 
         def make(

@@ -10,7 +10,7 @@ FP = Fingerprint("f" * 32)
 NAME = BlockHash(bytes(range(16)))
 
 
-def test_keys_are_spelt_as_the_design_says() -> None:
+def test_keys_have_the_documented_format() -> None:
     assert chunk_key(FP, NAME) == f"kv1:{FP}:{{{NAME.hex()}}}:s0".encode()
     assert chunk_key(FP, NAME, 3).endswith(b":s3")
     assert marker_key(FP, NAME) == f"kv1:{FP}:{{i}}:{NAME.hex()}".encode()
@@ -20,7 +20,7 @@ def test_keys_are_spelt_as_the_design_says() -> None:
 
 
 @given(depth=st.integers(0, 10_000), more=st.integers(1, 1000))
-def test_lifetimes_fall_with_depth_and_stay_between_half_and_all_of_the_base(
+def test_lifetimes_fall_with_depth_and_stay_between_half_the_base_and_the_base(
     depth: int, more: int
 ) -> None:
     base_s = 3600.0

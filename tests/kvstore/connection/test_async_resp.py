@@ -1,4 +1,4 @@
-"""The asyncio connection for lookups: logins, time, and servers that misbehave."""
+"""The asyncio connection for lookups: logins, timeouts, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Serve = Callable[..., Awaitable[str]]
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Serve]:
-    """Start servers that give each request the next of these answers; b"" hangs up."""
+    """Return a function that starts a server. It answers each request with the next of the given
+    answers; b"" closes the connection."""
     handlers: list[asyncio.Task[None]] = []
 
     async def serve(
@@ -52,7 +53,7 @@ async def answering() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def opened(answering: Serve) -> AsyncIterator[Open]:
-    """Connections; they are closed at the end, before the servers."""
+    """Return a function that makes connections; they are closed at the end, before the servers."""
     made: list[AsyncResp] = []
 
     def make(url: str, timeout_s: float = 20.0) -> AsyncResp:
@@ -73,7 +74,7 @@ async def test_a_refusal_keeps_the_connection(opened: Open, single: EmbeddedStor
     assert await link.command(b"CLIENT", b"GETNAME") == b"lookups"
 
 
-async def test_a_connection_that_died_while_idle_costs_its_caller_nothing(
+async def test_a_request_on_a_connection_that_died_while_idle_is_retried(
     opened: Open, single: EmbeddedStore
 ) -> None:
     link = opened(single.index_url)
@@ -83,7 +84,7 @@ async def test_a_connection_that_died_while_idle_costs_its_caller_nothing(
     assert await link.command(b"ECHO", b"2") == b"2"
 
 
-async def test_a_server_that_is_gone_is_an_error_and_is_used_when_it_is_back(
+async def test_a_server_that_is_down_is_an_error_and_is_used_again_after_its_restart(
     opened: Open, single: EmbeddedStore
 ) -> None:
     link = opened(single.index_url)
@@ -97,10 +98,12 @@ async def test_a_server_that_is_gone_is_an_error_and_is_used_when_it_is_back(
             return
         except LinkBroken:
             await asyncio.sleep(0.05)
-    pytest.fail("it was not used again")
+    pytest.fail("the connection did not use the restarted server")
 
 
-async def test_who_leaves_takes_the_answer_with_them(opened: Open, single: EmbeddedStore) -> None:
+async def test_the_reply_of_a_cancelled_request_reaches_no_other_caller(
+    opened: Open, single: EmbeddedStore
+) -> None:
     link = opened(single.index_url)
     await link.command(b"ECHO", b"1")
     with frozen(single.pid("index")):
@@ -116,20 +119,20 @@ async def test_who_leaves_takes_the_answer_with_them(opened: Open, single: Embed
     assert {type(answers[0]), type(answers[3])} == {asyncio.CancelledError}
 
 
-async def test_all_callers_of_a_frozen_server_are_told_in_one_timeout(
+async def test_all_callers_of_a_frozen_server_fail_within_one_timeout(
     opened: Open, single: EmbeddedStore
 ) -> None:
     link = opened(single.index_url, timeout_s=2.0)
     await link.command(b"ECHO", b"1")
     with frozen(single.pid("index")):
-        async with asyncio.timeout(120):  # one after the other would be 200 s
+        async with asyncio.timeout(120):  # one after the other would take 200 s
             answers = await asyncio.gather(
                 *(link.command(b"ECHO", b"2") for _ in range(100)), return_exceptions=True
             )
     assert {type(answer) for answer in answers} == {LinkTimeout}
 
 
-async def test_closing_ends_who_waits_and_nothing_is_opened_after(
+async def test_closing_fails_waiting_callers_and_opens_no_new_connection(
     opened: Open, single: EmbeddedStore
 ) -> None:
     link = opened(single.index_url)
@@ -143,7 +146,7 @@ async def test_closing_ends_who_waits_and_nothing_is_opened_after(
     assert {type(answer) for answer in answers} == {LinkBroken}
 
 
-async def test_a_login_is_given_and_a_refused_one_says_so_without_the_password(
+async def test_a_login_is_sent_and_its_refusal_does_not_show_the_password(
     opened: Open, single: EmbeddedStore
 ) -> None:
     with plain_client(single.index_url) as client:
@@ -159,7 +162,7 @@ async def test_a_login_is_given_and_a_refused_one_says_so_without_the_password(
     assert "wr0ng" not in str(caught.value)
 
 
-async def test_nonsense_closes_the_connection_and_the_next_request_has_a_new_one(
+async def test_an_invalid_reply_closes_the_connection_and_the_next_request_opens_a_new_one(
     opened: Open, answering: Serve
 ) -> None:
     link = opened(await answering(b"+OK\r\n", b"rubbish\r\n", b"+YES\r\n"))
@@ -169,7 +172,7 @@ async def test_nonsense_closes_the_connection_and_the_next_request_has_a_new_one
     assert await link.request(pack(b"C")) == b"YES"
 
 
-async def test_a_server_that_hangs_up_on_each_request_is_asked_twice_and_no_more(
+async def test_a_server_that_hangs_up_on_each_request_gets_at_most_two_requests(
     opened: Open, answering: Serve
 ) -> None:
     link = opened(await answering(b"+OK\r\n", b"", b"", b"+LATE\r\n"))

@@ -1,4 +1,4 @@
-"""URLs in, addresses out; passwords stay inside."""
+"""Parsing of Redis URLs. Passwords never appear in messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ SECRET = "s3cret-word"
         ),
     ],
 )
-def test_a_url_gives_an_address_and_a_label(url: str, endpoint: Endpoint, label: str) -> None:
+def test_a_url_is_parsed_into_an_endpoint_with_a_label(
+    url: str, endpoint: Endpoint, label: str
+) -> None:
     parsed = parse_endpoint(url)
     assert parsed == endpoint
     assert parsed.label == label
@@ -60,14 +62,14 @@ def test_a_url_gives_an_address_and_a_label(url: str, endpoint: Endpoint, label:
         (f"redis://:{SECRET}@{'h' * 70}.example", "not a Redis URL"),
     ],
 )
-def test_a_wrong_url_is_named_without_its_password(url: str, words: str) -> None:
+def test_the_error_for_a_wrong_url_does_not_show_its_password(url: str, words: str) -> None:
     with pytest.raises(StoreMisconfigured, match=words) as caught:
         parse_endpoint(url)
     assert SECRET not in str(caught.value)
     assert SECRET not in repr(caught.value.__cause__)
 
 
-def test_tls_verifies_unless_it_is_told_not_to() -> None:
+def test_tls_verifies_unless_the_url_disables_it() -> None:
     checked = parse_endpoint("rediss://h").tls_context()
     assert checked is not None
     assert (checked.check_hostname, checked.verify_mode) == (True, ssl.CERT_REQUIRED)
@@ -80,7 +82,7 @@ def test_tls_verifies_unless_it_is_told_not_to() -> None:
     assert parse_endpoint("redis://h").tls_context() is None
 
 
-def test_a_missing_tls_file_is_named() -> None:
+def test_a_missing_tls_file_is_an_error_that_names_the_server() -> None:
     with pytest.raises(StoreMisconfigured, match="TLS files of rediss://h:6379"):
         parse_endpoint("rediss://h?ssl_ca_certs=/nowhere.pem").tls_context()
 
@@ -92,9 +94,7 @@ def test_a_missing_tls_file_is_named() -> None:
     st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
 )
-def test_a_login_of_any_characters_is_read_back_from_its_url(
-    url: str, username: str, password: str
-) -> None:
+def test_with_login_encodes_any_characters(url: str, username: str, password: str) -> None:
     plain, parsed = parse_endpoint(url), parse_endpoint(with_login(url, username, password))
     assert (parsed.username, parsed.password) == (username, password)
     assert parsed.label == plain.label
@@ -106,15 +106,15 @@ def test_a_url_with_a_login_keeps_it(url: str) -> None:
     assert with_login(url, "other", SECRET) == url
 
 
-def test_no_login_changes_no_url() -> None:
+def test_without_a_login_the_url_stays_unchanged() -> None:
     assert with_login("redis://h", "", "") == "redis://h"
 
 
-def test_an_empty_login_in_a_url_is_none() -> None:
+def test_an_empty_login_in_a_url_is_replaced() -> None:
     assert parse_endpoint(with_login("redis://:@h", "me", SECRET)).username == "me"
 
 
-def test_a_login_for_what_is_no_url_and_one_that_is_no_text_are_named_without_it() -> None:
+def test_the_error_for_an_invalid_url_or_login_does_not_show_the_password() -> None:
     with pytest.raises(StoreMisconfigured, match="'http' is unknown") as caught:
         with_login("http://h", "me", SECRET)
     assert SECRET not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Replies in any pieces, and bytes that are none."""
+"""ReplyReader: replies in any pieces, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from baton_kvstore.errors import ProtocolBroken, ServerRefused
         ),
     ],
 )
-def test_a_reply_is_the_same_in_whatever_pieces_it_comes(data: bytes, reply: object) -> None:
+def test_a_reply_may_arrive_in_any_pieces(data: bytes, reply: object) -> None:
     for first in range(len(data) + 1):
         for second in range(first, len(data) + 1):
             reader = ReplyReader("label")
@@ -53,18 +53,18 @@ def test_a_reply_is_the_same_in_whatever_pieces_it_comes(data: bytes, reply: obj
         b"*1\r\n$1\r\na\r\n$1\r\n",
     ],
 )
-def test_what_is_no_reply_is_refused(data: bytes) -> None:
+def test_an_invalid_reply_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolBroken, match="label"):
         ReplyReader("label").feed(data)
 
 
-def test_an_error_reply_is_a_refusal_with_its_code() -> None:
+def test_an_error_reply_raises_server_refused_with_its_code() -> None:
     with pytest.raises(ServerRefused, match=r"OOM full \[label\]") as caught:
         ReplyReader("label").feed(b"-OOM full\r\n")
     assert caught.value.code == "OOM"
 
 
-def test_no_more_is_read_of_a_reply_than_allowed_whatever_it_is() -> None:
+def test_a_reply_over_the_limit_is_refused() -> None:
     for data in (
         b"+" + b"x" * 200,
         b"$100\r\n" + b"x" * 100,
@@ -79,7 +79,7 @@ def test_no_more_is_read_of_a_reply_than_allowed_whatever_it_is() -> None:
 
 
 @pytest.mark.parametrize("head", [b"*7654321", b"*1\r\n*7654321", b"*2\r\n$-1\r\n>7654321"])
-def test_a_list_too_long_for_memory_is_refused_wherever_it_is_and_in_whatever_pieces(
+def test_a_header_of_a_huge_list_is_refused_at_any_depth_and_in_any_pieces(
     head: bytes,
 ) -> None:
     for cut in range(len(head)):
@@ -90,12 +90,12 @@ def test_a_list_too_long_for_memory_is_refused_wherever_it_is_and_in_whatever_pi
             reader.feed(head[cut:])
 
 
-def test_a_value_may_look_like_a_short_list() -> None:
+def test_a_value_may_contain_bytes_like_a_list_header() -> None:
     value = b"\r\n*123456\r\n"
     reader = ReplyReader("label")
     assert reader.feed(b"$%d\r\n%b\r\n" % (len(value), value))
     assert reader.reply == value
 
 
-def test_a_command_is_sent_as_a_list_of_strings() -> None:
+def test_a_command_is_packed_as_a_list_of_strings() -> None:
     assert pack(b"GET", b"") == b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n"

@@ -1,4 +1,4 @@
-"""The wire: a real server, and sockets that misbehave in every way we could think of."""
+"""RespConnection against a real server, and against sockets that misbehave."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def server(single: EmbeddedStore) -> str:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """A server that says who it is and then sends the given bytes, whatever it is asked."""
+    """Return a function that starts a server. It answers the first request with INFO, then sends
+    the given bytes, whatever the next request is."""
     with ExitStack() as stack:
 
         def start(answer: bytes, greeting: bytes = INFO) -> str:
@@ -61,12 +62,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
             def work() -> None:
                 peer, _ = listener.accept()
-                with peer, suppress(OSError):  # the other side may hang up first
+                with peer, suppress(OSError):  # the client may close first
                     for text in (greeting, answer):
                         peer.recv(1 << 16)
                         peer.sendall(text)
                     if not answer.endswith(b"<end>"):
-                        peer.recv(1 << 16)  # until the other side hangs up
+                        peer.recv(1 << 16)  # until the client closes
 
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
@@ -76,7 +77,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         yield start
 
 
-def test_a_value_goes_in_from_a_buffer_and_comes_back_into_one(server: str) -> None:
+def test_a_value_is_put_from_a_buffer_and_got_into_one(server: str) -> None:
     connection = opened(server)
     value = bytes(range(256)) * 20_000
     connection.put(soon(), b"k", [memoryview(value)], 60_000)
@@ -89,7 +90,7 @@ def test_a_value_goes_in_from_a_buffer_and_comes_back_into_one(server: str) -> N
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 61, 62, 63, 64, 65, 16_384])
-def test_values_of_every_small_size_arrive_whole(server: str, size: int) -> None:
+def test_small_values_of_every_size_arrive_complete(server: str, size: int) -> None:
     connection = opened(server)
     value = b"\r\n$"[:size].ljust(size, b"x")
     connection.put(soon(), b"k", [memoryview(value)], 60_000)
@@ -101,8 +102,8 @@ def test_values_of_every_small_size_arrive_whole(server: str, size: int) -> None
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 0, 1), (1,) * 3000, (96, 70_000, 70_000, 3)])
-def test_a_value_in_pieces_is_one_value(server: str, sizes: tuple[int, ...]) -> None:
-    """Also of more pieces than the kernel takes at a time."""
+def test_a_value_may_be_in_several_pieces(server: str, sizes: tuple[int, ...]) -> None:
+    """One case has more pieces than the kernel takes in one call."""
     connection = opened(server)
     pieces = [memoryview(os.urandom(size)) for size in sizes]
     connection.put(soon(), b"k", pieces, 60_000)
@@ -114,7 +115,7 @@ def test_a_value_in_pieces_is_one_value(server: str, sizes: tuple[int, ...]) -> 
     connection.close()
 
 
-def test_a_shorter_value_leaves_the_rest_of_the_pieces_alone(server: str) -> None:
+def test_a_shorter_value_leaves_the_rest_of_the_pieces_unchanged(server: str) -> None:
     connection = opened(server)
     connection.put(soon(), b"k", [memoryview(b"x" * 150)], 60_000)
     into = [memoryview(bytearray(100)) for _ in range(3)]
@@ -123,13 +124,13 @@ def test_a_shorter_value_leaves_the_rest_of_the_pieces_alone(server: str) -> Non
     connection.close()
 
 
-def test_what_is_not_there_is_none(server: str) -> None:
+def test_get_of_a_missing_key_returns_none(server: str) -> None:
     connection = opened(server)
     assert connection.get(soon(), b"nothing", [memoryview(bytearray(10))], 60_000) is None
     connection.close()
 
 
-def test_replies_of_each_kind_are_read(server: str) -> None:
+def test_replies_of_each_type_are_parsed(server: str) -> None:
     connection = opened(server)
     assert connection.command(soon(), b"SET", b"n", b"1") == b"OK"
     assert connection.command(soon(), b"INCR", b"n") == 2
@@ -150,7 +151,7 @@ def test_a_refusal_leaves_the_connection_open(server: str) -> None:
     connection.close()
 
 
-def test_a_value_longer_than_asked_for_is_not_read(server: str) -> None:
+def test_a_value_longer_than_expected_is_not_read(server: str) -> None:
     connection = opened(server)
     connection.put(soon(), b"k", [memoryview(bytes(101))], 60_000)
     with pytest.raises(ValueTooLong, match="101 bytes, expected 100"):
@@ -159,7 +160,7 @@ def test_a_value_longer_than_asked_for_is_not_read(server: str) -> None:
     connection.close()
 
 
-def test_nobody_listening_is_one_clear_line(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_a_one_line_error(tmp_path: Path) -> None:
     url = f"unix://{tmp_path}/none.sock"
     with pytest.raises(LinkBroken, match=r"cannot reach Redis at unix://.*none.sock: No such file"):
         check_reachable(url)
@@ -169,7 +170,7 @@ def test_nobody_listening_is_one_clear_line(tmp_path: Path) -> None:
         check_reachable(f"redis://127.0.0.1:{port}")
 
 
-def test_a_server_that_never_answers_costs_the_timeout_only() -> None:
+def test_a_server_that_never_answers_fails_after_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(LinkTimeout, match="did not answer in time"):
@@ -201,14 +202,14 @@ def test_data_after_a_reply_closes_the_connection(serve: Serve) -> None:
     assert not connection.is_open
 
 
-def test_a_connection_that_ends_in_a_value_is_broken(serve: Serve) -> None:
+def test_a_connection_that_closes_within_a_value_is_broken(serve: Serve) -> None:
     connection = opened(serve(b"$100\r\nhalf<end>"))
     with pytest.raises(LinkBroken, match="closed the connection"):
         connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
     assert connection.run_id == ""
 
 
-def test_a_deadline_counts_for_the_whole_value_not_for_each_packet() -> None:
+def test_a_deadline_applies_to_the_whole_value_not_to_each_packet() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def trickle() -> None:
@@ -234,8 +235,8 @@ def test_a_deadline_counts_for_the_whole_value_not_for_each_packet() -> None:
         assert not thread.is_alive()
 
 
-def test_a_server_without_a_run_id_is_no_redis(serve: Serve) -> None:
-    with pytest.raises(ProtocolBroken, match="not a Redis"):
+def test_a_server_without_a_run_id_is_refused(serve: Serve) -> None:
+    with pytest.raises(ProtocolBroken, match="is it a Redis server"):
         check_reachable(serve(b"", b"$-1\r\n"))
 
 
@@ -254,7 +255,7 @@ def test_abort_wakes_a_waiting_thread(serve: Serve) -> None:
     timer.join()
 
 
-def test_a_closed_connection_says_so(server: str) -> None:
+def test_an_operation_on_a_closed_connection_raises(server: str) -> None:
     connection = opened(server)
     connection.close()
     connection.abort()  # no effect
@@ -265,7 +266,7 @@ def test_a_closed_connection_says_so(server: str) -> None:
 MakeServers = Callable[..., EmbeddedServers]
 
 
-def test_a_server_with_a_password_wants_it(
+def test_a_server_with_a_password_requires_it(
     make_servers: MakeServers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -288,7 +289,7 @@ def test_a_server_with_a_password_wants_it(
     assert "s3cret" not in caplog.text
 
 
-def test_tls_moves_values_and_checks_the_certificate(server: str, tmp_path: Path) -> None:
+def test_tls_transfers_values_and_verifies_the_certificate(server: str, tmp_path: Path) -> None:
     certificate, loop = make_certificate(tmp_path), WireLoop()
     try:
         with tls_before(loop, server, certificate) as place:

@@ -1,4 +1,4 @@
-"""What servers should be set to, decided by table and seen to on real ones."""
+"""Server settings: the decision in tables, and applying them to real servers."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ Servers = Callable[..., EmbeddedServers]
 
 
 @pytest.fixture(params=BUILDS)
-def careless(request: pytest.FixtureRequest, make_servers: Servers) -> EmbeddedServers:
-    """A server as nobody who keeps KV in it would want it."""
-    spec = ServerSpec("careless", 0, "noeviction", ("--appendonly", "yes"))
+def misconfigured(request: pytest.FixtureRequest, make_servers: Servers) -> EmbeddedServers:
+    """A server whose every setting is wrong for a data server."""
+    spec = ServerSpec("misconfigured", 0, "noeviction", ("--appendonly", "yes"))
     servers = make_servers(spec, binary=redis_server(request.param))
-    with plain_client(servers.url("careless")) as client:
+    with plain_client(servers.url("misconfigured")) as client:
         client.config_set("save", "3600 1")
         client.config_set(OLD, "normal 0 0 0")
         if "maxmemory-clients" in client.config_get("maxmemory-*"):
@@ -62,7 +62,7 @@ def connected(url: str) -> Iterator[RespConnection]:
     connection.close()
 
 
-def tend_to(url: str, role: StoreRole, mode: CareMode, value_bytes: int = VALUE) -> None:
+def configure(url: str, role: StoreRole, mode: CareMode, value_bytes: int = VALUE) -> None:
     with connected(url) as connection:
         tend(connection, time.monotonic() + PATIENCE_S, role, mode, value_bytes)
 
@@ -73,7 +73,8 @@ def settings_of(url: str) -> dict[str, str]:
 
 
 def as_user(url: str, *commands: str) -> str:
-    """The same server for somebody who may do everything but CONFIG, and then `commands`."""
+    """Return the URL of the same server for a user that may run everything but CONFIG, plus
+    `commands`."""
     with plain_client(url) as client:
         client.acl_setuser(
             "me",
@@ -87,7 +88,7 @@ def as_user(url: str, *commands: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("role", "changes", "lines"),
+    ("role", "changes", "commands"),
     [
         ("data", {}, []),
         ("data", {"save": "60 1"}, ['CONFIG SET save ""']),
@@ -109,7 +110,7 @@ def as_user(url: str, *commands: str) -> str:
         ("data", {"maxmemory": str(1280 * MIB), "maxmemory-clients": "0"}, []),
         ("data", {"maxmemory": str(6400 * MIB), "maxmemory-clients": "10%"}, []),
         (
-            "data",  # of no maxmemory a share is no limit
+            "data",  # a share of no maxmemory is no limit
             {"maxmemory": "0", "maxmemory-clients": "1%"},
             ["CONFIG SET maxmemory BYTES"],
         ),
@@ -120,10 +121,12 @@ def as_user(url: str, *commands: str) -> str:
         ("index", {"maxmemory-policy": "allkeys-lru", "save": "1 1"}, ["save", "noeviction"]),
     ],
 )
-def test_what_should_be_set(role: StoreRole, changes: dict[str, str], lines: list[str]) -> None:
+def test_wanted_settings_of_each_role(
+    role: StoreRole, changes: dict[str, str], commands: list[str]
+) -> None:
     found = [wanted.line for wanted in wanted_settings(role, {**GOOD_DATA, **changes}, VALUE)]
-    assert len(found) == len(lines)
-    for line, words in zip(found, lines, strict=True):
+    assert len(found) == len(commands)
+    for line, words in zip(found, commands, strict=True):
         assert words in line
 
 
@@ -140,7 +143,7 @@ def test_what_should_be_set(role: StoreRole, changes: dict[str, str], lines: lis
     ],
 )
 @pytest.mark.parametrize("together", [None, "0", "80%"])
-def test_each_client_is_bounded_but_two_values_fit(
+def test_the_limit_per_client_leaves_room_for_two_values(
     now: str, value_bytes: int, line: str, together: str | None
 ) -> None:
     settings = {**GOOD_DATA, "maxmemory": str(8 << 30), "maxmemory-clients": together, OLD: now}
@@ -150,12 +153,12 @@ def test_each_client_is_bounded_but_two_values_fit(
     assert found == ([line] if line else [])
 
 
-def test_what_a_server_does_not_know_is_not_wished_for() -> None:
+def test_settings_unknown_to_the_server_are_not_wanted() -> None:
     assert wanted_settings("data", {}, VALUE) == ()
     assert wanted_settings("index", {}, VALUE) == ()
 
 
-def test_what_a_server_does_not_show_is_wished_for() -> None:
+def test_settings_that_the_server_does_not_show_are_wanted() -> None:
     found = {
         wanted.name: wanted for wanted in wanted_settings("data", dict.fromkeys(GOOD_DATA), VALUE)
     }
@@ -163,12 +166,12 @@ def test_what_a_server_does_not_show_is_wished_for() -> None:
     assert {wanted.was for wanted in found.values()} == {"not shown"}
 
 
-def test_a_careless_data_server_is_set_right_once_and_each_change_is_said(
-    careless: EmbeddedServers, caplog: pytest.LogCaptureFixture
+def test_apply_changes_a_misconfigured_data_server_once_and_logs_each_change(
+    misconfigured: EmbeddedServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = careless.url("careless")
+    url = misconfigured.url("misconfigured")
     caplog.set_level("INFO")
-    tend_to(url, "data", "apply")
+    configure(url, "data", "apply")
     settings = settings_of(url)
     assert (settings["save"], settings["appendonly"]) == ("", "no")
     assert settings["maxmemory-policy"] == "volatile-ttl"
@@ -182,52 +185,52 @@ def test_a_careless_data_server_is_set_right_once_and_each_change_is_said(
     caplog.clear()
     with plain_client(url) as client:
         client.config_set("maxmemory", 1 << 30)
-    tend_to(url, "data", "apply")
+    configure(url, "data", "apply")
     assert messages(caplog) == []
 
 
-def test_a_check_changes_nothing_and_names_every_line(
-    careless: EmbeddedServers, caplog: pytest.LogCaptureFixture
+def test_check_changes_nothing_and_logs_every_command(
+    misconfigured: EmbeddedServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = careless.url("careless")
+    url = misconfigured.url("misconfigured")
     before = settings_of(url)
-    tend_to(url, "data", "check")
+    configure(url, "data", "check")
     assert settings_of(url) == before
     (warning,) = messages(caplog)
     for line in ('save ""', "appendonly no", "maxmemory-policy volatile-ttl", "maxmemory BYTES"):
         assert f"CONFIG SET {line} (now " in warning
 
 
-def test_a_user_without_rights_gets_one_warning_with_the_lines_to_type(
-    careless: EmbeddedServers, caplog: pytest.LogCaptureFixture
+def test_a_user_without_config_rights_gets_one_warning_with_the_commands(
+    misconfigured: EmbeddedServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = careless.url("careless")
+    url = misconfigured.url("misconfigured")
     before = settings_of(url)
-    tend_to(as_user(url), "data", "apply")
+    configure(as_user(url), "data", "apply")
     assert settings_of(url) == before
     (warning,) = messages(caplog)
     assert "NOPERM" in warning
     assert "secret" not in warning
-    # What everybody is told by INFO is known all the same.
+    # INFO, which every user may run, still shows these.
     assert "CONFIG SET appendonly no (now 'yes'" in warning
     assert "CONFIG SET maxmemory-policy volatile-ttl (now 'noeviction'" in warning
     assert 'CONFIG SET save "" (now not shown' in warning
 
 
-def test_a_user_who_may_only_look_is_told_what_differs_and_nothing_else(
-    careless: EmbeddedServers, caplog: pytest.LogCaptureFixture
+def test_a_user_with_read_only_config_rights_gets_only_the_settings_that_differ(
+    misconfigured: EmbeddedServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = careless.url("careless")
+    url = misconfigured.url("misconfigured")
     with plain_client(url) as client:
         client.config_set("save", "")
-    tend_to(as_user(url, "+config|get"), "data", "apply")
+    configure(as_user(url, "+config|get"), "data", "apply")
     (warning,) = messages(caplog)
     assert "NOPERM" in warning
     assert "CONFIG SET appendonly no (now 'yes'" in warning
     assert "CONFIG SET save" not in warning
 
 
-def test_usage_is_what_the_server_says_of_itself(make_servers: Servers) -> None:
+def test_usage_matches_the_servers_own_figures(make_servers: Servers) -> None:
     url = make_servers(ServerSpec("small", 3 * MIB, "allkeys-lru")).url("small")
     with connected(url) as connection, plain_client(url) as client:
         before = read_usage(connection, time.monotonic() + PATIENCE_S)
@@ -241,7 +244,7 @@ def test_usage_is_what_the_server_says_of_itself(make_servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-async def test_an_index_that_evicts_is_set_right_after_each_start(
+async def test_an_index_that_evicts_is_reconfigured_after_each_start(
     build: str, make_servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = ServerSpec("index", 64 * MIB, "allkeys-lru", ("--appendonly", "yes"))
@@ -263,7 +266,7 @@ async def test_an_index_that_evicts_is_set_right_after_each_start(
     assert levels == ["WARNING", "INFO", "INFO"]
 
 
-async def test_an_index_whose_settings_are_not_ours_to_change_is_used_as_it_is(
+async def test_an_index_that_refuses_config_is_used_unchanged(
     make_servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = make_servers(ServerSpec("index", 64 * MIB, "allkeys-lru")).url("index")

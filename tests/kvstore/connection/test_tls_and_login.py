@@ -1,4 +1,4 @@
-"""Both roles over TLS, as users that may do little: what a shared Redis gives a pool."""
+"""Both roles over TLS with restricted users, as on a Redis that other applications share."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from tests.support.wires.wire import WireLoop
 pytestmark = pytest.mark.integration
 
 ONE = chunk_name(1)
-LOOKING = replace(PATIENT, idle_check_s=0.05)
-# What each role needs, and no more; the names are those of docs and charts.
+FREQUENT_CHECKS = replace(PATIENT, idle_check_s=0.05)
+# The commands that each role needs, and no more; docs and charts list the same.
 DATA_COMMANDS = ["+set", "+getex", "+del", "+ping", "+info", "+select"]
 INDEX_CATEGORIES = ["+@all", "-@dangerous"]
 PASSWORD = "pa$s:w@rd/1"
@@ -53,8 +53,8 @@ def certificate(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def guarded(single: EmbeddedStore) -> EmbeddedStore:
-    """Nobody gets in but the two users."""
+def restricted(single: EmbeddedStore) -> EmbeddedStore:
+    """A store that admits only the two restricted users."""
     with plain_client(single.data_urls[0]) as client:
         client.acl_setuser(
             "kv", enabled=True, passwords=[f"+{PASSWORD}"], keys=["kv1:*"], commands=DATA_COMMANDS
@@ -73,17 +73,17 @@ def guarded(single: EmbeddedStore) -> EmbeddedStore:
     return single
 
 
-def test_chunks_go_over_tls_as_a_user_that_may_do_little(
-    guarded: EmbeddedStore,
+def test_chunks_are_transferred_over_tls_as_a_restricted_user(
+    restricted: EmbeddedStore,
     loop: WireLoop,
     certificate: Path,
     make_transfers: MakeTransfers,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with tls_before(loop, guarded.data_urls[0], certificate) as place:
+    with tls_before(loop, restricted.data_urls[0], certificate) as place:
         url = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "kv", PASSWORD)
-        transfers = make_transfers((url,), tuning=LOOKING, settings="apply")
+        transfers = make_transfers((url,), tuning=FREQUENT_CHECKS, settings="apply")
         names = [chunk_name(number) for number in range(20)]
         markers = [transfers.stored(name) for name in names]
         for name, marker in zip(names, markers, strict=True):
@@ -101,8 +101,8 @@ def test_chunks_go_over_tls_as_a_user_that_may_do_little(
         ("kv", PASSWORD, False, "certificate verify failed"),
     ],
 )
-def test_a_wrong_login_and_an_unknown_certificate_are_reasons_without_the_password(
-    guarded: EmbeddedStore,
+def test_reasons_for_a_wrong_login_or_certificate_do_not_show_the_password(
+    restricted: EmbeddedStore,
     loop: WireLoop,
     certificate: Path,
     make_transfers: MakeTransfers,
@@ -112,17 +112,17 @@ def test_a_wrong_login_and_an_unknown_certificate_are_reasons_without_the_passwo
     authority: bool,
     words: str,
 ) -> None:
-    with tls_before(loop, guarded.data_urls[0], certificate) as place:
+    with tls_before(loop, restricted.data_urls[0], certificate) as place:
         option = f"?ssl_ca_certs={certificate}" if authority else ""
         url = with_login(f"rediss://{place}{option}", user, password)
-        transfers = make_transfers((url,), tuning=LOOKING)
+        transfers = make_transfers((url,), tuning=FREQUENT_CHECKS)
         reason = transfers.put(ONE).reason
         assert words in reason
         assert not password or password not in reason + caplog.text
         transfers.plane.close()
 
 
-def test_a_user_that_may_not_write_is_told_so_and_only_puts_are_refused(
+def test_without_write_permission_only_puts_are_refused(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     marker = make_transfers(single.data_urls).stored(ONE)
@@ -131,19 +131,21 @@ def test_a_user_that_may_not_write_is_told_so_and_only_puts_are_refused(
         client.acl_setuser(
             "kv", enabled=True, passwords=[f"+{PASSWORD}"], keys=["kv1:*"], commands=may_read
         )
-    transfers = make_transfers((with_login(single.data_urls[0], "kv", PASSWORD),), tuning=LOOKING)
+    transfers = make_transfers(
+        (with_login(single.data_urls[0], "kv", PASSWORD),), tuning=FREQUENT_CHECKS
+    )
     assert "NOPERM" in transfers.put(ONE).reason
     assert "NOPERM" in transfers.plane.put_troubles[0]
     assert transfers.plane.troubles == ("",)
     assert transfers.get(ONE, marker)[1] == payload_of(ONE)
 
 
-async def test_markers_inboxes_and_reports_go_over_tls_as_a_user_that_may_do_little(
-    guarded: EmbeddedStore, loop: WireLoop, certificate: Path
+async def test_markers_inboxes_and_reports_work_over_tls_as_a_restricted_user(
+    restricted: EmbeddedStore, loop: WireLoop, certificate: Path
 ) -> None:
     report = node_report()
     entry = InboxEntry(request=RequestId("r"), attempt=1, kind="end")
-    with tls_before(loop, guarded.index_url, certificate) as place:
+    with tls_before(loop, restricted.index_url, certificate) as place:
         url = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "ix", PASSWORD)
         async with Index(url, "pool") as index, Registry(url, "pool") as registry:
             await index.ping()
