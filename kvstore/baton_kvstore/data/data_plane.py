@@ -413,8 +413,9 @@ class DataPlane:
         sizes = [share if piece is None else len(piece) for piece in direct]
         if layout.kv_shards != 1 or sum(sizes) != layout.chunk_bytes or len(set(sizes)) != 1:
             raise ValueError(
-                f"direct has pieces of {sizes} bytes for {layout.kv_shards} shards; give pieces of "
-                f"equal size, {layout.chunk_bytes} bytes in total, and only if kv_shards is 1"
+                f"direct has pieces of {sizes} bytes and kv_shards is {layout.kv_shards}; give "
+                f"pieces of equal size, {layout.chunk_bytes} bytes in total, and only if kv_shards "
+                "is 1"
             )
 
     def instance_for(self, chunk: BlockHash) -> int:

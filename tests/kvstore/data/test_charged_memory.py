@@ -1,4 +1,4 @@
-"""What a value costs a real server, beside what the rule for chunks predicts."""
+"""The memory that a value takes on a real server equals the prediction of `charged_bytes`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIB, MIB = 1 << 10, 1 << 20
     "payload",
     [100_000, MIB, 1440 * KIB, 1792 * KIB, 2 * MIB - 106, 2 * MIB - 105, 2 * MIB, 4 * MIB, 5 * MIB],
 )
-def test_a_stored_value_is_charged_the_class_that_was_predicted(
+def test_a_stored_value_takes_the_predicted_size_class(
     payload: int, make_servers: Callable[..., EmbeddedServers]
 ) -> None:
     servers = make_servers(ServerSpec("data", 0, "noeviction"), binary=redis_server("debian"))

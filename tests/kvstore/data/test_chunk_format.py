@@ -1,4 +1,4 @@
-"""A value is exactly what was asked for, or it is a miss that says why."""
+"""A value either matches its expected header and checksum, or is a miss with a reason."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def sealed(spec: ChunkSpec, payload: bytes) -> bytearray:
     return value
 
 
-def test_a_sealed_value_is_accepted_and_its_payload_is_untouched() -> None:
+def test_a_sealed_value_verifies_and_its_payload_is_unchanged() -> None:
     payload = bytes(range(256)) + bytes(44)
     value = sealed(SPEC, payload)
     assert verify([memoryview(value)], SPEC) == ""
     assert value[HEADER_BYTES:] == payload
 
 
-def test_the_spec_of_a_layout_is_that_of_a_full_chunk() -> None:
+def test_chunk_spec_describes_a_full_chunk_by_default() -> None:
     spec = chunk_spec(LAYOUT, fingerprint_digest(FINGERPRINT), chunk_name(3))
     assert (spec.tokens, spec.payload_bytes) == (LAYOUT.chunk_tokens, LAYOUT.chunk_bytes)
     assert verify([memoryview(sealed(spec, payload_of(chunk_name(3))))], spec) == ""
@@ -61,7 +61,7 @@ def test_the_spec_of_a_layout_is_that_of_a_full_chunk() -> None:
         ({"payload_bytes": 299}, "396 bytes, expected 395"),
     ],
 )
-def test_a_value_of_another_spec_is_corrupt_and_says_in_what(
+def test_a_value_of_another_spec_is_corrupt_and_the_reason_names_the_field(
     change: dict[str, object], word: str
 ) -> None:
     asked = dataclasses.replace(SPEC, **change)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_a_value_of_another_spec_is_corrupt_and_says_in_what(
     assert word in reason
 
 
-def test_each_shard_of_a_layout_is_a_value_of_its_own() -> None:
+def test_each_shard_of_a_chunk_is_a_separate_value() -> None:
     layout = msgspec.structs.replace(LAYOUT, kv_shards=2)
     first, second = (
         chunk_spec(layout, fingerprint_digest(FINGERPRINT), chunk_name(3), shard=shard)
@@ -82,7 +82,7 @@ def test_each_shard_of_a_layout_is_a_value_of_its_own() -> None:
     assert verify([memoryview(value)], first) == "corrupt: shard 1, expected 0"
 
 
-def test_a_size_that_lies_in_the_header_is_corrupt() -> None:
+def test_a_wrong_payload_size_in_the_header_is_corrupt() -> None:
     value = sealed(SPEC, bytes(300))
     value[16] ^= 1
     assert verify([memoryview(value)], SPEC) == "corrupt: payload bytes 301, expected 300"
@@ -95,30 +95,30 @@ def test_a_foreign_magic_is_corrupt() -> None:
 
 
 @given(position=st.integers(0, HEADER_BYTES + 299), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_noticed(position: int, bit: int) -> None:
+def test_any_flipped_bit_is_detected(position: int, bit: int) -> None:
     value = sealed(SPEC, bytes(300))
     value[position] ^= 1 << bit
     assert verify([memoryview(value)], SPEC).startswith("corrupt: ")
 
 
 @given(length=st.integers(0, HEADER_BYTES + 299))
-def test_any_truncation_is_noticed(length: int) -> None:
+def test_any_truncation_is_detected(length: int) -> None:
     value = sealed(SPEC, bytes(300))
     assert verify([memoryview(value)[:length]], SPEC).startswith("corrupt: ")
 
 
-def test_the_writer_is_recorded_and_does_not_matter_to_readers() -> None:
+def test_the_header_records_the_writer_and_readers_ignore_it() -> None:
     value = bytearray(HEADER_BYTES + 300)
     seal([memoryview(value)], SPEC, epoch_digest(Epoch("another start")))
     assert verify([memoryview(value)], SPEC) == ""
     assert value != sealed(SPEC, bytes(300))
 
 
-def test_sealing_a_payload_of_the_wrong_size_is_our_bug() -> None:
+def test_sealing_a_payload_of_the_wrong_size_raises_value_error() -> None:
     with pytest.raises(ValueError, match="payload of 300"):
         seal([memoryview(bytearray(HEADER_BYTES + 299))], SPEC, epoch_digest(EPOCH))
 
 
-def test_a_hash_of_another_length_never_fits_the_header() -> None:
+def test_a_hash_of_another_length_never_verifies() -> None:
     short = dataclasses.replace(SPEC, hash=BlockHash(b"short"))
     assert "chunk hash" in verify([memoryview(sealed(SPEC, bytes(300)))], short)

@@ -1,4 +1,4 @@
-"""A circuit, by a clock that stands still."""
+"""CircuitBreaker, with a fake clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton_kvstore.data.server_check import CircuitBreaker
 from tests.support.clock import Clock
 
 
-def test_a_closed_circuit_wants_no_probe() -> None:
+def test_a_closed_circuit_needs_no_probe() -> None:
     circuit = CircuitBreaker(0.1, 2.0, Clock())
     assert circuit.reason == ""
     assert circuit.wait_s() is None
@@ -29,7 +29,7 @@ def test_after_a_failure_one_thread_probes_when_the_pause_is_over() -> None:
     assert circuit.reason == ""
 
 
-def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_success() -> None:
+def test_the_pause_doubles_up_to_its_limit_and_is_reset_by_success() -> None:
     clock = Clock()
     circuit = CircuitBreaker(0.5, 2.0, clock)
     pauses = []
@@ -45,7 +45,7 @@ def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_success() -> No
     assert circuit.wait_s() == 0.5
 
 
-def test_a_failure_that_began_before_a_success_opens_nothing() -> None:
+def test_a_failure_that_began_before_a_success_is_ignored() -> None:
     clock = Clock()
     circuit = CircuitBreaker(0.5, 2.0, clock)
     clock.advance(1.0)
@@ -56,7 +56,7 @@ def test_a_failure_that_began_before_a_success_opens_nothing() -> None:
     assert circuit.reason == "now"
 
 
-def test_a_circuit_on_trial_pauses_longer_each_time_until_an_operation_has_worked() -> None:
+def test_a_circuit_on_trial_keeps_doubling_its_pause_until_an_operation_succeeds() -> None:
     clock = Clock()
     circuit = CircuitBreaker(0.5, 4.0, clock)
     pauses = []
@@ -74,7 +74,7 @@ def test_a_circuit_on_trial_pauses_longer_each_time_until_an_operation_has_worke
     assert pauses == [0.5, 1.0, 2.0, 4.0, 0.5]
 
 
-def test_what_works_without_a_trial_proves_nothing() -> None:
+def test_a_success_without_a_trial_ends_no_trial() -> None:
     circuit = CircuitBreaker(0.5, 4.0, Clock())
     assert not circuit.prove()
     circuit.fail("gone", 100.0)

@@ -1,4 +1,5 @@
-"""Whatever is wrong with a value or a server: a reason, in time, and never a wrong byte."""
+"""Damaged values and failing servers: operations fail with a reason, in time, and never deliver a
+wrong byte."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_an_evicted_value_is_missing(single: EmbeddedStore, make_transfers: Make
         ({"run_id": "another"}, "restarted since"),
     ],
 )
-def test_a_marker_that_cannot_be_true_is_a_miss(
+def test_an_impossible_marker_is_a_miss(
     single: EmbeddedStore, make_transfers: MakeTransfers, change: dict[str, object], words: str
 ) -> None:
     transfers = make_transfers(single.data_urls)
@@ -111,7 +112,7 @@ def test_a_marker_that_cannot_be_true_is_a_miss(
     assert words in result.reason
 
 
-def test_a_killed_server_comes_back_empty_and_its_markers_are_misses(
+def test_markers_from_before_a_servers_restart_are_misses(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=SOON_AGAIN)
@@ -128,12 +129,12 @@ def test_a_killed_server_comes_back_empty_and_its_markers_are_misses(
 
 
 def _greeted(client: redis.Redis) -> int:
-    """How many other connections are past their greeting."""
+    """Return the number of other connections that have completed their login."""
     past = ("info", "set", "getex", "ping")
     return sum(item["cmd"] in past for item in client.client_list())
 
 
-def test_an_idle_connection_that_died_costs_no_operation(
+def test_no_operation_fails_because_an_idle_connection_died(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls)
@@ -146,11 +147,11 @@ def test_an_idle_connection_that_died_costs_no_operation(
             assert transfers.put(TWO).ok
 
 
-def test_a_newer_servers_marker_is_not_taken_for_an_older_ones(
+def test_a_marker_from_after_a_restart_is_not_a_miss_on_an_old_connection(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     reader = make_transfers(single.data_urls, threads=1)
-    reader.stored(ONE)  # connected to the first server
+    reader.stored(ONE)  # its connection is to the first start of the server
     os.kill(single.pid("data0"), signal.SIGKILL)
     writer = make_transfers(single.data_urls, tuning=SOON_AGAIN)
     marker = writer.stored_at_last(TWO)
@@ -158,7 +159,7 @@ def test_a_newer_servers_marker_is_not_taken_for_an_older_ones(
     assert reader.get(TWO, marker)[1] == payload_of(TWO)
 
 
-def test_a_server_that_is_not_there_fails_fast_and_is_used_when_it_comes(
+def test_operations_on_an_absent_server_fail_fast_and_succeed_once_it_starts(
     make_servers: Callable[..., EmbeddedServers], make_transfers: MakeTransfers
 ) -> None:
     servers = make_servers(ServerSpec("one", 64 << 20, "noeviction"))
@@ -177,7 +178,7 @@ def test_a_server_that_is_not_there_fails_fast_and_is_used_when_it_comes(
     wait_until(lambda: transfers.put(ONE).ok, "the instance to be used again")
 
 
-def test_a_frozen_server_costs_its_deadline_and_no_more(
+def test_an_operation_on_a_frozen_server_fails_at_its_deadline(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=HASTY)
@@ -205,7 +206,7 @@ def test_closing_does_not_wait_for_a_frozen_server(
     marker = transfers.stored(ONE)
     with plain_client(single.data_urls[0]) as client:
         wait_until(lambda: _greeted(client) == 2, "both threads to be connected")
-    # One thread checks the server before its first operation, and would be frozen in that.
+    # One thread checks the server before its first operation, and would freeze in that check.
     wait_until(lambda: transfers.plane.instances()[0].used_bytes > 0, "the server to be checked")
     pid = single.pid("data0")
     os.kill(pid, signal.SIGSTOP)
@@ -221,7 +222,7 @@ def test_closing_does_not_wait_for_a_frozen_server(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
 
 
-def test_what_was_never_started_is_settled_by_close() -> None:
+def test_close_settles_the_operations_of_a_plane_that_never_started() -> None:
 
     plane = DataPlane(("unix:///nowhere",), LAYOUT, FINGERPRINT, EPOCH)
     transfers = Transfers(plane)
@@ -230,12 +231,12 @@ def test_what_was_never_started_is_settled_by_close() -> None:
     assert (put().reason, get()[0].reason) == (CLOSED, CLOSED)
 
 
-def test_under_pressure_the_tails_of_chains_go_before_their_heads(
+def test_a_full_server_evicts_the_tails_of_chains_before_their_heads(
     make_servers: Callable[..., EmbeddedServers], make_transfers: MakeTransfers
 ) -> None:
     servers = make_servers(ServerSpec("small", 16 << 20, "volatile-ttl"))
     transfers = make_transfers((servers.url("small"),))
-    numbers = range(300)  # 15 chains of 20 chunks; a bit more than half of them fit
+    numbers = range(300)  # 15 chains of 20 chunks, of which slightly more than half fit
     for number in numbers:
         assert transfers.put(chunk_name(number), depth=10 * (number % 20)).ok
     with plain_client(servers.url("small")) as client:
@@ -245,7 +246,7 @@ def test_under_pressure_the_tails_of_chains_go_before_their_heads(
     assert sum(kept) / len(kept) + 4 < sum(lost) / len(lost)
 
 
-def test_a_failing_callback_is_logged_and_costs_its_own_operation_only(
+def test_a_failing_callback_is_logged_and_affects_only_its_own_operation(
     single: EmbeddedStore, make_transfers: MakeTransfers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -260,14 +261,14 @@ def test_a_failing_callback_is_logged_and_costs_its_own_operation_only(
     transfers.plane.submit_put(TWO, 16, 0, explode, lambda: None, puts.append)
     transfers.plane.submit_get(ONE, marker, 0, explode, gets.append)
     transfers.plane.submit_get(ONE, marker, 0, lambda *_: None, explode)
-    transfers.stored(chunk_name(3))  # after all of them
+    transfers.stored(chunk_name(3))  # the thread still works
     assert transfers.get(ONE, marker)[1] == payload_of(ONE)
     assert "boom" in puts[0].reason
     assert (gets[0].ok, gets[0].gone) == (False, False)
     assert "boom" in gets[0].reason
 
 
-def test_what_waits_too_long_for_a_slow_store_is_given_up(
+def test_an_operation_that_waits_too_long_in_the_queue_is_refused(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, threads=1, tuning=Tuning(queue_limit_s=1.0))
@@ -286,7 +287,7 @@ def test_what_waits_too_long_for_a_slow_store_is_given_up(
     assert done[0].ok
 
 
-def test_a_wrong_password_is_a_reason_without_the_password(
+def test_the_reason_for_a_wrong_password_does_not_show_it(
     single: EmbeddedStore, make_transfers: MakeTransfers, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = single.data_urls[0].removeprefix("unix://")

@@ -35,7 +35,7 @@ def nothing(*_: object) -> None:
     pass
 
 
-def test_a_chunk_comes_back_byte_for_byte(
+def test_a_chunk_is_fetched_as_it_was_put_byte_for_byte(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls)
@@ -53,12 +53,12 @@ def test_a_chunk_comes_back_byte_for_byte(
 def test_the_same_chunk_put_twice_has_two_markers(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    """Else who drops the first, found wrong, drops the second with it."""
+    """With equal markers, dropping the first as wrong would also drop the second."""
     transfers = make_transfers(single.data_urls)
     assert transfers.stored(ONE) != transfers.stored(ONE)
 
 
-def test_the_stored_value_is_one_key_with_header_and_payload(
+def test_a_chunk_is_stored_as_one_key_with_header_and_payload(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     make_transfers(single.data_urls).stored(ONE)
@@ -69,7 +69,7 @@ def test_the_stored_value_is_one_key_with_header_and_payload(
     assert value[HEADER_BYTES:] == payload_of(ONE)
 
 
-def test_many_threads_move_many_chunks_and_each_gets_its_own_bytes(
+def test_many_threads_transfer_many_chunks_without_mixing_them(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(store.data_urls, threads=3)
@@ -94,7 +94,7 @@ def test_many_threads_move_many_chunks_and_each_gets_its_own_bytes(
     assert transfers.plane.queued == 0
 
 
-def test_chunks_spread_over_the_instances_as_their_markers_say(
+def test_chunks_are_spread_over_instances_and_markers_name_the_right_one(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(store.data_urls)
@@ -105,7 +105,7 @@ def test_chunks_spread_over_the_instances_as_their_markers_say(
             assert client.dbsize() == found[instance] > 10
 
 
-def test_another_instance_takes_its_share_and_moves_nothing_else() -> None:
+def test_a_new_instance_takes_its_share_and_moves_no_other_chunk() -> None:
     labels = ["redis://a:1", "redis://b:1", "redis://c:1"]
     names = [chunk_name(number) for number in range(4000)]
     before = [rendezvous(name, labels) for name in names]
@@ -127,7 +127,7 @@ def test_reads_follow_the_marker_after_an_instance_was_added(
         assert more.get(name, marker)[1] == payload_of(name)
 
 
-def test_a_lifetime_falls_with_depth_and_a_hit_renews_it(
+def test_a_lifetime_falls_with_depth_and_a_hit_extends_it(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=Tuning(ttl_base_s=1000.0))
@@ -162,7 +162,7 @@ def test_the_source_is_released_before_the_put_is_done(
     assert calls == ["fill", "copied", "done"]
 
 
-def test_what_somebody_waits_for_overtakes_the_rest_and_nothing_blocks_the_caller(
+def test_urgent_operations_overtake_others_and_submitting_never_blocks(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, threads=1)
@@ -195,7 +195,7 @@ def test_what_somebody_waits_for_overtakes_the_rest_and_nothing_blocks_the_calle
     assert order == ["first put", "hand-off put", "prefix put", "prefix get", "behind"]
 
 
-def test_no_more_buffers_than_the_bound_allows_are_in_use(
+def test_the_number_of_staging_buffers_is_limited(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     two = 2 * (LAYOUT.chunk_bytes + HEADER_BYTES)
@@ -222,7 +222,7 @@ def test_no_more_buffers_than_the_bound_allows_are_in_use(
     assert len(filling) == 8
 
 
-def test_what_cannot_be_moved_is_refused_at_once() -> None:
+def test_an_invalid_layout_or_url_is_refused_at_once() -> None:
     with pytest.raises(StoreMisconfigured, match="no data URL"):
         DataPlane((), LAYOUT, FINGERPRINT, EPOCH)
     for shards in (0, 3, 8):
@@ -233,7 +233,7 @@ def test_what_cannot_be_moved_is_refused_at_once() -> None:
             DataPlane(("unix:///x",), sharded, FINGERPRINT, EPOCH)
 
 
-def test_connections_are_there_before_the_first_transfer(
+def test_connections_are_opened_before_the_first_transfer(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = make_transfers(store.data_urls).plane

@@ -1,5 +1,5 @@
-"""Time and memory have bounds: each operation settles by a formula of its size, whatever a server
-does, and no destination is written after that."""
+"""Limits of time and memory: each operation settles within a time computed from its size, whatever
+the server does, and no destination is written after that."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ pytestmark = pytest.mark.integration
 
 ONE = chunk_name(1)
 MIB = 1 << 20
-MACHINE_S = 30.0  # what a busy one may need beside
+MACHINE_S = 30.0  # extra time for a busy machine
 INFO_TEXT = b"# Server\r\nredis_version:6.2.0\r\nrun_id:" + b"a" * 40 + b"\r\n"
 INFO = b"$%d\r\n%b\r\n" % (len(INFO_TEXT), INFO_TEXT)
 VALUE_BYTES = 16 * MIB
-DROP_BYTES, DROP_S = 32 << 10, 0.1  # what a trickling peer reads or sends at a time: 320 KB/s
+DROP_BYTES, DROP_S = 32 << 10, 0.1  # a trickling server reads or sends 32 KiB each 0.1 s
 
 
-def test_a_deadline_is_a_base_and_the_size_at_the_slowest_rate() -> None:
+def test_a_deadline_is_a_base_plus_the_size_at_the_slowest_rate() -> None:
     tuning = Tuning(deadline_base_s=2.0, floor_bytes_per_s=8 * MIB, queue_limit_s=30.0)
     assert tuning.deadline_s(0) == 2.0
     assert tuning.deadline_s(MIB) == 2.125
     assert tuning.deadline_s(4 * MIB) == 2.5
-    # Wait, the probe that its thread may be at, and its own transfer.
+    # The wait in the queue, a probe that its thread may be running, and its own transfer.
     assert tuning.settled_s(MIB) == 30.0 + tuning.deadline_s(4 * MIB) + tuning.deadline_s(MIB)
 
 
 @contextmanager
 def trickling(listener: socket.socket, reads: bool) -> Iterator[None]:
-    """A server that greets, and then reads (or answers a GETEX) drop by drop."""
+    """A server that answers the login, and then reads (or answers a GETEX) very slowly."""
     over = threading.Event()
 
     def work() -> None:
@@ -94,7 +94,7 @@ def _listen(kind: str, folder: Path) -> tuple[socket.socket, str]:
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 @pytest.mark.parametrize("act", ["put", "get"])
-def test_a_peer_that_trickles_costs_the_deadline_and_not_the_time_of_the_value(
+def test_a_transfer_with_a_trickling_server_fails_at_its_deadline(
     tmp_path: Path, kind: str, act: str
 ) -> None:
     listener, url = _listen(kind, tmp_path)
@@ -104,13 +104,13 @@ def test_a_peer_that_trickles_costs_the_deadline_and_not_the_time_of_the_value(
         connection.open(time.monotonic() + PATIENCE_S)
         began = time.monotonic()
         move = connection.put if act == "put" else connection.get
-        with pytest.raises(LinkTimeout):  # by drops it would take 52 s
+        with pytest.raises(LinkTimeout):  # the whole value would take 52 s
             move(began + 1.0, b"k", [buffer], 1000)
         assert 1.0 <= time.monotonic() - began < 30.0
         assert not connection.is_open
 
 
-def test_every_operation_on_a_server_that_freezes_and_wakes_settles_in_time(
+def test_every_operation_on_a_server_that_freezes_and_resumes_settles_in_time(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     tuning = Tuning(
@@ -139,7 +139,7 @@ def test_every_operation_on_a_server_that_freezes_and_wakes_settles_in_time(
     assert max(took) < tuning.settled_s(LAYOUT.chunk_bytes) + MACHINE_S
 
 
-def test_no_destination_is_written_after_its_get_has_settled(
+def test_a_destination_is_never_written_after_its_get_has_settled(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(store.data_urls)
@@ -156,7 +156,7 @@ def _close_in_the_middle(
     calls: list[list[str]],
     after_s: float,
 ) -> None:
-    """Most gets are queued then, and some in flight."""
+    """Close a data plane while most gets are queued and some are in flight."""
     plane = DataPlane(urls, LAYOUT, FINGERPRINT, EPOCH)
     plane.start()
 
@@ -176,7 +176,7 @@ def _close_in_the_middle(
     plane.close()
 
 
-def test_buffers_are_bounded_though_the_server_stands_still(
+def test_buffers_are_limited_while_the_server_is_frozen(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     tuning = Tuning(deadline_base_s=2.0, connect_timeout_s=2.0)

@@ -1,4 +1,4 @@
-"""Chunks sent from, and received into, the memory they live in: no copy, and no byte elsewhere."""
+"""Direct operations: chunks sent from and received into the cache's memory, without a copy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MakeWide = Callable[..., Transfers]
 
 
 class Pool:
-    """Blocks in one piece of memory, full of noise."""
+    """A block pool in one piece of memory, filled with random bytes."""
 
     def __init__(self, seed: int, blocks: int = 8) -> None:
         self.data = bytearray(random.Random(seed).randbytes(blocks * BLOCK))
@@ -59,7 +59,7 @@ class Pool:
 
 
 class Moves:
-    """Direct puts and gets of one plane, and in which order their callbacks came."""
+    """Direct puts and gets of one chunk on a data plane, and the order of their callbacks."""
 
     def __init__(self, plane: DataPlane) -> None:
         self._plane = plane
@@ -123,7 +123,7 @@ def link(single: EmbeddedStore, loop: WireLoop) -> Iterator[LinkProxy]:
     link.close()
 
 
-def test_blocks_come_back_into_others_and_no_other_byte_changes(
+def test_blocks_are_fetched_into_other_blocks_and_no_other_byte_changes(
     single: EmbeddedStore, make_wide: MakeWide
 ) -> None:
     moves = Moves(make_wide(*single.data_urls).plane)
@@ -138,7 +138,7 @@ def test_blocks_come_back_into_others_and_no_other_byte_changes(
     assert moves.calls == ["copied", "done"]
 
 
-def test_what_was_stored_directly_is_fetched_through_buffers_and_the_other_way_round(
+def test_direct_and_buffered_operations_read_each_others_chunks(
     single: EmbeddedStore, make_wide: MakeWide
 ) -> None:
     transfers = make_wide(*single.data_urls)
@@ -150,7 +150,7 @@ def test_what_was_stored_directly_is_fetched_through_buffers_and_the_other_way_r
 
 
 @pytest.mark.parametrize("kept", [(0,), (0, 1), (1, 3), (0, 1, 2, 3)])
-def test_blocks_that_are_not_given_are_not_written(
+def test_blocks_given_as_none_are_not_written(
     single: EmbeddedStore, make_wide: MakeWide, kept: tuple[int, ...]
 ) -> None:
     moves = Moves(make_wide(*single.data_urls).plane)
@@ -184,7 +184,7 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
         (lambda value: value + value, "corrupt: "),
     ],
 )
-def test_a_damaged_value_is_lost_and_touches_nothing_but_its_pieces(
+def test_a_damaged_value_is_lost_and_writes_only_its_own_pieces(
     single: EmbeddedStore,
     make_wide: MakeWide,
     change: Callable[[bytes], bytes],
@@ -211,13 +211,13 @@ def test_a_damaged_value_is_lost_and_touches_nothing_but_its_pieces(
 # --- when the source is free ----------------------------------------------------------------------
 
 
-def test_the_source_is_not_free_before_the_server_has_it(
+def test_the_source_is_not_free_before_the_server_has_the_value(
     make_wide: MakeWide, link: LinkProxy
 ) -> None:
     transfers = make_wide(link.url)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
-    caught = link.hold_at(is_set, after=4 * BLOCK)  # all but the header's length
+    caught = link.hold_at(is_set, after=4 * BLOCK)  # all bytes but the length of a header
     put = moves.put_later(source.views(0, 1, 2, 3))
     assert caught.wait(PATIENCE_S)
     time.sleep(0.1)
@@ -227,7 +227,7 @@ def test_the_source_is_not_free_before_the_server_has_it(
     assert moves.calls == ["copied", "done"]
 
 
-def test_the_source_is_free_once_where_a_put_fails_or_never_runs(
+def test_the_source_is_freed_once_if_a_put_fails_or_never_runs(
     single: EmbeddedStore, make_wide: MakeWide
 ) -> None:
     transfers = make_wide(*single.data_urls, tuning=HASTY)
@@ -247,7 +247,7 @@ def is_set(words: tuple[bytes, ...]) -> bool:
     return words[0] == b"SET"
 
 
-def test_a_put_cut_in_mid_value_is_sent_again_from_the_source(
+def test_a_put_disconnected_within_the_value_is_sent_again_from_the_source(
     single: EmbeddedStore, make_wide: MakeWide, link: LinkProxy
 ) -> None:
     transfers = make_wide(link.url)
@@ -265,7 +265,7 @@ def test_a_put_cut_in_mid_value_is_sent_again_from_the_source(
     assert transfers.get(ONE, marker)[1] == source.content(3, 2, 1, 0)
 
 
-def test_a_get_cut_in_mid_value_is_received_again(
+def test_a_get_disconnected_within_the_value_is_received_again(
     single: EmbeddedStore, make_wide: MakeWide, link: LinkProxy
 ) -> None:
     moves = Moves(make_wide(link.url).plane)
@@ -293,7 +293,7 @@ def test_a_get_that_misses_its_deadline_writes_nothing_after_it(
     link.hold_replies(2 * BLOCK)
     result = moves.get(marker, target.views(0, 1, 2, 3))
     assert (result.ok, result.gone) == (False, False)
-    target.data[:] = bytes(len(target.data))  # somebody else's now
+    target.data[:] = bytes(len(target.data))  # as if another request used the blocks now
     link.mend()
     other = Pool(3)
     wait_until(lambda: moves.get(marker, other.views(0, 1, 2, 3)).ok, "the server to be used")
@@ -301,7 +301,7 @@ def test_a_get_that_misses_its_deadline_writes_nothing_after_it(
     assert not any(target.data)
 
 
-def test_blocks_go_over_tls(
+def test_blocks_are_transferred_over_tls(
     single: EmbeddedStore, make_wide: MakeWide, loop: WireLoop, tmp_path: Path
 ) -> None:
     certificate = make_certificate(tmp_path)
@@ -318,25 +318,25 @@ def test_blocks_go_over_tls(
     assert target.but(4, 0, 2) == rest
 
 
-# --- what is asked for ----------------------------------------------------------------------------
+# --- invalid arguments ----------------------------------------------------------------------------
 
 
-def test_pieces_of_a_wrong_size_are_our_bug_and_never_sent(
+def test_pieces_of_a_wrong_size_raise_value_error(
     single: EmbeddedStore, make_wide: MakeWide
 ) -> None:
     moves = Moves(make_wide(*single.data_urls).plane)
     marker = moves.stored(Pool(1).views(0, 1, 2, 3))
     for wrong in ([], Pool(1).views(0, 1, 2), [memoryview(bytearray(BLOCK - 1))] * 4):
-        with pytest.raises(ValueError, match=f"give equal ones of {WIDE.chunk_bytes} in all"):
+        with pytest.raises(ValueError, match=f"equal size, {WIDE.chunk_bytes} bytes in total"):
             moves.put_later(wrong)
-        with pytest.raises(ValueError, match=f"give equal ones of {WIDE.chunk_bytes} in all"):
+        with pytest.raises(ValueError, match=f"equal size, {WIDE.chunk_bytes} bytes in total"):
             moves.get(marker, wrong)
 
 
-def test_head_shards_do_not_lie_in_pieces_of_blocks(
+def test_direct_operations_are_refused_for_head_shards(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     sharded = msgspec.structs.replace(WIDE, kv_shards=2)
     moves = Moves(make_transfers(single.data_urls, layout=sharded).plane)
-    with pytest.raises(ValueError, match="it is 2"):
+    with pytest.raises(ValueError, match="kv_shards is 2"):
         moves.put_later(Pool(1).views(0, 1, 2, 3))

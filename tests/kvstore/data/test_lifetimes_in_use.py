@@ -1,4 +1,4 @@
-"""A chain that is used outlives its lifetime, marker and value; one that is not dies with it."""
+"""Markers and values of a chain that is read outlive their TTL; those of an unread chain do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.stores.kvstore import (
 
 pytestmark = pytest.mark.integration
 
-BASE_S = 10_000.0  # far longer than the test takes: what passes of it the test says
+BASE_S = 10_000.0  # far longer than the test takes: only age() makes keys expire
 READ = [chunk_name(number) for number in range(4)]
 LEFT = [chunk_name(number) for number in range(10, 14)]
 
@@ -39,7 +39,7 @@ async def publish(transfers: Transfers, index: Index, chain: list[BlockHash]) ->
 
 
 async def look_up(index: Index, chain: list[BlockHash]) -> list[Marker]:
-    """As a node does with what it then fetches: it lives on."""
+    """Look up a chain and extend its markers, as a node does for chunks that it fetches."""
     found = await index.lookup(FINGERPRINT, chain)
     assert None not in found
     markers = [marker for marker in found if marker is not None]
@@ -51,14 +51,14 @@ async def look_up(index: Index, chain: list[BlockHash]) -> list[Marker]:
 
 
 def age(store: EmbeddedStore, seconds: float) -> None:
-    """Every key of the store is as much nearer to its end."""
+    """Shorten the TTL of every key in the store."""
     for url in (store.index_url, *store.data_urls):
         with plain_client(url) as client:
             for key in client.scan_iter():
                 client.pexpire(key, client.pttl(key) - round(1000 * seconds))
 
 
-async def test_a_chain_read_again_and_again_outlives_its_lifetime_and_another_does_not(
+async def test_a_chain_that_is_read_outlives_its_ttl_and_an_unread_one_does_not(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=Tuning(ttl_base_s=BASE_S))
@@ -81,7 +81,7 @@ async def test_a_chain_read_again_and_again_outlives_its_lifetime_and_another_do
         assert sum(1 for key in client.scan_iter() if b"{" in key) == len(READ)
 
 
-async def test_what_is_put_lives_as_long_as_its_depth_says_on_both_sides(
+async def test_value_and_marker_get_the_ttl_of_their_depth(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=Tuning(ttl_base_s=1000.0))

@@ -1,4 +1,4 @@
-"""The data plane's figures after a year without work, and after a week of trouble or of load."""
+"""The data plane after a year without work, and after a week of trouble or load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
 MIB = 1 << 20
 
 
-def test_a_server_that_is_away_for_a_year_is_probed_at_the_longest_pause_and_comes_back() -> None:
+def test_a_server_that_was_down_for_a_year_is_probed_at_the_longest_pause_and_used_again() -> None:
     clock = Clock()
     circuit = CircuitBreaker(0.1, 5.0, clock)
     probes = 0
@@ -38,7 +38,7 @@ def test_a_server_that_is_away_for_a_year_is_probed_at_the_longest_pause_and_com
     assert circuit.wait_s() == pytest.approx(0.1, abs=1e-6)
 
 
-def test_a_rate_is_kept_through_a_year_without_transfers() -> None:
+def test_a_rate_survives_a_year_without_transfers() -> None:
     clock = Clock()
     total = RateMeter(clock)
     meter = RateMeter(clock, total)
@@ -56,7 +56,7 @@ def test_a_rate_is_kept_through_a_year_without_transfers() -> None:
     assert math.isclose(total.bytes_per_s, usual, rel_tol=0.01)
 
 
-def test_rates_of_a_week_stay_numbers_whatever_was_measured() -> None:
+def test_rates_stay_finite_over_a_week_of_extreme_measurements() -> None:
     clock, rng = Clock(), random.Random(1)
     meter, average = RateMeter(clock), Average()
     before = sizes(meter)
@@ -71,7 +71,7 @@ def test_rates_of_a_week_stay_numbers_whatever_was_measured() -> None:
     assert grown(before, sizes(meter)) == {}
 
 
-def test_a_year_saves_up_no_more_than_a_second_of_writing_behind() -> None:
+def test_an_idle_year_saves_up_at_most_a_second_of_write_behind() -> None:
     clock = Clock()
     bucket, behind = TokenBucket(clock), WriteBehindBudget(None, clock)
     clock.advance(YEAR_S)
@@ -83,6 +83,6 @@ def test_a_year_saves_up_no_more_than_a_second_of_writing_behind() -> None:
     assert behind.take(MIB, put_bytes_per_s=0.0, fullest=0.0, others=False)
 
 
-def test_a_chunk_of_any_depth_has_a_lifetime() -> None:
+def test_a_chunk_of_any_depth_has_a_valid_ttl() -> None:
     for depth in (0, 1, 1 << 20, 1 << 62):
         assert 1000 * 1800 <= ttl_ms(depth) <= 1000 * 3600

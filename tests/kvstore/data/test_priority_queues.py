@@ -1,4 +1,4 @@
-"""Who goes first, and that write-behind takes nobody's thread; by a clock that stands still."""
+"""PriorityQueues with a fake clock: the order of operations, and the limit of write-behind."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def filled(lanes: PriorityQueues, *priorities: Priority) -> PriorityQueues:
 
 
 def taken(lanes: PriorityQueues) -> Priority | None:
-    """At once."""
+    """Take an operation without waiting."""
     operation = lanes.take(lanes.changes, 0.0)
     return None if operation is None else operation.priority
 
 
-def test_hand_off_goes_before_prefix_before_write_behind_and_each_in_its_order() -> None:
+def test_hand_offs_go_before_prefixes_before_write_behind_each_in_fifo_order() -> None:
     lanes = filled(
         PriorityQueues(1, 30.0, Clock()), BEHIND, PREFIX, HANDOFF, BEHIND, PREFIX, HANDOFF
     )
@@ -68,7 +68,7 @@ def test_write_behind_never_takes_the_last_free_thread(threads: int, most: int) 
     assert taken(lanes) is None
 
 
-def test_write_behind_waits_while_the_other_thread_has_work_of_any_kind() -> None:
+def test_with_two_threads_write_behind_waits_while_one_is_busy() -> None:
     lanes = filled(PriorityQueues(2, 30.0, Clock()), PREFIX, BEHIND)
     assert taken(lanes) is PREFIX
     assert taken(lanes) is None
@@ -80,7 +80,7 @@ def test_write_behind_waits_while_the_other_thread_has_work_of_any_kind() -> Non
     assert taken(lanes) is BEHIND
 
 
-def test_what_waited_too_long_is_given_out_first_whatever_else_there_is() -> None:
+def test_an_operation_that_waited_too_long_goes_first() -> None:
     clock = Clock()
     lanes = filled(PriorityQueues(2, 30.0, clock), BEHIND, PREFIX)
     clock.advance(31.0)
@@ -88,7 +88,7 @@ def test_what_waited_too_long_is_given_out_first_whatever_else_there_is() -> Non
     assert [taken(lanes) for _ in range(4)] == [PREFIX, BEHIND, HANDOFF, HANDOFF]
 
 
-def test_puts_that_somebody_waits_for_are_counted_and_others_not() -> None:
+def test_only_puts_other_than_write_behind_are_counted_as_waiting() -> None:
     lanes = filled(PriorityQueues(2, 30.0, Clock()), BEHIND)
     lanes.push(get(HANDOFF))
     assert not lanes.puts_wait
@@ -98,28 +98,28 @@ def test_puts_that_somebody_waits_for_are_counted_and_others_not() -> None:
     assert [taken(lanes), lanes.puts_wait] == [PREFIX, False]
 
 
-def test_once_closed_it_takes_nothing_and_gives_all_it_has() -> None:
+def test_closed_queues_accept_nothing_and_still_hand_out_their_operations() -> None:
     lanes = filled(PriorityQueues(2, 30.0, Clock()), BEHIND, BEHIND, BEHIND)
     lanes.close()
     assert not lanes.push(put(HANDOFF))
     assert [taken(lanes) for _ in range(4)] == [BEHIND, BEHIND, BEHIND, None]
 
 
-@pytest.mark.parametrize("news", ["push", "wake", "close"])
-def test_a_taker_that_waits_learns_what_happens(news: str) -> None:
+@pytest.mark.parametrize("event", ["push", "wake", "close"])
+def test_a_waiting_thread_wakes_on_every_event(event: str) -> None:
     lanes = PriorityQueues(2, 30.0)
     found: list[object] = []
     seen = lanes.changes
     taker = threading.Thread(target=lambda: found.append(lanes.take(seen, None)))
     taker.start()
     operation = put(PREFIX)
-    {"push": lambda: lanes.push(operation), "wake": lanes.wake, "close": lanes.close}[news]()
+    {"push": lambda: lanes.push(operation), "wake": lanes.wake, "close": lanes.close}[event]()
     taker.join(PATIENCE_S)
-    assert found == [operation if news == "push" else None]
+    assert found == [operation if event == "push" else None]
 
 
-def test_what_changed_before_a_taker_waits_is_not_missed() -> None:
+def test_a_change_before_the_wait_is_not_missed() -> None:
     lanes = PriorityQueues(2, 30.0)
     seen = lanes.changes
     lanes.wake()
-    assert lanes.take(seen, None) is None  # it would wait for ever
+    assert lanes.take(seen, None) is None  # if the change were missed, this would wait for ever

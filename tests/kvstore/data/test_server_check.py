@@ -1,4 +1,4 @@
-"""What a node learns of its data servers, and what it sees to at each of their starts."""
+"""The figures that a node measures of its data servers, and the settings that it applies."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ MIB = 1 << 20
 MakeServers = Callable[..., EmbeddedServers]
 
 
-def test_nothing_is_known_of_a_server_that_was_never_met(make_transfers: MakeTransfers) -> None:
+def test_the_figures_of_an_unreachable_server_are_zero(make_transfers: MakeTransfers) -> None:
     plane = make_transfers(("unix:///nowhere",), tuning=QUICK).plane
     wait_until(lambda: bool(plane.troubles[0]), "the first attempt")
     trouble = plane.troubles[0]
     assert plane.instances() == (DataInstance(trouble=trouble, put_trouble=trouble),)
 
 
-def test_each_server_tells_how_full_and_how_far_it_is_without_traffic(
+def test_memory_and_round_trip_are_measured_without_traffic(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = make_transfers(store.data_urls, tuning=QUICK).plane
@@ -56,9 +56,7 @@ def test_each_server_tells_how_full_and_how_far_it_is_without_traffic(
         assert (each.put_bytes_per_s, each.get_bytes_per_s) == (0.0, 0.0)
 
 
-def test_rates_are_told_of_the_servers_that_moved_something(
-    store: EmbeddedStore, make_transfers: MakeTransfers
-) -> None:
+def test_rates_are_measured_per_server(store: EmbeddedStore, make_transfers: MakeTransfers) -> None:
     transfers = make_transfers(store.data_urls, tuning=QUICK)
     marker = transfers.stored(ONE)
     assert transfers.get(ONE, marker)[0].ok
@@ -66,12 +64,12 @@ def test_rates_are_told_of_the_servers_that_moved_something(
     for number, each in enumerate(plane.instances()):
         here = number == marker.instance
         assert (each.put_bytes_per_s > 0, each.get_bytes_per_s > 0) == (here, here)
-        if here:  # two clocks were read, one after the other
+        if here:  # the two meters read the clock one after the other
             assert plane.put_bytes_per_s == pytest.approx(each.put_bytes_per_s, rel=0.5)
             assert plane.get_bytes_per_s == pytest.approx(each.get_bytes_per_s, rel=0.5)
 
 
-def test_evictions_are_told_and_asked_for_under_load_too(
+def test_evictions_are_read_under_load_too(
     make_servers: MakeServers, make_transfers: MakeTransfers
 ) -> None:
     servers = make_servers(ServerSpec("small", 4 * MIB, "volatile-ttl"))
@@ -80,7 +78,7 @@ def test_evictions_are_told_and_asked_for_under_load_too(
     numbers = iter(range(1_000_000))
 
     def keep_busy() -> None:
-        while not stop.is_set():  # always something queued
+        while not stop.is_set():  # keep the queue filled
             pending = [
                 transfers.put_later(chunk_name(next(numbers)), payload_of(ONE)) for _ in range(20)
             ]
@@ -91,27 +89,27 @@ def test_evictions_are_told_and_asked_for_under_load_too(
     feeder.start()
     try:
         plane = transfers.plane
-        wait_until(lambda: plane.instances()[0].evicted_keys > 0, "evictions to be told")
+        wait_until(lambda: plane.instances()[0].evicted_keys > 0, "evictions to be counted")
         assert plane.instances()[0].limit_bytes == 4 * MIB
     finally:
         stop.set()
         feeder.join()
 
 
-def test_a_slow_answer_is_seen_in_the_latency(
+def test_a_slow_reply_raises_the_latency(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = make_transfers(single.data_urls, tuning=replace(PATIENT, idle_check_s=0.4)).plane
-    # The first look is over, so that the slow answer is to the next one's PING.
-    wait_until(lambda: plane.instances()[0].limit_bytes > 0, "the first look")
+    # Wait for the first check, so that the slow reply is that to the PING of the next one.
+    wait_until(lambda: plane.instances()[0].limit_bytes > 0, "the first check")
     ended = threading.Event()
     with frozen(single.pid("data0")):
         ended.wait(1.2)
-    # Forgotten by a quarter at each look, 0.4 s apart.
-    wait_until(lambda: plane.instances()[0].get_latency_ms > 30, "the slow answer")
+    # Each check, 0.4 s apart, takes a quarter of the slow sample out of the average.
+    wait_until(lambda: plane.instances()[0].get_latency_ms > 30, "the slow reply")
 
 
-def test_a_server_that_has_work_is_looked_at_less_often_and_nobody_spins_meanwhile(
+def test_a_busy_server_is_checked_less_often_and_no_thread_spins(
     single: EmbeddedStore,
 ) -> None:
     link = RespConnection(parse_endpoint(single.data_urls[0]))
@@ -132,7 +130,7 @@ def test_a_server_that_has_work_is_looked_at_less_often_and_nobody_spins_meanwhi
     link.close()
 
 
-def test_a_server_that_refuses_to_be_looked_at_is_used_all_the_same(
+def test_a_server_that_refuses_ping_is_still_used(
     make_servers: MakeServers, make_transfers: MakeTransfers
 ) -> None:
     url = make_servers(ServerSpec("one", 64 * MIB, "volatile-ttl")).url("one")
@@ -142,7 +140,7 @@ def test_a_server_that_refuses_to_be_looked_at_is_used_all_the_same(
         marker = transfers.stored(ONE)
         admin.execute_command("ACL", "SETUSER", "me", "-ping")
         before = _no_permission(admin)
-        wait_until(lambda: _no_permission(admin) > before + 2, "some looks that were refused")
+        wait_until(lambda: _no_permission(admin) > before + 2, "some refused checks")
     assert transfers.plane.troubles == ("",)
     assert transfers.get(ONE, marker)[0].ok
 
@@ -159,7 +157,7 @@ def _policy(url: str) -> str:
         return str(client.config_get("maxmemory-policy")["maxmemory-policy"])
 
 
-def test_a_servers_settings_are_seen_to_at_each_start_of_it(
+def test_settings_are_applied_at_each_start_of_a_server(
     make_servers: MakeServers, make_transfers: MakeTransfers
 ) -> None:
     servers = make_servers(ServerSpec("one", 64 * MIB, "noeviction"))
@@ -169,7 +167,7 @@ def test_a_servers_settings_are_seen_to_at_each_start_of_it(
     with plain_client(url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.client_kill_filter(_type="normal", skipme=True)
-        threading.Event().wait(0.2)  # connected again, to the same start
+        threading.Event().wait(0.2)  # time to reconnect to the same start of the server
         assert _policy(url) == "allkeys-lru"
     os.kill(servers.pid("one"), signal.SIGKILL)
     wait_until(lambda: _alive(url), "the second start")
@@ -183,7 +181,7 @@ def _alive(url: str) -> bool:
 
 
 @pytest.mark.parametrize("settings", ["check", None])
-def test_settings_are_left_alone_unless_they_may_be_changed(
+def test_settings_are_changed_only_in_apply_mode(
     make_servers: MakeServers,
     make_transfers: MakeTransfers,
     caplog: pytest.LogCaptureFixture,
@@ -199,7 +197,7 @@ def test_settings_are_left_alone_unless_they_may_be_changed(
         wait_until(lambda: "maxmemory-policy" in caplog.text, "the warning")
 
 
-def test_one_link_sees_to_the_settings_of_a_server_that_many_use(
+def test_only_one_connection_applies_the_settings_of_a_server(
     make_servers: MakeServers, make_transfers: MakeTransfers, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers = make_servers(ServerSpec("one", 64 * MIB, "noeviction"))

@@ -1,4 +1,5 @@
-"""A data server that is gone, frozen, restarted or full: noticed, refused at once, used again."""
+"""A data server that is down, frozen, restarted or full is noticed, avoided at once, and used
+again when it recovers."""
 
 from __future__ import annotations
 
@@ -35,9 +36,9 @@ pytestmark = pytest.mark.integration
 
 ONE, TWO = chunk_name(1), chunk_name(2)
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2, idle_check_s=0.05)
-LOOKING = replace(PATIENT, backoff_limit_s=0.2, idle_check_s=0.05)  # where none stands still
+FREQUENT_CHECKS = replace(PATIENT, backoff_limit_s=0.2, idle_check_s=0.05)  # if none is frozen
 MIB = 1 << 20
-# 2 MiB per chunk, more than some servers have.
+# 2 MiB per chunk: more memory than some of the servers have.
 WIDE = KVLayout(
     num_layers=16, num_kv_heads=4, head_dim=128, block_size=16, dtype="float32", chunk_blocks=2
 )
@@ -51,10 +52,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_server_that_is_gone_is_noticed_without_traffic_and_so_is_its_return(
+def test_a_server_that_goes_down_and_returns_is_noticed_without_traffic(
     single: EmbeddedStore, make_transfers: MakeTransfers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=LOOKING)
+    transfers = make_transfers(single.data_urls, tuning=FREQUENT_CHECKS)
     assert transfers.plane.wait_connected(PATIENCE_S)
     before = transfers.plane.run_ids
     with held_down(single, "data0"):
@@ -72,25 +73,25 @@ def test_a_server_that_is_gone_is_noticed_without_traffic_and_so_is_its_return(
 def test_a_restart_is_noticed_without_traffic(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=LOOKING)
+    transfers = make_transfers(single.data_urls, tuning=FREQUENT_CHECKS)
     assert transfers.plane.wait_connected(PATIENCE_S)
     before = transfers.plane.run_ids
     os.kill(single.pid("data0"), signal.SIGKILL)
     wait_until(lambda: transfers.plane.run_ids != before, "the new run id")
 
 
-def test_a_frozen_server_is_noticed_without_traffic_and_so_is_its_waking(
+def test_a_server_that_freezes_and_resumes_is_noticed_without_traffic(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=QUICK)
     marker = transfers.stored_at_last(ONE)
     with frozen(single.pid("data0")):
-        wait_until(lambda: not usable(transfers), "it to be noticed")
+        wait_until(lambda: not usable(transfers), "the freeze to be noticed")
     wait_until(lambda: usable(transfers), "its waking to be noticed")
     assert transfers.got_at_last(ONE, marker) == payload_of(ONE)
 
 
-def test_what_a_frozen_server_says_too_late_reaches_nobody(
+def test_late_replies_of_a_frozen_server_are_dropped(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=QUICK)
@@ -113,7 +114,7 @@ def test_what_a_frozen_server_says_too_late_reaches_nobody(
     assert arrived == []
 
 
-def test_chunks_go_to_the_instances_that_take_them(
+def test_chunks_are_put_on_the_instances_that_accept_them(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(store.data_urls, tuning=QUICK)
@@ -133,14 +134,14 @@ def test_chunks_go_to_the_instances_that_take_them(
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_when_it_has_room(
+def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_once_it_has_room(
     make_servers: Callable[..., EmbeddedServers],
     make_transfers: MakeTransfers,
     caplog: pytest.LogCaptureFixture,
     build: str,
 ) -> None:
     servers = make_servers(ServerSpec("tiny", 3 * MIB, "noeviction"), binary=redis_server(build))
-    transfers = make_transfers((servers.url("tiny"),), tuning=LOOKING)
+    transfers = make_transfers((servers.url("tiny"),), tuning=FREQUENT_CHECKS)
     marker = transfers.stored(ONE)
     results = [transfers.put(chunk_name(number)) for number in range(2, 62)]
     assert "store full" in [result.reason for result in results]
@@ -169,27 +170,27 @@ def _refusals(info: dict[str, dict[str, int]]) -> int:
 
 
 def _wide(url: str) -> Transfers:
-    plane = DataPlane((url,), WIDE, FINGERPRINT, EPOCH, tuning=LOOKING)
+    plane = DataPlane((url,), WIDE, FINGERPRINT, EPOCH, tuning=FREQUENT_CHECKS)
     plane.start()
     return Transfers(plane, WIDE)
 
 
-def _let_clients_be(url: str) -> None:
-    """Where the server bounds what clients' buffers take: it would drop who brings a chunk."""
+def _allow_large_client_buffers(url: str) -> None:
+    """Turn off the limit of clients' buffers, for which the server would disconnect a put."""
     with plain_client(url) as client, suppress(redis.ResponseError):
         client.config_set("maxmemory-clients", 0)
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_server_at_its_limit_stays_out_of_use_though_it_has_room_for_one_more(
+def test_a_server_with_room_for_only_one_chunk_stays_unused(
     make_servers: Callable[..., EmbeddedServers],
     make_transfers: MakeTransfers,
     caplog: pytest.LogCaptureFixture,
     build: str,
 ) -> None:
     servers = make_servers(ServerSpec("tiny", 64 * MIB, "noeviction"), binary=redis_server(build))
-    _let_clients_be(servers.url("tiny"))
-    transfers = make_transfers((servers.url("tiny"),), tuning=LOOKING)
+    _allow_large_client_buffers(servers.url("tiny"))
+    transfers = make_transfers((servers.url("tiny"),), tuning=FREQUENT_CHECKS)
     with plain_client(servers.url("tiny")) as client:
         names = iter(chunk_name(number) for number in range(10_000))
 
@@ -200,7 +201,7 @@ def test_a_server_at_its_limit_stays_out_of_use_though_it_has_room_for_one_more(
         leave_room_for(0)
         wait_until(lambda: not transfers.put(next(names)).ok, "it to be full")
         seen: set[bool] = set()
-        leave_room_for(2)  # one, and what a probe's own connection takes meanwhile
+        leave_room_for(2)  # one chunk, and the buffers of a probe's connection
         refused = _refusals(client.info("errorstats"))
         wait_until(lambda: _refusals(client.info("errorstats")) > refused + 4, "refused probes")
         for _ in range(100):
@@ -213,17 +214,17 @@ def test_a_server_at_its_limit_stays_out_of_use_though_it_has_room_for_one_more(
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_chunk_bigger_than_the_server_is_refused_until_the_server_is_bigger(
+def test_a_chunk_larger_than_the_server_is_refused_until_the_server_is_larger(
     make_servers: Callable[..., EmbeddedServers], build: str
 ) -> None:
     servers = make_servers(ServerSpec("tiny", 2 * MIB, "volatile-ttl"), binary=redis_server(build))
-    _let_clients_be(servers.url("tiny"))
+    _allow_large_client_buffers(servers.url("tiny"))
     transfers = _wide(servers.url("tiny"))
     try:
         assert transfers.put(ONE).reason == "store full"
         with plain_client(servers.url("tiny")) as client:
             wait_until(lambda: _refusals(client.info("errorstats")) > 3, "probes to be refused")
-            assert not usable(transfers)  # though it would take smaller values
+            assert not usable(transfers)  # although the server would accept smaller values
             client.config_set("maxmemory", 64 * MIB)
         wait_until(lambda: usable(transfers), "it to be used again")
         assert transfers.put(ONE).ok
@@ -231,7 +232,7 @@ def test_a_chunk_bigger_than_the_server_is_refused_until_the_server_is_bigger(
         transfers.plane.close()
 
 
-def test_a_server_that_drops_who_brings_a_chunk_is_not_used_until_it_takes_one(
+def test_a_server_that_disconnects_on_a_put_stays_unused_until_it_accepts_one(
     make_servers: Callable[..., EmbeddedServers], caplog: pytest.LogCaptureFixture
 ) -> None:
     servers = make_servers(ServerSpec("strict", 64 * MIB, "volatile-ttl"))
@@ -255,13 +256,13 @@ def test_a_server_that_drops_who_brings_a_chunk_is_not_used_until_it_takes_one(
     wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
 
 
-def test_only_what_is_in_flight_waits_for_the_deadline_of_a_frozen_server(
+def test_only_operations_in_flight_wait_for_the_deadline_of_a_frozen_server(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=QUICK)
     transfers.stored_at_last(ONE)
     with frozen(single.pid("data0")):
         puts = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(1000)]
-        # 500 deadlines one after the other (two threads) would be longer than a wait may be.
+        # 500 deadlines one after the other (two threads) would exceed PATIENCE_S.
         assert not any(put().ok for put in puts)
         assert len(transfers.copied) == 1001

@@ -1,4 +1,4 @@
-"""One line when trouble begins, one when it is over, whatever comes and goes between."""
+"""One warning when trouble begins and one when it is over, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check() -> ServerCheck:
     return ServerCheck(3, [], shared_by_instances(), nothing)
 
 
-def test_a_server_that_goes_and_comes_is_told_of_twice(
+def test_one_warning_when_a_server_is_lost_and_one_when_it_returns(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     check.reached()
@@ -43,7 +43,7 @@ def test_a_server_that_goes_and_comes_is_told_of_twice(
     assert caplog.messages == [AWAY, BACK]
 
 
-def test_room_that_comes_and_goes_is_told_of_once_until_a_put_has_worked(
+def test_one_warning_while_room_comes_and_goes_until_a_put_succeeds(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
@@ -57,7 +57,7 @@ def test_room_that_comes_and_goes_is_told_of_once_until_a_put_has_worked(
     assert caplog.messages == [FULL, BACK]
 
 
-def test_a_server_that_goes_while_its_room_is_on_trial_is_told_of(
+def test_a_server_lost_while_its_room_is_on_trial_causes_a_warning(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused(check)
@@ -68,7 +68,7 @@ def test_a_server_that_goes_while_its_room_is_on_trial_is_told_of(
     assert caplog.messages == [FULL, AWAY, BACK]
 
 
-def test_what_fails_after_the_close_was_cut_off_by_us(
+def test_failures_after_the_close_cause_no_warning(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     check.close()
@@ -78,7 +78,7 @@ def test_what_fails_after_the_close_was_cut_off_by_us(
     assert caplog.messages == []
 
 
-def test_each_change_is_passed_on() -> None:
+def test_each_change_calls_changed() -> None:
     calls: list[int] = []
     check = ServerCheck(0, [], shared_by_instances(), lambda: calls.append(1))
     lost(check)
@@ -87,5 +87,5 @@ def test_each_change_is_passed_on() -> None:
     check.has_room()
     check.took_put()
     assert len(calls) == 5
-    check.took_put()  # nothing new
+    check.took_put()  # no change
     assert len(calls) == 5

@@ -1,4 +1,4 @@
-"""A chunk in head shards: one value each, and a whole chunk or none."""
+"""Chunks in head shards: each shard is a value, and a chunk is fetched completely or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONE = chunk_name(1)
 SHARDED = msgspec.structs.replace(LAYOUT, kv_shards=4)
 
 
-def test_a_chunk_in_shards_comes_back_byte_for_byte(
+def test_a_chunk_in_shards_is_fetched_as_it_was_put_byte_for_byte(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(store.data_urls, layout=SHARDED)
@@ -48,7 +48,7 @@ def test_a_chunk_in_shards_comes_back_byte_for_byte(
     assert sorted(transfers.copied) == sorted(names)
 
 
-def test_each_shard_is_a_value_of_its_own_and_all_are_on_one_instance(
+def test_each_shard_is_a_separate_value_and_all_are_on_one_instance(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(store.data_urls, layout=SHARDED)
@@ -69,7 +69,7 @@ def test_each_shard_is_a_value_of_its_own_and_all_are_on_one_instance(
                 assert value[HEADER_BYTES:] == payload_of(ONE)[shard * size : (shard + 1) * size]
 
 
-def test_the_source_is_released_once_after_the_last_shard_was_staged(
+def test_the_source_is_released_once_after_the_last_shard_is_staged(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = make_transfers(single.data_urls, layout=SHARDED).plane
@@ -95,7 +95,7 @@ def test_the_source_is_released_once_after_the_last_shard_was_staged(
 
 @pytest.mark.parametrize("shard", range(4))
 @pytest.mark.parametrize("damage", ["gone", "flipped", "another shard's"])
-def test_one_bad_shard_is_a_miss_and_no_bad_byte_is_handed_over(
+def test_one_bad_shard_is_a_miss_and_its_bytes_do_not_reach_the_sink(
     single: EmbeddedStore, make_transfers: MakeTransfers, shard: int, damage: str
 ) -> None:
     transfers = make_transfers(single.data_urls, layout=SHARDED)
@@ -164,7 +164,7 @@ def _other_pid(store: EmbeddedStore, pid: int) -> bool:
     return False
 
 
-def test_the_first_shard_that_fails_ends_a_put_and_its_source_is_free(
+def test_the_first_failed_shard_ends_a_put_and_frees_its_source(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, layout=SHARDED)

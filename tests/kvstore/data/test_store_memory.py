@@ -1,4 +1,4 @@
-"""The bound on the store's memory holds, and what goes first is what is missed least."""
+"""The limit of the store's memory holds, and the least useful chunks are evicted first."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 BOUND = 32 * MIB
-# 1 MiB per chunk, the worst of sizes: with its header the allocator charges a quarter more.
+# 1 MiB per chunk, the worst size: with a header the allocator takes a quarter more.
 LAYOUT = KVLayout(
     num_layers=8, num_kv_heads=8, head_dim=128, block_size=16, dtype="float32", chunk_blocks=1
 )
-# Of the process over the bound: the program itself, two threads' buffers, what the allocator keeps.
+# Memory of the process beyond the limit: the program, buffers of two threads, allocator overhead.
 SLACK = 1.25
 PROGRAM = 20 * MIB
 
 
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("build", BUILDS)
-def test_thrice_the_bound_is_taken_and_the_bound_holds(
+def test_a_server_that_gets_three_times_its_limit_stays_within_it(
     build: str, instances: int, make_transfers: MakeTransfers
 ) -> None:
     with EmbeddedStore(BOUND, data_instances=instances, binary=redis_server(build)) as store:
@@ -56,11 +56,11 @@ def test_thrice_the_bound_is_taken_and_the_bound_holds(
             assert used <= BOUND
             resident = sum(server.memory_info().rss for server in servers)
             assert resident <= SLACK * BOUND + PROGRAM * instances
-        assert used > BOUND / 2  # what is bounded is used, not refused
+        assert used > BOUND / 2  # the server uses its memory instead of refusing puts
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_of_a_chain_that_does_not_fit_the_tail_goes_and_the_head_stays(
+def test_a_chain_that_does_not_fit_loses_its_tail_and_keeps_its_head(
     build: str, make_transfers: MakeTransfers
 ) -> None:
     with EmbeddedStore(BOUND, binary=redis_server(build)) as store:
@@ -75,12 +75,12 @@ def test_of_a_chain_that_does_not_fit_the_tail_goes_and_the_head_stays(
                 if client.exists(chunk_key(FINGERPRINT, chunk_name(depth)))
             ]
     whole = next(depth for depth in range(length) if depth not in left)
-    # The server looks at ten keys at a time, and overlooks some of the deep ones.
+    # The server samples ten keys per eviction, so some deep chunks survive.
     assert whole > len(left) / 2
     assert len(left) < length / 2
 
 
-def test_what_is_read_outlives_what_is_newer_and_what_is_not_read_does_not(
+def test_chunks_that_are_read_outlive_newer_chunks_that_are_not(
     make_transfers: MakeTransfers,
 ) -> None:
     with EmbeddedStore(BOUND) as store:
@@ -97,7 +97,7 @@ def test_what_is_read_outlives_what_is_newer_and_what_is_not_read_does_not(
 
 
 @pytest.mark.parametrize(("memory", "limit"), [(1279 * MIB, "0"), (1280 * MIB, "50%")])
-def test_clients_are_bounded_together_where_64_of_them_fit_in_half_of_the_memory(
+def test_the_limit_of_all_clients_is_set_only_if_64_fit_in_half_of_the_memory(
     memory: int, limit: str
 ) -> None:
     with (
@@ -107,7 +107,7 @@ def test_clients_are_bounded_together_where_64_of_them_fit_in_half_of_the_memory
         assert client.config_get("maxmemory-clients")["maxmemory-clients"] == limit
 
 
-def test_a_small_store_takes_big_values_from_many_at_once_and_cuts_nobody_off() -> None:
+def test_a_small_store_takes_large_values_from_many_clients_and_disconnects_none() -> None:
     links, each, value = 32, 4, bytes(4 * MIB)
     with EmbeddedStore(512 * MIB, binary=redis_server("debian")) as store:
         url = store.data_urls[0]
@@ -123,7 +123,8 @@ def test_a_small_store_takes_big_values_from_many_at_once_and_cuts_nobody_off() 
             found = 0
             for turn in range(each):
                 link.put(deadline, b"key %d %d" % (number, turn), [memoryview(value)], 600_000)
-                key = b"key %d %d" % ((number + 1) % links, turn)  # if it is there yet, and still
+                # The neighbour's key: perhaps not written yet, or already evicted.
+                key = b"key %d %d" % ((number + 1) % links, turn)
                 found += link.get(deadline, key, into, 600_000) == len(value)
             together.wait(PATIENCE_S)
             link.close()
@@ -137,9 +138,7 @@ def test_a_small_store_takes_big_values_from_many_at_once_and_cuts_nobody_off() 
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_value_of_16_mib_is_put_and_read_though_a_store_expects_smaller_ones(
-    build: str, make_transfers: MakeTransfers
-) -> None:
+def test_a_value_of_16_mib_is_put_and_read(build: str, make_transfers: MakeTransfers) -> None:
     big = msgspec.structs.replace(LAYOUT, chunk_blocks=16)
     with EmbeddedStore(512 * MIB, binary=redis_server(build)) as store:
         transfers = make_transfers(store.data_urls, layout=big, settings="apply")
@@ -153,7 +152,7 @@ def test_a_value_of_16_mib_is_put_and_read_though_a_store_expects_smaller_ones(
 
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("build", BUILDS)
-def test_a_client_that_does_not_read_costs_nobody_a_chunk_but_without_limits_it_would(
+def test_a_client_that_does_not_read_evicts_no_chunks_unless_limits_are_off(
     build: str, bounded: bool
 ) -> None:
     with EmbeddedStore(2 * BOUND, binary=redis_server(build)) as store:
@@ -188,7 +187,8 @@ def fill(url: str, values: int) -> None:
 
 
 def ask_and_do_not_read(url: str, values: int) -> None:
-    """Return when the server has answered all, or has cut the client off."""
+    """Send gets and read no reply; return when the server has answered all or has disconnected the
+    client."""
 
     def is_over() -> bool:
         with plain_client(url) as client:
@@ -200,4 +200,4 @@ def ask_and_do_not_read(url: str, values: int) -> None:
         rude.sendall(b"CLIENT SETNAME rude\r\n")
         assert rude.recv(100) == b"+OK\r\n"
         rude.sendall(b"".join(b'GET "key %d"\r\n' % (number % 30) for number in range(values)))
-        wait_until(is_over, "the answers, or the end")
+        wait_until(is_over, "the answers, or the disconnection")

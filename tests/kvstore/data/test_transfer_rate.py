@@ -1,4 +1,4 @@
-"""Rates and averages, by a clock that stands still."""
+"""RateMeter and Average, with a fake clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from baton_kvstore.data.transfers import Average, RateMeter
 from tests.support.clock import Clock
 
 
-def test_a_rate_is_bytes_over_the_time_something_ran() -> None:
+def test_a_rate_is_bytes_over_the_time_with_a_running_transfer() -> None:
     clock = Clock()
     meter = RateMeter(clock)
     assert meter.bytes_per_s == 0.0
@@ -21,7 +21,7 @@ def test_a_rate_is_bytes_over_the_time_something_ran() -> None:
     assert meter.bytes_per_s == 500.0
 
 
-def test_parallel_transfers_count_together() -> None:
+def test_bytes_of_parallel_transfers_add_up() -> None:
     clock = Clock()
     meter = RateMeter(clock)
     meter.begin()
@@ -42,7 +42,7 @@ def test_a_new_rate_moves_the_average_and_a_failure_does_not() -> None:
     assert meter.bytes_per_s == 1250.0
 
 
-def test_a_link_that_is_never_idle_is_measured_too() -> None:
+def test_a_link_that_is_never_idle_is_measured() -> None:
     clock = Clock()
     meter = RateMeter(clock)
     meter.begin()
@@ -53,7 +53,7 @@ def test_a_link_that_is_never_idle_is_measured_too() -> None:
     assert meter.bytes_per_s == 700.0
 
 
-def test_what_two_meters_count_their_total_counts_together() -> None:
+def test_a_total_counts_the_transfers_of_two_meters() -> None:
     clock = Clock()
     total = RateMeter(clock)
     one, other = RateMeter(clock, total), RateMeter(clock, total)
@@ -64,11 +64,11 @@ def test_what_two_meters_count_their_total_counts_together() -> None:
     clock.advance(1.0)
     other.end(3000)
     assert (one.bytes_per_s, other.bytes_per_s) == (1000.0, 1500.0)
-    # It was folded in when the first one ended, after 1 s, and then when the second did.
+    # The total adds a sample when the first transfer ends, after 1 s, and when the second does.
     assert total.bytes_per_s == 1000.0 + 0.25 * (3000.0 - 1000.0)
 
 
-def test_an_average_begins_with_its_first_sample_and_follows_the_next() -> None:
+def test_an_average_starts_at_its_first_sample_and_follows_the_next() -> None:
     average = Average()
     assert average.value == 0.0
     average.add(4.0)

@@ -1,4 +1,4 @@
-"""What may be written behind: a rate that holds, and when there is none."""
+"""The limit of write-behind: its rate, and the conditions that stop it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.stores.kvstore import (
 
 MIB = 1 << 20
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
-LOOKING = replace(PATIENT, idle_check_s=0.02)
+FREQUENT_CHECKS = replace(PATIENT, idle_check_s=0.02)
 
 
 def asked(
@@ -42,7 +42,7 @@ def asked(
     fullest: float = 0.0,
     others: bool = False,
 ) -> bool:
-    """For 1 MiB."""
+    """Ask the budget for 1 MiB."""
     return behind.take(MIB, put_bytes_per_s=put_bytes_per_s, fullest=fullest, others=others)
 
 
@@ -58,21 +58,21 @@ def test_a_rate_holds_on_average_for_chunks_of_any_size(size: int) -> None:
     assert 100 * 10.0 * MIB - size <= moved <= 100 * 10.0 * MIB + size
 
 
-def test_an_idle_time_saves_up_a_second_and_no_more() -> None:
+def test_idle_time_saves_up_at_most_a_second() -> None:
     clock = Clock()
     bucket = TokenBucket(clock)
     clock.advance(1000.0)
     assert sum(bucket.take(MIB, 10.0 * MIB) for _ in range(100)) == 10
 
 
-def test_a_rate_of_nothing_lets_nothing_through() -> None:
+def test_a_rate_of_zero_lets_nothing_through() -> None:
     clock = Clock()
     bucket = TokenBucket(clock)
     clock.advance(1000.0)
     assert not bucket.take(1, 0.0)
 
 
-def test_without_a_rate_it_is_a_tenth_of_what_puts_reach() -> None:
+def test_the_default_rate_is_a_tenth_of_the_put_rate() -> None:
     clock = Clock()
     behind = WriteBehindBudget(None, clock)
     moved = 0
@@ -82,7 +82,7 @@ def test_without_a_rate_it_is_a_tenth_of_what_puts_reach() -> None:
     assert moved == pytest.approx(100.0 * SHARE * 50.0 * MIB, rel=0.01)
 
 
-def test_until_a_put_has_measured_the_link_it_is_taken_for_a_slow_one() -> None:
+def test_a_slow_link_is_assumed_until_a_put_has_measured_it() -> None:
     clock = Clock()
     behind = WriteBehindBudget(None, clock)
     moved = 0
@@ -92,7 +92,7 @@ def test_until_a_put_has_measured_the_link_it_is_taken_for_a_slow_one() -> None:
     assert moved == pytest.approx(100.0 * SHARE * UNMEASURED_BYTES_PER_S, rel=0.02)
 
 
-def test_a_given_rate_needs_no_measurement_and_zero_is_off() -> None:
+def test_a_configured_rate_needs_no_measurement_and_zero_is_off() -> None:
     clock = Clock()
     given, off = WriteBehindBudget(MIB, clock), WriteBehindBudget(0, clock)
     clock.advance(1.0)
@@ -101,7 +101,7 @@ def test_a_given_rate_needs_no_measurement_and_zero_is_off() -> None:
 
 
 @pytest.mark.parametrize(("fullest", "others"), [(0.0, True), (0.51, False)])
-def test_nothing_goes_while_others_wait_or_the_fullest_server_is_over_half_full(
+def test_nothing_passes_while_other_puts_wait_or_a_server_is_over_half_full(
     fullest: float, others: bool
 ) -> None:
     clock = Clock()
@@ -118,9 +118,9 @@ def unlimited(
     make_transfers: MakeTransfers,
     store: EmbeddedStore,
     threads: int = 2,
-    tuning: Tuning = LOOKING,
+    tuning: Tuning = FREQUENT_CHECKS,
 ) -> Transfers:
-    """But for what the servers say."""
+    """Return transfers whose write-behind is limited only by the state of the servers."""
     transfers = make_transfers(
         store.data_urls, tuning=tuning, threads=threads, write_behind_bandwidth=1e15
     )
@@ -132,20 +132,20 @@ def unlimited(
 
 
 @pytest.mark.integration
-def test_a_store_that_is_over_half_full_gets_nothing_and_then_again(
+def test_write_behind_stops_while_the_store_is_over_half_full(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = unlimited(make_transfers, store).plane
     assert plane.take_behind(LAYOUT.chunk_bytes)
     with plain_client(store.data_urls[1]) as client:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.5))
-        wait_until(lambda: not plane.take_behind(LAYOUT.chunk_bytes), "its fill to be noticed")
+        wait_until(lambda: not plane.take_behind(LAYOUT.chunk_bytes), "the fill to be noticed")
         client.config_set("maxmemory", 0)
-        wait_until(lambda: plane.take_behind(LAYOUT.chunk_bytes), "that it has no bound")
+        wait_until(lambda: plane.take_behind(LAYOUT.chunk_bytes), "the new limit to be noticed")
 
 
 @pytest.mark.integration
-def test_a_server_in_trouble_stops_it_and_a_drain_goes_on(
+def test_a_server_in_trouble_stops_write_behind_except_in_a_drain(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = unlimited(make_transfers, store, tuning=QUICK).plane
@@ -159,14 +159,14 @@ def test_a_server_in_trouble_stops_it_and_a_drain_goes_on(
 
 
 @pytest.mark.integration
-def test_a_plane_that_has_measured_nothing_writes_behind_by_default(
+def test_a_new_data_plane_writes_behind_by_default(
     make_transfers: MakeTransfers,
 ) -> None:
     with EmbeddedStore(64 << 20) as store:
-        transfers = make_transfers(store.data_urls, tuning=LOOKING)
+        transfers = make_transfers(store.data_urls, tuning=FREQUENT_CHECKS)
         assert transfers.plane.wait_connected(PATIENCE_S)
         assert transfers.plane.put_bytes_per_s == 0.0
-        wait_until(lambda: transfers.plane.take_behind(LAYOUT.chunk_bytes), "leave to write")
+        wait_until(lambda: transfers.plane.take_behind(LAYOUT.chunk_bytes), "write-behind to start")
 
 
 @pytest.mark.integration
@@ -184,7 +184,7 @@ def test_a_full_server_is_in_trouble_for_puts_only(make_transfers: MakeTransfers
 
 
 @pytest.mark.integration
-def test_it_waits_for_puts_that_are_queued_and_not_for_its_own(
+def test_write_behind_waits_for_other_queued_puts_and_not_for_its_own(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = unlimited(make_transfers, single, threads=1)
@@ -206,7 +206,7 @@ def test_it_waits_for_puts_that_are_queued_and_not_for_its_own(
 
 
 @pytest.mark.integration
-def test_write_behind_holds_up_nobody_on_a_real_link(
+def test_write_behind_does_not_delay_other_operations_on_a_real_link(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls)
@@ -224,7 +224,7 @@ def test_write_behind_holds_up_nobody_on_a_real_link(
             chunk_name(number), 16, 0, fill_slowly, lambda: None, results.append, Priority.BEHIND
         )
     wait_until(lambda: bool(filling), "write-behind to begin")
-    for _ in range(20):  # one thread is stuck in write-behind; the other one serves all the rest
+    for _ in range(20):  # one thread is blocked in write-behind; the other serves everything else
         assert transfers.get(chunk_name(1), marker)[0].ok
         assert transfers.put(chunk_name(9)).ok
     assert len(filling) == 1
