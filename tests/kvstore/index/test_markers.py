@@ -51,7 +51,7 @@ async def index(single: EmbeddedStore) -> AsyncIterator[Index]:
         yield opened
 
 
-async def test_a_lookup_gives_a_marker_or_none_for_each_name_in_order(index: Index) -> None:
+async def test_a_lookup_returns_a_marker_or_none_for_each_chunk_in_order(index: Index) -> None:
     await index.mark_all(FINGERPRINT, [(chunk_name(2), MARKER, 60_000)])
     names = [chunk_name(number) for number in (1, 2, 3)]
     assert await index.lookup(FINGERPRINT, names) == [None, MARKER, None]
@@ -59,7 +59,7 @@ async def test_a_lookup_gives_a_marker_or_none_for_each_name_in_order(index: Ind
     assert await index.lookup(FINGERPRINT, []) == []
 
 
-async def test_a_long_prefix_is_one_round_trip_and_so_are_its_markers(
+async def test_a_long_prefix_takes_one_round_trip_to_mark_and_one_to_look_up(
     index: Index, single: EmbeddedStore
 ) -> None:
     names = [chunk_name(number) for number in range(512)]
@@ -79,9 +79,7 @@ async def test_a_long_prefix_is_one_round_trip_and_so_are_its_markers(
     await index.mark_all(FINGERPRINT, [])
 
 
-async def test_a_marker_has_its_lifetime_and_a_hit_renews_it(
-    index: Index, single: EmbeddedStore
-) -> None:
+async def test_a_marker_has_a_ttl_and_a_hit_extends_it(index: Index, single: EmbeddedStore) -> None:
     await index.mark_all(FINGERPRINT, [(chunk_name(1), MARKER, 60_000)])
     with plain_client(single.index_url) as client:
         assert 30_000 < client.pttl(marker_key(FINGERPRINT, chunk_name(1))) <= 60_000
@@ -91,7 +89,7 @@ async def test_a_marker_has_its_lifetime_and_a_hit_renews_it(
     await index.refresh(FINGERPRINT, [])
 
 
-async def test_a_wrong_marker_is_dropped_unless_it_was_replaced(index: Index) -> None:
+async def test_a_wrong_marker_is_deleted_unless_it_was_replaced(index: Index) -> None:
     newer = Marker(instance=0, run_id="newer", payload_bytes=100, shards=1, depth=2)
     await index.mark_all(FINGERPRINT, [(chunk_name(1), newer, 60_000)])
     assert not await index.unmark(FINGERPRINT, chunk_name(1), MARKER)
@@ -114,7 +112,7 @@ async def test_a_marker_is_small_and_one_of_a_later_version_is_read(
     assert await index.lookup(FINGERPRINT, [chunk_name(1), chunk_name(2)]) == [full, full]
 
 
-async def test_a_marker_that_cannot_be_read_is_no_marker_and_hides_no_other(
+async def test_an_unreadable_marker_counts_as_missing_and_hides_no_other(
     index: Index, single: EmbeddedStore
 ) -> None:
     await index.mark_all(FINGERPRINT, [(chunk_name(2), MARKER, 60_000)])
@@ -125,7 +123,7 @@ async def test_a_marker_that_cannot_be_read_is_no_marker_and_hides_no_other(
     assert await index.lookup(FINGERPRINT, names) == [None, MARKER, None]
 
 
-async def test_an_inbox_keeps_the_order_over_many_reads(index: Index) -> None:
+async def test_an_inbox_keeps_its_order_over_many_reads(index: Index) -> None:
     entries = [entry(number) for number in range(INBOX_BATCH + 50)]
     for start in range(0, len(entries), 7):
         await index.announce(NODE, EPOCH, entries[start : start + 7])
@@ -138,7 +136,7 @@ async def test_an_inbox_keeps_the_order_over_many_reads(index: Index) -> None:
     assert await index.read_inbox(NODE, EPOCH, ids, 10) == ([], [])
 
 
-async def test_a_waiting_reader_gets_what_is_announced_meanwhile(index: Index) -> None:
+async def test_a_waiting_reader_gets_new_announcements(index: Index) -> None:
     reading = asyncio.create_task(index.read_inbox(NODE, EPOCH, (), 20_000))
     await asyncio.sleep(0.05)
     await index.announce(NODE, EPOCH, [entry(1)])
@@ -146,7 +144,7 @@ async def test_a_waiting_reader_gets_what_is_announced_meanwhile(index: Index) -
     assert entries == [entry(1)]
 
 
-async def test_waiting_readers_do_not_stop_lookups(index: Index) -> None:
+async def test_waiting_readers_do_not_block_lookups(index: Index) -> None:
     readers = [
         asyncio.create_task(index.read_inbox(NodeId(f"n{number}"), EPOCH, (), 3000))
         for number in range(2)
@@ -159,7 +157,7 @@ async def test_waiting_readers_do_not_stop_lookups(index: Index) -> None:
     assert [(await reader)[1] for reader in readers] == [[entry(1)], [entry(2)]]
 
 
-async def test_an_inbox_is_of_one_epoch_and_empty_announcements_make_none(
+async def test_an_inbox_belongs_to_one_epoch_and_empty_announcements_create_none(
     index: Index, single: EmbeddedStore
 ) -> None:
     await index.announce(NODE, EPOCH, [entry(1)])
@@ -169,14 +167,12 @@ async def test_an_inbox_is_of_one_epoch_and_empty_announcements_make_none(
         assert client.keys() == [inbox_key("pool", NODE, EPOCH)]
 
 
-async def test_what_a_reader_has_confirmed_is_removed_and_nothing_else(
-    index: Index, single: EmbeddedStore
-) -> None:
+async def test_only_confirmed_entries_are_removed(index: Index, single: EmbeddedStore) -> None:
     key = inbox_key("pool", NODE, EPOCH)
     await index.announce(NODE, EPOCH, [entry(number) for number in range(20)])
     ids, _ = await index.read_inbox(NODE, EPOCH, (), 10)
     with plain_client(single.index_url) as client:
-        assert client.xlen(key) == 20  # the answer might have been lost
+        assert client.xlen(key) == 20  # reading removes nothing: the reply might have been lost
         again, entries = await index.read_inbox(NODE, EPOCH, (), 10)
         assert (again, len(entries)) == (ids, 20)
         await index.announce(NODE, EPOCH, [entry(20)])
@@ -186,25 +182,25 @@ async def test_what_a_reader_has_confirmed_is_removed_and_nothing_else(
         assert 0 < client.ttl(key) <= INBOX_TTL_S
 
 
-async def test_a_reader_hears_of_what_comes_after_the_servers_clock_was_set_back(
+async def test_a_reader_gets_entries_written_after_the_servers_clock_was_set_back(
     index: Index, single: EmbeddedStore
 ) -> None:
     await index.announce(NODE, EPOCH, [entry(1)])
     ids, _ = await index.read_inbox(NODE, EPOCH, (), 10)
     with plain_client(single.index_url) as client:
         key = inbox_key("pool", NODE, EPOCH)
-        client.delete(key)  # it expires where nothing is announced for INBOX_TTL_S
+        client.delete(key)  # as if it had expired, INBOX_TTL_S after the last announcement
         an_hour_ago = client.time()[0] - 3600
         encoded = Codec[InboxEntry](InboxEntry).encode(entry(2))
         client.xadd(key, {"e": encoded}, id=f"{an_hour_ago * 1000}-0")
     assert (await index.read_inbox(NODE, EPOCH, ids, 10))[1] == [entry(2)]
 
 
-async def test_an_inbox_nobody_reads_is_bounded_and_dies(single: EmbeddedStore) -> None:
+async def test_an_inbox_without_a_reader_is_trimmed_and_expires(single: EmbeddedStore) -> None:
     async with Index(single.index_url, "pool", inbox_entries=100) as index:
         await index.announce(NODE, EPOCH, [entry(number) for number in range(2000)])
         with plain_client(single.index_url) as client:
-            # Trimmed a stream node at a time.
+            # Redis trims a whole stream node at a time, so the length is approximate.
             assert client.xlen(inbox_key("pool", NODE, EPOCH)) < 400
             assert client.ttl(inbox_key("pool", NODE, EPOCH)) > 0
         await index.drop_inbox(NODE, EPOCH)
@@ -212,7 +208,7 @@ async def test_an_inbox_nobody_reads_is_bounded_and_dies(single: EmbeddedStore) 
         assert client.dbsize() == 0
 
 
-async def test_an_entry_that_cannot_be_read_is_skipped(index: Index, single: EmbeddedStore) -> None:
+async def test_an_unreadable_entry_is_skipped(index: Index, single: EmbeddedStore) -> None:
     with plain_client(single.index_url) as client:
         client.xadd(inbox_key("pool", NODE, EPOCH), {"e": b"rubbish"})
         client.xadd(inbox_key("pool", NODE, EPOCH), {"other": b"x"})
@@ -222,7 +218,7 @@ async def test_an_entry_that_cannot_be_read_is_skipped(index: Index, single: Emb
     assert len(ids) == 3
 
 
-async def test_a_lost_index_is_one_kind_of_error_and_it_is_used_when_it_is_back(
+async def test_a_lost_index_raises_store_unavailable_and_is_used_again_after_its_restart(
     index: Index, single: EmbeddedStore
 ) -> None:
     pid = single.pid("index")
@@ -240,12 +236,14 @@ async def test_a_lost_index_is_one_kind_of_error_and_it_is_used_when_it_is_back(
     assert (await index.read_inbox(NODE, EPOCH, [b"999-0"], 10))[1] == []
 
 
-async def test_a_frozen_index_is_unavailable_in_time(index: Index, single: EmbeddedStore) -> None:
+async def test_a_frozen_index_raises_store_unavailable_within_the_timeout(
+    index: Index, single: EmbeddedStore
+) -> None:
     await index.mark_all(FINGERPRINT, [(chunk_name(1), MARKER, 60_000)])
     async with Index(single.index_url, "pool") as asking:
 
         async def at_last(chunk: BlockHash) -> list[Marker | None]:
-            """A busy machine may be late too."""
+            """Retry the lookup: on a busy machine it may time out once more."""
             async with asyncio.timeout(PATIENCE_S):
                 while True:
                     with suppress(StoreUnavailable):
@@ -257,12 +255,12 @@ async def test_a_frozen_index_is_unavailable_in_time(index: Index, single: Embed
                 await asking.lookup(FINGERPRINT, [chunk_name(1)])
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
                 await asking.read_inbox(NODE, EPOCH, (), 100)
-        # The late answer must not be taken for the next question's.
+        # The late reply must not be taken for the reply to the next request.
         assert await at_last(chunk_name(2)) == [None]
         assert await at_last(chunk_name(1)) == [MARKER]
 
 
-async def test_an_index_logs_in_and_its_password_is_in_no_message(single: EmbeddedStore) -> None:
+async def test_an_index_logs_in_and_no_message_shows_the_password(single: EmbeddedStore) -> None:
     with plain_client(single.index_url) as client:
         client.config_set("requirepass", "right")
     path = single.index_url.removeprefix("unix://")
@@ -274,12 +272,12 @@ async def test_an_index_logs_in_and_its_password_is_in_no_message(single: Embedd
         assert "wr0ng" not in str(caught.value)
 
 
-async def test_a_bad_url_is_refused_before_anything_is_tried() -> None:
+async def test_a_bad_url_is_refused_before_any_connection() -> None:
     with pytest.raises(StoreMisconfigured):
         Index("ftp://x", "pool")
 
 
-async def test_a_thousand_lookups_at_once_are_all_answered(single: EmbeddedStore) -> None:
+async def test_a_thousand_concurrent_lookups_all_succeed(single: EmbeddedStore) -> None:
     async with Index(single.index_url, "pool", timeout_s=30.0) as index:
         await index.mark_all(FINGERPRINT, [(chunk_name(1), MARKER, 60_000)])
         answers = await asyncio.gather(
@@ -288,14 +286,14 @@ async def test_a_thousand_lookups_at_once_are_all_answered(single: EmbeddedStore
     assert answers == [[MARKER]] * 1024
 
 
-async def test_a_thousand_callers_of_a_frozen_index_leave_when_they_want(
+async def test_a_thousand_callers_of_a_frozen_index_can_be_cancelled_at_once(
     single: EmbeddedStore,
 ) -> None:
     async def give_up_soon(index: Index) -> None:
         async with asyncio.timeout(0.05):
             await index.lookup(FINGERPRINT, [chunk_name(1)])
 
-    # Had one of them to wait for the index, it would be for longer than the test may take.
+    # A caller that had to wait for the index would exceed the test's time limit.
     async with Index(single.index_url, "pool", timeout_s=1000.0) as index:
         await index.mark_all(FINGERPRINT, [(chunk_name(1), MARKER, 60_000)])
         with frozen(single.pid("index")):
@@ -322,7 +320,7 @@ async def test_closing_does_not_wait_for_a_frozen_index(single: EmbeddedStore) -
             await asyncio.wait([asking])
 
 
-async def test_a_full_index_refuses_writes_and_answers_reads(
+async def test_a_full_index_refuses_writes_and_serves_reads(
     index: Index, single: EmbeddedStore
 ) -> None:
     await index.probe(NODE, EPOCH)
@@ -360,7 +358,7 @@ async def _run_id(index: Index) -> str:
         return ""
 
 
-async def test_every_key_of_an_index_has_a_lifetime(index: Index, single: EmbeddedStore) -> None:
+async def test_every_key_of_an_index_has_a_ttl(index: Index, single: EmbeddedStore) -> None:
     await index.probe(NODE, EPOCH)
     await index.mark_all(FINGERPRINT, [(chunk_name(1), MARKER, 60_000)])
     await index.refresh(FINGERPRINT, [(chunk_name(1), 600_000)])

@@ -1,4 +1,4 @@
-"""Token buckets on the index, by its own clock."""
+"""Token buckets on the index, by the index server's clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from baton_protocol.store import RouterReport
 
 pytestmark = pytest.mark.integration
 
-SLOW = 1e-6  # a second: what fills a bucket in no test
+SLOW = 1e-6  # per second: too slow to fill a bucket during a test
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def draws(requests: float, tokens: float) -> list[Draw]:
     return [Draw(SLOW, 3, requests), Draw(SLOW, 100, tokens)]
 
 
-async def test_what_is_there_is_taken_and_what_is_not_is_told_to_the_second(
+async def test_draws_are_taken_or_the_result_says_how_long_to_wait(
     budgets: Budgets,
 ) -> None:
     for _ in range(3):
@@ -40,7 +40,7 @@ async def test_what_is_there_is_taken_and_what_is_not_is_told_to_the_second(
     assert (await budgets.take("globex", draws(1, 10))).wait_s == 0
 
 
-async def test_one_bucket_that_lacks_leaves_the_other_as_it_was(budgets: Budgets) -> None:
+async def test_one_bucket_that_is_too_low_leaves_the_others_unchanged(budgets: Budgets) -> None:
     assert (await budgets.take("acme", draws(1, 90))).wait_s == 0
     assert (await budgets.take("acme", draws(1, 20))).wait_s == pytest.approx(10 / SLOW, rel=1e-3)
     for _ in range(2):
@@ -48,7 +48,7 @@ async def test_one_bucket_that_lacks_leaves_the_other_as_it_was(budgets: Budgets
     assert (await budgets.take("acme", draws(1, 0))).wait_s > 0
 
 
-async def test_what_is_larger_than_the_bucket_passes_once_and_leaves_a_debt(
+async def test_a_draw_over_the_capacity_passes_once_and_leaves_a_debt(
     budgets: Budgets,
 ) -> None:
     assert (await budgets.take("acme", draws(0, 500))).wait_s == 0
@@ -56,7 +56,7 @@ async def test_what_is_larger_than_the_bucket_passes_once_and_leaves_a_debt(
     assert refused.wait_s == pytest.approx((400 + 10) / SLOW, rel=1e-3)
 
 
-async def test_what_is_given_back_can_be_taken_and_never_more_than_the_bucket_holds(
+async def test_returned_amounts_can_be_taken_again_up_to_the_capacity(
     budgets: Budgets,
 ) -> None:
     await budgets.take("acme", draws(0, 100))
@@ -70,12 +70,12 @@ async def test_what_is_given_back_can_be_taken_and_never_more_than_the_bucket_ho
     assert (await budgets.take("acme", draws(0, 1))).wait_s == pytest.approx(31 / SLOW, rel=1e-3)
 
 
-async def test_a_bucket_without_a_rate_is_never_empty(budgets: Budgets) -> None:
+async def test_a_bucket_with_rate_zero_is_never_empty(budgets: Budgets) -> None:
     for _ in range(3):
         assert (await budgets.take("acme", [Draw(0, 1, 5), Draw(SLOW, 100, 1)])).wait_s == 0
 
 
-async def test_buckets_fill_with_time_and_are_forgotten_when_they_are_full(
+async def test_buckets_fill_over_time_and_expire_when_they_are_full(
     budgets: Budgets, single: EmbeddedStore
 ) -> None:
     filling = [Draw(1.0, 100, 100)]
@@ -84,10 +84,10 @@ async def test_buckets_fill_with_time_and_are_forgotten_when_they_are_full(
     assert 0 < wait_s < 100
     async with redis.asyncio.from_url(single.index_url) as client:
         ttl_ms = await client.pttl(budget_key("pool", "acme"))
-    assert 0 < ttl_ms <= 101_000  # the time that it takes to fill, and a second
+    assert 0 < ttl_ms <= 101_000  # the time to fill, plus a second
 
 
-async def test_an_empty_bucket_goes_on_filling_when_the_servers_clock_was_set_back(
+async def test_an_empty_bucket_keeps_filling_after_the_servers_clock_was_set_back(
     budgets: Budgets, single: EmbeddedStore
 ) -> None:
     filling = [Draw(1.0, 100, 100)]
@@ -101,7 +101,7 @@ async def test_an_empty_bucket_goes_on_filling_when_the_servers_clock_was_set_ba
     assert 0 < second <= first - 0.2 <= 99.8
 
 
-async def test_who_asks_hears_how_many_routers_share(
+async def test_the_result_has_the_number_of_live_routers(
     budgets: Budgets, single: EmbeddedStore
 ) -> None:
     assert (await budgets.take("acme", draws(0, 0))).routers == 0
@@ -111,7 +111,7 @@ async def test_who_asks_hears_how_many_routers_share(
     assert (await budgets.take("acme", draws(0, 0))).routers == 2
 
 
-async def test_an_index_that_is_away_is_a_store_error(single: EmbeddedStore) -> None:
+async def test_a_lost_index_raises_store_unavailable(single: EmbeddedStore) -> None:
     async with Budgets("redis://127.0.0.1:1", "pool", timeout_s=1) as away:
         with pytest.raises(StoreError):
             await away.take("acme", draws(1, 1))

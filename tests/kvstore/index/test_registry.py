@@ -1,4 +1,4 @@
-"""Who is there."""
+"""The registry on a real index: nodes, fetches and routers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def registry(single: EmbeddedStore) -> AsyncIterator[Registry]:
         yield opened
 
 
-async def test_registered_nodes_are_listed_with_their_whole_report(registry: Registry) -> None:
+async def test_registered_nodes_are_listed_with_their_complete_report(registry: Registry) -> None:
     assert await registry.nodes() == []
     reports = [node_report("b"), node_report("a")]
     for report in reports:
@@ -46,7 +46,7 @@ async def test_registered_nodes_are_listed_with_their_whole_report(registry: Reg
     assert await registry.nodes() == sorted(reports, key=lambda report: report.node)
 
 
-async def test_a_heartbeat_replaces_the_report_and_prolongs_it(
+async def test_a_heartbeat_replaces_the_report_and_extends_its_ttl(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.register(node_report("a"), 1.0)
@@ -57,7 +57,7 @@ async def test_a_heartbeat_replaces_the_report_and_prolongs_it(
         assert client.pttl(node_key("pool", NodeId("a"))) > 30_000
 
 
-async def test_a_silent_node_expires_and_leaves_nothing(
+async def test_a_silent_node_expires_and_leaves_no_key(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.register(node_report("a"), 0.05)
@@ -68,7 +68,7 @@ async def test_a_silent_node_expires_and_leaves_nothing(
         assert client.zrange(nodes_key("pool"), 0, -1) == [b"b"]
 
 
-async def test_a_silent_node_expires_also_where_the_servers_clock_was_set_back(
+async def test_a_silent_node_expires_even_if_the_servers_clock_was_set_back(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.register(node_report("a"), 60.0)
@@ -80,7 +80,7 @@ async def test_a_silent_node_expires_also_where_the_servers_clock_was_set_back(
         assert left_ms <= 1000 * DEFAULT_TTL_S + 1000
 
 
-async def test_a_node_leaves_only_as_the_start_it_was_registered_as(registry: Registry) -> None:
+async def test_a_node_can_unregister_only_its_own_epoch(registry: Registry) -> None:
     await registry.register(node_report("a", "second"), 60.0)
     assert not await registry.unregister(NodeId("a"), Epoch("first"))
     assert len(await registry.nodes()) == 1
@@ -95,9 +95,7 @@ async def test_pools_do_not_see_each_other(registry: Registry, single: EmbeddedS
         assert await other.nodes() == []
 
 
-async def test_a_report_that_cannot_be_read_is_left_out(
-    registry: Registry, single: EmbeddedStore
-) -> None:
+async def test_an_unreadable_report_is_left_out(registry: Registry, single: EmbeddedStore) -> None:
     await registry.register(node_report("a"), 60.0)
     await registry.register(node_report("b"), 60.0)
     with plain_client(single.index_url) as client:
@@ -105,7 +103,7 @@ async def test_a_report_that_cannot_be_read_is_left_out(
     assert [report.node for report in await registry.nodes()] == ["b"]
 
 
-async def test_a_lost_index_is_unavailable(single: EmbeddedStore) -> None:
+async def test_a_lost_index_raises_store_unavailable(single: EmbeddedStore) -> None:
     async with Registry(single.index_url, "pool") as registry:
         with frozen(single.pid("index")), pytest.raises(StoreUnavailable):
             await registry.nodes()
@@ -116,7 +114,7 @@ async def test_a_lost_index_is_unavailable(single: EmbeddedStore) -> None:
             await registry.unregister(NodeId("a"), Epoch("first"))
 
 
-async def test_the_set_of_nodes_stays_small_also_where_nobody_lists_them(
+async def test_the_set_of_nodes_stays_small_even_if_no_router_lists_it(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.register(node_report("a"), 0.05)
@@ -126,7 +124,7 @@ async def test_the_set_of_nodes_stays_small_also_where_nobody_lists_them(
         assert client.zrange(nodes_key("pool"), 0, -1) == [b"b"]
 
 
-async def test_a_node_can_register_again_when_the_index_is_back(
+async def test_a_node_can_register_again_after_a_restart_of_the_index(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.register(node_report("a"), 60.0)
@@ -146,7 +144,7 @@ async def test_a_node_can_register_again_when_the_index_is_back(
     assert await registry.nodes() == [node_report("a")]
 
 
-async def test_leaving_a_frozen_index_takes_no_longer_than_one_answer(
+async def test_unregistering_from_a_frozen_index_takes_at_most_one_timeout(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.register(node_report("a"), 60.0)
@@ -161,21 +159,21 @@ def fetch_report(node: str, done: int = 1) -> FetchReport:
     return FetchReport(node=NodeId(node), source="hf://a/b", done_bytes=done, total_bytes=9)
 
 
-async def test_fetches_are_listed_by_node_as_they_were_last_told(registry: Registry) -> None:
+async def test_fetches_are_listed_by_node_with_their_last_report(registry: Registry) -> None:
     assert await registry.fetches() == []
     for report in (fetch_report("b"), fetch_report("a"), fetch_report("b", 5)):
         await registry.announce_fetch(report, 60.0)
     assert await registry.fetches() == [fetch_report("a"), fetch_report("b", 5)]
 
 
-async def test_a_fetch_is_no_node_and_a_node_is_no_fetch(registry: Registry) -> None:
+async def test_fetches_and_nodes_are_listed_separately(registry: Registry) -> None:
     await registry.announce_fetch(fetch_report("a"), 60.0)
     await registry.register(node_report("b"), 60.0)
     assert [report.node for report in await registry.fetches()] == ["a"]
     assert [report.node for report in await registry.nodes()] == ["b"]
 
 
-async def test_a_fetch_nobody_tells_of_any_more_expires_and_leaves_nothing(
+async def test_a_fetch_without_further_reports_expires_and_leaves_no_key(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.announce_fetch(fetch_report("a"), 0.05)
@@ -191,7 +189,7 @@ def router_report(router: str, held: int = 0) -> RouterReport:
     return RouterReport(router=router, uptime_s=9.5, requests_total=3, held=held, itl_counts=(1, 2))
 
 
-async def test_routers_are_listed_by_name_as_they_were_last_told(registry: Registry) -> None:
+async def test_routers_are_listed_by_name_with_their_last_report(registry: Registry) -> None:
     assert await registry.routers() == []
     for report in (router_report("b"), router_report("a"), router_report("b", 5)):
         await registry.announce_router(report, 60.0)
@@ -199,7 +197,7 @@ async def test_routers_are_listed_by_name_as_they_were_last_told(registry: Regis
     assert (await registry.nodes(), await registry.fetches()) == ([], [])
 
 
-async def test_a_router_that_withdraws_is_gone_at_once_and_the_others_stay(
+async def test_withdrawing_a_router_removes_it_at_once_and_no_other(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     for name in ("a", "b"):
@@ -212,7 +210,7 @@ async def test_a_router_that_withdraws_is_gone_at_once_and_the_others_stay(
         assert not client.exists(router_key("pool", "a"))
 
 
-async def test_a_router_that_fell_silent_expires_and_leaves_nothing(
+async def test_a_silent_router_expires_and_leaves_no_key(
     registry: Registry, single: EmbeddedStore
 ) -> None:
     await registry.announce_router(router_report("a"), 0.05)
@@ -224,7 +222,7 @@ async def test_a_router_that_fell_silent_expires_and_leaves_nothing(
         assert client.pttl(router_key("pool", "b")) > 30_000
 
 
-async def test_reports_with_absurd_figures_and_sizes_are_left_out_counted_and_said_once(
+async def test_reports_with_absurd_figures_or_sizes_are_left_out_counted_and_logged_once(
     registry: Registry, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = node_report("good")
