@@ -56,7 +56,7 @@ class ParkedRequest:
     priority: Priority  # of its fetches
     looking: bool = False  # its lookup is in flight
     decision: FetchDecision = field(default_factory=FetchDecision)  # about the chunks found
-    brought: int = 0  # fetched chunks, a bit set
+    fetched: int = 0  # chunks whose fetch succeeded, a bit set
     reservation: Reservation | None = None
     wait: tuple[float, Wait] | None = None  # deadline (by the clock), and what it waits for
 
@@ -87,7 +87,7 @@ class ParkedRequest:
         blocks = BlockCounts(
             queried=self.job.full_blocks,
             matched=self.state.cached_blocks + self._blocks_of(self.job.markers),
-            fetched=self._blocks_of(chunks_of(self.brought)),
+            fetched=self._blocks_of(chunks_of(self.fetched)),
             used=sum(end - start for start, end in runs),
             declined=self._blocks_of(chunks_of(self.decision.declined)),
         )
@@ -204,7 +204,7 @@ class Fetcher:
             return None
         job, state, index = parked.job, parked.state, event.chunk.index
         if event.ok:
-            parked.brought |= 1 << index
+            parked.fetched |= 1 << index
             self._counters.fetched_chunks += 1
             self._counters.fetched_bytes += event.bytes
         else:
