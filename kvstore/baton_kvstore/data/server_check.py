@@ -120,7 +120,7 @@ BUSY_CHECK_S = 1.0  # interval between checks of a server that has work
 ROOM_LIMIT = 4.0
 
 Check = Callable[[RespConnection], None]
-State = Literal["well", "trial", "full", "away"]
+State = Literal["healthy", "trial", "full", "unreachable"]
 
 
 class ServerCheck:
@@ -150,7 +150,7 @@ class ServerCheck:
         self._checked_at = float("-inf")
         self._configured_run_id = ""  # the start of the server whose settings were handled
         self._lock = threading.Lock()
-        self._reported: State = "well"  # as of the last warning
+        self._reported: State = "healthy"  # as of the last warning
         self._closed = False
         self.run_id = ""  # the run id seen last, "" before the first connection
         self.usage = Usage(0, 0, 0)
@@ -299,15 +299,15 @@ class ServerCheck:
         with self._lock:
             before, state = self._reported, self._state()
             self._reported = state
-        fresh = before == "well" or (before == "trial" and state == "away")
-        if state in ("full", "away") and fresh:
+        fresh = before == "healthy" or (before == "trial" and state == "unreachable")
+        if state in ("full", "unreachable") and fresh:
             logger.warning("data instance %d cannot be used: %s", self._number, self.put_trouble)
-        elif state == "well" and before != "well":
+        elif state == "healthy" and before != "healthy":
             logger.warning("data instance %d can be used again", self._number)
 
     def _state(self) -> State:
         if self._server.reason:
-            return "away"
+            return "unreachable"
         if self._room.reason:
             return "full"
-        return "trial" if self._room.on_trial else "well"
+        return "trial" if self._room.on_trial else "healthy"

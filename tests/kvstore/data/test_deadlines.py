@@ -133,8 +133,8 @@ def test_every_operation_on_a_server_that_freezes_and_resumes_settles_in_time(
         with frozen(single.pid("data0")):
             for number in range(40):
                 submit(number)
-            wait_until(lambda: bool(plane.troubles[0]), "it to be noticed")
-        wait_until(lambda: not plane.troubles[0], "its waking to be noticed")
+            wait_until(lambda: bool(plane.troubles[0]), "the freeze to be noticed")
+        wait_until(lambda: not plane.troubles[0], "the server to be used again")
     wait_until(lambda: len(took) == 4 * 80, "all to settle")
     assert max(took) < tuning.settled_s(LAYOUT.chunk_bytes) + MACHINE_S
 

@@ -59,12 +59,12 @@ def test_a_server_that_goes_down_and_returns_is_noticed_without_traffic(
     assert transfers.plane.wait_connected(PATIENCE_S)
     before = transfers.plane.run_ids
     with held_down(single, "data0"):
-        wait_until(lambda: not usable(transfers), "its loss to be noticed")
+        wait_until(lambda: not usable(transfers), "the loss to be noticed")
         for number in range(20):
             assert not transfers.put(chunk_name(number)).ok
-    wait_until(lambda: usable(transfers), "its return to be noticed")
+    wait_until(lambda: usable(transfers), "the return to be noticed")
     assert transfers.plane.run_ids != before
-    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+    wait_until(lambda: len(warnings(caplog)) == 2, "both warnings")
     gone, back = warnings(caplog)
     assert "data instance 0 cannot be used: cannot reach Redis at" in gone
     assert back == "data instance 0 can be used again"
@@ -87,7 +87,7 @@ def test_a_server_that_freezes_and_resumes_is_noticed_without_traffic(
     marker = transfers.stored_at_last(ONE)
     with frozen(single.pid("data0")):
         wait_until(lambda: not usable(transfers), "the freeze to be noticed")
-    wait_until(lambda: usable(transfers), "its waking to be noticed")
+    wait_until(lambda: usable(transfers), "the server to be used again")
     assert transfers.got_at_last(ONE, marker) == payload_of(ONE)
 
 
@@ -108,7 +108,7 @@ def test_late_replies_of_a_frozen_server_are_dropped(
                 lambda result: settled.append(result.reason),
             )
         wait_until(lambda: len(settled) == 4, "their deadlines")
-    wait_until(lambda: usable(transfers), "its waking to be noticed")
+    wait_until(lambda: usable(transfers), "the server to be used again")
     assert transfers.got_at_last(ONE, marker) == payload_of(ONE)
     assert all(settled)
     assert arrived == []
@@ -121,12 +121,12 @@ def test_chunks_are_put_on_the_instances_that_accept_them(
     assert transfers.plane.wait_connected(PATIENCE_S)
     names = [chunk_name(number) for number in range(30)]
     with frozen(store.pid("data1")):
-        wait_until(lambda: not usable(transfers), "the frozen one to be noticed")
+        wait_until(lambda: not usable(transfers), "the freeze to be noticed")
         markers = [transfers.stored_at_last(name) for name in names]
         assert {marker.instance for marker in markers} == {0, 2}
         for name, marker in zip(names, markers, strict=True):
             assert transfers.got_at_last(name, marker) == payload_of(name)
-    wait_until(lambda: usable(transfers), "it to be used again")
+    wait_until(lambda: usable(transfers), "the server to be used again")
     wait_until(
         lambda: {transfers.stored_at_last(name).instance for name in names} == {0, 1, 2},
         "chunks on all three",
@@ -155,9 +155,9 @@ def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_once_it_has_ro
         wait_until(lambda: _refusals(client.info("errorstats")) > refused + 4, "refused probes")
         assert not usable(transfers)
         client.flushall()
-    wait_until(lambda: usable(transfers), "the room to be noticed")
+    wait_until(lambda: usable(transfers), "the free memory to be noticed")
     assert transfers.put(TWO).ok
-    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+    wait_until(lambda: len(warnings(caplog)) == 2, "both warnings")
     assert warnings(caplog) == [
         "data instance 0 cannot be used: store full",
         "data instance 0 can be used again",
@@ -199,7 +199,7 @@ def test_a_server_with_room_for_only_one_chunk_stays_unused(
             client.config_set("maxmemory", int(used + chunks * transfers.layout.chunk_bytes))
 
         leave_room_for(0)
-        wait_until(lambda: not transfers.put(next(names)).ok, "it to be full")
+        wait_until(lambda: not transfers.put(next(names)).ok, "the server to be full")
         seen: set[bool] = set()
         leave_room_for(2)  # one chunk, and the buffers of a probe's connection
         refused = _refusals(client.info("errorstats"))
@@ -209,8 +209,8 @@ def test_a_server_with_room_for_only_one_chunk_stays_unused(
             transfers.put(next(names))
         assert seen == {False}
         leave_room_for(20)
-        wait_until(lambda: transfers.put(next(names)).ok, "the room to be noticed")
-    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+        wait_until(lambda: transfers.put(next(names)).ok, "the free memory to be noticed")
+    wait_until(lambda: len(warnings(caplog)) == 2, "both warnings")
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -226,7 +226,7 @@ def test_a_chunk_larger_than_the_server_is_refused_until_the_server_is_larger(
             wait_until(lambda: _refusals(client.info("errorstats")) > 3, "probes to be refused")
             assert not usable(transfers)  # although the server would accept smaller values
             client.config_set("maxmemory", 64 * MIB)
-        wait_until(lambda: usable(transfers), "it to be used again")
+        wait_until(lambda: usable(transfers), "the server to be used again")
         assert transfers.put(ONE).ok
     finally:
         transfers.plane.close()
@@ -249,11 +249,11 @@ def test_a_server_that_disconnects_on_a_put_stays_unused_until_it_accepts_one(
             )
             assert len(warnings(caplog)) == 1
             client.config_set("client-query-buffer-limit", 64 * MIB)
-            wait_until(lambda: usable(transfers), "it to be used again")
+            wait_until(lambda: usable(transfers), "the server to be used again")
             assert transfers.put(ONE).ok
         finally:
             transfers.plane.close()
-    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+    wait_until(lambda: len(warnings(caplog)) == 2, "both warnings")
 
 
 def test_only_operations_in_flight_wait_for_the_deadline_of_a_frozen_server(
