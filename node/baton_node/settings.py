@@ -64,6 +64,8 @@ class NodeSettings(EngineConfig):
     model: str = ""
     served_name: str = ""  # default: the folder's last component, or "sim"
     chat_template: str | None = None  # a file, or the template itself
+    tool_parser: str = ""  # a name of baton_text's registry, or "none"; "": by the template
+    reasoning_parser: str = ""  # likewise
     sim: SimConfig = SimConfig()
 
     lookup_wait_s: float = 0.1  # how long a request waits for the index before it computes

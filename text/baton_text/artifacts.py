@@ -25,6 +25,8 @@ GENERATION_CONFIG = "generation_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
+# No file of the folder: what a node was told about its model, see parsers.registry.
+BATON = "baton.json"
 OPTIONAL = (TOKENIZER_CONFIG, CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE)
 
 SPECIAL_NAMES = (

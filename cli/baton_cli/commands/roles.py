@@ -24,7 +24,7 @@ from baton_cli.logs import configure
 from baton_cli.models.local_folder import find_model
 from baton_cli.options.environment import for_children
 from baton_cli.options.flag import to_argv, to_variables
-from baton_cli.options.records import ChildOptions, NodeOptions, RouterOptions
+from baton_cli.options.records import ChildOptions, EngineOptions, NodeOptions, RouterOptions
 from baton_cli.otlp import exporting
 from baton_node.ipc.parent_death import die_with
 from baton_protocol.figures import NAME
@@ -83,6 +83,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
     """Flags as the node's record; raise CommandError where the model cannot be had."""
     from baton_node.settings import NodeSettings
 
+    check_parsers(options)
     index_url, *data_urls = logged_in(options, options.redis_index, *options.redis_data)
     folder, name = "", str(options.engine)
     if options.model or options.engine == "torch":
@@ -108,6 +109,8 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         **options.engine_options(),
         sim=options.sim,
         chat_template=check_template(options.chat_template),
+        tool_parser=options.tool_parser,
+        reasoning_parser=options.reasoning_parser,
         start_wait_s=options.start_timeout,
         link_grace_s=options.link_grace,
         drain_s=options.drain_timeout,
@@ -210,6 +213,17 @@ def check_template(path: str) -> str | None:
     if not file.is_file():
         raise CommandError(f"--chat-template {path}: there is no such file")
     return str(file.resolve())
+
+
+def check_parsers(options: EngineOptions) -> None:
+    """Raise CommandError for a parser that nobody has."""
+    from baton_text.artifacts import ArtifactError
+    from baton_text.parsers.registry import parsers_artifact
+
+    try:
+        parsers_artifact(options.tool_parser, options.reasoning_parser)
+    except ArtifactError as error:
+        raise CommandError(str(error)) from error
 
 
 def _spans(

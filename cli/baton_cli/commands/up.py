@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from baton_cli.commands.roles import check_template
+from baton_cli.commands.roles import check_parsers, check_template
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.display import Display
@@ -90,6 +90,7 @@ def settle(options: UpOptions) -> UpOptions:
             "--redis-username and --redis-password log in to a Redis of yours: give --redis-index"
             " and --redis-data too, or leave them (and their variables) out"
         )
+    check_parsers(options)
     options = replace(
         settle_tenants(options), chat_template=check_template(options.chat_template) or ""
     )

@@ -99,6 +99,16 @@ class EngineOptions(CommonOptions, EngineConfig):
     chat_template: str = flag(
         "", "a Jinja file instead of the model's own template", metavar="FILE"
     )
+    tool_parser: str = flag(
+        "",
+        "who reads an answer's tool calls, or none (default: the family that the template shows)",
+        metavar="NAME",
+    )
+    reasoning_parser: str = flag(
+        "",
+        "who reads an answer's reasoning, or none (default: the family that the template shows)",
+        metavar="NAME",
+    )
     sim: SimConfig = SimConfig()
 
 

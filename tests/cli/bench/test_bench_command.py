@@ -150,6 +150,7 @@ def test_both_engines_are_told_every_flag_that_has_a_setting() -> None:
         field.name for field in fields(CommonOptions)
     }
     of_servers = {"model", "served_model_name", "engine", "chat_template", "sim"}
+    of_servers |= {"tool_parser", "reasoning_parser"}
     assert asked - of_servers == EngineOptions().engine_options().keys()
 
 

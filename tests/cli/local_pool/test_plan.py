@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from baton_cli.local_pool.supervisor import Plan
 from baton_cli.main import read_command
 from baton_cli.options.devices import CUDA
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
-from baton_engine.config.engine_config import SimConfig
+from baton_engine.config.engine_config import EngineKind, SimConfig
+from baton_node.artifacts import load_artifacts
 from baton_node.settings import NodeSettings
 from baton_router.settings import RouterSettings
+from baton_text.artifacts import BATON
 
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock"))
 SIM = UpOptions(engine="sim", prefill=1, decode=2, port=8123, pool="p", drain_timeout=4)
@@ -216,6 +219,29 @@ def test_the_simulated_engine_s_flags_reach_its_settings() -> None:
     settings = node_settings(options, "decode")
     assert settings.sim == SimConfig(prefill_ms_per_token=0.5, layers=3, poison_token=9)
     assert (settings.model, settings.name()) == ("", "sim")
+
+
+@pytest.mark.parametrize("engine", ["sim", "torch"])
+def test_the_parsers_that_up_is_told_are_among_what_its_nodes_serve(
+    engine: EngineKind, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = "" if engine == "sim" else str(tiny_model("llama-gqa1"))
+    plain = replace(SIM, engine=engine, model=folder, dtype="float32")
+
+    def served(options: UpOptions) -> dict[str, bytes]:
+        _, told = child_options(plan_of(options).nodes[1])
+        assert isinstance(told, NodeOptions)
+        return load_artifacts(node_settings(told, "decode"))
+
+    files = served(replace(plain, tool_parser="hermes", reasoning_parser="none"))
+    assert json.loads(files.pop(BATON)) == {"tool_parser": "hermes", "reasoning_parser": "none"}
+    assert files == served(plain)
+
+
+@pytest.mark.parametrize("flag", ["tool_parser", "reasoning_parser"])
+def test_a_parser_that_nobody_has_is_refused(flag: str) -> None:
+    with pytest.raises(CommandError, match=f"no {flag.replace('_', ' ')} is named 'nope'"):
+        node_settings(NodeOptions(engine="sim", **{flag: "nope"}), "decode")
 
 
 def test_up_decides_folder_name_and_dtype_once(tiny_model: Callable[[str], Path]) -> None:

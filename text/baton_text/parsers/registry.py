@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
+from baton_text.artifacts import BATON, ArtifactError, load_json
 from baton_text.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from baton_text.parsers.generic_json import GENERIC_JSON
 from baton_text.parsers.glm45 import GLM45
@@ -16,6 +19,9 @@ from baton_text.parsers.parser import Reader, ReasoningParser, ToolParser, Tools
 from baton_text.parsers.pythonic import OLMO3, PYTHONIC
 from baton_text.parsers.qwen3_coder import QWEN3_CODER
 from baton_text.parsers.reasoning import reasoned
+
+P = TypeVar("P")
+NONE = "none"  # the name that switches a kind of parser off
 
 # Where several read a template's calls, the first one does.
 TOOL_PARSERS: Mapping[str, ToolParser] = {
@@ -84,6 +90,41 @@ def reasoning_parser_for(template: str) -> ReasoningParser | None:
 def _all_in(marks: tuple[str, ...], template: str) -> bool:
     """No marks stand in no template: that parser is chosen by name."""
     return bool(marks) and all(mark in template for mark in marks)
+
+
+def parsers_artifact(tool_parser: str, reasoning_parser: str) -> dict[str, bytes]:
+    """The artifact by which a node tells routers which parsers its flags ask for: each by its name,
+    or NONE. "" leaves the choice to the template; without any choice there is no artifact. Raise
+    ArtifactError for a name that nobody has."""
+    given = {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
+    chosen = {key: name for key, name in given.items() if name}
+    _chosen(chosen, "tool_parser", TOOL_PARSERS)
+    _chosen(chosen, "reasoning_parser", REASONING_PARSERS)
+    return {BATON: json.dumps(chosen).encode()} if chosen else {}
+
+
+def parsers_of(
+    artifacts: Mapping[str, bytes], template: str
+) -> tuple[ToolParser | None, ReasoningParser | None]:
+    """A model's parsers: those that its node was told, else those that its chat template asks for.
+    Raise ArtifactError for a name that nobody has."""
+    chosen = load_json(artifacts, BATON)
+    tools, reasoning = tool_parser_for(template), reasoning_parser_for(template)
+    if "tool_parser" in chosen:
+        tools = _chosen(chosen, "tool_parser", TOOL_PARSERS)
+    if "reasoning_parser" in chosen:
+        reasoning = _chosen(chosen, "reasoning_parser", REASONING_PARSERS)
+    return tools, reasoning
+
+
+def _chosen(chosen: Mapping[str, Any], key: str, parsers: Mapping[str, P]) -> P | None:
+    name = chosen.get(key, NONE)
+    if name == NONE:
+        return None
+    if not isinstance(name, str) or name not in parsers:
+        kind, names = key.replace("_", " "), ", ".join(parsers)
+        raise ArtifactError(f"no {kind} is named {name!r}; there are {names}, and {NONE}")
+    return parsers[name]
 
 
 def reader(
