@@ -49,7 +49,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 raise StoreMisconfigured(
                     f"index and data are the same server ({index.label}, {endpoint.label}): data"
                     " must evict keys and the index must not, but a server has one eviction policy"
-                    " for all its databases; use a separate server for each"
+                    " for all its databases; write another server for one of them"
                 )
 
 
