@@ -53,11 +53,16 @@ _TEMPLATE_FAULTS = (
 
 
 class ChatTemplate:
-    """The templates of one model: name -> compiled template. Safe to share between threads."""
+    """The templates of one model: name -> compiled template. Safe to share between threads.
+    `source` is the text of all of them, which shows how the model writes calls and reasoning."""
 
     def __init__(
-        self, templates: Mapping[str, jinja2.Template], special: Mapping[str, str]
+        self,
+        templates: Mapping[str, jinja2.Template],
+        special: Mapping[str, str],
+        source: str = "",
     ) -> None:
+        self.source = source
         self._templates = dict(templates)
         self._special = dict(special)
 
@@ -71,14 +76,15 @@ class ChatTemplate:
         tells. Raises ArtifactError for a template with a syntax error."""
         environment = _environment(now)
         templates = {}
-        for name, source in _sources(artifacts).items():
+        sources = _sources(artifacts)
+        for name, source in sources.items():
             try:
                 templates[name] = environment.from_string(source)
             except jinja2.TemplateSyntaxError as error:
                 raise ArtifactError(
                     f"chat template {name!r}, line {error.lineno}: {error.message}"
                 ) from error
-        return cls(templates, special_tokens(artifacts))
+        return cls(templates, special_tokens(artifacts), "\n".join(sources.values()))
 
     def render(
         self,

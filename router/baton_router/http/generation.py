@@ -211,7 +211,8 @@ class GenerationRoutes:
                 model=served.name,
                 system_fingerprint=served.kind.fingerprint,
             )
-            return call.shape(common, prompts, served.model.tokenizer)
+            reading = prepared[0].reading
+            return call.shape(common, prompts, served.model.tokenizer, reading)
 
         watch = Stopwatch(self.observers.metrics, self.clock, trail.started)
         trail.answer = answer = Answer(call, shape, in_flight, len(prepared), output, watch)

@@ -17,11 +17,18 @@ import aiohttp
 
 from baton_protocol.link import ARTIFACTS_PATH
 from baton_protocol.store import Kind, NodeReport
-from baton_router.nodes.model_grammars import GrammarCounts, ModelGrammars, Value
+from baton_router.nodes.model_grammars import (
+    AnswerRules,
+    GrammarCounts,
+    ModelGrammars,
+    Value,
+)
 from baton_router.settings import Bounds
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
 from baton_text.grammar import Kind as GrammarKind
+from baton_text.parsers.parser import ReasoningParser, ToolParser
+from baton_text.parsers.registry import parsers_of
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
 
 T = TypeVar("T")
@@ -43,16 +50,23 @@ class TooLargeError(FetchError):
 
 @dataclass(frozen=True, slots=True)
 class PoolModel:
-    """`defaults` are sampling defaults of the model's own generation_config."""
+    """`defaults` are sampling defaults of the model's own generation_config. The parsers read what
+    it writes; None where its form of calls or of reasoning is not known, or it has none."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: dict[str, Any]
+    tool_parser: ToolParser | None = None
+    reasoning_parser: ReasoningParser | None = None
     grammars: ModelGrammars = field(default_factory=ModelGrammars)
 
     async def grammar(self, kind: GrammarKind, value: Value) -> str:
         """See ModelGrammars.text."""
         return await self.grammars.text(self.tokenizer, kind, value)
+
+    async def answer_grammar(self, rules: AnswerRules) -> str:
+        """See ModelGrammars.answer."""
+        return await self.grammars.answer(self.tokenizer, rules)
 
     async def encode(
         self, text: str, most: int, *, add_special_tokens: bool
@@ -182,10 +196,14 @@ def _key(report: NodeReport) -> Key:
 
 
 def _assemble(artifacts: dict[str, bytes]) -> PoolModel:
+    template = ChatTemplate.from_artifacts(artifacts)
+    tool_parser, reasoning_parser = parsers_of(artifacts, template.source)
     return PoolModel(
         tokenizer=Tokenizer.from_artifacts(artifacts),
-        template=ChatTemplate.from_artifacts(artifacts),
+        template=template,
         defaults=generation_defaults(artifacts),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
     )
 
 

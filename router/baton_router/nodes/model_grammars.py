@@ -9,11 +9,17 @@ goes on when its client leaves: a thread cannot be stopped, and must not be coun
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
+from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.grammar import COMPILED_KEPT, GrammarError, Grammars, Kind, grammar_of
+from baton_text.parsers.parser import ReasoningParser, ToolParser
 from baton_text.tokenizer import Tokenizer
 
 AT_ONCE = 2
@@ -36,6 +42,48 @@ class GrammarCounts(NamedTuple):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRules:
+    """What a whole answer must match: its reasoning, and then its content or its calls.
+
+    `content` is a kind and its value. `calls` is how calls are written, None where there are none;
+    `tools` are the functions, the text of a JSON object with their schemas by name. The rest is as
+    `answer_grammar` and its CallRules have it.
+    """
+
+    content: tuple[Kind, Value] | None = None
+    calls: ToolParser | None = None
+    tools: str = "{}"
+    required: bool = False
+    strict: frozenset[str] = frozenset()
+    parallel: bool = True
+    reasoning: ReasoningParser | None = None
+    begun: bool = False
+    budget: int | None = None
+
+    def grammar(self, tokenizer: Tokenizer) -> str:
+        """Raise GrammarError."""
+        calls = None
+        if self.calls is not None:
+            calls = CallRules(
+                parser=self.calls,
+                tools=json.loads(self.tools),
+                required=self.required,
+                strict=self.strict,
+                parallel=self.parallel,
+            )
+        text = answer_grammar(
+            tokenizer,
+            content=None if self.content is None else grammar_of(*self.content),
+            calls=calls,
+            reasoning=self.reasoning,
+            begun=self.begun,
+            budget=self.budget,
+        )
+        assert text is not None, "rules without any rule need no grammar"
+        return text
+
+
 class ModelGrammars:
     """Of one model."""
 
@@ -43,8 +91,8 @@ class ModelGrammars:
         self._making = Lock()
         self._grammars: Grammars | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._texts: OrderedDict[tuple[Kind, Value], str] = OrderedDict()  # those that compile
-        self._checks: dict[tuple[Kind, Value], asyncio.Task[str]] = {}
+        self._texts: OrderedDict[Hashable, str] = OrderedDict()  # those that compile, by their key
+        self._checks: dict[Hashable, asyncio.Task[str]] = {}
 
     @property
     def counts(self) -> GrammarCounts:
@@ -56,7 +104,13 @@ class ModelGrammars:
     async def text(self, tokenizer: Tokenizer, kind: Kind, value: Value) -> str:
         """See `grammar_of`, which takes JSON as text. Raise GrammarError for what does not compile
         on the model's tokenizer."""
-        key = (kind, value)
+        return await self._text(tokenizer, (kind, value), partial(grammar_of, kind, value))
+
+    async def answer(self, tokenizer: Tokenizer, rules: AnswerRules) -> str:
+        """Of a whole answer. Raise GrammarError, see `answer_grammar`."""
+        return await self._text(tokenizer, rules, partial(rules.grammar, tokenizer))
+
+    async def _text(self, tokenizer: Tokenizer, key: Hashable, make: Callable[[], str]) -> str:
         known = self._texts.get(key)
         made = self._grammars
         if known is not None and made is not None and made.known(known) is not None:
@@ -64,16 +118,16 @@ class ModelGrammars:
             return known
         check = self._checks.get(key)
         if check is None:
-            check = asyncio.create_task(self._check(tokenizer, kind, value))
+            check = asyncio.create_task(self._check(tokenizer, make))
             self._checks[key] = check
             check.add_done_callback(lambda done: self._checked(key, done))
         return await asyncio.shield(check)
 
-    async def _check(self, tokenizer: Tokenizer, kind: Kind, value: Value) -> str:
+    async def _check(self, tokenizer: Tokenizer, make: Callable[[], str]) -> str:
         async with self._turns:
-            return await asyncio.to_thread(self._compile, tokenizer, kind, value)
+            return await asyncio.to_thread(self._compile, tokenizer, make)
 
-    def _checked(self, key: tuple[Kind, Value], check: asyncio.Task[str]) -> None:
+    def _checked(self, key: Hashable, check: asyncio.Task[str]) -> None:
         del self._checks[key]
         if check.cancelled() or check.exception() is not None:
             return

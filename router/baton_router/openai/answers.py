@@ -17,6 +17,8 @@ from baton_protocol.errors import DOCS, SECTIONS, ErrorRecord
 from baton_protocol.link import FinishReason
 
 DONE = b"data: [DONE]\n\n"
+# A chat's answer that calls functions ends with `tool_calls`.
+ChatFinish = FinishReason | Literal["tool_calls"]
 StopReason = str | int | None  # the stop string or the id that ended a choice, as in vLLM
 TokenIds = Sequence[int]
 _ENCODER = msgspec.json.Encoder()  # 0.1 us less for an event than msgspec.json.encode
@@ -58,23 +60,37 @@ class PromptTokensDetails(Closed):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Closed):
+    reasoning_tokens: int
+
+
 class Usage(Closed):
     """Tokens, summed over the prompts of one call. In the middle of a stream nothing is said of
-    cached ones."""
+    cached ones, nor of those of reasoning, which only models have whose reasoning is told apart."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int | None = None) -> Usage:
+    def of(
+        cls,
+        prompt: int,
+        completion: int,
+        cached: int | None = None,
+        reasoning: int | None = None,
+    ) -> Usage:
         return cls(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=(
                 UNSET if cached is None else PromptTokensDetails(cached_tokens=cached)
+            ),
+            completion_tokens_details=(
+                UNSET if reasoning is None else CompletionTokensDetails(reasoning_tokens=reasoning)
             ),
         )
 
@@ -121,17 +137,36 @@ class ChatLogprobs(Closed):
     refusal: None
 
 
+class CalledFunction(Closed):
+    """`arguments` is the text of a JSON object, where the answer was not cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Closed):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Closed):
+    """Content is null beside calls or reasoning alone. Only a model whose reasoning is told apart
+    has that, under two names as in vLLM, and only an answer with calls has those."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Closed):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinish
     stop_reason: StopReason
     token_ids: TokenIds | None
 
@@ -144,16 +179,35 @@ class ChatCompletion(CommonFields):
     prompt_logprobs: PromptLogprobs | None
 
 
+class FunctionDelta(Closed):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Closed):
+    """The first of a call has its id, its type and its function's name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(Closed):
-    content: str
+    """Content is absent where the event has reasoning or calls instead."""
+
+    content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Closed):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinish | None
     token_ids: TokenIds | None
     stop_reason: StopReason | UnsetType = UNSET
 

@@ -171,9 +171,15 @@ _ASKED = (
     *(
         _obeyed(f"messages[].{name}", CHAT, "given to the model's template as it is")
         for name in (
-            *("name", "tool_calls", "tool_call_id", "function_call"),
+            *("name", "tool_call_id", "function_call"),
             *("reasoning_content", "reasoning", "thinking", "tool_plan", "refusal", "annotations"),
         )
+    ),
+    _obeyed(
+        "messages[].tool_calls",
+        CHAT,
+        "the calls of an assistant's message; arguments that are the text of a JSON object reach"
+        " the template as that object",
     ),
     _obeyed(
         "prompt",
@@ -279,6 +285,43 @@ _STRUCTURED = (
     _obeyed("guided_choice", BOTH, "the older name of `structured_outputs.choice`"),
     _obeyed("guided_grammar", BOTH, "the older name of `structured_outputs.grammar`"),
 )
+_CALLS = (
+    _obeyed("tools", CHAT, "functions that the model may call ([tools](tools.md))"),
+    _obeyed("tools[].type", CHAT, "only `function`; required"),
+    _obeyed("tools[].function", CHAT, "required"),
+    _obeyed("tools[].function.name", CHAT, "up to 64 letters, digits, `_`, `.`, `-`; required"),
+    _obeyed("tools[].function.description", CHAT, "given to the model's template"),
+    _obeyed("tools[].function.parameters", CHAT, "the JSON schema of its arguments", "none"),
+    _obeyed(
+        "tools[].function.strict",
+        CHAT,
+        "true: its arguments match `parameters` in each call ([more](tools.md#strict))",
+        "false",
+    ),
+    _obeyed(
+        "tool_choice",
+        CHAT,
+        "`none`, `auto`, `required`, or the function that is called",
+        "`auto` with `tools`",
+    ),
+    _obeyed("tool_choice.type", CHAT, "only `function`; required"),
+    _obeyed("tool_choice.function", CHAT, "required"),
+    _obeyed("tool_choice.function.name", CHAT, "one of `tools`; required"),
+    _obeyed("parallel_tool_calls", CHAT, "false: one call at most"),
+    _obeyed(
+        "reasoning_effort",
+        CHAT,
+        "given to the model's template, which may ignore it; `none` also says"
+        " `enable_thinking` false there ([reasoning](tools.md#reasoning))",
+    ),
+    _obeyed("include_reasoning", CHAT, "false: reasoning is left out of the answer"),
+    _obeyed(
+        "thinking_token_budget",
+        CHAT,
+        "the most tokens of reasoning; only for models whose reasoning is told apart",
+        "no bound",
+    ),
+)
 _ENDS = (
     _obeyed(
         "max_tokens",
@@ -355,24 +398,21 @@ _ACCEPTED = (
     _ignored("store", "no answer is stored, so none can be retrieved later"),
     _ignored("service_tier", "there is one tier", ("auto", "default")),
     _ignored("stream_interval", "an event is sent as soon as it has a token"),
-    _ignored("parallel_tool_calls", "without `tools` it says nothing"),
     _ignored("media_io_kwargs", "messages have no media"),
     _ignored("mm_processor_kwargs", "messages have no media"),
     _ignored("mm_payload", "messages have no media"),
 )
-_TOOLS = "there are no tool calls yet"
-_REASONING = "reasoning is not told apart from the answer yet"
+_TOLD_APART = "reasoning is told apart from the answer wherever the model's form of it is known"
 _BEAMS, _MEDIA = "there is no beam search", "models here read and write text only"
 _UNSUPPORTED = (
-    *_refused(_TOOLS, "tools", "functions"),
-    *_refused(_TOOLS, "tool_choice", "function_call", accepts=("none", "auto")),
+    *_refused("use `tools` of /v1/chat/completions", "functions"),
+    *_refused(
+        "use `tool_choice` of /v1/chat/completions", "function_call", accepts=("none", "auto")
+    ),
     *_refused(_BACKEND, "guided_decoding_backend"),
     *_refused(_WHITESPACE, "guided_whitespace_pattern"),
     *_refused("use `structured_outputs`", "json_schema", "regex", "ebnf"),
-    *_refused(_REASONING, "reasoning_effort"),
-    *_refused(_REASONING, "thinking_token_budget", accepts=()),
-    *_refused(_REASONING, "include_reasoning", "stream_reasoning", accepts=(True,)),
-    *_refused(_REASONING, "separate_reasoning", accepts=(False,)),
+    *_refused(_TOLD_APART, "stream_reasoning", "separate_reasoning", accepts=(True,)),
     *_refused(_BEAMS, "use_beam_search", "early_stopping"),
     *_refused(_BEAMS, "length_penalty", accepts=(1,)),
     *_refused(_MEDIA, "audio"),
@@ -417,7 +457,7 @@ _DRAINS = (
     ),
 )
 FIELDS: tuple[Field, ...] = (
-    *(*_ASKED, *_CHOSEN, *_STRUCTURED, *_ENDS, *_TOLD),
+    *(*_ASKED, *_CHOSEN, *_STRUCTURED, *_CALLS, *_ENDS, *_TOLD),
     *(*_ACCEPTED, *_UNSUPPORTED, *_DERIVED, *_DRAINS),
 )
 

@@ -4,6 +4,9 @@ In: a JSON body. Out: one prompt rendered by the model's chat template, and
 `chat.completion(.chunk)` objects. With `return_token_ids` the prompt's ids stand at the top level
 (in a stream, of the first chunk) and each choice has its `token_ids`, as in vLLM; so does
 `prompt_logprobs`, which a stream has not. They are null where nobody asked for them.
+
+Where the client offers tools, or the model's reasoning is told apart, the text of each choice is
+read (see `reading`): one event then has what its delta adds to reasoning, content and calls.
 """
 
 from __future__ import annotations
@@ -16,19 +19,24 @@ import msgspec
 from msgspec import UNSET
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.link import Delta
+from baton_protocol.link import Delta, FinishReason
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answers import (
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinish,
     ChatLogprobs,
     ChatMessage,
     CommonFields,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
     event,
 )
@@ -49,8 +57,20 @@ from baton_router.openai.endpoint import (
     sampling_fields,
 )
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton_router.openai.reading import AnswerReading, ChoiceReader
 from baton_router.openai.structured_output import AskedGrammar, asked_grammar
+from baton_router.openai.tools import (
+    CALLS_SCHEMA,
+    AskedReasoning,
+    AskedTools,
+    asked_reasoning,
+    asked_tools,
+    calls_size,
+    check_calls,
+    with_objects,
+)
 from baton_text.chat import RESERVED
+from baton_text.parsers.parser import Piece, PieceKind
 from baton_text.tokenizer import Tokenizer
 
 MESSAGE_CHARS = 30  # rendering a message takes as long as so many characters
@@ -63,7 +83,7 @@ _PART = {
 }
 _CONTENT = [{"type": "string"}, {"type": "array", "items": _PART}]
 _MESSAGE = {
-    **members_schema(MESSAGE),
+    **members_schema(MESSAGE, tool_calls=CALLS_SCHEMA),
     "anyOf": [
         {
             "properties": {"role": {"type": "string"}, "content": {"anyOf": _CONTENT}},
@@ -83,12 +103,16 @@ MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
-    """`echoed` is what each choice's text begins with, before what is generated."""
+    """`echoed` is what each choice's text begins with, before what is generated.
+    `special_tokens_asked`: the client says itself whether its text has special tokens."""
 
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
+    special_tokens_asked: bool
     grammar: AskedGrammar | None
+    tools: AskedTools | None
+    reasoning: AskedReasoning
     messages: list[Json]
     template_kwargs: Json
     add_generation_prompt: bool
@@ -123,7 +147,10 @@ class ChatCall:
             options=Options.read(fields),
             sampling=sampling,
             bad_words=bad_words(fields),
+            special_tokens_asked=fields.given(("skip_special_tokens",)),
             grammar=asked_grammar(fields),
+            tools=asked_tools(fields),
+            reasoning=asked_reasoning(fields),
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
             messages=messages,
             template_kwargs=_template_kwargs(fields),
@@ -137,8 +164,13 @@ class ChatCall:
     @property
     def rendered(self) -> int:
         documents = self.template_kwargs.get("documents")
-        return sum(MESSAGE_CHARS + len(message["content"]) for message in self.messages) + (
-            len(msgspec.json.encode(documents)) if documents else 0
+        return (
+            sum(
+                MESSAGE_CHARS + len(message["content"]) + calls_size(message)
+                for message in self.messages
+            )
+            + (len(msgspec.json.encode(documents)) if documents else 0)
+            + (0 if self.tools is None else self.tools.size)
         )
 
     def forget_prompts(self) -> None:
@@ -147,19 +179,34 @@ class ChatCall:
 
     def prompts(self, model: PoolModel) -> list[Prompt]:
         text = model.template.render(
-            self.messages,
+            [with_objects(message) for message in self.messages],
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continues_prompt,
-            **self.template_kwargs,
+            tools=None if self.tools is None else self.tools.shown(),
+            **{**self.reasoning.kwargs, **self.template_kwargs},
         )
         return [TextPrompt(text, self.add_special_tokens)]
 
-    def shape(self, common: CommonFields, prompts: PromptIds, tokenizer: Tokenizer) -> ChatShape:
-        return ChatShape(self, common, prompts[0])
+    def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerReading | None:
+        [prompt] = prompts
+        assert isinstance(prompt, TextPrompt), "a template makes text"
+        final = self.messages[-1]["content"] if self.continues_prompt else None
+        return AnswerReading.of(model, self.tools, self.reasoning, self.grammar, prompt.text, final)
+
+    def shape(
+        self,
+        common: CommonFields,
+        prompts: PromptIds,
+        tokenizer: Tokenizer,
+        reading: AnswerReading | None = None,
+    ) -> ChatShape:
+        if reading is None or not self.sampling["detokenize"]:
+            return ChatShape(self, common, prompts[0])
+        return ReadChatShape(self, common, prompts[0], tokenizer, reading)
 
 
 class ChatShape:
-    """One answer's JSON; remembers which choices have begun."""
+    """One answer's JSON, where its text is its content; remembers which choices have begun."""
 
     def __init__(self, call: ChatCall, common: CommonFields, prompt_ids: Sequence[int]) -> None:
         self._common = common
@@ -184,18 +231,24 @@ class ChatShape:
         self._usage.count(index, delta)
         if not (delta.text or delta.finish or self._ids or self._logprobs is not None):
             return b""
+        return self._event(index, delta, ChatDelta(content=delta.text), delta.finish)
+
+    def _event(
+        self, index: int, delta: Delta, shown: ChatDelta, finish: ChatFinish | None
+    ) -> bytes:
         chunk = self._chunk
         chunk.prompt_token_ids = UNSET
-        content = ChatDelta(content=delta.text)
         if index not in self._begun:
             chunk.prompt_token_ids = self._prompt_ids if self._ids and not self._begun else None
-            content = ChatDelta(content=self._echoed + delta.text, role="assistant")
+            shown.role = "assistant"
+            if self._echoed:
+                shown.content = self._echoed + (shown.content or "")
             self._begun.add(index)
         choice = ChatChunkChoice(
             index=index,
-            delta=content,
+            delta=shown,
             logprobs=self._scores(delta.logprobs),
-            finish_reason=delta.finish,
+            finish_reason=finish,
             token_ids=delta.ids if self._ids else None,
             stop_reason=UNSET if delta.finish is None else delta.stop,
         )
@@ -224,20 +277,132 @@ class ChatShape:
         return msgspec.json.encode(answer)
 
     def _choice(self, index: int, choice: ChoiceOutput) -> ChatChoice:
-        content = self._echoed + choice.text
+        message, finish = self._message(index, choice)
         return ChatChoice(
             index=index,
-            message=ChatMessage(role="assistant", content=content, refusal=None),
+            message=message,
             logprobs=self._scores(choice.logprobs),
-            finish_reason=choice.finish_reason,
+            finish_reason=finish,
             stop_reason=choice.stop,
             token_ids=choice.ids if self._ids else None,
         )
+
+    def _message(self, index: int, choice: ChoiceOutput) -> tuple[ChatMessage, ChatFinish]:
+        content = self._echoed + choice.text
+        message = ChatMessage(role="assistant", content=content, refusal=None)
+        return message, choice.finish_reason
 
     def _scores(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
         if self._logprobs is None:
             return None
         return chat_logprobs(positions, self._logprobs, self._names_are_ids)
+
+
+class ReadChatShape(ChatShape):
+    """The same, where the text of each choice is read."""
+
+    def __init__(
+        self,
+        call: ChatCall,
+        common: CommonFields,
+        prompt_ids: Sequence[int],
+        tokenizer: Tokenizer,
+        reading: AnswerReading,
+    ) -> None:
+        super().__init__(call, common, prompt_ids)
+        self._tokenizer = tokenizer
+        self._reading = reading
+        self._readers: dict[int, ChoiceReader] = {}
+        # Text has special tokens because it is read, and the stop is to be in it.
+        self._hides_end = (
+            reading.reads_special
+            and not call.special_tokens_asked
+            and call.sampling["include_stop_str_in_output"]
+        )
+
+    def event(self, index: int, delta: Delta) -> bytes:
+        self._usage.count(index, delta)
+        one, finish = self._reader(index), delta.finish
+        text = self._shown(delta.text, delta.ids, finish)
+        shown = _delta_of(one, one.read(text, ended=finish is not None))
+        if shown is None:
+            if not (finish or self._ids or self._logprobs is not None):
+                return b""
+            shown = ChatDelta(content="")
+        return self._event(index, delta, shown, self._finish(one, finish) if finish else None)
+
+    def _message(self, index: int, choice: ChoiceOutput) -> tuple[ChatMessage, ChatFinish]:
+        one, finish = self._reader(index), choice.finish_reason
+        pieces = one.read(self._shown(choice.text, choice.ids, finish), ended=True)
+        content = self._echoed + _text_of(pieces, "content")
+        reasoning = _text_of(pieces, "reasoning")
+        calls = _calls_of(one, pieces)
+        message = ChatMessage(
+            role="assistant",
+            content=content if content or not (calls or reasoning) else None,
+            refusal=None,
+            tool_calls=calls or UNSET,
+        )
+        if self._reading.reasoning_parser is not None:
+            message.reasoning_content = message.reasoning = reasoning or None
+        return message, self._finish(one, finish)
+
+    def _reader(self, index: int) -> ChoiceReader:
+        one = self._readers.get(index)
+        if one is None:
+            one = self._readers[index] = ChoiceReader(self._reading, f"{self._common.id}/{index}")
+        return one
+
+    def _finish(self, one: ChoiceReader, finish: FinishReason) -> ChatFinish:
+        called = one.called and self._reading.calls_end
+        return "tool_calls" if called and finish == "stop" else finish
+
+    def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:
+        """Without the special token that ended it: a client that does not see special tokens does
+        not see that one either."""
+        if self._hides_end and finish == "stop" and ids and ids[-1] in self._tokenizer.special_ids:
+            return text.removesuffix(self._tokenizer.token_text(ids[-1]))
+        return text
+
+
+def _delta_of(one: ChoiceReader, pieces: Sequence[Piece]) -> ChatDelta | None:
+    """What an event shows of these pieces; None where there are none."""
+    if not pieces:
+        return None
+    shown = ChatDelta()
+    calls: dict[int, ToolCallDelta] = {}
+    for kind, text, number in pieces:
+        if kind == "content":
+            shown.content = (shown.content or "") + text
+        elif kind == "reasoning":
+            shown.reasoning = shown.reasoning_content = (shown.reasoning or "") + text
+        elif kind == "call":
+            function = FunctionDelta(name=text, arguments="")
+            calls[number] = ToolCallDelta(
+                index=number, id=one.call_id(number), type="function", function=function
+            )
+        elif number in calls:
+            calls[number].function.arguments += text
+        else:
+            calls[number] = ToolCallDelta(index=number, function=FunctionDelta(arguments=text))
+    if calls:
+        shown.tool_calls = list(calls.values())
+    return shown
+
+
+def _text_of(pieces: Sequence[Piece], kind: PieceKind) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
+
+
+def _calls_of(one: ChoiceReader, pieces: Sequence[Piece]) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    for kind, text, number in pieces:
+        if kind == "call":
+            function = CalledFunction(name=text, arguments="")
+            calls.append(ToolCall(id=one.call_id(number), type="function", function=function))
+        elif kind == "arguments":
+            calls[number].function.arguments += text
+    return calls
 
 
 def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
@@ -290,6 +455,7 @@ def _messages(value: Any) -> list[Json]:
         MESSAGE.check(message, name)
         if not isinstance(message.get("role"), str):
             raise wrong(f"{name}.role", message.get("role"), "it must be a string")
+        check_calls(f"{name}.tool_calls", message.get("tool_calls"))
         messages.append({**message, "content": _content(name, message)})
     return messages
 

@@ -58,6 +58,7 @@ from baton_router.openai.endpoint import (
     sampling_fields,
 )
 from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
+from baton_router.openai.reading import AnswerReading
 from baton_router.openai.structured_output import AskedGrammar, asked_grammar
 from baton_text.detokenizer import TextReader, context_of
 from baton_text.offsets import TextOffsets, offsets_in
@@ -115,6 +116,7 @@ class CompletionCall:
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
+    special_tokens_asked: bool
     grammar: AskedGrammar | None
     given: list[Prompt]
     echo: bool
@@ -153,6 +155,7 @@ class CompletionCall:
             options=Options.read(fields, generates=generates),
             sampling=sampling,
             bad_words=bad_words(fields),
+            special_tokens_asked=fields.given(("skip_special_tokens",)),
             grammar=asked_grammar(fields),
             given=_prompts(fields.raw("prompt", PROMPT, required=True), special),
             echo=echo,
@@ -172,8 +175,15 @@ class CompletionCall:
     def prompts(self, model: PoolModel) -> list[Prompt]:
         return list(self.given)
 
+    def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> None:
+        """A completion is text."""
+
     def shape(
-        self, common: CommonFields, prompts: PromptIds, tokenizer: Tokenizer
+        self,
+        common: CommonFields,
+        prompts: PromptIds,
+        tokenizer: Tokenizer,
+        reading: AnswerReading | None = None,
     ) -> CompletionShape:
         echoes = None
         if self.echo:

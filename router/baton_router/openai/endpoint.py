@@ -51,6 +51,7 @@ from baton_router.openai.body_reader import (
     needs,
     wrong,
 )
+from baton_router.openai.reading import AnswerReading
 from baton_router.openai.structured_output import AskedGrammar
 from baton_text.tokenizer import Tokenizer
 
@@ -105,7 +106,6 @@ def _check_ignored(fields: Fields) -> None:
     for name in _OBJECTS:
         fields.mapping(name)
     fields.boolean("store", False)
-    fields.boolean("parallel_tool_calls", True)
     fields.integer("stream_interval", 1)
     pairs = fields.mapping("metadata", _METADATA) or {}
     if len(pairs) > MAX_METADATA:
@@ -393,6 +393,11 @@ class Call(Protocol):
         ...
 
     @property
+    def special_tokens_asked(self) -> bool:
+        """Whether the client says itself that its text has special tokens, or has none."""
+        ...
+
+    @property
     def default_max_tokens(self) -> int | None: ...
 
     @property
@@ -417,11 +422,21 @@ class Call(Protocol):
 
     def prompts(self, model: PoolModel) -> list[Prompt]: ...
 
+    def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerReading | None:
+        """How the answers are read that follow these prompts; None where they are text."""
+        ...
+
     def forget_prompts(self) -> None:
         """They are ids now: let texts go that the answer does not repeat."""
         ...
 
-    def shape(self, common: CommonFields, prompts: PromptIds, tokenizer: Tokenizer) -> Shape: ...
+    def shape(
+        self,
+        common: CommonFields,
+        prompts: PromptIds,
+        tokenizer: Tokenizer,
+        reading: AnswerReading | None = None,
+    ) -> Shape: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

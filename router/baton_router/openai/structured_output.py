@@ -101,7 +101,7 @@ def asked_grammar(fields: Fields) -> AskedGrammar | None:
 def _response_format(value: Any) -> AskedGrammar | None:
     if value is None:
         return None
-    given = _object(FORMAT, value)
+    given = object_at(FORMAT, value)
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in TYPES:
         raise wrong(f"{FORMAT}.type", kind, f"use one of {', '.join(TYPES)}")
@@ -112,28 +112,28 @@ def _response_format(value: Any) -> AskedGrammar | None:
         case "structural_tag":
             parts = {name: given.get(name) for name in TYPES[kind]}
             _check_tag(FORMAT, parts)
-            return AskedGrammar("structural_tag", _encoded(FORMAT, parts), FORMAT)
+            return AskedGrammar("structural_tag", encoded(FORMAT, parts), FORMAT)
         case "json_object":
             return AskedGrammar("json_object", "", FORMAT)
     return None
 
 
 def _json_schema(at: str, value: Any) -> AskedGrammar:
-    given = _object(at, value)
+    given = object_at(at, value)
     _only(at, given, MEMBERS["chat", at].fields)
     for name in ("name", "description"):
         if not isinstance(given.get(name), str | None):
             raise wrong(f"{at}.{name}", given[name], "it must be a string")
     if not isinstance(given.get("strict"), bool | None):
         raise wrong(f"{at}.strict", given["strict"], "it must be true or false")
-    schema = _object(f"{at}.schema", given.get("schema"))
-    return AskedGrammar("json", _encoded(f"{at}.schema", schema), f"{at}.schema")
+    schema = object_at(f"{at}.schema", given.get("schema"))
+    return AskedGrammar("json", encoded(f"{at}.schema", schema), f"{at}.schema")
 
 
 def _structured_outputs(value: Any) -> AskedGrammar | None:
     if value is None:
         return None
-    given = _object(OUTPUTS, value)
+    given = object_at(OUTPUTS, value)
     members = MEMBERS["chat", OUTPUTS]
     _only(OUTPUTS, given, members.fields)
     for name, one in members.fields.items():
@@ -169,7 +169,7 @@ def _text(at: str, value: Any, allowed: str = "it must be a text that is not emp
 
 def _schema(at: str, value: Any) -> str:
     if isinstance(value, dict):
-        return _encoded(at, value)
+        return encoded(at, value)
     return _text(at, value, "it must be a JSON schema: an object, or its text")
 
 
@@ -177,7 +177,7 @@ def _tag(at: str, value: Any) -> str:
     if isinstance(value, dict):
         _only(at, value, TYPES["structural_tag"])
         _check_tag(at, value)
-        return _encoded(at, value)
+        return encoded(at, value)
     return _text(at, value, "it must be an object with structures and triggers, or its text")
 
 
@@ -214,7 +214,7 @@ def _check_tag(at: str, given: Mapping[str, Any]) -> None:
             raise wrong(f"{at}.{name}", value, "none of its strings may be empty")
 
 
-def _object(at: str, value: Any) -> dict[str, Any]:
+def object_at(at: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong(at, value, "it must be an object")
     return value
@@ -232,7 +232,7 @@ def _only(at: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
             )
 
 
-def _encoded(at: str, value: Mapping[str, Any]) -> str:
+def encoded(at: str, value: Mapping[str, Any]) -> str:
     try:
         return _bounded(at, msgspec.json.encode(value).decode())
     except RecursionError:

@@ -17,6 +17,7 @@ from baton_protocol.store import Kind
 from baton_router.errors import RequestFailed
 from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.pool_view import PoolView
+from baton_router.openai.reading import AnswerReading
 from baton_router.requests.state import RequestRecord
 from baton_router.settings import Ranking
 
@@ -156,7 +157,8 @@ class Prepared:
     """A request that is tokenized and hashed. `chunks` name its full chunks; only nodes of `kind`
     can run it. By `deadline`, a time of the router's clock, it is to be over; None is any time.
     `wanted` is the model's name, where its client gave one; with `fills` its answer may
-    be as long as the context leaves. `ranking` is the placement policy that it asked for."""
+    be as long as the context leaves. `ranking` is the placement policy that it asked for.
+    `reading` is how its answers are read, None where they are text."""
 
     request: Request
     chunks: tuple[BlockHash, ...]
@@ -165,6 +167,7 @@ class Prepared:
     fills: bool
     ranking: Ranking | None = None
     deadline: float | None = None
+    reading: AnswerReading | None = None
 
     @property
     def kind(self) -> Kind:

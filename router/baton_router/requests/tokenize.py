@@ -23,6 +23,7 @@ from baton_protocol.sampling import StructuredOutput
 from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import Serving
+from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.openai.endpoint import (
     Call,
     Prompt,
@@ -31,6 +32,7 @@ from baton_router.openai.endpoint import (
     check_scores,
     complete,
 )
+from baton_router.openai.reading import AnswerReading
 from baton_router.openai.structured_output import AskedGrammar
 from baton_router.requests.in_flight import Prepared
 from baton_router.settings import Ranking
@@ -66,7 +68,8 @@ async def prepare(
     clock."""
     prompts = await _prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), most_sequences)
-    sampling = await _sampling(call, serving, len(prompts))
+    reading = call.reading(serving.model, prompts)
+    sampling = await _sampling(call, serving, len(prompts), reading)
     prepared = []
     tokens = 0
     for slot, prompt in enumerate(prompts):
@@ -105,7 +108,9 @@ async def prepare(
         chunks = await _chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
         prepared.append(
-            Prepared(request, chunks, serving, call.options.model, fills, ranking, deadline)
+            Prepared(
+                *(request, chunks, serving, call.options.model, fills, ranking, deadline), reading
+            )
         )
     return prepared
 
@@ -238,7 +243,9 @@ def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
     )
 
 
-async def _sampling(call: Call, serving: Serving, prompts: int) -> Mapping[str, Any]:
+async def _sampling(
+    call: Call, serving: Serving, prompts: int, reading: AnswerReading | None
+) -> Mapping[str, Any]:
     """The call's sampling fields, with all ids in the vocabulary, bad words as ids, and what the
     answer must match as a grammar that compiles."""
     fields = call.sampling
@@ -246,8 +253,12 @@ async def _sampling(call: Call, serving: Serving, prompts: int) -> Mapping[str, 
     _check_ids("logit_bias", biased, serving.vocab_size)
     for name in ("stop_token_ids", "allowed_token_ids"):
         _check_ids(name, fields.get(name, ()), serving.vocab_size)
+    if reading is not None and reading.reads_special and not call.special_tokens_asked:
+        fields = {**fields, "skip_special_tokens": False}
     if call.grammar is not None:
         fields = {**fields, "structured": await _structured(call.grammar, serving, prompts)}
+    if reading is not None and reading.rules is not None:
+        fields = {**fields, "structured": await _whole_answer(reading, reading.rules, serving)}
     if not call.bad_words:
         return fields
     banned = await asyncio.to_thread(_spellings, call.bad_words, serving.model.tokenizer)
@@ -267,6 +278,16 @@ async def _structured(asked: AskedGrammar, serving: Serving, prompts: int) -> St
             param="prompt",
         )
     return StructuredOutput(grammar)
+
+
+async def _whole_answer(
+    reading: AnswerReading, rules: AnswerRules, serving: Serving
+) -> StructuredOutput:
+    """Behind the check of its content alone, so that an error names what is wrong."""
+    try:
+        return StructuredOutput(await serving.model.answer_grammar(rules))
+    except GrammarError as error:
+        raise reading.refusal(error) from None
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -67,7 +67,9 @@ def _lists(schema: Json) -> Iterator[Edge]:
     yield from (([value], allowed) for value, allowed in edges(items))
     if least:
         yield [one] * (least - 1), False
-    if "maxItems" in schema:
+    if schema.get("uniqueItems"):
+        yield [one, one], False
+    elif "maxItems" in schema:
         most = schema["maxItems"]
         yield from (([one] * most, True), ([one] * (most + 1), False))
 

@@ -18,6 +18,7 @@ from baton_router.openai.body_reader import Fields
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import MAX_TOKENS_NAMES, check_alone
+from baton_router.openai.tools import MAX_NAME
 from tests.router.openai.schema_edges import edges
 from tests.support.nodes.fake_node import FakeNode
 
@@ -32,6 +33,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "min_tokens": {"max_tokens": MOST},
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
+    "tool_choice": {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]},
 }
 
 

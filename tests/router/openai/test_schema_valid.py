@@ -14,6 +14,7 @@ from baton_protocol.errors import InvalidRequest
 from baton_router.http.openapi import BODIES
 from baton_router.openai.body_reader import Fields
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
+from baton_router.openai.tools import TOOLS_AGREE
 from tests.router.openai.test_schema import NEEDED, READERS
 
 Json = dict[str, Any]
@@ -29,6 +30,8 @@ OF_CHATS = {
         "continue_final_message and add_generation_prompt are not both true"
     ),
     "documents": "documents do not stand in chat_template_kwargs too",
+    "tools": TOOLS_AGREE,
+    "tool_choice": TOOLS_AGREE,
 }
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
@@ -143,6 +146,10 @@ def test_what_no_schema_can_say_the_document_says_in_words(name: str) -> None:
     assert told == set(known.values())
 
 
+NOW: Json = {"name": "now", "arguments": "{}"}
+LISTED: Json = {"name": "now", "arguments": []}
+TOOL: Json = {"type": "function", "function": {"name": "now", "parameters": None}}
+CALLING: Json = {"role": "assistant", "content": None}
 CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"stream_options": {}}, True),
     ("ChatRequest", {"stream_options": {}, "stream": False}, True),
@@ -188,6 +195,22 @@ CASES: list[tuple[str, Json, bool]] = [
     ("CompletionRequest", {"structured_outputs": {}}, False),
     ("CompletionRequest", {"guided_choice": ["a", ""]}, False),
     ("CompletionRequest", {"guided_json": {}, "response_format": {"type": "text"}}, True),
+    ("ChatRequest", {"tools": []}, True),
+    ("ChatRequest", {"tools": [TOOL], "tool_choice": "required"}, True),
+    ("ChatRequest", {"tools": [TOOL, TOOL]}, False),
+    ("ChatRequest", {"tools": [{**TOOL, "type": "custom"}]}, False),
+    ("ChatRequest", {"tools": [{**TOOL, "function": {"name": "a b"}}]}, False),
+    ("ChatRequest", {"tools": [TOOL], "tool_choice": {"type": "function"}}, False),
+    ("ChatRequest", {"tool_choice": "any"}, False),
+    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": [{"function": {}}]}]}, False),
+    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": {}}]}, False),
+    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": [{"function": NOW}]}]}, True),
+    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": [{"function": LISTED}]}]}, False),
+    ("ChatRequest", {"thinking_token_budget": 0, "reasoning_effort": "xhigh"}, True),
+    ("ChatRequest", {"thinking_token_budget": -1}, False),
+    ("ChatRequest", {"reasoning_effort": "most"}, False),
+    ("CompletionRequest", {"tools": []}, False),
+    ("CompletionRequest", {"reasoning_effort": "low"}, False),
     ("DrainRequest", {"reason": "x" * 201}, False),
     ("DrainRequest", {"reason": "two\nlines"}, False),
     ("DrainRequest", {"reason": "Stra\u00dfe, \u00a0\u65e5"}, True),

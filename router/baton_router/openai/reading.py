@@ -1,0 +1,185 @@
+"""How the answers of one chat are read: what a model wrote, told apart as its client gets it.
+
+In: what the client asked for, the parsers of the model, and the prompt. Out: an AnswerReading,
+which stays the same wherever the request goes; and of each choice a ChoiceReader, from text to
+reasoning, content and calls. A chat that needs none of it has no AnswerReading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+import msgspec
+
+from baton_protocol.errors import InvalidRequest
+from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.nodes.model_grammars import AnswerRules
+from baton_router.openai.structured_output import AskedGrammar
+from baton_router.openai.tools import AskedReasoning, AskedTools
+from baton_text.grammar import GrammarError
+from baton_text.parsers.hermes import HERMES
+from baton_text.parsers.parser import Piece, Reader, ReasoningParser, ToolParser
+from baton_text.parsers.registry import TOOL_PARSERS, reader
+
+ID_BYTES = 12  # of a call's id
+# The templates of these families refuse ids that are not 9 letters and digits.
+SHORT_IDS = frozenset({"mistral", "mistral_v11"})
+# Reads the calls of a model whose own form is not known.
+GENERIC = TOOL_PARSERS.get("json", HERMES)
+
+
+def enforced(parser: ToolParser) -> ToolParser:
+    """The parser in whose form a grammar makes a model write calls."""
+    return parser if parser.form is not None else GENERIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerReading:
+    """`begun`: an answer begins within reasoning. `rules` are what it must match, if anything
+    beside its own content must be enforced; `asked` are the fields of the client that say so."""
+
+    tools: AskedTools | None
+    tool_parser: ToolParser | None
+    reasoning_parser: ReasoningParser | None
+    begun: bool
+    tells_reasoning: bool
+    rules: AnswerRules | None = None
+    asked: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        model: PoolModel,
+        tools: AskedTools | None,
+        reasoning: AskedReasoning,
+        content: AskedGrammar | None,
+        prompt: str,
+        continued: str | None,
+    ) -> AnswerReading | None:
+        """None where an answer is all content, whatever it is. `continued`: the text of the last
+        message, which the answer goes on with. Raise InvalidRequest."""
+        thinks = model.reasoning_parser
+        if reasoning.budget is not None and thinks is None:
+            raise InvalidRequest(
+                f"thinking_token_budget is {reasoning.budget}, but this model's reasoning is not"
+                " told apart from its answers; leave it out, or start its nodes with"
+                " --reasoning-parser NAME",
+                param="thinking_token_budget",
+            )
+        if tools is None and thinks is None:
+            return None
+        begun = False
+        if thinks is not None and continued is None:
+            begun = thinks.begun(prompt)
+        elif thinks is not None and continued is not None:
+            begun = continued.rfind(thinks.begin) > continued.rfind(thinks.end)
+            # What goes on behind its reasoning has no more of it.
+            thinks = thinks if begun or not continued else None
+        parser = None
+        if tools is not None:
+            parser = model.tool_parser or GENERIC
+            if tools.required or content is not None:
+                parser = enforced(parser)
+        plain = cls(
+            tools=tools,
+            tool_parser=parser,
+            reasoning_parser=thinks,
+            begun=begun,
+            tells_reasoning=reasoning.included,
+        )
+        return plain._ruled(reasoning.budget if thinks is not None else None, content)
+
+    def _ruled(self, budget: int | None, content: AskedGrammar | None) -> AnswerReading:
+        """With what must be enforced."""
+        tools, parser = self.tools, self.tool_parser
+        limits = tools is not None and (tools.required or bool(tools.strict) or content is not None)
+        if parser is None or parser.form is None:
+            limits = False  # the calls of such a family are read as they come
+        asked = []
+        if limits:
+            asked.append("tools")
+        if budget is not None:
+            asked.append("thinking_token_budget")
+        if content is not None:
+            asked.append(content.field)
+        if not asked:
+            return self
+        rules = AnswerRules(reasoning=self.reasoning_parser, begun=self.begun, budget=budget)
+        if content is not None and not (tools is not None and tools.required):
+            rules = replace(rules, content=(content.kind, content.value))
+        if limits and tools is not None:
+            rules = replace(
+                rules,
+                calls=parser,
+                tools=msgspec.json.encode(tools.callable).decode(),
+                required=tools.required,
+                strict=tools.strict,
+                parallel=tools.most_calls is None,
+            )
+        return replace(self, rules=rules, asked=tuple(asked))
+
+    @property
+    def reads_special(self) -> bool:
+        """Its markers are special tokens, so that text is wanted with them."""
+        tools, thinks = self.tool_parser, self.reasoning_parser
+        return bool((tools and tools.reads_special) or (thinks and thinks.reads_special))
+
+    @property
+    def calls_end(self) -> bool:
+        """An answer with calls ends with `tool_calls`. With a function that is named it ends with
+        `stop`, as with OpenAI."""
+        return self.tools is not None and self.tools.named is None
+
+    def reader(self) -> Reader:
+        tools = {} if self.tools is None else self.tools.callable
+        return reader(tools, self.tool_parser, self.reasoning_parser, begun=self.begun)
+
+    def refusal(self, error: GrammarError) -> InvalidRequest:
+        """Of a grammar that cannot be made, or does not compile."""
+        name, _, why = str(error).partition(": ")
+        one = None if self.tools is None else self.tools.functions.get(name)
+        if one is not None and why:
+            field = f"{one.field}.parameters"
+            return InvalidRequest(f"{field}: {why}", param=field)
+        return InvalidRequest(
+            f"{', '.join(self.asked)}: {error}", param=self.asked[0].partition(".")[0]
+        )
+
+
+class ChoiceReader:
+    """Of one choice, from its text to the pieces that its client gets: those of calls that are one
+    too many, and of reasoning that nobody wants, are not among them."""
+
+    def __init__(self, reading: AnswerReading, name: str) -> None:
+        """`name` is the choice's own, from which its calls' ids follow."""
+        tools = reading.tools
+        self._reader = reading.reader()
+        self._most_calls = 0 if tools is None else tools.most_calls
+        self._tells_reasoning = reading.tells_reasoning
+        self._name = name
+        self._short = reading.tool_parser is not None and reading.tool_parser.name in SHORT_IDS
+        self.called = False
+
+    def read(self, text: str, *, ended: bool) -> list[Piece]:
+        """What the text adds; at the end, with what was held back."""
+        pieces = self._reader.push(text) if text else []
+        if ended:
+            pieces += self._reader.finish()
+        if not pieces:
+            return pieces
+        shown = [piece for piece in pieces if self._shows(piece)]
+        self.called = self.called or any(piece.kind == "call" for piece in shown)
+        return shown
+
+    def call_id(self, number: int) -> str:
+        """The same whoever answers: it follows from the request, the choice and the call."""
+        digest = blake2b(f"{self._name}/{number}".encode(), digest_size=ID_BYTES).hexdigest()
+        return digest[:9] if self._short else f"call_{digest}"
+
+    def _shows(self, piece: Piece) -> bool:
+        if piece.kind == "reasoning":
+            return self._tells_reasoning
+        if piece.kind in ("call", "arguments"):
+            return self._most_calls is None or piece.call < self._most_calls
+        return True

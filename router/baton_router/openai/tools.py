@@ -1,0 +1,370 @@
+"""The functions that a client offers to the model, and the effort of reasoning that it asks for.
+
+In: a chat's fields. Out: AskedTools, and AskedReasoning. Here only the form is checked, as the
+served document has it: whether a function's schema can be enforced is for the model to say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from baton_protocol.errors import InvalidRequest
+from baton_router.openai.body_reader import (
+    MEMBERS,
+    Fields,
+    Members,
+    Schema,
+    members_schema,
+    wrong,
+)
+from baton_router.openai.structured_output import encoded, object_at
+from baton_text.grammar import MAX_GRAMMAR_BYTES
+from baton_text.parsers.parser import Tools
+
+Json = dict[str, Any]
+Choice = Literal["none", "auto", "required"]
+CHOICES: tuple[Choice, ...] = ("none", "auto", "required")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+MAX_TOOLS = 128
+MAX_NAME = 64
+MAX_DESCRIPTION = 64 << 10  # characters
+MAX_BUDGET = (1 << 31) - 1
+NAME = rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}"
+TOOLS_AGREE = (
+    "names in tools differ, all parameters together are bounded, and tool_choice asks for what"
+    " tools have"
+)
+_NAMES = ("tools", "tool_choice", "parallel_tool_calls")
+_REASONING = ("reasoning_effort", "include_reasoning", "thinking_token_budget")
+_NAME = re.compile(NAME)
+_NO_PARAMETERS: Json = {"type": "object", "properties": {}}
+_TOOL, _FUNCTION = MEMBERS["chat", "tools[]"], MEMBERS["chat", "tools[].function"]
+_CHOICE = MEMBERS["chat", "tool_choice"]
+_CHOSEN = MEMBERS["chat", "tool_choice.function"]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """`position` is its place among the client's tools."""
+
+    position: int
+    name: str
+    description: str | None
+    parameters: Json
+    strict: bool
+
+    @property
+    def field(self) -> str:
+        return f"tools[{self.position}].function"
+
+    def shown(self) -> Json:
+        """As a chat template has it."""
+        told: Json = {"name": self.name}
+        if self.description is not None:
+            told["description"] = self.description
+        return {"type": "function", "function": told | {"parameters": self.parameters}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedTools:
+    """`functions` by name, in the client's order; `size` is how long they are as JSON. `named` is
+    the one that must be called; not `parallel`: one call at most."""
+
+    functions: Mapping[str, Function]
+    choice: Choice
+    named: str | None
+    parallel: bool
+    size: int
+
+    @property
+    def required(self) -> bool:
+        return self.choice == "required"
+
+    @property
+    def most_calls(self) -> int | None:
+        return None if self.parallel and self.named is None else 1
+
+    @property
+    def callable(self) -> Tools:
+        """The functions that may be called, with their schemas."""
+        return {
+            name: one.parameters
+            for name, one in self.functions.items()
+            if self.named in (None, name)
+        }
+
+    @property
+    def strict(self) -> frozenset[str]:
+        return frozenset(name for name, one in self.functions.items() if one.strict)
+
+    def shown(self) -> list[Json]:
+        return [one.shown() for one in self.functions.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedReasoning:
+    """`included`: the answer tells it. `budget` is the most tokens of it; None: there is no bound.
+    `kwargs` are values for the chat template."""
+
+    included: bool = True
+    budget: int | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = AskedReasoning()
+
+
+def asked_tools(fields: Fields) -> AskedTools | None:
+    """None where the model may call nothing. Raise InvalidRequest naming the first wrong field."""
+    if not fields.given(_NAMES):
+        return None
+    fields.rule({"description": TOOLS_AGREE})
+    functions, size = _functions(fields.raw("tools", _TOOLS_SCHEMA))
+    choice, named = _choice(fields.raw("tool_choice", _CHOICE_SCHEMA))
+    parallel = fields.boolean("parallel_tool_calls", True)
+    if choice == "required" and not functions:
+        raise wrong(
+            "tool_choice",
+            "required" if named is None else named,
+            "there are no tools to call: send tools, or leave it out",
+        )
+    if named is not None and named not in functions:
+        known = ", ".join(functions)
+        raise wrong("tool_choice", named, f"tools have no such function; they have {known}")
+    if not functions or choice == "none":
+        return None
+    return AskedTools(
+        functions=functions,
+        choice=choice or "auto",
+        named=named,
+        parallel=parallel,
+        size=size,
+    )
+
+
+def asked_reasoning(fields: Fields) -> AskedReasoning:
+    """Raise InvalidRequest naming the first wrong field."""
+    if not fields.given(_REASONING):
+        return PLAIN
+    effort = fields.raw("reasoning_effort", {"enum": [None, *EFFORTS]})
+    included = fields.boolean("include_reasoning", True)
+    budget = fields.integer("thinking_token_budget", 0, MAX_BUDGET)
+    if effort is None:
+        return AskedReasoning(included, budget)
+    if effort not in EFFORTS:
+        raise wrong("reasoning_effort", effort, f"use one of {', '.join(EFFORTS)}")
+    kwargs: Json = {"reasoning_effort": effort}
+    if effort == "none":
+        kwargs["enable_thinking"] = False
+    return AskedReasoning(included, budget, kwargs)
+
+
+def _functions(value: Any) -> tuple[dict[str, Function], int]:
+    """By name, and how many bytes they have as JSON."""
+    if value is None:
+        return {}, 0
+    if not isinstance(value, list):
+        raise wrong("tools", value, "it must be a list of functions")
+    if len(value) > MAX_TOOLS:
+        raise InvalidRequest(f"tools holds {len(value)}; at most {MAX_TOOLS}", param="tools")
+    found: dict[str, Function] = {}
+    size = 0
+    for position, tool in enumerate(value):
+        one = _function(position, tool)
+        if one.name in found:
+            told = f"tools holds two functions named {one.name!r}; each needs a name of its own"
+            raise InvalidRequest(told, param="tools")
+        found[one.name] = one
+        size += len(encoded(f"{one.field}.parameters", one.parameters))
+    if size > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(
+            f"the parameters of all tools have {size} characters; at most {MAX_GRAMMAR_BYTES}",
+            param="tools",
+        )
+    return found, size + sum(len(one.description or "") for one in found.values())
+
+
+def _function(position: int, tool: Any) -> Function:
+    at = f"tools[{position}]"
+    given = _members(at, tool, _TOOL)
+    if given.get("type") != "function":
+        raise wrong(f"{at}.type", given.get("type"), "only functions can be called here")
+    at = f"{at}.function"
+    given = _members(at, given.get("function"), _FUNCTION)
+    name = given.get("name")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise wrong(f"{at}.name", name, f"it must be 1 to {MAX_NAME} of letters, digits, _ . -")
+    description, strict = given.get("description"), given.get("strict")
+    if not isinstance(description, str | None):
+        raise wrong(f"{at}.description", description, "it must be a string")
+    if description is not None and len(description) > MAX_DESCRIPTION:
+        told = f"{at}.description has {len(description)} characters; at most {MAX_DESCRIPTION}"
+        raise InvalidRequest(told, param=f"{at}.description")
+    if not isinstance(strict, bool | None):
+        raise wrong(f"{at}.strict", strict, "it must be true or false")
+    parameters = given.get("parameters")
+    known = _NO_PARAMETERS if parameters is None else object_at(f"{at}.parameters", parameters)
+    return Function(position, name, description, known, bool(strict))
+
+
+def _choice(value: Any) -> tuple[Choice | None, str | None]:
+    """A function that is named is required."""
+    if value is None:
+        return None, None
+    for choice in CHOICES:
+        if value == choice:
+            return choice, None
+    if not isinstance(value, dict):
+        allowed = f'use {", ".join(CHOICES)} or {{"type": "function", "function": {{"name": ...}}}}'
+        raise wrong("tool_choice", value, allowed)
+    given = _members("tool_choice", value, _CHOICE)
+    if given.get("type") != "function":
+        raise wrong("tool_choice.type", given.get("type"), "only functions can be called here")
+    chosen = _members("tool_choice.function", given.get("function"), _CHOSEN)
+    name = chosen.get("name")
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise wrong("tool_choice.function.name", name, "it must be the name of one of tools")
+    return "required", name
+
+
+def _members(at: str, value: Any, members: Members) -> Json:
+    """An object that has these members and no other."""
+    given = object_at(at, value)
+    members.check(given, at)
+    return given
+
+
+# --- messages that call, and answer calls ---------------------------------------------------------
+
+CALLS_SCHEMA: Schema = {
+    "type": ["array", "null"],
+    "items": {
+        "type": "object",
+        "properties": {
+            "id": {"type": ["string", "null"]},
+            "type": {"enum": ["function", None]},
+            "function": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string"},
+                    "arguments": {"type": ["string", "object", "null"]},
+                },
+                "required": ["name"],
+            },
+        },
+        "required": ["function"],
+    },
+}
+
+
+def check_calls(at: str, value: Any) -> None:
+    """Raise InvalidRequest for `tool_calls` of a message that are no calls."""
+    if value is None:
+        return
+    if not isinstance(value, list):
+        raise wrong(at, value, "it must be a list of calls")
+    for position, call in enumerate(value):
+        one = f"{at}[{position}]"
+        given = object_at(one, call)
+        if not isinstance(given.get("id"), str | None):
+            raise wrong(f"{one}.id", given["id"], "it must be a string")
+        if given.get("type") not in ("function", None):
+            raise wrong(f"{one}.type", given["type"], "only functions are called here")
+        function = object_at(f"{one}.function", given.get("function"))
+        if not isinstance(function.get("name"), str):
+            raise wrong(f"{one}.function.name", function.get("name"), "it must be a string")
+        if not isinstance(function.get("arguments"), str | dict | None):
+            allowed = "it must be a JSON object, or its text"
+            raise wrong(f"{one}.function.arguments", function["arguments"], allowed)
+
+
+def calls_size(message: Json) -> int:
+    """About how many characters a message's calls have."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return 0
+    try:
+        return len(msgspec.json.encode(calls))
+    except RecursionError:
+        at = "messages[].tool_calls"
+        raise InvalidRequest(f"{at} is nested too deep", param="messages") from None
+
+
+def with_objects(message: Json) -> Json:
+    """The message as chat templates expect it: arguments that are the text of a JSON object are
+    that object, as in vLLM."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Json) -> Json:
+    function = call["function"]
+    text = function.get("arguments")
+    if text is None or isinstance(text, str):
+        known = _object_of(text or "{}")
+        if known is not None:
+            return {**call, "function": {**function, "arguments": known}}
+    return call
+
+
+def _object_of(text: str) -> Json | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+# --- what the served document says ----------------------------------------------------------------
+
+_OF_A_FUNCTION: Schema = {"enum": ["function"]}
+_NAME_SCHEMA: Schema = {
+    "type": "string",
+    "pattern": f"^{NAME}$",
+    "minLength": 1,
+    "maxLength": MAX_NAME,
+}
+_TOOLS_SCHEMA: Schema = {
+    "type": ["array", "null"],
+    "maxItems": MAX_TOOLS,
+    "uniqueItems": True,
+    "items": {
+        **members_schema(
+            _TOOL,
+            type=_OF_A_FUNCTION,
+            function={
+                **members_schema(
+                    _FUNCTION,
+                    name=_NAME_SCHEMA,
+                    description={"type": ["string", "null"], "maxLength": MAX_DESCRIPTION},
+                    parameters={"type": ["object", "null"]},
+                    strict={"type": ["boolean", "null"]},
+                ),
+                "required": ["name"],
+            },
+        ),
+        "required": ["type", "function"],
+    },
+}
+_CHOICE_SCHEMA: Schema = {
+    "anyOf": [
+        {"enum": list(CHOICES)},
+        {
+            **members_schema(
+                _CHOICE,
+                type=_OF_A_FUNCTION,
+                function={**members_schema(_CHOSEN, name=_NAME_SCHEMA), "required": ["name"]},
+            ),
+            "required": ["type", "function"],
+        },
+        {"type": "null"},
+    ]
+}
