@@ -67,6 +67,10 @@ LIST = replace(
     ),
 )  # fmt: skip
 
+# Markers of several tokens and text.
+CHANNELS = ReasoningParser("channels", "<think>analysis[ARGS]", "</think><|im_start|>", marks=())
+MESSAGES = replace(HERMES, reads_reasoning=True)
+
 OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "now", "arguments": {"any": [1]}}\n</tool_call>'
 BARE_OSLO = '{"name": "weather", "parameters": {"city": "Oslo"}}'
@@ -97,6 +101,7 @@ RULES: dict[str, dict[str, Any]] = {
     "thought, JSON": {"reasoning": THINK, "content": CONTENT},
     "thought, regex": {"reasoning": THINK, "content": grammar_of("regex", "[a-c]{2}")},
     "thought, choice": {"reasoning": THINK, "content": grammar_of("choice", ["yes", "no"])},
+    "channels": {"reasoning": CHANNELS, "content": CONTENT},
     "thinking, JSON": {"reasoning": THINK, "content": CONTENT, "begun": True},
     "thinking, required": {"reasoning": THINK, "calls": calls(required=True), "begun": True},
     "thought, strict": {"reasoning": THINK, "calls": calls(strict=STRICT)},
@@ -155,7 +160,10 @@ ANSWERS: list[tuple[str, str, End]] = [
     ("thinking, JSON", f"{ANSWER}</think>{ANSWER}", "complete"),
     ("thinking, required", f"A call?\n</think>\n\n{OSLO}", "complete"),
     ("thinking, required", "A call?\n</think>\n\n|N", "open"),
-    ("thought, strict", f"<think>Try <tool_call>.</think>\n{OSLO}", "complete"),
+    ("thought, strict", f"<think>Try <tool_call.</think>\n{OSLO}", "complete"),
+    ("thought, JSON", "<think>A <tool_call>", "open"),
+    ("channels", '<think>analysis[ARGS]A.</think><|im_start|>{"nation": "no"', "open"),
+    ("channels", "<think>|final", "open"),
     ("thought, strict", "<think>Try.</think>\nSo <tool_call>|.", "open"),
     ("thought, strict", f"So {OSLO}.", "complete"),
 ]  # fmt: skip
@@ -188,7 +196,7 @@ def test_an_answer_is_accepted_up_to_where_it_breaks_its_rules(
     tokenizer: str, rules: str, text: str, end: End
 ) -> None:
     matcher = matcher_of(tokenizer, **RULES[rules])
-    good, _, refused = text.partition("|") if "<|" not in text else (text, "", "")
+    good, _, refused = (text, "", "") if "<|" in text else text.partition("|")
     ids = ids_of(tokenizer, good)
     for place, token in enumerate(ids):
         assert token in allowed(matcher), good[:place]
@@ -224,7 +232,9 @@ BIG = {"type": "object", "properties": {"a": {"not": {}}}}
         ("bytes", {"calls": CallRules(HERMES, {"f": {"type": "array"}}, required=True)}, "^f: arg"),
         ("bytes", {"calls": calls(replace(HERMES, form=None), required=True)}, "'hermes' cannot"),
         ("bytes", {"calls": calls(replace(HERMES, form=None)), "content": CONTENT}, "'hermes'"),
-        ("bytes", {"reasoning": THINK, "budget": 5}, "'</think>' as one token"),
+        ("bytes", {"reasoning": THINK, "budget": 5}, "not '<think>' and '</think>'"),
+        ("markers", {"reasoning": CHANNELS, "budget": 5}, "a model whose markers are tokens"),
+        ("markers", {"calls": calls(MESSAGES, strict=STRICT)}, "unless one is required"),
         ("markers", {"budget": 5}, "needs a reasoning parser"),
     ],
 )
@@ -274,6 +284,16 @@ def test_text_that_spells_a_token_can_be_written(kind: Literal["choice", "json"]
         assert matcher.accept([token])
         written += TOKENIZERS["markers"].token_bytes(token)
     assert written.decode() in (text, json.dumps(text))
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("rules", [{"strict": STRICT}, {"required": True}])
+def test_no_call_begins_within_reasoning(tokenizer: str, rules: dict[str, Any]) -> None:
+    """Some readers take it for the reasoning's end."""
+    matcher = matcher_of(tokenizer, calls=calls(**rules), reasoning=THINK, begun=True)
+    ids = ids_of(tokenizer, "Try <tool_call>")
+    assert matcher.accepted(ids) == len(ids) - 1
+    assert matcher.accept(ids_of(tokenizer, f"Try <tool_call.</think>\n\n{OSLO}"))
 
 
 TAG = {
@@ -400,8 +420,8 @@ def test_what_the_masks_let_through_is_read_as_calls_that_match(
     parser, rules = ENFORCED[name], dict(WALKS[walks])
     content, reasoning = rules.pop("content", None), rules.pop("reasoning", None)
     begun = rules.pop("begun", False)
-    if parser.reads_reasoning and reasoning is not None:
-        pytest.skip("it reads reasoning itself")
+    if parser.reads_reasoning and (reasoning is not None or not rules.get("required")):
+        return  # it reads reasoning itself, and is enforced where calls are required
     grammar = answer_grammar(
         TOKENIZERS[tokenizer], content=content, calls=CallRules(parser, TOOLS, **rules),
         reasoning=reasoning, begun=begun,
@@ -422,7 +442,7 @@ def test_what_the_masks_let_through_is_read_as_calls_that_match(
             value = json.loads(arguments)
             assert isinstance(value, dict)
             if rules.get("required") or function in STRICT:
-                jsonschema_rs.validate(TOOLS[function], value)
+                jsonschema_rs.validate(dict(TOOLS[function]), value)
             assert function in TOOLS
         if rules.get("required"):
             assert found

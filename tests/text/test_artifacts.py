@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_the_byte_tokenizers_files_are_the_same_each_time_and_say_its_limits() -
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": {"zone": 1}}}
-HISTORY = [
+HISTORY: list[dict[str, Any]] = [
     {"role": "user", "content": "When?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "a", "content": "Noon."},

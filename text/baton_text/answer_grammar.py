@@ -72,7 +72,7 @@ def answer_grammar(
         if budget is None:
             return None
         rest = f"{answer.lark.any_token(answer.opening)}*"
-    start = f"start: {answer.before(budget)} {rest}"
+    start = f"start: {answer.before(budget, calls)} {rest}"
     lark = {"lark_grammar": "\n".join([start, *answer.rules])}
     text = json.dumps({"grammars": [lark, *answer.grammars]}, ensure_ascii=False)
     check_size(text)
@@ -96,26 +96,42 @@ class _Answer:
         reasoning would be free text."""
         return self._reasoning.begin if self._reasoning and not self._begun else ""
 
-    def before(self, budget: int | None) -> str:
-        """Reasoning with its markers, and the white space behind it."""
+    def before(self, budget: int | None, calls: CallRules | None) -> str:
+        """Reasoning with its markers, and the white space behind it. No call begins within it: a
+        reader may take it for the reasoning's end."""
         parser = self._reasoning
         if parser is None:
             if budget is not None:
                 raise GrammarError("a budget for reasoning needs a reasoning parser")
             return ""
-        if self.lark.is_token(parser.end):
-            one = self.lark.any_token(parser.end)
+        marker = self._call_marker(calls)
+        end = self.lark.leading_token(parser.end)
+        whole = self._begun or self.lark.is_token(parser.begin)
+        if budget is not None and not (end and whole):
+            raise GrammarError(
+                "a budget for reasoning needs a model whose markers are tokens, not "
+                f"{parser.begin!r} and {parser.end!r}"
+            )
+        if end:
+            one = self.lark.any_token(end, marker)
             thought = f"{one}*" if budget is None else f"{one}{{0,{budget}}}" if budget else ""
             thought += f" {self.lark.text(parser.end)}"
-        elif budget is None:
-            self.rules.append(f"thought[suffix={self.lark.text(parser.end)}]: /(?s:.*)/")
-            thought = "thought"
         else:
-            raise GrammarError(
-                f"a budget for reasoning needs a model that has {parser.end!r} as one token"
-            )
+            thought = "thought"
+            called = f" & ~(/(?s:.*)/ {self.lark.text(marker)} /(?s:.*)/)" if marker else ""
+            self.rules += [
+                f"thought[suffix={self.lark.text(parser.end)}]: THOUGHT",
+                f"THOUGHT: /(?s:.*)/{called}",
+            ]
         thought += f" {SPACE}"
         return thought if self._begun else f"({self.lark.text(parser.begin)} {thought})?"
+
+    def _call_marker(self, calls: CallRules | None) -> str:
+        """What opens calls, as far as it is a marker; empty for no calls and for calls in JSON."""
+        form = calls.parser.form if calls else None
+        if form is None:
+            return ""
+        return self.lark.leading_token(form.open + form.before_name) or _marker(form)
 
     def behind_reasoning(self, content: str | None, calls: CallRules | None) -> str | None:
         """In Lark; None for any text."""
@@ -127,8 +143,12 @@ class _Answer:
         if calls is None:
             return None if content is None else "@content"
         form = calls.parser.form
-        if form is None:
-            raise GrammarError(f"calls in the form of {calls.parser.name!r} cannot be enforced")
+        # Where one token opens messages of every kind, what follows it in free text is no call yet.
+        if form is None or (calls.parser.reads_reasoning and not calls.required):
+            raise GrammarError(
+                f"calls in the form of {calls.parser.name!r} cannot be enforced"
+                + (", unless one is required" if form is not None else "")
+            )
         self._add_arguments(calls)
         if calls.required:
             return self._calls(form, calls)
@@ -168,7 +188,7 @@ class _Answer:
 
     def _calls_in_text(self, form: CallForm, calls: CallRules) -> str:
         head = form.open + form.before_name
-        marker = self.lark.leading_token(head) or _marker(form)
+        marker = self._call_marker(calls)
         if not marker:
             return self._calls_or_text(form, calls)
         follows = f"{self.lark.text(head[len(marker) :])} {self._from_name(form, calls)}"
@@ -219,8 +239,8 @@ def _constrains(calls: CallRules, content: str | None) -> bool:
     as long as no other form of them is excluded."""
     if calls.required or calls.strict:
         return True
-    known = calls.parser.form is not None
-    return content is not None or (known and not calls.parallel)
+    enforced = calls.parser.form is not None and not calls.parser.reads_reasoning
+    return content is not None or (enforced and not calls.parallel)
 
 
 def _marker(form: CallForm) -> str:

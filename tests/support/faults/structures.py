@@ -190,7 +190,7 @@ def _calls(
             elif piece.kind == "content":
                 said += piece.text
         for name, arguments in calls:
-            jsonschema_rs.validate(tools[name], json.loads(arguments))
+            jsonschema_rs.validate(dict(tools[name]), json.loads(arguments))
         assert len(calls) <= most
         if content is not None and not calls:
             content(said)
@@ -204,7 +204,7 @@ def _calls(
 def _tilde_calls(text: str) -> None:
     for found in re.finditer(r"~(\{.*?\})~", text):
         call = json.loads(found.group(1))
-        jsonschema_rs.validate(TOOLS[call["name"]], call["arguments"])
+        jsonschema_rs.validate(dict(TOOLS[call["name"]]), call["arguments"])
 
 
 def _behind_reasoning(content: Check, *, begun: bool) -> Check:
