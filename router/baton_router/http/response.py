@@ -17,7 +17,13 @@ from aiohttp import web
 from baton_protocol.errors import ErrorRecord, SlowClient
 from baton_protocol.link import Delta
 from baton_router.metrics.router_metrics import RouterMetrics
-from baton_router.openai.answers import DONE, ErrorAnswer, Usage, event
+from baton_router.openai.answers import (
+    DONE,
+    CompletionTokensDetails,
+    ErrorAnswer,
+    Usage,
+    event,
+)
 from baton_router.openai.endpoint import Call, ChoiceOutput, Shape
 from baton_router.requests.in_flight import Batch, InFlightRequest, OutputQueue
 from baton_router.requests.tokenize import LONG_PROMPT
@@ -224,7 +230,7 @@ class Answer:
             for slot, delta in batch:
                 choices[slot * self._n + delta.choice].add(delta)
         self.watch.ended()
-        usage = self.usage()
+        usage = await self._whole_usage()
         scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
         if scored or self._shapes_slowly():
             return await asyncio.to_thread(lambda: self._shape.answer(choices, usage))
@@ -260,6 +266,25 @@ class Answer:
             cached=sum(record.cached_tokens for record in records),
         )
 
+    async def _whole_usage(self) -> Usage:
+        """At the end, with the tokens of reasoning, if the model's is told apart."""
+        usage, prepared = self.usage(), self.in_flight[0].prepared
+        reading = prepared.reading
+        if reading is None:
+            return usage
+        choices = [ids for one in self.in_flight for ids in one.record.outputs]
+        count = partial(
+            reading.reasoning_tokens,
+            prepared.serving.model.tokenizer,
+            choices,
+            skip_special=prepared.request.params.skip_special_tokens,
+        )
+        long = sum(map(len, choices)) > LONG_PROMPT
+        found = await asyncio.to_thread(count) if long else count()
+        if found is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=found)
+        return usage
+
     def _pour(self, events: EventStream, batch: Batch) -> bool:
         if not events.flows or self._slow(batch):
             return False
@@ -281,7 +306,9 @@ class Answer:
                 data = self._told(batch)
             if not self._output.over:
                 return data, True
-        usage = self._shape.usage_event(self.usage()) if self._options.include_usage else b""
+        usage = b""
+        if self._options.include_usage:
+            usage = self._shape.usage_event(await self._whole_usage())
         return data + usage + DONE, False
 
     async def _next(self, patience_s: float | None) -> Batch:

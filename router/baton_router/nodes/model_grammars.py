@@ -74,7 +74,7 @@ class AnswerRules:
             )
         text = answer_grammar(
             tokenizer,
-            content=None if self.content is None else grammar_of(*self.content),
+            content=None if self.content is None else grammar_of(*self.content, tokenizer),
             calls=calls,
             reasoning=self.reasoning,
             begun=self.begun,
@@ -104,7 +104,8 @@ class ModelGrammars:
     async def text(self, tokenizer: Tokenizer, kind: Kind, value: Value) -> str:
         """See `grammar_of`, which takes JSON as text. Raise GrammarError for what does not compile
         on the model's tokenizer."""
-        return await self._text(tokenizer, (kind, value), partial(grammar_of, kind, value))
+        make = partial(grammar_of, kind, value, tokenizer)
+        return await self._text(tokenizer, (kind, value), make)
 
     async def answer(self, tokenizer: Tokenizer, rules: AnswerRules) -> str:
         """Of a whole answer. Raise GrammarError, see `answer_grammar`."""
@@ -135,8 +136,8 @@ class ModelGrammars:
         while len(self._texts) > COMPILED_KEPT:
             self._texts.popitem(last=False)
 
-    def _compile(self, tokenizer: Tokenizer, kind: Kind, value: Value) -> str:
-        text = grammar_of(kind, value, tokenizer)
+    def _compile(self, tokenizer: Tokenizer, make: Callable[[], str]) -> str:
+        text = make()
         self._made(tokenizer).check(text)
         return text
 

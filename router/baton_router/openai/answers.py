@@ -75,22 +75,13 @@ class Usage(Closed):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(
-        cls,
-        prompt: int,
-        completion: int,
-        cached: int | None = None,
-        reasoning: int | None = None,
-    ) -> Usage:
+    def of(cls, prompt: int, completion: int, cached: int | None = None) -> Usage:
         return cls(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=(
                 UNSET if cached is None else PromptTokensDetails(cached_tokens=cached)
-            ),
-            completion_tokens_details=(
-                UNSET if reasoning is None else CompletionTokensDetails(reasoning_tokens=reasoning)
             ),
         )
 
@@ -194,7 +185,7 @@ class ToolCallDelta(Closed):
 
 
 class ChatDelta(Closed):
-    """Content is absent where the event has reasoning or calls instead."""
+    """Where an answer is told apart, an event has only what it adds to."""
 
     content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET

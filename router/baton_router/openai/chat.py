@@ -328,7 +328,7 @@ class ReadChatShape(ChatShape):
         if shown is None:
             if not (finish or self._ids or self._logprobs is not None):
                 return b""
-            shown = ChatDelta(content="")
+            shown = ChatDelta()
         return self._event(index, delta, shown, self._finish(one, finish) if finish else None)
 
     def _message(self, index: int, choice: ChoiceOutput) -> tuple[ChatMessage, ChatFinish]:

@@ -7,6 +7,7 @@ reasoning, content and calls. A chat that needs none of it has no AnswerReading.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -20,7 +21,9 @@ from baton_router.openai.tools import AskedReasoning, AskedTools
 from baton_text.grammar import GrammarError
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.parser import Piece, Reader, ReasoningParser, ToolParser
+from baton_text.parsers.reasoning import reasoning_tokens
 from baton_text.parsers.registry import TOOL_PARSERS, reader
+from baton_text.tokenizer import Tokenizer
 
 ID_BYTES = 12  # of a call's id
 # The templates of these families refuse ids that are not 9 letters and digits.
@@ -134,6 +137,18 @@ class AnswerReading:
     def reader(self) -> Reader:
         tools = {} if self.tools is None else self.tools.callable
         return reader(tools, self.tool_parser, self.reasoning_parser, begun=self.begun)
+
+    def reasoning_tokens(
+        self, tokenizer: Tokenizer, choices: Iterable[Sequence[int]], *, skip_special: bool
+    ) -> int | None:
+        """Of all these answers, which are whole; None where reasoning is not told apart. It takes
+        2 us a token."""
+        if self.reasoning_parser is None:
+            return None
+        return sum(
+            reasoning_tokens(self.reader(), tokenizer, ids, skip_special=skip_special)
+            for ids in choices
+        )
 
     def refusal(self, error: GrammarError) -> InvalidRequest:
         """Of a grammar that cannot be made, or does not compile."""

@@ -288,7 +288,7 @@ REFUSED_OF: dict[str, list[tuple[str, Any, str]]] = {
         ("messages", [], "at least one message"),
         ("messages", TOO_LONG, "256 tokens"),
         ("top_logprobs", 3, "needs logprobs"),
-        ("tools", [{"type": "function"}], "an object"),
+        ("tools", {"type": "function"}, "a list"),
         ("functions", [{"name": "f"}], "use `tools`"),
         ("prompt_token_ids", [1], "leave it out"),
     ],

@@ -1,0 +1,561 @@
+"""Chats with tools and with models that reason: what is asked, and what of an answer is told as
+what, however its text is cut."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Delta, FinishReason, PrefillJob, RunJob
+from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answers import ChatCompletion, ChatCompletionChunk, CommonFields, Usage
+from baton_router.openai.body_reader import Fields
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.endpoint import ChoiceOutput, TextPrompt
+from baton_router.openai.tools import EFFORTS, MAX_DESCRIPTION, MAX_NAME, MAX_TOOLS
+from baton_text.artifacts import CHAT_TEMPLATE, byte_artifacts
+from baton_text.chat import ChatTemplate
+from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
+from baton_text.parsers.hermes import HERMES
+from baton_text.parsers.registry import REASONING_PARSERS
+from baton_text.tokenizer import Tokenizer
+from tests.support.nodes.fake_node import FakeNode
+
+Json = dict[str, Any]
+CHAT = "/v1/chat/completions"
+TEMPLATE = """\
+{%- for tool in tools or [] %}<tool>{{ tool | tojson }}</tool>{% endfor %}
+{%- for message in messages %}[{{ message.role }}]{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endfor %}
+{%- if add_generation_prompt %}[assistant]
+{%- if enable_thinking is defined and not enable_thinking %}<think></think>
+{%- elif reasoning_effort is defined %}{{ reasoning_effort }}{% endif %}{% endif %}"""
+ARTIFACTS = byte_artifacts() | {CHAT_TEMPLATE: TEMPLATE.encode()}
+TOKENIZER = Tokenizer.from_artifacts(ARTIFACTS)
+COMMON = CommonFields(id="chatcmpl-1", created=5, model="m", system_fingerprint="f")
+USER: Json = {"role": "user", "content": "Hi"}
+CITY: Json = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 9}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Json = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Of a city.", "parameters": CITY},
+}
+NOW: Json = {"type": "function", "function": {"name": "now"}}
+OFFERED: Json = {"tools": [WEATHER, NOW]}
+NAMED: Json = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TIME = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+CALLED = ("weather", '{"city": "Paris"}')
+
+
+def model(*, calls: bool = True, reasons: bool = True) -> PoolModel:
+    return PoolModel(
+        TOKENIZER,
+        ChatTemplate.from_artifacts(ARTIFACTS),
+        {},
+        HERMES if calls else None,
+        REASONING_PARSERS["qwen3"] if reasons else None,
+    )
+
+
+def chat(**more: Any) -> ChatCall:
+    return ChatCall.read(Fields({"messages": [USER], **more}))
+
+
+def prompt(**more: Any) -> str:
+    [made] = chat(**more).prompts(model())
+    assert isinstance(made, TextPrompt)
+    return made.text
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+
+def tool(**function: Any) -> Json:
+    return {"tools": [{"type": "function", "function": {"name": "f", **function}}]}
+
+
+REFUSED: list[tuple[Json, str, str]] = [
+    ({"tools": {"type": "function"}}, "tools", "a list of functions"),
+    ({"tools": [NOW] * 2}, "tools", "two functions named 'now'"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
+    ({"tools": [WEATHER, {"type": "web_search"}]}, "tools[1].type", '"web_search"; only functions'),
+    ({"tools": ["now"]}, "tools[0]", "must be an object"),
+    ({"tools": [{**NOW, "kind": 1}]}, "tools[0].kind", "is not a field"),
+    (tool(name=""), "tools[0].function.name", f"1 to {MAX_NAME}"),
+    (tool(name="a b"), "tools[0].function.name", '"a b"; it must be'),
+    (tool(name="a" * (MAX_NAME + 1)), "tools[0].function.name", f"1 to {MAX_NAME}"),
+    (tool(description=5), "tools[0].function.description", "a string"),
+    (tool(description="x" * (MAX_DESCRIPTION + 1)), "tools[0].function.description", "at most"),
+    (tool(parameters="{}"), "tools[0].function.parameters", "an object"),
+    (
+        tool(parameters={"const": "x" * MAX_GRAMMAR_BYTES}),
+        "tools[0].function.parameters",
+        f"at most {MAX_GRAMMAR_BYTES}",
+    ),
+    (tool(strict="yes"), "tools[0].function.strict", "true or false"),
+    (tool(arguments={}), "tools[0].function.arguments", "is not a field"),
+    ({"tools": [NOW] * (MAX_TOOLS + 1)}, "tools", f"at most {MAX_TOOLS}"),
+    ({"tool_choice": "required"}, "tool_choice", "there are no tools to call"),
+    ({"tools": [], **NAMED}, "tool_choice", "there are no tools to call"),
+    ({**OFFERED, "tool_choice": "any"}, "tool_choice", "none, auto, required"),
+    ({"tools": [NOW, tool()["tools"][0]], **NAMED}, "tool_choice", "they have now, f"),
+    ({**OFFERED, "tool_choice": {"type": "x"}}, "tool_choice.type", "only functions"),
+    (
+        {**OFFERED, "tool_choice": {"type": "function", "function": {}}},
+        "tool_choice.function.name",
+        "one of tools",
+    ),
+    ({**OFFERED, "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+    ({"functions": [NOW["function"]]}, "functions", "use `tools`"),
+    ({"function_call": {"name": "now"}}, "function_call", "use `tool_choice`"),
+    ({"reasoning_effort": "most"}, "reasoning_effort", "none, minimal, low"),
+    ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget", "[0, "),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
+        "messages[0].tool_calls[0].function.name",
+        "a string",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": ["now"]}]},
+        "messages[0].tool_calls[0]",
+        "an object",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "param", "told"), REFUSED)
+def test_a_wrong_field_is_refused_by_its_place_and_says_what_it_may_be(
+    asked: Json, param: str, told: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**asked)
+    assert caught.value.param == param
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": []},
+        {"tools": [], "tool_choice": "auto"},
+        {"tool_choice": "none", "parallel_tool_calls": False},
+        {**OFFERED, "tool_choice": "none"},
+        {"tools": None, "tool_choice": None},
+    ],
+)
+def test_who_offers_nothing_to_call_gets_text(asked: Json) -> None:
+    assert chat(**asked).tools is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("tools", "tool_choice", "parallel_tool_calls"),
+        *("reasoning_effort", "include_reasoning", "thinking_token_budget"),
+    ],
+)
+def test_a_completion_knows_none_of_it_and_says_who_does(field: str) -> None:
+    with pytest.raises(InvalidRequest, match="but of /v1/chat/completions") as caught:
+        CompletionCall.read(Fields({"prompt": "Hi", field: []}))
+    assert caught.value.param == field
+
+
+def test_128_tools_are_taken() -> None:
+    many = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(MAX_TOOLS)]
+    asked = chat(tools=many).tools
+    assert asked is not None
+    assert list(asked.functions) == [f"f{n}" for n in range(MAX_TOOLS)]
+
+
+# --- what the template gets -----------------------------------------------------------------------
+
+
+def test_the_template_gets_tools_as_models_know_them() -> None:
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    shown = prompt(tools=[strict, NOW])
+    empty = {"type": "object", "properties": {}}
+    filled = {"type": "function", "function": {"name": "now", "parameters": empty}}
+    assert shown == f"<tool>{json.dumps(WEATHER)}</tool><tool>{json.dumps(filled)}</tool>" + (
+        "[user]Hi[assistant]"
+    )
+    assert prompt(tools=[strict], tool_choice="none") == prompt()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"b": 1, "a": [true]}', '{"b": 1, "a": [true]}'),
+        ({"b": 1}, '{"b": 1}'),
+        ("", "{}"),
+        (None, "{}"),
+        ("[1]", '"[1]"'),
+        ("{city", '"{city"'),
+        ("[" * 100_000, json.dumps("[" * 100_000)),
+    ],
+)
+def test_arguments_of_earlier_calls_reach_the_template_as_objects(
+    arguments: Any, shown: str
+) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    told = prompt(
+        messages=[
+            USER,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "18 C"},
+        ]
+    )
+    head = '[user]Hi[assistant]<tool_call>\n{"name": "f", "arguments": '
+    assert told == f"{head}{shown}}}\n</tool_call>[tool]18 C[assistant]"
+
+
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_the_template_gets_the_effort_of_reasoning(effort: str) -> None:
+    shown = "<think></think>" if effort == "none" else effort
+    assert prompt(reasoning_effort=effort).endswith(f"[assistant]{shown}")
+    own = prompt(reasoning_effort=effort, chat_template_kwargs={"enable_thinking": True})
+    assert own.endswith(f"[assistant]{effort}")
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+# What is asked beside OFFERED, the text, the message beside its role, and how it ends.
+ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
+    "text": ({}, "It is sunny.", {"content": "It is sunny."}, "stop"),
+    "nothing": ({}, "", {"content": ""}, "stop"),
+    "a call": ({}, PARIS, {"content": None, "calls": [CALLED]}, "tool_calls"),
+    "text and calls": (
+        {},
+        f"I look.\n{PARIS}\n{TIME}",
+        {"content": "I look.", "calls": [CALLED, ("now", "{}")]},
+        "tool_calls",
+    ),
+    "one call at most": (
+        {"parallel_tool_calls": False},
+        f"{PARIS}\n{TIME}\nDone.",
+        {"content": "Done.", "calls": [CALLED]},
+        "tool_calls",
+    ),
+    "required": ({"tool_choice": "required"}, PARIS, {"calls": [CALLED]}, "tool_calls"),
+    "named": (NAMED, PARIS, {"content": None, "calls": [CALLED]}, "stop"),
+    "no tools": ({"tools": None}, PARIS, {"content": PARIS}, "stop"),
+    "no call is wanted": ({"tool_choice": "none"}, PARIS, {"content": PARIS}, "stop"),
+    "reasoning": (
+        {"tools": None},
+        "<think>\nSo.\n</think>\n\nYes.",
+        {"content": "Yes.", "reasoning": "So."},
+        "stop",
+    ),
+    "reasoning and a call": (
+        {},
+        f"<think>So.</think>{PARIS}",
+        {"content": None, "reasoning": "So.", "calls": [CALLED]},
+        "tool_calls",
+    ),
+    "reasoning alone": ({}, "<think>So", {"content": None, "reasoning": "So"}, "stop"),
+    "reasoning is not wanted": (
+        {"include_reasoning": False},
+        "<think>So.</think>Yes.",
+        {"content": "Yes."},
+        "stop",
+    ),
+    "a message is continued": (
+        {
+            "messages": [USER, {"role": "assistant", "content": "<think>So"}],
+            "continue_final_message": True,
+        },
+        " it is.</think>Yes.",
+        {"content": "Yes.", "reasoning": "it is."},
+        "stop",
+    ),
+    "a message is continued behind its reasoning": (
+        {
+            "messages": [USER, {"role": "assistant", "content": "<think>So</think>Yes"}],
+            "continue_final_message": True,
+            "echo": True,
+        },
+        " it <is.",
+        {"content": "<think>So</think>Yes it <is."},
+        "stop",
+    ),
+}
+
+
+def shape(asked: Json, *, stream: bool = True, **parsers: bool) -> Any:
+    call = chat(**{**OFFERED, "stream": stream, **asked})
+    served = model(**parsers)
+    reading = call.reading(served, call.prompts(served))
+    return call.shape(COMMON, [(1, 2)], TOKENIZER, reading)
+
+
+def cuts(text: str) -> Iterator[list[str]]:
+    yield [text]
+    yield list(text) or [""]
+    rng = random.Random(len(text))
+    for _ in range(8):
+        places = sorted(rng.choices(range(len(text) + 1), k=5))
+        yield [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def deltas(parts: list[str], finish: FinishReason = "stop") -> Iterator[Delta]:
+    for number, part in enumerate(parts):
+        end = finish if number + 1 == len(parts) else None
+        yield Delta(RequestId("r"), 1, 0, number, ids=(7,), text=part, finish=end)
+
+
+def streamed(asked: Json, parts: list[str], finish: FinishReason = "stop") -> Json:
+    """The message as a client puts it together, and the finish."""
+    told: Json = {"role": [], "content": "", "reasoning": "", "calls": [], "ids": []}
+    ends, one = [], shape(asked)
+    for delta in deltas(parts, finish):
+        event = one.event(0, delta)
+        if not event:
+            continue
+        chunk = msgspec.json.decode(event.removeprefix(b"data: "), type=ChatCompletionChunk)
+        [choice] = chunk.choices
+        shown = choice.delta
+        assert shown.reasoning == shown.reasoning_content
+        told["role"] += [shown.role] if shown.role else []
+        told["content"] += shown.content or ""
+        told["reasoning"] += shown.reasoning or ""
+        for call in shown.tool_calls or []:
+            if call.id:
+                assert call.index == len(told["calls"])
+                assert call.type == "function"
+                told["calls"].append((call.function.name, ""))
+                told["ids"].append(call.id)
+            name, arguments = told["calls"][call.index]
+            told["calls"][call.index] = name, arguments + call.function.arguments
+        ends.append(choice.finish_reason)
+    assert told.pop("role") == ["assistant"]
+    assert set(ends[:-1]) <= {None}
+    return told | {"finish": ends[-1]}
+
+
+def whole(asked: Json, text: str, finish: FinishReason = "stop") -> Json:
+    output = ChoiceOutput()
+    for delta in deltas([text], finish):
+        output.add(delta)
+    answer = shape(asked, stream=False).answer([output], Usage.of(2, 1))
+    [choice] = msgspec.json.decode(answer, type=ChatCompletion).choices
+    message = choice.message
+    assert (message.reasoning or None) == (message.reasoning_content or None)
+    calls = message.tool_calls or []
+    return {
+        "content": message.content,
+        "reasoning": message.reasoning or "",
+        "calls": [(call.function.name, call.function.arguments) for call in calls],
+        "ids": [call.id for call in calls],
+        "finish": choice.finish_reason,
+    }
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_told_apart_and_a_stream_tells_the_same_however_it_is_cut(name: str) -> None:
+    asked, text, message, finish = ANSWERS[name]
+    expected = {"content": None, "reasoning": "", "calls": [], "finish": finish} | message
+    found = whole(asked, text)
+    ids = found.pop("ids")
+    assert found == expected
+    assert len(set(ids)) == len(expected["calls"])
+    assert all(one.startswith("call_") and len(one) == 29 for one in ids)
+    for parts in cuts(text):
+        told = streamed(asked, parts)
+        assert told == expected | {"content": expected["content"] or "", "ids": ids}, parts
+
+
+def test_an_answer_that_is_cut_ends_with_length_and_has_what_came() -> None:
+    text = PARIS[: PARIS.index("ris")]
+    assert whole({}, text, "length")["finish"] == "length"
+    assert streamed({}, list(text), "length")["calls"] == [("weather", '{"city": "Pa')]
+
+
+def test_a_plain_answer_has_no_field_more_than_before() -> None:
+    one = shape({"tools": None}, reasons=False)
+    [delta] = deltas(["<think>a"])
+    event = json.loads(one.event(0, delta).removeprefix(b"data: "))
+    assert event["choices"][0]["delta"] == {"content": "<think>a", "role": "assistant"}
+    output = ChoiceOutput()
+    output.add(delta)
+    answer = json.loads(one.answer([output], Usage.of(2, 1)))
+    message = {"role": "assistant", "content": "<think>a", "refusal": None}
+    assert answer["choices"][0]["message"] == message
+    assert set(answer["usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens"}
+
+
+def test_tokens_that_are_asked_for_are_told_also_where_their_text_is_held_back() -> None:
+    one = shape({"return_token_ids": True})
+    events = [one.event(0, delta) for delta in deltas(list(PARIS))]
+    told = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+    assert [choice["token_ids"] for choice in told] == [[7]] * len(PARIS)
+    assert told[0]["delta"] == {"role": "assistant"}
+
+
+# --- through a router -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def thinking(decode: FakeNode, prefill: FakeNode) -> FakeNode:
+    for node in (decode, prefill):
+        node.serve_artifacts(ARTIFACTS)
+        node.report = msgspec.structs.replace(node.report, max_model_len=4096)
+    return decode
+
+
+def matches(grammar: str, text: str) -> bool:
+    matcher = Grammars(TOKENIZER).matcher(grammar)
+    return matcher.accept(text.encode()) and matcher.complete
+
+
+BAD = '<tool_call>\n{"name": "weather", "arguments": {"town": 1}}\n</tool_call>'
+STRICT: Json = {"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}, NOW]}
+PERSON: Json = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+# What is asked, answers that match, and answers that do not.
+ENFORCED: list[tuple[Json, list[str], list[str]]] = [
+    (
+        {**OFFERED, "tool_choice": "required"},
+        [PARIS, f"{PARIS}\n{TIME}", f"<think>a</think>\n{PARIS}"],
+        ["It is.", BAD, f"a{PARIS}"],
+    ),
+    (
+        {**OFFERED, "tool_choice": "required", "parallel_tool_calls": False},
+        [PARIS],
+        [f"{PARIS}\n{TIME}"],
+    ),
+    ({**OFFERED, **NAMED}, [PARIS], [TIME, "It is.", f"{PARIS}\n{PARIS}"]),
+    (STRICT, ["It is.", PARIS, f"I look. {PARIS}"], [BAD]),
+    (
+        {"response_format": PERSON},
+        ['{"city":"Rome"}', '<think>\nSo?\n</think>\n\n{"city":"Rome"}'],
+        ["Rome", "<think>So?</think>Rome", '{"city":1}'],
+    ),
+    ({**OFFERED, "response_format": PERSON}, ['{"city":"Rome"}', PARIS], ["Rome"]),
+]
+
+
+@pytest.mark.integration
+async def test_what_must_hold_reaches_both_nodes_as_one_grammar(
+    running: Any, thinking: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(thinking, prefill, handoff="always") as client:
+        for asked, good, bad in ENFORCED:
+            thinking.got.clear()
+            prefill.got.clear()
+            body = {"messages": [USER], "max_tokens": 4, **asked}
+            status, answer, _ = await client.post(CHAT, body)
+            assert status == 200, answer
+            jobs = prefill.got_of(PrefillJob) + thinking.got_of(RunJob)
+            [grammar] = {job.request.params.structured.grammar for job in jobs}
+            for text in good:
+                assert matches(grammar, text), (asked, text)
+            for text in bad:
+                assert not matches(grammar, text), (asked, text)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("asked", "param", "told"),
+    [
+        (
+            {**tool(parameters={"type": "objekt"}), "tool_choice": "required"},
+            "tools[0].function.parameters",
+            "objekt",
+        ),
+        (
+            {"tools": [NOW, *tool(parameters={"type": "array"}, strict=True)["tools"]]},
+            "tools[1].function.parameters",
+            "array",
+        ),
+        (
+            {
+                **OFFERED,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "objekt"}},
+                },
+            },
+            "response_format",
+            "objekt",
+        ),
+    ],
+)
+async def test_a_schema_that_cannot_be_enforced_is_refused_by_its_place(
+    running: Any, thinking: FakeNode, asked: Json, param: str, told: str
+) -> None:
+    async with running(thinking) as client:
+        status, answer, _ = await client.post(CHAT, {"messages": [USER], **asked})
+    assert (status, answer["error"]["param"]) == (400, param), answer
+    assert told in answer["error"]["message"]
+    assert thinking.got_of(RunJob) == []
+
+
+@pytest.mark.integration
+async def test_a_schema_that_is_not_enforced_may_be_any(running: Any, thinking: FakeNode) -> None:
+    async with running(thinking) as client:
+        body = {"messages": [USER], **tool(parameters={"type": "objekt"})}
+        status, answer, _ = await client.post(CHAT, body)
+        assert status == 200, answer
+    [job] = thinking.got_of(RunJob)
+    assert job.request.params.structured is None
+
+
+@pytest.mark.integration
+async def test_a_budget_of_reasoning_needs_a_model_that_reasons(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        body = {"messages": [USER], "thinking_token_budget": 5}
+        status, answer, _ = await client.post(CHAT, body)
+    assert (status, answer["error"]["param"]) == (400, "thinking_token_budget")
+    assert "--reasoning-parser" in answer["error"]["message"]
+
+
+@pytest.mark.integration
+async def test_the_official_client_reads_calls_and_reasoning(
+    running: Any, thinking: FakeNode
+) -> None:
+    thinking.script.reply = f"<think>So.</think>{PARIS}".encode()
+    tools: Any = [WEATHER, NOW]
+    messages: Any = [USER]
+    async with (
+        running(thinking) as router,
+        openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="any", max_retries=0) as api,
+    ):
+        answer = await api.chat.completions.create(
+            model="fake-model", messages=messages, tools=tools
+        )
+        async with api.chat.completions.stream(
+            model="fake-model",
+            messages=messages,
+            tools=tools,
+            stream_options={"include_usage": True},
+        ) as stream:
+            told = await stream.get_final_completion()
+    for one in (answer, told):
+        [choice] = one.choices
+        [call] = choice.message.tool_calls or []
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == CALLED
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        assert choice.message.model_extra is not None
+        assert choice.message.model_extra["reasoning_content"] == "So."
+        assert one.usage is not None
+        assert one.usage.completion_tokens_details is not None
+        assert one.usage.completion_tokens_details.reasoning_tokens == 3
