@@ -3,14 +3,19 @@ what, however its text is cut."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import openai
 import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
@@ -23,6 +28,7 @@ from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import ChoiceOutput, TextPrompt
 from baton_router.openai.tools import EFFORTS, MAX_DESCRIPTION, MAX_NAME, MAX_TOOLS
 from baton_text.artifacts import CHAT_TEMPLATE, byte_artifacts
+from baton_text.artifacts import TOKENIZER as TOKENIZER_JSON
 from baton_text.chat import ChatTemplate
 from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
 from baton_text.parsers.hermes import HERMES
@@ -41,7 +47,18 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}[assistant]
 {%- if enable_thinking is defined and not enable_thinking %}<think></think>
 {%- elif reasoning_effort is defined %}{{ reasoning_effort }}{% endif %}{% endif %}"""
-ARTIFACTS = byte_artifacts() | {CHAT_TEMPLATE: TEMPLATE.encode()}
+
+
+def artifacts() -> dict[str, bytes]:
+    """Of bytes, and two tokens for the markers of reasoning."""
+    made = byte_artifacts()
+    backend = Backend.from_buffer(made[TOKENIZER_JSON])
+    backend.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
+    more = {TOKENIZER_JSON: backend.to_str().encode(), CHAT_TEMPLATE: TEMPLATE.encode()}
+    return made | more
+
+
+ARTIFACTS = artifacts()
 TOKENIZER = Tokenizer.from_artifacts(ARTIFACTS)
 COMMON = CommonFields(id="chatcmpl-1", created=5, model="m", system_fingerprint="f")
 USER: Json = {"role": "user", "content": "Hi"}
@@ -414,13 +431,15 @@ def test_tokens_that_are_asked_for_are_told_also_where_their_text_is_held_back()
 def thinking(decode: FakeNode, prefill: FakeNode) -> FakeNode:
     for node in (decode, prefill):
         node.serve_artifacts(ARTIFACTS)
-        node.report = msgspec.structs.replace(node.report, max_model_len=4096)
+        node.report = msgspec.structs.replace(
+            node.report, max_model_len=4096, vocab_size=TOKENIZER.vocab_size
+        )
     return decode
 
 
 def matches(grammar: str, text: str) -> bool:
     matcher = Grammars(TOKENIZER).matcher(grammar)
-    return matcher.accept(text.encode()) and matcher.complete
+    return matcher.accept(TOKENIZER.encode(text, add_special_tokens=False)) and matcher.complete
 
 
 BAD = '<tool_call>\n{"name": "weather", "arguments": {"town": 1}}\n</tool_call>'
@@ -559,3 +578,38 @@ async def test_the_official_client_reads_calls_and_reasoning(
         assert one.usage is not None
         assert one.usage.completion_tokens_details is not None
         assert one.usage.completion_tokens_details.reasoning_tokens == 3
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.integration
+async def test_the_pages_examples_for_python_run_and_ask_for_what_they_say(
+    running: Any, thinking: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thinking.script.reply = f"<think>So.</think>{PARIS}".encode()
+    async with running(thinking) as router:
+        program = "\n".join(BLOCK.findall(PAGE)).replace("http://localhost:8000", router.url)
+        await asyncio.to_thread(exec, program, {"__name__": "__main__"})
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == 'weather {"city": "Paris"}'
+    assert "So. <tool_call>" in shown
+    assert "0 weather " in shown
+    jobs = [job.request for job in thinking.got_of(RunJob)]
+    made = [job.params.structured is not None for job in jobs]
+    assert made == [False, False, True, True, False, True]
+    told = [TOKENIZER.decode(job.prompt_ids) for job in jobs]
+    assert '"arguments": {"city": "Paris"}}' in told[1]
+    assert "[tool]18 degrees, rain" in told[1]
+    assert told[5].endswith("[assistant]low")
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [f"{MAX_GRAMMAR_BYTES:,} characters", f"At most {MAX_TOOLS} tools", f"1 to {MAX_NAME} letters"],
+)
+def test_the_page_has_the_limits(limit: str) -> None:
+    assert limit in PAGE
