@@ -670,6 +670,8 @@ class Fields:
 
     def given(self, names: Iterable[str]) -> bool:
         """Whether any of these is there: where none is, none need be read."""
+        if self._body.keys().isdisjoint(names):  # most often, and at 20 ns a name
+            return False
         return any(self._body.get(name) is not None for name in names)
 
     def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:

@@ -61,6 +61,7 @@ from baton_router.openai.reading import AnswerReading, ChoiceReader
 from baton_router.openai.structured_output import AskedGrammar, asked_grammar
 from baton_router.openai.tools import (
     CALLS_SCHEMA,
+    PLAIN,
     AskedReasoning,
     AskedTools,
     asked_reasoning,
@@ -69,6 +70,7 @@ from baton_router.openai.tools import (
     check_calls,
     with_objects,
 )
+from baton_router.openai.tools import FIELDS as TOOL_FIELDS
 from baton_text.chat import RESERVED
 from baton_text.parsers.parser import Piece, PieceKind
 from baton_text.tokenizer import Tokenizer
@@ -143,14 +145,15 @@ class ChatCall:
         continues, begins = _end_of_prompt(fields)
         echo = fields.boolean("echo", False)
         of_assistant = messages[-1]["role"] == "assistant"
+        asks = fields.given(TOOL_FIELDS)
         return cls(
             options=Options.read(fields),
             sampling=sampling,
             bad_words=bad_words(fields),
             special_tokens_asked=fields.given(("skip_special_tokens",)),
             grammar=asked_grammar(fields),
-            tools=asked_tools(fields),
-            reasoning=asked_reasoning(fields),
+            tools=asked_tools(fields) if asks else None,
+            reasoning=asked_reasoning(fields) if asks else PLAIN,
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
             messages=messages,
             template_kwargs=_template_kwargs(fields),
@@ -455,7 +458,8 @@ def _messages(value: Any) -> list[Json]:
         MESSAGE.check(message, name)
         if not isinstance(message.get("role"), str):
             raise wrong(f"{name}.role", message.get("role"), "it must be a string")
-        check_calls(f"{name}.tool_calls", message.get("tool_calls"))
+        if message.get("tool_calls") is not None:
+            check_calls(f"{name}.tool_calls", message["tool_calls"])
         messages.append({**message, "content": _content(name, message)})
     return messages
 

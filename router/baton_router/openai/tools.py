@@ -40,8 +40,10 @@ TOOLS_AGREE = (
     "names in tools differ, all parameters together are bounded, and tool_choice asks for what"
     " tools have"
 )
-_NAMES = ("tools", "tool_choice", "parallel_tool_calls")
-_REASONING = ("reasoning_effort", "include_reasoning", "thinking_token_budget")
+FIELDS = (
+    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("reasoning_effort", "include_reasoning", "thinking_token_budget"),
+)
 _NAME = re.compile(NAME)
 _NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _TOOL, _FUNCTION = MEMBERS["chat", "tools[]"], MEMBERS["chat", "tools[].function"]
@@ -122,8 +124,6 @@ PLAIN = AskedReasoning()
 
 def asked_tools(fields: Fields) -> AskedTools | None:
     """None where the model may call nothing. Raise InvalidRequest naming the first wrong field."""
-    if not fields.given(_NAMES):
-        return None
     fields.rule({"description": TOOLS_AGREE})
     functions, size = _functions(fields.raw("tools", _TOOLS_SCHEMA))
     choice, named = _choice(fields.raw("tool_choice", _CHOICE_SCHEMA))
@@ -150,8 +150,6 @@ def asked_tools(fields: Fields) -> AskedTools | None:
 
 def asked_reasoning(fields: Fields) -> AskedReasoning:
     """Raise InvalidRequest naming the first wrong field."""
-    if not fields.given(_REASONING):
-        return PLAIN
     effort = fields.raw("reasoning_effort", {"enum": [None, *EFFORTS]})
     included = fields.boolean("include_reasoning", True)
     budget = fields.integer("thinking_token_budget", 0, MAX_BUDGET)

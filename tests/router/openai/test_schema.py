@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,16 @@ class Watched(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         self.seen.add(key)
         return super().get(key, default)
+
+    def keys(self) -> Any:
+        seen = self.seen
+
+        class Keys(set[str]):
+            def isdisjoint(self, names: Iterable[Any], /) -> bool:
+                seen.update(names)
+                return super().isdisjoint(names)
+
+        return Keys(super().keys())
 
 
 @pytest.mark.parametrize("name", BODIES)
