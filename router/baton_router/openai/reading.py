@@ -19,22 +19,15 @@ from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.openai.structured_output import AskedGrammar
 from baton_router.openai.tools import AskedReasoning, AskedTools
 from baton_text.grammar import GrammarError
-from baton_text.parsers.hermes import HERMES
+from baton_text.parsers.generic_json import GENERIC_JSON
 from baton_text.parsers.parser import Piece, Reader, ReasoningParser, ToolParser
 from baton_text.parsers.reasoning import reasoning_tokens
-from baton_text.parsers.registry import TOOL_PARSERS, reader
+from baton_text.parsers.registry import enforced, reader
 from baton_text.tokenizer import Tokenizer
 
 ID_BYTES = 12  # of a call's id
 # The templates of these families refuse ids that are not 9 letters and digits.
 SHORT_IDS = frozenset({"mistral", "mistral_v11"})
-# Reads the calls of a model whose own form is not known.
-GENERIC = TOOL_PARSERS.get("json", HERMES)
-
-
-def enforced(parser: ToolParser) -> ToolParser:
-    """The parser in whose form a grammar makes a model write calls."""
-    return parser if parser.form is not None else GENERIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +74,7 @@ class AnswerReading:
             thinks = thinks if begun or not continued else None
         parser = None
         if tools is not None:
-            parser = model.tool_parser or GENERIC
+            parser = model.tool_parser or GENERIC_JSON
             if tools.required or content is not None:
                 parser = enforced(parser)
         plain = cls(

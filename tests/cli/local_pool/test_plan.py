@@ -241,7 +241,7 @@ def test_the_parsers_that_up_is_told_are_among_what_its_nodes_serve(
 @pytest.mark.parametrize("flag", ["tool_parser", "reasoning_parser"])
 def test_a_parser_that_nobody_has_is_refused(flag: str) -> None:
     with pytest.raises(CommandError, match=f"no {flag.replace('_', ' ')} is named 'nope'"):
-        node_settings(NodeOptions(engine="sim", **{flag: "nope"}), "decode")
+        node_settings(replace(NodeOptions(engine="sim"), **{flag: "nope"}), "decode")
 
 
 def test_up_decides_folder_name_and_dtype_once(tiny_model: Callable[[str], Path]) -> None:

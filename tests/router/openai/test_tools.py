@@ -386,7 +386,8 @@ def whole(asked: Json, text: str, finish: FinishReason = "stop") -> Json:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_is_told_apart_and_a_stream_tells_the_same_however_it_is_cut(name: str) -> None:
     asked, text, message, finish = ANSWERS[name]
-    expected = {"content": None, "reasoning": "", "calls": [], "finish": finish} | message
+    expected: dict[str, Any] = {"content": None, "reasoning": "", "calls": [], "finish": finish}
+    expected |= message
     found = whole(asked, text)
     ids = found.pop("ids")
     assert found == expected
