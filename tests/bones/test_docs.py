@@ -29,7 +29,8 @@ from tests.support.clients.http import exchange, text_of
 from tests.support.pools.baton_up import Pool
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OPERATIONS = sorted((ROOT / "docs" / "operations").glob("*.md"))
 BLOCK = re.compile(r"^```sh test\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"^\| `(--[a-z-]+)` \| `?([^`|]+?)`? \|", re.MULTILINE)
 METRIC = re.compile(r"`(baton_(?!operator_)\w+_(?:total|seconds|ready))`")
@@ -39,12 +40,14 @@ ROW = re.compile(r"^\| ([45]\d\d) \| `([a-z_]+)` \|", re.MULTILINE)
 ANSWERING = ("router", "node", "prefill_node", "decode_node")
 SOURCES = [path for room in ANSWERING for path in sorted((ROOT / room).rglob("*.py"))]
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-LINK = re.compile(r"\]\(([^)#\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+ELEMENT_ID = re.compile(r'<a id="([a-z-]+)"></a>')
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks() -> list[tuple[str, str]]:
     return [
-        (f"{path.name}-{number}", block)
+        (f"{path.parent.name}/{path.name}-{number}", block)
         for path in DOCUMENTS
         for number, block in enumerate(BLOCK.findall(path.read_text()))
     ]
@@ -80,13 +83,15 @@ def test_some_commands_are_tested() -> None:
     assert len(blocks()) >= 4
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    broken = [
-        f"{path.name}: {target}"
-        for path in DOCUMENTS
-        for target in LINK.findall(path.read_text())
-        if "://" not in target and not (path.parent / target).exists()
-    ]
+def test_links_between_documents_lead_to_pages_and_headings() -> None:
+    broken = []
+    for path in DOCUMENTS:
+        for link in LINK.findall(FENCED.sub("", path.read_text())):
+            name, _, anchor = link.partition("#")
+            target = path.parent / name if name else path
+            if "://" in link or (target.exists() and (not anchor or anchor in _anchors(target))):
+                continue
+            broken.append(f"{path.relative_to(ROOT)}: {link}")
     assert broken == []
 
 
@@ -125,8 +130,7 @@ def test_every_error_of_a_client_leads_to_a_section_that_there_is() -> None:
     assert errors.SECTIONS.keys() <= named | classes
     for code, section in errors.SECTIONS.items():
         page, _, anchor = section.partition("#")
-        headings = HEADING.findall((ROOT / "docs" / page).read_text())
-        assert anchor in {_anchor(one) for one in headings}, f"{code}: {section}"
+        assert anchor in _anchors(ROOT / "docs" / page), f"{code}: {section}"
 
 
 def test_errors_lead_to_the_documents_that_the_package_names() -> None:
@@ -141,13 +145,13 @@ def test_every_placement_reason_is_explained() -> None:
 
 
 def test_every_cause_of_another_attempt_is_explained() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = "".join(path.read_text() for path in OPERATIONS)
     for cause in _literals(Cause):
         assert f"`{cause}`" in text, cause
 
 
 def test_flags_about_failures_are_in_the_documents_with_their_defaults() -> None:
-    told = dict(FLAG.findall((ROOT / "docs" / "operations.md").read_text()))
+    told = dict(FLAG.findall("".join(path.read_text() for path in OPERATIONS)))
     known = [*flags_of(RouterOptions), *flags_of(NodeOptions)]
     assert told == {
         item.option: item.show(item.default) or "none" for item in known if item.option in told
@@ -193,6 +197,12 @@ def test_every_room_has_its_sentence_in_the_readme() -> None:
     for folder in ROOT.iterdir():
         if folder.is_dir() and not folder.name.startswith((".", "__")) and any(folder.rglob("*")):
             assert f"`{folder.name}/" in text or f"({folder.name}/" in text, folder.name
+
+
+def _anchors(page: Path) -> set[str]:
+    """Every fragment that a link to this page may have."""
+    text = FENCED.sub("", page.read_text())
+    return {_anchor(one) for one in HEADING.findall(text)} | set(ELEMENT_ID.findall(text))
 
 
 def _anchor(heading: str) -> str:

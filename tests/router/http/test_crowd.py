@@ -1,6 +1,6 @@
 """What connections and streams cost a router in memory, and that it has all of it back.
 
-The bounds are those of docs/operations.md.
+The bounds are those of docs/operations/scale.md.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ async def test_every_route_below_v1_wants_a_key(
         "type": "authentication_error",
         "param": None,
         "code": "invalid_api_key",
-        "doc": "https://baton.dev/docs/operations.md#tenants",
+        "doc": "https://baton.dev/docs/operations/secure.md#tenants",
     }
 
 

@@ -1,6 +1,6 @@
 """Every reason of a decision: what it means, and what to do where somebody can do something.
 
-`python -m baton_operator.autoscaling.planner.reasons` prints them as docs/operations.md has them.
+`python -m baton_operator.autoscaling.planner.reasons` prints the table in docs/operations/scale.md.
 """
 
 from __future__ import annotations

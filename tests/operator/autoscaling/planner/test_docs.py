@@ -1,4 +1,4 @@
-"""docs/operations.md has every reason of a decision as the code has it."""
+"""docs/operations/scale.md has every reason of a decision as the code has it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from baton_operator.autoscaling.planner.reasons import table
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "operations" / "scale.md").read_text()
 
 
 def test_the_reasons_in_the_document_are_the_generated_ones() -> None:
     found = re.search(
-        r"^## Why the pool has as many nodes as it has\n(.*?)(?=^## )",
+        r"^## Why the pool has as many nodes as it has\n(.*?)(?=^## |\Z)",
         PAGE,
         re.MULTILINE | re.DOTALL,
     )
