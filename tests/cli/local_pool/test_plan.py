@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -240,8 +241,9 @@ def test_the_parsers_that_up_is_told_are_among_what_its_nodes_serve(
 
 @pytest.mark.parametrize("flag", ["tool_parser", "reasoning_parser"])
 def test_a_parser_that_nobody_has_is_refused(flag: str) -> None:
+    unknown: dict[str, Any] = {flag: "nope"}
     with pytest.raises(CommandError, match=f"no {flag.replace('_', ' ')} is named 'nope'"):
-        node_settings(replace(NodeOptions(engine="sim"), **{flag: "nope"}), "decode")
+        node_settings(NodeOptions(engine="sim", **unknown), "decode")
 
 
 def test_up_decides_folder_name_and_dtype_once(tiny_model: Callable[[str], Path]) -> None:

@@ -136,7 +136,7 @@ def test_index_and_data_servers_have_resources_of_their_own(of: str, other: str)
 
 def test_the_documents_tell_the_defaults() -> None:
     text = (ROOT / "docs" / "kubernetes.md").read_text()
-    section = text.split("\n## What pods ask of their machine\n")[1].split("\n\n- ")[0]
+    section = text.split("\n## Resources of pods\n")[1].split("\n\n- ")[0]
     told = {
         words[0]: words[2:]
         for row in section.splitlines()
