@@ -117,6 +117,10 @@ check: $(INSTALLED) ## format, lint, types, who may import whom, what is declare
 	$(BIN)/deptry $(ROOMS) tests benchmarks --ignore DEP002,DEP004
 	$(BIN)/pyroma --min 10 .
 
+.PHONY: docs
+docs: $(INSTALLED) ## the documents as a site in build/docs; a broken link is an error
+	$(BIN)/mkdocs build
+
 BENCHMARKS = $(filter-out benchmarks/support/%,$(wildcard benchmarks/*/*.py))
 
 .PHONY: house

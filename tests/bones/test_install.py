@@ -74,7 +74,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Environment:
 
 
 def test_every_extra_is_tried(package: Distribution) -> None:
-    assert {*package.metadata.get_all("Provides-Extra", [])} == {*WHOLE, "otel", "dev"}
+    assert {*package.metadata.get_all("Provides-Extra", [])} == {*WHOLE, "otel", "docs", "dev"}
     assert {one.extra for one in COMMANDS} == {"", *WHOLE}
 
 
