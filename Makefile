@@ -118,7 +118,7 @@ check: $(INSTALLED) ## format, lint, types, who may import whom, what is declare
 	$(BIN)/pyroma --min 10 .
 
 .PHONY: docs
-docs: $(INSTALLED) ## the documents as a site in build/docs; a broken link is an error
+docs: $(INSTALLED) ## the documents as a site in .site/; a broken link is an error
 	$(BIN)/mkdocs build
 
 BENCHMARKS = $(filter-out benchmarks/support/%,$(wildcard benchmarks/*/*.py))
@@ -193,6 +193,6 @@ requirements: ## write what images install, with hashes, from pyproject.toml and
 
 .PHONY: clean
 clean: ## remove everything that was made here
-	rm -rf $(VENV) .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .venv-* .site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

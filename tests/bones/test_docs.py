@@ -37,6 +37,10 @@ METRIC = re.compile(r"`(baton_(?!operator_)\w+_(?:total|seconds|ready))`")
 OPERATOR_METRIC = re.compile(r"`(baton_operator_\w+)`")
 CODE = re.compile(r'(?:\bcode=|\b4\d\d: )"([a-z_]+)"')
 ROW = re.compile(r"^\| ([45]\d\d) \| `([a-z_]+)` \|", re.MULTILINE)
+ROOMS = (
+    *("protocol", "text", "kvstore", "engine", "node", "prefill_node", "decode_node"),
+    *("router", "operator", "cli"),
+)
 ANSWERING = ("router", "node", "prefill_node", "decode_node")
 SOURCES = [path for room in ANSWERING for path in sorted((ROOT / room).rglob("*.py"))]
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -197,6 +201,16 @@ def test_every_room_has_its_sentence_in_the_readme() -> None:
     for folder in ROOT.iterdir():
         if folder.is_dir() and not folder.name.startswith((".", "__")) and any(folder.rglob("*")):
             assert f"`{folder.name}/" in text or f"({folder.name}/" in text, folder.name
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_readme_of_a_package_fits_on_a_screen_and_names_its_folders(room: str) -> None:
+    text = (ROOT / room / "README.md").read_text()
+    assert len(text.splitlines()) <= 45
+    folders = {path.parent.name for path in (ROOT / room / f"baton_{room}").glob("*/__init__.py")}
+    assert {folder for folder in folders if f"`{folder}/`" not in text} == set()
+    for name in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+        assert any((base / name).exists() for base in (ROOT / room / f"baton_{room}", ROOT)), name
 
 
 def _anchors(page: Path) -> set[str]:

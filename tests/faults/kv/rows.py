@@ -1,8 +1,8 @@
-"""The KV fault matrix: all of its rows, and the table that kvstore/README.md shows of them.
+"""The KV fault matrix: all of its rows, and the table that docs/kv-exchange.md shows of them.
 
 In: the faults of each module beside this one. Out: FAULTS in the order of the table, and their
 cells as ROWS. `python -m tests.faults.kv.rows` prints the table; --write puts it between the
-README's markers.
+page's markers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.faults.kv import links, names, races, servers, values, writers
 from tests.faults.kv.cells import Cell, Fault
 
-README = Path(__file__).resolve().parents[3] / "kvstore" / "README.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "kv-exchange.md"
 BEGIN, END = "<!-- begin of the fault table -->", "<!-- end of the fault table -->"
 HEAD = "| fault | how it is done, and when | what is seen beside right tokens | cells | at most |"
 
@@ -50,7 +50,7 @@ def table() -> str:
 
 
 def with_table(text: str) -> str:
-    """The README with the table as it is now."""
+    """The page with the table as it is now."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
@@ -58,6 +58,6 @@ def with_table(text: str) -> str:
 
 if __name__ == "__main__":
     if "--write" in sys.argv[1:]:
-        README.write_text(with_table(README.read_text()))
+        PAGE.write_text(with_table(PAGE.read_text()))
     else:
         print(table())

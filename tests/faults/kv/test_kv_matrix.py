@@ -4,7 +4,7 @@ Each row plays one fault on real redis-servers, at an exact moment. The oracle i
 cell: the tokens of an undisturbed engine, or a retryable error before the first one; in time; pages
 byte for byte those of an undisturbed engine; no page, thread, file descriptor or immortal key left;
 and the fault was really met. Afterwards the store is whole again without anybody's help. The table
-in kvstore/README.md is made from these rows.
+in docs/kv-exchange.md is made from these rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.faults.kv.rows import FAULTS, README, ROWS, Row, with_table
+from tests.faults.kv.rows import FAULTS, PAGE, ROWS, Row, with_table
 from tests.support.kv_faults.stage import Stage
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.pools.leaks import Level
@@ -142,6 +142,6 @@ def test_each_fault_of_the_matrix_is_played_in_every_run() -> None:
     assert len({str(row) for row in ROWS}) == len(ROWS)
 
 
-def test_the_table_in_the_readme_is_made_from_these_rows() -> None:
-    text = README.read_text()
+def test_the_table_on_the_page_is_made_from_these_rows() -> None:
+    text = PAGE.read_text()
     assert with_table(text) == text, "stale; run: python -m tests.faults.kv.rows --write"
