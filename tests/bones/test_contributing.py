@@ -1,0 +1,72 @@
+"""The worked examples of CONTRIBUTING.md: each patch applies to a copy of the repository, and the
+code under it runs there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = (
+    *("protocol", "text", "kvstore", "engine", "node", "prefill_node", "decode_node"),
+    *("router", "operator", "cli"),
+)
+EXAMPLE = re.compile(r"^### (Add .*?)\n(.*?)(?=^### |\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = r"^```{}\n(.*?)^```$"
+EXAMPLES = dict(EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text()))
+
+
+def block(example: str, language: str) -> str:
+    [found] = re.findall(BLOCK.format(language), EXAMPLES[example], re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def apply(patch: str, folder: Path) -> None:
+    """Each hunk has to fit at exactly one place of its file, on whichever line that is."""
+    for part in patch.split("--- a/")[1:]:
+        header, *hunks = part.split("@@\n")
+        path = folder / header.splitlines()[0]
+        text = path.read_text()
+        for hunk in hunks:
+            lines = hunk.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if line[0] in " -")
+            after = "".join(line[1:] for line in lines if line[0] in " +")
+            assert text.count(before) == 1, f"{path.name}: {before}"
+            text = text.replace(before, after)
+        path.write_text(text)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """What the examples change and import."""
+    for name in (*ROOMS, "tests/support", "tests/operator/golden"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    kinds = ("placement policy", "condition", "field of the spec", "model family")
+    assert [name.split(maxsplit=2)[2] for name in EXAMPLES] == list(kinds)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_worked_example_applies_and_does_what_it_says(example: str, copy: Path) -> None:
+    apply(block(example, "diff"), copy)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(str(copy / room) for room in ROOMS)}
+    done = subprocess.run(
+        [sys.executable, "-c", block(example, "python")],
+        cwd=copy,
+        env=environ,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
