@@ -222,7 +222,7 @@ _CHOSEN = (
     _obeyed(
         "n",
         BOTH,
-        "choices; prompts times `n` are at most [2,048](operations.md#admission)",
+        "choices; prompts times `n` are at most [2,048](operations/limits.md#admission)",
         "1",
     ),
     _obeyed("best_of", BOTH, "may only repeat `n`", "`n`"),
@@ -453,7 +453,7 @@ _DRAINS = (
     _obeyed(
         "replaced_by",
         DRAIN,
-        "the revision that takes the node's place ([rolling out](operations.md#rolling-out))",
+        "the revision that takes the node's place ([rolling out](operations/upgrade.md#rolling-out))",
     ),
 )
 FIELDS: tuple[Field, ...] = (
