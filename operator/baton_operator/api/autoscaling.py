@@ -1,7 +1,7 @@
-"""The spec's `autoscaling`: who says how many nodes there are, and within which bounds.
+"""The spec's `autoscaling`: who sets the number of nodes, and within which bounds.
 
-In: what a user wrote. Out: records that `autoscaling.policy` makes the planner's rules from. What
-is left out is said here by a default, or is not asked for at all.
+In: what a user wrote. Out: records from which `autoscaling.policy` builds the planner's policy. A
+field that the user leaves out has a default here, or turns its feature off.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 
 _DECIMAL = r"[0-9]{1,4}(\.[0-9]{1,3})?"
-# Texts, since Kubernetes wants no fractions in numbers that are compared.
+# Strings are allowed because the Kubernetes API conventions advise against floating-point numbers.
 Decimal = Annotated[
     int | Annotated[str, Meta(max_length=8)],
     ruled(
@@ -62,12 +62,12 @@ TimeZone = Annotated[
 
 
 def _number(path: str) -> str:
-    """CEL: a Decimal as a number; the rule of the value itself refuses what is none."""
+    """CEL that converts a Decimal to a number. The Decimal's own rule rejects anything else."""
     return f"double(string(self.{path}))"
 
 
 def minutes_of(name: str, clock: str) -> int:
-    """Of the day; raise ValueError."""
+    """Minutes since midnight. Raise ValueError if `clock` is not HH:MM."""
     hours, _, minutes = clock.partition(":")
     if not (hours.isdecimal() and minutes.isdecimal() and int(hours) < 24 and int(minutes) < 60):
         raise ValueError(f'{name}: {clock!r} is not a time of day; write "00:00" to "23:59"')
@@ -84,17 +84,26 @@ def _check_decimal(name: str, number: int | str | None) -> None:
 
 
 class TargetsSpec(Record, frozen=True, kw_only=True):
-    """What users are to feel; nodes are added until they do."""
+    """Latency targets. The planner adds nodes until the pool meets them."""
 
-    ttft_ms: Annotated[int, Meta(ge=1, description="to the first token, milliseconds")] = 2000
-    itl_ms: Annotated[int, Meta(ge=1, description="between two tokens, milliseconds")] = 50
+    ttft_ms: Annotated[
+        int, Meta(ge=1, description="Target for the time to first token, in milliseconds.")
+    ] = 2000
+    itl_ms: Annotated[
+        int, Meta(ge=1, description="Target for the time between two tokens, in milliseconds.")
+    ] = 50
     percentile: Annotated[
-        int, Meta(ge=50, le=99, description="of requests and tokens that are to hold them")
+        int,
+        Meta(
+            ge=50,
+            le=99,
+            description="Percentage of requests and tokens that must meet the targets.",
+        ),
     ] = 99
 
 
 class RoleBounds(Record, frozen=True, kw_only=True):
-    """How many nodes a role may have."""
+    """Bounds for the number of nodes of one role."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
@@ -104,17 +113,26 @@ class RoleBounds(Record, frozen=True, kw_only=True):
         ),
     )
 
-    min: Annotated[int, Meta(ge=0, description="at least; 0 for prefill only")] = 1
+    min: Annotated[
+        int, Meta(ge=0, description="Minimum number of nodes. Only prefill may have 0.")
+    ] = 1
     max: (
-        Annotated[int, Meta(ge=0, description="at most; needed unless a PoolScaler says how many")]
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                description="Maximum number of nodes. Required unless a PoolScaler sets the count.",
+            ),
+        ]
         | None
     ) = None
     mode: (
         Annotated[
             RoleMode,
             Meta(
-                description="external: this role's PoolScaler says how many, for HPA, KEDA and"
-                " `kubectl scale`, whatever autoscaling.mode is; default: as autoscaling.mode"
+                description="external: this role's PoolScaler sets the number of nodes, for HPA,"
+                " KEDA and `kubectl scale`, whatever autoscaling.mode is. Default: as"
+                " autoscaling.mode."
             ),
         ]
         | None
@@ -122,7 +140,7 @@ class RoleBounds(Record, frozen=True, kw_only=True):
 
 
 class RatioSpec(Record, frozen=True, kw_only=True):
-    """Prefill nodes per decode node."""
+    """Bounds for the number of prefill nodes per decode node."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
@@ -137,8 +155,14 @@ class RatioSpec(Record, frozen=True, kw_only=True):
         ),
     )
 
-    min: Annotated[Decimal, Meta(description="at least")] | None = None
-    max: Annotated[Decimal, Meta(description="at most")] | None = None
+    min: (
+        Annotated[Decimal, Meta(description="Minimum number of prefill nodes per decode node.")]
+        | None
+    ) = None
+    max: (
+        Annotated[Decimal, Meta(description="Maximum number of prefill nodes per decode node.")]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         _check_decimal("min", self.min)
@@ -150,7 +174,7 @@ class ScaleUpSpec(Record, frozen=True, kw_only=True):
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
-            # It is there by default, but not yet where that default itself is checked.
+            # The API server also checks the default object {}, before `factor` has its default.
             f"!has(self.factor) || {_number('factor')} > 1.0",
             "adds nothing; write a number above 1",
             field=".factor",
@@ -158,10 +182,16 @@ class ScaleUpSpec(Record, frozen=True, kw_only=True):
     )
 
     stabilization_seconds: Annotated[
-        int, Meta(ge=0, le=3600, description="more is needed for so long before it is added")
+        int,
+        Meta(
+            ge=0,
+            le=3600,
+            description="Seconds for which more nodes must be needed before nodes are added.",
+        ),
     ] = 0
     factor: Annotated[
-        Decimal, Meta(description="to at most so many times the nodes there are, at once")
+        Decimal,
+        Meta(description="One step grows a role to at most this many times its current nodes."),
     ] = 2
 
     def __post_init__(self) -> None:
@@ -169,16 +199,23 @@ class ScaleUpSpec(Record, frozen=True, kw_only=True):
 
 
 class ScaleDownSpec(Record, frozen=True, kw_only=True):
-    """How fast nodes are taken away."""
+    """How fast nodes are removed."""
 
     stabilization_seconds: Annotated[
-        int, Meta(ge=0, le=3600, description="fewer would do for so long before one goes")
+        int,
+        Meta(
+            ge=0,
+            le=3600,
+            description="Seconds for which fewer nodes must suffice before a node is removed.",
+        ),
     ] = 300
-    nodes: Annotated[int, Meta(ge=1, description="of a role at once, at most")] = 1
+    nodes: Annotated[
+        int, Meta(ge=1, description="Maximum number of nodes of a role removed in one step.")
+    ] = 1
 
 
 class ScheduleBounds(Record, frozen=True, kw_only=True):
-    """A role's bounds while a schedule holds."""
+    """A role's bounds while a schedule is active."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
@@ -188,23 +225,40 @@ class ScheduleBounds(Record, frozen=True, kw_only=True):
         ),
     )
 
-    min: Annotated[int, Meta(ge=0, description="at least, where it is more than else")] | None = (
-        None
-    )
-    max: Annotated[int, Meta(ge=0, description="at most, where it is less than else")] | None = None
+    min: (
+        Annotated[
+            int, Meta(ge=0, description="Minimum number of nodes; the usual minimum if higher.")
+        ]
+        | None
+    ) = None
+    max: (
+        Annotated[
+            int, Meta(ge=0, description="Maximum number of nodes; the usual maximum if lower.")
+        ]
+        | None
+    ) = None
 
 
 class ScheduleSpec(Record, frozen=True, kw_only=True):
-    """A window of some days with bounds of its own."""
+    """A daily time window with its own bounds."""
 
     days: Annotated[
-        tuple[Day, ...], Meta(max_length=7, description="on which it begins; none given: each day")
+        tuple[Day, ...],
+        Meta(max_length=7, description="Days on which the window starts. Empty: every day."),
     ] = ()
-    begin: Annotated[Clock, Meta(description="when it begins")] = field(name="from")
+    begin: Annotated[Clock, Meta(description="Time of day at which the window starts.")] = field(
+        name="from"
+    )
     end: Annotated[
-        Clock, Meta(description="when it ends; on the next day where that is not after `from`")
+        Clock,
+        Meta(
+            description="Time of day at which the window ends. It ends on the next day if this is"
+            " not after `from`."
+        ),
     ] = field(name="to")
-    time_zone: Annotated[TimeZone, Meta(description="of both, by the tz database")] = "UTC"
+    time_zone: Annotated[
+        TimeZone, Meta(description="Time zone of `from` and `to`, from the tz database.")
+    ] = "UTC"
     prefill: ScheduleBounds | None = None
     decode: ScheduleBounds | None = None
 
@@ -221,7 +275,7 @@ class ScheduleSpec(Record, frozen=True, kw_only=True):
 
 
 class AutoscalingSpec(Record, frozen=True, kw_only=True):
-    """How many nodes there are, by what users feel or by somebody else's word."""
+    """How the number of nodes is set: by the operator from latency targets, or from outside."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         *(
@@ -253,10 +307,10 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
     mode: Annotated[
         Mode,
         Meta(
-            description="who says how many nodes there are. auto: the operator, as many as hold the"
-            " targets; advise: the roles' `replicas`, and the operator only writes into the status"
-            " how many it would have; external: the PoolScalers POOL-prefill and POOL-decode, for"
-            " HPA, KEDA and `kubectl scale`"
+            description="Who sets the number of nodes. auto: the operator, as many as meet the"
+            " targets. advise: the roles' `replicas`; the operator only writes its own"
+            " recommendation into the status. external: the PoolScalers POOL-prefill and"
+            " POOL-decode, for HPA, KEDA and `kubectl scale`."
         ),
     ]
     targets: TargetsSpec = TargetsSpec()
@@ -266,31 +320,43 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
     scale_to_zero_after_seconds: (
         Annotated[
             int,
-            Meta(ge=10, description="without a request for so long the pool has no nodes"),
+            Meta(
+                ge=10,
+                description="Seconds without a request after which the pool scales to zero nodes."
+                " Default: never.",
+            ),
         ]
         | None
     ) = None
     scale_up: ScaleUpSpec = ScaleUpSpec()
     scale_down: ScaleDownSpec = ScaleDownSpec()
     headroom_percent: Annotated[
-        int, Meta(ge=0, le=80, description="of what a node can do that is kept free")
+        int, Meta(ge=0, le=80, description="Percentage of a node's capacity that is kept free.")
     ] = 20
     stale_after_seconds: Annotated[
-        int, Meta(ge=10, description="what was heard longer ago changes nothing any more")
+        int,
+        Meta(
+            ge=10,
+            description="Seconds after which reports are stale. Stale reports change no count.",
+        ),
     ] = 30
     store_read_per_second: (
         Annotated[
             Quantity,
             Meta(
-                description="bytes that the store's data servers give together at most; near it no"
-                " prefill nodes are added"
+                description="Bytes per second that all data servers of the store deliver"
+                " together. Near this limit the operator adds no prefill nodes. Default: no limit."
             ),
         ]
         | None
     ) = None
     schedules: Annotated[
         tuple[ScheduleSpec, ...],
-        Meta(max_length=16, description="of those that overlap the last one counts"),
+        Meta(
+            max_length=16,
+            description="Time windows with their own bounds. If windows overlap, the last in this"
+            " list wins.",
+        ),
     ] = ()
 
     def __post_init__(self) -> None:
@@ -302,15 +368,15 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
         return found if found is not None else RoleBounds()
 
     def is_external(self, role: Role) -> bool:
-        """Its PoolScaler says its count."""
+        """Whether the role's PoolScaler sets its number of nodes."""
         return self.mode == "external" or self.bounds(role).mode == "external"
 
     @property
     def is_planned(self) -> bool:
-        """The planner looks at the pool, be it only to say what it would do."""
+        """Whether the planner runs for the pool, in mode `auto` or `advise`."""
         return self.mode != "external" and not all(map(self.is_external, ROLES))
 
     @property
     def sleeps(self) -> bool:
-        """The pool may have no nodes."""
+        """Whether the pool may scale to zero nodes."""
         return self.mode == "auto" and self.scale_to_zero_after_seconds is not None

@@ -6,8 +6,8 @@ In: those records. Out: manifests, and the chart's templates that hold them:
     python -m baton_operator.api.crd inferencepools > charts/baton/templates/crd-inferencepools.yaml
     python -m baton_operator.api.crd poolscalers > charts/baton/templates/crd-poolscalers.yaml
 
-They are templates and not in the chart's crds/, since Helm never upgrades what lies there; and they
-are kept when the chart is uninstalled, since with the definition all pools would go.
+They are templates because Helm never upgrades the files in a chart's crds/. An uninstall of the
+chart keeps them, because deleting a definition deletes all its objects.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ COLUMNS = {
     "Model": ".status.model.name",
     "URL": ".status.url",
 }
-WIDE = {"Routers"}  # shown by `kubectl get --output wide` only
+WIDE = {"Routers"}  # shown only by `kubectl get --output wide`
 SCALER_COLUMNS = {"Desired": ".spec.replicas", "Current": ".status.replicas"}
 _RULES = (
-    # Not `required`: that would not say what to write.
+    # Not `required`: its error would not say what to write.
     CelRule(
         "has(self.spec)",
         "missing; write at least model.path, model.uri or engine.kind: sim",
@@ -56,13 +56,13 @@ _RULES = (
 
 
 def crd() -> dict[str, Any]:
-    """That of InferencePools."""
+    """The definition of InferencePools."""
     resources: dict[str, Any] = {"status": {}}
     return _definition(POOL_KIND, PLURAL, "bpool", COLUMNS, "string", resources, _resource())
 
 
 def scaler_crd() -> dict[str, Any]:
-    """That of PoolScalers."""
+    """The definition of PoolScalers."""
     scale = {
         "specReplicasPath": ".spec.replicas",
         "statusReplicasPath": ".status.replicas",
@@ -116,7 +116,7 @@ def _definition(
 
 
 def helm_template(plural: str) -> str:
-    """One of the manifests as a file of the chart."""
+    """One manifest as a template of the chart."""
     text = yaml.safe_dump(DEFINITIONS[plural](), sort_keys=False, width=10_000)
     assert "{{" not in text, "Helm would read it as its own"
     head = (
@@ -128,7 +128,7 @@ def helm_template(plural: str) -> str:
 def _resource() -> Schema:
     return {
         "type": "object",
-        "description": "Prefill and decode nodes, a router and a KV store that serve one model.",
+        "description": "Prefill nodes, decode nodes, routers and a KV store that serve one model.",
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
@@ -143,7 +143,7 @@ def _resource() -> Schema:
 def _scaler() -> Schema:
     return {
         "type": "object",
-        "description": "How many nodes of one role an InferencePool has, for autoscalers.",
+        "description": "The number of nodes of one role of an InferencePool, for autoscalers.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},

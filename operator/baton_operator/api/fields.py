@@ -1,9 +1,8 @@
-"""What a field of the API is: a type, bounds, and rules in CEL that the API server checks.
+"""Field types of the API, with bounds and with CEL rules that the API server checks.
 
-In: nothing. Out: annotated types and records for the specs; `crd` puts their rules into the schema.
-A rule's message says what to write instead; the API server writes the field's path before it, and
-the value behind the path. Bounds are wide: they are there because the API server wants to know
-beforehand what checking a rule may cost.
+In: nothing. Out: annotated types and base records for the specs; `crd` puts their rules into the
+schema. A rule's message says what to write instead; the API server prefixes it with the field's
+path and value. Bounds are wide: the API server needs them to estimate the cost of a rule.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import msgspec
 from kubernetes.utils.quantity import parse_quantity
 from msgspec import Meta, field
 
-# Where a Meta keeps the rules of its value.
+# Key of a value's rules in its Meta.extra.
 RULES = "rules"
 
 
 class CelRule(msgspec.Struct, frozen=True):
-    """`cel` sees the value as `self` and is true where all is well. `field` (".name") is the one
-    below it that the message speaks of; "" for the value itself."""
+    """`cel` sees the value as `self` and is true if the value is valid. `field` (".name") is the
+    child field that the message is about, or "" for the value itself."""
 
     cel: str
     message: str
@@ -32,43 +31,43 @@ class CelRule(msgspec.Struct, frozen=True):
 
 
 def ruled(*rules: CelRule, **more: Any) -> Meta:
-    """A value's Meta with rules."""
+    """A Meta that carries rules."""
     return Meta(extra={RULES: rules}, **more)
 
 
 def given(path: str) -> str:
-    """CEL: there is a text at this path below `self`, and it is not empty."""
+    """CEL: the string at `path` below `self` is present and not empty."""
     steps = path.split(".")
     known = [f"has(self.{'.'.join(steps[:count])})" for count in range(1, len(steps) + 1)]
     return f"({' && '.join(known)} && self.{path} != '')"
 
 
 def both(first: str, second: str) -> CelRule:
-    """Two optional objects of which one at most is wanted."""
+    """A rule that allows at most one of two optional objects."""
     cel = f"!has(self.{first}) || !has(self.{second})"
     return CelRule(cel, f"given beside {first}; write one of the two", field=f".{second}")
 
 
 def quoted(text: str) -> str:
-    """A text, such as a pattern, as CEL spells it."""
+    """A string, such as a pattern, as a CEL literal."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def matches(pattern: str, path: str = "") -> str:
-    """CEL: the whole text matches, `self` or what is below it at that path."""
+    """CEL: the pattern matches the whole string, `self` or the field at `path` below it."""
     text = f"self.{path}" if path else "self"
     return f"{text}.matches({quoted(f'^(?:{pattern})$')})"
 
 
-# As the API server takes them. The client's parser alone would take 1_0, NaN and 1e999999999 too.
+# The API server's syntax. The client's parser alone would also accept 1_0, NaN and 1e999999999.
 _QUANTITY = re.compile(
     r"\+?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
 )
 
 
 def quantity_bytes(quantity: int | str) -> int:
-    """Kubernetes' quantity as a number, rounded up; raise ValueError."""
+    """A Kubernetes quantity as an integer, rounded up. Raise ValueError if it is not one."""
     if _QUANTITY.fullmatch(str(quantity)) is None:
         raise ValueError(f"{quantity!r} is no quantity; write 1Gi, 512Mi or bytes")
     number: Decimal = parse_quantity(quantity)  # type: ignore[no-untyped-call]
@@ -76,20 +75,20 @@ def quantity_bytes(quantity: int | str) -> int:
 
 
 def check_quantity(name: str, quantity: int | str) -> None:
-    """For a __post_init__."""
+    """Raise ValueError, prefixed with the field's name; for a __post_init__."""
     try:
         quantity_bytes(quantity)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
-# The flags of nodes and routers that the operator writes itself, so that `extraArgs` may not hold
-# them: of two equal flags the last one counts, and a pool whose nodes listen elsewhere than its
-# Services look is lost. So is one whose nodes do not agree about `kv-shards`, which is nobody's to
-# write. Not in them is `device`, though the operator writes it for a GPU among the limits: a GPU
-# may also come by the podTemplate or by a resource claim, and then only the user knows.
+# Flags of nodes and routers that the operator sets, so `extraArgs` may not contain them: the last
+# of two equal flags wins, and a pool breaks if its nodes listen on another port than its Services
+# expect. `kv-shards` is in the list because a pool breaks if its nodes differ in it. `device` is
+# not, although the operator sets it for a GPU limit: a GPU may also come from the podTemplate or
+# from a resource claim, and only the user knows about those.
 #
-# Which of them say a secret: those come from the environment, as does a router's tenant-secret.
+# Flags with a secret: pods get these, and a router's tenant-secret, from the environment.
 _SECRET = ("redis-username", "redis-password", "link-token")
 _PROCESS = (
     "host",
@@ -137,7 +136,7 @@ _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _NOT_A_NAME = "not a name of Kubernetes; write small letters, digits, '-' and '.', such as my-name"
 _NOT_A_KEY = "not a key of a Secret; write letters, digits and any of . _ -, such as api-keys"
 _NOT_A_HOST = "not a host name; write one such as llm.example.com or *.example.com, without a port"
-# As baton_protocol.model_source reads them; a test compares.
+# Must equal what baton_protocol.model_source parses; a test compares them.
 _HUB_WORD = "[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _HUB = rf"hf://({_HUB_WORD}/)?{_HUB_WORD}(@{_HUB_WORD}(/{_HUB_WORD})*)?"
 _CLAIM = r"pvc://[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(/([^/\pC\pZ]| )+)*/*"
@@ -149,7 +148,7 @@ def _names(pattern: str, message: str, longest: int, optional: bool = False) -> 
 
 
 def check_name(field: str, name: str) -> None:
-    """Raise ValueError for what is no name of an object: it may be a path to another one."""
+    """Raise ValueError for an invalid object name: it could be a path to another object."""
     if re.fullmatch(_SUBDOMAIN, name, re.ASCII) is None or len(name) > LONGEST_NAME:
         raise ValueError(f"{field}: {name[:LONGEST_NAME]!r} is {_NOT_A_NAME}")
 
@@ -213,7 +212,7 @@ RedisUrl = Annotated[
     str,
     ruled(
         CelRule(
-            # One with a login is refused by the record: here its text would be repeated.
+            # The record rejects a URL with a login: this rule's error would repeat the password.
             "self.contains('@') || "
             + matches(
                 r"rediss?://([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
@@ -245,19 +244,19 @@ def _flag(taken: tuple[str, ...]) -> Meta:
 NodeFlag = Annotated[str, _flag(NODE_FLAGS)]
 RouterFlag = Annotated[str, _flag(ROUTER_FLAGS)]
 
-# How many there are of something, as a status says it.
+# A number of objects in a status.
 Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int32"})]
 
-# Kubernetes' own limit is one for all of an object's together.
+# Kubernetes limits the total size of an object's annotations.
 Annotations = Annotated[dict[str, Annotated[str, Meta(max_length=256 * 1024)]], Meta(max_length=64)]
 
-# Lists to which several appliers (server-side apply) may give items; all others are one applier's.
-# A set holds texts: the API server cannot merge objects without keys, such as peers.
+# Lists to which several server-side appliers may add items. All other lists have one owner. A set
+# holds strings: the API server cannot merge objects without keys, such as peers.
 SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
 
 
 def keyed(*keys: str) -> dict[str, Any]:
-    """A list of objects that these fields tell apart. One that may be left out needs a default in
+    """List type of objects that these fields identify. An optional key field needs a default in
     the schema: `KEY_DEFAULT`."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
@@ -265,11 +264,11 @@ def keyed(*keys: str) -> dict[str, Any]:
 KEY_DEFAULT: dict[str, Any] = {"default": ""}
 
 
-# Free below these keys: Kubernetes checks it when the pods are made.
+# Not validated below these keys: Kubernetes validates them when the pods are created.
 def _open(record: str, *keys: str) -> dict[str, Any]:
     part = {
         "type": "object",
-        "description": f"as in a {record}",
+        "description": f"See {record}.",
         "x-kubernetes-preserve-unknown-fields": True,
     }
     return {"properties": dict.fromkeys(keys, part)}
@@ -309,37 +308,37 @@ Quantities = Annotated[dict[str, Quantity], Meta(max_length=32)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A part of the spec. mypy wants `frozen` said again by each, msgspec does not. Unknown fields
-    are passed over: the definition may be newer than the operator, and typos are refused by it.
-    `whole`: of several appliers one has all of its fields, as half of each would be neither's."""
+    """A part of the spec. Each subclass repeats `frozen` for mypy. Unknown fields are ignored: the
+    CRD may be newer than the operator, and the API server already rejects typos. `whole`: one
+    server-side applier owns all fields of the record, so two appliers cannot mix theirs."""
 
     rules: ClassVar[tuple[CelRule, ...]] = ()
     whole: ClassVar[bool] = False
 
 
 class SecretRef(Record, frozen=True, kw_only=True):
-    """A Secret in the pool's namespace. The operator reads some by this name."""
+    """A Secret in the pool's namespace."""
 
     whole: ClassVar[bool] = True
 
-    name: Annotated[Name, Meta(description="the Secret's name")]
+    name: Annotated[Name, Meta(description="Name of the Secret.")]
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
 
 
 class SecretFile(Record, frozen=True, kw_only=True):
-    """One key of a Secret in the pool's namespace, read as a file."""
+    """One key of a Secret in the pool's namespace, mounted as a file."""
 
     whole: ClassVar[bool] = True
 
-    name: Annotated[Name, Meta(description="the Secret's name")]
-    key: Annotated[SecretKey, Meta(description="which of its keys")]
+    name: Annotated[Name, Meta(description="Name of the Secret.")]
+    key: Annotated[SecretKey, Meta(description="Key in the Secret.")]
 
 
 class Resources(Record, frozen=True, kw_only=True):
-    """Kubernetes' own: quantities by resource name. A resource that is named in neither list has
-    its default, where there is one."""
+    """Resource requests and limits, as in Kubernetes. A resource that is in neither list keeps
+    its default, if it has one."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
@@ -355,10 +354,10 @@ class Resources(Record, frozen=True, kw_only=True):
         ),
     )
 
-    requests: Annotated[Quantities, Meta(description="what a pod is promised")] = field(
+    requests: Annotated[Quantities, Meta(description="Requested amount per resource.")] = field(
         default_factory=dict
     )
-    limits: Annotated[Quantities, Meta(description="what a pod may use at most")] = field(
+    limits: Annotated[Quantities, Meta(description="Maximum amount per resource.")] = field(
         default_factory=dict
     )
 
@@ -369,18 +368,18 @@ class Resources(Record, frozen=True, kw_only=True):
 
 
 def is_gpu(resource: str) -> bool:
-    """nvidia.com/gpu, or a slice's or a shared one's name there, or amd.com/gpu. A slice or a share
-    counts as whatever its name offers."""
+    """Whether the resource is a GPU: nvidia.com/gpu, an NVIDIA slice or shared GPU, or
+    amd.com/gpu. One slice or share counts as one GPU."""
     return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
 
 
 def gpus_of(limits: Mapping[str, int | str]) -> int:
-    """Of one node with these limits."""
+    """The number of GPUs of one node with these limits."""
     return sum(quantity_bytes(amount) for name, amount in limits.items() if is_gpu(name))
 
 
 def gpus_of_pod(spec: Mapping[str, Any]) -> int:
-    """Of a pod's or a template's containers, the podTemplate's own among them."""
+    """The number of GPUs of a pod spec: of all its containers, including the podTemplate's own."""
     containers = spec.get("containers") or ()
     limits = [(one.get("resources") or {}).get("limits") or {} for one in containers]
     return sum(gpus_of(each) for each in limits)

@@ -1,15 +1,15 @@
-"""One InferencePool as all folders see it: whose it is, what it wants, what serves it.
+"""An InferencePool as the other folders use it: metadata, spec, installation and credentials.
 
-In: the resource as the API gives it, how the operator was installed, the pool's secrets.
-Out: a `Pool`, or one line that says what to write instead.
+In: the resource as the API returns it, the operator's installation, the pool's credentials.
+Out: a `Pool`, or a one-line error that says what to write instead.
 
-SpecError   the pool is not what can be built; one line: field, offending value, what to write
+SpecError   the pool cannot be built; one line: field, offending value, what to write
 
-PoolSpec holds what a user may write in `spec`: only fields that something obeys. Keys are camelCase
-in YAML, snake_case here. The CRD is generated from these records (see `crd`), defaults and
-descriptions included. What needs more than a type is a `CelRule`, of a value (`fields`) or of a
-record: the API server refuses by it. `__post_init__` repeats only what nothing could be built from,
-since a pool may have been stored before a rule was.
+PoolSpec holds what a user may write in `spec`; every field has an effect. Keys are camelCase in
+YAML, snake_case here. `crd` generates the CRD from these records, including defaults and
+descriptions. A check beyond the type is a `CelRule` of a value (`fields`) or of a record, and the
+API server enforces it. `__post_init__` repeats only the checks without which the builders would
+fail, because a pool may have been stored before its rule existed.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
 RouterPlacement = Literal["cost", "prefix", "least-request", "round-robin", "random"]
 ServiceType = Literal["ClusterIP", "NodePort", "LoadBalancer"]
-REQUEST_S = 600  # a router's own default
+REQUEST_S = 600  # the router's default for --request-timeout, seconds
 _REQUEST_FLAG = "--request-timeout="
 
 
 class ModelCache(Record, frozen=True, kw_only=True):
-    """Where a fetched model is kept."""
+    """Where fetched models are kept."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
@@ -80,12 +80,16 @@ class ModelCache(Record, frozen=True, kw_only=True):
 
     claim_name: Annotated[
         MaybeName,
-        Meta(description="a PersistentVolumeClaim that all nodes can write: fetched once"),
+        Meta(
+            description="A PersistentVolumeClaim that all nodes can write. The model is fetched"
+            " once."
+        ),
     ] = ""
     host_path: Annotated[
         Folder,
         Meta(
-            description="a folder of the cluster's nodes: fetched once on each (not `restricted`)"
+            description="A directory on the cluster's nodes. The model is fetched once per cluster"
+            " node. Pod Security level `restricted` does not allow it."
         ),
     ] = ""
 
@@ -120,29 +124,39 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 
     path: Annotated[
         Folder,
-        Meta(description="a Hugging Face folder in the node's container: image or podTemplate"),
+        Meta(
+            description="A Hugging Face model directory in the node's container, from the image or"
+            " the podTemplate."
+        ),
     ] = ""
     uri: Annotated[
         ModelUri,
-        Meta(description="pvc://CLAIM/FOLDER, or hf://ORG/NAME[@REVISION], which is fetched"),
+        Meta(
+            description="Source of the model: pvc://CLAIM/FOLDER, or hf://ORG/NAME[@REVISION],"
+            " which is fetched."
+        ),
     ] = ""
     name: Annotated[
         ModelName,
-        Meta(description="what clients call the model; default: the folder's last component"),
+        Meta(
+            description="Model name in the API. Default: the last component of the folder or"
+            " repository."
+        ),
     ] = ""
     secret_ref: Annotated[
-        SecretRef | None, Meta(description="hf:// only: its key `token` logs in to the hub")
+        SecretRef | None,
+        Meta(description="hf:// only: a Secret whose key `token` holds the hub's access token."),
     ] = None
-    cache: Annotated[ModelCache | None, Meta(description="hf:// only: where the model is kept")] = (
-        None
-    )
+    cache: Annotated[
+        ModelCache | None, Meta(description="hf:// only: where the fetched model is kept.")
+    ] = None
     storage: (
         Annotated[
             Quantity,
             Meta(
-                description="hf:// without cache: ephemeral storage that each node's pod asks for"
-                " and gives the fetched model, which may not be larger; default: 20Gi, or 1Gi for"
-                " a simulated engine, which fetches no weights"
+                description="hf:// without cache: ephemeral storage that each node's pod"
+                " requests for the fetched model, and the model's maximum size. Default: 20Gi, or"
+                " 1Gi for a simulated engine, which fetches no weights."
             ),
         ]
         | None
@@ -161,40 +175,49 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 
     @property
     def source(self) -> ModelSource | None:
-        """Where `uri` says the model is."""
+        """The parsed `uri`; None if it is empty."""
         return parse_source(self.uri) if self.uri else None
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):
-    """Numbers that all nodes share: with other ones their KV would not be interchangeable."""
+    """Engine settings that all nodes share, so that their KV is interchangeable."""
 
     kind: Annotated[
-        EngineKind, Meta(description="torch: the real engine; sim: a simulated one")
+        EngineKind, Meta(description="torch: the real engine. sim: a simulated engine.")
     ] = "torch"
     dtype: Annotated[
         DType,
         Meta(
-            description="what nodes compute in and keep KV in: bfloat16, float32, or auto: each"
-            " node decides. Nodes that differ exchange no KV"
+            description="Data type of computation and KV: bfloat16, float32, or auto, where each"
+            " node decides. Nodes with different types exchange no KV."
         ),
     ] = "auto"
-    block_size: Annotated[int, Meta(ge=1, description="tokens per KV block")] = 16
-    chunk_blocks: Annotated[int, Meta(ge=1, description="blocks moved as one value")] | None = None
-    max_model_len: Annotated[int, Meta(ge=1, description="prompt + answer, tokens")] | None = None
+    block_size: Annotated[int, Meta(ge=1, description="Tokens per KV block.")] = 16
+    chunk_blocks: (
+        Annotated[int, Meta(ge=1, description="KV blocks per value in the store.")] | None
+    ) = None
+    max_model_len: (
+        Annotated[int, Meta(ge=1, description="Maximum length of prompt plus answer, in tokens.")]
+        | None
+    ) = None
     start_timeout_seconds: (
         Annotated[
             int,
             Meta(
                 ge=10,
-                description="from a node's start to its first /ready, or it is restarted; default:"
-                " 1800, or with a memory limit and no GPU 120 + limit / 50 MiB, at least 600",
+                description="Seconds from a node's start to its first successful /ready, after"
+                " which it is restarted. Default: 1800; with a memory limit and no GPU 120 +"
+                " limit / 50 MiB, but at least 600.",
             ),
         ]
         | None
     ) = None
     extra_args: Annotated[
         tuple[NodeFlag, ...],
-        Meta(max_length=64, description="more flags of `baton prefill|decode`: --NAME=VALUE"),
+        Meta(
+            max_length=64,
+            description="More flags of `baton prefill` and `baton decode`, each as --NAME=VALUE.",
+        ),
     ] = ()
 
 
@@ -202,21 +225,26 @@ class RoleSpec(Record, frozen=True, kw_only=True):
     """The nodes of one role."""
 
     replicas: Annotated[
-        int, Meta(ge=0, description="nodes of this role; with `autoscaling` how many at first")
+        int,
+        Meta(
+            ge=0,
+            description="Number of nodes of this role. With `autoscaling`, the initial number.",
+        ),
     ] = 1
     resources: Annotated[
         Resources,
         Meta(
-            description="of the container `node`; a GPU limit makes it use CUDA. Default: requests"
-            " of a CPU and 1Gi of memory, and ephemeral storage of 512Mi, at most 5Gi, beside what"
-            " model.storage says"
+            description="Resources of the container `node`. With a GPU limit the node uses CUDA."
+            " Default: requests of 1 CPU and 1Gi of memory, and ephemeral storage of 512Mi with a"
+            " limit of 5Gi, in addition to model.storage."
         ),
     ] = Resources()
     pod_template: Annotated[
         PodTemplate,
         Meta(
-            description="merged over the pods' template: lists whose items have a name by name,"
-            " volumeMounts by mountPath, tolerations by key, all else replaced"
+            description="Merged over the operator's pod template. Lists whose items have a name"
+            " are merged by name, volumeMounts by mountPath, tolerations by key. Everything else"
+            " is replaced."
         ),
     ] = field(default_factory=dict)
 
@@ -224,11 +252,11 @@ class RoleSpec(Record, frozen=True, kw_only=True):
 class ServiceSpec(Record, frozen=True, kw_only=True):
     """The router's Service."""
 
-    type: Annotated[ServiceType, Meta(description="ClusterIP, NodePort or LoadBalancer")] = (
-        "ClusterIP"
-    )
-    port: Annotated[int, Meta(ge=1, le=65535, description="where clients connect")] = 8000
-    annotations: Annotated[Annotations, Meta(description="of the Service")] = field(
+    type: Annotated[
+        ServiceType, Meta(description="Type of the Service: ClusterIP, NodePort or LoadBalancer.")
+    ] = "ClusterIP"
+    port: Annotated[int, Meta(ge=1, le=65535, description="Port to which clients connect.")] = 8000
+    annotations: Annotated[Annotations, Meta(description="Annotations of the Service.")] = field(
         default_factory=dict
     )
 
@@ -236,93 +264,116 @@ class ServiceSpec(Record, frozen=True, kw_only=True):
 class IngressSpec(Record, frozen=True, kw_only=True):
     """An Ingress in front of the router."""
 
-    host: Annotated[HostName, Meta(description="the host name that clients use")]
-    class_name: Annotated[MaybeName, Meta(description="default: the cluster's own")] = ""
-    tls_secret_name: Annotated[
-        MaybeName, Meta(description="a Secret with the host's certificate; none: no TLS")
+    host: Annotated[HostName, Meta(description="Host name that clients use.")]
+    class_name: Annotated[
+        MaybeName, Meta(description="IngressClass. Default: the cluster's default class.")
     ] = ""
-    annotations: Annotated[Annotations, Meta(description="of the Ingress")] = field(
+    tls_secret_name: Annotated[
+        MaybeName, Meta(description="Secret with the host's certificate. Empty: no TLS.")
+    ] = ""
+    annotations: Annotated[Annotations, Meta(description="Annotations of the Ingress.")] = field(
         default_factory=dict
     )
 
 
 class ParentRef(Record, frozen=True, kw_only=True):
-    """A Gateway."""
+    """A reference to a Gateway."""
 
-    name: Annotated[Name, Meta(description="the Gateway's name")]
+    name: Annotated[Name, Meta(description="Name of the Gateway.")]
     namespace: Annotated[
-        MaybeName, Meta(description="default: the pool's", extra_json_schema=KEY_DEFAULT)
+        MaybeName,
+        Meta(
+            description="Namespace of the Gateway. Default: the pool's.",
+            extra_json_schema=KEY_DEFAULT,
+        ),
     ] = ""
     section_name: Annotated[
         MaybeName,
-        Meta(description="a listener; default: all of them", extra_json_schema=KEY_DEFAULT),
+        Meta(
+            description="Listener of the Gateway. Default: all listeners.",
+            extra_json_schema=KEY_DEFAULT,
+        ),
     ] = ""
 
 
 class HTTPRouteSpec(Record, frozen=True, kw_only=True):
-    """A route of the Gateway API to the router."""
+    """A Gateway API HTTPRoute to the router."""
 
     parent_refs: Annotated[
         tuple[ParentRef, ...],
         Meta(
             min_length=1,
             max_length=32,
-            description="the Gateways",
+            description="Gateways to which the route attaches.",
             extra_json_schema=keyed("name", "namespace", "sectionName"),
         ),
     ]
     hostnames: Annotated[
         tuple[HostName, ...],
-        Meta(max_length=16, description="none: those of the Gateways", extra_json_schema=SET),
+        Meta(
+            max_length=16,
+            description="Host names of the route. Empty: those of the Gateways.",
+            extra_json_schema=SET,
+        ),
     ] = ()
 
 
 class RouterSpec(Record, frozen=True, kw_only=True):
-    """The gateway that clients talk to."""
+    """The routers, which clients connect to."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (both("ingress", "httpRoute"),)
 
-    replicas: Annotated[int, Meta(ge=1, description="routers")] = 1
+    replicas: Annotated[int, Meta(ge=1, description="Number of router pods.")] = 1
     workers: Annotated[
         int,
-        Meta(ge=1, le=64, description="processes of each, about one per CPU that it is given"),
+        Meta(
+            ge=1,
+            le=64,
+            description="Processes per router pod; about one per CPU that the pod has.",
+        ),
     ] = 1
     placement: Annotated[
         RouterPlacement,
         Meta(
-            description="how a request's node is chosen. cost: by the least predicted time. The"
-            " others are for comparing. prefix: by what it holds of the prompt; least-request: by"
-            " the fewest requests; round-robin: in turns; random"
+            description="How a request's node is chosen. cost: the least predicted time. The"
+            " other policies are for comparison. prefix: the node with the longest cached prefix"
+            " of the prompt. least-request: the node with the fewest requests. round-robin: in"
+            " turn. random: at random."
         ),
     ] = "cost"
     resources: Annotated[
         Resources,
         Meta(
-            description="of the container `router`; default: requests of half a CPU and 512Mi of"
-            " memory per worker, ephemeral storage of 64Mi, at most 1Gi"
+            description="Resources of the container `router`. Default: requests of half a CPU"
+            " and 512Mi of memory per worker, and ephemeral storage of 64Mi with a limit of 1Gi."
         ),
     ] = Resources()
-    pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
+    pod_template: Annotated[PodTemplate, Meta(description="See prefill.podTemplate.")] = field(
         default_factory=dict
     )
     service: ServiceSpec = ServiceSpec()
     ingress: IngressSpec | None = None
     http_route: Annotated[
-        HTTPRouteSpec | None, Meta(description="needs the Gateway API's CRDs")
+        HTTPRouteSpec | None,
+        Meta(description="A Gateway API HTTPRoute to the router. Needs the Gateway API's CRDs."),
     ] = None
     api_keys_secret: Annotated[
         SecretFile | None,
-        Meta(description="lines of `TENANT KEY` or `TENANT sha256:HEX`; none: no key is asked for"),
+        Meta(
+            description="Secret key with lines of `TENANT KEY` or `TENANT sha256:HEX`. Default:"
+            " clients need no API key."
+        ),
     ] = None
     extra_args: Annotated[
         tuple[RouterFlag, ...],
-        Meta(max_length=64, description="more flags of `baton router`: --NAME=VALUE"),
+        Meta(max_length=64, description="More flags of `baton router`, each as --NAME=VALUE."),
     ] = ()
 
     @property
     def request_s(self) -> int:
-        """For how long a request may go on, rounded up: the pool has no field of its own for it. Of
-        flags the last one counts, as for the router; one that is no number lets no router start."""
+        """Time limit of a request in seconds, rounded up, from --request-timeout in `extra_args`:
+        the spec has no field for it. As in the router, the last flag wins. With a value that is
+        not a number no router starts, so any result will do."""
         given = [
             flag.removeprefix(_REQUEST_FLAG)
             for flag in self.extra_args
@@ -336,47 +387,51 @@ class RouterSpec(Record, frozen=True, kw_only=True):
 
 
 class NetworkPolicySpec(Record, frozen=True, kw_only=True):
-    """Who may reach the pool's pods, where the network plugin obeys."""
+    """Who may reach the pool's pods. The network plugin must enforce NetworkPolicies."""
 
-    enabled: Annotated[bool, Meta(description="make NetworkPolicies")] = True
+    enabled: Annotated[bool, Meta(description="Create NetworkPolicies.")] = True
     clients: Annotated[
         tuple[Peer, ...],
         Meta(
             max_length=32,
-            description="NetworkPolicyPeers that may reach the router; none given: everybody",
+            description="NetworkPolicyPeers that may reach the router. Empty: everyone may.",
         ),
     ] = ()
     monitoring: Annotated[
         tuple[Peer, ...],
         Meta(
             max_length=32,
-            description="NetworkPolicyPeers that may reach the nodes' and routers' /metrics",
+            description="NetworkPolicyPeers that may reach /metrics of nodes and routers.",
         ),
     ] = ()
 
 
 class RolloutSpec(Record, frozen=True, kw_only=True):
-    """How nodes of an older spec give way to new ones."""
+    """How nodes of a new revision replace those of an old one."""
 
     max_drain_seconds: (
         Annotated[
             int,
             Meta(
                 ge=1,
-                description="for how long an old node's requests may go on where no new one can"
-                " take them over, as their KV is not interchangeable; default: the routers'"
-                " --request-timeout, 600",
+                description="Seconds for which an old node's requests may continue if no new"
+                " node can take them over because their KV is not interchangeable. Default: the"
+                " routers' --request-timeout, 600.",
             ),
         ]
         | None
     ) = None
     surge: Annotated[
-        int, Meta(ge=1, description="nodes that a role may have meanwhile beyond its number")
+        int,
+        Meta(
+            ge=1,
+            description="Number of nodes by which a role may exceed its number in a roll-out.",
+        ),
     ] = 1
 
 
 class PoolSpec(Record, frozen=True, kw_only=True):
-    """A whole pool: model, nodes, router and KV store."""
+    """A pool: model, nodes, routers and KV store."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
@@ -415,27 +470,28 @@ class PoolSpec(Record, frozen=True, kw_only=True):
     model: ModelSpec = ModelSpec()
     engine: EngineSpec = EngineSpec()
     prefill: Annotated[
-        RoleSpec, Meta(description="nodes that compute prompts for decode nodes")
+        RoleSpec, Meta(description="Nodes that compute prompts for decode nodes.")
     ] = RoleSpec()
-    decode: Annotated[RoleSpec, Meta(description="nodes that generate answers")] = RoleSpec()
+    decode: Annotated[RoleSpec, Meta(description="Nodes that generate answers.")] = RoleSpec()
     router: RouterSpec = RouterSpec()
     kv_store: KVStoreSpec = KVStoreSpec()
     autoscaling: Annotated[
         AutoscalingSpec | None,
-        Meta(description="who says how many nodes there are; none: the roles' `replicas`"),
+        Meta(description="Who sets the number of nodes. Default: the roles' `replicas`."),
     ] = None
     handoff: Annotated[
         Handoff,
         Meta(
-            description="when a prefill node computes a decode node's prompt. auto: where that"
-            " hardly costs time; always; never"
+            description="When a prefill node computes a decode node's prompt. auto: if that"
+            " costs hardly any time. always, never: regardless of the time."
         ),
     ] = "auto"
     missing_role_policy: Annotated[
         MissingRole,
         Meta(
-            description="what becomes of new requests while no node of a role is ready."
-            " aggregate: the other role does its work; queue: they wait for a node; fail: they fail"
+            description="What happens to new requests while a role has no ready node."
+            " aggregate: the other role does its work. queue: they wait for a node. fail: they"
+            " fail."
         ),
     ] = "aggregate"
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
@@ -446,14 +502,15 @@ class PoolSpec(Record, frozen=True, kw_only=True):
             Meta(
                 ge=1,
                 le=100_000,
-                description="GPUs that all nodes may hold together, in roll-outs too: those among"
-                " their limits, times nodes; default: no bound",
+                description="Maximum number of GPUs that all nodes hold together, also in"
+                " roll-outs: the GPUs among a node's limits, times the number of nodes. Default:"
+                " no maximum.",
             ),
         ]
         | None
     ) = None
     paused: Annotated[
-        bool, Meta(description="leave everything as it is until this is false again")
+        bool, Meta(description="While true, the operator changes none of the pool's objects.")
     ] = False
 
     def __post_init__(self) -> None:
@@ -462,7 +519,7 @@ class PoolSpec(Record, frozen=True, kw_only=True):
 
     @property
     def model_name(self) -> str:
-        """What clients call the model."""
+        """The model's name in the API."""
         source = self.model.source
         last = source.name if source else self.model.path.rstrip("/").rsplit("/", 1)[-1]
         return self.model.name or last or self.engine.kind
@@ -472,12 +529,12 @@ class PoolSpec(Record, frozen=True, kw_only=True):
 
 
 class SpecError(Exception):
-    """Final until the user edits the pool."""
+    """The spec is invalid. Retrying is useless until the user edits the pool."""
 
 
 class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Full names with versions. `redis` is redis-server or Valkey's, version 7 or later. `sim` is
-    for nodes that simulate their model and has no torch; "": `node`, which can do it too."""
+    """Image references with tags. `redis` holds redis-server or Valkey, version 7 or later. `sim`
+    is for simulated nodes and has no torch; if it is "", `node` is used instead."""
 
     node: str
     router: str
@@ -486,8 +543,9 @@ class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
-    """What all pools of one operator share. `namespace` is the operator's own ("" outside a
-    cluster): its pods may reach index and routers. `pull_policy` "" leaves it to Kubernetes."""
+    """Settings that all pools of one operator share. `namespace` is the operator's own ("" outside
+    a cluster): its pods may reach index and routers. An empty `pull_policy` means Kubernetes'
+    default."""
 
     images: Images
     namespace: str = ""
@@ -496,7 +554,7 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Made once per pool and kept in its Secret. Hex digits, so that a URL can hold them."""
+    """Generated once per pool and stored in its Secret. Hex digits, so that a URL can hold them."""
 
     redis_password: str
     link_token: str
@@ -506,8 +564,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         return "Credentials(...)"
 
     def digest(self, *more: str) -> str:
-        """Names what every pod is made with, and `more` that only this one is, without telling it:
-        pods made with others are replaced."""
+        """A short hash of the credentials that every pod uses, and of `more` that only this one
+        uses. It reveals none of them. Pods with another digest are replaced."""
         text = "\n".join((self.redis_password, self.link_token, *more))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -523,7 +581,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The pool's name in Redis, which pools of other namespaces may share."""
+        """The pool's name in Redis, which several namespaces may share."""
         return f"{self.namespace}.{self.name}"
 
     @property
@@ -535,7 +593,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 def read_pool(
     resource: Mapping[str, Any], installation: Installation, credentials: Credentials
 ) -> Pool:
-    """Raise SpecError naming the field that cannot be obeyed."""
+    """Raise SpecError with the field that is invalid."""
     metadata = resource["metadata"]
     name = metadata["name"]
     if POOL_NAME.fullmatch(name) is None or len(name) > LONGEST_POOL_NAME:
@@ -557,7 +615,7 @@ def read_pool(
 
 
 def _check_pod_templates(spec: PoolSpec) -> None:
-    """Selectors, policies and roll-outs go by our own labels and annotations."""
+    """Reject labels and annotations with our prefix: selectors, policies and roll-outs use them."""
     managed = spec.kv_store.managed
     templates = {
         "prefill": spec.prefill.pod_template,
@@ -568,7 +626,7 @@ def _check_pod_templates(spec: PoolSpec) -> None:
     for part, template in templates.items():
         _check_kept(f"spec.{part}.podTemplate", template, "metadata")
         metadata = template.get("metadata")
-        # Other things than a mapping are for the API server to refuse.
+        # The API server rejects anything that is not a mapping.
         metadata = metadata if isinstance(metadata, Mapping) else {}
         for kind in ("labels", "annotations"):
             _check_kept(f"spec.{part}.podTemplate.metadata", metadata, kind)
@@ -583,7 +641,7 @@ def _check_pod_templates(spec: PoolSpec) -> None:
 
 
 def _check_kept(field: str, parent: Mapping[str, Any], key: str) -> None:
-    """null would remove what the operator wrote there."""
+    """Reject null, which would remove what the operator set there."""
     if key in parent and parent[key] is None:
         raise SpecError(
             f"{field}.{key}: null would remove what the operator set; leave it out, or write names"
@@ -592,7 +650,7 @@ def _check_kept(field: str, parent: Mapping[str, Any], key: str) -> None:
 
 
 def read_spec(spec: Any) -> PoolSpec:
-    """Raise SpecError for what is not a spec."""
+    """Raise SpecError if it is not a valid spec."""
     try:
         return msgspec.convert(spec, PoolSpec)
     except msgspec.ValidationError as error:
@@ -604,7 +662,7 @@ _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
 def _explain(message: str, spec: Any, ours: bool) -> str:
-    """msgspec's words, or those of a __post_init__ (`ours`), as field, value, remedy."""
+    """An error of msgspec, or of a __post_init__ (`ours`), as field, value and remedy."""
     located = _LOCATED.fullmatch(message)
     assert located is not None, message
     what, path = located["what"], located["path"] or ""
@@ -616,24 +674,24 @@ def _explain(message: str, spec: Any, ours: bool) -> str:
     steps = re.findall(r"[^.\[\]]+", path)
     for step in steps:
         spec = spec[step] if isinstance(spec, Mapping) else spec[int(step)]
-    # What is in the place of a URL may hold a password.
+    # A value in the place of a URL may contain a password.
     value = "what is written" if "@" in repr(spec) else repr(spec)
     return f"{field}: {value} is wrong: {what[0].lower()}{what[1:]}{_choices(steps)}"
 
 
 def _hint(steps: list[str]) -> Any:
-    """The type at a path of keys in YAML's spelling."""
+    """The type at a path of camelCase keys."""
     hint: Any = PoolSpec
     for step in steps:
         if step.isdigit():
-            continue  # a list's item: its type is in the list's
+            continue  # an item of a list: the list's type contains the item's
         [record] = _records(hint)
         hint = next(f.type for f in msgspec.structs.fields(record) if f.encode_name == step)
     return hint
 
 
 def _records(hint: Any) -> list[type[Record]]:
-    """Those in a type, however deep: X, X | None, tuple[X, ...], each with Metas or without."""
+    """All records in a type: X, X | None, tuple[X, ...], with or without Metas, at any depth."""
     if isinstance(hint, type) and issubclass(hint, Record):
         return [hint]
     return [record for part in typing.get_args(hint) for record in _records(part)]

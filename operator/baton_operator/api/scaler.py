@@ -1,6 +1,6 @@
-"""A PoolScaler: one role's count as a resource of its own, with /scale, for whoever is to say it.
+"""A PoolScaler: the number of nodes of one role as a resource with /scale, for autoscalers.
 
-In: nothing. Out: the records that its definition is generated from.
+In: nothing. Out: the records from which its CRD is generated.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from baton_operator.api.fields import Count, Record
 
 
 class ScalerSpec(Record, frozen=True, kw_only=True):
-    """What HPA, KEDA or `kubectl scale` write."""
+    """Written by HPA, KEDA or `kubectl scale`."""
 
-    replicas: Annotated[int, Meta(ge=0, description="nodes of the role that there shall be")]
+    replicas: Annotated[int, Meta(ge=0, description="Desired number of nodes of the role.")]
 
 
 class ScalerStatus(Record, frozen=True, kw_only=True):
-    """What they read."""
+    """Read by HPA, KEDA or `kubectl scale`."""
 
-    replicas: Annotated[Count, Meta(description="nodes of the role, without those that go")] = 0
-    selector: Annotated[str, Meta(description="of the role's pods, all revisions")] = ""
+    replicas: Annotated[
+        Count, Meta(description="Current nodes of the role, without those that are being removed.")
+    ] = 0
+    selector: Annotated[
+        str, Meta(description="Label selector of the role's pods, of all revisions.")
+    ] = ""

@@ -1,8 +1,8 @@
-"""From records to a structural schema as CustomResourceDefinitions want it.
+"""Structural schemas, as CustomResourceDefinitions need them, from records.
 
-In: a msgspec record, its Metas and `CelRule`s. Out: OpenAPI v3 without references and null: what
-may be left out is not required, an int or str is Kubernetes' int-or-string, and objects that hold
-defaults default to {} so that these appear in what is stored.
+In: a msgspec record, its Metas and `CelRule`s. Out: OpenAPI v3 without references and null. An
+optional field is not required, int | str becomes Kubernetes' int-or-string, and objects that
+contain defaults default to {} so that the stored object shows those defaults.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Schema = dict[str, Any]
 
 
 def schema_of(record: type[msgspec.Struct], defaults: bool) -> Schema:
-    """`defaults` are for what users write; a status says only what was written into it."""
+    """`defaults` is true for a spec, false for a status, which contains only what was written."""
     found = types.type_info(record)
     assert isinstance(found, types.StructType)
     return _object(found, defaults)
 
 
 def validations(rules: Iterable[CelRule]) -> Schema:
-    """As a part of a schema; empty without rules."""
+    """The rules as a part of a schema; empty if there are none."""
     found = []
     for rule in rules:
         where = {"fieldPath": rule.field} if rule.field else {}
@@ -55,7 +55,7 @@ def _field(item: types.Field, defaults: bool) -> Schema:
 
 
 def _default(item: types.Field, schema: Schema) -> Any:
-    """None where the field had better be absent: empty texts and lists only make noise."""
+    """None if the field should be absent: empty strings and lists would only be noise."""
     if isinstance(item.default, msgspec.Struct):
         inner = schema["properties"].values()
         return {} if any("default" in each for each in inner) else None
@@ -75,10 +75,10 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
         case types.VarTupleType():
             bounds = _bounds(minItems=kind.min_length, maxItems=kind.max_length)
             items = _schema(kind.item_type, defaults)
-            # One applier has the whole list, unless a Meta says more.
+            # One applier owns the whole list, unless a Meta overrides this.
             return {"type": "array", **bounds, "x-kubernetes-list-type": "atomic", "items": items}
         case types.DictType(value_type=types.AnyType()):
-            return {"type": "object"}  # a Meta says what is in it
+            return {"type": "object"}  # a Meta describes its contents
         case types.DictType():
             bounds = _bounds(maxProperties=kind.max_length)
             values = _schema(kind.value_type, defaults)
@@ -89,7 +89,7 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
             return {"type": "boolean"}
         case types.IntType():
             bounds = _bounds(minimum=kind.ge, maximum=kind.le)
-            # What users write must fit where it is copied to, such as a Deployment's replicas.
+            # int32 as in the fields that specs are copied to, such as a Deployment's replicas.
             return {"type": "integer", "format": "int32" if defaults else "int64", **bounds}
         case types.StrType():
             return {"type": "string", **_bounds(maxLength=kind.max_length)}
@@ -97,7 +97,7 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
 
 
 def _union(kind: types.UnionType, defaults: bool) -> Schema:
-    """None stands for a field that is absent."""
+    """None means that the field is absent."""
     some = [_schema(each, defaults) for each in kind.types if not isinstance(each, types.NoneType)]
     if len(some) == 1:
         return some[0]

@@ -1,6 +1,7 @@
-"""The InferencePool's `status`, as written to the API; the CRD's schema is generated from it.
+"""The InferencePool's `status` as written to the API. The CRD's schema is generated from it.
 
-Times are RFC 3339 in UTC, in whole seconds (`stamp`). Anybody may have edited what is read back.
+Times are RFC 3339 in UTC, in whole seconds (`stamp`). A status that is read back is not trusted:
+anyone may have edited it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def stamp(now: datetime) -> str:
 
 
 def is_fresh(since: str, now: datetime, seconds: float) -> bool:
-    """Whether it was said less than so long ago: not where the clock was set back since, nor where
-    an operator with a clock ahead of this one said it. It spares writes, nothing waits for it."""
+    """Whether `since` is less than `seconds` before `now`. False if it is in the future, because a
+    clock was set back or another operator's clock is ahead. It only saves writes."""
     if not since:
         return False
     return 0 <= (now - datetime.fromisoformat(since)).total_seconds() < seconds
@@ -45,91 +46,114 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Condition(_Record, frozen=True, kw_only=True):
-    """As Kubernetes' own (metav1.Condition), whose bounds these are."""
+    """A condition with the fields and bounds of Kubernetes' metav1.Condition."""
 
     type: Annotated[
         str,
         Meta(
-            description="what is spoken of, in one CamelCase word",
+            description="What the condition is about, in one CamelCase word.",
             extra_json_schema={"maxLength": 316, "pattern": _CONDITION_TYPE},
         ),
     ]
-    status: Annotated[Truth, Meta(description="whether it is so: True, False or Unknown")]
+    status: Annotated[
+        Truth, Meta(description="Whether the condition holds: True, False or Unknown.")
+    ]
     reason: Annotated[
         str,
         Meta(
-            description="why, in one CamelCase word",
+            description="Why it has this status, in one CamelCase word.",
             extra_json_schema={"minLength": 1, "maxLength": 1024, "pattern": _CONDITION_REASON},
         ),
     ]
     message: Annotated[
-        str, Meta(description="the same for people", extra_json_schema={"maxLength": 32768})
+        str,
+        Meta(
+            description="Details for people, in a sentence.",
+            extra_json_schema={"maxLength": 32768},
+        ),
     ]
-    last_transition_time: Annotated[Moment, Meta(description="when status changed last")]
-    observed_generation: Annotated[Generation, Meta(description="of the spec it was said of")] = 0
+    last_transition_time: Annotated[Moment, Meta(description="When `status` last changed.")]
+    observed_generation: Annotated[
+        Generation, Meta(description="Generation of the spec that the condition is about.")
+    ] = 0
 
 
 class RoleStatus(_Record, frozen=True, kw_only=True):
-    """How many of one kind of pod there are."""
+    """Numbers of pods of one component."""
 
-    summary: Annotated[str, Meta(description="ready/desired, for the printer column")] = "0/0"
-    desired: Annotated[Count, Meta(description="how many the spec wants")] = 0
-    ready: Annotated[Count, Meta(description="those that serve")] = 0
-    updated: Annotated[Count, Meta(description="ready ones of the current revision")] = 0
-    draining: Annotated[Count, Meta(description="those that drain or end")] = 0
+    summary: Annotated[
+        str, Meta(description="READY/DESIRED, for the columns of `kubectl get`.")
+    ] = "0/0"
+    desired: Annotated[Count, Meta(description="Desired number of pods.")] = 0
+    ready: Annotated[Count, Meta(description="Pods that serve requests.")] = 0
+    updated: Annotated[Count, Meta(description="Ready pods of the current revision.")] = 0
+    draining: Annotated[Count, Meta(description="Pods that drain or terminate.")] = 0
 
 
 class ModelStatus(_Record, frozen=True, kw_only=True):
-    """The model that is served."""
+    """The model that the pool serves."""
 
-    name: Annotated[str, Meta(description="what clients call it")] = ""
-    progress: Annotated[str, Meta(description="of the slowest fetch, while there is one")] = ""
+    name: Annotated[str, Meta(description="Model name in the API.")] = ""
+    progress: Annotated[
+        str, Meta(description="Progress of the slowest fetch, while a node fetches the model.")
+    ] = ""
     progress_time: (
-        Annotated[Moment, Meta(description="as of when progress is; said anew every 5 s at most")]
+        Annotated[Moment, Meta(description="When `progress` was last updated, at most every 5 s.")]
         | UnsetType
     ) = UNSET
 
 
 class AutoscalingStatus(_Record, frozen=True, kw_only=True):
-    """What the planner decided last; there while `autoscaling.mode` is auto or advise."""
+    """The planner's last decision; present while `autoscaling.mode` is auto or advise."""
 
-    mode: Annotated[PlannedMode, Meta(description="auto: it is done; advise: it is only said")]
-    desired_prefill: Annotated[Count, Meta(description="prefill nodes")]
-    desired_decode: Annotated[Count, Meta(description="decode nodes")]
-    reason: Annotated[str, Meta(description="why, in one CamelCase word")]
-    message: Annotated[str, Meta(description="the same for people, role by role")]
-    numbers: Annotated[str, Meta(description="what it rests on: names and values")] = ""
-    since: Annotated[Moment, Meta(description="when counts or reason changed")]
+    mode: Annotated[
+        PlannedMode,
+        Meta(description="auto: the operator applies the decision. advise: it only reports it."),
+    ]
+    desired_prefill: Annotated[Count, Meta(description="Desired number of prefill nodes.")]
+    desired_decode: Annotated[Count, Meta(description="Desired number of decode nodes.")]
+    reason: Annotated[str, Meta(description="Reason of the decision, in one CamelCase word.")]
+    message: Annotated[str, Meta(description="Explanation for people, role by role.")]
+    numbers: Annotated[str, Meta(description="Inputs of the decision, as names and values.")] = ""
+    since: Annotated[Moment, Meta(description="When the counts or the reason last changed.")]
     time: Annotated[
-        Moment, Meta(description="as of when message and numbers are; said anew once a minute")
+        Moment,
+        Meta(
+            description="When `message` and `numbers` were last updated. Without a change they are"
+            " updated once a minute."
+        ),
     ]
 
 
 class PoolStatus(_Record, frozen=True, kw_only=True):
-    """What the operator sees of a pool."""
+    """What the operator observes of a pool."""
 
     observed_generation: Annotated[
-        Generation, Meta(description="of the spec all this was said of")
+        Generation, Meta(description="Generation of the spec that this status is about.")
     ] = 0
     conditions: Annotated[
         tuple[Condition, ...],
         Meta(
-            description="what is well and what is not; Ready sums them up",
+            description="State of the pool, one aspect each. Ready summarises the others.",
             extra_json_schema=keyed("type"),
         ),
     ] = ()
-    prefill: Annotated[RoleStatus, Meta(description="its prefill nodes")] = RoleStatus()
-    decode: Annotated[RoleStatus, Meta(description="its decode nodes")] = RoleStatus()
-    router: Annotated[RoleStatus, Meta(description="its routers")] = RoleStatus()
+    prefill: Annotated[RoleStatus, Meta(description="Prefill nodes.")] = RoleStatus()
+    decode: Annotated[RoleStatus, Meta(description="Decode nodes.")] = RoleStatus()
+    router: Annotated[RoleStatus, Meta(description="Routers.")] = RoleStatus()
     model: ModelStatus = ModelStatus()
     autoscaling: AutoscalingStatus | None = None
-    endpoint: Annotated[str, Meta(description="the OpenAI API inside the cluster")] = ""
-    url: Annotated[str, Meta(description="the same from outside where there is a route")] = ""
-    revision: Annotated[str, Meta(description="of the nodes' template")] = ""
-    fingerprint: Annotated[str, Meta(description="of the KV of the current revision's nodes")] = ""
+    endpoint: Annotated[str, Meta(description="URL of the OpenAI API inside the cluster.")] = ""
+    url: Annotated[
+        str, Meta(description="URL of the OpenAI API from outside, if there is a route.")
+    ] = ""
+    revision: Annotated[str, Meta(description="Current revision of the nodes' pod template.")] = ""
+    fingerprint: Annotated[
+        str, Meta(description="KV fingerprint of the current revision's nodes.")
+    ] = ""
 
     def written(self) -> dict[str, Any]:
-        """As the API takes it: what is not there is left out."""
+        """The status as the API accepts it: absent parts are left out."""
         return {name: part for name, part in msgspec.to_builtins(self).items() if part is not None}
 
     def condition(self, kind: str) -> Condition | None:
@@ -138,8 +162,8 @@ class PoolStatus(_Record, frozen=True, kw_only=True):
 
 
 def read_status(body: Mapping[str, Any]) -> PoolStatus | None:
-    """What was last written to a pool; None where there is nothing, or nothing that can be read:
-    then all of it is derived anew."""
+    """The status last written to a pool. None if it is missing or cannot be parsed; then all of it
+    is derived again."""
     try:
         return msgspec.convert(body["status"], PoolStatus) if body.get("status") else None
     except msgspec.ValidationError:

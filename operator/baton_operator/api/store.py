@@ -1,7 +1,7 @@
-"""The spec's `kvStore`: Redis servers of the pool's own, or somebody else's.
+"""The spec's `kvStore`: Redis servers that the pool owns, or external ones.
 
-In: what a user wrote. Out: records that the builders can name servers from. URLs are checked here
-too, and not only by the API server: they end up on command lines, which a login must not.
+In: what a user wrote. Out: records from which the builders name the servers. The records check URLs
+again, although the API server did: URLs end up on command lines, and a login must not.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LOGIN = "given with a login, which all could read; leave it out and write secre
 
 
 def _more_memory(field: str, values: str, words: str) -> CelRule:
-    """A server's limit, where the user names one, is above what its values may take: CEL and words.
-    What is no quantity is refused by that value's own rule."""
+    """A rule: a server's memory limit, if set, exceeds the memory for its values, given as CEL
+    (`values`) and for people (`words`). Each value's own rule rejects invalid quantities."""
     limit = f"self.{field}.limits['memory']"
     return CelRule(
         f"!has(self.{field}) || !has(self.{field}.limits) || !('memory' in self.{field}.limits)"
@@ -61,24 +61,27 @@ class ManagedStore(Record, frozen=True, kw_only=True):
     )
 
     memory: Annotated[
-        Quantity, Meta(description="for KV, of each data instance; at least 64Mi")
+        Quantity, Meta(description="Memory for KV in each data instance; at least 64Mi.")
     ] = "1Gi"
-    data_instances: Annotated[int, Meta(ge=1, le=64, description="servers for KV bytes")] = 1
+    data_instances: Annotated[
+        int, Meta(ge=1, le=64, description="Number of servers for KV bytes.")
+    ] = 1
     index_resources: Annotated[
         Resources,
         Meta(
-            description="of the index's container `redis`; default: a request of half a CPU, 224Mi"
-            " of memory, ephemeral storage of 64Mi, at most 1Gi"
+            description="Resources of the container `redis` of the index. Default: requests of"
+            " half a CPU and 224Mi of memory, and ephemeral storage of 64Mi with a limit of 1Gi."
         ),
     ] = Resources()
     data_resources: Annotated[
         Resources,
         Meta(
-            description="of each data instance's container `redis`; default: a request of half a"
-            " CPU, memory of 5/4 of `memory` and 64Mi, ephemeral storage of 64Mi, at most 1Gi"
+            description="Resources of the container `redis` of each data instance. Default:"
+            " requests of half a CPU and of 5/4 of `memory` plus 64Mi, and ephemeral storage of"
+            " 64Mi with a limit of 1Gi."
         ),
     ] = Resources()
-    pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
+    pod_template: Annotated[PodTemplate, Meta(description="See prefill.podTemplate.")] = field(
         default_factory=dict
     )
 
@@ -91,7 +94,7 @@ class ManagedStore(Record, frozen=True, kw_only=True):
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """The names of its data servers: "0" first."""
+        """The names of the data servers, from "0"."""
         return tuple(str(number) for number in range(self.data_instances))
 
 
@@ -99,13 +102,13 @@ _DEFAULT = ManagedStore()
 
 
 class ExternalStore(Record, frozen=True, kw_only=True):
-    """Somebody else's Redis."""
+    """Redis servers that do not belong to the pool."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule("!self.indexUrl.contains('@')", _LOGIN, field=".indexUrl"),
         CelRule("self.dataUrls.all(url, !url.contains('@'))", _LOGIN, field=".dataUrls"),
         CelRule(
-            # An address without its database. The default port is the record's to see.
+            # Compares URLs without the database. The record also knows the default port.
             "self.dataUrls.all(url, url.find('//[^/]*') != self.indexUrl.find('//[^/]*'))",
             "the index's server is among them: one must not evict and the other must, which a"
             " server does for all its databases; write another server",
@@ -124,21 +127,30 @@ class ExternalStore(Record, frozen=True, kw_only=True):
         ),
     )
 
-    index_url: Annotated[RedisUrl, Meta(description="markers, inboxes and the registry of nodes")]
+    index_url: Annotated[
+        RedisUrl,
+        Meta(description="Server for markers, inboxes and the registry of nodes."),
+    ]
     data_urls: Annotated[
         tuple[RedisUrl, ...],
         Meta(
             min_length=1,
             max_length=64,
-            description="instances for KV bytes; their order counts: new ones are appended",
+            description="Servers for KV bytes. The order matters: append new ones at the end.",
         ),
     ]
     secret_ref: Annotated[
         SecretRef | None,
-        Meta(description="keys `username` (optional) and `password` of all of them"),
+        Meta(
+            description="Secret with the keys `username` (optional) and `password` of all servers."
+        ),
     ] = None
     ca_secret_ref: Annotated[
-        SecretRef | None, Meta(description="rediss:// only: its key `ca.crt` signs the servers'")
+        SecretRef | None,
+        Meta(
+            description="rediss:// only: Secret whose key `ca.crt` holds the CA of the servers'"
+            " certificates."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -152,15 +164,15 @@ class ExternalStore(Record, frozen=True, kw_only=True):
 
 
 class KVStoreSpec(Record, frozen=True, kw_only=True):
-    """Where KV is exchanged: servers of the pool's own unless others are named."""
+    """Where nodes exchange KV. Default: servers that the pool owns."""
 
     rules: ClassVar[tuple[CelRule, ...]] = (both("managed", "external"),)
 
     sharing: Annotated[
         Sharing,
         Meta(
-            description="who may use the KV of a tenant's prompts. pool: all tenants; tenant: only"
-            " that one"
+            description="Who may use the KV of a tenant's prompts. pool: all tenants. tenant:"
+            " only that tenant."
         ),
     ] = "pool"
     managed: ManagedStore | None = None
@@ -168,7 +180,7 @@ class KVStoreSpec(Record, frozen=True, kw_only=True):
 
     @property
     def owned(self) -> ManagedStore | None:
-        """The servers that the pool shall own; None where it uses somebody else's."""
+        """The servers that the pool owns; None if it uses external ones."""
         return None if self.external is not None else self.managed or _DEFAULT
 
 
