@@ -1,9 +1,9 @@
-"""Reconciles pools: the process, a task per pool, and what it applies.
+"""Reconciles pools: the process, one task per pool, and the reconcile itself.
 
-app            the process: composes everything, lives until SIGTERM
-pool_task      one asyncio task per pool, and when it is due
-reconcile      one look at one pool: what differs, applied
-status_writer  writes the pool's status and its events
-index_poller   asks the pool's index beside that
-settings       what an operator is told when it starts
+app            the process: wires everything together and runs until SIGTERM
+pool_task      one asyncio task per pool, and its schedule
+reconcile      reconciles one pool: computes and applies the difference
+status_writer  writes the pool's status and events
+index_poller   reads the pool's index concurrently with reconciles
+settings       settings of the process
 """

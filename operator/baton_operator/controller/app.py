@@ -1,8 +1,8 @@
-"""The operator as a process: composes everything, lives until SIGTERM.
+"""The operator as a process: wires everything together and runs until SIGTERM.
 
-In: settings. Out: pools that are what their resources say. One life is one run of kopf with a cache
-and tasks of its own. What ends a life before its time (a watch that kopf gives up, a lost
-lease, a bug) ends all of it, and the next one begins: nothing in memory is worth to be kept.
+In: settings. Out: pools whose objects match their specs. One life is one run of kopf with its own
+cache and tasks. An early end of any part (a watch that kopf gives up, a lost lease, a bug) ends the
+whole life, and the next one starts: no state in memory is worth keeping.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from baton_operator.status.events import PodEvents
 
 logger = logging.getLogger(__name__)
 
-# Alive are event loop, reconciles and watches; what is older than this no longer is.
+# Age in seconds above which the liveness probe reports a reconcile or a watch as stuck.
 STUCK_S = 600.0
 STOP_S = 4.0
 FIRST_PAUSE_S = 1.0
@@ -50,20 +50,20 @@ STEADY_LIFE_S = 300.0
 
 
 class Stuck(Exception):
-    """A probe's answer: this process is to be replaced."""
+    """Raised in a liveness probe: Kubernetes should restart this process."""
 
 
 class EndedByItself(Exception):
-    """Nobody told it to."""
+    """The watches ended although nobody asked the operator to stop."""
 
 
 class LeaseLost(Exception):
-    """Another replica may act by now."""
+    """The lease is lost: another replica may act now."""
 
 
 async def serve(settings: OperatorSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raise ConnectionFailed where there is no login, OSError where a
-    port is taken."""
+    """Run until SIGTERM or SIGINT. Raise ConnectionFailed if there is no login, OSError if a port
+    is in use."""
     await load()
     tame_kopf()
     metrics = Metrics()
@@ -83,7 +83,7 @@ async def _lives(settings: OperatorSettings, metrics: Metrics, stop: asyncio.Eve
         try:
             await _Life(settings, metrics, stop).live()
         except Exception:
-            logger.exception("the operator begins anew in %g s", pause)
+            logger.exception("the operator restarts in %g s", pause)
         if time.monotonic() - begun > STEADY_LIFE_S:
             pause = FIRST_PAUSE_S
         try:
@@ -100,7 +100,7 @@ class _Life:
         self._stop = stop
 
     async def live(self) -> None:
-        """Return when told to stop; raise what ended it before."""
+        """Return on a stop signal. Raise the error that ended this life early."""
         clock = time.monotonic
         cache = Cache(lambda key: tasks.wake(key), clock)
 
@@ -157,7 +157,7 @@ class _Life:
         ours = [asyncio.create_task(part) for part in parts]
         stopping = asyncio.create_task(self._stop.wait())
         stop_kopf = asyncio.Event()
-        # kopf ends by cancelling every task that was not there before it.
+        # kopf cancels every task that it does not know as older than itself when it ends.
         known = asyncio.all_tasks()
         roots = await self._spawn(registry, kopf_settings, stop_kopf)
         watching = asyncio.create_task(kopf.run_tasks(roots, ignored=known))
@@ -171,7 +171,7 @@ class _Life:
             await asyncio.wait({watching}, timeout=STOP_S)
             watching.cancel()
             await asyncio.wait({watching}, timeout=STOP_S)
-        # What went wrong first: a failing kopf takes the tasks with it.
+        # kopf first: if it fails, our tasks are cancelled as a consequence.
         for task in (watching, *ours):
             if task.done() and not task.cancelled():
                 task.result()
@@ -186,8 +186,8 @@ class _Life:
     ) -> Collection[asyncio.Task[Any]]:
         settings = self._settings
         health = f"http://{settings.host}:{settings.health_port}/healthz"
-        # kopf's default asks for the user's name, and a container's user id has none. kopf does not
-        # export the type.
+        # kopf's default identity needs a user name, and a container's user ID has none. kopf does
+        # not export the type.
         identity: Any = settings.identity
         roots = await kopf.spawn_tasks(
             registry=registry,
@@ -199,13 +199,13 @@ class _Life:
             liveness_endpoint=health if settings.health_port else None,
             stop_flag=stop,
         )
-        # kopf has taken the signals, and would end while reconciles still write.
+        # kopf handles the signals now and would end while reconciles still write.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         return roots
 
     async def _act(self, api: Api, resync: Resync, cache: Cache, tasks: PoolTasks) -> None:
-        """Work, as long as it is this replica's turn."""
+        """Reconcile pools, with leader election only while this replica leads."""
         await resync.first()
         if not self._settings.leader_elect:
             await self._work(cache, tasks)

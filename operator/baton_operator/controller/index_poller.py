@@ -1,8 +1,7 @@
-"""Asks a pool's index beside its reconciling: an index that is silent shall not delay the pool.
+"""Reads a pool's index in its own task, so that an index that hangs does not delay reconciles.
 
-In: the pool as it was just looked at. Out: answers, each handed out once, after the pool was marked
-to be looked at again; it is marked too when its index has fallen silent. When it is asked is
-`index_reader`'s to say.
+In: the pool of the last reconcile. Out: answers, each handed out once. An answer, or an index that
+becomes silent, schedules the next reconcile. `index_reader` decides when to read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Subject = tuple[Pool, Observed, PoolStatus]
 
 
 class IndexPoller:
-    """One pool's, for one task that runs it. `answered` marks the pool."""
+    """The poller of one pool; one task runs it. `answered` schedules a reconcile of the pool."""
 
     def __init__(
         self,
@@ -45,11 +44,11 @@ class IndexPoller:
 
     @property
     def silent(self) -> bool:
-        """The index has not answered several times in a row."""
+        """Whether the last several reads in a row failed."""
         return self._reader.silent
 
     def follow(self, pool: Pool, observed: Observed, status: PoolStatus) -> None:
-        """Ask when it is time to."""
+        """Schedule the next read for this state of the pool, or stop reading if none is needed."""
         due_s = self._reader.due_in(pool, observed, status)
         if due_s is None:
             self._subject = None
@@ -58,7 +57,7 @@ class IndexPoller:
         self._schedule.add(due_s)
 
     def take_answer(self) -> Answer | None:
-        """What came since the last look; None where nothing did."""
+        """The answer that arrived since the last call; None if there is none."""
         answer, self._answer = self._answer, None
         return answer
 
@@ -85,17 +84,17 @@ class IndexPoller:
         was_silent = self._reader.silent
         answer = await self._reader.read(pool, observed, status, login)
         if self._subject is None:
-            return  # nobody is to be asked any more
+            return  # `follow` stopped the reads meanwhile
         if answer is not None:
             self._answer = answer
             self._answered()
             return
         if self._reader.silent and not was_silent:
-            self._answered()  # that is to be said
+            self._answered()  # the status must report the silent index
         self.follow(*self._subject)
 
     async def _login(self, pool: Pool) -> Login | None:
-        """Of an external store: as its nodes have it."""
+        """The login for an external store, from the same Secrets as its nodes use."""
         external = pool.spec.kv_store.external
         if external is None:
             return None

@@ -1,9 +1,10 @@
-"""One asyncio task per pool: it waits until its pool is due, reconciles it, decides when to again.
+"""One asyncio task per pool: it waits until its pool is due, reconciles it and reschedules it.
 
-In: marks, from watch events of a pool and its children, and by time. Out: every outcome counted and
-logged once. A task begins when its pool is first seen, and ends when the pool is gone: its owner
-references delete the children. A refused child is tried more and more seldom, up to a minute; where
-only the server did not answer, every 10 s at least, so that nobody waits long after an outage.
+In: wake-ups from watch events of the pool and its children, and from timers. Out: each outcome,
+counted and logged once. A task starts when its pool is first seen and ends when the pool is gone;
+owner references then delete the children. A refused child is retried with a backoff of up to a
+minute. If only the server did not answer, the backoff ends at 10 s, so that pools recover soon
+after an outage.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from baton_operator.kube.client import ApiError, Conflict, Refused, TooManyReque
 from baton_operator.metrics import Metrics, Result
 from baton_operator.state.cache import PoolKey
 
-# A change of a pool is a burst of events; a pause as short as this makes one reconcile of it.
+# One change of a pool is a burst of events; this pause merges them into one reconcile.
 SETTLE_S = 0.05
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 60.0
 
 
 class Schedule:
-    """When something is due: at one moment at most, the earliest that was asked for.
+    """The next time at which something is due: the earliest of all requested times.
 
-    In: marks by watch events, by time, by failures. Out: `wait` returns at that moment. What was
-    marked ten times is due once, and once more if it was marked since it was taken.
+    In: requests from watch events, timers and failures. Out: `wait` returns at that time. Many
+    requests before `take` are one run; a request after `take` causes one more.
 
-    One event loop's. `jitter` gives numbers from 0 up to 1.
+    For one event loop. `jitter` returns numbers in [0, 1).
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Schedule:
 
     @property
     def due_s(self) -> float:
-        """In how many seconds it is due; 0 where it is."""
+        """Seconds until it is due; 0 if it is due now."""
         return max(0.0, self._at - self._clock())
 
     def add(self, after_s: float = SETTLE_S) -> None:
@@ -57,8 +58,8 @@ class Schedule:
             self._moved.set()
 
     async def wait(self) -> None:
-        """Return when it is due. Whoever then deals with it calls `take`, and `done` or `failed`
-        in the end."""
+        """Return when it is due. The caller then calls `take`, does the work, and calls `done` or
+        `failed`."""
         while (left_s := self.due_s) > 0:
             self._moved.clear()
             with suppress(TimeoutError):
@@ -66,19 +67,19 @@ class Schedule:
                     await self._moved.wait()
 
     def take(self) -> None:
-        """It is dealt with now: marks from here on are for another time."""
+        """The work starts now: later requests are for the next run."""
         self._at = math.inf
 
     def done(self) -> None:
-        """The next failure is the first."""
+        """The work succeeded: reset the backoff."""
         self._failures, self._not_before = 0, -math.inf
 
     def failed(self, least_s: float = 0.0, most_s: float = LONGEST_RETRY_S) -> float:
-        """It is to be tried again; returns in how many seconds: twice as long each time, up to
-        `most_s`, but never less than `least_s`, whatever marks come before."""
+        """The work failed: schedule a retry and return its delay in seconds. The delay doubles with
+        each failure up to `most_s`. No request can make it due earlier than in `least_s`."""
         delay_s = min(most_s, FIRST_RETRY_S * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        # Up to a quarter less, so that those that failed together do not come back together.
+        # Jitter of up to a quarter, so that pools that failed together do not retry together.
         delay_s = max(least_s, delay_s * (1 - self._jitter() / 4))
         if least_s > 0:
             self._not_before = self._clock() + least_s
@@ -94,29 +95,29 @@ OUTAGE_RETRY_S = 10.0
 
 
 class Incomplete(Exception):
-    """Some children were refused; the pool is to be tried again."""
+    """The API server refused some children; retry the pool."""
 
 
 class PoolGone(Exception):
-    """There is no such pool any more, or another one has its name."""
+    """The pool is gone, or its name belongs to another pool."""
 
 
 class PoolWork(Protocol):
-    """What is done for one pool; `Reconciler` does it."""
+    """The work for one pool; `Reconciler` implements it."""
 
     async def reconcile(self) -> float | None:
-        """Return in how many seconds to look again, None where a change will say so. Raise
-        PoolGone, and Incomplete or ApiError where it is to be tried again."""
+        """Return the seconds until the next reconcile; None if only a change needs one. Raise
+        PoolGone, or for a retry Incomplete or ApiError."""
 
     async def ask_index(self) -> None:
-        """Beside it, until it is cancelled."""
+        """Read the index concurrently, until cancelled."""
 
     def end(self) -> None:
-        """The pool is gone, or this operator acts no more."""
+        """The pool is gone, or this operator stops acting."""
 
 
 class PoolTask:
-    """One pool's. It holds one of `slots` while it reconciles."""
+    """The task of one pool. It holds one of `slots` during a reconcile."""
 
     def __init__(
         self,
@@ -136,12 +137,12 @@ class PoolTask:
 
     @property
     def waits(self) -> bool:
-        """It is due, and no slot is free. May be asked by another thread."""
+        """Whether it is due and waits for a slot. Safe to call from another thread."""
         return self._begun is None and self.schedule.due_s == 0
 
     @property
     def busy_s(self) -> float:
-        """For how long its reconcile has been going on."""
+        """Seconds since the current reconcile started; 0 if none runs."""
         return 0.0 if self._begun is None else self._clock() - self._begun
 
     async def run(self) -> None:
@@ -198,12 +199,12 @@ class PoolTask:
         self, error: ApiError | Incomplete, least_s: float = 0.0, most_s: float = 60.0
     ) -> None:
         delay_s = self.schedule.failed(least_s, most_s)
-        logger.info("pool %s: again in %.1f s: %s", self._key, delay_s, error)
+        logger.info("pool %s: retry in %.1f s: %s", self._key, delay_s, error)
 
 
 class PoolTasks:
-    """All pools' tasks, `slots` of which reconcile at a time. `work_of` is None for a pool that is
-    not there."""
+    """The tasks of all pools. At most `slots` of them reconcile at a time. `work_of` returns None
+    for a pool that does not exist."""
 
     def __init__(
         self,
@@ -220,27 +221,27 @@ class PoolTasks:
         self._group: asyncio.TaskGroup | None = None
 
     def depth(self) -> int:
-        """How many are due and wait for a slot. May be asked by another thread."""
+        """Number of pools that are due and wait for a slot. Safe to call from another thread."""
         return sum(task.waits for task in list(self._tasks.values()))
 
     def longest_s(self) -> float:
-        """For how long the slowest reconcile has been going on."""
+        """Seconds for which the slowest current reconcile has been running."""
         return max((task.busy_s for task in self._tasks.values()), default=0.0)
 
     def wake(self, key: PoolKey, after_s: float = SETTLE_S) -> None:
-        """That pool is to be looked at; nothing happens before `run`, and where it is not there."""
+        """Schedule a reconcile of the pool. No-op before `run` and for a pool that is gone."""
         task = self._tasks.get(key) or self._begin(key)
         if task is not None:
             task.schedule.add(after_s)
 
     async def run(self, pools: Iterable[PoolKey]) -> None:
-        """Look at these and at every pool that comes, until cancelled."""
+        """Reconcile these pools and every new one, until cancelled."""
         try:
             async with asyncio.TaskGroup() as self._group:
                 for key in pools:
                     self.wake(key)
-                # kopf ends by cancelling every task that is younger than its own, so this one too:
-                # then all others end with it.
+                # kopf ends by cancelling every task that is younger than itself, including this
+                # one; the task group then cancels all others.
                 await self._group.create_task(asyncio.Event().wait())
         finally:
             self._group = None
@@ -257,4 +258,4 @@ class PoolTasks:
             await task.run()
         finally:
             del self._tasks[key]
-        self.wake(key)  # another pool may have its name by now
+        self.wake(key)  # another pool may have this name now

@@ -1,9 +1,9 @@
-"""One look at one pool: make its children what they should be, and say how it is.
+"""The reconcile of one pool: makes its children match the spec and reports its status.
 
-In: the cache and the API. Out: requests to the API, and when to look again. Level-triggered: what
-happened before does not matter, so that an operator killed at any step is followed by one that
-finishes. Nothing in memory is truth: what was applied before only saves requests, and the Secret of
-credentials, which nothing watches, is read again when what is known of it is older than SECRET_S.
+In: the cache and the API. Out: requests to the API, and the time of the next reconcile. It is
+level-triggered and does not depend on earlier events, so an operator that is killed at any step is
+followed by one that finishes the work. Memory is never the truth: the record of earlier applies
+only saves requests. Nothing watches the Secret of credentials, so it is read again after SECRET_S.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from baton_operator.status.derive import refusal_words
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """An apply that went well: of which manifest, and what it made of which object."""
+    """A successful apply: the manifest's digest, and the resulting object's uid and digest."""
 
     manifest: str
     uid: str
@@ -68,7 +68,7 @@ class Applied(msgspec.Struct, frozen=True):
 
 
 class Apply(msgspec.Struct, frozen=True, kw_only=True):
-    """`seen`: it is known to be there and ours; otherwise look before taking the name."""
+    """`seen`: the object is known to exist and to be ours. Otherwise its owner is checked first."""
 
     key: ChildKey
     manifest: Manifest
@@ -82,7 +82,7 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):
-    """Its name is taken by what another pool controls, of name `owner`."""
+    """Another pool, named `owner`, controls the object with this name."""
 
     key: ChildKey
     owner: str
@@ -98,15 +98,15 @@ def plan(
     applied: Mapping[ChildKey, Applied],
     lowers: Sequence[Lower] = (),
 ) -> list[Act]:
-    """What is to be done to a pool's children: pure, from what is wished for and what is known.
+    """The actions that bring a pool's children from their known to their desired state. Pure.
 
-    In: the manifests of the current revision, the children as last seen, what was applied before.
-    Out: acts. A child that looks as it did after its last apply, from the same manifest, costs
-    nothing. What has the pool's label and owner and is in no manifest goes, last of all; but see
-    `spared`. Nodes of older revisions have no manifest any more: who drains them says how many are
-    left. What somebody else owns is neither changed nor deleted.
+    In: the manifests of the current revision, the children as last observed, and earlier applies.
+    Out: actions. A child that is unchanged since its last apply of the same manifest needs none. A
+    child that this pool owns and that has no manifest is deleted, except those in `spared`. Nodes
+    of older revisions have no manifest; the drainer sets their replicas through `lowers`. Objects
+    of other owners are neither changed nor deleted.
 
-    `uid` is the pool's. Applies come as in `desired`, then `lowers`, then deletions.
+    `uid` is the pool's. Applies come in the order of `desired`, then `lowers`, then deletions.
     """
     acts: list[Act] = []
     wanted = set()
@@ -129,8 +129,9 @@ def plan(
 
 
 def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, CachedChild]) -> set[ChildKey]:
-    """Nodes of older revisions to the end of their last pod, with the store that they were told of.
-    Those that never served have no use: they would only hold what the current ones need."""
+    """Children without a manifest that must stay: Deployments of older revisions until their last
+    pod is gone, and the store that those nodes use. Older revisions that never served are not
+    spared: they would only hold resources that the current one needs."""
     current = {key_of(one) for one in desired if _revision(one)}
     serving = {
         key
@@ -160,25 +161,26 @@ def manifest_digest(manifest: Manifest) -> str:
 
 logger = logging.getLogger(__name__)
 
-_FOREIGN = "an object of this name is there and not the pool's; delete it, or rename the pool"
-# Without them no pod may be made: of credentials that nobody could find again, or open to more than
-# the policies say.
+_FOREIGN = "an object with this name exists and is not the pool's; delete it, or rename the pool"
+# If one of these is refused, no pod may be created: its credentials could be lost, or it would be
+# open to more clients than the policies allow.
 _FIRST = (SECRET.kind, NETWORK_POLICY.kind)
-# While it is not ready, what is to be said may change by time alone, or in the index.
+# While a pool is not ready, its status can change without an event, or through the index.
 UNREADY_AGAIN_S = 30.0
-# While nodes drain: routers are told again, and a deadline passes. Where no router answers, a look
-# may take 4 s. Of a roll-out all but a node's end as not ready comes by itself.
+# While nodes drain, each reconcile repeats the drain requests and checks deadlines. If no router
+# answers, a reconcile may take 4 s. In a roll-out everything except a node that ends unready causes
+# an event.
 DRAINING_AGAIN_S = 2.0
 HELD_AGAIN_S = 10.0
-# Until nodes have reported again after an outage of the API server; mostly a change says so.
+# Until nodes have reported again after an outage of the API server; usually an event comes first.
 SETTLING_AGAIN_S = 2.0
-# How old what is known of a pool's Secret may be at a look. A look costs one more request for it at
-# most that often; a pool that nothing happens to is looked at by the resync.
+# Maximum age of what is known of a pool's Secret, so at most one request for it in this time. The
+# resync reconciles pools that have no events.
 SECRET_S = 30.0
 
 
 class PoolPlanner(Protocol):
-    """Gives a pool the counts of nodes that are planned for it; `Autoscaler` does."""
+    """Sets the planned numbers of nodes in a pool; `Autoscaler` implements it."""
 
     def follow(
         self, pool: Pool, revision: str, observed: Observed, answer: Answer | None
@@ -188,7 +190,7 @@ class PoolPlanner(Protocol):
 
 
 class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Who does what in a reconcile of one pool."""
+    """The collaborators of a pool's reconcile."""
 
     index: IndexPoller
     scalers: Scalers
@@ -199,7 +201,7 @@ class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reconciler:
-    """One pool's, `uid`; not to be asked twice at the same time."""
+    """Reconciles the pool with this `uid`. Not reentrant."""
 
     def __init__(
         self,
@@ -220,7 +222,7 @@ class Reconciler:
         self._metrics = parts.metrics
         self._clock = clock
         self._applied: dict[ChildKey, Applied] = {}
-        # What was last read or applied of the pool's Secret, and when; None where it is missing.
+        # The pool's Secret as last read or applied, and when; None if it does not exist.
         self._secret: CachedChild | None = None
         self._secret_at = -math.inf
         self._credentials: Credentials | None = None
@@ -232,13 +234,13 @@ class Reconciler:
         self._parts.planner.forget()
 
     async def reconcile(self) -> float | None:
-        """Return in how many seconds to look again, None where a change will say so. Raise
-        PoolGone, and Incomplete or ApiError where it is to be tried again."""
+        """Return the seconds until the next reconcile; None if only a change needs one. Raise
+        PoolGone, or for a retry Incomplete or ApiError."""
         resource = self._cache.pool(self._key)
         if resource is None or self._cache.pool_uid(self._key) != self._uid:
             raise PoolGone
         if self._cache.settles(self._key):
-            # Nobody knows what is there: nothing is said, scaled, drained or rolled until then.
+            # The pods' state is unknown: do not report, scale, drain or roll out until they settle.
             logger.info("pool %s: nodes have not reported since the API server was away", self._key)
             return SETTLING_AGAIN_S
         parts = self._parts
@@ -252,7 +254,7 @@ class Reconciler:
             seen = self._observed((), answer, silent=silent)
             pool, planned = parts.planner.follow(pool, revision.name, seen, answer)
         except SpecError as error:
-            # What was made from an earlier, valid spec goes on as it is.
+            # Objects from an earlier, valid spec stay as they are.
             generation = resource["metadata"].get("generation", 0)
             await parts.status.report(generation, error, "", self._observed((), None))
             return None
@@ -261,7 +263,7 @@ class Reconciler:
             seen = msgspec.structs.replace(seen, planned=planned)
             step, refusals = await self._change(pool, revision, seen)
         if self._cache.settles(self._key):
-            return SETTLING_AGAIN_S  # since this look began
+            return SETTLING_AGAIN_S  # the API server was away during this reconcile
         observed = self._observed(refusals, answer, silent=silent, step=step, planned=planned)
         status = await parts.status.report(pool.generation, pool, revision.name, observed)
         parts.index.follow(pool, observed, status)
@@ -273,10 +275,11 @@ class Reconciler:
     async def _change(
         self, pool: Pool, revision: NodeRevision, seen: Observed
     ) -> tuple[DrainStep, tuple[Refusal, ...]]:
-        """First how many nodes of which revision there may be now, then all manifests."""
+        """Decide how many nodes of each revision may exist now, then apply all manifests."""
         parts = self._parts
         if seen.planned is not None and self._is_news(seen.planned):
-            # Before anything is done: whoever is killed now is followed by one that knows it.
+            # Record the decision before acting on it, so that a successor of a killed operator
+            # knows it.
             await parts.status.report(pool.generation, pool, revision.name, seen)
         step = await parts.drainer.step(self._key, pool, revision, seen)
         refusals = await self._converge(build_pool(pool, revision.name, step.replicas), step.lowers)
@@ -285,7 +288,7 @@ class Reconciler:
         return step, refusals
 
     def _is_news(self, planned: Planned) -> bool:
-        """Other counts than the status says, which are to be acted on."""
+        """Whether the counts are to be applied and differ from those in the status."""
         status = read_status(self._cache.pool(self._key) or {})
         said = status.autoscaling if status is not None else None
         counts = (planned.mode, planned.prefill, planned.decode)
@@ -293,7 +296,7 @@ class Reconciler:
         return planned.mode == "auto" and counts != known
 
     async def _login(self) -> tuple[Credentials, tuple[Refusal, ...]]:
-        """Credentials, or why they may not be read: then nothing is made, and it is said."""
+        """The credentials, or the refusal to read them. With a refusal nothing is created."""
         try:
             return await self._read_credentials(), ()
         except Refused as error:
@@ -302,18 +305,18 @@ class Reconciler:
             return Credentials(redis_password="", link_token="", tenant_secret=""), (refusal,)
 
     async def _read_credentials(self) -> Credentials:
-        """Those in the pool's Secret. Where it is missing, those known from before, and new ones
-        where none are or it is damaged; its manifest then brings them into the cluster before
-        anything that uses them."""
+        """The credentials in the pool's Secret. If the Secret is missing, those known from before;
+        if none are known, or the Secret is damaged, new ones. The Secret's manifest is applied
+        before anything that uses them."""
         now, secret = self._clock(), self._secret
-        # One that is missing, or an earlier pool's, is about to change.
+        # A Secret that is missing or belongs to an earlier pool will change soon.
         known = secret is not None and secret.owner == self._uid
         if self._credentials is not None and known and now - self._secret_at < SECRET_S:
             return self._credentials
         body = await self._api.get(_secret(self._key))
         self._secret, self._secret_at = None if body is None else read_child(body), now
         if self._credentials is not None and _version_of(self._secret) == _version_of(secret):
-            return self._credentials  # maybe new ones that are not yet in the cluster
+            return self._credentials  # these may be new and not yet in the cluster
         found = credentials_of(body, os.urandom, self._credentials)
         kept = self._credentials if body is None else None
         self._credentials = found or kept or new_credentials(os.urandom)
@@ -322,7 +325,7 @@ class Reconciler:
     async def _converge(
         self, desired: Sequence[Manifest], lowers: Sequence[Lower]
     ) -> tuple[Refusal, ...]:
-        """Apply and delete what differs; returns what the API server would not take."""
+        """Apply and delete what differs. Return the API server's refusals."""
         known = self._cache.children(self._key)
         if self._secret is not None:
             known[self._secret.key] = self._secret
@@ -357,7 +360,7 @@ class Reconciler:
                 self._metrics.wrote("delete", kind)
                 logger.info("pool %s: deleted %s %s", key, kind, act.key.name)
             case Apply():
-                if not act.seen or kind == SECRET.kind:  # what was seen of a Secret may be old
+                if not act.seen or kind == SECRET.kind:  # a Secret is not watched
                     await self._check_owner(act.key)
                 child = self._see_applied(await self._api.apply(act.manifest))
                 self._applied[act.key] = Applied(act.digest, child.uid, child.digest)
@@ -365,15 +368,15 @@ class Reconciler:
                 logger.info("pool %s: applied %s %s", key, kind, act.key.name)
 
     def _see_applied(self, answer: Body) -> CachedChild:
-        """The answer, not what the cache may know of it since: that may be somebody's edit."""
+        """Record the answer itself: the cache may already hold a later edit by someone else."""
         if answer["kind"] != SECRET.kind:
             return self._cache.see_child(answer, ours=True)
         self._secret, self._secret_at = read_child(answer), self._clock()
         return self._secret
 
     async def _check_pool(self) -> None:
-        """Raise Conflict rather than make children of a pool that is gone. One that nothing was
-        ever said of has just come."""
+        """Raise Conflict rather than create children of a pool that is gone. A pool without status
+        is new and needs no check."""
         key = self._key
         if not (self._cache.pool(key) or {}).get("status"):
             return
@@ -387,7 +390,7 @@ class Reconciler:
         raise Conflict(f"pool {key} is gone, or another one")
 
     async def _check_owner(self, child: ChildKey) -> None:
-        """Raise Refused rather than take over what somebody else made."""
+        """Raise Refused rather than take over an object of another owner."""
         body = await self._api.get(child)
         if body is None:
             return
@@ -430,7 +433,7 @@ def _again_s(observed: Observed, status: PoolStatus) -> float | None:
 
 
 def _ours(body: Body) -> bool:
-    """Made by an operator, though its owner reference is gone."""
+    """Whether an operator applied the object, although its owner reference is gone."""
     managers = body["metadata"].get("managedFields", ())
     return any(one.get("manager") == FIELD_MANAGER for one in managers)
 
@@ -444,7 +447,7 @@ def _secret(key: PoolKey) -> ChildKey:
 
 
 def _foreign(owner: str, key: PoolKey) -> ApiError:
-    """What an earlier pool of this name left goes by itself."""
+    """Conflict for a child of an earlier pool with this name: garbage collection deletes it."""
     if owner == key.name:
         return Conflict("a child of an earlier pool of this name is still there")
     return Refused(409, _FOREIGN)

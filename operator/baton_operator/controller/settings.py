@@ -1,4 +1,4 @@
-"""What an operator is told when it starts."""
+"""Settings of the operator process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from baton_operator.kube.egress import Network
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`namespaces` is empty for all. `identity` is this replica's name, `leader_elect` whether
-    there are others. `index_networks`: where external indexes may be (see `egress`). Ports of 0 are
-    not opened."""
+    """`namespaces`: those to serve; empty for all. `identity`: this replica's name.
+    `leader_elect`: whether there are other replicas. `index_networks`: networks of external
+    indexes (see `egress`). A port of 0 is not opened."""
 
     installation: Installation
     namespaces: tuple[str, ...] = ()

@@ -1,8 +1,8 @@
-"""What is said of a pool: its status, written when it is another one, and events for its steps.
+"""Writes a pool's status when it changes, and posts events for the changes.
 
-In: the pool as it was read (or why it could not be), what was observed of it. Out: a status, given
-to the very version of the pool it was derived from, then events. An operator that dies between the
-two leaves events out: they are news, the status is what counts.
+In: the pool as read (or the error in its spec), and what was observed of it. Out: a status, written
+only to the version of the pool that it was derived from, then events. An operator that dies between
+the two loses the events; the status is what counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from baton_operator.status.events import PodEvents, PoolEvent, events_between
 
 logger = logging.getLogger(__name__)
 
-LONGEST_NOTE = 1024  # the API's own limit
+LONGEST_NOTE = 1024  # characters; the API's limit
 
 
 class StatusWriter:
-    """One pool's. `now` is the time of day, in UTC; `instance` names this process in events."""
+    """For one pool. `now` is the UTC time of day; `instance` names this process in events."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class StatusWriter:
         observed: Observed,
     ) -> PoolStatus:
         """`generation` is that of the spec in `pool`, `revision` that of its templates. Raise
-        Conflict where somebody else wrote to the pool since the cache saw it."""
+        Conflict if the pool changed since the cache saw it."""
         pods = await self._pod_events.explained(observed.pods)
         observed = msgspec.structs.replace(observed, pods=pods)
         resource = self._cache.pool(self._key)
@@ -70,7 +70,7 @@ class StatusWriter:
         return after
 
     async def _write(self, resource: Body, status: PoolStatus) -> None:
-        # Whichever version it is derived from, no other one gets it.
+        # resourceVersion: no other version of the pool may get this status.
         metadata = {
             "name": self._key.name,
             "namespace": self._key.namespace,
@@ -86,7 +86,7 @@ class StatusWriter:
         self._cache.see_pool(await self._api.apply_status(body), ours=True)
 
     async def tell(self, uid: str, event: PoolEvent) -> None:
-        """News, hence without a second try. `uid` is the pool's."""
+        """Post an event on the pool with this `uid`. A failure is logged and not retried."""
         key = self._key
         logger.info("pool %s: %s: %s", key, event.reason, event.message)
         body = {

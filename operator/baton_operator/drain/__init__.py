@@ -1,8 +1,8 @@
-"""How nodes go that are too many, or of an older revision: chosen, drained, then exactly those.
+"""Removes surplus nodes and nodes of older revisions: chosen, drained, then exactly those removed.
 
-victims  who has least to lose, and why
-steps    what to do now, and how far a Deployment may be lowered
-marks    what an operator leaves at a pod, so that the next one goes on from there
-routers  tells the pool's routers to drain a node, or to use it again
-drainer  puts them together: one look at one pool, and the records it is decided from
+victims  chooses the least loaded nodes, and gives the reason
+steps    decides whether a node may go now, and how far a Deployment may be scaled down
+marks    annotations on a pod from which the next operator continues
+routers  asks the pool's routers to drain a node, or to use it again
+drainer  combines them: one drain step of one pool, and the records behind its decision
 """

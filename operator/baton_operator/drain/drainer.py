@@ -1,11 +1,11 @@
-"""One look at the nodes of one pool that are to go: mark them, drain them, let them go.
+"""One drain step of a pool: marks the nodes that must go, drains them, and lets them go.
 
-In: the pool's current revision, what was observed. Out: how many replicas the Deployments of this
-revision and of older ones may be asked for now, before anything is built; what is in the way.
-How many there shall be of which revision is `rollout`'s to say. Level-triggered: who is to go is at
-the pods (`marks`), how far they are is on the index, and routers are told at each look anew. So
-an operator that is killed anywhere is followed by one that goes on. A mark comes before its drain,
-and goes after the node is used again: no node drains that nobody knows of.
+In: the pool's current revision, what was observed. Out: the replicas that the Deployments of the
+current and of older revisions may have now, decided before any manifest is built; what delays the
+drain. `rollout` decides how many nodes of each revision there should be. Level-triggered: the pods'
+annotations (`marks`) say which nodes go, the index says how far they are, and each step repeats the
+requests to the routers. So a new operator continues wherever an old one was killed. A pod is marked
+before its drain starts, and unmarked after its node is used again: every draining node has a mark.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ from baton_protocol.store import Kind, Role, kind_of
 
 
 class DrainView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drain is decided from: one pool at one moment, and the nodes of each Deployment.
+    """The inputs of a drain decision for one pool at one moment.
 
-    In: what was observed, and how many replicas each Deployment shall have. Out: records.
-
-    Of one pool at one moment, `now` by the time of day and `now_s` by the clock of `FirstSeen`.
-    `unasked`: why nobody says what nodes have to lose, "" while the answer is on its way. `kinds`:
-    of the nodes of `revision`, the current one; `unheard` are ready ones that have said none.
+    `now` is the time of day, `now_s` the clock of `FirstSeen`. `unasked`: why the nodes' reports
+    are unavailable, "" while the index is being read. `kinds`: those of the nodes of the current
+    `revision`. `unheard`: its ready nodes that have not reported yet.
     """
 
     key: PoolKey
@@ -56,8 +54,8 @@ class DrainView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeploymentNodes(msgspec.Struct, frozen=True, kw_only=True):
-    """One Deployment's; `pods` are those that Kubernetes counts. `replaced_by` names the current
-    revision where they are of an older one."""
+    """The nodes of one Deployment; `pods` are those that Kubernetes counts. `replaced_by` names the
+    current revision if these nodes are of an older one."""
 
     role: Role
     child: CachedChild
@@ -71,7 +69,8 @@ class DeploymentNodes(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.role} of revision {self.child.revision}" if self.replaced_by else self.role
 
     def is_marked(self, pod: ObservedPod) -> bool:
-        """For what it is to go for now: one too many may have become an old one, and back."""
+        """Whether the pod is marked for the current purpose. A surplus node may have become one of
+        an older revision, and vice versa."""
         return bool(pod.drain_since) and bool(pod.replaced_by) == bool(self.replaced_by)
 
 
@@ -110,7 +109,8 @@ def look_at(
 
 
 def current_nodes(look: DrainView, role: Role, replicas: int) -> DeploymentNodes | None:
-    """Of the role's Deployment that is to have so many; None where none is to go."""
+    """The nodes of the role's current Deployment, which should have `replicas`. None if no node
+    has to go."""
     for child in look.children.values():
         made = child.workload is not None and child.owner == look.pool.uid
         if made and (child.component, child.revision) == (role, look.revision):
@@ -119,15 +119,15 @@ def current_nodes(look: DrainView, role: Role, replicas: int) -> DeploymentNodes
 
 
 def old_nodes(look: DrainView, goal: OldGoal) -> DeploymentNodes | None:
-    """None where there is nothing to do."""
+    """The nodes of an older Deployment; None if there is nothing to do."""
     return _nodes(look, goal.child, goal.role, goal.replicas, look.revision)
 
 
 def leave_for(
     look: DrainView, nodes: DeploymentNodes, pod: ObservedPod, going: Collection[str]
 ) -> LeaveTerms:
-    """Where another node can go on with them, a new one or an old one that is not among `going`,
-    requests move after as long as in a scale-down."""
+    """The terms for one leaving node. If a node with interchangeable KV stays (a new one, or an old
+    one that is not in `going`), requests move to it after the same time as in a scale-down."""
     if not nodes.replaced_by:
         return LeaveTerms()
     told = look.pool.spec.rollout.max_drain_seconds
@@ -165,8 +165,8 @@ Tell = Callable[[str, PoolEvent], Awaitable[None]]
 
 
 class DrainStep(msgspec.Struct, frozen=True):
-    """`replicas` are those that nodes of the current revision may have now, `lowers` Deployments of
-    older ones. `ends` are to be told once all is applied."""
+    """`replicas`: allowed now for the current revision. `lowers`: Deployments of older revisions.
+    `ends`: events to post once everything is applied."""
 
     replicas: Mapping[Role, int]
     lowers: tuple[Lower, ...] = ()
@@ -176,7 +176,7 @@ class DrainStep(msgspec.Struct, frozen=True):
 
 
 class _Done(msgspec.Struct, frozen=True):
-    """Of one Deployment."""
+    """The result for one Deployment."""
 
     replicas: int
     departures: tuple[Departure, ...] = ()
@@ -184,7 +184,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 
 class Drainer:
-    """One event loop's. `tell` posts an event, `now` is the time of day."""
+    """For one event loop. `tell` posts an event, `now` is the time of day."""
 
     def __init__(
         self, api: Api, cache: Cache, routers: Routers, tell: Tell, now: Callable[[], datetime]
@@ -202,8 +202,8 @@ class Drainer:
         revision: NodeRevision,
         observed: Observed,
     ) -> DrainStep:
-        """`revision` is the current one. Raise Conflict where a
-        pod is another one by now, Unavailable without an answer."""
+        """`revision` is the current one. Raise Conflict if a pod was replaced meanwhile,
+        Unavailable if the API server does not answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
         look = look_at(key, pool, revision.name, children, observed, self._now(), now_s)
         goal = goal_of(pool, revision, children, now_s)
@@ -230,13 +230,13 @@ class Drainer:
     async def _deployment(self, look: DrainView, nodes: DeploymentNodes) -> _Done:
         surplus = len(nodes.pods) - nodes.wanted
         lowers = nodes.current > nodes.wanted
-        # Whether a new node can go on with its requests nobody knows before all have said theirs.
+        # Whether a new node can take over requests is unknown until all new nodes have reported.
         patient = bool(nodes.replaced_by) and not look.unasked
         reports = None if patient and look.unheard else look.reports
         victims = [
             victim
             for victim in choose_victims(nodes.pods, reports, surplus, patient=patient)
-            # Once it is lowered Kubernetes chooses, and those with a mark first.
+            # Once the replicas are lowered Kubernetes chooses, and takes marked pods first.
             if lowers or victim.pod.drain_since
         ]
         going = {victim.pod.name for victim in victims}
@@ -259,7 +259,7 @@ class Drainer:
     async def _resume(
         self, look: DrainView, nodes: DeploymentNodes, pods: Sequence[ObservedPod]
     ) -> tuple[Departure, ...]:
-        """They are wanted again. A node that no router knows starts anew, as any other."""
+        """These nodes stay after all. A node that no router knows joins like any new node."""
         token = look.pool.credentials.link_token
         told = await asyncio.gather(
             *(self._routers.resume(look.routers, token, pod.name) for pod in pods)
@@ -278,7 +278,8 @@ class Drainer:
     async def _drain(
         self, look: DrainView, nodes: DeploymentNodes, victims: Sequence[Victim]
     ) -> dict[str, DrainWait]:
-        """Who has to wait, by name. All are told at once: one that does not answer delays none."""
+        """Nodes that must wait, by name. The requests to routers run concurrently, so that one
+        without an answer delays no other."""
         going = {victim.pod.name for victim in victims}
         served = [victim for victim in victims if is_served(victim.pod)]
         fresh = {
@@ -323,7 +324,7 @@ class Drainer:
         return await self._annotate(unmark(child.key, child.uid))
 
     async def _annotate(self, body: Manifest) -> str:
-        """Why the API server did not take it, "" where it did."""
+        """Apply the annotations. Return why the API server refused them, "" on success."""
         try:
             self._cache.see_child(await self._api.apply(body), ours=True)
         except (Refused, ServerFailed) as error:

@@ -1,8 +1,8 @@
-"""What is left at a pod that is to go, so that whoever looks next goes on from there.
+"""Annotations on a pod that must go, from which any operator can continue.
 
-In: a pod. Out: the body of a server-side apply, which owns these annotations and nothing else of
-the pod; without them it takes them back. The cost makes Kubernetes take the pod before others that
-are as ready; it is the lowest there is.
+In: a pod. Out: the body of a server-side apply that owns only these annotations; a body without
+them removes them. The lowest deletion cost makes Kubernetes remove the pod before other pods with
+the same readiness.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOWEST_COST = str(-(2**31))
 
 
 class LeaveTerms(msgspec.Struct, frozen=True):
-    """How a node is to go: its requests may take `seconds`; `replaced_by` is the revision that
-    takes its place in a roll-out, "" where it is one too many."""
+    """The terms of a drain: its requests may take `seconds`; `replaced_by` is the new revision in a
+    roll-out, "" in a scale-down."""
 
     seconds: int = DRAIN_S
     replaced_by: str = ""
@@ -52,14 +52,14 @@ def unmark(pod: ChildKey, uid: str) -> dict[str, Any]:
 
 
 def leave_of(pod: ObservedPod) -> LeaveTerms:
-    """As it was marked; without a number, or with one that is none, as for a scale-down."""
+    """The terms in the pod's annotations. A missing or invalid number means the scale-down's."""
     written = pod.drain_seconds
     seconds = int(written) if written.isascii() and written.isdecimal() else DRAIN_S
     return LeaveTerms(seconds, pod.replaced_by)
 
 
 def _body(pod: ChildKey, uid: str, notes: dict[str, str]) -> dict[str, Any]:
-    """With its uid: a pod that is gone is not to be made, nor another one marked."""
+    """The uid prevents the apply from creating a pod that is gone or marking its successor."""
     return {
         "apiVersion": pod.api_version,
         "kind": pod.kind,

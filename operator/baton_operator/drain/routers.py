@@ -1,12 +1,11 @@
-"""Tells a pool's routers to drain one of its nodes, or to use it again.
+"""Asks a pool's routers to drain one of its nodes, or to use it again.
 
-In: addresses of router pods, the pool's link token. Out: one `DrainAnswer` of all their answers.
-Telling one is enough, as the node itself tells the others; all are told, since one may have no link
-to it. Saying the same again changes nothing, so nobody has to remember whether it was said: the
-deadline counts from when the node first heard it.
+In: addresses of router pods, the pool's link token. Out: one `DrainAnswer` from all their answers.
+One router is enough, because the node informs the others; all are asked, because one may have no
+link to the node. The request is idempotent: the deadline counts from the first time.
 
-What runs in a pool's pods is its author's choice: of an answer little is read, no redirect is
-followed, and nothing is unpacked.
+The code in a pool's pods is not trusted: only the start of an answer is read, redirects are not
+followed, and nothing is decompressed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.steps import DrainAnswer, Outcome
 from baton_operator.names import ROUTER_PORT
 
-# A router answers when the node has done it, or after 2 s.
+# A router answers when the node has acknowledged, or after 2 s.
 CONNECT_S = 2.0
 ANSWER_S = 4.0
 LONGEST_WORDS = 200
@@ -33,13 +32,13 @@ _OUTCOMES: dict[int, Outcome] = {
     404: "unknown",
     503: "unable",
 }
-# Of several answers the first that came of these counts: one that got through is enough, and who
-# could not be asked may have the node.
+# The first of these outcomes that any router gave counts: one success is enough, and a router that
+# did not answer may know the node.
 _RANK = ("taken", "failed", "unable", "unknown")
 
 
 class Routers:
-    """For one event loop; `close` it in the end."""
+    """For one event loop; call `close` at the end."""
 
     def __init__(self, port: int = ROUTER_PORT, answer_s: float = ANSWER_S) -> None:
         timeout = aiohttp.ClientTimeout(total=answer_s, sock_connect=CONNECT_S)
@@ -58,7 +57,7 @@ class Routers:
     async def drain(
         self, addresses: Sequence[str], token: str, node: str, leave: LeaveTerms
     ) -> DrainAnswer:
-        """What runs there longer than `leave` says moves to others."""
+        """Requests that run longer than `leave` allows move to other nodes."""
         words = {"deadline_s": leave.seconds, "reason": "scale-down"}
         if leave.replaced_by:
             words |= {"reason": "roll-out", "replaced_by": leave.replaced_by}
@@ -110,7 +109,7 @@ async def _beginning(answer: aiohttp.ClientResponse) -> str:
 
 
 def _words(text: str) -> str:
-    """The message of an error in OpenAI's shape, else what came; one line."""
+    """The message of an OpenAI error, else the whole text; as one line."""
     try:
         said = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""How far a Deployment with nodes too many may be lowered now. Pure.
+"""How far a Deployment with surplus nodes may be scaled down now. Pure.
 
-In: who is to go, what routers were told and nodes report. Out: why one has to wait, and the number
-of replicas. Replicas are only lowered by whole classes of Kubernetes' order: within one it might
-take the pod that is still at work.
+In: the leaving nodes, the routers' answers, the nodes' reports. Out: why a node must wait, and the
+number of replicas. Kubernetes removes pods in classes (see `victims`). Replicas are lowered only by
+whole classes, because within one Kubernetes might remove a pod that still works.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Outcome = Literal["taken", "unknown", "unable", "failed"]
 
 
 class DrainAnswer(msgspec.Struct, frozen=True):
-    """What came of telling all ready routers about one node. taken: it has heard it. unknown: no
-    router has such a node, or only one that is too old to be told. unable: they have no way to it
-    now. failed: no router could be told; `words` say why, in this case and the one before."""
+    """The combined answer of all ready routers about one node. taken: the node knows it drains.
+    unknown: no router knows the node, or its version cannot drain. unable: no router has a link to
+    it now. failed: no router could be asked. `words` explains the last two."""
 
     outcome: Outcome
     words: str = ""
 
 
 class DrainWait(msgspec.Struct, frozen=True):
-    """`words`: what is in the way, "" where it is only the node's requests."""
+    """`words`: what is in the way; "" if only the node's requests are."""
 
     words: str = ""
 
@@ -47,8 +47,9 @@ def wait_of(
     drained_s: float,
     limit_s: float = DRAIN_S,
 ) -> DrainWait | None:
-    """None: it may go now. `drained_s` is for how long it has been marked, `limit_s` for how long
-    its requests may take. A node that no router has can have none but those of routers that end."""
+    """None if the node may go now. `drained_s`: seconds since it was marked. `limit_s`: seconds
+    that its requests may take. A node that no router knows can only have requests of routers that
+    are ending."""
     report = (reports or {}).get(pod.name)
     if report is not None and report.state == "draining" and not live_requests(report):
         return None
@@ -59,12 +60,12 @@ def wait_of(
         return DrainWait(told.words)
     if told.outcome == "unknown":
         limit_s = min(limit_s, DRAIN_S)
-    # What it has not ended by now it has handed back, or will when its process is told to end.
+    # It has handed back the requests that are left, or will at SIGTERM.
     return None if drained_s >= limit_s else DrainWait()
 
 
 def leavers(victims: Sequence[Victim], waiting: Collection[str]) -> list[Victim]:
-    """Those that Kubernetes would take now. `waiting` names the victims that may not go yet."""
+    """Victims that Kubernetes would remove now. `waiting` names those that may not go yet."""
     found: list[Victim] = []
     for kind in sorted({removal_class(victim.pod) for victim in victims}):
         same = [victim for victim in victims if removal_class(victim.pod) == kind]
@@ -75,6 +76,6 @@ def leavers(victims: Sequence[Victim], waiting: Collection[str]) -> list[Victim]
 
 
 def allowed_replicas(current: int, wanted: int, pods: int, leaving: int) -> int:
-    """Between `current` and `wanted`, of which the first is more. `pods` counts those there are:
-    what was never made is no loss."""
+    """The replicas to set, between `wanted` and the larger `current`. `pods` counts existing pods:
+    those that were never created are no loss."""
     return max(wanted, min(current, pods - leaving))

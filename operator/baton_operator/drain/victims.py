@@ -1,10 +1,9 @@
-"""Which nodes of a Deployment go where some are too many: those with least to lose. Pure.
+"""Chooses which nodes of a Deployment go if there are too many: the least loaded ones. Pure.
 
-In: its pods and what their nodes report. Out: `Victim`s in the order in which they are chosen. Up
-to its last keys it is Kubernetes' own order, which no mark overrules: pods that are not placed,
-then those whose containers are being made, then those that are not ready, then by the cost that
-the mark sets. So whoever is chosen is whom Kubernetes takes. A mark is kept unless somebody with
-less to lose has come meanwhile.
+In: its pods and their nodes' reports. Out: `Victim`s in the order of choice. Except for the last
+keys it is the order in which Kubernetes removes pods, which marks cannot override: unscheduled
+pods, then pending ones, then unready ones, then by the deletion cost that the mark sets. So Kubernetes
+removes the chosen pods. A mark is kept unless a less loaded pod has appeared since.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Reports = Mapping[str, NodeReport]
 
 
 class Victim(msgspec.Struct, frozen=True):
-    """`why` is for people."""
+    """`why` explains the choice to people."""
 
     pod: ObservedPod
     why: str
@@ -34,9 +33,9 @@ def choose_victims(
     *,
     patient: bool = False,
 ) -> list[Victim]:
-    """At most `surplus` of `pods`, which are those that their controller counts. `reports` by pod,
-    None where nobody could be asked: then only those for which they do not matter. They matter
-    for all to whoever is `patient`, else only where some are to stay."""
+    """At most `surplus` of `pods`, which are those that their controller counts. `reports` is by
+    pod; None if the index could not be read. Then only pods are chosen for which reports do not
+    matter. With `patient` they matter for every serving pod, else only if some pods stay."""
     known = reports or {}
     ranked = sorted(pods, key=lambda pod: _rank(pod, known.get(pod.name)))
     chosen = ranked[: max(0, surplus)]
@@ -49,18 +48,18 @@ def choose_victims(
 
 
 def is_served(pod: ObservedPod) -> bool:
-    """Somebody's requests may be on it."""
+    """Whether the node may have requests."""
     return pod.stage == "running"
 
 
 def live_requests(report: NodeReport) -> int:
-    """A node of protocol 1 does not count requests that its engine has done with."""
+    """Protocol 1 nodes do not count requests that their engine has finished."""
     load = report.load
     return max(load.requests, load.running + load.waiting + load.parked)
 
 
 def removal_class(pod: ObservedPod) -> int:
-    """Kubernetes takes all pods of a lower class first, whatever they cost."""
+    """Kubernetes removes all pods of a lower class first, whatever their deletion cost."""
     return _STAGES.index(pod.stage) if not is_served(pod) else len(_STAGES) + pod.ready
 
 
@@ -69,7 +68,7 @@ def _is_plain(pod: ObservedPod) -> bool:
 
 
 def _rank(pod: ObservedPod, report: NodeReport | None) -> tuple[object, ...]:
-    """A node that reports nothing may have more to lose than any other."""
+    """A node without a report ranks last among its equals: it may be the busiest."""
     drained = report is not None and report.state == "draining"
     loads = (live_requests(report), report.load.cached_blocks) if report is not None else ()
     marked = bool(pod.drain_since)

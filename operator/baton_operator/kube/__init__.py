@@ -1,1 +1,1 @@
-"""The Kubernetes API: client, kinds of objects, lease, permissions. Knows no pool."""
+"""The Kubernetes API: client, kinds of objects, lease, permissions. Independent of pools."""

@@ -1,15 +1,15 @@
 """The Kubernetes API as the operator needs it: raw objects in, raw objects out.
 
-Over the official client's connections and logins, without its models: they would cost memory, and
-forget the fields of a newer server. Every request has a time-out and is counted; none is repeated
-here, since whoever asked looks at the pool again.
+It uses the official client's connections and logins but not its models, which cost memory and drop
+the fields of newer servers. Every request has a timeout and is counted. None is retried here: the
+caller reconciles the pool again.
 
 ApiError
-|-- Unavailable       no answer, or 5xx, or a login that is being renewed: later
+|-- Unavailable       no answer, 5xx, or a login that is being renewed: retry later
 |   |-- TooManyRequests   429: `retry_after_s`
-|   `-- ServerFailed      5xx: `code`, `message`: of this one request, for all that is known
-|-- Conflict          409: somebody else changed it meanwhile; look again
-`-- Refused           `code`, `message`: not like this, in the server's own words
+|   `-- ServerFailed      5xx: `code`, `message`; perhaps only this request fails
+|-- Conflict          409: someone else changed the object: read it again
+`-- Refused           `code`, `message` of the server: a retry without a change is useless
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _CONTENT = {
     "apply": "application/apply-patch+yaml",  # JSON is YAML
     "patch": "application/merge-patch+json",
 }
-_ANOTHER_UID = "metadata.uid"  # is named where it is not the one that a patch says
-_NO_PATH = "404 page not found"  # of a kind that is not installed
+_ANOTHER_UID = "metadata.uid"  # field in the error if a patch names another uid than the object's
+_NO_PATH = "404 page not found"  # the answer for a kind that is not installed
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class ApiError(Exception):
-    """A request had no success."""
+    """A request failed."""
 
 
 class Unavailable(ApiError):
-    """Nothing is wrong with the request."""
+    """The request is valid but got no usable answer."""
 
 
 class TooManyRequests(Unavailable):
@@ -64,7 +64,7 @@ class TooManyRequests(Unavailable):
 
 
 class ServerFailed(Unavailable):
-    """It may be one object's fault alone, such as an admission webhook's that is down."""
+    """The cause may concern a single object, such as an admission webhook that is down."""
 
     def __init__(self, what: str, code: int, message: str) -> None:
         super().__init__(f"{what}: {code} {message}")
@@ -73,11 +73,11 @@ class ServerFailed(Unavailable):
 
 
 class Conflict(ApiError):
-    """What was read before is no longer so."""
+    """The object changed since it was read."""
 
 
 class Refused(ApiError):
-    """`reason` is the server's own word for it, "" where it has none."""
+    """`reason` is the reason of the server's Status object, "" if there is none."""
 
     def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(f"{code}: {message}")
@@ -92,7 +92,7 @@ class Api:
     def __init__(
         self, configuration: Configuration, count: Callable[[Verb, str], None], timeout_s: float
     ) -> None:
-        """`count` is told each request's verb and HTTP code, or UNANSWERED where none came."""
+        """`count` gets each request's verb and its HTTP code, or UNANSWERED."""
         self._client: Any = ApiClient(configuration)  # half typed
         self._client.user_agent = FIELD_MANAGER
         self._count = count
@@ -103,7 +103,7 @@ class Api:
         await self._client.close()
 
     async def apply(self, body: Body) -> Body:
-        """Create or change, server-side; ours wins over other managers' values of these fields."""
+        """Create or update by server-side apply; overrides other managers of these fields."""
         try:
             return await self._apply(_path(body), body)
         except Refused as error:
@@ -120,12 +120,12 @@ class Api:
         return await self._send("create", path, body, {"fieldManager": FIELD_MANAGER})
 
     async def update(self, body: Body) -> Body:
-        """The whole object; Conflict where its resourceVersion is no longer the newest."""
+        """Replace the whole object. Raise Conflict if its resourceVersion is not the newest."""
         return await self._send("update", _path(body), body, {"fieldManager": FIELD_MANAGER})
 
     async def set_replicas(self, key: ChildKey, uid: str, version: int, replicas: int) -> Body:
-        """Of one whose manifest is not known any more, and nothing else of it. Conflict where this
-        is not its newest version, or it is gone."""
+        """Set only the replicas, for an object whose manifest is no longer known. Raise Conflict if
+        `version` is not its newest or the object is gone."""
         path = kind_of(key).path(key.namespace, key.name)
         metadata = {"uid": uid, "resourceVersion": str(version)}
         body = {"metadata": metadata, "spec": {"replicas": replicas}}
@@ -138,8 +138,8 @@ class Api:
             raise
 
     async def get(self, key: ChildKey) -> Body | None:
-        """None where there is none, be it that a kind is missing which may be. Any other 404 is
-        no answer: whoever is told that a thing is gone makes it again."""
+        """None if the object, or an optional kind, does not exist. Any other 404 raises
+        Unavailable: a caller that wrongly believes an object gone would create it again."""
         kind = kind_of(key)
         path = kind.path(key.namespace, key.name)
         try:
@@ -152,13 +152,13 @@ class Api:
             raise Unavailable(f"get {path}: {error}") from error
 
     async def delete(self, key: ChildKey, uid: str) -> None:
-        """This very object; that it is gone, or another one by now, is as good."""
+        """Delete the object with this uid. It is a success if that object is already gone."""
         path = kind_of(key).path(key.namespace, key.name)
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self._send("delete", path, body)
         except Conflict:
-            logger.debug("%s is another object by now", key)
+            logger.debug("%s was replaced by another object", key)
         except Refused as error:
             if error.code != 404:
                 raise
@@ -166,7 +166,8 @@ class Api:
     async def list_metadata(
         self, kind: ObjectKind, namespace: str | None, selector: str = ""
     ) -> list[Body]:
-        """Each object's `metadata` only; none where the kind is `missing`, as is kept there."""
+        """The `metadata` of each object. Empty for an optional kind that is not installed, which
+        is then added to `missing`."""
         query = {"labelSelector": selector} if selector else {}
         try:
             found = await self._send(
@@ -178,13 +179,13 @@ class Api:
                 return []
             raise
         self.missing.discard(kind)
-        # An empty list comes as null.
+        # The server may encode an empty list as null.
         return [item["metadata"] for item in found["items"] or ()]
 
     async def list_where(
         self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
     ) -> list[Body]:
-        """Whole objects, those with these values of these fields."""
+        """Whole objects that match these field selectors."""
         selector = ",".join(f"{name}={value}" for name, value in fields.items())
         found = await self._send("list", kind.path(namespace), query={"fieldSelector": selector})
         return list(found["items"] or ())
@@ -254,7 +255,7 @@ def _error(what: str, status: int, headers: Mapping[str, str], data: bytes) -> A
 
 
 def _message(data: bytes) -> tuple[str, str]:
-    """And the reason, of a Status object; what answers for an unknown path is no such object."""
+    """Message and reason of a Status object. The answer for an unknown path is plain text."""
     try:
         found = msgspec.json.decode(data)
         return str(found["message"]), str(found.get("reason", ""))
@@ -266,4 +267,4 @@ def _seconds(text: str | None) -> float:
     try:
         return max(0.0, float(text or 1.0))
     except ValueError:
-        return 1.0  # a date: a server that is so busy says seconds
+        return 1.0  # an HTTP date; a busy server normally sends seconds

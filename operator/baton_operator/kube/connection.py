@@ -1,8 +1,8 @@
-"""Where the API server is and how to log in: one answer for kopf's watches and for our requests.
+"""The API server's address and login, for kopf's watches and for our own requests.
 
 In: the pod's service account, else $KUBECONFIG, else ~/.kube/config. Out: a Configuration of the
-official client, which reads a service account's token anew before it expires; the same as kopf
-wants it, which asks again whenever the server no longer knows it (401).
+official client, which rereads a service account's token before it expires; and the same for kopf,
+which logs in again after each 401.
 
 ConnectionFailed    there is no login; one line
 """
@@ -19,16 +19,16 @@ from kubernetes.aio.client import Configuration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A pool's children are applied by its task one after the other.
+# A pool's task applies its children one after the other, so few connections are needed.
 MOST_CONNECTIONS = 32
 
 
 class ConnectionFailed(Exception):
-    """Neither a service account nor a usable kubeconfig."""
+    """There is neither a service account nor a usable kubeconfig. The message is one line."""
 
 
 async def load(environ: Mapping[str, str] = os.environ) -> Configuration:
-    """Raise ConnectionFailed."""
+    """Raise ConnectionFailed if there is no login."""
     configuration, loaders = Configuration(), _untyped(config)
     file = environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     try:
@@ -40,11 +40,11 @@ async def load(environ: Mapping[str, str] = os.environ) -> Configuration:
             )
     except (config.ConfigException, OSError, ValueError) as error:
         raise ConnectionFailed(
-            f"no login at a Kubernetes API server: {error}; run as a pod with a service account,"
+            f"no login for a Kubernetes API server: {error}; run as a pod with a service account,"
             " or name a kubeconfig file by KUBECONFIG"
         ) from error
     configuration.connection_pool_maxsize = MOST_CONNECTIONS
-    # As kopf: else ~/.netrc would be read for each request.
+    # As in kopf; otherwise each request would read ~/.netrc.
     configuration.client_session_kwargs = {"trust_env": False}
     return configuration
 
@@ -54,7 +54,7 @@ def _untyped(module: Any) -> Any:
 
 
 async def login(environ: Mapping[str, str] = os.environ) -> kopf.ConnectionInfo:
-    """Raise kopf.LoginError."""
+    """Raise kopf.LoginError if there is no login."""
     try:
         found = await load(environ)
     except ConnectionFailed as error:

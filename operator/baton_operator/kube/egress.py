@@ -1,11 +1,11 @@
-"""To which addresses the operator connects for a pool: not to every one that a pool can name.
+"""Restricts the addresses to which the operator connects on behalf of a pool.
 
-Who may write a pool may make pods in its namespace, and so reach what those reach. The operator's
-own pod reaches more: itself (loopback) and the metadata service of its machine, which hands out the
-machine's login. So a host is looked up first, its addresses are checked, and the connection goes to
-an address that was checked, whatever DNS says by then.
+A user who may write a pool may also create pods in its namespace, and reach what they reach. The
+operator's own pod reaches more: its loopback, and its machine's metadata service, which hands out
+the machine's credentials. So the operator resolves a host name first, checks the addresses, and
+connects to a checked address, whatever DNS answers later.
 
-In: a host's name, networks. Out: addresses, or AddressRefused.
+In: a host name, networks. Out: addresses, or AddressRefused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# Metadata services that are not link-local: of AWS by IPv6, Azure, Oracle and Alibaba.
+# Metadata services outside the link-local range: AWS over IPv6, Azure, Oracle and Alibaba.
 _METADATA = frozenset(
     ip_address(one) for one in ("fd00:ec2::254", "168.63.129.16", "192.0.0.192", "100.100.100.200")
 )
@@ -26,18 +26,18 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """Names the host and what its addresses are; never the addresses of a name."""
+    """Names the host and the kind of its addresses, but never the addresses of a host name."""
 
 
 def look_up(host: str, port: int) -> tuple[Address, ...]:
-    """All addresses of a host. Waits for DNS; raise OSError where there is none."""
+    """All addresses of a host. Blocks on DNS; raise OSError if the host is unknown."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return tuple(ip_address(str(one[4][0])) for one in found)
 
 
 def allowed(host: str, addresses: Sequence[Address], networks: Sequence[Network]) -> list[str]:
-    """Those that the operator connects to: in one of `networks`, or where none is given, all but
-    those of `refusal`. Raise AddressRefused where there is no other."""
+    """The addresses to which the operator may connect: those in one of `networks`, or without
+    `networks` those that `refusal` accepts. Raise AddressRefused if there are none."""
     refusals = {address: refusal(address, networks) for address in addresses}
     found = [str(address) for address, words in refusals.items() if not words]
     if not found:
@@ -46,7 +46,7 @@ def allowed(host: str, addresses: Sequence[Address], networks: Sequence[Network]
 
 
 def refusal(address: Address, networks: Sequence[Network] = ()) -> str:
-    """Why the operator does not connect there; "" where it does."""
+    """Why the operator does not connect to this address; "" if it does."""
     if networks:
         inside = any(address in network for network in networks)
         return "" if inside else "in none of the networks that the operator may connect to"
@@ -63,7 +63,7 @@ def refusal(address: Address, networks: Sequence[Network] = ()) -> str:
 
 
 def _embedded(address: Address) -> IPv4Address | None:
-    """The IPv4 address that a gateway or the kernel makes of this one."""
+    """The IPv4 address to which a gateway or the kernel translates this one."""
     if isinstance(address, IPv4Address):
         return None
     if address in _NAT64:

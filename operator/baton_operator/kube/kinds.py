@@ -1,6 +1,6 @@
-"""Which kinds of objects the operator deals with, and where the API has them.
+"""The kinds of objects that the operator uses, and their API paths.
 
-In: nothing. Out: one table; what is watched, swept, applied and permitted follows from it.
+In: nothing. Out: one table, from which watches, resyncs, applies and permissions follow.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from baton_operator.names import API_VERSION, POOL_KIND, SCALER_KIND
 
 
 class ObjectKind(msgspec.Struct, frozen=True, kw_only=True):
-    """All are namespaced. `made`: the operator makes such objects; others it only looks at.
-    `watched`: the operator lists and watches them; others it only reads by name. `optional`: a
-    cluster may lack the kind."""
+    """A namespaced kind. `made`: the operator creates such objects; it only reads others.
+    `watched`: the operator lists and watches them; it reads others by name. `optional`: a cluster
+    may lack the kind."""
 
     api_version: str
     kind: str
@@ -33,7 +33,7 @@ class ObjectKind(msgspec.Struct, frozen=True, kw_only=True):
         return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None, name: str = "") -> str:
-        """Of one object, or of all (in every namespace, where none is named)."""
+        """The path of one object, or of all objects, in one namespace or (None) in all."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         where = f"/namespaces/{namespace}" if namespace is not None else ""
         return f"{root}{where}/{self.plural}" + (f"/{name}" if name else "")
@@ -43,8 +43,8 @@ POOL = ObjectKind(api_version=API_VERSION, kind=POOL_KIND, plural="inferencepool
 POOL_SCALER = ObjectKind(
     api_version=API_VERSION, kind=SCALER_KIND, plural="poolscalers", optional=True
 )
-# The right to list or watch Secrets is the right to read all of them: RBAC knows no labels, and no
-# right to metadata alone.
+# The right to list or watch Secrets includes reading all of them: RBAC cannot restrict it to labels
+# or to metadata.
 SECRET = ObjectKind(api_version="v1", kind="Secret", plural="secrets", watched=False)
 POD = ObjectKind(api_version="v1", kind="Pod", plural="pods", made=False)
 NETWORK_POLICY = ObjectKind(
@@ -71,7 +71,7 @@ _BY_NAME = {(one.api_version, one.kind): one for one in (*CHILDREN, POOL, EVENT,
 
 
 def kind_of(body: Any) -> ObjectKind:
-    """That of a manifest, a live object or a ChildKey."""
+    """The kind of a manifest, a live object or a ChildKey."""
     if isinstance(body, ChildKey):
         return _BY_NAME[body.api_version, body.kind]
     return _BY_NAME[body["apiVersion"], body["kind"]]
@@ -83,7 +83,7 @@ def key_of(body: dict[str, Any]) -> ChildKey:
 
 
 class ChildKey(msgspec.Struct, frozen=True, order=True):
-    """One object. `api_version` and `kind` as in a manifest."""
+    """Identifies one object. `api_version` and `kind` are as in a manifest."""
 
     api_version: str
     kind: str

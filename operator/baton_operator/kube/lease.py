@@ -1,9 +1,9 @@
-"""Which of several replicas acts: the one that holds a Lease, as other controllers have it.
+"""Leader election among replicas with a Lease, as in other controllers.
 
-In: the API, an identity, a clock. Out: `hold` returns when this replica has become the leader,
-`keep` when it no longer is. A follower trusts no other machine's time: a lease is free when it has
-looked the same for its whole duration on the follower's own clock. A leader that could not renew
-stops acting before that: `RENEW_FOR_S` is less than `DURATION_S`.
+In: the API, an identity, a clock. Out: `hold` returns when this replica becomes the leader, `keep`
+when it no longer is. A follower trusts no other machine's clock: a lease is free once it has been
+unchanged for its whole duration on the follower's own clock. A leader that cannot renew stops
+acting before that: `RENEW_FOR_S` is less than `DURATION_S`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PERIOD_S = 2.0
 
 
 class Lease:
-    """`clock` is in seconds, `now` the time of day that people read in the Lease."""
+    """`clock` returns monotonic seconds; `now` the time of day that is written to the Lease."""
 
     def __init__(
         self,
@@ -44,14 +44,15 @@ class Lease:
         self._seen: tuple[Any, float] = (None, clock())
 
     async def hold(self) -> None:
-        """Return once it is ours."""
+        """Return once this replica holds the lease."""
         logger.info("waiting for lease %s/%s", self._key.namespace, NAME)
         while not await self._try():
             await asyncio.sleep(PERIOD_S)
         logger.info("%s leads", self._identity)
 
     async def keep(self) -> None:
-        """Renew; return when somebody else has it, or nobody could be asked for RENEW_FOR_S."""
+        """Renew the lease. Return when another replica holds it, or after RENEW_FOR_S without a
+        successful renewal."""
         renewed = self._clock()
         while (left := renewed + RENEW_FOR_S - self._clock()) > 0:
             await asyncio.sleep(min(PERIOD_S, left))
@@ -65,10 +66,10 @@ class Lease:
                 renewed = begun
             elif self._holder() not in ("", self._identity):
                 break
-        logger.warning("%s leads no longer", self._identity)
+        logger.warning("%s no longer leads", self._identity)
 
     async def release(self) -> None:
-        """So that the next one need not wait for its end. Best effort."""
+        """Release the lease, so that the next leader need not wait for its expiry. Best effort."""
         try:
             async with asyncio.timeout(PERIOD_S):
                 body = await self._api.get(self._key)
@@ -79,7 +80,7 @@ class Lease:
             logger.info("the lease was not released: %s", error)
 
     async def _try(self) -> bool:
-        """Take or renew it, where it is ours or free."""
+        """Acquire or renew the lease if it is free or ours. Return whether that succeeded."""
         try:
             async with asyncio.timeout(RENEW_FOR_S / 2):
                 body = await self._api.get(self._key)
@@ -92,7 +93,7 @@ class Lease:
                 await self._api.update(self._taken(body))
                 return True
         except Conflict:
-            return False  # somebody was faster
+            return False  # another replica was faster
         except (ApiError, TimeoutError) as error:
             logger.warning("lease %s/%s: %s", self._key.namespace, NAME, error)
             return False

@@ -1,7 +1,7 @@
-"""What the operator asks of the API, as rules of a Role: the chart's are checked against these.
+"""The operator's API permissions as rules of a Role. A test compares the chart's with them.
 
-In: the table of kinds. Out: rules. In the namespaces of pools and in the operator's own; of the
-whole cluster only with none given, and then the definitions that kopf watches, too.
+In: the table of kinds. Out: rules for the namespaces of pools and for the operator's own. Without a
+list of namespaces the rules apply to the whole cluster, plus those for the CRDs that kopf watches.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from baton_operator.kube.lease import NAME as LEASE_NAME
 
 
 class PermissionRule(msgspec.Struct, frozen=True):
-    """`resource` may have a subresource, as "inferencepools/status". `names`: only of objects with
-    these names; empty for all."""
+    """`resource` may include a subresource, as in "inferencepools/status". `names`: the objects to
+    which the rule is restricted; empty for all."""
 
     group: str
     resource: str
@@ -32,11 +32,11 @@ class PermissionRule(msgspec.Struct, frozen=True):
 
 
 WATCHED = ("get", "list", "watch")
-# create: a server-side apply that makes an object needs both.
+# A server-side apply that creates an object needs both create and patch.
 MADE = (*WATCHED, "create", "patch", "delete")
-# Of the pool's own Secret, and get of those that the pool names. No delete: it goes with its pool.
+# For the pool's own Secret; get also for those that the pool names. Garbage collection deletes it.
 READ_BY_NAME = ("get", "create", "patch")
-# To mark those that are to go.
+# To annotate pods that must go.
 MARKED = (*WATCHED, "patch")
 
 
@@ -56,7 +56,7 @@ POOL_RULES = (
     PermissionRule(POOL_SCALER.group, f"{POOL_SCALER.plural}/status", ("patch",)),
     PermissionRule(EVENT.group, EVENT.plural, ("create", "list")),
 )
-# Where all namespaces are served, to notice a kind that is installed later.
+# If all namespaces are served: kopf watches CRDs to notice a kind that is installed later.
 CLUSTER_RULES = (
     PermissionRule("apiextensions.k8s.io", "customresourcedefinitions", ("list", "watch")),
 )
