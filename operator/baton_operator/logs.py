@@ -1,7 +1,7 @@
-"""kopf's log lines in the house's shape.
+"""kopf's log lines in the format of our own.
 
-In: what kopf logs. Out: the same lines through the root logger's handlers, without its objects of
-settings, with the resource as `object`; without a line for each event that it handed on.
+In: kopf's log records. Out: the same records through the root logger's handlers, with the resource
+as `object`, without kopf's settings objects, and without a line per handled event.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _NOISY = ("kopf.objects", "kopf.activities")
 
 
 def tame_kopf() -> None:
-    """Call it once."""
+    """Call once per process."""
     for name in _NOISY:
         logger = logging.getLogger(name)
         logger.setLevel(max(logging.WARNING, logging.getLogger().level))

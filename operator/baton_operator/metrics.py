@@ -1,7 +1,7 @@
-"""What the operator counts and measures, for Prometheus.
+"""The operator's Prometheus metrics.
 
-In: calls of the other modules. Out: GET /metrics on a port of its own, from a thread: it answers
-also while the event loop is busy.
+In: calls from the other modules. Out: GET /metrics on its own port. A thread serves it, so it
+answers even while the event loop is busy.
 """
 
 from __future__ import annotations
@@ -19,80 +19,80 @@ Result = Literal["done", "invalid", "refused", "conflict", "throttled", "unavail
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-SILENCE_S = 30.0  # that a scraper's connection may last without a request
+SILENCE_S = 30.0  # seconds without a request after which a scraper's connection is closed
 
 
 class Metrics:
-    """One operator's. Names are `baton_operator_*`."""
+    """The metrics of one operator. Their names start with `baton_operator_`."""
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.reconcile_seconds = Histogram(
             "baton_operator_reconcile_seconds",
-            "One look at one pool, requests included",
+            "Duration of one reconcile of a pool, including its API requests, in seconds",
             buckets=_BUCKETS,
             registry=registry,
         )
         self._reconciles = Counter(
             "baton_operator_reconciles",
-            "Looks at pools, by how they ended",
+            "Reconciles of pools, by result",
             ["result"],
             registry=registry,
         )
         self._requests = Counter(
             "baton_operator_api_requests",
-            "Requests to the API server besides watches, by verb and HTTP code",
+            "Requests to the API server except watches, by verb and HTTP code",
             ["verb", "code"],
             registry=registry,
         )
         self._children = Counter(
             "baton_operator_child_writes",
-            "Children applied and deleted",
+            "Writes to pools' child objects, by action and kind",
             ["act", "kind"],
             registry=registry,
         )
         self._pools = Gauge(
             "baton_operator_pools",
-            "Pools by the state of their condition Ready",
+            "Pools, by the status of their condition Ready",
             ["ready"],
             registry=registry,
         )
         self._leader = Gauge(
-            "baton_operator_leader", "1 while this replica acts", registry=registry
+            "baton_operator_leader", "1 while this replica is the leader", registry=registry
         )
         self._depth = Gauge(
-            "baton_operator_queue_depth", "Pools that wait to be looked at", registry=registry
+            "baton_operator_queue_depth", "Pools that wait for a reconcile", registry=registry
         )
         self._lag = Gauge(
             "baton_operator_watch_lag_seconds",
-            "For how long the watches have not shown what was written here; 0 while they keep up",
+            "Seconds for which the watches have not shown our own writes; 0 while they keep up",
             registry=registry,
         )
 
         self._desired = Gauge(
             "baton_operator_desired_nodes",
-            "Nodes that the planner wants, or would want where it only advises",
+            "Nodes that the planner wants; in mode advise it does not apply the number",
             ["pool", "role"],
             registry=registry,
         )
         self._decisions = Counter(
             "baton_operator_decisions",
-            "Looks of the planner, by pool and reason",
+            "Decisions of the planner, by pool and reason",
             ["pool", "reason"],
             registry=registry,
         )
         self._reasons: dict[str, set[str]] = {}
 
     def decided(self, pool: str, prefill: int, decode: int, reason: str) -> None:
-        """How many nodes the planner wants now."""
+        """Record the planner's decision for a pool."""
         self._desired.labels(pool, "prefill").set(prefill)
         self._desired.labels(pool, "decode").set(decode)
         self._decisions.labels(pool, reason).inc()
         self._reasons.setdefault(pool, set()).add(reason)
 
     def undecided(self, pool: str) -> None:
-        """Nobody plans for it any more."""
+        """Remove the pool's series: the planner no longer runs for it."""
         for role in ("prefill", "decode"):
             self._desired.remove(pool, role)
         for reason in self._reasons.pop(pool, set()):
@@ -116,16 +116,18 @@ class Metrics:
         watch_lag_s: Callable[[], float],
         pools: Callable[[], Iterable[str]],
     ) -> None:
-        """Ask these at each scrape, in its thread. `pools` says each one's state of Ready."""
+        """Call these functions at each scrape, in its thread. `pools` yields the status of each
+        pool's condition Ready."""
         self._depth.set_function(queue_depth)
         self._lag.set_function(watch_lag_s)
         for ready in ("True", "False", "Unknown"):
             self._pools.labels(ready).set_function(partial(_count, pools, ready))
 
     def serve(self, host: str, port: int, silence_s: float = SILENCE_S) -> Callable[[], None]:
-        """Listen; what is returned ends it. Raise OSError where the port is taken."""
+        """Start the server and return a function that stops it. Raise OSError if the port is in
+        use."""
         server, thread = start_http_server(port, host, self._registry)
-        # Its own waits for a request for ever, in a thread for each connection.
+        # The default handler waits for a request without a timeout, in a thread per connection.
         server.RequestHandlerClass = type("_Handler", (_Handler,), {"timeout": silence_s})
 
         def close() -> None:
@@ -137,14 +139,14 @@ class Metrics:
 
 
 class _Handler(WSGIRequestHandler):
-    """A connection is closed where its client is silent for `timeout` seconds."""
+    """Closes a connection after `timeout` seconds without a request."""
 
     def handle(self) -> None:
         with suppress(TimeoutError):
             super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not logged."""
+        """Do not log scrapes."""
 
 
 def _count(pools: Callable[[], Iterable[str]], ready: str) -> float:
