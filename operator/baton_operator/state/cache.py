@@ -1,9 +1,9 @@
-"""What the operator last saw of pools and their children.
+"""The pools and their children as the operator last observed them.
 
-In: objects, from watches, from listings, from the answers to our own requests. Out: the pools as
-they are, and per child the little that planning and status need: whose it is, a digest of all that
-is wished for in it, what status reads of it. Nothing here is truth: an operator that starts with an
-empty cache comes to the same pools. Secrets are not here: nothing watches them.
+In: objects from watches, listings and the answers to our own requests. Out: the pools, and of each
+child the little that planning and status need: its owner, a digest of its desired state, and what
+status reads. It is only a cache: an operator that starts with an empty one reaches the same state.
+Secrets are not cached, because nothing watches them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from baton_operator.state.observed import (
 )
 
 Body = dict[str, Any]
-# Whoever writes an object changes these, whatever else was written.
+# Every write to an object changes these fields.
 _VOLATILE = frozenset({"resourceVersion", "managedFields", "generation"})
 _REPORTS = frozenset({"deployment.kubernetes.io/revision"})
-# After an outage of the API server a kubelet reports within 10 s, or 30 s where its watch of its
+# After an outage of the API server a kubelet reports within 10 s, or within 30 s if its watch of
 # pods has backed off.
 SETTLE_S = 60.0
 
@@ -48,8 +48,8 @@ class PoolKey(NamedTuple):
 
 
 class CachedChild(msgspec.Struct, frozen=True, kw_only=True):
-    """`owner` is the uid of the pool that controls it, "" without one, `owner_name` its name.
-    `proven`: a Deployment all of whose pods were available at some time, be they so now or not."""
+    """`owner` is the uid of the pool that controls it and `owner_name` its name, "" without one.
+    `proven`: a Deployment whose pods have all been available at some time, perhaps not now."""
 
     key: ChildKey
     uid: str
@@ -67,21 +67,21 @@ class CachedChild(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
 
     def differs(self, other: CachedChild | None) -> bool:
-        """Whether somebody may care: not where only the version is another one."""
+        """Whether anything but the version differs."""
         return other is None or msgspec.structs.replace(self, version=other.version) != other
 
 
 class Cache:
-    """One event loop's. `changed` is told each pool of which something was seen to change."""
+    """For one event loop. `changed` is called with each pool whose objects changed."""
 
     def __init__(self, changed: Callable[[PoolKey], None], clock: Callable[[], float]) -> None:
         self._changed = changed
         self._clock = clock
         self._pools: dict[PoolKey, Body] = {}
         self._children: dict[PoolKey, dict[ChildKey, CachedChild]] = {}
-        # Our writes that no watch has shown yet, and since when.
+        # Our own writes that no watch has shown yet, and since when.
         self._unseen: dict[ChildKey, tuple[int, float]] = {}
-        # When the API server last gave no answer. Nobody knows how it was before this operator.
+        # When the API server last failed to answer. The time before this operator is unknown.
         self._unanswered_at = clock()
 
     def pools(self) -> list[PoolKey]:
@@ -91,28 +91,27 @@ class Cache:
         return self._pools.get(key)
 
     def pool_uid(self, key: PoolKey) -> str:
-        """Of the pool of that name, "" where there is none, or it is being deleted."""
+        """The uid of the pool with this name; "" if there is none or it is being deleted."""
         metadata = self._pools.get(key, {}).get("metadata", {})
         return "" if "deletionTimestamp" in metadata else metadata.get("uid", "")
 
     def now_s(self) -> float:
-        """By the clock that says when a pod was first seen as it is."""
+        """The current time of the clock that `FirstSeen` uses."""
         return self._clock()
 
     def children(self, key: PoolKey) -> dict[ChildKey, CachedChild]:
-        """Those with the pool's label, whoever owns them."""
+        """Objects with the pool's label, whoever owns them."""
         return dict(self._children.get(key, {}))
 
     def unanswered(self) -> None:
-        """The API server has not answered a request."""
+        """The API server did not answer a request."""
         self._unanswered_at = self._clock()
 
     def settles(self, key: PoolKey) -> bool:
-        """Whether some of the pool's pods say that their node is lost, and the node may just not
-        have reported yet: no kubelet can while the API server is away, and when that is back,
-        Kubernetes takes the pods of all silent nodes out of service. What such pods say is neither
-        to be told nor acted on. It lasts a minute at most for each pod, however long requests of
-        some kind go on failing."""
+        """Whether some of the pool's pods report a lost node that may only be late. No kubelet can
+        report while the API server is away, and when it is back, Kubernetes marks the pods of all
+        silent nodes unready. The state of such pods is neither reported nor acted on. This lasts a
+        minute at most for each pod, even if some requests keep failing."""
         now = self._clock()
         if now - self._unanswered_at >= SETTLE_S:
             return False
@@ -123,18 +122,18 @@ class Cache:
         )
 
     def unseen_s(self) -> float:
-        """For how long the watches have owed us something that we wrote ourselves: their lag. May
-        be asked by another thread."""
+        """Watch lag: seconds since the oldest of our own writes that no watch has shown. Safe to
+        call from another thread."""
         now = self._clock()
         return now - min((at for _, at in list(self._unseen.values())), default=now)
 
     def see_pool(self, body: Body, *, listed: bool = False, ours: bool = False) -> None:
-        """`listed`: the server's own word at this moment, even where its version is lower. `ours`:
-        the answer to a request of ours, which changes nothing that is to be acted on."""
+        """`listed`: from a listing, which is current even if its version is lower. `ours`: the
+        answer to a request of ours, which needs no reconcile."""
         key = PoolKey(body["metadata"]["namespace"], body["metadata"]["name"])
         known = self._pools.get(key)
         if ours and known is None:
-            return  # it was lost meanwhile
+            return  # the pool was deleted meanwhile
         if known is not None and _version(body) < _version(known) and not listed:
             return
         body["metadata"].pop("managedFields", None)
@@ -149,8 +148,8 @@ class Cache:
             self._changed(key)
 
     def see_child(self, body: Body, *, listed: bool = False, ours: bool = False) -> CachedChild:
-        """Returns what is known of it then. `ours`: the answer to a request of ours, which changes
-        nothing that is to be acted on; returns what that answer said, newer or not."""
+        """Return the child as cached afterwards. `ours`: the answer to a request of ours, which
+        needs no reconcile; then return that answer's content, even if the cache is newer."""
         child = read_child(body)
         pool = _pool_of(body)
         known = self._children.get(pool, {}).get(child.key)
@@ -158,7 +157,7 @@ class Cache:
             before = known.pod if known is not None and known.uid == child.uid else None
             child = msgspec.structs.replace(child, pod=seen_pod(child.pod, before, self._clock()))
         if ours and pool not in self._pools:
-            return child  # it goes with its pool, which was lost meanwhile
+            return child  # garbage collection deletes it with its pool
         if known is not None and child.version < known.version and not listed:
             return child if ours else known
         if ours:
@@ -172,7 +171,7 @@ class Cache:
         return child
 
     def lose_child(self, pool: PoolKey, key: ChildKey, uid: str) -> None:
-        """It was deleted, or lost its label; not the one that took its place since."""
+        """Remove a child that was deleted or lost its label, unless another object has its name."""
         known = self._children.get(pool, {}).get(key)
         if known is None or known.uid != uid:
             return
@@ -185,16 +184,17 @@ class Cache:
     def compare(
         self, kind: ObjectKind, listed: Iterable[Body], known: Mapping[ChildKey, CachedChild]
     ) -> list[ChildKey]:
-        """Drop what a listing shows to be gone: a watch may miss that while it is down. Returns
-        what is newer than known, to be read. `listed` holds metadata of all objects of `kind`,
-        `known` what was known of it before the listing was asked for."""
+        """Remove the children that a listing shows to be gone, because a watch misses deletions
+        while it is down. Return the keys that are newer than known, for the caller to read.
+        `listed`: metadata of all objects of `kind`. `known`: the children known before the listing
+        was requested."""
         versions = keys_of(kind, listed)
         gone = known.keys() - versions.keys()
         for pool, children in list(self._children.items()):
             for key in gone & children.keys():
                 self.lose_child(pool, key, known[key].uid)
         for key, version in versions.items():
-            # As good as a watch: some kinds may come without any.
+            # This listing confirms our write, as a watch would: some kinds may have no watch.
             if version >= self._unseen.get(key, (version + 1, 0.0))[0]:
                 del self._unseen[key]
         return [
@@ -214,7 +214,7 @@ class Cache:
 
 
 def keys_of(kind: ObjectKind, listed: Iterable[Body]) -> dict[ChildKey, int]:
-    """The versions in a listing of metadata."""
+    """The resource versions in a listing of metadata."""
     return {
         ChildKey(kind.api_version, kind.kind, one["namespace"], one["name"]): int(
             one["resourceVersion"]
@@ -249,7 +249,7 @@ def read_child(body: Body) -> CachedChild:
 def pods_of(
     children: Mapping[ChildKey, CachedChild], component: str, revision: str
 ) -> tuple[ObservedPod, ...]:
-    """A Deployment's, but those that are over."""
+    """A Deployment's pods, except those that have ended."""
     pods = (child.pod for child in children.values())
     return tuple(
         pod
@@ -261,7 +261,7 @@ def pods_of(
 
 
 def _owner(metadata: Body) -> Body:
-    """The reference to a pool of ours; of other groups, whatever their kinds' names, none."""
+    """The owner reference to a pool of our API group, or an empty one."""
     for one in metadata.get("ownerReferences", ()):
         if one["kind"] == POOL.kind and one["apiVersion"].partition("/")[0] == POOL.group:
             return dict(one)
@@ -274,7 +274,7 @@ def _proven(body: Body) -> bool:
 
 
 def digest_of(body: Body) -> str:
-    """All that somebody may have wished for in an object: not what controllers report in it."""
+    """A digest of the object's desired state, without what controllers report in it."""
     metadata = {name: body["metadata"][name] for name in body["metadata"].keys() - _VOLATILE}
     notes = metadata.get("annotations", {}).items()
     metadata["annotations"] = {name: note for name, note in notes if name not in _REPORTS}
@@ -284,8 +284,8 @@ def digest_of(body: Body) -> str:
 
 
 def _version(body: Body) -> int:
-    """Comparable between objects and over time: Kubernetes promises that since 1.35, and it was so
-    before."""
+    """Comparable between objects and over time. Kubernetes guarantees this since 1.35; earlier
+    versions behave the same."""
     return int(body["metadata"]["resourceVersion"])
 
 
@@ -295,6 +295,6 @@ def _pool_of(body: Body) -> PoolKey:
 
 
 def has_served(child: CachedChild, pods: Iterable[ObservedPod]) -> bool:
-    """Whether a Deployment's nodes were ever ready."""
+    """Whether any node of the Deployment was ever ready."""
     ready = child.workload.ready if child.workload is not None else 0
     return child.proven or ready > 0 or any(pod.ready for pod in pods)

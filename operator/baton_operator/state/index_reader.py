@@ -1,14 +1,14 @@
-"""What only a pool's nodes and routers know, asked of its Redis index: who they are, how far a
-fetch is, what clients ask for.
+"""Reads a pool's Redis index for what only its nodes and routers know: the nodes, the progress of
+fetches, and the demand of clients.
 
-In: a pool, and the login that its nodes have. Out: an `Answer`, or None where the index was not
-asked or did not answer. Status gets by without: from outside the cluster, or behind a NetworkPolicy
-that forbids it, nobody answers. So it is asked only when that is worth it, for a short time, over a
-connection of its own, and ever more seldom while it is silent.
+In: a pool, and its nodes' login. Out: an `Answer`, or None if the index was not read or did not
+answer. Status works without it: outside the cluster, or behind a NetworkPolicy that forbids it,
+there is no answer. So the index is read only when needed, with a short timeout, on a connection of
+its own, and with a backoff while it is silent.
 
-The pool says where an external index is, so the server may be anything: `egress` says where the
-operator connects to, and the registry reads bounded answers and leaves out what is no report. Why a
-server did not answer is in the log alone: a pool's status is no port scanner.
+The pool names the address of an external index, so the server may be anything. `egress` restricts
+the addresses, and the registry bounds answers and drops invalid reports. The reason of a failure is
+only logged: in the status it would make the operator a port scanner.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from baton_protocol.store import ROLES, FetchReport, NodeReport, RouterReport
 
 logger = logging.getLogger(__name__)
 ANSWER_S = 2.0
-# How long an answer is good for: while nodes drain, of a pool that sleeps (a request may wait), of
-# one whose nodes are planned for, of a fetch, of a pool that is not as it should be, of others.
+# Seconds for which an answer is fresh: while nodes drain, while the pool sleeps (a request may
+# wait), for a pool with autoscaling, during a fetch, for a pool that is not ready, for others.
 DRAINING_S = 2.0
 ASLEEP_S = 2.0
 LOOK_S = 5.0
@@ -46,12 +46,12 @@ UNSETTLED_S = 15.0
 STEADY_S = 60.0
 FIRST_RETRY_S = 10.0
 LONGEST_RETRY_S = 300.0
-SILENT = 3  # questions in a row without an answer
-LOOKUPS = 4  # names that are looked up at a time
+SILENT = 3  # failed reads in a row after which an index counts as silent
+LOOKUPS = 4  # concurrent DNS lookups
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an external store: values of its `secretRef`, and of `caSecretRef` (PEM)."""
+    """The login for an external store: values of its `secretRef`, and of `caSecretRef` (PEM)."""
 
     username: str = ""
     password: str = ""
@@ -68,8 +68,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastQuery(msgspec.Struct, frozen=True):
-    """When a pool's index was asked last, and how often in a row it did not answer. `refused`: why
-    the operator does not connect to it."""
+    """When a pool's index was last read, and how many reads in a row failed. `refused`: why the
+    operator may not connect to it."""
 
     at: float
     failures: int = 0
@@ -77,7 +77,7 @@ class LastQuery(msgspec.Struct, frozen=True):
 
 
 def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
-    """How long one answer is good for; None while there is nobody to ask."""
+    """Seconds for which an answer is fresh; None while there is no index to read."""
     managed = pool.spec.kv_store.external is None
     index = [pod for pod in observed.pods if pod.component == "kv-index" and pod.ready]
     nodes = [pod for pod in observed.pods if pod.component in ROLES]
@@ -96,7 +96,7 @@ def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float 
 
 
 def _planned_s(pool: Pool) -> float:
-    """0 where nobody plans."""
+    """The interval for a pool with autoscaling; 0 for other pools."""
     if pool.spec.autoscaling is None or not pool.spec.autoscaling.is_planned:
         return 0.0
     return LOOK_S if pool.spec.prefill.replicas + pool.spec.decode.replicas else ASLEEP_S
@@ -105,23 +105,23 @@ def _planned_s(pool: Pool) -> float:
 def next_question(
     pause: float, last: LastQuery | None, longest_s: float = LONGEST_RETRY_S
 ) -> float:
-    """The moment at which to ask (again), `longest_s` after a failure at the latest."""
+    """The time of the next read: after a failure at most `longest_s` later."""
     if last is None:
         return 0.0
     if not last.failures:
         return last.at + pause
-    # 2 ** 10 is beyond the longest.
+    # The exponent is capped: 2 ** 10 already exceeds the longest delay.
     retry = FIRST_RETRY_S * 2.0 ** min(last.failures - 1, 10)
     return last.at + min(longest_s, retry)
 
 
 class Lookups:
-    """Looks up names of hosts, for all pools of one event loop. `resolve` gives the addresses of a
-    host and may wait; it runs in a thread."""
+    """DNS lookups for all pools of one event loop. `resolve` returns the addresses of a host; it
+    may block and runs in a thread."""
 
     def __init__(self, resolve: Callable[[str, int], tuple[Address, ...]] = look_up) -> None:
         self._resolve = resolve
-        # Not the event loop's own threads: a slow DNS server would keep others from their lookups.
+        # Separate threads: a slow DNS server would block the event loop's default executor.
         self._threads = ThreadPoolExecutor(LOOKUPS, "index-lookup")
         self._running: dict[str, Future[tuple[Address, ...]]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -129,15 +129,15 @@ class Lookups:
 
     @asynccontextmanager
     async def turn(self, namespace: str) -> AsyncIterator[None]:
-        """One index of a namespace is asked at a time, and no more at all than there are threads:
-        one whose indexes never answer keeps no other namespace waiting."""
+        """Wait until this namespace may read an index. One read per namespace runs at a time, and
+        at most LOOKUPS in total, so that a namespace whose indexes hang blocks no other."""
         turn = self._turns.setdefault(namespace, asyncio.Lock())
         async with turn, self._slots:
             yield
 
     async def addresses(self, namespace: str, host: str, port: int) -> tuple[Address, ...]:
-        """One lookup of a namespace at a time: one cannot be ended, and its name's server may never
-        answer."""
+        """Resolve a host. One lookup per namespace runs at a time: a lookup cannot be cancelled,
+        and a name server may never answer. Raise TimeoutError while an earlier one still runs."""
         running = self._running.get(namespace)
         if running is not None and not running.done():
             raise TimeoutError("an earlier lookup of this namespace has not ended")
@@ -153,7 +153,7 @@ class Lookups:
 
 
 class IndexReader:
-    """Asks one pool's index, and remembers only when. For one event loop."""
+    """Reads one pool's index; keeps only the time of the last read. For one event loop."""
 
     def __init__(
         self,
@@ -162,8 +162,8 @@ class IndexReader:
         networks: Sequence[Network] = (),
         lookups: Lookups | None = None,
     ) -> None:
-        """`clock` tells seconds and never goes back. `networks`: where external indexes may be.
-        `lookups` are those of all pools; without any it has its own."""
+        """`clock` is monotonic, in seconds. `networks`: allowed networks of external indexes.
+        `lookups` is shared by all pools; by default the reader has its own."""
         self._clock = clock
         self._answer_s = answer_s
         self._networks = networks
@@ -171,7 +171,7 @@ class IndexReader:
         self._last_query: LastQuery | None = None
 
     def due_in(self, pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
-        """In how many seconds `read` would ask; None: not before something else changes."""
+        """Seconds until `read` would read; None until something else changes."""
         pause = pause_s(pool, observed, status)
         if pause is None:
             return None
@@ -182,11 +182,11 @@ class IndexReader:
     async def read(
         self, pool: Pool, observed: Observed, status: PoolStatus | None, login: Login | None = None
     ) -> Answer | None:
-        """Ask if it is time to. `login` is for an external store alone."""
+        """Read the index if that is due. `login` is only for an external store."""
         if self.due_in(pool, observed, status) != 0.0:
             return None
         before = self._last_query or LastQuery(0.0)
-        # Said at once: two at a time would be one too many.
+        # Recorded before the first await, so that a second call does not read as well.
         self._last_query = msgspec.structs.replace(before, at=self._clock())
         answer, refused = None, ""
         try:
@@ -202,7 +202,7 @@ class IndexReader:
 
     @property
     def silent(self) -> bool:
-        """The index has not answered several times in a row."""
+        """Whether the last several reads in a row failed."""
         return self._last_query is not None and self._last_query.failures >= SILENT
 
     async def _ask(self, pool: Pool, login: Login | None) -> Answer | None:
@@ -219,7 +219,7 @@ class IndexReader:
         return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
 
     async def _addresses(self, pool: Pool) -> list[str]:
-        """Of a managed index, too: who may edit its Service can make it another name's."""
+        """Checked for a managed index too: whoever may edit its Service can redirect its name."""
         endpoint = parse_endpoint(store_settings(pool).index_url)
         found = await self._lookups.addresses(pool.namespace, endpoint.host, endpoint.port)
         networks = self._networks if pool.spec.kv_store.external is not None else ()
@@ -228,7 +228,8 @@ class IndexReader:
 
 @contextmanager
 def index_url_of(pool: Pool, login: Login | None) -> Iterator[str]:
-    """With login. A certificate is a file for as long: that of the nodes' pods is not here."""
+    """The index's URL with the login. The CA file, which only the nodes' pods have at its usual
+    path, is a temporary file while the context lasts."""
     url = store_settings(pool).index_url
     if pool.spec.kv_store.external is None:
         yield with_login(url, "", pool.credentials.redis_password)
@@ -241,7 +242,7 @@ def index_url_of(pool: Pool, login: Login | None) -> Iterator[str]:
 
 
 def _with_certificate(url: str, path: str) -> str:
-    """In the place of the one that the nodes' pods have."""
+    """Replace the path of the CA file in the nodes' pods."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     if "ssl_ca_certs" not in options:

@@ -1,11 +1,11 @@
-"""What is known of a pool's children: the little that reconciling and status need of each object.
+"""Records of a pool's children: the part of each object that reconciling and status need.
 
-In: objects as the API gives them (also as items of a list, which do not say their kind). Out:
-frozen records, small enough to keep for 100 pools. Pure.
+In: objects as the API returns them (items of a list lack their kind). Out: frozen records, small
+enough to keep for 100 pools. Pure.
 
-`problem_of` says why a pod does not get ready, from what scheduler and kubelet wrote into its
-status: the first `Problem`, in the order in which a pod comes to life, or None while nothing is
-wrong. A pod that pulls its image or loads its model has no problem.
+`problem_of` explains why a pod does not become ready, from what scheduler and kubelet wrote into
+its status: the first `Problem`, in the order of a pod's start, or None if nothing is wrong. A pod
+that pulls its image or loads its model has no problem.
 
     Unschedulable      no node has room for it: the scheduler's own words
     VolumeMissing      the same, because of a PersistentVolumeClaim
@@ -87,12 +87,12 @@ _MISSING = re.compile(r"not found|couldn't find key|non-existent config key")
 _MISSING_VOLUME = re.compile(
     r'(?:secret|configmap) "[^"]*" not found|references non-existent (?:secret|config) key'
 )
-# Each try to make a pod's sandbox has an id of its own.
+# Each attempt to create a pod's sandbox has its own ID.
 _SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
-# Says less than what it waited for, which another event has said.
+# A timeout's event says less than the event about its cause.
 _TIMED_OUT = re.compile(r"timed out waiting for the condition|context deadline exceeded")
-# A wrong command line, as our commands, argparse and shells say it, and sysexits.h's EX_USAGE and
-# EX_CONFIG.
+# Exit codes for a wrong command line: of our commands, argparse and shells, and EX_USAGE and
+# EX_CONFIG of sysexits.h.
 _CONFIG_ERRORS = frozenset({2, 64, 78})
 _SIGNALS = {9: "SIGKILL", 6: "SIGABRT", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -103,13 +103,13 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def condition(status: Body, kind: str) -> Body:
-    """The condition of that type; an empty one where there is none."""
+    """The condition of that type; an empty one if there is none."""
     found = (item for item in status.get("conditions") or () if item["type"] == kind)
     return next(found, {})
 
 
 def problem_of(pod: Body) -> Problem | None:
-    """Of a pod that is not ending."""
+    """The problem of a pod that is not terminating."""
     status = pod.get("status") or {}
     if condition(status, "Ready").get("status") == "True":
         return None
@@ -118,7 +118,8 @@ def problem_of(pod: Body) -> Problem | None:
 
 
 def unprepared_problem(events: Iterable[Body]) -> Problem | None:
-    """Of a pod that is placed and not prepared, from its Warnings as events.k8s.io has them."""
+    """The problem of a pod that is scheduled but not prepared, from its Warning events
+    (events.k8s.io)."""
     told = [event for event in events if event.get("reason") != "FailedScheduling"]
     newest = max(told, key=_weight, default=None)
     if newest is None:
@@ -129,7 +130,7 @@ def unprepared_problem(events: Iterable[Body]) -> Problem | None:
 
 
 def _weight(event: Body) -> tuple[bool, str]:
-    """What says most, then what was said last."""
+    """Sort key: the most informative event, then the newest."""
     moments = (
         (event.get("series") or {}).get("lastObservedTime"),
         event.get("deprecatedLastTimestamp"),
@@ -179,7 +180,7 @@ def _waiting(container: Body) -> Iterator[Problem]:
 
 
 def _ended(container: Body, spec: Body) -> Iterator[Problem]:
-    """Now or, where it runs or waits again, the last time."""
+    """The container's current end, or the last one if it runs or waits again."""
     state = container.get("state") or {}
     end = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     looping = (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"
@@ -209,8 +210,8 @@ def _exit(end: Body) -> str:
 
 
 def _last_words(message: str) -> str:
-    """The last line of a termination message, which may be the end of the log; of a log line in
-    JSON its message."""
+    """The last line of a termination message, which may be the end of the log. For a JSON log line
+    its message."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if not lines:
         return ""
@@ -223,8 +224,8 @@ def _last_words(message: str) -> str:
 
 
 def _silence(status: Body) -> Iterator[Problem]:
-    """Kubernetes' node controller takes the pods of a silent node out of service, and says no
-    reason, while their containers are as the kubelet last saw them: ready."""
+    """Kubernetes' node controller sets the pods of a silent node to not ready without a reason,
+    while their containers keep the kubelet's last state: ready."""
     ready = condition(status, "Ready")
     well = _all_ready(status.get("containerStatuses") or ())
     if ready.get("status") == "False" and not ready.get("reason") and well:
@@ -241,20 +242,19 @@ def _bounded(message: str) -> str:
     return line if len(line) <= LONGEST_MESSAGE else line[: LONGEST_MESSAGE - 3] + "..."
 
 
-# "" where the pod fetches no model.
+# "" if the pod fetches no model.
 Fetch = Literal["", "waiting", "running", "done"]
-# unplaced: on no cluster node yet. pending: its containers are not all made. over: it has ended,
-# and its controller counts it no more.
+# unplaced: not scheduled. pending: not all containers are created. over: it has ended, and its
+# controller no longer counts it.
 Stage = Literal["unplaced", "pending", "running", "over"]
 
 
 class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
-    """A Deployment. `instance`: which server for KV bytes. `pods`: how many it has, of old
-    templates too; `updated`: of the newest. `current`: its controller has seen the newest spec.
-    `problem`: PodsRefused while its controller may not make pods, StartOverdue while none got ready
-    for progressDeadlineSeconds; `message` is what it was told.
-    `gpus` of each of its pods. `holds`: routers of the newest template hold requests that come
-    while there is no node."""
+    """A Deployment. `instance`: which data server of the store. `pods`: number of pods, of old
+    templates too; `updated`: those of the newest template. `current`: the controller has observed
+    the newest spec. `problem`: PodsRefused if the controller may not create pods, StartOverdue if
+    none became ready within progressDeadlineSeconds; `message` holds the details. `gpus`: GPUs per
+    pod. `holds`: routers of the newest template hold requests while there is no node."""
 
     name: str
     component: str
@@ -272,32 +272,31 @@ class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rolled(self) -> bool:
-        """No pod of an older template is left; only those that end may be."""
+        """Whether no pod of an older template is left, except terminating ones."""
         return self.current and self.pods == self.updated
 
 
 class FirstSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """When this operator first saw a pod as it is now, in seconds of its own monotonic clock.
+    """When this operator first saw the pod in its current state, on its own monotonic clock.
 
-    The moments that a pod's object holds are those of other machines' clocks: a kubelet's, the API
-    server's, an earlier leader's. They are shown and compared for equality; how long something has
-    lasted is measured by these. An operator that begins anew measures from its beginning.
+    The timestamps in a pod come from other machines' clocks: a kubelet's, the API server's, an
+    earlier leader's. They are only shown and compared for equality; durations are measured with
+    these fields instead. An operator that restarts measures from its own start.
     """
 
     created: float = 0.0
-    readiness: float = 0.0  # ready, or not, since then
+    readiness: float = 0.0  # since then it has been ready, or has not
     unprepared: float = 0.0
     drain: float = 0.0
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """`problem` is a reason why it does not get ready ("" while nothing is
-    wrong); `message` says more. `unprepared_since` is when the kubelet began, in vain so far, to
-    make volumes, secrets and network: it tells what is missing in events alone. `drain_since` is
-    when it was marked to go ("" where it was not), `drain_reason` why it and no other; in a
-    roll-out `replaced_by` says for which revision, and `drain_seconds` how long its requests may
-    take ("" else). `unready_since` is "" while it is ready, or nobody has said anything;
-    `ready_since` while it is not."""
+    """`problem`: why it does not become ready, "" if nothing is wrong; `message` holds the details.
+    `unprepared_since`: when the kubelet began to set up volumes, secrets and network, without
+    success so far; only events say what is missing. `drain_since`: when it was marked to go, "" if
+    it was not; `drain_reason`: why this pod was chosen. In a roll-out `replaced_by` is the new
+    revision and `drain_seconds` the time for its requests, else "". `unready_since` is "" while it
+    is ready or its readiness is unknown; `ready_since` is "" while it is not ready."""
 
     name: str
     component: str
@@ -322,12 +321,12 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ends(self) -> bool:
-        """It takes nothing new any more, or is about to."""
+        """Whether it terminates or was marked to go, so that it takes no new requests soon."""
         return self.terminating or bool(self.drain_since)
 
 
 class ObservedScaler(msgspec.Struct, frozen=True, kw_only=True):
-    """A PoolScaler. `wanted` is what somebody wrote into it, the rest what we did."""
+    """A PoolScaler. `wanted` is what an autoscaler wrote; we wrote the other fields."""
 
     wanted: int
     replicas: int
@@ -335,7 +334,8 @@ class ObservedScaler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservedRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """An Ingress or HTTPRoute. `accepted` is None while nobody has said so or otherwise."""
+    """An Ingress or HTTPRoute. `accepted` is None while no controller has accepted or rejected
+    it."""
 
     kind: Literal["Ingress", "HTTPRoute"]
     accepted: bool | None
@@ -343,7 +343,7 @@ class ObservedRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A child that the API server did not take: its own words."""
+    """A child that the API server refused; `message` is the server's."""
 
     child: ChildKey
     code: int
@@ -351,8 +351,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Departure(msgspec.Struct, frozen=True):
-    """What keeps a role's surplus nodes from going, beside their requests; `held`: it does not pass
-    by itself."""
+    """What keeps a role's surplus nodes from going, except their requests. `held`: it needs an
+    intervention."""
 
     role: Role
     words: str
@@ -360,8 +360,8 @@ class Departure(msgspec.Struct, frozen=True):
 
 
 class Roll(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is with a pool's roll-out. `rolling`: nodes of older revisions serve. `no_room`: what
-    the GPU budget lacks for it. `short`: roles that get fewer nodes than wanted by that budget."""
+    """The state of a pool's roll-out. `rolling`: nodes of older revisions serve. `no_room`: what
+    the GPU budget lacks for it. `short`: roles that the budget gives fewer nodes than desired."""
 
     rolling: bool = False
     no_room: str = ""
@@ -369,7 +369,7 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """What the planner decided last."""
+    """The planner's last decision."""
 
     mode: PlannedMode
     prefill: int
@@ -379,16 +379,15 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     numbers: str = ""
 
     def like(self, other: Planned) -> bool:
-        """The same counts for the same reason."""
+        """Whether counts and reason are the same."""
         counts, others = (self.prefill, self.decode), (other.prefill, other.decode)
         return counts == others and self.reason == other.reason
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool's children at one moment. `nodes` and `fetches` are None where the index was not
-    asked or did not answer; `silent` where it did not several times in a row.
-    `address` is that of the router's LoadBalancer, "" without one. `planned` is None where nobody
-    plans for the pool, or it is paused."""
+    """One pool's children at one moment. `nodes` and `fetches` are None if the index was not read
+    or did not answer; `silent` if several reads in a row failed. `address` is that of the router's
+    LoadBalancer, "" without one. `planned` is None without autoscaling, or while paused."""
 
     workloads: tuple[ObservedWorkload, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
@@ -404,17 +403,17 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def drains(self) -> bool:
-        """Nodes are to go, or about to be chosen."""
+        """Whether nodes must go, chosen or not yet."""
         return bool(self.departures) or any(pod.drain_since for pod in self.pods)
 
     @property
     def held(self) -> bool:
-        """Nodes are to go and cannot."""
+        """Whether nodes must go and cannot."""
         return any(each.held for each in self.departures)
 
 
 def read_workload(body: Body) -> ObservedWorkload:
-    """A Deployment of ours."""
+    """Read a Deployment of ours."""
     metadata, status = body["metadata"], body.get("status") or {}
     problem, message = _workload_problem(body["spec"], status)
     pod = (body["spec"].get("template") or {}).get("spec") or {}
@@ -445,7 +444,7 @@ def _workload_problem(spec: Body, status: Body) -> tuple[str, str]:
 
 
 def read_pod(body: Body) -> ObservedPod:
-    """A pod of ours. One that is ending has no problem."""
+    """Read a pod of ours. A terminating pod has no problem."""
     metadata, status = body["metadata"], body.get("status") or {}
     terminating = "deletionTimestamp" in metadata
     problem = None if terminating else problem_of(body)
@@ -475,7 +474,7 @@ def read_pod(body: Body) -> ObservedPod:
 
 
 def seen_pod(pod: ObservedPod, before: ObservedPod | None, now_s: float) -> ObservedPod:
-    """The pod with when it was first `seen`; `before` is how the same pod was known."""
+    """The pod with its `seen` times; `before` is the last known state of the same pod."""
     if before is None:
         first = FirstSeen(created=now_s, readiness=now_s, unprepared=now_s, drain=now_s)
         return msgspec.structs.replace(pod, seen=first)
@@ -493,8 +492,8 @@ def seen_pod(pod: ObservedPod, before: ObservedPod | None, now_s: float) -> Obse
 
 
 def read_route(body: Body) -> ObservedRoute:
-    """An Ingress or HTTPRoute of ours. No controller has to say anything about an Ingress; those
-    that do write an address."""
+    """Read an Ingress or HTTPRoute of ours. Controllers need not report on an Ingress; those that
+    do write an address."""
     spec, status = body.get("spec") or {}, body.get("status") or {}
     if "parentRefs" in spec:
         accepted, message = _accepted(body["metadata"], len(spec["parentRefs"]), status)
@@ -513,7 +512,7 @@ def read_scaler(body: Body) -> ObservedScaler:
 
 
 def read_address(body: Body) -> str:
-    """Of a Service: where its LoadBalancer listens, "" for another Service or while unknown."""
+    """The address of a Service's LoadBalancer; "" for other Services or while unknown."""
     balances = (body.get("spec") or {}).get("type") == "LoadBalancer"
     return _address(body.get("status") or {}) if balances else ""
 
@@ -543,7 +542,7 @@ def _stage(body: Body) -> Stage:
 
 
 def _address(status: Body) -> str:
-    """The first that a load balancer has."""
+    """The load balancer's first address."""
     ingress = (status.get("loadBalancer") or {}).get("ingress") or [{}]
     first: str = ingress[0].get("hostname") or ingress[0].get("ip") or ""
     return first
@@ -574,8 +573,8 @@ def _unprepared_since(status: Body) -> str:
 
 
 def _accepted(metadata: Body, parents: int, status: Body) -> tuple[bool | None, str]:
-    """By all Gateways, with what the first that does not says. What was said of an older
-    generation does not count."""
+    """Whether all Gateways accept the route, and the message of the first that rejects it. Reports
+    on an older generation are ignored."""
     newest = metadata.get("generation", 0)
     accepting = 0
     for parent in status.get("parents") or ():

@@ -1,7 +1,8 @@
-"""Looks at everything again now and then, whatever the watches say; one task for all pools.
+"""Periodically compares the cache with the API server, independently of the watches.
 
-In: time, and marks that a watch began anew. Out: the cache without what is gone, and each pool
-marked at a moment of its own. Listings are of metadata alone: 100 pools are some 200 kB.
+In: time, and marks that a watch listed again. Out: a cache without deleted objects, and a reconcile
+of each pool at its own time. One task serves all pools. Listings contain metadata only: some 200 kB
+for 100 pools.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from baton_operator.state.cache import Cache, PoolKey, keys_of
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 300.0
-# A listing by kopf is a burst of marks; its objects come before its end.
+# A listing by kopf is a burst of marks; its objects arrive before the last mark.
 SETTLE_S = 1.0
 FIRST_S = 60.0
-# Between tries to compare what could not be.
+# Backoff after a comparison that failed.
 FIRST_RETRY_S = 10.0
 LONGEST_RETRY_S = 60.0
 
 
 class KindInstalled(Exception):
-    """A kind has come that was missing: only a new life watches it, where namespaces are given."""
+    """A missing kind was installed. With a list of namespaces only a new life can watch it."""
 
 
 class Resync:
-    """One event loop's. `namespaces` is empty for all. `look` is told of each pool, and in how many
-    seconds it is to be looked at."""
+    """For one event loop. `namespaces` is empty for all. `look` is called with a pool and the
+    seconds until its reconcile."""
 
     def __init__(
         self,
@@ -53,21 +54,21 @@ class Resync:
         self._clock = clock
         self._period_s = period_s
         self._marked: set[ObjectKind] = set()
-        # Kinds that could not be compared, how often in a row, and when to try again.
+        # Kinds whose comparison failed, the failures in a row, and the time of the next attempt.
         self._failed: set[ObjectKind] = set()
         self._failures = 0
         self._retry_at = math.inf
         self._woken = asyncio.Event()
 
     def mark(self, kind: ObjectKind) -> None:
-        """Objects of this kind were listed by a watch: some may be gone since it last did."""
+        """A watch listed this kind: objects may have been deleted since its previous listing."""
         self._marked.add(kind)
         self._woken.set()
 
     async def first(self) -> None:
-        """Return when the watches have shown all that there is: a pool that is looked at before its
-        children are known would be said to lack them. Late is better than never, but not while
-        the server does not answer: nothing is known then."""
+        """Return once the cache contains all existing objects: a reconcile without them would
+        report children as missing. Give up after FIRST_S, but not while the server does not answer,
+        because nothing is known then."""
         late, silent = self._clock() + FIRST_S, False
         while True:
             try:
@@ -87,7 +88,7 @@ class Resync:
             await asyncio.sleep(SETTLE_S / 4)
 
     async def _missing(self) -> list[str]:
-        """Kinds of which an object is not known, or that may not be listed."""
+        """Kinds that cannot be listed, or with objects that are not in the cache."""
         found = [await self._lacking(kind) for kind in (*WATCHED, POOL)]
         return [words for words in found if words]
 
@@ -102,7 +103,7 @@ class Resync:
         selector = "" if kind == POOL else POOL_LABEL
         listed = await self._api.list_metadata(kind, namespace, selector)
         if was_missing and kind not in self._api.missing and namespace is not None:
-            raise KindInstalled(f"{kind.plural} were missing, and are to be watched now")
+            raise KindInstalled(f"{kind.plural} were missing and can be watched now")
         return listed
 
     async def _lacks(self, kind: ObjectKind) -> bool:
@@ -125,7 +126,7 @@ class Resync:
             await self._compare({*WATCHED, POOL})
 
     async def _until_due(self, due: float) -> None:
-        """Compare what is marked meanwhile, and again what could not be."""
+        """Until then compare marked kinds, and retry comparisons that failed."""
         while (now := self._clock()) < due:
             if now >= self._retry_at:
                 await self._compare(set(self._failed))
@@ -159,7 +160,7 @@ class Resync:
         self._plan_retry(unanswered)
 
     def _plan_retry(self, unanswered: list[Unavailable]) -> None:
-        """Twice as late each time, and no earlier than the server asked for."""
+        """Exponential backoff, but no earlier than the server asked for."""
         if not self._failed:
             self._failures, self._retry_at = 0, math.inf
         if not unanswered:
@@ -196,7 +197,7 @@ class Resync:
 
 
 def _asked_s(error: Unavailable) -> float:
-    """How long the server asked for not to be asked."""
+    """Seconds for which the server asked clients to wait."""
     return error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
 
 

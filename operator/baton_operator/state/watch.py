@@ -1,10 +1,10 @@
-"""kopf's part: it lists and watches pools and their children, and fills the cache.
+"""kopf's part: lists and watches pools and their children, and fills the cache.
 
-In: the API's events. Out: calls of the cache, marks for the resync. Only handlers of plain events,
-which keep nothing in the objects: no finalizers, no annotations. No indexes either: kopf would hold
-every object until all kinds were listed, and that was half of the memory. kopf lists anew after a
-watch was down too long, and does not say what is gone since: whatever it lists is a mark for the
-resync, which compares.
+In: the API's events. Out: calls of the cache, marks for the resync. It uses only plain event
+handlers, which store nothing in the objects: no finalizers, no annotations. It uses no indexes,
+because kopf would hold every object until all kinds were listed: half of the operator's memory.
+kopf lists again after a watch was down too long and does not report deletions meanwhile, so each
+listing is a mark for the resync, which compares.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from baton_operator.state.cache import Cache, PoolKey
 
 PREFIX = "operator.baton.dev"
 REQUEST_TIMEOUT_S = 30.0
-# Bookmarks come every minute: without any the connection is dead, whatever TCP says.
+# Bookmarks come every minute: after a longer silence the connection is dead, whatever TCP says.
 SILENCE_S = 70.0
-# The server ends a watch after so long, and so evens out where watches go.
+# Seconds after which the server ends a watch, so that watches spread over API servers again.
 WATCH_S = 600
-# An object's task in kopf, and with it the object's body, lives on so long after an event.
+# Seconds for which kopf keeps an object's task, and with it the object's body, after an event.
 IDLE_S = 0.1
 # Objects per page of a listing: 2,400 at once were 60 MiB.
 PAGE = 50
@@ -34,22 +34,22 @@ EXIT_S = 0.5
 
 
 class Backoffs:
-    """Pauses between tries of kopf's own requests: as many as it takes. A server that is away must
-    not end the operator. `failed` is told of each try that failed and is about to be repeated."""
+    """Endless pauses between retries of kopf's own requests: an API server that is away must not
+    end the operator. `failed` is called for each failed attempt that will be retried."""
 
     def __init__(self, failed: Callable[[], None]) -> None:
         self._failed = failed
 
     def __iter__(self) -> Iterator[float]:
-        # kopf takes a pause before each try, so it comes back for another one after a failure.
+        # kopf takes a pause from here before each attempt, so the next call follows a failure.
         for pause in chain((0.2, 0.5, 1, 2, 3), repeat(5)):
             yield pause
             self._failed()
 
 
 class NoDiffs(kopf.DiffBaseStorage):
-    """kopf would copy each object of each event for a comparison that nobody asks for: a fifth of
-    the operator's computing time."""
+    """Keeps kopf from copying each object for a diff that nothing uses: a fifth of the operator's
+    CPU time."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -64,7 +64,7 @@ class NoDiffs(kopf.DiffBaseStorage):
 def watch_settings(
     namespaces: tuple[str, ...], failed: Callable[[], None]
 ) -> kopf.OperatorSettings:
-    """`failed` is told of each of kopf's requests that had no success."""
+    """`failed` is called for each failed request of kopf."""
     settings = kopf.OperatorSettings()
     settings.watching.server_timeout = WATCH_S
     settings.watching.inactivity_timeout = SILENCE_S
@@ -76,11 +76,11 @@ def watch_settings(
     settings.queueing.exit_timeout = EXIT_S
     settings.posting.enabled = False
     settings.peering.standalone = True
-    # With namespaces given nothing of the whole cluster is read; else CRDs that come are noticed.
+    # With namespaces given no cluster-wide object is read; otherwise kopf notices new CRDs.
     settings.scanning.disabled = bool(namespaces)
-    # Else it would kill this process 10 minutes after a restart of kopf inside of it.
+    # Otherwise kopf would kill this process 10 minutes after its own restart in it.
     settings.process.ultimate_exiting_timeout = None
-    # Nothing is kept in objects; should kopf ever begin to, then under names of our own.
+    # Nothing is stored in objects; if kopf ever does, it uses names of our own.
     settings.persistence.finalizer = f"{PREFIX}/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=PREFIX)
     settings.persistence.diffbase_storage = NoDiffs()
@@ -92,8 +92,8 @@ def watch_settings(
 def watch_registry(
     cache: Cache, listed: Callable[[ObjectKind], None], probes: dict[str, Callable[[], float]]
 ) -> kopf.OperatorRegistry:
-    """`listed` is told the kind of each object that came in a listing. `probes` are asked when
-    somebody asks for /healthz; one that raises makes it answer 500."""
+    """`listed` is called with the kind of each object that came from a listing. `probes` run for
+    each request of /healthz; if one raises, the answer is 500."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
