@@ -1,12 +1,12 @@
-"""From what routers, nodes and the cluster say to the planner's counts, and to the pool.
+"""Computes a pool's node counts from the reports of routers, nodes and cluster.
 
-    policy        the spec as the planner's rules
-    demand        routers' reports over a window as a demand; `latency`: percentiles of their counts
-    node_metrics  nodes' reports as gauges, and as samples to learn from
-    node_views    pods and gauges as the planner's nodes
-    desired       how many nodes are wanted now, before the next decision
-    pool_scalers  counts that others want, through PoolScaler
-    autoscaler    one look: the planner asked, the pool with its counts, what is said of it
+    policy        the planner's policy from the spec
+    demand        the demand in a time window from the routers' reports; `latency`: percentiles
+    node_metrics  gauges, and samples to learn from, from the nodes' reports
+    node_views    the planner's nodes from pods and gauges
+    desired       the desired numbers before the next decision
+    pool_scalers  counts that external autoscalers set through PoolScalers
+    autoscaler    runs the planner for a pool and applies its counts
     planner       how many nodes of each role there should be, and why
 
 All but autoscaler and pool_scalers are pure.

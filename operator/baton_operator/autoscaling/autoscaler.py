@@ -1,9 +1,9 @@
-"""One look at an autoscaled pool: the planner is asked, the pool gets its counts.
+"""Runs the planner for a pool and sets the pool's node counts.
 
-In: a pool, what was observed of it, what its index answered. Out: the pool with as many replicas as
-are wanted, and what is to be said about that. What is wanted is in the pool's status; memory holds
-what was seen, which a new operator sees again. Where the index does not answer the planner looks
-all the same: what is known grows old, and then it holds and says so.
+In: a pool, what was observed of it, its index's answer. Out: the pool with the planned replicas,
+and the decision for the status. The decision is stored in the pool's status; memory holds
+observations, which a new operator collects again. The planner also runs if the index does not
+answer: its data becomes stale, and then it keeps the counts and reports why.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class _Memory:
-    """`planned` is the last decision, made at `looked_s` of that generation of the spec."""
+    """`planned` is the last decision, made at `looked_s` for `generation` of the spec."""
 
     history: demand.History = field(default_factory=demand.History)
     gauges: node_metrics.Gauges = field(default_factory=dict)
@@ -56,7 +56,7 @@ class _Memory:
 
 
 class Autoscaler:
-    """One pool's. `clock` tells seconds and never goes back, `now` is the time of day."""
+    """For one pool. `clock` is monotonic, in seconds; `now` is the time of day."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Autoscaler:
     def follow(
         self, pool: Pool, revision: str, observed: Observed, answer: Answer | None
     ) -> tuple[Pool, Planned | None]:
-        """`revision` is the current one. None where nobody plans. Raise SpecError for bounds that
-        nothing obeys."""
+        """`revision` is the current one. The decision is None without autoscaling or while paused.
+        Raise SpecError for contradictory bounds."""
         spec = pool.spec.autoscaling
         if spec is None or not spec.is_planned:
             self.forget()
@@ -99,7 +99,7 @@ class Autoscaler:
         return with_replicas(pool, own), planned
 
     def forget(self) -> None:
-        """Nobody plans for the pool any more."""
+        """Drop the pool's state and metrics: the planner no longer runs for it."""
         if self._memory is not None:
             self._metrics.undecided(str(self._key))
         self._memory = None
@@ -111,7 +111,8 @@ class Autoscaler:
     def _learn(
         self, memory: _Memory, observed: Observed, answer: Answer | None, workers: int
     ) -> None:
-        """Of each router pod that is ready so many `workers` have something to say."""
+        """Update history, gauges and learnt speeds. Each ready router pod reports once per
+        worker."""
         before = memory.gauges
         found = [NodeSample(start_s=took_s) for took_s in memory.starts.ended(observed.pods)]
         if answer is not None:
@@ -176,7 +177,7 @@ class Autoscaler:
             memory.history,
             now_s,
             policy.percentile,
-            # Who wants to go down fast wants no longer memory of what was.
+            # A fast scale-down must not be delayed by a longer window.
             longest_s=min(demand.WINDOW_S, policy.down_stabilisation_s),
             asleep=not any(desired.values()),
         )
@@ -193,7 +194,7 @@ class Autoscaler:
 def _with_store(
     situation: Situation, spec: AutoscalingSpec, seen: node_metrics.Gauges
 ) -> Situation:
-    """What its owner says that the store gives, and what is read of it."""
+    """Add the store's read limit from the spec and the measured reads."""
     asked, able, most = situation.demand, situation.capability, spec.store_read_per_second
     if asked is None or able is None or most is None:
         return situation
@@ -205,7 +206,7 @@ def _with_store(
 
 
 def _rolls(revision: str, observed: Observed) -> bool:
-    """Nodes of an older revision are there, or would be made again."""
+    """Whether nodes of an older revision exist or would be created again."""
     made = {one.revision for one in observed.workloads if one.component in ROLES and one.desired}
     there = {
         pod.revision for pod in observed.pods if pod.component in ROLES and pod.stage != "over"
@@ -214,8 +215,8 @@ def _rolls(revision: str, observed: Observed) -> bool:
 
 
 def _holds(observed: Observed) -> bool:
-    """Every router holds requests that come while there is no node. Those that were there before
-    the spec let the pool sleep do not, and no longer serve once it does."""
+    """Whether ready routers hold requests while there is no node. Routers from before the spec
+    allowed scale-to-zero do not, and no longer serve once their Deployment has rolled."""
     routers = (one for one in observed.workloads if one.component == "router")
     return any(one.holds and one.rolled and one.ready for one in routers)
 

@@ -1,10 +1,10 @@
-"""What clients ask of a pool, from its routers' counters. Pure.
+"""The demand of clients, from the routers' counters. Pure.
 
-In: all routers' reports, each time that the index answers. Out: a `History`, and from it a `Demand`
-of the last window. A counter begins at 0 with its router's start, which the report names: so a
-start that was not seen before brings what it counted since, if it is as young as that, and nothing
-if it is older. An answer in which a router is missing, or says what it said before, is no
-observation: what is known grows old.
+In: all routers' reports, each time that the index answers. Out: a `History`, and from it the
+`Demand` of the last window. A counter starts at 0 when its router starts, and the report contains
+the router's uptime. So a new router's counters count in full if it started since the last answer,
+and not at all if it is older. An answer in which a router is missing or stale is ignored, and the
+known data ages.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from baton_operator.autoscaling.planner.records import Demand
 from baton_protocol.store import RouterReport
 
 WINDOW_S = 60.0
-LEAST_WINDOW_S = 10.0  # of less a rate says nothing
-BIRTH_S = 5.0  # a report may be so much older than the answer that has it
-LATE_S = 3.0  # routers tell once per second: who is so late has fallen silent since
+LEAST_WINDOW_S = 10.0  # a rate over a shorter window is unreliable
+BIRTH_S = 5.0  # maximum age of a report in an answer
+LATE_S = 3.0  # routers report once per second; a report this late comes from a silent router
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Of all counters, over the `span_s` before `at_s`."""
+    """The increase of all counters over the `span_s` before `at_s`."""
 
     at_s: float
     span_s: float
@@ -38,7 +38,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """`reports` are the newest complete ones, by router, heard at `at_s`."""
+    """`reports` are the newest complete set, by router, received at `at_s`."""
 
     at_s: float | None = None
     reports: Mapping[str, RouterReport] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class History:
 
 
 def heard(history: History, reports: Sequence[RouterReport], routers: int, at_s: float) -> History:
-    """`routers` is how many are ready, each worker of a pod one, and so have something to say."""
+    """Add an answer. `routers`: number of ready routers, counting each worker of a pod."""
     fresh = [one for one in reports if _is_fresh(history, one, at_s)]
     if not fresh or len(fresh) < routers:
         return history
@@ -69,12 +69,13 @@ def demand_of(
     longest_s: float = WINDOW_S,
     asleep: bool = False,
 ) -> Demand | None:
-    """`share` of the measured times are within `ttft_s` and `itl_s`; the window is `longest_s`, up
-    to one span more. None while no routers were heard. Rates are None before LEAST_WINDOW_S. Of a
-    pool that is `asleep` a router's mere start is no word of a client's.
+    """The demand in the last window of `longest_s`, or up to one span more. `ttft_s` and `itl_s`
+    are the percentile `share` of the measured times. None until routers have reported. Rates are
+    None before LEAST_WINDOW_S. In a pool that is `asleep` the start of a router is not client
+    activity.
 
-    Routers count a request as live from its placement on, also while it waits for a prefill node;
-    the nodes know better who generates, and so say it.
+    `live_requests` stays unset: routers count a request from its placement, even while it waits for
+    a prefill node. The nodes' own numbers are more precise.
     """
     if history.at_s is None:
         return None
@@ -102,8 +103,8 @@ def demand_of(
 
 
 def _is_fresh(history: History, report: RouterReport, at_s: float) -> bool:
-    """Its router's clock went on since it was heard before. A report outlives its router's last
-    word by some seconds, in which its counters stand still."""
+    """Whether the router's uptime advanced since the last answer. A report stays in the index for
+    some seconds after its router's end, with unchanged counters."""
     known = history.reports.get(report.router)
     if known is None or history.at_s is None or at_s == history.at_s:
         return True
@@ -112,7 +113,7 @@ def _is_fresh(history: History, report: RouterReport, at_s: float) -> bool:
 
 
 def _window(history: History, longest_s: float) -> tuple[Growth, ...]:
-    """The newest growths that together are as long, and long enough to say anything."""
+    """The newest growths that together cover `longest_s`, and at least LEAST_WINDOW_S."""
     found: list[Growth] = []
     for one in reversed(history.growths):
         if sum(other.span_s for other in found) >= max(longest_s, LEAST_WINDOW_S):
@@ -122,7 +123,7 @@ def _window(history: History, longest_s: float) -> tuple[Growth, ...]:
 
 
 def _before(history: History, report: RouterReport, span_s: float) -> RouterReport:
-    """What its growth counts from."""
+    """The report from which the router's growth is counted."""
     known = history.reports.get(report.router)
     if known is not None:
         return known

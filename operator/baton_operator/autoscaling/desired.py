@@ -1,8 +1,8 @@
-"""How many nodes are wanted now, before the planner says anything new. Pure.
+"""The desired number of nodes before the planner's next decision. Pure.
 
-In: the pool, its status, its Deployments. Out: a count per role. What was decided last is in the
-status, where the next operator finds it; where nothing was decided yet, there are as many nodes as
-there are.
+In: the pool, its status, its Deployments. Out: a count per role. The status holds the last
+decision, where the next operator finds it. Without a decision the Deployments' current replicas
+count.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def desired_now(
     said: AutoscalingStatus | None,
     workloads: Sequence[ObservedWorkload],
 ) -> dict[Role, int]:
-    """`spec` is the pool's own. Of a role that somebody else scales, and where the planner only
-    advises, what the pool says."""
+    """`spec` is the pool's own. For a role that an external autoscaler scales, and in mode advise,
+    the pool's `replicas` count."""
     own = {role: pool.spec.role(role).replicas for role in ROLES}
     if spec.mode != "auto":
         return own

@@ -1,7 +1,7 @@
-"""A percentile of times of which only the counts between bounds are known. Pure.
+"""A percentile from a histogram of latencies. Pure.
 
-In: counts as in a RouterReport, the share. Out: seconds, or None where nothing was counted. Within
-two bounds times are taken to lie evenly.
+In: counts per bucket as in a RouterReport, the share. Out: seconds, or None if nothing was counted.
+Times are assumed to be spread evenly within a bucket.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from baton_protocol.store import LATENCY_BOUNDS_S
 
 
 def percentile(counts: Sequence[int], share: float) -> float | None:
-    """What lies beyond all bounds counts as the last of them."""
+    """Linear interpolation. Times beyond all bounds count as the last bound."""
     left = share * sum(counts)
     if left <= 0.0:
         return None

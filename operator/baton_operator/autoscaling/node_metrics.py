@@ -1,8 +1,8 @@
-"""What nodes report, as gauges and as samples to learn from. Pure.
+"""Gauges, and samples to learn from, from the nodes' reports. Pure.
 
-In: the nodes' reports, each time that the index answers. Out: a `Gauge` per node, which grows old
-where its node falls silent, and `NodeSample`s of those that worked between two answers. How busy a
-node was follows from its counters and its own measured speeds: no node says it.
+In: the nodes' reports, each time that the index answers. Out: a `Gauge` per node, which ages if its
+node is silent, and a `NodeSample` per node that worked between two answers. Nodes do not report how
+busy they are; it is derived from their counters and measured speeds.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from baton_operator.autoscaling.planner.capability.learn import NodeSample
 from baton_operator.autoscaling.planner.records import Capability
 from baton_protocol.store import NodeReport, Role
 
-# A node's step time is a moving mean over about ten steps: of fewer it says what was before.
+# A node's step time is a moving average over about ten steps; after fewer it shows older steps.
 ENOUGH_STEPS = 10
-# A node measures a batch of one at its start. Until it was seen with more, so many requests are
-# taken to make a step twice as long: fewer than do on any GPU, so that nodes come too early rather
-# than too late.
+# A node measures a batch of one at its start. Until larger batches are measured, this many requests
+# are assumed to double a step's time. On every GPU more are needed, so nodes are added too early
+# rather than too late.
 BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A node's newest report, heard at `at_s`. `busy`: the share of the time since the one before
-    that its engine worked, None of the first; `fetched`: bytes per second that it read from the
-    store then."""
+    """A node's newest report, received at `at_s`. `busy`: share of the time since the previous
+    report in which its engine worked; None for the first report. `fetched`: bytes per second that
+    it read from the store in that time."""
 
     at_s: float
     report: NodeReport
@@ -39,7 +39,7 @@ Gauges = Mapping[str, Gauge]
 
 
 def heard(gauges: Gauges, reports: Sequence[NodeReport], at_s: float) -> dict[str, Gauge]:
-    """Those that say nothing keep what they said."""
+    """Nodes without a report keep their last gauge."""
     fresh: dict[str, Gauge] = {
         report.node: _gauge(gauges.get(report.node), report, at_s) for report in reports
     }
@@ -47,13 +47,13 @@ def heard(gauges: Gauges, reports: Sequence[NodeReport], at_s: float) -> dict[st
 
 
 def samples(before: Gauges, after: Gauges) -> list[NodeSample]:
-    """Of the nodes that were heard twice."""
+    """A sample of each node with two reports of the same start."""
     pairs = ((before.get(name), gauge) for name, gauge in after.items())
     return [_sample(a.report, b.report) for a, b in pairs if a is not None and _goes_on(a, b)]
 
 
 def prior_of(gauges: Gauges) -> Capability | None:
-    """What nodes measured at their start, or since; None before one of them has measured both."""
+    """The nodes' own measurements; None until prefill and decode speed are both known."""
     reports = [gauge.report for gauge in gauges.values()]
     prefill = _typical(reports, "prefill", lambda one: one.speeds.prefill_tokens_per_s)
     step_ms = _typical(reports, "decode", lambda one: one.speeds.decode_step_ms)
@@ -69,33 +69,33 @@ def prior_of(gauges: Gauges) -> Capability | None:
 
 
 def store_read(gauges: Gauges) -> float | None:
-    """Bytes per second that all of them read; None where nobody says it."""
+    """Bytes per second that all nodes read; None if no node reports it."""
     known = [gauge.fetched for gauge in gauges.values() if gauge.fetched is not None]
     return sum(known) if known else None
 
 
 def kv_tokens(report: NodeReport) -> int:
-    """In use by live requests."""
+    """KV tokens in use by live requests."""
     load = report.load
     return max(0, load.total_blocks - load.free_blocks) * report.layout.block_size
 
 
 def kv_capacity(report: NodeReport) -> int:
-    """In tokens."""
+    """The node's KV capacity in tokens."""
     return report.load.total_blocks * report.layout.block_size
 
 
 def _typical(
     reports: Sequence[NodeReport], role: Role, value: Callable[[NodeReport], float]
 ) -> float | None:
-    """The middle of that role's nodes, or of all where the role has none that say it."""
+    """The median of the role's nodes, or of all nodes if none of the role reports it."""
     known = [(one.role, value(one)) for one in reports if value(one) > 0.0]
     own = [value for of_role, value in known if of_role == role]
     return median(own or [value for _, value in known]) if known else None
 
 
 def _goes_on(before: Gauge, after: Gauge) -> bool:
-    """Another report of the same start."""
+    """Whether `after` is a newer report of the same start of the node."""
     return after.at_s > before.at_s and after.report.epoch == before.report.epoch
 
 
@@ -107,7 +107,7 @@ def _gauge(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
     computed = load.computed_prompt_tokens_total - before.report.load.computed_prompt_tokens_total
     steps = load.engine_steps_total - before.report.load.engine_steps_total
     prompts_s = computed / speeds.prefill_tokens_per_s if speeds.prefill_tokens_per_s else 0.0
-    # Steps with prompts take longer, and are counted above; those without take this.
+    # `decode_step_ms` is the time of steps without prompts; prompts are counted above.
     steps_s = steps * speeds.decode_step_ms / 1e3
     span_s = at_s - before.at_s
     fetched = load.fetched_bytes_total - before.report.load.fetched_bytes_total

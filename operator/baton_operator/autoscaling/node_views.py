@@ -1,8 +1,8 @@
-"""A pool's pods as the planner's nodes. Pure.
+"""The planner's nodes from a pool's pods. Pure.
 
-In: pods as observed, gauges, how many nodes are wanted. Out: `NodeView`s, and how long starts took.
-A pod that ends still holds its GPUs, so it counts as one that drains, as does one that was drained
-by hand, and one too many that nobody has chosen yet: it is as good as gone.
+In: pods as observed, gauges, desired numbers. Out: `NodeView`s, and the duration of starts. A
+terminating pod still holds its GPUs, so it counts as draining. So do a node that was drained by
+hand, and a surplus node that is not chosen yet: both will be gone soon.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def nodes_of(
     rolling: bool,
     now_s: float,
 ) -> tuple[NodeView, ...]:
-    """`now_s` is the clock of the gauges, and of what was seen of the pods. While a roll-out
-    runs there are more than are wanted, and none is too many."""
+    """`now_s` is on the clock of the gauges and of `FirstSeen`. During a roll-out there may be more
+    nodes than desired, and none counts as surplus."""
     there = [pod for pod in pods if pod.component in ROLES and pod.stage != "over"]
     found: list[NodeView] = []
     for role in ROLES:
@@ -38,14 +38,14 @@ def nodes_of(
 
 @dataclass
 class Starts:
-    """Which pods start, and which have started. One that is away for a moment, or whose node is
-    silent, does not start anew."""
+    """Tracks which pods are starting and which have started. A pod that is unready for a moment, or
+    whose node is silent, does not start again."""
 
     _starting: set[str] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)
 
     def ended(self, pods: Iterable[ObservedPod]) -> list[float]:
-        """How long the starts took, in seconds, that have ended since the last look."""
+        """Durations, in seconds, of the starts that have ended since the last call."""
         found = []
         nodes = [pod for pod in pods if pod.component in ROLES]
         for pod in nodes:
@@ -95,7 +95,7 @@ def _since_s(pod: ObservedPod, now_s: float) -> float:
 
 
 def _without_surplus(views: Sequence[NodeView], desired: int) -> list[NodeView]:
-    """Those that are not ready go first, as they do in the cluster."""
+    """Mark the surplus as draining; unready nodes first, as Kubernetes does."""
     staying = [view for view in views if view.phase != Phase.DRAINING]
     ranked = sorted(staying, key=lambda view: (view.phase == Phase.READY, view.name))
     going = {view.name for view in ranked[: max(0, len(staying) - desired)]}

@@ -2,8 +2,8 @@
 
 In: its pods and their nodes' reports. Out: `Victim`s in the order of choice. Except for the last
 keys it is the order in which Kubernetes removes pods, which marks cannot override: unscheduled
-pods, then pending ones, then unready ones, then by the deletion cost that the mark sets. So Kubernetes
-removes the chosen pods. A mark is kept unless a less loaded pod has appeared since.
+pods, then pending ones, then unready ones, then by the deletion cost that the mark sets. So
+Kubernetes removes the chosen pods. A mark is kept unless a less loaded pod has appeared since.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What a node can do, learnt from what nodes report."""
+"""A node's speeds and capacity, learnt from the nodes' reports."""

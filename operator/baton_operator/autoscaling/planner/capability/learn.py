@@ -1,12 +1,12 @@
-"""What a node can do, learnt from what nodes report. Pure.
+"""A node's speeds and capacity, learnt from the nodes' reports. Pure.
 
-In: samples, one per node and look, beside a prior (the self-benchmark of a node's start). Out: a
-`Learnt`, and from it a `Capability`.
+In: samples, one per node and answer, and a prior (the benchmark that a node runs at its start).
+Out: a `Learnt`, and from it a `Capability`.
 
-Speeds and start-up times are moving means of their logarithms; a decode step's time is fitted by
-`step_time`, older samples counting less. The prior is worth a few samples. A sample that is further
-from what is expected than three times what samples usually are is taken to be that far: one outlier
-moves nothing, a change that stays does. What is no sane positive number is not a sample.
+Speeds and start times are moving averages of their logarithms; `step_time` fits the time of a
+decode step and gives older samples less weight. The prior weighs as much as a few samples. A
+sample's deviation is clipped to three mean deviations, so one outlier has little effect and a
+lasting change does. Samples that are not positive and plausible are ignored.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PRIOR_WEIGHT = 5.0  # samples
 MOST_WEIGHT = 50.0  # the newest sample moves a mean by at least 1/50
 FAR = 3.0  # mean deviations
 LEAST_DEVIATION = 0.02
-SANE = 1e9  # of seconds, tokens and tokens per second; NaN is not below it
+SANE = 1e9  # upper bound for seconds, tokens and tokens per second; comparison rejects NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSample:
-    """What one node said at one look; None where it did not."""
+    """What one node reported at one time; None for a value that it did not report."""
 
-    batch: float | None = None  # mean of the steps that took `step_s`
+    batch: float | None = None  # mean number of sequences of the steps that took `step_s`
     kv_tokens: float | None = None
     step_s: float | None = None  # of a decode step
     prefill_tokens_per_s: float | None = None  # while it computed prompts
-    start_s: float | None = None  # said once, when it became ready
+    start_s: float | None = None  # reported once, when it became ready
     kv_capacity: int | None = None
 
 
@@ -72,7 +72,7 @@ class Learnt:
 
 
 def begin(prior: Capability) -> Learnt:
-    """Nothing learnt yet. The prior's speeds and times are above zero."""
+    """Only the prior, whose speeds and times must be above zero."""
     return Learnt(
         prior=prior,
         prefill=Mean(log(prior.prefill_tokens)),

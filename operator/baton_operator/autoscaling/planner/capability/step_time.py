@@ -1,9 +1,9 @@
-"""A decode step's time as `base + batch per_seq + kv per_kv_token`, fitted as samples come.
+"""A decode step's time as `base + batch per_seq + kv per_kv_token`, fitted online.
 
-In: samples. Out: three coefficients, none below zero. Kept are the sums of least squares, older
-samples fading. Each coefficient counts by what it is worth at the mean batch and KV, so that the
-prior, and the little of it that never fades, pull equally at all three: a pool whose batches are
-all alike cannot tell them apart, and then they stay near what they were.
+In: samples. Out: three coefficients, all >= 0. The state is the sums of a least-squares fit, in
+which older samples fade. Each coefficient is scaled by the mean batch and KV, so that the prior,
+and the small part of it that never fades, pull equally at all three. If all batches of a pool are
+alike, the coefficients cannot be told apart and stay near their previous values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 Three = tuple[float, float, float]
-FADE = 0.995  # the newest 200 samples or so count
+FADE = 0.995  # per sample: about the newest 200 count
 PRIOR_WEIGHT = 5.0  # samples
 RIDGE = 1e-4  # of the samples' weight
 FAR = 3.0  # mean deviations
@@ -85,15 +85,14 @@ def _least_squares(fit: StepFit) -> Three:
 
 
 def _scale(fit: StepFit) -> Three:
-    """The mean sample: what a coefficient is multiplied with, so that all three weigh the same."""
+    """The mean sample; multiplying by it gives all three coefficients the same unit."""
     _, batch, kv_tokens = fit.products[0]
     weight = fit.products[0][0]
     return 1.0, max(batch / weight, LEAST_SCALE), max(kv_tokens / weight, LEAST_SCALE)
 
 
 def _equations(fit: StepFit, scale: Three) -> tuple[list[list[float]], list[float]]:
-    """Matrix and right-hand side of the least squares of scaled coefficients, with the pull of the
-    prior."""
+    """Matrix and right-hand side of the least squares of scaled coefficients, prior included."""
     pull = fit.prior_weight + RIDGE * fit.products[0][0]
     matrix = [[fit.products[i][j] / scale[i] / scale[j] for j in range(3)] for i in range(3)]
     for i in range(3):
@@ -105,7 +104,7 @@ def _equations(fit: StepFit, scale: Three) -> tuple[list[list[float]], list[floa
 def _solve_for(
     chosen: Sequence[int], matrix: Sequence[Sequence[float]], right: Sequence[float]
 ) -> Three:
-    """The solution whose coefficients beside the chosen ones are zero."""
+    """The solution in which the coefficients that are not chosen are zero."""
     found = _solve_equations(
         [[matrix[i][j] for j in chosen] for i in chosen], [right[i] for i in chosen]
     )

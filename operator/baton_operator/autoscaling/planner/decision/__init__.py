@@ -1,1 +1,1 @@
-"""The rules in their order, and the decision with its reason."""
+"""The planner's rules in their order, and the decision with its reason."""

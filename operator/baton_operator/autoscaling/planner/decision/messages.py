@@ -11,8 +11,8 @@ from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import MOVE, Decision, Policy, Reason
 from baton_protocol.store import ROLES, Role
 
-# Of two roles that stay, the one of the earlier rank speaks: who does not know; who has too few;
-# who has too many; who has what it needs.
+# If neither role changes, the reason of the role with the higher rank is reported: unknown inputs,
+# then too few nodes, then too many, then as many as needed.
 BLIND = frozenset(
     {
         Reason.DEMAND_UNKNOWN,
@@ -75,7 +75,7 @@ def at_zero(
 
 
 def _weight(course: Course) -> tuple[bool, bool, float, int]:
-    """Who changes speaks, up before down."""
+    """Sort key: a role that changes explains the decision, and growing goes before shrinking."""
     change = (course.value - course.now) / max(1, course.now)
     return course.value != course.now, course.value > course.now, abs(change), _rank(course.reason)
 

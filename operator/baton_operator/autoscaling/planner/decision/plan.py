@@ -1,20 +1,20 @@
 """How many nodes a pool should have: the rules in their order.
 
-In: one look at the pool (Situation), what its owner wants (Policy), what earlier looks left
-(Memory). Out: the Decision and the Memory for the next look. The caller acts on it, or only shows
-it: the modes are the caller's.
+In: the state of the pool (Situation), what its owner wants (Policy), the memory of earlier calls
+(Memory). Out: the Decision and the Memory for the next call. The caller applies the decision or
+only shows it, depending on the mode.
 
-    bounds         of now, schedules applied                             limits.schedule
-    scale to zero  the pool sleeps, or is to                             limits.scale_to_zero
-    need           per role, from demand and what a node can do          demand.need
-    correction     a measured miss adds one; reading the store may bind  demand.measured
-    stabilization  up to the least, down to the most of a window         limits.stabilization
-    limits         bounds, then ratio and GPU budget, for both together  limits.bounds, replica_fit
-    rate           what of it now: rates, drains, roll-outs, and         limits.scaling_rate,
-                   whether the nodes that stay suffice                   limits.consolidation
+    bounds         current bounds, with schedules                        limits.schedule
+    scale to zero  whether the pool sleeps                               limits.scale_to_zero
+    need           per role, from demand and a node's capability         demand.need
+    correction     a missed target adds a node; store reads may limit    demand.measured
+    stabilization  up to the minimum, down to the maximum of a window    limits.stabilization
+    limits         bounds, then ratio and GPU budget for both roles      limits.bounds, replica_fit
+    rate           the part to apply now: rates, drains, roll-outs, and  limits.scaling_rate,
+                   whether the remaining nodes suffice                   limits.consolidation
 
-More demand never gives a role fewer nodes, all else equal, but for a budget or a ratio that both
-roles share, a store that is read at its limit, and a trend: one look above the line may end it.
+All else equal, more demand never gives a role fewer nodes. The exceptions are a budget or ratio
+that both roles share, a store at its read limit, and a trend, which a single higher sample may end.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from baton_protocol.store import ROLES, Role
 
 __all__ = ["Memory", "plan"]
 
-MISS_WINDOWS = 4.0  # down windows that a missed target is remembered
+MISS_WINDOWS = 4.0  # scale-down windows for which a missed target is remembered
 
 
 def plan(situation: Situation, policy: Policy, memory: Memory) -> tuple[Decision, Memory]:
-    """What to set both roles to, and why. Pure; asking twice for the same time changes nothing."""
+    """The count for both roles, and why. Pure and idempotent for the same time."""
     at_s = situation.at_s
     bounds = ranges(policy, situation.minute_of_week)
     fleets = {role: fleet_of(role, situation, policy.stale_after_s) for role in ROLES}
@@ -91,7 +91,7 @@ def _needs(
     memory: Memory,
     at_s: float,
 ) -> tuple[Courses, Memory]:
-    """Of both roles, within their bounds; remembered before any window makes them smooth."""
+    """The need of both roles within their bounds, recorded before stabilization smooths it."""
     found = []
     for role in ROLES:
         course = needed(fleets[role], fleets["prefill"], look, policy)

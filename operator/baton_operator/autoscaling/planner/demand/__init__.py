@@ -1,1 +1,1 @@
-"""What clients will ask, and how many nodes that needs."""
+"""Expected demand, and the number of nodes that it needs."""
