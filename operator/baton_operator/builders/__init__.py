@@ -1,11 +1,10 @@
-"""What a pool consists of, as manifests. Pure: the same pool gives the same manifests.
+"""Builds a pool's objects as manifests. Pure: the same pool gives the same manifests.
 
-child    names, labels and owner of whatever a pool owns; a user's podTemplate laid over a built one
+child    names, labels and owner of a pool's objects; merges a user's podTemplate
 pods     what all pods share: security, probes, drain, flags as arguments
-store    the managed Redis servers; the store's URLs, login and certificate, whoever owns it; the
-         pool's own secrets
+store    the managed Redis servers; URLs, login and certificate of any store; the pool's own secrets
 nodes    one Deployment per role and revision, its model, PodDisruptionBudget and PoolScaler
-router   the gateway's Deployment, its Service, Ingress and HTTPRoute
+router   the routers' Deployment, Service, Ingress and HTTPRoute
 network  NetworkPolicies
 """
 
@@ -35,9 +34,9 @@ __all__ = [
 def build_pool(
     pool: Pool, revision: str = "", replicas: Mapping[Role, int] | None = None
 ) -> tuple[Manifest, ...]:
-    """Everything a pool owns in its current revision, in the order in which it is needed. Of each
-    role's nodes there are to be so many `replicas` now; None: as many as its spec wants. `revision`
-    saves the time to find it out again."""
+    """All objects of the pool's current revision, in the order in which they must be applied.
+    `replicas`: the number of nodes per role; default: the spec's. `revision` avoids computing it
+    again."""
     if replicas is None:
         replicas = {role: pool.spec.role(role).replicas for role in ROLES}
     revision = revision or revision_of(pool).name

@@ -1,7 +1,7 @@
-"""Names, labels and owner of whatever a pool owns.
+"""Names, labels and owner of a pool's objects.
 
-In: a pool and what the child is in it. Out: the metadata of its manifest and of its pods. Selectors
-use labels of our own domain, which no other tool sets; app.kubernetes.io's are for people.
+In: a pool and the child's component. Out: the metadata of its manifest and of its pods. Selectors
+use labels of our own domain, which no other tool sets; the app.kubernetes.io labels are for people.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def merged(built: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
 
 
 def copied(value: Any) -> Any:
-    """The same without nulls. What occurs twice in it is copied twice (unlike deepcopy)."""
+    """A deep copy without nulls. Unlike in deepcopy, a part that occurs twice is copied twice."""
     if isinstance(value, dict):
         return {key: copied(one) for key, one in value.items() if one is not None}
     if isinstance(value, list | tuple):
@@ -85,7 +85,8 @@ def _are_objects(value: Any) -> bool:
 def _merged_tolerations(
     built: list[dict[str, Any]], override: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Several may have one key, each for another effect, and one without a key is for all."""
+    """Several tolerations may share a key, each with another effect; one without a key matches
+    all."""
     told = copied(override)
     keys = [item.get("key") for item in told]
     return [*(item for item in built if item.get("key") not in keys), *told]
@@ -105,21 +106,21 @@ Manifest = dict[str, Any]
 
 
 def child_name(pool: str, component: Component) -> str:
-    """That of the component's objects; revisions and instances add theirs."""
+    """The name of the component's objects; revisions and instances append theirs."""
     return f"{pool}-{component}"
 
 
 class NodeRevision(msgspec.Struct, frozen=True):
-    """What a pool's nodes are now to be made from. `name`: hex digits for names and labels. `gpus`:
-    how many a node of each role takes, by its podTemplate too."""
+    """The current revision of a pool's nodes. `name`: hex digits for names and labels. `gpus`: GPUs
+    per node of each role, including those of its podTemplate."""
 
     name: str
     gpus: dict[Role, int]
 
 
 class ChildIdentity(msgspec.Struct, frozen=True):
-    """Nodes have a revision; the servers of which a component has several that are not alike, an
-    instance."""
+    """Identifies a child. Nodes have a revision. Data servers of the store, which are not
+    interchangeable, have an instance."""
 
     pool: Pool
     component: Component
@@ -133,11 +134,11 @@ class ChildIdentity(msgspec.Struct, frozen=True):
 
     @property
     def host(self) -> str:
-        """Its Service's name, for any namespace and any cluster domain."""
+        """The name of its Service, valid in any namespace and with any cluster domain."""
         return f"{self.name}.{self.pool.namespace}.svc"
 
     def selector(self) -> dict[str, str]:
-        """Never to be changed: Kubernetes refuses another selector for an existing object."""
+        """Must never change: Kubernetes refuses a new selector for an existing Deployment."""
         chosen = {
             POOL_LABEL: self.pool.name,
             COMPONENT_LABEL: self.component,
@@ -155,7 +156,8 @@ class ChildIdentity(msgspec.Struct, frozen=True):
         }
 
     def metadata(self, annotations: Mapping[str, str] | None = None) -> Manifest:
-        """The owner reference is what deletes a child: no finalizers."""
+        """The owner reference lets Kubernetes delete the child with its pool, without
+        finalizers."""
         owner = {
             "apiVersion": API_VERSION,
             "kind": POOL_KIND,
@@ -172,8 +174,8 @@ class ChildIdentity(msgspec.Struct, frozen=True):
         }
 
     def deployment(self, template: Manifest, *, deadline_s: int, **spec: Any) -> Manifest:
-        """Of pods made from `template`. Kubernetes, and who asks it, calls it failing when none of
-        its pods got ready for `deadline_s`."""
+        """A Deployment of pods from `template`. It counts as failing if none of its pods became
+        ready for `deadline_s`."""
         selector = {"matchLabels": self.selector()}
         return {
             "apiVersion": "apps/v1",
@@ -190,8 +192,8 @@ class ChildIdentity(msgspec.Struct, frozen=True):
     def service(
         self, port_name: str, port: int, annotations: Mapping[str, str] | None = None, **spec: Any
     ) -> Manifest:
-        """A Service on the pods' port of that name. Ports are owned by number and protocol, so
-        the protocol is said."""
+        """A Service for the pods' port of that name. Field managers own ports by number and
+        protocol, so the protocol is explicit."""
         ports = [{"name": port_name, "protocol": "TCP", "port": port, "targetPort": port_name}]
         return {
             "apiVersion": "v1",

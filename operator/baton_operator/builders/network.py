@@ -1,11 +1,11 @@
-"""Who may connect to whom, for network plugins that obey.
+"""Which pods may connect to which, for network plugins that enforce it.
 
-    clients (everybody, unless named) -> router        router             -> nodes
+    clients (everyone, unless named)  -> router        router             -> nodes
     operator, monitoring              -> router        monitoring         -> nodes
     router, nodes, operator           -> kv-index      nodes              -> kv-data
 
-In: a pool. Out: one NetworkPolicy per component, about what comes in. The nodes of one pool never
-talk to each other. What goes out is the cluster's business: hubs, DNS, somebody else's Redis.
+In: a pool. Out: one NetworkPolicy per component, for ingress only. The nodes of a pool never
+connect to each other. Egress (hubs, DNS, an external Redis) is left to the cluster's administrator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def build_network_policies(pool: Pool) -> tuple[Manifest, ...]:
         return ()
     router, nodes = _pods(pool, "router"), _pods(pool, *ROLES)
     operator, monitoring = _operator(pool), list(spec.monitoring)
-    # An empty list of peers means everybody.
+    # An empty list of peers allows everyone.
     callers = [*spec.clients, *operator, *monitoring] if spec.clients else []
     policies = [_policy(pool, "router", ROUTER_PORT, callers)]
     policies += [_policy(pool, role, NODE_PORT, [router, *monitoring]) for role in ROLES]
@@ -49,7 +49,7 @@ def _policy(pool: Pool, component: Component, port: int, callers: Sequence[Manif
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": child.metadata(),
-        # Of all revisions and instances.
+        # Pods of all revisions and instances.
         "spec": {
             "podSelector": {"matchLabels": child.selector()},
             "policyTypes": ["Ingress"],
@@ -65,7 +65,7 @@ def _pods(pool: Pool, *components: Component) -> Manifest:
 
 
 def _operator(pool: Pool) -> list[Manifest]:
-    """Nobody where the operator runs outside the cluster."""
+    """The operator's pods; empty if the operator runs outside the cluster."""
     namespace = pool.installation.namespace
     if not namespace:
         return []

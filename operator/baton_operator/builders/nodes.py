@@ -1,17 +1,20 @@
 """Prefill and decode nodes: one Deployment per role and revision.
 
-A Deployment's template never changes: another template is another revision with Deployments of its
-own beside the old ones, so that a roll-out is a matter of replicas. The revision is a digest of the
-very templates, not of the spec: an operator that builds other pods from the same spec makes a new
-revision too, instead of editing an old one. Both roles share it, since they roll in lockstep.
+A Deployment's template never changes. A new template is a new revision with its own Deployments
+beside the old ones, so a roll-out only changes replicas. The revision is a digest of the templates,
+not of the spec: an operator version that builds other pods from the same spec creates a new
+revision instead of editing the old one. Both roles share the revision, because they roll out in
+lockstep.
 
 Where a node finds its model (`model_place`):
 
-    path              in the container: the image or the podTemplate brings it
+    path              in the container: the image or the podTemplate provides it
     pvc://CLAIM/...   the claim, mounted read-only
-    hf://ORG/NAME     a volume that an init container fetches into; what pods share (a claim, or a
-                      folder of the cluster's node) is fetched once, the others wait for it; what
-                      they do not is part of their ephemeral storage, as large as the spec says
+    hf://ORG/NAME     a volume into which an init container fetches. On a shared volume (a claim, or
+    a
+                      directory of the cluster node) one pod fetches and the others wait. An
+                      unshared volume is part of the pod's ephemeral storage, with the size in the
+                      spec
 """
 
 from __future__ import annotations
@@ -63,18 +66,18 @@ from baton_protocol.store import ROLES, Role
 
 CLAIM_FOLDER = "/models/pvc"
 HUB_FOLDER = "/models/hub"
-# Of a model that each pod fetches for itself, where the spec says nothing of its size: one with 8
-# billion parameters in bfloat16 has 16 GB. A simulated engine fetches all but the weights.
+# Default for a model that each pod fetches for itself: one with 8 billion parameters in bfloat16
+# has 16 GB. A simulated engine fetches everything except the weights.
 STORAGE = "20Gi"
 SIM_STORAGE = "1Gi"
 MIB = 1 << 20
-# From a hub, at the least; more slowly, a Deployment is said to make no progress.
+# Minimum speed of a hub; if it is slower, the Deployment exceeds its progress deadline.
 FETCH_MI_PER_S = 10
-SHARED_FETCH_S = 7200  # into a volume that pods share: nothing says how large it may be
+SHARED_FETCH_S = 7200  # into a shared volume: the model's size is unknown
 
 
 class ModelPlace(msgspec.Struct, frozen=True):
-    """`folder` is "" where there is no model: a simulated engine needs none."""
+    """`folder` is "" without a model, which a simulated engine does not need."""
 
     folder: str
     mounts: Mounts = Mounts()
@@ -82,7 +85,7 @@ class ModelPlace(msgspec.Struct, frozen=True):
 
 
 def storage_mi(pool: Pool) -> int:
-    """MiB of ephemeral storage that each node gives its model; 0 where that lies elsewhere."""
+    """MiB of ephemeral storage per node for its model; 0 if the model is stored elsewhere."""
     cache = _cache(pool)
     if not isinstance(pool.spec.model.source, HubModel) or cache.claim_name or cache.host_path:
         return 0
@@ -92,7 +95,7 @@ def storage_mi(pool: Pool) -> int:
 
 
 def fetch_s(pool: Pool) -> int:
-    """For how long a node's pod may fetch its model."""
+    """Seconds that a node's pod may take to fetch its model."""
     if not isinstance(pool.spec.model.source, HubModel):
         return 0
     own = storage_mi(pool)
@@ -100,14 +103,14 @@ def fetch_s(pool: Pool) -> int:
 
 
 def model_place(pool: Pool, resources: Manifest) -> ModelPlace:
-    """`resources` are the node's."""
+    """`resources` are those of the node's container."""
     source = pool.spec.model.source
     if source is None:
         return ModelPlace(pool.spec.model.path)
     if isinstance(source, HubModel):
         folder = f"{HUB_FOLDER}/{source.folder_name}"
         return ModelPlace(folder, _hub(pool), (_fetch(pool, source, resources),))
-    # Read-only also as a volume: else the kubelet would change the owner of its files.
+    # The volume is read-only too: otherwise the kubelet would change the owner of its files.
     claim = {"claimName": source.claim, "readOnly": True}
     mounts = Mounts(
         ({"name": "model", "persistentVolumeClaim": claim},),
@@ -122,7 +125,7 @@ def _cache(pool: Pool) -> ModelCache:
 
 
 def _hub(pool: Pool) -> Mounts:
-    """As the node sees it: only the init container writes."""
+    """The node's read-only view; only the init container writes."""
     cache = _cache(pool)
     if cache.claim_name:
         place: Manifest = {"persistentVolumeClaim": {"claimName": cache.claim_name}}
@@ -144,7 +147,7 @@ def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
     if pool.spec.engine.kind == "sim":
         words.append("--no-weights")
     if own := storage_mi(pool):
-        # Else the kubelet would evict the pod when the volume is full, again and again.
+        # Otherwise the kubelet would evict the pod each time the volume is full.
         words.append(f"--room={own}MiB")
     built = container(
         pool,
@@ -160,15 +163,15 @@ def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
         ],
     )
     if _cache(pool).host_path:
-        # The kubelet makes the folder, and makes it root's. Without any capability root is just
-        # the one who may write there.
+        # The kubelet creates the directory as root. Without capabilities root is only the user who
+        # may write there.
         built["securityContext"] |= {"runAsNonRoot": False, "runAsUser": 0}
     return built
 
 
 def _without_devices(resources: Manifest) -> Manifest:
-    """What is left of the node's: without limits of its own, the init container would take the
-    pod out of the Guaranteed class."""
+    """The node's resources without devices: an init container without limits would take the pod
+    out of the Guaranteed QoS class."""
     kept = {
         name: {key: amount for key, amount in amounts.items() if "/" not in key}
         for name, amounts in resources.items()
@@ -177,16 +180,16 @@ def _without_devices(resources: Manifest) -> Manifest:
 
 
 def scaled_roles(pool: Pool) -> tuple[Role, ...]:
-    """Those with a PoolScaler."""
+    """Roles with a PoolScaler."""
     spec = pool.spec.autoscaling
     return tuple(role for role in ROLES if spec is not None and spec.is_external(role))
 
 
 def build_scalers(pool: Pool) -> tuple[Manifest, ...]:
-    """PoolScalers: for each role whose count somebody else says.
+    """PoolScalers for the roles that an external autoscaler scales.
 
-    In: a pool. Out: manifests without a count, which is not the operator's; `seeded` is what one is
-    made from, as the count must not be missing.
+    In: a pool. Out: manifests without a count, which the operator does not own; `seeded` adds the
+    initial count for the creation, where it is required.
     """
     return tuple(build_scaler(pool, role) for role in scaled_roles(pool))
 
@@ -201,23 +204,23 @@ def seeded(scaler: Manifest, replicas: int) -> Manifest:
 
 
 def selector_of(pool: Pool, role: Role) -> str:
-    """Of the role's pods, as /scale gives it to an autoscaler."""
+    """The label selector of the role's pods, which /scale gives to an autoscaler."""
     return ",".join(
         f"{label}={value}" for label, value in ChildIdentity(pool, role).selector().items()
     )
 
 
 def build_budgets(pool: Pool) -> tuple[Manifest, ...]:
-    """How many pods of a role somebody may evict at a time, as `kubectl drain` does.
+    """PodDisruptionBudgets, which limit how many pods of a role may be evicted at a time.
 
-    One of each role stays, where there are more, or as many as `autoscaling` wants at least: an
-    eviction that would take one of them waits until the one before has its successor. Of a role
-    with a single pod nothing is kept, and `kubectl drain` never waits for a pod that cannot be: its
-    requests go on elsewhere, since an evicted node drains first. Pods that are not ready may always
-    go. A budget is of all revisions of its role.
+    Of a role with several pods one stays, or the minimum of `autoscaling`: a further eviction waits
+    until the previous pod has a ready successor. A single pod is not protected, so that
+    `kubectl drain` never waits forever; an evicted node drains, and its requests continue
+    elsewhere. Pods that are not ready may always be evicted. A budget covers all revisions of its
+    role.
 
     In: a pool. Out: one PodDisruptionBudget per role, and one for the routers. Redis has none: each
-    of its servers is the only one of its kind, and does its work again from nothing.
+    server is the only one of its kind, and its data can be computed again.
     """
     spec = pool.spec
     return (
@@ -249,18 +252,18 @@ def _budget(pool: Pool, component: Component, replicas: int, least: int = 1) -> 
 
 
 REVISION_DIGITS = 10
-# To its first /ready: the process and its kernels, then the weights from a slow disk, twice.
+# Seconds to the first /ready: process and kernels, then reading the weights twice from a slow disk.
 START_S = 120
-READS = 2  # each file once for the model's digest, once to load it
+READS = 2  # every file is read once for the model's digest, once to load it
 READ_BYTES_PER_S = 100 << 20
-LEAST_START_S = 600  # a small model is no reason to give up early
-UNBOUNDED_START_S = 1800  # nothing says how large the model may be
-# What a node needs is its model's business. These keep one that says nothing from being evicted
-# first, and give its engine's loop a core.
+LEAST_START_S = 600  # seconds; also for a small model
+UNBOUNDED_START_S = 1800  # seconds, if the model's size is unknown
+# Default requests: the model decides what a node really needs. They keep the pod from being evicted
+# first and reserve a core for the engine's loop.
 CPU = "1"
 MEMORY = "1Gi"
-# In /tmp lie what compilers keep (the CUDA driver's own cache is 1 GiB at most) and, where the
-# model's folder is read-only, the digests of its weights.
+# /tmp holds compiler caches (the CUDA driver's is at most 1 GiB) and, if the model's directory is
+# read-only, the digests of its weights.
 STORAGE_MI = 512
 MOST_STORAGE_MI = 5 << 10
 
@@ -274,7 +277,7 @@ def revision_of(pool: Pool) -> NodeRevision:
 
 
 def build_nodes(pool: Pool, role: Role, revision: str, replicas: int) -> Manifest:
-    """The role's Deployment in the current revision, also with no replicas."""
+    """The role's Deployment in the current revision; also built for 0 replicas."""
     child = ChildIdentity(pool, role, revision)
     template = _template(pool, role, revision)
     return child.deployment(
@@ -319,13 +322,13 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
         scratch=scratch_size(spec.resources, f"{MOST_STORAGE_MI}Mi"),
         volumes=mounts.volumes,
         init=place.init,
-        # One lost cluster node does not take all nodes of a role.
+        # Spread the nodes, so that one lost cluster node does not take a whole role.
         affinity=apart(child.selector()),
     )
 
 
 def _resources(pool: Pool, wanted: Resources) -> Manifest:
-    """Its pod's storage also holds the model that is fetched into it."""
+    """The defaults of ephemeral storage include the model that the pod fetches."""
     model_mi = storage_mi(pool)
     default = Resources(
         requests={"cpu": CPU, "memory": MEMORY, EPHEMERAL: f"{STORAGE_MI + model_mi}Mi"},
@@ -354,7 +357,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
 
 
 def _device(pool: Pool, wanted: Resources) -> str | None:
-    """torch calls every vendor's GPU cuda."""
+    """torch uses the name cuda for every vendor's GPU."""
     return "cuda" if _has_gpu(wanted) and pool.spec.engine.kind == "torch" else None
 
 
@@ -363,8 +366,8 @@ def _has_gpu(wanted: Resources) -> bool:
 
 
 def _start_s(pool: Pool, wanted: Resources) -> int:
-    """Until it is ready once, a node is not asked for its health, but it must get ready in time.
-    Without a GPU the memory that it may use bounds what it loads."""
+    """Seconds until the first successful /ready; liveness probes only start after it. Without a GPU
+    the memory limit bounds the model's size, and so the time to load it."""
     told, memory = pool.spec.engine.start_timeout_seconds, wanted.limits.get("memory")
     if told is not None:
         return told

@@ -1,7 +1,7 @@
-"""What the pods of nodes, router and Redis have in common.
+"""What the pods of nodes, routers and Redis share.
 
 In: containers, built by their own modules, and the user's podTemplate. Out: pod templates that pass
-Pod Security's profile `restricted`, probes, command lines.
+the Pod Security level `restricted`, probes, command lines.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest, merged
 from baton_operator.names import CREDENTIALS_ANNOTATION
 
-STOP_S = 15  # after DRAIN_S: leave the registry, end the engine, close links; normally 2 s
-# A lost cluster node's pods are replaced after this; Kubernetes would take 5 minutes.
+STOP_S = 15  # seconds after DRAIN_S: deregister, stop the engine, close links; normally 2 s
+# Pods of a lost cluster node are replaced after this many seconds; Kubernetes' default is 5
+# minutes.
 UNREACHABLE_S = 30
-# A router or a Redis server listens after seconds. On a machine that is short of CPU it may take
-# minutes, and a liveness probe that ends it earlier hides what it is about to say of its flags.
+# A router or Redis server listens within seconds. On an overloaded machine it may take minutes, and
+# an earlier kill by the liveness probe would hide its error message about wrong flags.
 START_S = 300
 START_PERIOD_S = 2
-# Until a cluster node has room for a pod and has pulled its images: what Kubernetes' own default of
-# progressDeadlineSeconds leaves for all of a start.
+# Seconds until a pod is scheduled and its images are pulled: Kubernetes' default
+# progressDeadlineSeconds for a whole start.
 PLACE_S = 600
 LONGEST_DEADLINE_S = (1 << 31) - 1
-USER = 65532  # "nonroot" of distroless images; no image needs to know it
+USER = 65532  # "nonroot" of distroless images; images need no entry for it
 
 
 class Mounts(msgspec.Struct, frozen=True):
-    """Volumes, and where one container sees them."""
+    """Volumes, and their mounts in one container."""
 
     volumes: tuple[Manifest, ...] = ()
     mounts: tuple[Manifest, ...] = ()
@@ -44,18 +45,17 @@ def _from_pod(variable: str, field: str) -> Manifest:
     return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
-# What a command line gets for $(POD_NAME). Not BATON_...: one that no flag reads is an error.
+# For $(POD_NAME) in command lines. Not BATON_...: `baton` rejects such a variable without a flag.
 POD_NAME = _from_pod("POD_NAME", "metadata.name")
 POD_IP = _from_pod("POD_IP", "status.podIP")
 
-# The root is read-only.
+# The root file system is read-only.
 SCRATCH: Manifest = {"name": "tmp", "mountPath": "/tmp"}
 
-# A resource of pods: what they write to /tmp, to other emptyDirs, and into their logs, of which a
-# kubelet keeps 50 MiB per container unless it is told otherwise. Who is over a limit is evicted, so
-# limits leave room; nothing is reserved by them.
+# Covers /tmp, other emptyDirs, and logs, of which a kubelet keeps 50 MiB per container by default.
+# A pod above its limit is evicted, so limits are generous; they reserve nothing.
 EPHEMERAL = "ephemeral-storage"
-# Of routers and Redis servers, which write nothing but logs and sockets.
+# For routers and Redis servers, which write only logs and sockets.
 LITTLE_STORAGE = "64Mi"
 MOST_LITTLE_STORAGE = "1Gi"
 
@@ -72,13 +72,13 @@ def pod_template(
     own_secrets: Sequence[str] = (),
     **spec: Any,
 ) -> Manifest:
-    """No token for the API, no variables about the namespace's services, no root. `scratch` is how
-    much may lie in /tmp. `own_secrets` are those of the pool's that not every pod is made with."""
+    """A pod template without API token, service variables and root. `scratch` is the size of /tmp.
+    `own_secrets` are secrets of the pool that not every pod uses."""
     secrets = child.pool.installation.pull_secrets
     built = {
         "metadata": {
             "labels": child.labels(),
-            # Pods keep the variables that they started with: with other secrets, other pods.
+            # Pods read secrets at their start, so changed secrets must replace the pods.
             "annotations": {CREDENTIALS_ANNOTATION: child.pool.credentials.digest(*own_secrets)},
         },
         "spec": {
@@ -90,7 +90,7 @@ def pod_template(
                 "runAsUser": USER,
                 "runAsGroup": USER,
                 "fsGroup": USER,
-                # A claim with a large model is not walked through at each start.
+                # Otherwise the kubelet would walk a claim with a large model at each start.
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
@@ -106,7 +106,7 @@ def pod_template(
 
 
 def container(pool: Pool, name: str, image: str, **fields: Any) -> Manifest:
-    """One container with what all have. Fields that are empty are left out."""
+    """A container with the common fields. Empty fields are left out."""
     fields["volumeMounts"] = [SCRATCH, *fields.get("volumeMounts", ())]
     policy = pool.installation.pull_policy
     return {
@@ -114,7 +114,7 @@ def container(pool: Pool, name: str, image: str, **fields: Any) -> Manifest:
         "image": image,
         **({"imagePullPolicy": policy} if policy else {}),
         **{key: value for key, value in fields.items() if value},
-        # What it logged last is shown with the pod, and from there in the pool's conditions.
+        # The end of its log appears in the pod's status, and in the pool's conditions.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -127,8 +127,8 @@ def container(pool: Pool, name: str, image: str, **fields: Any) -> Manifest:
 def http_container(
     pool: Pool, name: str, image: str, words: list[str], port: int, **fields: Any
 ) -> Manifest:
-    """A `baton` process. It answers /health as soon as it listens, long before a model is loaded;
-    /ready says whether it would serve, and only keeps clients away."""
+    """The container of a `baton` process. /health succeeds as soon as it listens, long before a
+    model is loaded; /ready says whether it can serve, and only keeps clients away."""
     return container(
         pool,
         name,
@@ -143,13 +143,13 @@ def http_container(
 
 
 def http_get(path: str) -> Manifest:
-    """What a probe asks of a `baton` process."""
+    """An HTTP probe of a `baton` process."""
     return {"httpGet": {"path": path, "port": "http"}}
 
 
 def startup_probe(check: Manifest, seconds: int = START_S) -> Manifest:
-    """The other probes begin once `check` has succeeded. The container is restarted where it has
-    not after so many seconds."""
+    """The other probes start once `check` has succeeded. The container is restarted if that takes
+    more than `seconds`."""
     return check | {
         "periodSeconds": START_PERIOD_S,
         "timeoutSeconds": START_PERIOD_S,
@@ -158,26 +158,26 @@ def startup_probe(check: Manifest, seconds: int = START_S) -> Manifest:
 
 
 def variables(*more: Manifest) -> list[Manifest]:
-    """A container's `env`: unlike BATON_..., which flags read, HOME is for libraries."""
+    """A container's `env`. HOME is for libraries; flags read BATON_... variables."""
     return [{"name": "HOME", "value": "/tmp"}, *more]
 
 
 def flags(values: Mapping[str, str | int | None]) -> list[str]:
-    """Each as one word; None leaves the flag out. Kubernetes puts variables in for $(NAME) in
-    arguments, and $$ is how it spells a dollar."""
+    """One argument per flag; None leaves the flag out. A $ is doubled, because Kubernetes expands
+    $(NAME) in arguments."""
     given = {name: str(value) for name, value in values.items() if value is not None}
     return literal([f"--{name}={value}" for name, value in given.items()])
 
 
 def literal(words: Sequence[str]) -> list[str]:
-    """Words that Kubernetes shall pass on as they are."""
+    """Arguments escaped so that Kubernetes passes them on unchanged."""
     return [word.replace("$", "$$") for word in words]
 
 
 def resources(wanted: Resources, default: Resources) -> Manifest:
-    """The user's, and the default of each resource that they name in neither list: as with a
-    LimitRange, a request of ours is never above a limit of theirs. Quantities as text: a number
-    would come back from the API as one."""
+    """The user's resources, plus the defaults of those that are in neither of the user's lists, so
+    a default request never exceeds a user's limit. Quantities are strings, as the API returns
+    them."""
     named = {*wanted.requests, *wanted.limits}
     lists = {
         "requests": (default.requests, wanted.requests),
@@ -194,13 +194,13 @@ def resources(wanted: Resources, default: Resources) -> Manifest:
 
 
 def scratch_size(wanted: Resources, default: str) -> str:
-    """Of /tmp: the user's limit of ephemeral storage, so that one field raises both."""
+    """The size of /tmp: the user's limit of ephemeral storage, so that one field raises both."""
     return str(wanted.limits.get(EPHEMERAL, default))
 
 
 def apart(labels: Mapping[str, str], *same: str) -> Manifest:
-    """An affinity: rather on another cluster node than pods with these labels, and with the pod's
-    own values of the labels `same` (Kubernetes 1.30 leaves `same` out)."""
+    """Pod anti-affinity (preferred) to pods with these labels, and with the pod's own values of the
+    labels `same`, on the same cluster node. Kubernetes 1.30 ignores `same`."""
     term = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": dict(labels)},
@@ -211,8 +211,8 @@ def apart(labels: Mapping[str, str], *same: str) -> Manifest:
 
 
 def deadline_s(template: Manifest, before_s: int = 0) -> int:
-    """A Deployment's progressDeadlineSeconds: until a pod is placed, what it does before its
-    containers start (`before_s`), and as long as their startup probes give them, also those of a
+    """A Deployment's progressDeadlineSeconds: the time for scheduling, for what happens before its
+    containers start (`before_s`), and for their startup probes, including those of a
     podTemplate."""
     probes = [one.get("startupProbe") or {} for one in template["spec"].get("containers") or ()]
     starts = [_number(probe, "initialDelaySeconds", 0) + _tries_s(probe) for probe in probes]
@@ -220,14 +220,14 @@ def deadline_s(template: Manifest, before_s: int = 0) -> int:
 
 
 def _tries_s(probe: Manifest) -> int:
-    """With Kubernetes' own defaults."""
+    """With Kubernetes' defaults for missing fields."""
     if not probe:
         return 0
     return _number(probe, "failureThreshold", 3) * _number(probe, "periodSeconds", 10)
 
 
 def _number(probe: Manifest, field: str, default: int) -> int:
-    """Anything else than a number is for the API server to refuse."""
+    """The API server rejects a value that is not a number."""
     value = probe.get(field)
     return value if isinstance(value, int) else default
 

@@ -1,9 +1,10 @@
-"""The OpenAI gateway: one Deployment that Kubernetes itself rolls, and the Service clients use.
+"""The routers: one Deployment, which Kubernetes itself rolls, and the Service that clients use.
 
-It finds its nodes through the registry on the index and mounts no model. Its /ready is that of the
-pool: the Service has no endpoint while nobody could answer. It alone knows API keys and tenants.
+A router finds its nodes through the registry on the index and mounts no model. Its /ready reflects
+the pool: the Service has no endpoint while no node could answer. Only routers know API keys and
+tenants.
 
-The way to it from outside the cluster is an Ingress, a Gateway API HTTPRoute, or none.
+They are reached from outside the cluster by an Ingress, a Gateway API HTTPRoute, or not at all.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from baton_operator.builders.store import (
 )
 from baton_operator.names import DRAIN_S, ROUTER_PORT, WAKE_WAIT_FLAG
 
-# Connections that were on their way when the pod left the Service still find it listening.
+# Seconds for which connections still arrive after the pod was removed from the Service.
 LEAVE_S = 3
-# Of each worker, which computes on one core: half of one on a machine that is full, and the memory
-# that it takes with a large tokenizer, 10,000 idle connections and 1,000 streams.
+# Per worker, which uses one core: half a core on a full machine, and the memory with a large
+# tokenizer, 10,000 idle connections and 1,000 streams.
 WORKER_CPU_M = 500
 WORKER_MEMORY_MI = 512
-# Of a pool that sleeps: so long a request waits for its first node.
+# Seconds for which a request to a sleeping pool waits for the first node.
 WAKE_WAIT_S = 900
 KEYS_FOLDER = "/etc/baton/api-keys"
 INGRESS_API = "networking.k8s.io/v1"
@@ -52,7 +53,7 @@ ROUTE_API = "gateway.networking.k8s.io/v1"
 
 
 def build_router(pool: Pool, nodes_s: int) -> Manifest:
-    """A router is ready only while a node is, and that may take `nodes_s`."""
+    """`nodes_s`: seconds until the first node may be ready, without which no router is ready."""
     child, spec = ChildIdentity(pool, "router"), pool.spec.router
     mounts = store_certificate(pool) + _api_keys(pool)
     salted = pool.spec.kv_store.sharing == "tenant"
@@ -78,8 +79,8 @@ def build_router(pool: Pool, nodes_s: int) -> Manifest:
         scratch=scratch_size(spec.resources, MOST_LITTLE_STORAGE),
         volumes=mounts.volumes,
         own_secrets=(pool.credentials.tenant_secret,) if salted else (),
-        # Also for one replica, so that a second one does not replace the first. Pods that a
-        # roll-out replaces do not count, or all new ones could end on one cluster node.
+        # Also for one replica, so that a second one is not a reason to replace the first. Pods of
+        # an older template do not count; otherwise all new ones could end up on one cluster node.
         affinity=apart(child.selector(), "pod-template-hash"),
     )
     return child.deployment(
@@ -88,7 +89,7 @@ def build_router(pool: Pool, nodes_s: int) -> Manifest:
 
 
 def _default_resources(workers: int) -> Resources:
-    """No limit of memory: a router that is killed for it breaks its clients' streams."""
+    """Without a memory limit: an OOM kill of a router would break its clients' streams."""
     return Resources(
         requests={
             "cpu": f"{WORKER_CPU_M * workers}m",
@@ -113,12 +114,12 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "port": ROUTER_PORT,
         "pool": pool.key,
         "redis-index": store_settings(pool).index_url,
-        # Here and not at the nodes: another name is no reason to load the model again.
+        # A router's flag and not a node's: a new name is no reason to load the model again.
         "served-model-name": pool.spec.model_name,
         "handoff": pool.spec.handoff,
         "missing-role": pool.spec.missing_role_policy,
         "api-keys": f"{KEYS_FOLDER}/{keys.key}" if keys is not None else None,
-        # Not said where it is the default: routers of older pools are left as they are.
+        # Left out if it is the default, so that routers of older pools are not replaced.
         "sharing": sharing if sharing != "pool" else None,
         "workers": spec.workers if spec.workers != 1 else None,
         "placement": spec.placement if spec.placement != "cost" else None,
@@ -128,7 +129,7 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
 
 
 def _api_keys(pool: Pool) -> Mounts:
-    """The file of keys, and nothing else of that Secret."""
+    """Mounts only the key file of the Secret."""
     keys = pool.spec.router.api_keys_secret
     if keys is None:
         return Mounts()
@@ -140,7 +141,7 @@ def _api_keys(pool: Pool) -> Mounts:
 
 
 def build_routes(pool: Pool) -> tuple[Manifest, ...]:
-    """The kinds that the spec asks for. The Gateway API's may be unknown to the cluster."""
+    """The routes in the spec. The cluster may lack the Gateway API's CRDs."""
     router = pool.spec.router
     ingress = (_ingress(pool),) if router.ingress is not None else ()
     return (*ingress, *((_http_route(pool),) if router.http_route is not None else ()))
