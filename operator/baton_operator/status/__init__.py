@@ -1,7 +1,7 @@
-"""What is said about a pool, derived from what was observed of it.
+"""Derives a pool's status, conditions and events from what was observed of it.
 
-conditions  every type of condition and every reason, with what it means (docs/conditions.md)
-derive      the status now, from a View (what is wanted, what is there): one function per condition
-events      what a user is told between two statuses; why a pod's volumes, secrets or network are
-            not there, as Kubernetes' events say
+conditions  every condition type and every reason, with its meaning (docs/conditions.md)
+derive      the current status from a View; one function per condition
+events      events for changes between two statuses; the reasons, from Kubernetes' events, why a
+            pod's volumes, secrets or network are missing
 """

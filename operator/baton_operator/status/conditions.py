@@ -1,6 +1,6 @@
-"""Every type and every reason of a pool's conditions, with what it means and what to do.
+"""Every type and reason of a pool's conditions, with its meaning and the remedy.
 
-In: nothing. Out: constants; `derive` uses no others. docs/conditions.md is checked against them.
+In: nothing. Out: constants; `derive` uses no others. A test compares docs/conditions.md with them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from baton_operator.api.status import Truth
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """`waits`: it passes by itself, as far as anybody can tell."""
+    """`waits`: the state is expected to pass without an intervention."""
 
     name: str
     status: Truth
@@ -37,7 +37,7 @@ def _unknown(name: str, meaning: str, remedy: str) -> Reason:
     return Reason(name=name, status="Unknown", meaning=meaning, remedy=remedy)
 
 
-# Of pods, worst first; the names are those of `observed`.
+# Reasons of pods, worst first; the names are those of `observed`.
 PODS_REFUSED = _false(
     "PodsRefused",
     "Kubernetes lets no pod be made: a quota, a LimitRange, Pod Security or a webhook",
@@ -129,7 +129,7 @@ POD_PROBLEMS = (
 
 
 class ConditionKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A condition's type. `source`: from what it is derived."""
+    """A condition type. `source`: the data from which it is derived."""
 
     name: str
     says: str
@@ -404,7 +404,7 @@ SERVING = ConditionKind(
         NO_DECODE_NODE,
     ),
 )
-# In the order in which they are written.
+# In the order in which they are written to the status.
 KINDS = (
     READY,
     VALID,
@@ -420,7 +420,7 @@ KINDS = (
     SCALED,
     SERVING,
 )
-# What Ready sums up.
+# The conditions that Ready summarises.
 PARTS = (
     VALID,
     APPLIED,

@@ -1,11 +1,11 @@
 """The status of a pool, from what was observed of its children. Pure.
 
-In: the pool or what is wrong with its spec, the children, the status before. Out: the status now,
-equal to the one before where there is nothing new to say, so that nothing is written. What cannot
-be observed keeps its last value.
+In: the pool or the error in its spec, the children, the previous status. Out: the current status.
+It equals the previous one if nothing has changed, and then nothing is written. What cannot be
+observed keeps its last value.
 
-View holds what is wanted and what is there. Each type of condition has one function from a View to
-a Finding, or to None where the condition does not apply.
+View holds the desired and the observed state. Each condition type has one function from a View to a
+Finding, or to None if the condition does not apply.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ from baton_operator.status.conditions import (
 from baton_protocol.model_source import HubModel
 from baton_protocol.store import ROLES, FetchReport, NodeReport, Role
 
-# Where no event says why it is not prepared; a volume of a cloud is attached in less.
+# Seconds after which a pod counts as NotPrepared if no event says why. Attaching a cloud volume
+# takes less.
 PREPARING_S = 60.0
 _REASONS = {reason.name: reason for reason in POD_PROBLEMS}
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a condition is to say."""
+    """Reason and message of a condition."""
 
     reason: Reason
     message: str = ""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool as its conditions see it: what is wanted, what is there.
+    """A pool's desired and observed state, as its conditions need them.
 
-    In: the pool (or none, while its spec is invalid), what was observed, what was last said. Out:
-    numbers and pods. Without a valid spec the children say what was wanted last.
+    In: the pool (None while its spec is invalid), what was observed, the previous status. Out:
+    numbers and pods. Without a valid spec the Deployments give the desired numbers.
 
-    `now` is the time of day, `now_s` the clock of `FirstSeen`. `revision` is the nodes' current
-    one, "" while nothing was made.
+    `now` is the time of day, `now_s` the clock of `FirstSeen`. `revision` is the current one of the
+    nodes, "" before the first one was built.
     """
 
     pool: Pool | None
@@ -88,7 +89,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return wanted[component]
 
     def workloads(self, *components: str) -> list[ObservedWorkload]:
-        """Of the current revision, where they have one, and of data servers that are wanted."""
+        """Workloads of the current revision (if they have one), without surplus data servers."""
         return [
             workload
             for workload in self.observed.workloads
@@ -98,8 +99,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def pods(self, *components: str) -> list[ObservedPod]:
-        """Of every revision, the current one first; without those that are ending, and without
-        data servers that only nodes of an old revision use."""
+        """Pods of every revision, the current one first; without ending pods, and without data
+        servers that only nodes of an old revision use."""
         found = [
             pod
             for pod in self.observed.pods
@@ -108,7 +109,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(found, key=lambda pod: (not self.is_current(pod), pod.name))
 
     def _is_wanted(self, item: ObservedWorkload | ObservedPod) -> bool:
-        """Of servers that are not alike, one too many does not stand in for another."""
+        """Whether the spec wants this data server. A surplus one cannot replace another."""
         if self.pool is None or not item.instance:
             return True
         managed = self.pool.spec.kv_store.owned
@@ -133,11 +134,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return self.may_sleep and not self.desired("prefill", "decode")
 
     def suffices(self, *components: str) -> bool:
-        """Each has as many ready pods as it shall have, of whatever revision."""
+        """Whether each component has its desired number of ready pods, of any revision."""
         return all(self.ready(name) >= self.desired(name) for name in components)
 
     def reports(self) -> list[NodeReport]:
-        """What nodes of the current revision say; nothing where the index was not asked."""
+        """Reports of the current revision's nodes; empty if the index was not read."""
         nodes = self.observed.nodes or ()
         return [report for report in nodes if report.revision == self.revision]
 
@@ -145,8 +146,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return self.before.condition(kind)
 
     def trouble(self, pods: Iterable[ObservedPod], *components: str) -> Finding | None:
-        """The worst that keeps one of these pods from being ready, or pods of these components
-        from being made. A fetch has a progress of its own, and is not overdue."""
+        """The worst problem that keeps one of these pods from being ready, or pods of these
+        components from being created. A pod that fetches its model is never StartOverdue: the fetch
+        has its own progress."""
         unready = list(pods)
         found = [
             Finding(_REASONS[workload.problem], f"{workload.name}: {workload.message}")
@@ -169,14 +171,14 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def revision_now(pool: Pool | None, revision: str, observed: Observed, before: PoolStatus) -> str:
-    """`revision` is that of the pool's templates. What nothing is made from does not become the
-    current revision: nor without the Secret."""
+    """The pool's current revision. `revision` is that of the templates; it becomes current only if
+    it is applied, so not while the pool is paused or its Secret is refused."""
     refused = any(refusal.child.kind == "Secret" for refusal in observed.refusals)
     return before.revision if pool is None or pool.spec.paused or refused else revision
 
 
 OLD_NODES = "old nodes are left"
-# A download moves all the time, and each word of it costs a write.
+# A download's progress changes all the time, and each change costs a write of the status.
 PROGRESS_EVERY_S = 5.0
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _REFUSED = {403: c.APPLY_FORBIDDEN, 404: c.KIND_MISSING}
@@ -196,7 +198,7 @@ def applied_finding(view: View) -> Finding:
 
 
 def refusal_words(refusal: Refusal) -> str:
-    """The API server quotes what it refuses, which is not for everybody in a Secret."""
+    """The refusal for people. A Secret's message is hidden: it may quote the Secret."""
     child = f"{refusal.child.kind} {refusal.child.name}"
     said = "its message is kept back" if refusal.child.kind == "Secret" else refusal.message
     return f"{child}: {refusal.code}: {said}"
@@ -234,8 +236,8 @@ def _external_store(view: View) -> Finding:
 
 
 def _disagreement(view: View) -> Finding | None:
-    """What only the nodes know: that they cannot use a store which is up. Their last word holds
-    while the index is not asked."""
+    """A problem that only nodes know: they cannot use a store that is up, or their KV does not
+    match. Their last report holds while the index is not read."""
     if view.observed.nodes is None:
         said = view.said(c.STORE_READY.name)
         words = (c.NODES_CUT_OFF, c.FINGERPRINTS_DIFFER)
@@ -254,7 +256,8 @@ def _disagreement(view: View) -> Finding | None:
 
 
 def model_finding(view: View) -> Finding:
-    """Of the nodes that are needed: a roll-out's are not while the old ones do the work."""
+    """The model of the nodes that are needed. In a roll-out new ones are not while old ones
+    serve."""
     pods = [pod for pod in view.pods(*ROLES) if view.is_current(pod)]
     if not _is_fetched(view, pods):
         return Finding(c.NOTHING_TO_FETCH)
@@ -279,7 +282,7 @@ def _is_fetched(view: View, pods: list[ObservedPod]) -> bool:
 
 
 def _fetching_pods(view: View) -> list[ObservedPod]:
-    """Those of the current revision whose init container is at it."""
+    """Pods of the current revision whose init container runs the fetch."""
     pods = view.pods(*ROLES)
     return [pod for pod in pods if pod.fetch == "running" and view.is_current(pod)]
 
@@ -290,8 +293,7 @@ def model_status(view: View) -> ModelStatus:
 
 
 def _name(view: View) -> str:
-    """What the spec says; while nothing is made from it what the nodes say, else what was said
-    last."""
+    """The spec's model name. While the spec is not applied, the nodes' name, else the last one."""
     if view.pool is not None and not view.pool.spec.paused:
         return view.pool.spec.model_name
     said = sorted({report.model for report in view.reports()})
@@ -302,7 +304,7 @@ def _name(view: View) -> str:
 def _progress(view: View) -> tuple[str, str | UnsetType]:
     names = {pod.name for pod in _fetching_pods(view)}
     none: tuple[str, str | UnsetType] = ("", UNSET)
-    # An operator of an older version wrote "" for no time.
+    # Older versions of the operator wrote "" for no time.
     held = view.before.model.progress, view.before.model.progress_time or UNSET
     if not names:
         return none
@@ -316,12 +318,12 @@ def _progress(view: View) -> tuple[str, str | UnsetType]:
 
 
 def _share(report: FetchReport) -> float:
-    """0 while nobody knows how much it is."""
+    """The fetched share; 0 while the total size is unknown."""
     return report.done_bytes / report.total_bytes if report.total_bytes else 0.0
 
 
 def progress_words(report: FetchReport) -> str:
-    """3.1 of 16.4 GiB (19 %). Never 100 % before the last byte."""
+    """For example "3.1 of 16.4 GiB (19 %)". Never 100 % before the last byte."""
     size, unit = next((pair for pair in _UNITS if report.total_bytes >= pair[0]), _UNITS[-1])
     done = f"{report.done_bytes / size:.1f}"
     if not report.total_bytes:
@@ -350,12 +352,12 @@ def router_finding(view: View) -> Finding:
     waits = c.STARTING if alone else c.WAITING_FOR_NODES
     trouble = view.trouble(view.unready("router"), "router")
     if trouble is not None and trouble.reason is START_OVERDUE and not alone:
-        trouble = None  # the nodes are
+        trouble = None  # the router waits for nodes, and they are late
     return _counted(trouble or Finding(waits), ready, wanted)
 
 
 def route_finding(view: View) -> Finding | None:
-    """What was observed of a route that is wanted no more does not count."""
+    """The state of the routes that the spec wants; others are ignored."""
     kinds: set[str] = {found.kind for found in view.observed.routes}
     if view.pool is not None:
         wanted = {
@@ -379,7 +381,7 @@ def route_finding(view: View) -> Finding | None:
 
 
 def updated_finding(view: View) -> Finding:
-    """Old nodes count to their end. Routers and Redis are rolled by Kubernetes itself."""
+    """Old nodes count until they are gone. Kubernetes itself rolls routers and Redis."""
     old, rolling = old_nodes(view), _rolling(view)
     if not old and not rolling:
         return Finding(c.ONE_REVISION)
@@ -399,7 +401,7 @@ def updated_finding(view: View) -> Finding:
 
 
 def old_nodes(view: View) -> int:
-    """Those there are, or those that a Deployment would make again."""
+    """The number of old pods, or of those that a Deployment would create again, if larger."""
     pods = [pod for pod in view.observed.pods if pod.component in ROLES]
     workloads = [item for item in view.observed.workloads if item.component in ROLES]
     return max(
@@ -409,7 +411,7 @@ def old_nodes(view: View) -> int:
 
 
 def rollout_blocked_finding(view: View) -> Finding:
-    """The first that is in the way. Who has to mend it comes before what the operator waits for."""
+    """The first obstacle. Obstacles that need a person come before those that pass."""
     left = old_nodes(view)
     if not left:
         return Finding(c.NOT_ROLLING)
@@ -433,7 +435,7 @@ def _rolling(view: View) -> list[str]:
 
 
 def scaled_finding(view: View) -> Finding:
-    """Who is to go is at the pods, so it can be said also of a pool that is paused."""
+    """The marks are on the pods, so this also works for a paused pool."""
     held = [each for each in view.observed.departures if each.held]
     others = [each for each in view.observed.departures if not each.held]
     marked = [pod for pod in view.observed.pods if pod.drain_since and not pod.terminating]
@@ -445,7 +447,7 @@ def scaled_finding(view: View) -> Finding:
 
 
 def serving_finding(view: View) -> Finding:
-    """With an invalid spec nobody knows the policy; a ready router says that somebody answers."""
+    """With an invalid spec the policy is unknown; then a ready router and node suffice."""
     spec = view.pool.spec if view.pool else None
     ready = {name: view.ready(name) for name in ROLES}
     if not any(ready.values()):
@@ -480,8 +482,8 @@ def _counted(finding: Finding, ready: int, wanted: int) -> Finding:
 
 
 LONGEST_MESSAGE = 1000
-# What the planner counts moves all the time, and each word of it costs a write: with the same
-# counts and reason it is said anew this often.
+# The planner's inputs change all the time, and each change costs a write of the status: while
+# counts and reason stay the same they are updated only this often.
 NUMBERS_EVERY_S = 60.0
 LONGEST_WORDS = 1000
 
@@ -496,7 +498,7 @@ def derive(
     now_s: float,
 ) -> PoolStatus:
     """`revision` is that of the pool's templates, "" without any; `generation` that of the spec
-    which `pool` was read from. `now` has a time zone, `now_s` is the clock of `FirstSeen`."""
+    from which `pool` was read. `now` has a time zone, `now_s` is the clock of `FirstSeen`."""
     valid, last = pool if isinstance(pool, Pool) else None, before or PoolStatus()
     revision = revision_now(valid, revision, observed, last)
     view = View(pool=valid, observed=observed, before=last, now=now, now_s=now_s, revision=revision)
@@ -523,7 +525,7 @@ def derive(
 
 
 def _findings(view: View, error: str) -> dict[str, Finding]:
-    """By type; without those that do not apply."""
+    """Findings by condition type, without those that do not apply."""
     found: dict[str, Finding | None] = {
         c.VALID.name: Finding(c.SPEC_INVALID, error) if error else Finding(c.SPEC_VALID),
         c.APPLIED.name: applied_finding(view),
@@ -546,8 +548,8 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
 
 
 def _ready(findings: dict[str, Finding]) -> Finding:
-    """Not True with the worst part's reason: of equals the first, as later ones mostly follow from
-    it."""
+    """Not True with the worst part's reason. Of equal parts the first one counts, because later
+    ones usually follow from it."""
     named = [(part.name, findings[part.name]) for part in c.PARTS if part.name in findings]
     open_ = [(name, part) for name, part in named if part.reason.status != "True"]
     if not open_:
@@ -560,7 +562,7 @@ def _ready(findings: dict[str, Finding]) -> Finding:
 
 
 def _rank(reason: Reason) -> int:
-    """What somebody must mend, what somebody wants so, what takes its time, what nobody knows."""
+    """Sort key: problems to repair, states set on purpose, waits, unknown waits."""
     return 2 * reason.waits + (reason.status == "Unknown")
 
 
@@ -597,7 +599,7 @@ def _role(view: View, component: str) -> RoleStatus:
 
 
 def _fingerprint(view: View) -> str:
-    """Of most nodes of the current revision; the last one known while it still holds."""
+    """The fingerprint of most nodes of the current revision; the last one while any node has it."""
     held = view.before.fingerprint if view.revision == view.before.revision else ""
     said = Counter(report.fingerprint for report in view.reports())
     if not said or held in said:
@@ -606,13 +608,13 @@ def _fingerprint(view: View) -> str:
 
 
 def _endpoint(pool: Pool) -> str:
-    """Where OpenAI's clients find the pool, hence with /v1: inside the cluster."""
+    """The URL for OpenAI clients inside the cluster, hence with /v1."""
     return _base("http", ChildIdentity(pool, "router").host, pool.spec.router.service.port)
 
 
 def _url(pool: Pool, address: str) -> str:
-    """From outside where there is a route, else the endpoint. What only a Gateway knows, TLS and
-    another port, is not in it."""
+    """The URL from outside if there is a route, else the endpoint. It does not include TLS and
+    ports that only a Gateway knows."""
     router = pool.spec.router
     if router.ingress is not None:
         return f"{'https' if router.ingress.tls_secret_name else 'http'}://{router.ingress.host}/v1"
@@ -629,7 +631,7 @@ def _base(scheme: str, host: str, port: int) -> str:
 
 
 def _autoscaling(view: View) -> AutoscalingStatus | None:
-    """While nothing is decided, as of a pool that is paused or invalid, what was said last."""
+    """The planner's decision; without one (pool paused or invalid) the last one."""
     said, planned = view.before.autoscaling, view.observed.planned
     spec = view.pool.spec.autoscaling if view.pool is not None else None
     if view.pool is not None and (spec is None or not spec.is_planned):

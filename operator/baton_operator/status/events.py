@@ -1,7 +1,7 @@
-"""The few steps of a pool's life that a user wants to be told of. Pure.
+"""Events for the changes in a pool's life that a user should see. Pure, except PodEvents.
 
-In: the status before and now. Out: Kubernetes events, only where something has changed, so that an
-operator which starts anew repeats none. Of draining nodes those who drain them tell.
+In: the previous and the current status. Out: Kubernetes events, only for changes, so that an
+operator that restarts repeats none. The drainer posts the events about draining nodes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from baton_operator.status.derive import OLD_NODES
 
 logger = logging.getLogger(__name__)
 
-# Most pods are prepared in less. A kubelet says within a second of its first try what is missing.
+# Seconds. Most pods are prepared in less; a kubelet reports a missing Secret within a second.
 ASK_S = 4.0
-# What was said once is mostly said again.
+# Seconds between listings once a problem is known: it usually stays the same.
 SAID_S = 30.0
 
 
 class _EventQuery(msgspec.Struct, frozen=True):
-    """When events of a pod were listed last, and what came of it. Before the first time: since when
-    it is unprepared."""
+    """When a pod's events were last listed, and the problem found. Before the first listing `at` is
+    the time since which the pod is unprepared."""
 
     at: float
     problem: Problem | None = None
@@ -42,7 +42,7 @@ class _EventQuery(msgspec.Struct, frozen=True):
 
 
 class Lister(Protocol):
-    """`Api` is one."""
+    """Implemented by `Api`."""
 
     async def list_where(
         self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
@@ -50,16 +50,15 @@ class Lister(Protocol):
 
 
 class PodEvents:
-    """Why the volumes, secrets or network of a pod are not there: events say it, and nothing else
-    does.
+    """Finds out why a pod's volumes, secrets or network are missing, which only events say.
 
-    In: pods that a kubelet cannot prepare. Out: the same pods, with the kubelet's message. A
-    cluster has many events, and a pool that is well needs none of them. So they are not watched:
-    they are listed for a pod that has been unprepared for some seconds, and of each component for
-    one pod, as a condition names one.
+    In: pods that a kubelet cannot prepare. Out: the same pods with the kubelet's message. A cluster
+    has many events, and a healthy pool needs none of them. So they are not watched but listed, for
+    a pod that has been unprepared for some seconds, and for one pod per component, because a
+    condition names only one.
 
-    One pool's. `clock` is that of `FirstSeen`; `again` is told in how many seconds the pool is to
-    be looked at again.
+    For one pool. `clock` is that of `FirstSeen`; `again` is called with the seconds until the next
+    reconcile.
     """
 
     def __init__(
@@ -91,8 +90,8 @@ class PodEvents:
         return tuple(_with_problem(pod, said.get(pod.name)) for pod in pods)
 
     async def _ask(self, pod: str) -> Problem | None:
-        """None also where nobody answers, or the operator may not list events: a condition says
-        then that nothing more is known."""
+        """The pod's problem. None also if the events cannot be listed; the condition then says that
+        nothing more is known."""
         fields = {"type": "Warning", "regarding.kind": "Pod", "regarding.name": pod}
         try:
             return unprepared_problem(
@@ -108,7 +107,7 @@ class PodEvents:
 
 
 def _first_unprepared(pods: Sequence[ObservedPod]) -> list[ObservedPod]:
-    """One of each component."""
+    """The first unprepared pod of each component."""
     found: dict[str, ObservedPod] = {}
     for pod in sorted(pods, key=lambda pod: pod.name):
         if pod.unprepared_since and not pod.problem:
@@ -122,13 +121,13 @@ def _with_problem(pod: ObservedPod, problem: Problem | None) -> ObservedPod:
     return msgspec.structs.replace(pod, problem=problem.reason, message=problem.message)
 
 
-# Of Ready, they need nobody's attention.
+# Reasons of Ready that need nobody's attention.
 _QUIET = frozenset(
     {c.PAUSED.name} | {reason.name for kind in c.KINDS for reason in kind.reasons if reason.waits}
 )
 
 
-# Of conditions that have events of their own.
+# Reasons of conditions that have their own events.
 _TOLD = frozenset(reason.name for kind in (c.VALID, c.APPLIED) for reason in kind.reasons)
 
 
@@ -139,7 +138,7 @@ class PoolEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEvent, ...]:
-    """In the order of what causes what."""
+    """Events in causal order."""
     last = before or PoolStatus()
     found = (
         _turned_false(last, after, c.VALID),
@@ -155,13 +154,13 @@ def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEv
 
 
 def drain_begun(role: str, pod: str, why: str, replaced_by: str) -> PoolEvent:
-    """`replaced_by` is the revision whose nodes take its place, "" where none does."""
+    """`replaced_by` is the revision that replaces the node, "" in a scale-down."""
     what = f"gives way to revision {replaced_by}" if replaced_by else "is one too many"
     return _normal("Draining", f"{role} node {pod} {what} and drains: {why}")
 
 
 def drain_ended(nodes: str, replicas: int, fewer: int, pods: Sequence[str]) -> PoolEvent:
-    """`replicas` of such `nodes` there were, `fewer` there are to be."""
+    """`replicas` is the previous number of such `nodes`, `fewer` the new one."""
     names = ", ".join(pods)
     return _normal("Drained", f"{nodes}: {replicas} to {fewer} replicas, without {names}")
 
@@ -180,14 +179,14 @@ def _status(status: PoolStatus, kind: c.ConditionKind) -> str:
 
 
 def _became_true(before: PoolStatus, after: PoolStatus, kind: c.ConditionKind) -> Condition | None:
-    """Where it was said to be otherwise."""
+    """The condition, if it was False or Unknown before."""
     if _status(before, kind) in ("False", "Unknown") and _status(after, kind) == "True":
         return after.condition(kind.name)
     return None
 
 
 def _turned_false(before: PoolStatus, after: PoolStatus, kind: c.ConditionKind) -> PoolEvent | None:
-    """SpecInvalid, ApplyRefused and the like: the condition's own reason."""
+    """An event with the condition's own reason, such as SpecInvalid or ApplyRefused."""
     now = after.condition(kind.name)
     if now is None or now.status != "False" or _status(before, kind) == "False":
         return None
@@ -219,7 +218,7 @@ def _blocked(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
 
 
 def _rolled_out(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
-    """Of nodes: only they have revisions."""
+    """Only nodes have revisions, so routers and Redis do not count."""
     was, now = before.condition(c.UPDATED.name), after.condition(c.UPDATED.name)
     if was is None or now is None or OLD_NODES not in was.message or OLD_NODES in now.message:
         return None
@@ -227,21 +226,22 @@ def _rolled_out(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
 
 
 def _planned(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
-    """Where the planner's decision is acted on: its own reason."""
+    """An event with the planner's own reason, if its decision is applied."""
     said, now = before.autoscaling, after.autoscaling
     if now is None or now.mode != "auto" or not before.revision:
         return None
     was = before.prefill.desired, before.decode.desired
     if said is not None and said.mode == "auto":
         was = said.desired_prefill, said.desired_decode
-    # Where somebody else changed their role's count the planner did nothing.
+    # If only an external autoscaler changed its role's count, the planner decided nothing.
     if was == (now.desired_prefill, now.desired_decode) or MOVE not in now.message:
         return None
     return PoolEvent(type="Normal", reason=now.reason, message=now.message)
 
 
 def _ready(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
-    """Also of a pool that never was: each reason of which somebody should know."""
+    """Ready and NotReady. A pool that was never ready also gets an event for each new reason that
+    needs attention."""
     was, now = before.condition(c.READY.name), after.condition(c.READY.name)
     if now is None:
         return None
