@@ -48,7 +48,7 @@ _HEX = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}".encode())
 
 
 def new_credentials(random: Callable[[int], bytes]) -> Credentials:
-    """`random` gives that many bytes nobody can guess, as os.urandom does."""
+    """`random` returns that many unpredictable bytes, as os.urandom does."""
     return Credentials(
         redis_password=random(SECRET_BYTES).hex(),
         link_token=random(SECRET_BYTES).hex(),
@@ -93,7 +93,7 @@ def build_secret(pool: Pool) -> Manifest:
 
 
 def acl_file(password: str) -> str:
-    """Redis' own users: one, who may do everything with this password. Redis keeps a hash."""
+    """Redis' ACL file: one user, with all rights and this password, which Redis keeps as a hash."""
     digest = hashlib.sha256(password.encode()).hexdigest()
     return f"user default on #{digest} ~* &* +@all\n"
 
@@ -101,7 +101,7 @@ def acl_file(password: str) -> str:
 def secret_variable(
     variable: str, secret: str, key: str, *, optional: bool = False
 ) -> dict[str, Any]:
-    """A variable that the kubelet fills from a Secret."""
+    """A variable that the kubelet sets from a Secret."""
     reference: dict[str, Any] = {"name": secret, "key": key}
     if optional:
         reference["optional"] = True
@@ -109,12 +109,12 @@ def secret_variable(
 
 
 def link_token_variable(pool: Pool) -> dict[str, Any]:
-    """What routers and nodes know each other by."""
+    """The token with which routers and nodes authenticate each other."""
     return secret_variable("BATON_LINK_TOKEN", ChildIdentity(pool, "auth").name, TOKEN_KEY)
 
 
 def tenant_secret_variable(pool: Pool) -> dict[str, Any]:
-    """What routers derive tenants' salts from."""
+    """The secret from which routers derive tenants' salts."""
     return secret_variable("BATON_TENANT_SECRET", ChildIdentity(pool, "auth").name, TENANT_KEY)
 
 
@@ -133,10 +133,10 @@ MIB = 1 << 20
 # a core does 28,000 chunks per second; a data server moves 1.2 GB/s with one. On a machine that is
 # full each is promised half of that, and where there is room it takes the rest too.
 CPU = "500m"
-# A cache has nothing to save at its end.
+# A cache has nothing to save when it stops.
 GRACE_S = 5
 ACL_FOLDER = "/etc/baton/redis"
-# Not a command: the kernel accepts also while the server is busy with a large value.
+# A TCP probe and not a command: the kernel accepts even while the server handles a large value.
 _CONNECTS: Manifest = {"tcpSocket": {"port": "redis"}}
 CA_FOLDER = "/etc/baton/redis-ca"
 CA_FILE = "ca.crt"
@@ -185,7 +185,7 @@ def _one_server(
 
 
 def _spread(child: ChildIdentity) -> Manifest:
-    """Data servers: one lost cluster node does not take all of them. There is one index."""
+    """Spread data servers, so that one lost cluster node does not take all. There is one index."""
     alike = ChildIdentity(child.pool, child.component)
     return {"affinity": apart(alike.selector())} if child.instance else {}
 
@@ -227,12 +227,12 @@ def _server(pool: Pool, maxmemory: int, policy: str, given: Manifest, users: Mou
 
 
 def _words(value: str) -> list[str]:
-    """Redis takes each word of a setting as an argument, and an empty setting as an empty one."""
+    """One argument per word of a setting; an empty setting is one empty argument."""
     return value.split() or [value]
 
 
 def _users(pool: Pool) -> Mounts:
-    """The file of Redis' users, and nothing else of the Secret."""
+    """Mounts only the file of Redis' users from the Secret."""
     items = [{"key": ACL_KEY, "path": ACL_KEY}]
     secret = {"secretName": ChildIdentity(pool, "auth").name, "items": items}
     return Mounts(
@@ -247,7 +247,7 @@ def data_servers(pool: Pool, managed: ManagedStore) -> list[ChildIdentity]:
 
 
 def store_settings(pool: Pool) -> StoreSettings:
-    """URLs in the order that markers count on."""
+    """URLs in the order that markers refer to."""
     external, managed = pool.spec.kv_store.external, pool.spec.kv_store.owned
     if external is not None:
         signed = external.ca_secret_ref is not None
@@ -265,7 +265,7 @@ def store_settings(pool: Pool) -> StoreSettings:
 
 
 def store_login(pool: Pool) -> tuple[Manifest, ...]:
-    """Variables; flags would show the login to whoever may read pods."""
+    """Variables, because flags would show the login to anyone who may read pods."""
     external = pool.spec.kv_store.external
     if external is None:
         secret = ChildIdentity(pool, "auth").name

@@ -1,4 +1,4 @@
-"""How a pool's nodes get from one revision to the next without a moment in which nobody answers.
+"""Moves a pool's nodes from one revision to the next while the pool keeps serving.
 
-goal  how many nodes of which revision there shall be now, within the GPU budget: pure
+goal  how many nodes of each revision there should be now, within the GPU budget; pure
 """

@@ -1,9 +1,9 @@
-"""How many replicas each Deployment of a pool shall have now, from its children. Pure.
+"""The replicas that each Deployment of a pool should have now, from its children. Pure.
 
-In: the pool, with as many nodes as are wanted in the end, and what its nodes are made from now; the
-children as last seen. Out: a `Goal`: how many there shall be now of the current revision and of
-older ones, and what a roll-out lacks. Level-triggered: an operator that knows nothing but the
-cluster comes to the same goal. `now_s` is the clock of `FirstSeen`.
+In: the pool with its final numbers of nodes, its current revision, the children as last observed.
+Out: a `Goal`: the numbers now for the current and for older revisions, and what a roll-out lacks.
+Level-triggered: a new operator computes the same goal from the cluster alone. `now_s` is the clock
+of `FirstSeen`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OldNodes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> int:
-        """Taken by pods, or about to be."""
+        """GPUs that pods hold or will hold soon."""
         return max(self.desired, self.alive) + self.ending
 
     @property
@@ -89,10 +89,10 @@ class Lower(msgspec.Struct, frozen=True, kw_only=True):
 def fitted(roles: Sequence[RoleNodes], budget: int | None) -> dict[Role, int]:
     """How many of the wanted nodes a GPU budget allows. Pure.
 
-    In: each role's nodes. Out: counts; both roles give in the same proportion.
+    In: each role's nodes. Out: counts; both roles shrink in the same proportion.
 
-    As wanted where there is room for it. Else at least one of each role that is wanted, and where
-    not even these have room, the prefill nodes go first: decode nodes can do without.
+    The wanted numbers if there is room. Otherwise at least one of each wanted role; if there is no
+    room even for these, prefill nodes go first, because decode nodes work without them.
     """
     wanted = {one.role: one.wanted for one in roles}
     gpus = {one.role: one.gpus for one in roles}
@@ -114,7 +114,7 @@ def fitted(roles: Sequence[RoleNodes], budget: int | None) -> dict[Role, int]:
 def _filled(
     counts: dict[Role, int], wanted: Mapping[Role, int], gpus: Mapping[Role, int], budget: int
 ) -> dict[Role, int]:
-    """With what rounding left over."""
+    """Adds the nodes that rounding left over."""
     while fitting := [
         role
         for role, count in counts.items()
@@ -175,8 +175,8 @@ def targets(roles: Sequence[RoleNodes], surge: int, budget: int | None) -> Targe
 def _while_rolling(
     roles: Sequence[RoleNodes], allowed: Mapping[Role, int], budget: int
 ) -> Mapping[Role, int]:
-    """If more nodes are wanted in the middle of a roll-out, they wait for its end where their GPUs
-    are needed for it. Those there are stay: with these alone it ends in any case."""
+    """If more nodes become wanted during a roll-out, they wait for its end if their GPUs are needed
+    for it. Existing ones stay: with these alone the roll-out ends in any case."""
     if _needed(roles, allowed, _share(roles, allowed)) <= budget:
         return allowed
     there = {one.role: min(one.desired, allowed[one.role]) for one in roles}
@@ -207,7 +207,7 @@ def _old(roles: Sequence[RoleNodes], wanted: Mapping[Role, int], share: Fraction
 
 
 def _by_size(roles: Sequence[RoleNodes]) -> list[str]:
-    """The older revisions, that with most nodes first."""
+    """The older revisions, the one with most nodes first."""
     sizes: dict[str, int] = {}
     for one in roles:
         for old in one.old:
@@ -236,7 +236,7 @@ def _at(roles: Sequence[RoleNodes], wanted: Mapping[Role, int], share: Fraction)
 
 
 def _limit(one: RoleNodes, allowed: int, wanted: int, surge: int) -> int:
-    """New nodes that there may be in a roll-out, were there GPUs for all. Those there are stay."""
+    """New nodes allowed in a roll-out if GPUs were unlimited. Existing ones stay."""
     old = sum(each.places for each in one.old)
     return max(min(one.desired, allowed), min(wanted, wanted + surge - old))
 
@@ -271,7 +271,8 @@ def _next(
     gpus: Mapping[Role, int],
     room: int,
 ) -> Role | None:
-    """Which gets one more. For those further behind, that may not grow yet, GPUs are kept."""
+    """The role that gets one more. GPUs are reserved for roles further behind that cannot grow
+    yet."""
     behind = [role for role in new if new[role] < wanted[role] and gpus[role]]
     for role in sorted(behind, key=lambda role: new[role] / wanted[role]):
         if new[role] < limits[role]:
@@ -280,14 +281,14 @@ def _next(
     return None
 
 
-# An old node that is not ready for so long holds nothing any more: its GPUs are worth more.
+# An old node that is unready for this long holds no requests; its GPUs are worth more.
 UNREADY_S = 60.0
 
 Children = Mapping[ChildKey, CachedChild]
 
 
 class OldGoal(msgspec.Struct, frozen=True, kw_only=True):
-    """A Deployment of an older revision and how many replicas it shall have."""
+    """A Deployment of an older revision and the replicas that it should have."""
 
     child: CachedChild
     role: Role
@@ -303,7 +304,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Group(msgspec.Struct, frozen=True, kw_only=True):
-    """One role's nodes of one revision; `pods` without those that are over."""
+    """One role's nodes of one revision; `pods` excludes those that have ended."""
 
     role: Role
     revision: str
@@ -338,7 +339,7 @@ def goal_of(pool: Pool, revision: NodeRevision, children: Children, now_s: float
             for one in groups
             if one.deployment is not None
             and (one.role, one.revision) in found.old
-            # Else it is deleted.
+            # Otherwise it is deleted.
             and has_served(one.deployment, one.pods)
         ),
         roll=_roll(pool, found, roles),
