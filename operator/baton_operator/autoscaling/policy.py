@@ -1,8 +1,8 @@
-"""A pool's spec as the planner's rules, as of one moment.
+"""The planner's policy at one moment, from a pool's spec.
 
-In: the pool (of a role that somebody else scales with its count of now) and the time of day. Out: a
-`Policy`. A schedule's window is looked at here, in its own time zone; the planner gets only those
-that hold now, as windows without an end.
+In: the pool (with the current count of an externally scaled role) and the time of day. Out: a
+`Policy`. Schedules are evaluated here, in their own time zones; the planner gets only the active
+ones, as windows without an end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EACH_DAY = frozenset(range(len(DAYS)))
 
 
 def policy_of(pool: Pool, spec: AutoscalingSpec, now: datetime) -> Policy:
-    """`spec` is the pool's own. Raise SpecError for what no number of nodes can obey."""
+    """`spec` is the pool's own. Raise SpecError for contradictory bounds."""
     ratio = spec.ratio
     policy = Policy(
         bounds={role: _bounds(pool, spec, role) for role in ROLES},
@@ -72,7 +72,7 @@ def _holds(schedule: ScheduleSpec, now: datetime) -> bool:
 
 
 def _held(spec: AutoscalingSpec, schedule: ScheduleSpec) -> Schedule:
-    """Of the roles whose count is the planner's."""
+    """For the roles whose count the planner sets."""
     written = {"prefill": schedule.prefill, "decode": schedule.decode}
     own: dict[Role, ScheduleBounds] = {
         role: bounds

@@ -1,8 +1,8 @@
-"""How many nodes a pool wants where somebody else says it: by its PoolScalers.
+"""Sets the counts of externally scaled roles from their PoolScalers.
 
-In: a pool. Out: the same with those counts, from which all else is built. A PoolScaler that is
-missing is made with as many as there are; after that its count is read, and never written. Its
-status tells an autoscaler how many there are, and which.
+In: a pool. Out: the same pool with those counts. A missing PoolScaler is created with the current
+number of nodes; after that its count is only read. Its status gives an autoscaler the current
+number and the pods' selector.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class Scalers:
-    """One event loop's."""
+    """For one event loop."""
 
     def __init__(self, api: Api, cache: Cache) -> None:
         self._api = api
         self._cache = cache
 
     async def follow(self, key: PoolKey, pool: Pool) -> Pool:
-        """With a count of the spec where there is no PoolScaler to be had: why not is said when its
-        manifest is applied. Raise Conflict and Unavailable."""
+        """The pool with its counts; the spec's count if a PoolScaler cannot be created, which is
+        reported when its manifest is applied. Raise Conflict and Unavailable."""
         counts: dict[Role, int] = {}
         for role in scaled_roles(pool):
             children = self._cache.children(key)
@@ -92,8 +92,7 @@ def with_replicas(pool: Pool, counts: Mapping[Role, int]) -> Pool:
 
 
 def seed_of(pool: Pool, role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
-    """As many as there are now: whoever takes over begins there. In a new pool what the spec
-    says."""
+    """The current number of nodes, or in a new pool the spec's: where an autoscaler starts."""
     known = [
         child.workload.desired
         for child in children.values()
@@ -103,7 +102,7 @@ def seed_of(pool: Pool, role: Role, children: Mapping[ChildKey, CachedChild]) ->
 
 
 def nodes_of(role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
-    """Without those that drain or end: an autoscaler shall not count on them."""
+    """Without draining and ending nodes, on which an autoscaler must not count."""
     pods = (child.pod for child in children.values())
     return sum(
         pod is not None and pod.component == role and not pod.ends and pod.stage != "over"

@@ -1,8 +1,8 @@
-"""What one look hands to the next: demand seen, recommendations given, targets missed.
+"""The planner's memory from one call to the next: demand, needs, missed targets.
 
-In: the entries of each look. Out: the same, without what is too old to matter. A second look at the
-same time replaces the first, so that asking twice changes nothing. An operator that starts anew
-starts with `Memory()`: it then takes a whole window before it scales down.
+In: the entries of each call. Out: the same, without entries that are too old. A second call for the
+same time replaces the first, so the planner is idempotent. An operator that restarts begins with
+`Memory()` and waits a whole window before it scales down.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 from baton_protocol.store import Role
 
-MOST_ENTRIES = 1024  # a look each 5 s for the longest window, and some more
+MOST_ENTRIES = 1024  # more than one entry each 5 s for the longest window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandSample:
-    """Demand as it was observed at one time: rates per second, and requests that are answered or
-    wait to be."""
+    """Demand observed at one time: rates per second, and requests that generate or wait to."""
 
     at_s: float
     requests: float | None
@@ -28,7 +27,7 @@ class DemandSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedNodes:
-    """What the load asked for at one time, before any window or limit."""
+    """The need at one time, before stabilization and limits."""
 
     at_s: float
     prefill: int
@@ -40,7 +39,7 @@ class WantedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetMiss:
-    """A role missed its target under so many tokens per second and node."""
+    """A role missed its target with this load, in tokens per second and node."""
 
     at_s: float
     role: Role
@@ -49,14 +48,13 @@ class TargetMiss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    since_s: float | None = None  # of the first look
+    since_s: float | None = None  # time of the first call
     seen: tuple[DemandSample, ...] = ()
     needed: tuple[WantedNodes, ...] = ()
     misses: tuple[TargetMiss, ...] = ()  # the newest of each role
 
     def at(self, now_s: float, keep_s: float) -> Memory:
-        """What is before `now_s` and at most `keep_s` old; all is forgotten where the clock went
-        back."""
+        """Entries before `now_s` and at most `keep_s` old. Empty if the clock went back."""
         if self.since_s is None or self.since_s > now_s:
             return Memory(since_s=now_s)
         return replace(
@@ -67,12 +65,12 @@ class Memory:
         )
 
     def with_seen(self, seen: DemandSample) -> Memory:
-        """Once, though several looks may find the same observation."""
+        """Add the sample, unless it is already present: several calls may see the same report."""
         before = tuple(one for one in self.seen if one.at_s < seen.at_s)
         return replace(self, seen=(*before, seen)[-MOST_ENTRIES:])
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """(time, value) of what was known of a field of `DemandSample`."""
+        """(time, value) of a field of `DemandSample`, where it is known."""
         values = ((one.at_s, getattr(one, name)) for one in self.seen)
         return [(at_s, value) for at_s, value in values if value is not None]
 

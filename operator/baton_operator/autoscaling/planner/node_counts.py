@@ -1,4 +1,4 @@
-"""The nodes of one role, counted: who serves, who is on the way, whose gauges can be believed."""
+"""Counts of one role's nodes: serving, starting, draining, and with fresh reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RoleCounts:
 
     @property
     def alive(self) -> int:
-        """Nodes that are there to stay."""
+        """Number of nodes that stay."""
         return len(self.ready) + len(self.coming)
 
     @property
     def held(self) -> int:
-        """Nodes that hold GPUs, or will in a moment, while nothing new is decided."""
+        """Nodes that hold GPUs, or will soon, without a new decision."""
         return max(self.desired, self.alive) + len(self.draining)
 
     @property
@@ -38,7 +38,7 @@ class RoleCounts:
         )
 
     def total(self, gauge: Callable[[NodeView], float | None]) -> float | None:
-        """A gauge's sum over the ready nodes; None where one of them did not say."""
+        """Sum of a gauge over the ready nodes; None if one of them did not report it."""
         return None if self.silent else _total(gauge(node) for node in self.ready)
 
 

@@ -117,7 +117,7 @@ REASONS = MappingProxyType(
 
 
 def table() -> str:
-    """For people, in Markdown."""
+    """The table in Markdown."""
     rows = [f"| `{reason}` | {one.meaning} | {one.remedy} |" for reason, one in REASONS.items()]
     return "\n".join(("| reason | what it means | what to do |", "|---|---|---|", *rows))
 

@@ -1,4 +1,4 @@
-"""What the planner is told and what it says. Plain values: no clock, no cluster, no I/O.
+"""Inputs and outputs of the planner. Plain values: no clock, no cluster, no I/O.
 
 In one line:  plan(Situation, Policy, Memory) -> (Decision, Memory)
 
@@ -16,37 +16,37 @@ from baton_protocol.store import Role
 
 
 class Phase(StrEnum):
-    """Of a node, as the cluster and its own report say."""
+    """A node's phase, from the cluster and from its own report."""
 
-    PENDING = "pending"  # a pod that has no place yet
+    PENDING = "pending"  # the pod is not scheduled
     STARTING = "starting"  # loads its model
     READY = "ready"
-    DRAINING = "draining"  # takes nothing new
+    DRAINING = "draining"  # takes no new requests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """One node. Its gauges are those of its newest report, `age_s` old; without a report they are
-    None. `since_s` is how long it has been in its phase."""
+    """One node. Its gauges are from its newest report, `age_s` old; without a report they are None.
+    `since_s`: seconds in its phase."""
 
     name: str
     role: Role
     phase: Phase
     since_s: float = 0.0
     age_s: float | None = None
-    queued_tokens: int | None = None  # prompt tokens known and not yet computed
+    queued_tokens: int | None = None  # prompt tokens that are not computed yet
     running: int | None = None
     waiting: int | None = None
     kv_tokens: int | None = None  # in use by live requests
     kv_capacity: int | None = None  # tokens
-    busy: float | None = None  # share of the last window its engine was in steps, 0 to 1
+    busy: float | None = None  # share of the last window in which its engine worked, 0 to 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What clients asked for, from routers and nodes: `requests`, the tokens and the bytes are per
-    second, the mean of the last `window_s`; the other numbers are as of now. `held` requests wait
-    in routers since no node can take them."""
+    """Clients' demand, from routers and nodes. `requests`, tokens and bytes are means per second
+    over the last `window_s`; the other numbers are current. `held`: requests that wait in routers
+    because no node can take them."""
 
     window_s: float
     age_s: float
@@ -57,16 +57,16 @@ class Demand:
     live_requests: int | None = None  # being generated now, or waiting for a decode node's KV
     live_kv_tokens: int | None = None
     held: int | None = None
-    idle_s: float | None = None  # since the last request
+    idle_s: float | None = None  # seconds since the last request
     store_read_bytes: float | None = None
-    ttft_s: float | None = None  # the measured percentile that the target names
+    ttft_s: float | None = None  # the measured percentile of the target
     itl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """What one node of each role can do, learnt from nodes' step times; the prior is what they
-    measured at their start. `samples` is on how many steps it rests (0: the prior).
+    """What one node of each role can do, learnt from the nodes' reports; the prior is what they
+    measured at their start. `samples`: number of step samples behind it (0: only the prior).
 
     A decode step takes `step_base_s + batch * step_per_seq_s + kv_tokens * step_per_kv_token_s`.
     """
@@ -78,12 +78,12 @@ class Capability:
     kv_capacity: int | None = None  # tokens that fit a decode node's cache
     start_s: float = 60.0  # from a pod's creation to its first request
     samples: int = 0
-    store_read_limit: float | None = None  # bytes per second that the data servers give at most
+    store_read_limit: float | None = None  # bytes per second from all data servers, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Of one role. GPUs are per node."""
+    """Bounds of one role. `gpus` is per node."""
 
     minimum: int = 1
     maximum: int = 1
@@ -92,10 +92,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A window of some days, in minutes of the day in the policy's time zone (the caller converts),
-    that raises minima or lowers maxima. `days` are those on which it begins, 0 (Monday) to 6; it
-    ends on the next day where `to_minute` is not after `from_minute`. Of two that overlap the later
-    in the list wins, each role and side by itself."""
+    """A daily window that raises minima or lowers maxima, in minutes of the day in the policy's
+    time zone (the caller converts). `days`: those on which it starts, 0 (Monday) to 6. It ends on
+    the next day if `to_minute` is not after `from_minute`. If two windows overlap, the later one in
+    the list wins, per role and bound."""
 
     days: frozenset[int]
     from_minute: int
@@ -111,25 +111,26 @@ class Policy:
     bounds: Mapping[Role, Bounds]
     ttft_s: float = 2.0
     itl_s: float = 0.05
-    percentile: float = 0.99  # the share of requests that is to hold the targets
-    gpu_budget: int | None = None  # of both roles together
+    percentile: float = 0.99  # share of the requests that must meet the targets
+    gpu_budget: int | None = None  # GPUs of both roles together
     ratio_min: float | None = None  # prefill nodes per decode node
     ratio_max: float | None = None
     scale_to_zero_after_s: float | None = None  # None: never
     up_stabilisation_s: float = 0.0
     down_stabilisation_s: float = 300.0
-    up_step: float = 2.0  # at most so many times the nodes there are, at once (and at least one)
+    up_step: float = 2.0  # a step grows a role to at most this many times its nodes, at least by 1
     down_step: int = 1  # nodes per role and decision
-    stale_after_s: float = 30.0  # observations older than that hold
+    stale_after_s: float = 30.0  # older observations are stale
     headroom: float = 0.2  # share of a node's capability that is kept free
     schedules: tuple[Schedule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Everything of one look. `minute_of_week` is local to the policy's time zone, Monday 00:00 is
-    0. `desired` is what the workloads are set to now, less what drains in order to go; `rolling`
-    while a roll-out runs; `holds`: requests that come while there is no node are held."""
+    """All inputs of one decision. `minute_of_week` is local to the policy's time zone, from Monday
+    00:00. `desired`: what the workloads are set to, without nodes that drain to be removed.
+    `rolling`: a roll-out runs. `holds`: routers hold requests that arrive while there is no
+    node."""
 
     at_s: float
     nodes: tuple[NodeView, ...]
@@ -142,9 +143,9 @@ class Situation:
 
 
 class Reason(StrEnum):
-    """Why a decision is what it is: the one rule that bound it last. `reasons.py` explains each."""
+    """Why a decision is what it is: the rule that bound it last. `reasons.py` explains each."""
 
-    # What the load asks for.
+    # The load.
     STEADY = "Steady"
     DEMAND_ROSE = "DemandRose"
     TREND_ROSE = "TrendRose"
@@ -154,12 +155,12 @@ class Reason(StrEnum):
     DEMAND_FELL = "DemandFell"
     STORE_LIMITED = "StoreLimited"
     CAPACITY_COMING = "CapacityComing"
-    # What is not known.
+    # Unknown inputs.
     DEMAND_UNKNOWN = "DemandUnknown"
     DEMAND_STALE = "DemandStale"
     CAPABILITY_UNKNOWN = "CapabilityUnknown"
     NODES_SILENT = "NodesSilent"
-    # What the owner allows.
+    # The owner's limits.
     AT_MINIMUM = "AtMinimum"
     AT_MAXIMUM = "AtMaximum"
     SCHEDULE_MINIMUM = "ScheduleMinimum"
@@ -170,7 +171,7 @@ class Reason(StrEnum):
     BUDGET_SHIFT = "BudgetShift"
     BUDGET_WAITS = "BudgetWaits"
     BUDGET_TOO_SMALL = "BudgetTooSmall"
-    # How fast.
+    # Rates.
     UP_STABILISING = "UpStabilising"
     UP_STEP = "UpStep"
     DOWN_STABILISING = "DownStabilising"
@@ -178,7 +179,7 @@ class Reason(StrEnum):
     CONSOLIDATION_REFUSED = "ConsolidationRefused"
     DRAIN_RUNNING = "DrainRunning"
     ROLL_OUT_RUNNING = "RollOutRunning"
-    # To zero and back.
+    # Scale to zero and wake-up.
     IDLE = "Idle"
     ASLEEP = "Asleep"
     WOKEN = "Woken"
@@ -189,12 +190,11 @@ MOVE = " -> "  # in a decision's message, between the counts of a role that chan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`numbers` are what the reason rests on, by name, for people to read: demand, what one node
-    can do, what would be needed, what limited it."""
+    """`numbers`: the inputs and intermediate results behind the reason, by name, for people."""
 
     prefill: int
     decode: int
     reason: Reason
     message: str
     numbers: Mapping[str, float]
-    acts: bool  # differs from what is desired now
+    acts: bool  # the counts differ from the current desired ones

@@ -28,8 +28,8 @@ from baton_operator.autoscaling.planner.records import Capability, Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStep:
-    """A decode step of requests with the same context. `target_s` is the ITL target, or what can
-    be had: a batch of one and a bit."""
+    """A decode step of requests with the same context. `target_s` is the ITL target, or if it is
+    out of reach slightly more than the step of a single request."""
 
     base_s: float
     each_s: float
@@ -39,14 +39,14 @@ class DecodeStep:
 
     @property
     def most_tokens_per_s(self) -> float:
-        """Of a node that holds the target."""
+        """Output tokens per second of a node that meets the target."""
         if self.each_s <= 0.0:
             return float("inf")
         return (1.0 - self.base_s / self.target_s) / self.each_s
 
     @property
     def most_live(self) -> float:
-        """Requests in a batch that holds the target."""
+        """Requests in a batch that meets the target."""
         if self.each_s <= 0.0:
             return float("inf")
         return (self.target_s - self.base_s) / self.each_s
@@ -66,7 +66,7 @@ def step_of(view: Outlook, capability: Capability, policy: Policy) -> DecodeStep
 
 
 def decode_need(view: Outlook, prefill: RoleCounts, capability: Capability, policy: Policy) -> Need:
-    """`view.output` or `view.live` is known."""
+    """`view.output` or `view.live` must be known."""
     step = step_of(view, capability, policy)
     now, ahead = view.output or 0.0, view.output_ahead or 0.0
     live = (view.live or 0.0) + _sent(view, prefill, capability, step)
@@ -93,7 +93,7 @@ def decode_need(view: Outlook, prefill: RoleCounts, capability: Capability, poli
 
 
 def _nodes(tokens_per_s: float, live: float, step: DecodeStep, free: float) -> int:
-    """The smallest n that holds for the rate, for the live requests, and for their KV."""
+    """The smallest number of nodes for the rate, for the live requests, and for their KV."""
     share = 1.0 - free
     n = max(
         1.0,

@@ -1,10 +1,10 @@
-"""Demand now, and at the time when a node asked for now would serve.
+"""Demand now, and when a node that is added now would serve.
 
-In: fresh demand, the nodes, and what was seen so far. Out: an `Outlook`, per second.
+In: fresh demand, the nodes, and earlier samples. Out: an `Outlook`, per second.
 
-A window's mean is late by half a window. Where looks come closer than windows, the newest part of
-the window is what two means differ by; it is taken where it is so much more that chance does not
-explain it. Growth is extrapolated over a node's start-up time, only upwards, to the double at most.
+The mean of a window lags by half a window. If samples come more often than windows, the difference
+of two means gives the newest part of the window. It is used if it is significantly higher. Growth
+is extrapolated over a node's start time, only upwards, and at most to the double.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from baton_operator.autoscaling.planner.memory import Memory
 from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Demand
 
-LOOKBACK_S = 600.0  # of answers' length
-JUMP = 1.3  # times as many requests as before, and
-SURE_JUMP = 4.0  # standard deviations of a Poisson count more: a jump
+LOOKBACK_S = 600.0  # seconds of samples for the usual answer length
+JUMP = 1.3  # a jump: at least this many times the requests of before, and
+SURE_JUMP = 4.0  # at least this many standard deviations of a Poisson count more
 TINY_S = 0.1  # a window is not to the millisecond so many looks long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Rates in tokens per second; `*_ahead` at the end of the start-up time. `live` are requests
-    that generate or wait to, as of now; `answer` is the usual length in tokens, `context` a live
-    request's mean KV."""
+    """Rates in tokens per second; `*_ahead` are those at the end of the start time. `live`:
+    requests that generate or wait to. `answer`: the usual length in tokens. `context`: mean KV
+    tokens of a live request."""
 
     prompt: float | None
     prompt_ahead: float | None
     prompt_mean: float | None  # uncached tokens of one request
-    queued: float  # prompt tokens that wait
+    queued: float  # prompt tokens in queues
     output: float | None
     output_ahead: float | None
     live: float | None
@@ -45,7 +45,7 @@ class Outlook:
 def outlook(
     demand: Demand, prefill: RoleCounts, decode: RoleCounts, memory: Memory, start_s: float
 ) -> Outlook:
-    """`memory` has this look too."""
+    """`memory` already contains the current sample."""
     jump = jump_of(memory, demand.window_s)
     requests = _times(demand.requests, jump)
     prompt = _times(demand.uncached_prompt_tokens, jump)
@@ -115,7 +115,7 @@ def _usual_answer(memory: Memory) -> float:
 
 
 def live_of(demand: Demand, decode: RoleCounts) -> float | None:
-    """Requests that generate or wait for room to; not all count those that wait."""
+    """Requests that generate or wait for room: the larger of the two reports, None without any."""
     running = decode.total(lambda node: node.running)
     waiting = decode.total(lambda node: node.waiting) or 0.0
     known = [float(one) for one in (demand.live_requests,) if one is not None]

@@ -13,8 +13,8 @@ from baton_operator.autoscaling.planner.memory import TargetMiss
 from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Demand, Policy, Reason
 
-BUSY = 0.5  # of its time a prefill node computes: only then a wait is for nodes
-SHARED = 2.0  # requests in a decode node's batch: one alone gains nothing from more nodes
+BUSY = 0.5  # a prefill node must compute this share of its time; otherwise more nodes cannot help
+SHARED = 2.0  # requests in a decode node's batch; a single request gains nothing from more nodes
 
 
 def corrected(
@@ -37,7 +37,7 @@ def corrected(
 
 
 def load_of(course: Course, look: PlannerView) -> float:
-    """Tokens per second that the role works on."""
+    """The tokens per second that are the role's load."""
     if look.view is None:
         return 0.0
     rate = look.view.prompt if course.role == "prefill" else look.view.output
@@ -70,7 +70,7 @@ def _busy(fleet: RoleCounts) -> bool:
 
 
 def _waits(decode: RoleCounts) -> bool:
-    """At least one request per node waits for room."""
+    """Whether at least one request per node waits for room."""
     waiting = decode.total(lambda node: node.waiting)
     return waiting is not None and bool(decode.ready) and waiting >= len(decode.ready)
 

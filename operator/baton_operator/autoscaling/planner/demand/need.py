@@ -1,7 +1,7 @@
-"""How many nodes a role needs, from the load alone; or why that is not known, and then it stays.
+"""How many nodes a role needs for its load, or why that is unknown; then it keeps its nodes.
 
-In: one look. Out: a `Course` per role, which the later rules bend: each names itself as the reason
-where it changes the number. What is not known is never zero: an unknown role keeps its nodes.
+In: the planner's view. Out: a `Course` per role, which the later rules change; a rule that changes
+the number becomes the reason. Unknown never means zero.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from baton_protocol.store import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """A role's number on its way through the rules. `text` says what the load asks for,
-    `bounds` what the rules did to it, the last of them the reason. `blind`: what is not known that
-    a smaller number would rest on."""
+    """A role's number on its way through the rules. `text`: what the load needs. `bounds`: what
+    each rule did; the last one is the reason. `blind`: the unknown input without which the number
+    may not shrink."""
 
     role: Role
     now: int
@@ -39,7 +39,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerView:
-    """What is known now. `unknown` says why nothing is, for both roles."""
+    """The known inputs. `unknown` says why there are none, for both roles."""
 
     demand: Demand | None = None
     capability: Capability | None = None
@@ -48,7 +48,7 @@ class PlannerView:
 
 
 def why_unknown(situation: Situation, policy: Policy) -> tuple[Reason, str] | None:
-    """What keeps anybody from judging the load."""
+    """Why the load cannot be judged; None if it can."""
     demand, capability = situation.demand, situation.capability
     if demand is None:
         return Reason.DEMAND_UNKNOWN, "nobody says what clients ask for"
@@ -63,7 +63,7 @@ def why_unknown(situation: Situation, policy: Policy) -> tuple[Reason, str] | No
 
 
 def needed(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Policy) -> Course:
-    """Before any window and limit."""
+    """The need before stabilization and limits."""
     if look.unknown is not None:
         return _stay(fleet, *look.unknown)
     assert look.capability is not None
@@ -103,7 +103,7 @@ def _stay(fleet: RoleCounts, reason: Reason, text: str) -> Course:
 
 
 def _no_less(course: Course, reason: Reason, text: str) -> Course:
-    """More is allowed on what is known, less is not."""
+    """The known inputs may raise the number but not lower it."""
     course = replace(course, blind=(reason, text))
     if course.value > course.now:
         return course

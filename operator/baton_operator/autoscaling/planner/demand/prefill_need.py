@@ -17,15 +17,15 @@ from baton_operator.autoscaling.planner.records import Capability, Policy
 
 # Where a prompt alone takes longer than the target, the wait is kept to this share of the target.
 PATIENCE = 0.25
-# What is left of a queue is worked off in so many start-up times.
+# The rest of a queue may take this many start times to shrink.
 WORK_OFF = 1.0 / 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Nodes of a role. `least` hold the targets with half of the headroom: fewer is too few.
-    `good` keep all of it: that many are asked for. Between both nothing changes. `now` and `ahead`
-    are the `least` of demand alone, now and after the start-up time."""
+    """Nodes of a role. `least` meets the targets with half of the headroom: fewer are too few.
+    `good` keeps all of the headroom and is requested. Between the two nothing changes. `now` and
+    `ahead` are the `least` for demand alone, now and after the start time."""
 
     now: int
     ahead: int
@@ -37,7 +37,7 @@ class Need:
 
 
 def prefill_need(view: Outlook, fleet: RoleCounts, capability: Capability, policy: Policy) -> Need:
-    """`view.prompt` is known."""
+    """`view.prompt` must be known."""
     speed = capability.prefill_tokens
     now, ahead = view.prompt or 0.0, view.prompt_ahead or 0.0
     service_s = (view.prompt_mean or 0.0) / speed

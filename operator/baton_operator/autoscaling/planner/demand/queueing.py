@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from math import exp
 
-# No pool has more nodes in a role; a search that comes here says "so many at least".
+# No pool has more nodes in a role; a search that reaches it means "at least this many".
 MOST = 10_000
 
 
 def servers_for(load: float, service_s: float, wait_s: float, share: float) -> int:
-    """The smallest n for which at least `share` of the customers wait no longer than `wait_s`.
-    `load` is how many servers would be busy all the time; 0 needs none."""
+    """The smallest n for which at least `share` of the prompts wait no longer than `wait_s`. `load`
+    is the number of servers that would always be busy; 0 needs none."""
     if load <= 0.0:
         return 0
     blocked = 1.0

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-OVER_S = 240.0  # over which one is looked for
-FEWEST = 6  # looks that make a trend
+OVER_S = 240.0  # seconds over which a trend is fitted
+FEWEST = 6  # samples that make a trend
 SURE = 4.0  # standard errors that a slope is above zero
 SURE_EARLY = 5.0  # the same for half of the time
-SEEN = 0.8  # of the time
+SEEN = 0.8  # share of the time that samples must cover
 MOST_GROWTH = 2.0
 
 Points = Sequence[tuple[float, float]]

@@ -1,1 +1,1 @@
-"""What bounds, ratio, budget and time allow of it."""
+"""Limits: bounds, ratio, budget and rates."""

@@ -114,7 +114,7 @@ def _paid(
 
 
 def _best(want: Pair, low: Pair, high: Pair, rules: Rules) -> Pair | None:
-    """Within the ratio if that is possible."""
+    """A pair within the ratio, if there is one."""
     return fit(want, low, high, rules) or fit(want, low, high, _loose(rules))
 
 

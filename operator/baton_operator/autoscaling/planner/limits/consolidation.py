@@ -21,7 +21,7 @@ NEAR_MISS = 0.95
 def refusal(
     course: Course, left: int, fleet: RoleCounts, look: PlannerView, policy: Policy, memory: Memory
 ) -> str | None:
-    """Why `left` nodes are too few, in words."""
+    """Why `left` nodes are too few, for people; None if they suffice."""
     if look.demand is None or look.capability is None or left >= len(fleet.ready) or left <= 0:
         return None
     miss = memory.miss(course.role)

@@ -17,12 +17,12 @@ from math import ceil, floor
 
 Pair = tuple[int, int]  # prefill, decode
 TINY = 1e-9
-MOST = 1_000_000  # nodes that need no GPU
+MOST = 1_000_000  # maximum of a role that needs no GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """`there` are the nodes that stay if nothing shrinks, `draining` those that go."""
+    """`there`: nodes that stay if nothing shrinks. `draining`: nodes that are going."""
 
     gpus: Pair
     budget: int | None = None
@@ -37,7 +37,7 @@ def gpus_of(pair: Pair, rules: Rules) -> int:
 
 
 def share(pair: Pair, want: Pair) -> tuple[float, float]:
-    """How much of what they want the roles get: the worse served, and both together."""
+    """Shares of what the roles want: of the worse served role, and of both together."""
     parts = [
         min(1.0, have / asked) if asked > 0 else 1.0 for have, asked in zip(pair, want, strict=True)
     ]
@@ -58,7 +58,7 @@ def fit(want: Pair, low: Pair, high: Pair, rules: Rules) -> Pair | None:
 
 
 def _decode_range(prefill: int, low: int, high: int, rules: Rules) -> Pair:
-    """Decode nodes that may stand beside so many prefill nodes."""
+    """Allowed numbers of decode nodes beside this number of prefill nodes."""
     if rules.ratio_max:
         low = max(low, ceil(prefill / rules.ratio_max - TINY))
     if rules.ratio_min:
@@ -69,7 +69,7 @@ def _decode_range(prefill: int, low: int, high: int, rules: Rules) -> Pair:
 
 
 def _affordable(prefill: int, rules: Rules, budget: int) -> int:
-    """The most decode nodes that the budget allows beside so many prefill nodes; -1 for none."""
+    """The maximum of decode nodes that the budget allows beside these prefill nodes; -1 if none."""
     gpus_p, gpus_d = rules.gpus
     there_p, there_d = rules.there
     kept = max(prefill, there_p) + rules.draining[0]

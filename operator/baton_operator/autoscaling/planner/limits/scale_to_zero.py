@@ -1,9 +1,9 @@
-"""To zero, and awake again.
+"""Scale to zero, and wake-up.
 
-In: one look, the bounds of now. Out: the reason to have no nodes at all; None where the pool is to
-be awake. A pool goes to sleep after the owner's idle time, both roles at once and only if it is
-known that nothing runs and that the next request would be held; it sleeps on while nothing is
-known; one held request wakes it.
+In: the situation, the current bounds. Out: the reason to have no nodes; None if the pool should be
+awake. A pool goes to sleep after the owner's idle time, both roles at once, and only if it is known
+that nothing runs and that routers hold the next request. It sleeps on while nothing is known. One
+held request wakes it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _asleep(demand: Demand | None, after: float) -> tuple[Reason, str] | None:
 
 
 def _quiet(demand: Demand, fleets: Mapping[Role, RoleCounts]) -> bool:
-    """Nothing waits and nothing runs, as far as routers and nodes say; they must say."""
+    """Whether routers and nodes report that nothing waits and nothing runs."""
     if demand.held != 0:
         return False
     if demand.live_requests is not None:

@@ -26,7 +26,7 @@ from baton_operator.autoscaling.planner.records import Policy, Reason
 from baton_protocol.store import Role
 
 Bound = tuple[int, Reason, str]
-# Nodes that the owner takes away; nobody asks whether those that stay suffice.
+# Reductions that the owner wants: they need no check that the remaining nodes suffice.
 OWNERS = frozenset(
     {
         Reason.AT_MAXIMUM,
@@ -43,8 +43,8 @@ OWNERS = frozenset(
 class Spans:
     """Between which pairs this step may choose, for better and for worse reasons."""
 
-    lowest: Pair  # as far as rates and what is known allow
-    floor: Pair  # and the nodes that stay suffice
+    lowest: Pair  # the minimum that rates and known inputs allow
+    floor: Pair  # the same, if the remaining nodes suffice
     top: Pair
     low: Pair  # the owner's bounds
     high: Pair
@@ -95,8 +95,8 @@ def _there(fleet: RoleCounts) -> int:
 
 
 def _low(course: Course, fleet: RoleCounts, policy: Policy, rolling: bool) -> Bound:
-    """The fewest that may be set now, whatever the nodes that stay have to hold, and what keeps it
-    from being fewer."""
+    """The minimum that may be set now, regardless of the load, and the rule that prevents a lower
+    one."""
     if rolling:
         return course.now, Reason.ROLL_OUT_RUNNING, "a roll-out runs"
     if course.blind is not None:
@@ -111,7 +111,7 @@ def _low(course: Course, fleet: RoleCounts, policy: Policy, rolling: bool) -> Bo
 def _floor(
     course: Course, low: Bound, fleet: RoleCounts, look: PlannerView, policy: Policy, memory: Memory
 ) -> Bound:
-    """The same for a role whose load fell: only if the nodes that stay suffice."""
+    """The same, and only if the remaining nodes suffice for the load."""
     if course.value >= course.now or low[0] == course.now:
         return course.now, low[1], low[2]
     left = max(course.value, low[0])
@@ -129,9 +129,9 @@ def _top(course: Course, fleet: RoleCounts, policy: Policy) -> int:
 
 
 def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
-    """The first way that has a pair: as it should be; repairing the ratio faster than `up_step`, or
-    with a node that the load has use for; a step towards the ratio; then what the owner's budget
-    forces, down to nothing."""
+    """The pair from the first option that has one: all rules; a faster repair of the ratio than
+    `up_step`; the same with fewer nodes than the load needs; a step towards the ratio; what the
+    owner's budget forces, down to nothing."""
     want = (courses[0].value, courses[1].value)
     loose = replace(rules, ratio_min=None, ratio_max=None)
     below = (min(courses[0].now, spans.low[0]), min(courses[1].now, spans.low[1]))
@@ -153,7 +153,7 @@ def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
 
 
 def _explained(course: Course, value: int, floor: Bound, top: int, unpaid: bool) -> Course:
-    """`unpaid`: without the budget it would be more."""
+    """`unpaid`: the value would be higher without the budget."""
     if value < course.value:
         if unpaid:
             held = "the GPUs are held by nodes that are not gone yet"

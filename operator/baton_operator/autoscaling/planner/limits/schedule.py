@@ -1,8 +1,8 @@
-"""Bounds as of now, and what is wrong with a policy.
+"""The current bounds, and the contradictions in a policy.
 
 In: the policy and the minute of the week. Out: per role a minimum and a maximum, and whether a
-schedule set it. Of a minimum above its maximum the maximum holds: it is what the owner pays at
-most. A pool that is awake has a decode node.
+schedule set it. If a minimum exceeds its maximum, the maximum wins, because it bounds the owner's
+cost. A pool that is awake has at least one decode node.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DAY = 24 * 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Of one role, now; `scheduled_*` where a schedule made it another than the owner's own bound.
-    `keeps_awake`: a schedule wants nodes now."""
+    """A role's current bounds. `scheduled_*`: a schedule changed the owner's bound. `keeps_awake`:
+    a schedule wants nodes now."""
 
     minimum: int
     maximum: int
@@ -33,7 +33,7 @@ class Range:
 
 
 def active(schedule: Schedule, minute_of_week: int) -> bool:
-    """Whether the minute lies in the window. One that ends at its beginning lasts a day."""
+    """Whether the minute is in the window. A window that ends when it begins lasts a day."""
     day, minute = divmod(minute_of_week, DAY)
     begin, end = schedule.from_minute, schedule.to_minute
     if begin < end:
@@ -71,7 +71,7 @@ def _range(
 
 
 def problems(policy: Policy) -> tuple[str, ...]:
-    """What nobody can obey, in words; the spec is refused with them."""
+    """Contradictions that no number of nodes can satisfy; the spec is rejected with them."""
     found = []
     for role in ROLES:
         own = policy.bounds[role]

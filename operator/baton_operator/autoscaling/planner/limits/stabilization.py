@@ -1,7 +1,7 @@
-"""Recommendations over time: up to the least of the up window, down to the most of the down window.
+"""Stabilization: up to the minimum of the up window, down to the maximum of the down window.
 
-In: a course, and what was needed before (this look's need included). Out: the course. Nobody
-goes down before a whole window was seen, so an operator that starts anew waits.
+In: a course, and earlier needs (including the current one). Out: the course. No role shrinks before
+a whole window was observed, so an operator that restarts waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton_protocol.store import Role
 def stabilised(course: Course, memory: Memory, policy: Policy, at_s: float) -> Course:
     if course.value > course.now:
         if course.now == 0:
-            return course  # who waits for a pool that sleeps has waited enough
+            return course  # a request to a sleeping pool has waited long enough
         window = policy.up_stabilisation_s
         value = max(course.now, min(within(memory, course.role, at_s, window)))
         bound = f"fewer were needed in the last {window:g} s"
@@ -35,5 +35,5 @@ def stabilised(course: Course, memory: Memory, policy: Policy, at_s: float) -> C
 
 
 def within(memory: Memory, role: Role, at_s: float, window_s: float) -> Iterator[int]:
-    """What was needed in the window; this look's need is among it."""
+    """The needs in the window, including the current one."""
     return (one.of(role) for one in memory.needed if one.at_s >= at_s - window_s)
