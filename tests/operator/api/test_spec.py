@@ -46,7 +46,7 @@ UNKNOWN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("spec", UNKNOWN)
-def test_a_field_of_a_newer_definition_is_passed_over(spec: dict[str, Any]) -> None:
+def test_a_field_of_a_newer_definition_is_ignored(spec: dict[str, Any]) -> None:
     assert read_spec(spec) == read_spec(_without_later(spec))
 
 
@@ -114,9 +114,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(
     ("spec", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
-def test_what_nothing_can_be_built_from_is_refused_by_field_and_value(
-    spec: Any, message: str
-) -> None:
+def test_an_invalid_spec_is_refused_with_field_and_value(spec: Any, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         read_spec(spec)
     assert message in str(caught.value)

@@ -39,7 +39,7 @@ def test_a_router_holds_requests_for_a_pool_that_may_sleep_and_for_no_other() ->
     assert router_args(sample_pool("sim")) == []
 
 
-def test_who_says_how_many_nodes_there_are_is_no_reason_for_other_routers() -> None:
+def test_the_autoscaling_mode_does_not_change_the_routers() -> None:
     assert build_router(scaled(replicas=3), 600) == build_router(sample_pool("sim"), 600)
 
 

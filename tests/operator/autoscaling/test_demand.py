@@ -49,12 +49,12 @@ def asked(history: History, after_s: float = 0.0, **more: Any) -> Demand:
     return found
 
 
-def test_nobody_heard_is_not_nothing_asked() -> None:
+def test_without_reports_demand_is_unknown_and_not_zero() -> None:
     assert demand_of(History(), 0.0, 0.99) is None
     assert demand_of(heard(History(), (), 0, 0.0), 0.0, 0.99) is None
 
 
-def test_rates_are_what_counters_grew_by_in_the_window() -> None:
+def test_rates_are_the_increase_of_counters_in_the_window() -> None:
     demand = asked(seen(*((report(total=1000 + 50 * n),) for n in range(4))))
     assert (demand.window_s, demand.age_s) == (15.0, 0.0)
     rates = (demand.requests, demand.prompt_tokens)
@@ -133,21 +133,21 @@ def test_a_router_that_has_gone_is_not_missed() -> None:
     assert asked(history).requests == (3 * 100 + 50) / 20
 
 
-def test_after_a_long_silence_it_begins_anew() -> None:
+def test_after_a_long_silence_the_history_restarts() -> None:
     history = seen(*((report(total=50 * n),) for n in range(4)))
     history = heard(history, later((report(total=10_000_000),), 16), 1, 80.0)
     assert asked(history).requests is None
     assert asked(history).age_s == 0.0
 
 
-def test_what_is_heard_at_the_same_moment_changes_no_rate() -> None:
+def test_a_second_answer_at_the_same_time_changes_no_rate() -> None:
     history = seen(*((report(total=50 * n),) for n in range(4)))
     again = heard(history, (report(total=150, held=7),), 1, 15.0)
     assert asked(again).requests == 10.0
     assert asked(again).held == 7
 
 
-def test_the_mere_start_of_a_router_wakes_nobody() -> None:
+def test_the_start_of_a_router_does_not_wake_a_pool() -> None:
     started = (report(uptime_s=3.0, idle_s=3.0),)
     assert asked(seen(started)).idle_s == 3.0
     assert asked(seen(started), asleep=True).idle_s is None

@@ -153,14 +153,14 @@ def test_an_adviser_leaves_the_pool_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("scaling", [None, {"mode": "external"}])
-def test_where_nobody_plans_nothing_is_said(scaling: Any) -> None:
+def test_without_a_planner_there_is_no_decision(scaling: Any) -> None:
     operator = Operator(autoscaling=scaling)
     pool, planned = operator.look(operator.answer())
     assert (pool, planned) == (operator.pool, None)
     assert operator.status.autoscaling is None
 
 
-def test_an_index_without_an_answer_makes_it_hold_and_say_so() -> None:
+def test_a_silent_index_keeps_the_counts_and_is_reported() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     assert operator.silence(20) == (4, 1)
@@ -168,7 +168,7 @@ def test_an_index_without_an_answer_makes_it_hold_and_say_so() -> None:
     assert re.search("last heard [0-9]+ s ago, over 30 s", operator.said.message)
 
 
-def test_routers_that_are_silent_make_it_hold_and_say_so() -> None:
+def test_silent_routers_keep_the_counts_and_are_reported() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     for _ in range(20):
@@ -182,13 +182,13 @@ def test_a_worker_that_is_silent_is_a_router_that_is() -> None:
     assert Operator(router={"workers": 2}).looks(18, HEAVY) == (1, 1)
 
 
-def test_what_was_never_heard_is_said_and_changes_nothing() -> None:
+def test_missing_reports_are_named_and_keep_the_counts() -> None:
     operator = Operator(prefill={"replicas": 3})
     assert operator.silence(30) == (3, 1)
     assert operator.said.reason == "DemandUnknown"
 
 
-def test_a_new_operator_goes_on_from_the_status() -> None:
+def test_a_new_operator_continues_from_the_status() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     operator.start()
@@ -300,7 +300,7 @@ def test_in_a_roll_out_no_role_shrinks() -> None:
     assert operator.looks(5)[0] < 4
 
 
-def test_what_no_count_obeys_is_an_invalid_spec() -> None:
+def test_contradictory_bounds_are_an_invalid_spec() -> None:
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     operator = Operator(prefill=gpu, decode=gpu, gpuBudget=1)
     with pytest.raises(SpecError, match="gpuBudget 1"):

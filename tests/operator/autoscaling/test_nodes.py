@@ -104,7 +104,7 @@ def test_those_too_many_count_as_going_the_unready_first() -> None:
     ]
 
 
-def test_in_a_roll_out_nobody_is_too_many() -> None:
+def test_in_a_roll_out_no_node_is_surplus() -> None:
     pods = [pod("decode", 0), pod("decode", 1, revision="old")]
     assert {view.phase for view in views(*pods, desired=ONE, rolling=True).values()} == {
         Phase.READY
@@ -149,7 +149,7 @@ def test_the_clusters_stamps_are_read_from_the_pod() -> None:
     assert read_pod(body).ready_since == ""
 
 
-def test_a_node_that_falls_silent_keeps_what_it_said() -> None:
+def test_a_silent_node_keeps_its_last_gauges() -> None:
     first = node_metrics.heard({}, [report("a"), report("b")], 10.0)
     then = node_metrics.heard(first, [report("b", running=4)], 15.0)
     assert (then["a"].at_s, then["b"].at_s) == (10.0, 15.0)

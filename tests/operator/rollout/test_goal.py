@@ -104,7 +104,7 @@ def test_old_nodes_that_are_not_ready_hold_nothing_after_a_while(
     assert found.roll.rolling == bool(sum(kept.values()))
 
 
-def test_pods_that_were_never_placed_hold_nothing() -> None:
+def test_unscheduled_pods_hold_no_gpus() -> None:
     before = old_nodes(**PROVEN)
     found = goal(*before, *(pod(one, phase="Pending", conditions=[]) for one in before))
     assert old(found) == {"prefill": 0, "decode": 0}

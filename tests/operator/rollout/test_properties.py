@@ -204,7 +204,7 @@ def test_new_nodes_that_die_take_no_old_one_with_them(world: World, at: int) -> 
 
 
 @given(worlds(), st.integers(0, 60))
-def test_what_was_decided_stands_while_nothing_changes(world: World, at: int) -> None:
+def test_the_decision_is_stable_while_nothing_changes(world: World, at: int) -> None:
     for _ in range(at):
         world.obey(world.decide())
         world.move()

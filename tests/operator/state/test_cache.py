@@ -98,14 +98,14 @@ def test_how_long_a_pod_is_as_it_is_counts_from_when_it_was_first_seen_so(
     assert seen(pod(6, ready=True, uid="another", **marked)).drain == 120
 
 
-def test_a_child_that_is_only_written_again_marks_nobody(cache: Cache, told: list[PoolKey]) -> None:
+def test_a_child_with_only_a_new_version_marks_no_pool(cache: Cache, told: list[PoolKey]) -> None:
     cache.see_child(service(1))
     cache.see_child(service(2))
     assert told == [KEY]
     assert cache.children(KEY)[key_of(service(2))].version == 2
 
 
-def test_what_we_wrote_ourselves_marks_nobody(cache: Cache, told: list[PoolKey]) -> None:
+def test_our_own_writes_mark_no_pool(cache: Cache, told: list[PoolKey]) -> None:
     cache.see_pool(pool(1))
     cache.see_child(service(1), ours=True)
     cache.see_child(service(1))

@@ -247,7 +247,7 @@ async def test_an_answer_is_good_for_a_while(url: str) -> None:
     assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
 
 
-async def test_a_silent_index_is_asked_ever_more_seldom_and_an_answer_ends_that(url: str) -> None:
+async def test_a_silent_index_is_read_with_a_backoff_until_it_answers(url: str) -> None:
     clock, pool = Clock(), external(url)
     reader, waits = IndexReader(clock, networks=LOCAL), []
     for _ in range(7):

@@ -44,7 +44,7 @@ def sleeping(name: str = "sim", nodes: int = 0, **model: Any) -> Pool:
     return sample_pool(name, autoscaling=SLEEPY, prefill=count, decode=count, **model)
 
 
-def test_a_decision_is_said_with_its_time() -> None:
+def test_a_decision_is_written_with_its_time() -> None:
     assert part(said(STEADY)) == AutoscalingStatus(
         mode="auto",
         desired_prefill=1,
@@ -57,7 +57,7 @@ def test_a_decision_is_said_with_its_time() -> None:
     )
 
 
-def test_other_numbers_alone_are_said_once_a_minute() -> None:
+def test_changed_numbers_alone_are_written_once_a_minute() -> None:
     first = said(STEADY)
     moved = msgspec.structs.replace(STEADY, numbers="a 2")
     assert part(said(moved, first, NUMBERS_EVERY_S - 1.0)) == part(first)
@@ -66,12 +66,12 @@ def test_other_numbers_alone_are_said_once_a_minute() -> None:
 
 
 @pytest.mark.parametrize("change", [{"prefill": 2}, {"decode": 0}, {"reason": "Idle"}])
-def test_another_count_or_reason_is_said_at_once(change: dict[str, Any]) -> None:
+def test_a_changed_count_or_reason_is_written_at_once(change: dict[str, Any]) -> None:
     moved = msgspec.structs.replace(STEADY, **change)
     assert part(said(moved, said(STEADY), 1.0)).since == stamp(1)
 
 
-def test_what_was_decided_stays_while_nothing_is() -> None:
+def test_the_last_decision_stays_while_there_is_no_new_one() -> None:
     first = said(MORE)
     assert said(None, first, 999.0).autoscaling == first.autoscaling
     assert said(None, first, 999.0, SpecError("spec: no")).autoscaling == first.autoscaling
@@ -98,7 +98,7 @@ def test_the_first_decision_is_an_event_where_it_changes_what_there_was() -> Non
     assert events_between(fixed, said(STEADY, fixed)) == ()
 
 
-def test_somebody_elses_count_is_no_event() -> None:
+def test_an_external_count_is_no_event() -> None:
     before = said(STEADY)
     theirs = msgspec.structs.replace(STEADY, prefill=2, message="prefill 2 (Steady: as it is)")
     assert events_between(before, said(theirs, before)) == ()
@@ -130,7 +130,7 @@ def test_a_pool_that_wakes_says_so() -> None:
     assert verdict(status, "Ready") == ("False", "Starting")
 
 
-def test_without_a_router_nobody_is_held() -> None:
+def test_without_a_router_no_request_is_held() -> None:
     pool = sleeping()
     routers = tuple(msgspec.structs.replace(one, ready=False) for one in o.shared_pods(pool))
     status = status_of(observed(pool, others=routers), pool)

@@ -42,7 +42,7 @@ def unready(problem: str, message: str = "", role: Role = "decode") -> Observed:
     return observed(**changes)
 
 
-def test_a_pools_life_is_told_in_few_words() -> None:
+def test_a_pools_life_gives_few_events() -> None:
     life, edited = Life(DEMO), sample_pool("sim", engine={"kind": "sim", "blockSize": 32})
     old = observed().pods
     assert life.step(Observed()) == (("Normal", "Created"),)

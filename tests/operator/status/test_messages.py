@@ -165,14 +165,14 @@ ROWS: list[Row] = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
-def test_a_condition_says_what_is_the_case(row: Row) -> None:
+def test_a_condition_describes_what_was_observed(row: Row) -> None:
     _, pool, changes, kind, truth, reason, message = row
     status = status_of(observed(pool, **changes), pool)
     assert verdict(status, kind) == (truth, reason)
     assert message in said(status, kind).message
 
 
-def test_no_word_of_a_refused_secret_is_repeated() -> None:
+def test_the_message_about_a_refused_secret_is_hidden() -> None:
     seen = observed(refusals=(o.refusal("Secret", "demo-auth", 422, "value hunter2 is wrong"),))
     message = said(status_of(seen), "Applied").message
     assert message == "Secret demo-auth: 422: its message is kept back"

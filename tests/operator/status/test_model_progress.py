@@ -50,7 +50,7 @@ def test_the_slowest_fetch_is_told() -> None:
     assert verdict(status, "Ready") == ("False", "Fetching")
 
 
-def test_progress_is_said_anew_after_five_seconds_and_not_before() -> None:
+def test_progress_is_updated_every_five_seconds_at_most() -> None:
     def at(gib: int, seconds: float, before: Any) -> Any:
         seen = fetching(o.fetch(HUB, "decode", gib * GIB, 16 * GIB))
         return status_of(seen, HUB, before, after_s=seconds)
@@ -78,7 +78,7 @@ def test_progress_is_held_while_the_index_is_silent_and_gone_after_the_fetch() -
     assert verdict(done, "ModelReady") == ("True", "Fetched")
 
 
-def test_reports_of_nodes_that_do_not_fetch_are_nobodys_progress() -> None:
+def test_reports_of_nodes_that_do_not_fetch_are_ignored() -> None:
     stranger = o.fetch(HUB, "decode", GIB, 16 * GIB, number=7)
     assert status_of(fetching(stranger), HUB).model.progress == ""
     assert status_of(observed(HUB, fetches=(stranger,)), HUB).model.progress == ""

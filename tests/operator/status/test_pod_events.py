@@ -63,7 +63,7 @@ def unprepared(component: str = "decode", number: int = 0, since: float = 1000.0
     )
 
 
-def test_what_the_kubelet_says_is_told_within_15_seconds() -> None:
+def test_the_kubelets_message_appears_within_15_seconds() -> None:
     """Whatever second the kubelet says it in, up to 10 seconds after the pod was placed."""
     for second in range(11):
         events = Events()
@@ -80,7 +80,7 @@ def test_a_pod_that_is_prepared_at_once_costs_no_request() -> None:
     assert events.asked == []
 
 
-def test_what_was_said_is_asked_seldom_and_goes_with_its_cause() -> None:
+def test_a_known_problem_is_listed_less_often_and_ends_with_its_cause() -> None:
     events = Events()
     events.note = MISSING
     events.until(1100.0, unprepared())
@@ -97,7 +97,7 @@ def test_one_pod_of_each_component_is_asked_about() -> None:
     assert {name for _, name in events.asked} == {"demo-decode-0", "demo-router-0"}
 
 
-def test_where_nobody_answers_a_pod_is_as_before() -> None:
+def test_without_an_answer_a_pod_is_unchanged() -> None:
     for error in (Unavailable("away"), Refused(403, "may not list events")):
         events = Events()
         events.error = error

@@ -66,7 +66,7 @@ def test_old_nodes_that_only_take_their_time_do_not() -> None:
     assert blocked(seen) == ("False", "Rolling")
 
 
-def test_that_it_stopped_is_an_event_once() -> None:
+def test_a_blocked_roll_out_gives_one_event() -> None:
     stopped = rolling(*starting(problem="Crashing", message="boom"))
     before, after = status_of(rolling(*starting())), status_of(stopped)
     [event] = [one for one in events_between(before, after) if one.reason == "RolloutBlocked"]

@@ -32,7 +32,7 @@ def test_a_pool_with_as_many_nodes_as_it_wants_is_scaled() -> None:
     assert verdict(status_of(observed()), "Scaled") == ("True", "NoneTooMany")
 
 
-def test_who_drains_is_named_since_when_and_why() -> None:
+def test_a_draining_node_is_named_with_time_and_reason() -> None:
     status = with_leaving()
     assert verdict(status, "Scaled") == ("False", "Draining")
     assert said(status, "Scaled").message == f"{leaving().name} since {SINCE}: least to lose"
@@ -53,7 +53,7 @@ def test_what_holds_a_drain_up_comes_first() -> None:
     assert drains.startswith(leaving().name)
 
 
-def test_until_somebody_is_chosen_it_says_how_many_are_too_many() -> None:
+def test_until_a_node_is_chosen_the_surplus_is_counted() -> None:
     status = status_of(observed(departures=(ASKED,)))
     assert verdict(status, "Scaled") == ("False", "Draining")
     assert "1 too many" in said(status, "Scaled").message
@@ -65,7 +65,7 @@ def test_a_node_that_drains_does_not_stand_in_for_one_that_is_missing() -> None:
     assert verdict(status, "DecodeReady") == ("False", "Starting")
 
 
-def test_a_pod_that_ends_is_counted_and_told_of_no_more() -> None:
+def test_a_terminating_pod_is_counted_but_not_named() -> None:
     decode = (*o.role_pods(DEMO, "decode"), leaving(terminating=True))
     status = status_of(observed(decode=decode))
     assert verdict(status, "Scaled") == ("True", "NoneTooMany")

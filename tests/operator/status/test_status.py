@@ -52,7 +52,7 @@ def test_a_status_survives_the_way_through_the_api() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"status": None}, {"status": {"conditions": "rubbish"}}])
-def test_a_status_that_is_missing_or_damaged_is_derived_anew(body: Any) -> None:
+def test_a_missing_or_damaged_status_is_derived_again(body: Any) -> None:
     assert read_status(body) is None
 
 
@@ -239,7 +239,7 @@ def test_a_long_message_of_the_api_server_is_cut() -> None:
     assert len(said(status_of(seen), "Applied").message) == 1000
 
 
-def test_what_a_newer_operator_wrote_is_no_obstacle() -> None:
+def test_fields_of_a_newer_operator_are_ignored() -> None:
     body = msgspec.to_builtins(status_of(observed())) | {"shards": 3}
     assert read_status({"status": body}) == status_of(observed())
     assert replaced(PoolStatus(), url="x") != PoolStatus()

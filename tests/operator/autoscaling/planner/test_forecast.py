@@ -63,7 +63,7 @@ def test_a_jump_holds_for_prompts_and_for_the_answers_they_will_have() -> None:
     assert view.prompt_mean == pytest.approx(900.0)
 
 
-def test_what_is_generated_counts_where_it_is_more_than_requests_explain() -> None:
+def test_generated_tokens_count_if_they_exceed_the_estimate_from_requests() -> None:
     view = forecast(demand(2.0, output_tokens=9_000.0), seen([2.0] * 7))
     assert view.output == 9_000.0
 
@@ -85,7 +85,7 @@ def test_growth_is_extrapolated_from_the_middle_of_the_window_over_the_start_up(
     ],
     ids=["flat", "zigzag", "fall", "jump", "begin"],
 )
-def test_what_is_no_growth_is_not_extrapolated(values: list[float]) -> None:
+def test_rates_without_growth_are_not_extrapolated(values: list[float]) -> None:
     points = [(15.0 * turn, value) for turn, value in enumerate(values)]
     assert grown(values[-1], points, 60.0, WINDOW_S) == values[-1]
 

@@ -47,7 +47,7 @@ def after(count: int, state: Learnt | None = None, **changes: float) -> Learnt:
     return learn(state or begin(PRIOR), (sample(random, **changes) for _ in range(count)))
 
 
-def test_nothing_learnt_is_the_prior() -> None:
+def test_without_samples_the_capability_is_the_prior() -> None:
     found = capability(begin(PRIOR))
     assert found.start_s == pytest.approx(PRIOR.start_s)
     assert found.prefill_tokens == pytest.approx(PRIOR.prefill_tokens)
@@ -56,7 +56,7 @@ def test_nothing_learnt_is_the_prior() -> None:
     assert learn(begin(PRIOR), []) == begin(PRIOR)
 
 
-def test_many_samples_give_what_is_true_and_the_noise_does_not_matter() -> None:
+def test_many_noisy_samples_converge_to_the_true_values() -> None:
     found = capability(after(600))
     assert found.prefill_tokens == pytest.approx(20_000.0, rel=0.03)
     assert found.step_base_s == pytest.approx(BASE, rel=0.1)
@@ -123,7 +123,7 @@ SAMPLES = st.builds(
 
 @settings(max_examples=150)
 @given(st.lists(SAMPLES, max_size=30))
-def test_whatever_nodes_say_what_is_learnt_are_sane_numbers(samples: list[NodeSample]) -> None:
+def test_any_report_leads_to_plausible_capabilities(samples: list[NodeSample]) -> None:
     found = capability(learn(begin(PRIOR), samples))
     for value in (found.prefill_tokens, found.step_base_s, found.start_s):
         assert math.isfinite(value)

@@ -118,7 +118,7 @@ def test_a_pool_that_nobody_uses_sleeps_and_one_request_wakes_it() -> None:
     assert (0, 0) not in pairs[60:]
 
 
-def test_an_operator_that_starts_anew_watches_a_whole_window_before_it_scales_down() -> None:
+def test_a_restarted_operator_observes_a_whole_window_before_it_scales_down() -> None:
     turns = run(lambda _: (5.0, ANSWER), 60, begin=(4, 4))
     lower = next(at for at, turn in enumerate(turns) if turn.pair != (4, 4))
     assert lower * TICK_S == POLICY.down_stabilisation_s

@@ -127,7 +127,7 @@ def test_the_best_pair_obeys_ratio_and_budget(
     assert fit(want, (1, 1), (8, 6), made) == expected
 
 
-def test_nodes_on_their_way_are_not_asked_for_twice() -> None:
+def test_starting_nodes_are_not_requested_twice() -> None:
     started = (*nodes(demand(20.0), 2, 2), node("prefill", 2, Phase.PENDING, since_s=0.0))
     first = decide(look(2, 2, 20.0))
     second = decide(look(3, 2, 20.0, nodes=started))

@@ -297,7 +297,7 @@ def test_more_demand_never_gives_a_role_fewer_nodes(
 
 @examples
 @given(SITUATIONS, policies(), MEMORIES, st.data())
-def test_what_is_not_known_never_scales_down(
+def test_unknown_inputs_never_scale_down(
     situation: Situation, policy: Policy, memory: Memory, data: st.DataObject
 ) -> None:
     """But for what the owner sets: bounds and budget hold at once."""
@@ -332,7 +332,7 @@ def test_what_is_not_known_never_scales_down(
 
 @examples
 @given(SITUATIONS, policies(), MEMORIES)
-def test_asking_again_at_the_same_time_changes_nothing(
+def test_a_second_decision_at_the_same_time_is_identical(
     situation: Situation, policy: Policy, memory: Memory
 ) -> None:
     found, after = plan(situation, policy, memory)
@@ -356,7 +356,7 @@ STEADY_POLICY = Policy(bounds={"prefill": Bounds(maximum=9), "decode": Bounds(ma
 
 
 @pytest.mark.parametrize("bad", ["minimum", "budget", "ratio", "none"])
-def test_a_policy_that_nobody_can_obey_is_named(bad: str) -> None:
+def test_a_contradictory_policy_is_reported(bad: str) -> None:
     policies_ = {
         "minimum": replace(
             STEADY_POLICY,

@@ -335,7 +335,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.reason))
-def test_a_look_gives_its_numbers_and_its_reason(case: Case) -> None:
+def test_a_situation_gives_its_numbers_and_its_reason(case: Case) -> None:
     found, _ = plan(case.look, case.policy, case.memory)
     assert (found.prefill, found.decode, found.reason) == (case.prefill, case.decode, case.reason)
     assert case.says in found.message
@@ -344,7 +344,7 @@ def test_a_look_gives_its_numbers_and_its_reason(case: Case) -> None:
     assert found.acts == changes
 
 
-def test_every_reason_has_a_look() -> None:
+def test_every_reason_has_a_case() -> None:
     assert [case.reason for case in CASES] == list(Reason)
 
 
