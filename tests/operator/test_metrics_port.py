@@ -1,4 +1,4 @@
-"""The operator's metrics port answers scrapes, and closes connections that ask for nothing."""
+"""The metrics port answers scrapes and closes silent connections."""
 
 from __future__ import annotations
 

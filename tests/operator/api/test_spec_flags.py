@@ -1,4 +1,4 @@
-"""The flags that users may not give are those that the operator's own command lines hold."""
+"""Users may not set exactly the flags that the operator's own command lines set."""
 
 from __future__ import annotations
 

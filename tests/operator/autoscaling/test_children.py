@@ -1,4 +1,4 @@
-"""What autoscaling makes of a pool's children beside the nodes' number."""
+"""How autoscaling changes a pool's children, besides the number of nodes."""
 
 from __future__ import annotations
 

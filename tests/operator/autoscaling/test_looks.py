@@ -1,4 +1,4 @@
-"""Look after look at one pool: who decides, what it rests on, what a new operator does."""
+"""The autoscaler over time: who decides, from which inputs, and after an operator's restart."""
 
 from __future__ import annotations
 

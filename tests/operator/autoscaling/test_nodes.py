@@ -1,4 +1,4 @@
-"""Pods and reports as the planner's nodes, and what is learnt from them."""
+"""The planner's nodes, and samples to learn from, from pods and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spec as the planner's rules: bounds, schedules in their time zones, what nothing obeys."""
+"""The planner's policy from the spec: bounds, schedules in their time zones, contradictions."""
 
 from __future__ import annotations
 

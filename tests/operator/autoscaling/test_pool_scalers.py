@@ -1,4 +1,4 @@
-"""What follows from a PoolScaler, and what it says to autoscalers."""
+"""Counts from PoolScalers, and the status that autoscalers read."""
 
 from __future__ import annotations
 

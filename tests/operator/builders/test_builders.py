@@ -1,4 +1,4 @@
-"""Names, revisions, owners: what must not change, and what must."""
+"""Names, revisions, owners: what must stay stable, and what must change."""
 
 from __future__ import annotations
 

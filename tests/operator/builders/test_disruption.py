@@ -1,4 +1,4 @@
-"""What an eviction must leave, role by role."""
+"""How many pods of each role an eviction must leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A podTemplate laid over what was built: what is merged, what is replaced, what is left alone."""
+"""Merging a podTemplate: what is merged, what is replaced, what stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pool's containers ask of their machine, what they may write, and where they stand."""
+"""Resources, writable storage and placement of the pool's containers."""
 
 from __future__ import annotations
 

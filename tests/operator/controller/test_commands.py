@@ -1,4 +1,4 @@
-"""Containers are told what `baton` and redis-server really understand."""
+"""Containers get only flags that `baton` and redis-server accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning: from what is wished for and what is known to acts."""
+"""Planning: from the desired and the known children to actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of several pools: who is reconciled when, and what ends one."""
+"""The tasks of several pools: when each one reconciles, and what ends it."""
 
 from __future__ import annotations
 

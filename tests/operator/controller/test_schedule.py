@@ -1,4 +1,4 @@
-"""When something is due, with a clock of the test's own, and waiting for it."""
+"""When a schedule is due, with a fake clock, and waiting for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routers are told over HTTP, by real servers that stand for them."""
+"""Drain requests to routers over HTTP, with real servers in place of the routers."""
 
 from __future__ import annotations
 

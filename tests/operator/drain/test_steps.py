@@ -1,4 +1,4 @@
-"""When a node that is too many may go, and how far its Deployment is lowered."""
+"""When a surplus node may go, and how far its Deployment is scaled down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of nodes that are too many those with least to lose are chosen, each with a reason."""
+"""Scale-down chooses the least loaded nodes first, each with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an old node's requests may go on, and what has to be known before that is said."""
+"""How long an old node's requests may continue, and which inputs that needs."""
 
 from __future__ import annotations
 

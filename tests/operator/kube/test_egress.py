@@ -1,4 +1,4 @@
-"""An external index may be anything that its pool's author names: real sockets that mean harm."""
+"""An external index is any address that its pool's author names: tests with hostile sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a pool's children to the replicas of each Deployment, as a roll-out sees them."""
+"""The replicas of each Deployment in a roll-out, from a pool's children."""
 
 from __future__ import annotations
 

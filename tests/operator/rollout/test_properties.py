@@ -1,4 +1,4 @@
-"""What holds at every moment of a roll-out, whatever gets ready, ends or dies in which order."""
+"""Invariants of a roll-out, whatever becomes ready, ends or dies in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many nodes of which revision there shall be, case by case."""
+"""How many nodes of each revision there should be, case by case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache: what it keeps, whom it tells, and how it finds out what a watch has missed."""
+"""The cache: its contents, the pools that it marks, and deletions that a watch missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator asks a pool's index: a real Redis with a login, by TCP and by TLS."""
+"""The operator reads a pool's index: a real Redis with a login, over TCP and TLS."""
 
 from __future__ import annotations
 

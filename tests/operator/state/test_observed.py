@@ -1,4 +1,4 @@
-"""What is read from objects of the API, and what keeps a pod from being ready."""
+"""Records from API objects, and the problems that keep a pod from being ready."""
 
 from __future__ import annotations
 

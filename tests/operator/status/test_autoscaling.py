@@ -1,4 +1,4 @@
-"""What a pool says of the planner's decisions, and of its sleep."""
+"""The status of the planner's decisions, and of a sleeping pool."""
 
 from __future__ import annotations
 

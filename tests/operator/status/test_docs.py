@@ -1,4 +1,4 @@
-"""docs/conditions.md says of conditions, reasons, fields and events what the code does."""
+"""docs/conditions.md describes the conditions, reasons, fields and events of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user is told of, and that nothing is told twice."""
+"""Events for users, each of them once."""
 
 from __future__ import annotations
 

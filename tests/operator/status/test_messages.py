@@ -1,4 +1,4 @@
-"""What each condition says of what was observed."""
+"""Reason and message of each condition for what was observed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a fetch is, in words, and how often they change."""
+"""The progress of a fetch as text, and how often it is updated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When events of pods are asked for, and what becomes of the answer."""
+"""When a pod's events are listed, and how they change the pod's problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Condition RolloutBlocked: whether old nodes serve on for a reason that somebody has to mend."""
+"""Condition RolloutBlocked: whether a roll-out has stopped until a person intervenes."""
 
 from __future__ import annotations
 

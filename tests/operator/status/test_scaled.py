@@ -1,4 +1,4 @@
-"""What a pool says of nodes that are too many."""
+"""Condition Scaled: surplus nodes and their drain."""
 
 from __future__ import annotations
 

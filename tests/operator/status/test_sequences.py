@@ -1,4 +1,4 @@
-"""Whatever is observed in whatever order: the status stays well-formed, and events mark changes."""
+"""For any sequence of observations the status stays valid, and events mark changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The status as a whole: what it sums up, what it holds, when it is written anew."""
+"""The status as a whole: its summary, what it keeps, and when it changes."""
 
 from __future__ import annotations
 

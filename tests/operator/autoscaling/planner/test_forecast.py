@@ -1,4 +1,4 @@
-"""What demand will be: jumps within a window, growth that is sure, answers still to come."""
+"""The demand forecast: jumps within a window, significant growth, answers that lag."""
 
 from __future__ import annotations
 

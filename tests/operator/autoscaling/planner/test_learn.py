@@ -1,4 +1,4 @@
-"""What a node can do is learnt from noisy samples, not from a few, and not from outliers."""
+"""Capabilities are learnt from noisy samples and resist outliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner in a closed loop with a pool of numbers: steady, in time, within its budget."""
+"""The planner in a closed loop with a simulated pool: stable, timely, within its budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner's single rules: waits, schedules, pairs, steps."""
+"""The planner's single rules: queueing, schedules, pairs, steps."""
 
 from __future__ import annotations
 

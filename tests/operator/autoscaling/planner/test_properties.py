@@ -1,4 +1,4 @@
-"""What holds for every look: bounds, budget, ratio, monotony, and that nothing unknown is zero."""
+"""Invariants of every decision: bounds, budget, ratio, monotonicity, unknown is not zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each reason in a look of its own: what is set, why, and that the table of meanings has it."""
+"""One situation per reason: the counts, the reason, and its entry in the table of meanings."""
 
 from __future__ import annotations
 
