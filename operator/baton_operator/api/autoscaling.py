@@ -67,7 +67,7 @@ def _number(path: str) -> str:
 
 
 def minutes_of(name: str, clock: str) -> int:
-    """Minutes since midnight. Raise ValueError if `clock` is not HH:MM."""
+    """Minutes since midnight. Raise ValueError if `clock` is not a time of day."""
     hours, _, minutes = clock.partition(":")
     if not (hours.isdecimal() and minutes.isdecimal() and int(hours) < 24 and int(minutes) < 60):
         raise ValueError(f'{name}: {clock!r} is not a time of day; write "00:00" to "23:59"')
