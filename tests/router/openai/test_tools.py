@@ -594,7 +594,9 @@ async def test_the_pages_examples_for_python_run_and_ask_for_what_they_say(
     thinking.script.reply = f"<think>So.</think>{PARIS}".encode()
     async with running(thinking) as router:
         program = "\n".join(BLOCK.findall(PAGE)).replace("http://localhost:8000", router.url)
-        await asyncio.to_thread(exec, program, {"__name__": "__main__"})
+        names: Json = {"__name__": "__main__"}
+        await asyncio.to_thread(exec, program, names)
+        names["client"].close()
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == 'weather {"city": "Paris"}'
     assert "So. <tool_call>" in shown
