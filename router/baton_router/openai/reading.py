@@ -89,9 +89,11 @@ class AnswerReading:
     def _ruled(self, budget: int | None, content: AskedGrammar | None) -> AnswerReading:
         """With what must be enforced."""
         tools, parser = self.tools, self.tool_parser
-        limits = tools is not None and (tools.required or bool(tools.strict) or content is not None)
-        if parser is None or parser.form is None:
-            limits = False  # the calls of such a family are read as they come
+        limits = False
+        if tools is not None and parser is not None:
+            # Calls of the other families are read as they come, whether strict or not.
+            may_be_strict = parser.form is not None and not parser.reads_reasoning
+            limits = tools.required or content is not None or (bool(tools.strict) and may_be_strict)
         asked = []
         if limits:
             asked.append("tools")

@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer as Backend
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, FinishReason, PrefillJob, RunJob
+from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answers import ChatCompletion, ChatCompletionChunk, CommonFields, Usage
 from baton_router.openai.body_reader import Fields
@@ -27,7 +29,8 @@ from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import ChoiceOutput, TextPrompt
 from baton_router.openai.tools import EFFORTS, MAX_DESCRIPTION, MAX_NAME, MAX_TOOLS
-from baton_text.artifacts import CHAT_TEMPLATE, byte_artifacts
+from baton_router.requests.tokenize import prepare
+from baton_text.artifacts import BYTE_EOS_ID, CHAT_TEMPLATE, byte_artifacts
 from baton_text.artifacts import TOKENIZER as TOKENIZER_JSON
 from baton_text.chat import ChatTemplate
 from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
@@ -35,6 +38,7 @@ from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.registry import REASONING_PARSERS
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.servings import make_serving
 
 Json = dict[str, Any]
 CHAT = "/v1/chat/completions"
@@ -386,8 +390,7 @@ def whole(asked: Json, text: str, finish: FinishReason = "stop") -> Json:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_is_told_apart_and_a_stream_tells_the_same_however_it_is_cut(name: str) -> None:
     asked, text, message, finish = ANSWERS[name]
-    expected: dict[str, Any] = {"content": None, "reasoning": "", "calls": [], "finish": finish}
-    expected |= message
+    expected: Json = {"content": None, "reasoning": "", "calls": [], "finish": finish, **message}
     found = whole(asked, text)
     ids = found.pop("ids")
     assert found == expected
@@ -423,6 +426,45 @@ def test_tokens_that_are_asked_for_are_told_also_where_their_text_is_held_back()
     told = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
     assert [choice["token_ids"] for choice in told] == [[7]] * len(PARIS)
     assert told[0]["delta"] == {"role": "assistant"}
+
+
+def special(**fields: Any) -> tuple[PoolModel, ChatCall]:
+    """A chat with a model whose markers are special tokens."""
+    served = replace(model(), tool_parser=replace(HERMES, reads_special=True))
+    return served, chat(**OFFERED, **fields)
+
+
+@pytest.mark.parametrize(
+    ("asked", "skipped"),
+    [
+        ({}, False),
+        ({"tool_choice": "none"}, True),
+        ({"skip_special_tokens": True}, True),
+        ({"skip_special_tokens": False}, False),
+    ],
+)
+async def test_text_has_special_tokens_where_markers_are_some(asked: Json, skipped: bool) -> None:
+    served, call = special(**asked)
+    serving = replace(make_serving(max_model_len=4096), model=served)
+    facts: Json = {"tenant": Tenant(), "deadline": 60.0, "rng": random.Random(0)}
+    [made] = await prepare(call, serving, "r", **facts)
+    assert made.request.params.skip_special_tokens == skipped
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"), [({}, "Yes."), ({"skip_special_tokens": False}, "Yes.</s>")]
+)
+def test_the_special_token_that_ends_an_answer_is_no_content(asked: Json, shown: str) -> None:
+    served, call = special(include_stop_str_in_output=True, **asked)
+    one = call.shape(*(COMMON, [(1, 2)], TOKENIZER), call.reading(served, call.prompts(served)))
+    eos = TOKENIZER.token_text(BYTE_EOS_ID)
+    end = Delta(RequestId("r"), 1, 0, 1, ids=(BYTE_EOS_ID,), text=f"s.{eos}", finish="stop")
+    output = ChoiceOutput()
+    for delta in (Delta(RequestId("r"), 1, 0, 0, ids=(7,), text="Ye"), end):
+        output.add(delta)
+    answer = one.answer([output], Usage.of(2, 2))
+    [choice] = msgspec.json.decode(answer, type=ChatCompletion).choices
+    assert choice.message.content == shown.replace("</s>", eos)
 
 
 # --- through a router -----------------------------------------------------------------------------
