@@ -66,11 +66,8 @@ def test_a_port_in_use(taken: socket.socket, listening: bool) -> None:
             [*SIM, "--chat-template", "/no/such.jinja"],
             "--chat-template /no/such.jinja: there is no such file\n",
         ),
-        ([*SIM, "--tool-parser", "nope"], "no tool parser is named 'nope'; there are hermes"),
-        (
-            [*SIM, "--reasoning-parser", "nope"],
-            "no reasoning parser is named 'nope'; there are deepseek_r1, qwen3",
-        ),
+        ([*SIM, "--tool-parser", "nope"], "no tool parser is named 'nope'; there are "),
+        ([*SIM, "--reasoning-parser", "nope"], "no reasoning parser is named 'nope'; there are "),
     ],
 )
 def test_flags_of_which_no_pool_can_be_made(flags: list[str], line: str) -> None:
