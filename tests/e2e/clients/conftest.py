@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.support.pools.baton_up import Pool
@@ -46,3 +47,9 @@ def demo(demo_model: Path) -> Iterator[Pool]:
     flags = ("--model", str(demo_model), "--prefill", "1", "--decode", "1", "--threads", "1")
     with Pool([*flags, "--served-model-name", "demo", "--handoff", "always"]) as pool:
         yield pool
+
+
+@pytest.fixture
+def client(sim: Pool) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{sim.url}/v1", api_key="none", max_retries=0) as made:
+        yield made

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import instructor
 import litellm
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
-from pydantic_ai.settings import ModelSettings
 
+from tests.e2e.clients.asking import langchain_model, pydantic_ai_model
 from tests.e2e.clients.trips import LIMITS, QUESTION, Trip
 from tests.support.pools.baton_up import Pool
 
@@ -32,12 +27,6 @@ class Anything(BaseModel):
 
 # Of the simulated engine, whose ids are bytes: the shortest object, as soon as one may end.
 END_OBJECT = {ord("}"): 100}
-
-
-@pytest.fixture
-def client(sim: Pool) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{sim.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
 
 
 # --- openai ---------------------------------------------------------------------------------------
@@ -63,35 +52,24 @@ def test_openai_streams_and_parses(client: openai.OpenAI) -> None:
 # --- langchain ------------------------------------------------------------------------------------
 
 
-def chat(pool: Pool, **fields: Any) -> ChatOpenAI:
-    return ChatOpenAI(
-        base_url=f"{pool.url}/v1",
-        api_key=SecretStr("none"),
-        model=pool.model,
-        max_retries=0,
-        temperature=0,
-        seed=3,
-        max_completion_tokens=300,
-        **fields,
-    )
-
-
 @pytest.mark.parametrize("strict", [None, True])
 def test_langchain_gives_the_type_by_its_json_schema(sim: Pool, strict: bool | None) -> None:
-    asking = chat(sim).with_structured_output(Trip, method="json_schema", strict=strict)
+    asking = langchain_model(sim).with_structured_output(Trip, method="json_schema", strict=strict)
     assert isinstance(asking.invoke(QUESTION), Trip)
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # its own, of its last chunk
 def test_langchain_streams_the_type(sim: Pool) -> None:
-    asking = chat(sim).with_structured_output(Trip)
+    asking = langchain_model(sim).with_structured_output(Trip)
     *_, last = asking.stream(QUESTION)
     assert last == asking.invoke(QUESTION)
     assert isinstance(last, Trip)
 
 
 def test_langchain_gives_an_object_in_json_mode(sim: Pool) -> None:
-    asking = chat(sim, logit_bias=END_OBJECT).with_structured_output(None, method="json_mode")
+    asking = langchain_model(sim, logit_bias=END_OBJECT).with_structured_output(
+        None, method="json_mode"
+    )
     assert asking.invoke(QUESTION) == {}
 
 
@@ -146,21 +124,8 @@ def test_instructor_gives_an_object_in_json_mode(client: openai.OpenAI) -> None:
 # --- pydantic-ai ----------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def model_of(
-    pool: Pool, bias: dict[str, int] | None = None
-) -> AsyncIterator[OpenAIChatModel]:
-    client = openai.AsyncOpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0)
-    async with client:
-        yield OpenAIChatModel(
-            pool.model,
-            provider=OpenAIProvider(openai_client=client),
-            settings=ModelSettings(temperature=0, max_tokens=300, seed=3, logit_bias=bias or {}),
-        )
-
-
 async def test_pydantic_ai_gives_the_type_by_its_json_schema(sim: Pool) -> None:
-    async with model_of(sim) as model:
+    async with pydantic_ai_model(sim) as model:
         run = await Agent(model, output_type=NativeOutput(Trip), retries=0).run(QUESTION)
     assert isinstance(run.output, Trip)
     assert run.usage.output_tokens > 0
@@ -168,7 +133,7 @@ async def test_pydantic_ai_gives_the_type_by_its_json_schema(sim: Pool) -> None:
 
 async def test_pydantic_ai_streams_the_type(sim: Pool) -> None:
     async with (
-        model_of(sim) as model,
+        pydantic_ai_model(sim) as model,
         Agent(model, output_type=NativeOutput(Trip), retries=0).run_stream(QUESTION) as run,
     ):
         found = [part async for part in run.stream_output(debounce_by=None)]
@@ -176,7 +141,7 @@ async def test_pydantic_ai_streams_the_type(sim: Pool) -> None:
 
 
 async def test_pydantic_ai_gives_an_object_where_it_only_tells_the_schema(sim: Pool) -> None:
-    async with model_of(sim, {str(id): bias for id, bias in END_OBJECT.items()}) as model:
+    async with pydantic_ai_model(sim, {str(id): bias for id, bias in END_OBJECT.items()}) as model:
         run = await Agent(model, output_type=PromptedOutput(Anything), retries=0).run(QUESTION)
     assert run.output == Anything()
 
@@ -238,8 +203,8 @@ async def test_each_client_hears_of_paris(demo: Pool) -> None:
         asking = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
         create: Any = asking.chat.completions.create
         found["instructor"] = create(response_model=Country, max_retries=0, **asked)
-    found["langchain"] = chat(demo).with_structured_output(Country).invoke(CAPITAL)
-    async with model_of(demo) as model:
+    found["langchain"] = langchain_model(demo).with_structured_output(Country).invoke(CAPITAL)
+    async with pydantic_ai_model(demo) as model:
         run = await Agent(model, output_type=NativeOutput(Country), retries=0).run(CAPITAL)
         found["pydantic-ai"] = run.output
     answer = complete(demo, ASKED, response_format=Country)
