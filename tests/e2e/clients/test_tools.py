@@ -1,0 +1,197 @@
+"""Calls of functions, as the clients ask for them: each offers the functions in its own way, and
+reads the calls into its own types."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import instructor
+import litellm
+import openai
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_ai import Agent, RunContext, ToolOutput
+from pydantic_ai.messages import ToolReturnPart
+from pydantic_ai.settings import ModelSettings, ToolOrOutput
+
+from tests.e2e.clients.asking import langchain_model, pydantic_ai_model
+from tests.e2e.clients.trips import LIMITS, QUESTION, Trip
+from tests.support.pools.baton_up import Pool
+
+MESSAGES: Any = [{"role": "user", "content": QUESTION}]
+
+
+class Fare(BaseModel):
+    """What a journey costs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    town: Annotated[str, Field(max_length=8)]
+    nights: Annotated[int, Field(ge=0, le=9)]
+
+
+@tool(args_schema=Fare)
+def fare(town: str, nights: int) -> str:
+    """What a journey costs."""
+    return f"{nights} nights in {town} cost 90 euros."
+
+
+# --- openai ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "Fare"}}], ids=str
+)
+def test_openai_parses_the_arguments(client: openai.OpenAI, choice: Any) -> None:
+    answer = client.chat.completions.parse(
+        model="sim",
+        messages=MESSAGES,
+        tools=[openai.pydantic_function_tool(Fare)],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        **LIMITS,
+    )
+    [call] = answer.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, Fare)
+
+
+def test_openai_streams_the_arguments(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "sim",
+        "messages": MESSAGES,
+        "tools": [openai.pydantic_function_tool(Fare)],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        **LIMITS,
+    }
+    [whole] = client.chat.completions.parse(**asked).choices[0].message.tool_calls or []
+    with client.chat.completions.stream(**asked) as stream:
+        parts = [
+            event.arguments_delta
+            for event in stream
+            if event.type == "tool_calls.function.arguments.delta"
+        ]
+        [last] = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert len(parts) > 1
+    assert "".join(parts) == last.function.arguments == whole.function.arguments
+    assert isinstance(last.function.parsed_arguments, Fare)
+
+
+# --- langchain ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["required", "fare"])
+def test_langchain_calls_a_function_and_tells_its_result(sim: Pool, choice: str) -> None:
+    asking = langchain_model(sim).bind_tools(
+        [fare], tool_choice=choice, strict=True, parallel_tool_calls=False
+    )
+    answer = asking.invoke(QUESTION)
+    assert isinstance(answer, AIMessage)
+    [call] = answer.tool_calls
+    result = fare.invoke(call)
+    assert isinstance(result, ToolMessage)
+    told = langchain_model(sim).bind_tools([fare]).invoke([HumanMessage(QUESTION), answer, result])
+    assert told.content or told.tool_calls
+
+
+def test_langchain_streams_a_call(sim: Pool) -> None:
+    asking = langchain_model(sim).bind_tools(
+        [fare], tool_choice="required", strict=True, parallel_tool_calls=False
+    )
+    first, *others = asking.stream(QUESTION)
+    whole: Any = first
+    for part in others:
+        whole = whole + part
+    [call] = whole.tool_calls
+    assert Fare.model_validate(call["args"])
+
+
+def test_langchain_gives_the_type_by_a_call(sim: Pool) -> None:
+    asking = langchain_model(sim).with_structured_output(Trip, method="function_calling")
+    assert isinstance(asking.invoke(QUESTION), Trip)
+
+
+# --- instructor -----------------------------------------------------------------------------------
+
+
+def test_instructor_gives_the_type_by_a_call(client: openai.OpenAI) -> None:
+    asking = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+    trip = asking.chat.completions.create(
+        model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
+    )
+    assert isinstance(trip, Trip)
+
+
+def test_instructor_streams_the_type_as_it_grows(client: openai.OpenAI) -> None:
+    asking = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+    *_, last = asking.chat.completions.create_partial(
+        model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
+    )
+    assert Trip.model_validate(last.model_dump())
+
+
+# --- pydantic-ai ----------------------------------------------------------------------------------
+
+
+async def test_pydantic_ai_gives_the_type_by_a_call(sim: Pool) -> None:
+    async with pydantic_ai_model(sim) as model:
+        run = await Agent(model, output_type=ToolOutput(Trip), retries=0).run(QUESTION)
+    assert isinstance(run.output, Trip)
+
+
+async def test_pydantic_ai_calls_a_function_and_goes_on_with_its_result(sim: Pool) -> None:
+    asked: list[str] = []
+
+    def fare(town: Annotated[str, Field(max_length=8)]) -> str:
+        """What a journey costs."""
+        asked.append(town)
+        return "90 euros"
+
+    def first_the_fare(context: RunContext[None]) -> ModelSettings:
+        first = context.run_step == 1
+        return ModelSettings(tool_choice=["fare"] if first else ToolOrOutput(function_tools=[]))
+
+    async with pydantic_ai_model(sim) as model:
+        agent = Agent(
+            model,
+            output_type=ToolOutput(Trip),
+            tools=[fare],
+            retries=0,
+            model_settings=first_the_fare,
+        )
+        run = await agent.run(QUESTION)
+    assert len(asked) == 1
+    assert isinstance(run.output, Trip)
+    assert [
+        part.content
+        for message in run.all_messages()
+        for part in message.parts
+        if isinstance(part, ToolReturnPart) and part.tool_name == "fare"
+    ] == ["90 euros"]
+
+
+# --- litellm --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_litellm_calls_a_function(sim: Pool, stream: bool) -> None:
+    answer: Any = litellm.completion(
+        model="openai/sim",
+        api_base=f"{sim.url}/v1",
+        api_key="none",
+        messages=MESSAGES,
+        tools=[openai.pydantic_function_tool(Fare)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        stream=stream,
+        **LIMITS,
+    )
+    if stream:
+        answer = litellm.stream_chunk_builder(list(answer))
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "Fare"
+    assert Fare.model_validate(json.loads(call.function.arguments))
+    assert answer.choices[0].finish_reason == "tool_calls"
