@@ -29,9 +29,8 @@ from tests.support.wires.witness import Trap
 Sampling = Literal["greedy", "seeded", "unseeded"]
 AT_ONCE = 40  # runs of a part
 ROUNDS = 16
-# How many tokens an answer has at most when its node dies; of two rounds the second catches what is
-# too short for the first.
-LATEST = (90, 12)
+# How many tokens an answer has at most when its node dies, in turn: short ones are caught too.
+LATEST = (90, 12, 3)
 PROMPT = 48  # tokens
 LONG, SHORT = 140, 20  # tokens of an answer; the short ones are cut
 

@@ -94,6 +94,7 @@ SCHEMAS: Mapping[str, Json] = {
     "optional": {
         "type": "object",
         "properties": {"a": FLAG, "b": COUNT, "c": WORD},
+        "required": ["c"],
         "additionalProperties": False,
     },
     "number": _object(share={"type": "number", "minimum": 0, "maximum": 1}),
