@@ -21,13 +21,14 @@ from tests.support.faults.runs import run_row
 from tests.support.pools.processes import Cluster
 
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
-KINDS: tuple[Kind, ...] = ("greedy", "seeded", "two", "penalties", "stop")
+KINDS: tuple[Kind, ...] = ("greedy", "seeded", "two", "penalties", "stop", "grammar")
 SHORT: tuple[Row, ...] = (
     Row("prefill", "half published", "kill", "two"),
     Row("decode", "mid-stream", "kill", "greedy"),
 )
 LONG: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill", "stop"),
+    Row("decode", "mid-stream", "kill", "grammar"),
     Row("decode", "mid-stream", "freeze", "greedy"),
     Row("decode", "mid-stream", "drain", "seeded"),
     Row("prefill", "job sent", "kill", "seeded"),
