@@ -30,6 +30,12 @@ TAG = {
     "structures": [{"begin": "<call=f>", "schema": PERSON, "end": "</call>"}],
     "triggers": ["<call"],
 }
+OLDER = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "$ref": "#/definitions/a",
+    "$id": "http://a/b",
+    "definitions": {"a": {}},
+}
 NESTED: dict[str, Any] = {}
 for _ in range(100):
     NESTED = {"properties": {"a": NESTED}}
@@ -82,6 +88,10 @@ def test_a_text_matches_or_not(
         ("json", False, "no answer matches"),
         ("json", "{", "no JSON"),
         ("json", NESTED, "deeper than 64"),
+        ("json", {"const": 2**64}, "more than 64 bits"),
+        ("json", '{"const": "\\ud800"}', "no JSON"),
+        ("json", '{"const": NaN}', "no JSON"),
+        ("json", OLDER, "beside a"),
         ("regex", "(a", "unclosed group"),
         ("regex", "", "not empty"),
         ("regex", "a" * (MAX_GRAMMAR_BYTES + 1), str(MAX_GRAMMAR_BYTES)),

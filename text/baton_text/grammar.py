@@ -103,8 +103,11 @@ def schema_of(value: object) -> dict[str, Any]:
         raise GrammarError("the schema is false, which no answer matches")
     if not isinstance(value, dict):
         raise GrammarError(f"a schema is an object, not {_shown(value)}")
-    _check_depth(value)
-    check_size(json.dumps(value, ensure_ascii=False))
+    _check_parts(value)
+    try:
+        check_size(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except ValueError as error:  # a lone surrogate among them
+        raise GrammarError(f"the schema is no JSON: {error}") from None
     return value
 
 
@@ -119,8 +122,11 @@ def _loaded(value: object, what: str) -> object:
         raise GrammarError(f"{what} is no JSON: {error}") from None
 
 
-def _check_depth(value: object) -> None:
-    """Raise GrammarError where objects and arrays are nested too deep, without recursion."""
+def _check_parts(value: object) -> None:
+    """Raise GrammarError where objects and arrays are nested too deep, and for what llguidance
+    reads as something else. Without recursion."""
+    # Up to draft 7 an $id beside a $ref means nothing; llguidance heeds it in each draft.
+    older = isinstance(value, dict) and "json-schema.org/draft-0" in str(value.get("$schema"))
     level, depth = [value], 0
     while level:
         if depth > MAX_JSON_DEPTH:
@@ -128,9 +134,13 @@ def _check_depth(value: object) -> None:
         inner: list[object] = []
         for each in level:
             if isinstance(each, dict):
+                if older and isinstance(each.get("$ref"), str) and "$id" in each:
+                    raise GrammarError("the schema has an $id beside a $ref; leave out the $id")
                 inner += each.values()
             elif isinstance(each, list):
                 inner += each
+            elif isinstance(each, int) and not -(2**63) <= each < 2**64:
+                raise GrammarError(f"the schema has {each}, a number of more than 64 bits")
         level, depth = inner, depth + 1
 
 

@@ -453,7 +453,7 @@ _DRAINS = (
     _obeyed(
         "replaced_by",
         DRAIN,
-        "the revision that takes the node's place ([rolling out](operations/upgrade.md#rolling-out))",
+        "the revision that replaces the node's ([rolling out](operations/upgrade.md#rolling-out))",
     ),
 )
 FIELDS: tuple[Field, ...] = (
