@@ -593,7 +593,9 @@ async def test_the_official_client_reads_calls_and_reasoning(
     running: Any, thinking: FakeNode
 ) -> None:
     thinking.script.reply = f"<think>So.</think>{PARIS}".encode()
-    tools: Any = [WEATHER, NOW]
+    tools: Any = [  # the client's stream() takes strict functions only
+        {**tool, "function": {**tool["function"], "strict": True}} for tool in (WEATHER, NOW)
+    ]
     messages: Any = [USER]
     async with (
         running(thinking) as router,
