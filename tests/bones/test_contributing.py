@@ -31,9 +31,12 @@ def block(example: str, language: str) -> str:
 
 def apply(patch: str, folder: Path) -> None:
     """Each hunk has to fit at exactly one place of its file, on whichever line that is."""
-    for part in patch.split("--- a/")[1:]:
+    for part in re.split(r"^--- ", patch, flags=re.MULTILINE)[1:]:
         header, *hunks = part.split("@@\n")
-        path = folder / header.splitlines()[0]
+        old, new = header.splitlines()
+        path = folder / new.removeprefix("+++ b/")
+        if old == "/dev/null":
+            path.write_text("")
         text = path.read_text()
         for hunk in hunks:
             lines = hunk.splitlines(keepends=True)
@@ -53,7 +56,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_there_is_an_example_of_each_kind() -> None:
-    kinds = ("placement policy", "condition", "field of the spec", "model family")
+    kinds = ("placement policy", "condition", "field of the spec", "tool parser", "model family")
     assert [name.split(maxsplit=2)[2] for name in EXAMPLES] == list(kinds)
 
 
