@@ -1,17 +1,17 @@
-"""What a model wrote, told apart: its reasoning, its content, and its calls of functions.
+"""Split a model's answer into reasoning, content and function calls.
 
-In: an answer's text as it arrives, and the functions that a client offers. Out: Pieces. They depend
-on the text alone, not on how it was cut into deltas, and none is taken back; the markers of a
-family are in none of them. What is malformed becomes content.
+In: the answer's text as it arrives, and the functions that the client offers. Out: Pieces. The
+pieces depend only on the text, not on how it was split into deltas, and are never retracted. They
+contain none of the family's markers. Malformed calls become content.
 
-    source       the text that is not read yet; a parser waits here for more of it
-    parser       Piece, Reader, and what a parser is: ToolParser, ReasoningParser, CallForm
-    json_calls   calls that are JSON objects, with a name and arguments; most families have them
-    generic_json the answer is such an object, or a list of them: where no family's form is known
-    xml_values   arguments that are written one by one as plain text, and become JSON by schema
-    reasoning    the families that think between two markers; how many tokens reasoning takes
-    registry     all parsers by name, and which one a chat template asks for
+    source       the unread text; a parser waits here for more
+    parser       Piece, Reader and the kinds of parser: ToolParser, ReasoningParser, CallForm
+    json_calls   calls that are JSON objects with a name and arguments; most families use them
+    generic_json the whole answer is one such object or a list of them, for unknown families
+    xml_values   arguments written one by one as plain text, converted to JSON by their schema
+    reasoning    reasoning between two markers; counts reasoning tokens
+    registry     all parsers by name; picks the parser that fits a chat template
 
-Each other module is a family's tool parser. To add one, write its module and its line of
+Each other module is one family's tool parser. To add a family, write its module and add it to
 `registry.TOOL_PARSERS`.
 """

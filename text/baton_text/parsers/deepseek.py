@@ -1,6 +1,6 @@
-"""DeepSeek: calls between tokens of their own, the name before the arguments.
+"""DeepSeek: special tokens enclose each call; the name precedes the arguments.
 
-V3 and R1 write the arguments as a block of Markdown, V3.1 and V3.2-Exp as they are.
+V3 and R1 write the arguments in a Markdown code block, V3.1 and V3.2-Exp as plain JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _v3(source: Source, tools: Tools) -> Pieces:
         if marker != CALL_BEGIN:
             continue
         text, found = yield from whole(source.until(*_MARKERS))
-        if found == SEPARATOR:  # before it stands the tool's type, which is always "function"
+        if found == SEPARATOR:  # `text` is the tool's type, which is always "function"
             yield from source.skip_space()
             text, found = yield from whole(source.until("\n", _JSON, *_MARKERS))
             if found is not None and is_name(text.strip()):
@@ -53,7 +53,7 @@ def _v3(source: Source, tools: Tools) -> Pieces:
 
 
 def _block_call(source: Source, name: str, number: int) -> Generator[Piece | None, None, bool]:
-    """Read the block of a call whose name is known; models at times leave its fences out."""
+    """Read a call's code block after its name; models sometimes omit the fences."""
     space = yield from source.skip_space()
     if (yield from source.starts_with(_JSON)) is not None:
         called = yield from arguments_call(source, name, number, _FENCE, *_MARKERS)
@@ -61,7 +61,7 @@ def _block_call(source: Source, name: str, number: int) -> Generator[Piece | Non
         yield from source.starts_with(_FENCE)
         return called
     if source.ended and _JSON.startswith(source.unread):
-        source.take(len(_JSON))  # it breaks off here
+        source.take(len(_JSON))  # the answer ends within the opening fence
     else:
         source.put_back(space)
     return (yield from arguments_call(source, name, number, *_MARKERS))

@@ -1,7 +1,7 @@
-"""Any model: the whole answer is a call as JSON, or a list of calls, perhaps within a code fence.
+"""Any model: the whole answer is one JSON call or a list of them, possibly in a code fence.
 
-No template asks for it. It reads the calls of models of no family that is known, and those that a
-grammar has enforced where a family's own form is not JSON.
+No chat template selects this parser. It reads calls of models of unknown families, and calls that
+a grammar enforced because the family's own form is not JSON.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""GLM 4.5 to 4.7: <tool_call>NAME, then <arg_key>KEY</arg_key> and <arg_value>VALUE</arg_value> for
-each argument, then </tool_call>."""
+"""GLM 4.5 to 4.7: <tool_call>NAME, then <arg_key>KEY</arg_key><arg_value>VALUE</arg_value> for each
+argument, then </tool_call>."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@
     <|call|>                                                                      a call
     <|start|>assistant<|channel|>final<|message|>TEXT<|return|>                   content
 
-A header holds the author (the first message's is in the prompt), behind <|channel|> the channel,
-and behind <|constrain|> the type of the message; a recipient, to=NAME, stands behind any of these.
-A message to a function is a call, whatever its channel; else analysis is reasoning and all other
-is content: final, and commentary that announces calls. A line break is put between two messages of
-one kind. A header without a message is nothing.
+A header holds the author (for the first message, the prompt already contains it), the channel
+after <|channel|> and the content type after <|constrain|>. A recipient, to=NAME, may follow any of
+these. A message to a function is a call on any channel. Otherwise the analysis channel is
+reasoning, and every other channel is content: final, and commentary that announces calls. The
+parser puts a line break between two messages of one kind. It drops a header without a message,
+unless another marker follows and the header holds text that no header has: that text is content.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FUNCTIONS = "functions."
 _RECIPIENT = re.compile(r"(?<!\S)to=(\S+)")
 _HEADER = re.compile(r"(?:\s|\b(?:assistant|analysis|commentary|final|json)\b|to=\S*)*")
 
-Header = dict[str, str]  # marker -> the text behind it
+Header = dict[str, str]  # marker -> the text that follows it
 
 
 def _with_calls(source: Source, tools: Tools) -> Pieces:
@@ -52,7 +53,7 @@ def _without_calls(source: Source, tools: Tools) -> Pieces:
 
 def _messages(source: Source, tools: Tools, with_calls: bool) -> Pieces:
     calls = 0
-    told: set[PieceKind] = set()
+    seen: set[PieceKind] = set()
     marker = yield from _first_marker(source)
     while marker is not None:
         if marker in (END, CALL, RETURN):
@@ -72,12 +73,14 @@ def _messages(source: Source, tools: Tools, with_calls: bool) -> Pieces:
                 yield from source.skip_space()
         elif header.get(CHANNEL, "").split()[:1] == ["analysis"]:
             kind = "reasoning"
-        marker = yield from _message(source, kind, told)
+        marker = yield from _message(source, kind, seen)
 
 
 def _first_marker(source: Source) -> Generator[Piece | None, None, str | None]:
-    """The answer may begin within a header, behind the prompt's <|start|>assistant, or within a
-    message that it continues."""
+    """Read up to the first marker and return it; START if the answer begins inside a header.
+
+    An answer begins inside a header (the prompt ends with <|start|>assistant), or inside a message
+    that it continues."""
     space = yield from source.skip_space()
     if (yield from source.starts_with(_TO)):
         source.put_back(_TO)
@@ -87,19 +90,20 @@ def _first_marker(source: Source) -> Generator[Piece | None, None, str | None]:
 
 
 def _header(source: Source, marker: str) -> Generator[None, None, tuple[Header, str | None]]:
-    """Read a header that `marker` begins, and the marker behind it, which is MESSAGE if a message
-    follows, and None if the answer breaks off."""
+    """Read the header that starts with `marker`; return it with the marker that ends it.
+
+    That marker is MESSAGE if a message follows, and None if the answer ends first."""
     header: Header = {}
     found: str | None = marker
     while found in (START, CHANNEL, CONSTRAIN) and not (found == START and header):
-        begun = found
+        begin = found
         text, found = yield from whole(source.until(*_MARKERS))
-        header[begun] = header.get(begun, "") + text
+        header[begin] = header.get(begin, "") + text
     return header, found
 
 
 def _function(header: Header, tools: Tools) -> str | None:
-    """The function that a message is written to, if it is to one."""
+    """The name of the function that the header addresses, or None."""
     match = _RECIPIENT.search(" ".join(header.values()))
     if match is None:
         return None
@@ -110,9 +114,11 @@ def _function(header: Header, tools: Tools) -> str | None:
 
 
 def _message(
-    source: Source, kind: PieceKind, told: set[PieceKind]
+    source: Source, kind: PieceKind, seen: set[PieceKind]
 ) -> Generator[Piece | None, None, str | None]:
-    """Read a message as pieces of one kind up to the next marker, which is returned."""
+    """Yield a message as pieces of `kind`; return the marker that ends it, None at the end.
+
+    `seen` holds the kinds of the messages so far."""
     texts = source.until(*_MARKERS, trim=True)
     first = True
     while True:
@@ -124,10 +130,10 @@ def _message(
         if text is None:
             yield None
             continue
-        if first and kind in told:
+        if first and kind in seen:
             yield Piece(kind, "\n")
         first = False
-        told.add(kind)
+        seen.add(kind)
         yield Piece(kind, text)
 
 
@@ -137,7 +143,7 @@ GPT_OSS = ToolParser(
     marks=(START, CHANNEL, MESSAGE),
     reads_special=True,
     reads_reasoning=True,
-    # <|call|> ends the answer, as one of the model's EOS tokens; so there is one call at most.
+    # <|call|> is one of the model's EOS tokens, so an answer has at most one call.
     form=CallForm(
         before_name=f"{CHANNEL}commentary {_TO}{_FUNCTIONS}",
         before_arguments=f" {CONSTRAIN}json{MESSAGE}",
@@ -145,7 +151,7 @@ GPT_OSS = ToolParser(
         between=None,
     ),
 )
-# What is behind its `end` begins as an answer does that has no reasoning: with a channel.
+# The text after `end` begins like an answer without reasoning: with a channel.
 GPT_OSS_REASONING = ReasoningParser(
     name="gpt_oss",
     begin=f"{CHANNEL}analysis{MESSAGE}",

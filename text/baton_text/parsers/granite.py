@@ -1,6 +1,7 @@
 """Granite 3: <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
 
-Some of its versions write <tool_call>, with or without an end. Granite 4 writes as Hermes does.
+Some versions write <tool_call> instead, with or without </tool_call>. Granite 4 uses the Hermes
+form.
 """
 
 from __future__ import annotations

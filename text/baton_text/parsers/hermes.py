@@ -1,4 +1,4 @@
-"""Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, one for each call."""
+"""Hermes and Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call> for each call."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ def json_calls(
     known: Collection[str] | None = None,
     before: str = "",
 ) -> Generator[Piece | None, None, int]:
-    """Read one object, or a list of objects, as calls from `number` on; return the next number.
+    """Read one call or a JSON list of calls, numbered from `number`; return the next free number.
 
-    A list ends behind its last object that is a call. For the rest, see json_call.
+    The list ends after its last object that is a call. For the other parameters see json_call.
     """
     bracket = yield from source.starts_with("[")
     if bracket is None:
@@ -47,14 +47,14 @@ def json_call(
     known: Collection[str] | None = None,
     before: str = "",
 ) -> Generator[Piece | None, None, bool]:
-    """Read one object as call `number`, which begins as soon as its name is known, and return
-    whether it is one. It ends before one of `markers` at the latest.
+    """Read one JSON object as call `number`; return whether it is a call.
 
-    Where it is none, `before` and what was read of it are content. `known`: only these names make a
-    call.
+    Yield the call as soon as its name is read. A marker of `markers` outside of strings ends the
+    object. If the object is not a call, yield `before` and the text read so far as content. With
+    `known`, only an object with one of these names is a call.
     """
-    read = [before] if before else []  # until it is a call
-    held = ""  # the arguments, where they come before the name
+    read = [before] if before else []  # text to yield as content if this is not a call
+    held = ""  # arguments that precede the name; not empty once the arguments are read
     called = False
     whole = False
 
@@ -123,9 +123,10 @@ def json_call(
 def arguments_call(
     source: Source, name: str, number: int, *markers: str
 ) -> Generator[Piece | None, None, bool]:
-    """Read the arguments of a call whose name came before them, up to one of `markers` at the
-    latest, which stays unread, and return whether it is a call. What is not is content: the name
-    too, if something else than an object follows."""
+    """Read the arguments that follow a function's name; return whether this is a call.
+
+    The arguments are a JSON object. One of `markers` ends them and stays unread; a marker in their
+    place means that the call has none. If other text follows, yield `name` as content."""
     space = yield from source.skip_space()
     if (yield from source.over()):
         yield Piece("call", name, number)
@@ -144,12 +145,12 @@ def arguments_call(
 
 
 def is_name(text: str) -> bool:
-    """Whether a text may be a function's name, where nothing but its place says so."""
+    """Whether `text`, which stands where a function's name is expected, can be one."""
     return _NAME.fullmatch(text) is not None
 
 
 def _loaded(text: str) -> str:
-    """What a JSON string says; empty where it says nothing that can be sent on."""
+    """The value of a JSON string; empty if it is not valid JSON or not encodable as UTF-8."""
     try:
         value: str = json.loads(text)
         value.encode()

@@ -1,6 +1,6 @@
-"""Llama 3 and its like: {"name": ..., "parameters": {...}}, the whole answer.
+"""Llama 3 and similar models: the answer is {"name": ..., "parameters": {...}}.
 
-Several are separated by ";" or stand side by side. <|python_tag|> may stand before them.
+";" or nothing separates several calls. <|python_tag|> may precede them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Mistral, in two forms, each of which may come from either:
+"""Mistral, in two forms; both parsers read both:
 
-[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]    up to the tokenizer's version 7
-[TOOL_CALLS]name[ARGS]{...}, repeated                   from 11 on; before [ARGS] perhaps
-                                                        [CALL_ID] and an id
+[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]    up to tokenizer version 7
+[TOOL_CALLS]name[ARGS]{...}, repeated                   from version 11; [CALL_ID] and an id may
+                                                        precede [ARGS]
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def _parse(source: Source, tools: Tools) -> Pieces:
 
 
 def _named_call(source: Source, number: int) -> Generator[Piece | None, None, bool]:
-    """name[ARGS]{...}; return whether it is one. Where it is none, its name is content."""
-    name = yield from _word(source)
+    """Read name[ARGS]{...}; return whether it is a call. If not, yield the name as content."""
+    name = yield from _identifier(source)
     if not name:
         return False
     begun = False
     if len(name) <= MAX_NAME:
         marker = yield from source.starts_with(ID, ARGS)
         if marker == ID:
-            yield from _word(source)
+            yield from _identifier(source)
             marker = yield from source.starts_with(ARGS)
         begun = marker is not None or (
             not (yield from source.over()) and source.unread.startswith("{")
@@ -53,12 +53,12 @@ def _named_call(source: Source, number: int) -> Generator[Piece | None, None, bo
     return True
 
 
-def _word(source: Source) -> Generator[None, None, str]:
-    """The name or id that comes next, or more than MAX_NAME characters of one."""
-    word = ""
-    while len(word) <= MAX_NAME and not (yield from source.over()) and (run := source.run(_NAME)):
-        word += run
-    return word
+def _identifier(source: Source) -> Generator[None, None, str]:
+    """Read a name or id; one longer than MAX_NAME is only read in part."""
+    name = ""
+    while len(name) <= MAX_NAME and not (yield from source.over()) and (run := source.run(_NAME)):
+        name += run
+    return name
 
 
 MISTRAL_NAMED = ToolParser(

@@ -1,4 +1,4 @@
-"""What a parser is, and how its pieces come out as text comes in."""
+"""The kinds of parser, and the Reader that feeds one parser text and returns its pieces."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ Tools = Mapping[str, Mapping[str, Any]]  # a function's name -> the JSON schema 
 
 
 class Piece(NamedTuple):
-    """What a text adds to an answer: to its `reasoning` or its `content`; or a `call`, whose `text`
-    is the function's name; or to the `arguments` of call number `call`, a JSON object's text."""
+    """One addition to an answer.
+
+    kind    "reasoning" and "content" append `text` to that field; "call" opens a call of the
+            function named `text`; "arguments" appends `text` to the call's JSON arguments
+    call    number of the call, from 0; only for "call" and "arguments"
+    """
 
     kind: PieceKind
     text: str
     call: int = 0
 
 
-Pieces = Generator[Piece | None, None, None]  # None: it waits for more text
+Pieces = Generator[Piece | None, None, None]  # None: the parser waits for more text
 Parse = Callable[[Source, Tools], Pieces]
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a family writes calls, so that a grammar can ask for them:
+    """How a family writes calls, from which a grammar can be built:
 
-    open, then per call before_name, the name, before_arguments, the arguments as a JSON object,
-    after_arguments; `between` two calls (None: there is one call at most); close at the end.
-    What is a token of the tokenizer is that token; other text is text.
+    open, then for each call before_name, the name, before_arguments, the arguments as a JSON
+    object, after_arguments; `between` separates calls (None: at most one call); close ends them.
+    Text that is an added token of the tokenizer stands for that token.
     """
 
     before_name: str
@@ -45,10 +49,13 @@ class CallForm:
 
 @dataclass(frozen=True)
 class ToolParser:
-    """`marks` all stand in the chat templates of the models whose answers it reads. With
-    `reads_special` its markers are special tokens, so text is read with them. With
-    `reads_reasoning` it reads reasoning too, and there is no reasoning parser beside it. `form` is
-    None where arguments are not JSON, or a call has no fixed form."""
+    """Reads one family's calls.
+
+    marks            a chat template that contains all of them selects this parser; empty: none does
+    reads_special    its markers are special tokens, so the text must include special tokens
+    reads_reasoning  it also reads reasoning, without a separate reasoning parser
+    form             how the family writes calls; None if arguments are not JSON or vary in form
+    """
 
     name: str
     parse: Parse
@@ -58,7 +65,7 @@ class ToolParser:
     form: CallForm | None = None
 
 
-# What opens a model's message in the prompts of the families that reason.
+# Text that opens the assistant's message in prompts of the reasoning families.
 _TURNS = (
     "<|im_start|>assistant",
     "<|im_assistant|>assistant<|im_middle|>",
@@ -77,13 +84,17 @@ _TURNS = (
 
 @dataclass(frozen=True)
 class ReasoningParser:
-    """Reasoning stands between two markers, at an answer's beginning. With `always` an answer
-    begins within it, unless its prompt has closed it, even where the prompt has not opened it.
+    """Reads one family's reasoning: text between two markers at the start of an answer.
 
-    `call`: where calls are read, this text ends reasoning too, and is the beginning of a call.
-    `answer`: the markers around what follows the reasoning, where a family has some.
-    `parse`: reads the whole answer, where reasoning is more than a beginning between two markers;
-    such a family's calls are read by a tool parser with `reads_reasoning`, and by no other.
+    begin, end     the two markers
+    marks          a chat template that contains all of them selects this parser
+    always         the answer begins inside reasoning unless the prompt closed it, even if the
+                   prompt did not open it
+    reads_special  its markers are special tokens, so the text must include special tokens
+    call           text that opens a call and thereby also ends reasoning, if calls are read
+    answer         markers around the text that follows the reasoning, if the family has them
+    parse          reads the whole answer, for a family with reasoning in several places; only a
+                   tool parser with `reads_reasoning` reads the calls of such a family
     """
 
     name: str
@@ -97,8 +108,8 @@ class ReasoningParser:
     parse: Parse | None = None
 
     def begun(self, prompt: str) -> bool:
-        """Whether an answer to `prompt` begins within reasoning: what the prompt holds of the
-        model's message opens it and does not close it."""
+        """Whether an answer to `prompt` begins inside reasoning: the prompt's part of the
+        assistant message opens reasoning and does not close it."""
         found = [at + len(turn) for turn in _TURNS if (at := prompt.rfind(turn)) >= 0]
         if not found:
             end = prompt.rstrip()
@@ -110,7 +121,7 @@ class ReasoningParser:
 
 
 class Reader:
-    """One answer, as its text comes. `opened`: the prompt's end, which is read before it."""
+    """Reads one answer as its text arrives. `opened`: prompt text to read before the answer."""
 
     def __init__(self, pieces: Callable[[Source], Pieces], opened: str = "") -> None:
         self._opened = len(opened)
@@ -119,24 +130,24 @@ class Reader:
         self._pieces = pieces(self._source)
 
     def push(self, text: str) -> list[Piece]:
-        """What `text` adds, as far as it can be told yet."""
+        """Take more text; return the pieces that are now certain."""
         self._source.push(text)
         return self._read()
 
     def finish(self) -> list[Piece]:
-        """No more text comes: what was held back."""
+        """End the text; return the pieces that were held back."""
         self._source.ended = True
         return self._read()
 
     def reasoning_in(self, text: str) -> list[tuple[int, int]]:
-        """Where reasoning begins and ends in the whole text of an answer, white space around it
-        included. For a reader that has read nothing."""
+        """The (start, end) character ranges of reasoning in the complete text of an answer,
+        including the white space around it. Only for an unused reader."""
         self._source.push(text)
         self._source.ended = True
         found: list[tuple[int, int]] = []
         for piece in self._pieces:
             if piece is None or piece.kind != "reasoning" or piece.text.isspace():
-                continue  # white space alone stands between two messages, see gpt_oss
+                continue  # the line break that gpt_oss puts between two messages
             end = self._source.place - self._opened
             start = len(text[:end].rstrip()) - len(piece.text.rstrip())
             found.append((len(text[:start].rstrip()), end))
@@ -162,7 +173,7 @@ class Reader:
 
 
 def _join(found: list[Piece], texts: list[str]) -> None:
-    """Give the last piece all its texts."""
+    """Replace the last piece's text by the concatenated `texts`."""
     if len(texts) > 1:
         found[-1] = found[-1]._replace(text="".join(texts))
 
@@ -170,7 +181,7 @@ def _join(found: list[Piece], texts: list[str]) -> None:
 def as_pieces(
     kind: PieceKind, texts: Texts[Any], call: int = 0
 ) -> Generator[Piece | None, None, Any]:
-    """The texts as pieces of one kind. Return what `texts` returns."""
+    """Yield each text as a piece of `kind`; return the return value of `texts`."""
     while True:
         try:
             text = next(texts)
@@ -180,7 +191,7 @@ def as_pieces(
 
 
 def whole(texts: Texts[T]) -> Generator[None, None, tuple[str, T]]:
-    """The texts at once, and what `texts` returns."""
+    """Collect all texts; return them as one string, with the return value of `texts`."""
     found: list[str] = []
     while True:
         try:
@@ -194,7 +205,9 @@ def whole(texts: Texts[T]) -> Generator[None, None, tuple[str, T]]:
 
 
 def content(source: Source, *markers: str) -> Generator[Piece | None, None, str | None]:
-    """Read content up to one of `markers`, which is returned, without white space around it."""
+    """Yield content up to a marker and return the marker; None if there is none.
+
+    White space around the marker is dropped."""
     found: str | None = yield from as_pieces("content", source.until(*markers, trim=True))
     if found is not None:
         yield from source.skip_space()
@@ -202,6 +215,6 @@ def content(source: Source, *markers: str) -> Generator[Piece | None, None, str 
 
 
 def all_content(source: Source, tools: Tools) -> Pieces:
-    """An answer without calls."""
+    """Parse an answer without calls: all of its text is content."""
     while not (yield from source.over()):
         yield Piece("content", source.take(len(source.unread)))

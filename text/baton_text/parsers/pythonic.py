@@ -1,10 +1,10 @@
-"""Calls in Python's syntax, with literals as arguments:
+"""Calls in Python syntax with literals as arguments:
 
-    pythonic    Llama 3.2 and 4: [weather(city="Paris", days=2), now()], the whole answer, perhaps
+    pythonic    Llama 3.2 and 4: the answer is [weather(city="Paris", days=2), now()], optionally
                 between <|python_start|> and <|python_end|>
-    olmo3       OLMo 3: one call on each line between <function_calls> and </function_calls>
+    olmo3       OLMo 3: one call per line between <function_calls> and </function_calls>
 
-A call's arguments are JSON only when it is complete, so it comes as a whole.
+Only a complete call can be converted to JSON, so calls do not stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_NAME = 256  # characters
 MAX_CALL = 64 << 10  # characters of arguments
 MAX_DEPTH = 64  # of brackets
 _NAME = re.compile(r"[\w.\-]+")
-_OUTSIDE = re.compile(r"""[^"'()\[\]{}]+""")  # of a string
+_OUTSIDE = re.compile(r"""[^"'()\[\]{}]+""")  # text outside of a string
 _INSIDE = {quote: re.compile(rf"[^{quote}\\]+") for quote in "\"'"}
 _NAMES = {"true": True, "false": False, "null": None}
 _STRING_OR_KEYWORD = re.compile(
@@ -71,8 +71,8 @@ def _parse_olmo3(source: Source, tools: Tools) -> Pieces:
 def _call(
     source: Source, number: int, tools: Tools, before: str = ""
 ) -> Generator[Piece | None, None, bool]:
-    """Read one call, and return whether it is one. Where it is none, `before` and what was read of
-    it are content."""
+    """Read one call; return whether it is one. If not, yield `before` and the text read so far as
+    content."""
     name = ""
     while len(name) <= MAX_NAME and not (yield from source.over()) and (run := source.run(_NAME)):
         name += run
@@ -91,7 +91,9 @@ def _call(
 
 
 def _bracketed(source: Source, read: list[str]) -> Generator[None, None, bool]:
-    """Read up to the bracket that closes the one just read; return whether it comes."""
+    """Append text to `read` up to the bracket that closes the one just read.
+
+    Return False if the text ends first or exceeds MAX_CALL or MAX_DEPTH."""
     depth, length, quote = 1, 0, ""
     while depth and not (yield from source.over()):
         text = source.run(_INSIDE[quote] if quote else _OUTSIDE)
@@ -114,11 +116,12 @@ def _bracketed(source: Source, read: list[str]) -> Generator[None, None, bool]:
 
 
 def _arguments(text: str) -> str | None:
-    """A call's arguments, its brackets included, as a JSON object; None if they are not literals
-    with names."""
+    """Convert a call's arguments, given with their brackets, to a JSON object.
+
+    None unless each is a literal passed by keyword."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            warnings.simplefilter("ignore")  # unknown escapes
             call = ast.parse("f" + _STRING_OR_KEYWORD.sub(_as_python, text), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
@@ -133,14 +136,14 @@ def _arguments(text: str) -> str | None:
 
 
 def _as_python(match: re.Match[str]) -> str:
-    """A string may go over several lines, and an argument be named as one of Python's keywords."""
+    """Make a match valid Python: strings may span lines, arguments may be named like keywords."""
     if match["string"]:
         return match["string"].replace("\r", "\\r").replace("\n", "\\n")
     return "_" + match["keyword"]
 
 
 def _value(node: ast.expr) -> Any:
-    """Raise ValueError for what is no literal that JSON has."""
+    """The value of a literal. Raise ValueError for a node that JSON cannot express."""
     match node:
         case ast.Constant(value=str() | int() | float() | None as value):
             return value
@@ -153,10 +156,10 @@ def _value(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values):
             names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
             if not all(isinstance(name, str) for name in names):
-                raise ValueError("a key that is no string")
+                raise ValueError("a key is not a string")
             return dict(zip(names, map(_value, values), strict=True))
         case _:
-            raise ValueError(f"{type(node).__name__} is no literal")
+            raise ValueError(f"{type(node).__name__} is not a literal")
 
 
 PYTHONIC = ToolParser(name="pythonic", parse=_parse, marks=("[func_name1(",), reads_special=True)

@@ -1,5 +1,5 @@
 """Qwen3-Coder: <tool_call>, <function=NAME>, <parameter=KEY>VALUE</parameter> for each argument,
-</function>, </tool_call>. These models at times leave <tool_call> out."""
+</function>, </tool_call>. These models sometimes omit <tool_call>."""
 
 from __future__ import annotations
 

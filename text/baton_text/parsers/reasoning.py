@@ -1,4 +1,4 @@
-"""Reasoning between two markers: <think>...</think> and its like; and how many tokens it took."""
+"""Read reasoning between two markers such as <think>...</think>, and count its tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from baton_text.tokenizer import Tokenizer
 
 
 def reasoned(parser: ReasoningParser, rest: Parse, *, with_calls: bool = False) -> Parse:
-    """Read reasoning, where an answer begins with some, and then the rest. `with_calls`: the rest
-    may be calls."""
+    """A parser that reads reasoning at the start of an answer, if any, and then `rest`.
+
+    `with_calls`: `rest` reads calls, so the start of a call ends unclosed reasoning."""
     ends = (parser.end, parser.call) if with_calls and parser.call else (parser.end,)
     if parser.answer is not None:
         rest = _without(parser.answer, rest)
@@ -23,7 +24,7 @@ def reasoned(parser: ReasoningParser, rest: Parse, *, with_calls: bool = False) 
             source.put_back(space)
         else:
             yield from source.skip_space()
-            yield from source.starts_with(parser.begin)  # some repeat it where the prompt ends so
+            yield from source.starts_with(parser.begin)  # some repeat the prompt's
             yield from source.skip_space()
             end = yield from as_pieces("reasoning", source.until(*ends, trim=True))
             if end == parser.call:
@@ -35,7 +36,7 @@ def reasoned(parser: ReasoningParser, rest: Parse, *, with_calls: bool = False) 
 
 
 def _without(markers: tuple[str, ...], rest: Parse) -> Parse:
-    """Read the text as if `markers`, and white space around them, were not there."""
+    """A parser that gives `rest` the text without `markers` and the white space around them."""
 
     def parse(source: Source, tools: Tools) -> Pieces:
         shown = Source()
@@ -66,17 +67,17 @@ def _without(markers: tuple[str, ...], rest: Parse) -> Parse:
 def reasoning_tokens(
     reader: Reader, tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool = True
 ) -> int:
-    """How many of an answer's ids belong to its reasoning: those that add to what stands between
-    its markers. The ids of the markers themselves do not count, as in vLLM. `reader` has read
-    nothing, and `skip_special` says as what it would be given the ids.
+    """Count the ids of a complete answer that belong to reasoning.
 
-    It takes the whole answer: the number then follows from its ids, whoever generated them."""
+    The ids of the markers do not count, as in vLLM. `reader` must be unused; `skip_special` must be
+    the setting with which its text is decoded. The count depends only on the ids, so any node gets
+    the same number."""
     decoder = TextReader(tokenizer, skip_special)
     texts = [decoder.push(token_id) for token_id in ids]
     spans = reader.reasoning_in("".join(texts) + decoder.finish())
     count = place = 0
     for text in texts:
-        # An id without text is special, or the beginning of a character that another completes.
+        # An id without text is special, or the start of a character that a later id completes.
         end = place + max(len(text), 1)
         count += any(begin < end and place < behind for begin, behind in spans)
         place += len(text)

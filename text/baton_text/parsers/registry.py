@@ -1,4 +1,4 @@
-"""All parsers by name, and which one a model's chat template asks for."""
+"""All parsers by name, and the choice of one by flag or by chat template."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from baton_text.parsers.qwen3_coder import QWEN3_CODER
 from baton_text.parsers.reasoning import reasoned
 
 P = TypeVar("P")
-NONE = "none"  # the name that switches a kind of parser off
+NONE = "none"  # the flag value that disables a kind of parser
 
-# Where several read a template's calls, the first one does.
+# Ordered: the first parser whose marks are in a template reads its calls.
 TOOL_PARSERS: Mapping[str, ToolParser] = {
     parser.name: parser
     for parser in (
@@ -42,7 +42,7 @@ TOOL_PARSERS: Mapping[str, ToolParser] = {
         GENERIC_JSON,
     )
 }
-_ASSISTANT = "<\uff5cAssistant\uff5c>"  # of DeepSeek
+_ASSISTANT = "<\uff5cAssistant\uff5c>"  # DeepSeek's
 _THINK = ("<think>", "</think>")
 _GRANITE = ("Here is my thought process:", "Here is my response:")
 _MISTRAL = ("[THINK]", "[/THINK]")
@@ -64,22 +64,21 @@ REASONING_PARSERS: Mapping[str, ReasoningParser] = {
         ),
         ReasoningParser("mistral", *_MISTRAL, marks=_MISTRAL, reads_special=True),
         ReasoningParser("seed_oss", *_SEED, marks=_SEED),
-        # The last of those with its markers: it is for each template that has them. Models of this
-        # family at times go on to a call without closing their reasoning.
+        # After all others with <think>, because its marks fit any template that has the markers.
+        # Models of this family sometimes start a call without closing their reasoning.
         ReasoningParser("qwen3", *_THINK, marks=_THINK, call="<tool_call>"),
     )
 }
 
 
 def tool_parser_for(template: str) -> ToolParser | None:
-    """The one that reads the calls which a chat template shows; None if it shows none of a family
-    that is known."""
+    """The parser of the calls in a chat template; None if no known family writes such calls."""
     return next((one for one in TOOL_PARSERS.values() if _all_in(one.marks, template)), None)
 
 
 def enforced(parser: ToolParser) -> ToolParser:
-    """The parser whose form a grammar enforces and whose reading the answer then needs: this one,
-    or the generic one where it has no form."""
+    """The parser for calls that a grammar enforces: `parser`, or GENERIC_JSON if `parser` has no
+    form."""
     return parser if parser.form is not None else GENERIC_JSON
 
 
@@ -88,14 +87,15 @@ def reasoning_parser_for(template: str) -> ReasoningParser | None:
 
 
 def _all_in(marks: tuple[str, ...], template: str) -> bool:
-    """No marks stand in no template: that parser is chosen by name."""
+    """False without marks: such a parser is only chosen by name."""
     return bool(marks) and all(mark in template for mark in marks)
 
 
 def parsers_artifact(tool_parser: str, reasoning_parser: str) -> dict[str, bytes]:
-    """The artifact by which a node tells routers which parsers its flags ask for: each by its name,
-    or NONE. "" leaves the choice to the template; without any choice there is no artifact. Raise
-    ArtifactError for a name that nobody has."""
+    """The artifact that tells routers which parsers a node's flags select.
+
+    Each argument is a parser's name, NONE, or "" to let the chat template decide. With "" for both
+    there is no artifact. Raise ArtifactError for an unknown name."""
     given = {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
     chosen = {key: name for key, name in given.items() if name}
     _chosen(chosen, "tool_parser", TOOL_PARSERS)
@@ -106,8 +106,9 @@ def parsers_artifact(tool_parser: str, reasoning_parser: str) -> dict[str, bytes
 def parsers_of(
     artifacts: Mapping[str, bytes], template: str
 ) -> tuple[ToolParser | None, ReasoningParser | None]:
-    """A model's parsers: those that its node was told, else those that its chat template asks for.
-    Raise ArtifactError for a name that nobody has."""
+    """A model's parsers: those that the node's flags select, else those that fit its template.
+
+    Raise ArtifactError for an unknown name."""
     chosen = load_json(artifacts, BATON)
     tools, reasoning = tool_parser_for(template), reasoning_parser_for(template)
     if "tool_parser" in chosen:
@@ -134,8 +135,10 @@ def reader(
     *,
     begun: bool = False,
 ) -> Reader:
-    """A reader of one answer. Without a tool parser there are no calls, without a reasoning parser
-    no reasoning, unless the tool parser reads it. `begun`: the answer begins within reasoning, see
+    """A Reader for one answer.
+
+    Without a tool parser it reads no calls. Without a reasoning parser it reads no reasoning,
+    unless the tool parser does. `begun`: the answer begins inside reasoning, see
     ReasoningParser.begun."""
     parse = all_content if tool_parser is None else tool_parser.parse
     if reasoning_parser is not None and not (tool_parser and tool_parser.reads_reasoning):

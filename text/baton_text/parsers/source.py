@@ -1,10 +1,10 @@
 """The text that a parser has not read yet.
 
-A parser is a generator that reads a Source from front to back. It waits where what it reads cannot
-be told yet: it yields None, and goes on when there is more text, or when the text has ended. Each
-method decides as soon as the text so far allows it, and by that text alone: that is why answers do
-not depend on how they were cut. None looks at held text again for each delta, so the time is linear
-in the text.
+A parser is a generator that reads a Source from front to back. When it needs more text to decide,
+it yields None and resumes after more text arrived or the text ended. Each method decides as soon as
+the text so far allows, and by that text alone, so the result does not depend on how the text is
+split into deltas. No method scans held text again for each delta, so the time is linear in the
+length of the text.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ T = TypeVar("T")
 Waiting = Generator[None, None, T]
 Texts = Generator[str | None, None, T]  # yields text that was read, or None to wait
 
-MAX_HELD_STRING = 1024  # characters of a string that is taken whole: keys and functions' names
+MAX_HELD_STRING = 1024  # characters of a string that is read whole: a key or a function name
 _SPACE = " \t\r\n"
 _SPACES = re.compile(f"[{_SPACE}]+")
-_OUTSIDE = re.compile(r'["{}\[\]]')  # of a JSON string: what changes the place in the value
+_OUTSIDE = re.compile(r'["{}\[\]]')  # outside of a JSON string: quotes and brackets
 _INSIDE = re.compile(r'(?:[^"\\\x00-\x1f]|\\.)*+', re.DOTALL)
 _SCALAR_END = re.compile(r"[,\]}\s]")
 
 
 class Source:
-    """`ended`: no more text comes."""
+    """The unread text of one answer. `ended` is set once no more text will be pushed."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -46,28 +46,28 @@ class Source:
 
     @property
     def place(self) -> int:
-        """How many characters are read. A text that `until` yields ends there, with the white space
-        that was trimmed off it."""
+        """Number of characters read so far. When `until` yields a text, this is the end of that
+        text and of the white space trimmed off it."""
         return self._dropped + self._at
 
     def put_back(self, text: str) -> None:
-        """Make what was read last unread again."""
+        """Make `text`, the last text that was read, unread again."""
         self._dropped -= len(text) - self._at
         self._text, self._at = text + self._text[self._at :], 0
 
     def take(self, count: int) -> str:
-        """The next `count` characters, or all there are."""
+        """Read and return the next `count` characters, or fewer if fewer have arrived."""
         text = self._text[self._at : self._at + count]
         self._at += len(text)
         return text
 
     def run(self, pattern: re.Pattern[str]) -> str:
-        """Take what `pattern`, which matches runs of any length, matches of the text so far."""
+        """Read and return the run of characters that `pattern` matches in the text so far."""
         match = pattern.match(self._text, self._at)
         return self.take(match.end() - self._at) if match else ""
 
     def over(self) -> Waiting[bool]:
-        """Whether nothing more comes."""
+        """Wait for unread text; return True if the text has ended instead."""
         while self._at == len(self._text):
             if self.ended:
                 return True
@@ -75,14 +75,15 @@ class Source:
         return False
 
     def skip_space(self) -> Waiting[str]:
-        """Take white space, and return it."""
+        """Read and return white space."""
         space: list[str] = []
         while not (yield from self.over()) and (run := self.run(_SPACES)):
             space.append(run)
         return "".join(space)
 
     def starts_with(self, *options: str) -> Waiting[str | None]:
-        """Take the option that comes next, if one does. No option is the beginning of another."""
+        """Read the option that the unread text starts with, if any. No option may be a prefix of
+        another."""
         longest = max(map(len, options))
         while True:
             coming = self._text[self._at : self._at + longest]
@@ -95,10 +96,10 @@ class Source:
             yield None
 
     def until(self, *markers: str, trim: bool = False) -> Texts[str | None]:
-        """Yield the text before the first of `markers`, take that marker and return it; None if the
-        text ends before one. With `trim`, without the white space before a marker. No marker is the
-        beginning of another."""
-        space: list[str] = []  # read, and not yet known to stand before a marker
+        """Yield the text before the first of `markers`; read that marker and return it, or None if
+        the text ends first. `trim` drops the white space before a marker. No marker may be a prefix
+        of another."""
+        space: list[str] = []  # white space that a marker may follow
         while True:
             match = _found(markers).search(self._text, self._at)
             if match:
@@ -122,8 +123,8 @@ class Source:
             yield None
 
     def json_string(self) -> Waiting[str | None]:
-        """Take a JSON string, its quotes included; None, and nothing taken, if there is none, or
-        none of up to MAX_HELD_STRING characters."""
+        """Read a JSON string and return it with its quotes. Return None and read nothing if no
+        complete string follows or it is longer than MAX_HELD_STRING characters."""
         if (yield from self.over()) or self._text[self._at] != '"':
             return None
         while True:
@@ -137,11 +138,11 @@ class Source:
             yield None
 
     def json_value(self, *markers: str) -> Texts[bool]:
-        """Yield the text of one JSON value as it comes, and return whether it is whole.
+        """Yield the text of one JSON value as it arrives; return whether the value is complete.
 
-        Only its strings and brackets are looked at. Where it breaks off, at the end of the text,
-        at a control character within a string, or before one of `markers` outside of strings, it
-        ends.
+        Only strings and brackets are checked. The value is incomplete if the text ends, a string
+        contains a control character, or one of `markers` follows outside of strings. The marker
+        stays unread.
         """
         if (yield from self.over()):
             return False
@@ -175,7 +176,7 @@ class Source:
                 yield None
 
     def _string(self) -> Texts[bool]:
-        """Yield a JSON string as it comes; return whether it is whole. A quote comes next."""
+        """Yield a JSON string as it arrives; return whether it is complete. A quote is next."""
         yield self.take(1)
         while True:
             end = _run_end(self._text, self._at)
@@ -187,7 +188,7 @@ class Source:
             yield None
 
     def _scalar(self) -> Texts[bool]:
-        """A number, true, false or null."""
+        """Yield a number, true, false or null; return whether there is one."""
         read = False
         while True:
             match = _SCALAR_END.search(self._text, self._at)
@@ -204,7 +205,7 @@ class Source:
 def _found(markers: tuple[str, ...]) -> re.Pattern[str]:
     for marker in markers:
         if any(other != marker and other.startswith(marker) for other in markers):
-            raise ValueError(f"the marker {marker!r} is the beginning of another of {markers}")
+            raise ValueError(f"the marker {marker!r} is a prefix of another of {markers}")
     return re.compile("|".join(map(re.escape, markers)))
 
 
@@ -217,26 +218,26 @@ def _outside(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache(256)
 def _at_end(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
-    """What finds the beginning of a marker at a text's end, and how far from there it may stand."""
+    """A pattern for a proper prefix of a marker at the end of a text, and its maximum length."""
     begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
     pattern = "|".join(map(re.escape, sorted(begun, key=len, reverse=True)))
     return re.compile(f"(?:{pattern})\\Z" if begun else r"(?!)"), max(map(len, begun), default=0)
 
 
 def _beginning(markers: tuple[str, ...], text: str, start: int) -> int:
-    """Where the beginning of a marker at the end of `text` stands; its end if there is none."""
+    """Index of a proper prefix of a marker at the end of `text`; len(text) if there is none."""
     pattern, longest = _at_end(markers)
     match = pattern.search(text, max(start, len(text) - longest))
     return len(text) if match is None else match.start()
 
 
 def _run_end(text: str, start: int) -> int:
-    """Where the inside of a JSON string that is read from `start` ends, or breaks off."""
+    """Index at which the inside of a JSON string that starts at `start` ends so far."""
     match = _INSIDE.match(text, start)
     assert match is not None, "an empty run matches too"
     return match.end()
 
 
 def _may_go_on(text: str, end: int) -> bool:
-    """Whether a string that breaks off there may go on: with nothing yet, or half an escape."""
+    """Whether more text may continue a string that ends at `end`, possibly within an escape."""
     return end == len(text) or (end + 1 == len(text) and text[end] == "\\")

@@ -1,4 +1,4 @@
-"""Arguments that a family writes one by one as plain text: each becomes JSON by its schema."""
+"""Convert arguments that a family writes one by one as plain text to JSON, by their schema."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from baton_text.parsers.parser import Piece, Tools
 
-_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates write what they hold
-_REFERENCES = 8  # that are followed in a schema, one behind the other
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates may render Python values
+_REFERENCES = 8  # maximum depth of nested options and $refs that are followed
 
 
 class Arguments:
-    """The arguments of one call, told one by one; `{"a": 1` is told of a call that breaks off."""
+    """Pieces for the arguments of one call, one by one. An incomplete call yields `{"a": 1`."""
 
     def __init__(self, tools: Tools, name: str, number: int) -> None:
         self._schema = tools.get(name, {})
@@ -44,7 +44,7 @@ def _json_of(text: str, types: frozenset[str]) -> str:
 
 
 def _types(schema: object, root: Mapping[str, Any], references: int) -> frozenset[str]:
-    """Which types a schema names; none where it names none."""
+    """The JSON types that a schema allows; empty if it names none."""
     if not isinstance(schema, Mapping) or not references:
         return frozenset()
     found: set[str] = set()
