@@ -1,9 +1,9 @@
-"""The grammar of a whole answer: its reasoning, and then its content or its calls of functions.
+"""Build the grammar of a whole answer: optional reasoning, then content or function calls.
 
-In: what the content must match, which functions may be called, and how the model's family writes
-reasoning and calls (see `parsers`). Out: one grammar text, or None where nothing is asked for.
+In: the grammar of the content, the functions that may be called, and how the model's family writes
+reasoning and calls (see `parsers`). Out: one grammar text, or None if nothing is constrained.
 
-A marker that is a token of the model is that token in the grammar, see `lark`.
+In the grammar, a marker that is a token of the model becomes that token (see `lark`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton_text.lark import Lark
 from baton_text.parsers.parser import CallForm, ReasoningParser, ToolParser, Tools
 from baton_text.tokenizer import Tokenizer
 
-# Between reasoning and what follows. Without a bound a model may write white space alone.
+# Between reasoning and the rest. Bounded, as a model might otherwise emit only white space.
 SPACE = r"/[ \n\t]{0,4}/"
 
 
@@ -33,11 +33,11 @@ SPACE = r"/[ \n\t]{0,4}/"
 class CallRules:
     """Which calls an answer may make.
 
-    tools      the functions that may be called: of all, or the one that a client names
-    required   the answer is calls, one at least, and nothing else; the arguments match the schemas
-    strict     where calls are not required: functions whose arguments match their schemas; those of
-               others are any JSON objects
-    parallel   there may be several calls
+    tools      the functions that may be called: all that the client offers, or the one it names
+    required   the answer is one or more calls and nothing else; all arguments match their schemas
+    strict     functions whose arguments match their schemas if calls are not required; arguments
+               of other functions are any JSON object
+    parallel   allow more than one call
     """
 
     parser: ToolParser
@@ -56,15 +56,15 @@ def answer_grammar(
     begun: bool = False,
     budget: int | None = None,
 ) -> str | None:
-    """The text of a grammar, as `grammar_of` gives one.
+    """Return the text of a grammar, as `grammar_of` does, or None if nothing is constrained.
 
-    `content` is a grammar's text; None is any text. With `calls` the answer is content or calls:
-    calls alone where they are required, text with calls in it where the content is any text.
-    Reasoning may come first, and does if it has `begun` (see ReasoningParser.begun); `budget` is
-    the most tokens between its markers.
+    `content` is the grammar text of the content, None for any text. With `calls` the answer is
+    content or calls: only calls if they are required, text that may contain calls if the content is
+    any text. Reasoning may come first; if it has `begun` (see ReasoningParser.begun), the answer
+    starts inside it. `budget` is the maximum number of tokens between its markers.
 
-    Raise GrammarError for what cannot be enforced; where that is a function's schema, the message
-    begins with the function's name. `Grammars.check` says whether the whole compiles.
+    Raise GrammarError for rules that cannot be enforced. If a function's schema is the cause, the
+    message starts with the function's name. `Grammars.check` tests whether the result compiles.
     """
     answer = _Answer(Lark(tokenizer), reasoning, begun)
     rest = answer.behind_reasoning(content, calls)
@@ -80,7 +80,7 @@ def answer_grammar(
 
 
 class _Answer:
-    """Collects the grammar's rules, and the grammars that these refer to as @name."""
+    """Collects the grammar's rules and the grammars to which they refer as @name."""
 
     def __init__(self, lark: Lark, reasoning: ReasoningParser | None, begun: bool) -> None:
         self.lark = lark
@@ -88,17 +88,17 @@ class _Answer:
         self.grammars: list[dict[str, Any]] = []
         self._reasoning = reasoning
         self._begun = begun
-        self._arguments: list[dict[str, Any]] = []  # the schema of each function's
+        self._arguments: list[dict[str, Any]] = []  # one schema per function
 
     @property
     def opening(self) -> str:
-        """What opens reasoning, if something may: free text must not begin with it, or the
-        reasoning would be free text."""
+        """The marker that opens reasoning; empty if none may open. Free text must not start with
+        it, or reasoning would match as free text."""
         return self._reasoning.begin if self._reasoning and not self._begun else ""
 
     def before(self, budget: int | None, calls: CallRules | None) -> str:
-        """Reasoning with its markers, and the white space behind it. No call begins within it: a
-        reader may take it for the reasoning's end."""
+        """Reasoning with its markers and the white space after it, in Lark. It excludes the start
+        of a call, because some parsers end reasoning there."""
         parser = self._reasoning
         if parser is None:
             if budget is not None:
@@ -127,14 +127,14 @@ class _Answer:
         return thought if self._begun else f"({self.lark.text(parser.begin)} {thought})?"
 
     def _call_marker(self, calls: CallRules | None) -> str:
-        """What opens calls, as far as it is a marker; empty for no calls and for calls in JSON."""
+        """The marker that opens calls; empty without calls and for calls that start with JSON."""
         form = calls.parser.form if calls else None
         if form is None:
             return ""
         return self.lark.leading_token(form.open + form.before_name) or _marker(form)
 
     def behind_reasoning(self, content: str | None, calls: CallRules | None) -> str | None:
-        """In Lark; None for any text."""
+        """Content or calls, in Lark; None for any text."""
         if calls is not None and not _constrains(calls, content):
             calls = None
         if content is not None and not (calls and calls.required):
@@ -143,7 +143,7 @@ class _Answer:
         if calls is None:
             return None if content is None else "@content"
         form = calls.parser.form
-        # Where one token opens messages of every kind, what follows it in free text is no call yet.
+        # One token opens messages of every kind, so in free text it does not announce a call.
         if form is None or (calls.parser.reads_reasoning and not calls.required):
             raise GrammarError(
                 f"calls in the form of {calls.parser.name!r} cannot be enforced"
@@ -171,11 +171,11 @@ class _Answer:
             self.grammars.append({"name": f"arguments_{number}", **grammar})
 
     def _calls(self, form: CallForm, calls: CallRules) -> str:
-        """From the first marker to the last one."""
+        """Calls from the first marker to the last, in Lark."""
         return f"{self.lark.text(form.open + form.before_name)} {self._from_name(form, calls)}"
 
     def _from_name(self, form: CallForm, calls: CallRules) -> str:
-        """Calls from the first one's name on."""
+        """Calls from the first function's name on, in Lark; adds the rule `call`."""
         functions = " | ".join(
             f"{self.lark.text(name + form.before_arguments)} @arguments_{number}"
             for number, name in enumerate(calls.tools)
@@ -197,8 +197,9 @@ class _Answer:
         return "tagged"
 
     def _calls_or_text(self, form: CallForm, calls: CallRules) -> str:
-        """Where calls begin as JSON does, in text they would be anything; so they are the whole
-        answer, and another answer begins with something else."""
+        """Either calls alone, or text that does not start like a call.
+
+        For calls without a marker: within text, JSON cannot be told from a call."""
         head = (form.open + form.before_name)[0]
         self.rules += [
             *self.lark.free_text(self.opening),
@@ -208,14 +209,15 @@ class _Answer:
         return f"({self._calls(form, calls)} | text)"
 
     def _json_calls(self, form: CallForm, calls: CallRules) -> str | None:
-        """Calls that are JSON as a whole, as schemas; None where they are something else. Beside
-        JSON content, a text that begins as JSON does would exclude it."""
+        """Calls as JSON schemas; None if the calls are not JSON as a whole.
+
+        Beside JSON content, calls written as Lark text that starts like JSON would exclude it."""
         shape = _json_shape(form)
         if not isinstance(shape, dict | list):
             return None
         one = shape[0] if isinstance(shape, list) else shape
         schemas = [
-            # The $id keeps what the schema refers to as "#" within it.
+            # With an $id, "#" in the function's schema still refers to that schema.
             _shaped(one, name, {"$id": f"function:{number}", **self._arguments[number]})
             for number, name in enumerate(calls.tools)
         ]
@@ -235,8 +237,10 @@ class _Answer:
 
 
 def _constrains(calls: CallRules, content: str | None) -> bool:
-    """Whether the answer may not be whatever the model writes: calls that are not required may be,
-    as long as no other form of them is excluded."""
+    """Whether the rules for calls exclude any answer.
+
+    Optional calls without strict schemas do so beside content with a grammar, or if the form is
+    enforceable and only one call is allowed."""
     if calls.required or calls.strict:
         return True
     enforced = calls.parser.form is not None and not calls.parser.reads_reasoning
@@ -244,14 +248,16 @@ def _constrains(calls: CallRules, content: str | None) -> bool:
 
 
 def _marker(form: CallForm) -> str:
-    """The text that tells a reader that a call begins: up to white space or JSON. Empty where calls
-    begin with JSON."""
+    """The text that announces a call to a parser: up to white space or JSON. Empty if calls start
+    with JSON."""
     found = re.match(r"[^\s{]*", form.open.strip() or form.before_name)
     return found.group().rstrip("[") if found else ""
 
 
 def _arguments_schema(schema: object) -> dict[str, Any]:
-    """Arguments are an object, also where the schema leaves it open."""
+    """The schema of a function's arguments, narrowed to objects.
+
+    Raise GrammarError if it allows no object."""
     known = schema_of(schema)
     kind = known.get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):
@@ -267,8 +273,8 @@ NAME = "a function's name"
 
 
 def _json_shape(form: CallForm) -> object:
-    """One call as JSON, with NAME as its function and {} as its arguments; None where it is none.
-    Calls in an array are apart by commas."""
+    """One call as JSON, with NAME as the function and {} as the arguments; None if the form is not
+    JSON."""
     call = f"{form.before_name}{NAME}{form.before_arguments}{{}}{form.after_arguments}"
     try:
         return json.loads(f"{form.open}{call}{form.close}")
@@ -277,7 +283,7 @@ def _json_shape(form: CallForm) -> object:
 
 
 def _shaped(shape: object, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call of this function."""
+    """The schema of a call of function `name` whose JSON has this shape (see _json_shape)."""
     if shape == {}:
         return arguments
     if isinstance(shape, dict):

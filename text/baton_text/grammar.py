@@ -1,13 +1,13 @@
-"""Grammars: which tokens an answer may have next, so that it matches a JSON schema or a regex.
+"""Grammars: restrict an answer's next tokens so that it matches a JSON schema, regex or the like.
 
-    grammar_of   what a client asked for (see `Kind`) as the text of a grammar; the wire form
-    Grammars     compiles grammar texts for one tokenizer, and keeps the latest ones
-    Matcher      one answer's place in a grammar: a function of the answer's tokens alone
+    grammar_of   turns a client's constraint (see `Kind`) into grammar text, the form on the wire
+    Grammars     compiles grammar texts for one tokenizer and caches them
+    Matcher      the state of one answer in a grammar; it depends only on the answer's tokens
 
-llguidance does the parsing. A Matcher is never sent or stored: whoever takes over an answer makes
-one from the grammar's text and replays the tokens (0.1 ms per 200 tokens).
+llguidance does the parsing. A Matcher is never sent or stored: a node that takes over an answer
+creates one from the grammar text and replays the tokens (0.1 ms per 200 tokens).
 
-    GrammarError   a grammar cannot be compiled, or exceeds a limit; the message says where
+    GrammarError   a grammar does not compile or exceeds a limit; the message says where
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
-MAX_GRAMMAR_BYTES = 256 << 10  # of a schema, regex or grammar as a client writes it
-MAX_EBNF_BYTES = 16 << 10  # its translation to Lark takes time by the square of its length
-MAX_JSON_DEPTH = 64  # of objects and arrays in a schema
+MAX_GRAMMAR_BYTES = 256 << 10  # size of a client's schema, regex or grammar
+MAX_EBNF_BYTES = 16 << 10  # translation to Lark takes time quadratic in its length
+MAX_JSON_DEPTH = 64  # nesting levels of objects and arrays in a schema
 MAX_CHOICES = 1024
 MAX_COMPILE_S = 2.0
-COMPILED_KEPT = 64  # grammars per tokenizer
-# Unbounded whitespace between JSON tokens lets a model that has nothing to say run to max_tokens.
+COMPILED_KEPT = 64  # cached grammars per tokenizer
+# With unbounded whitespace between JSON tokens, a model may emit whitespace up to max_tokens.
 JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n\t]{0,2}",
 }
-# About 20 ms of work for a grammar, and 10 ms for a token: see llguidance's LLParserLimits. The
-# same everywhere: what one node takes, each takes.
+# About 20 ms of work per grammar and 10 ms per token, see llguidance's LLParserLimits. Equal on all
+# nodes, so that all accept the same grammars.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
@@ -54,24 +54,24 @@ LIMITS = LLParserLimits(
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be compiled; the message names the place or the limit."""
+    """A grammar does not compile or exceeds a limit; the message names the place or the limit."""
 
 
 def grammar_of(kind: Kind, value: Any, tokenizer: Tokenizer | None = None) -> str:
-    """The text of a grammar. `value` is, by kind:
+    """Return the text of a grammar. The meaning of `value` depends on `kind`:
 
     json            a JSON schema: an object, a boolean, or the text of either
-    json_object     ignored; any JSON object
+    json_object     ignored; the answer is any JSON object
     regex           a regular expression that the whole answer matches
-    choice          a list of strings, one of which is the answer
-    grammar         a grammar in Lark, or in EBNF (GBNF) where it holds "::="
+    choice          a list of strings; the answer is one of them
+    grammar         a grammar in Lark, or in EBNF (GBNF) if it contains "::="
     structural_tag  {"structures": [{"begin", "schema", "end"}], "triggers": [...]}: free text in
-                    which each trigger begins one of the structures
+                    which each trigger starts one of the structures
 
-    Without the model's tokenizer, a structural tag's texts are text: they do not match a token that
-    the model has for one of them.
+    Without the model's tokenizer, a structural tag's markers match only as text, never as an added
+    token of the model.
 
-    Raise GrammarError for a value of another form. `Grammars.check` says whether the grammar
+    Raise GrammarError for a value of another form. `Grammars.check` tests whether the grammar
     compiles.
     """
     match kind:
@@ -94,8 +94,9 @@ def _json(schema: dict[str, Any]) -> str:
 
 
 def schema_of(value: object) -> dict[str, Any]:
-    """The JSON schema that `value` is, or is the text of. Raise GrammarError for what is none, or
-    too large."""
+    """The JSON schema in `value`, which is a schema or its text.
+
+    Raise GrammarError if it is not a schema, too large, too deep, or false."""
     value = _loaded(value, "the schema")
     if value is True:
         return {}
@@ -106,13 +107,13 @@ def schema_of(value: object) -> dict[str, Any]:
     _check_parts(value)
     try:
         check_size(json.dumps(value, ensure_ascii=False, allow_nan=False))
-    except ValueError as error:  # a lone surrogate among them
+    except ValueError as error:  # includes UnicodeEncodeError for a lone surrogate
         raise GrammarError(f"the schema is no JSON: {error}") from None
     return value
 
 
 def _loaded(value: object, what: str) -> object:
-    """JSON may come as text."""
+    """Parse `value` if it is JSON text, else return it as it is."""
     if not isinstance(value, str):
         return value
     check_size(value)
@@ -123,9 +124,10 @@ def _loaded(value: object, what: str) -> object:
 
 
 def _check_parts(value: object) -> None:
-    """Raise GrammarError where objects and arrays are nested too deep, and for what llguidance
-    reads as something else. Without recursion."""
-    # Up to draft 7 an $id beside a $ref means nothing; llguidance heeds it in each draft.
+    """Raise GrammarError for too deep nesting and for parts that llguidance misreads.
+
+    Not recursive, so that deep nesting cannot exhaust the stack."""
+    # Up to draft 7, an $id beside a $ref is ignored; llguidance applies it in every draft.
     older = isinstance(value, dict) and "json-schema.org/draft-0" in str(value.get("$schema"))
     level, depth = [value], 0
     while level:
@@ -164,7 +166,7 @@ def _lark(text: str) -> str:
             raise GrammarError(f"{size} bytes of EBNF; at most {MAX_EBNF_BYTES}, or use Lark")
         try:
             text = any_to_lark(text)
-        except Exception as error:  # the converter raises what its parser happens to raise
+        except Exception as error:  # the converter raises exceptions of any type
             raise GrammarError(f"the EBNF grammar cannot be read: {error}") from None
     return str(LLMatcher.grammar_from_lark(text))
 
@@ -187,7 +189,7 @@ def _structural_tag(value: object, lark: Lark) -> str:
 
 
 def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, str]:
-    """Its trigger, and what follows on that, in Lark."""
+    """The structure's trigger, and the Lark expression that follows the trigger."""
     if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
         raise GrammarError(f"a structure needs the text `begin`, {_shown(structure)} has none")
     begin, end = structure["begin"], structure.get("end", "")
@@ -198,7 +200,7 @@ def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, s
         raise GrammarError(f"the structure {begin!r} begins with none of the triggers {triggers}")
     token = lark.leading_token(begin)
     if token:
-        trigger = token  # also where the trigger is a part of it
+        trigger = token  # even if the trigger is a prefix of the token
     elif lark.has_token(trigger):
         raise GrammarError(
             f"the trigger {trigger!r} holds a token of the model behind text; begin with the token"
@@ -217,8 +219,8 @@ def _text(value: object, what: str) -> str:
 
 
 def grammars_in(grammar: str) -> list[dict[str, Any]]:
-    """The parts of a grammar's text, the first of which refers to the others by name; each is a
-    JSON schema or in Lark."""
+    """The parts of a grammar's text, each a JSON schema or Lark. The first part is the start and
+    refers to the others by name. Raise GrammarError for unreadable text."""
     if not grammar.lstrip().startswith("{"):
         return [{"lark_grammar": grammar}]
     try:
@@ -229,14 +231,14 @@ def grammars_in(grammar: str) -> list[dict[str, Any]]:
 
 
 def validate(grammar: str) -> None:
-    """Raise GrammarError where it cannot be compiled with any tokenizer."""
+    """Raise GrammarError if the grammar is invalid for every tokenizer."""
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     if wrong:
         raise GrammarError(_first_line(messages[0]))
 
 
 def check_size(text: str) -> None:
-    """Raise GrammarError where it is too large for a grammar."""
+    """Raise GrammarError if `text` exceeds MAX_GRAMMAR_BYTES."""
     size = len(text.encode())
     if size > MAX_GRAMMAR_BYTES:
         raise GrammarError(f"{size} bytes of grammar; at most {MAX_GRAMMAR_BYTES}")
@@ -248,8 +250,10 @@ def _shown(value: object) -> str:
 
 
 class Matcher:
-    """Where one answer is in its grammar. `accept` takes its tokens in order, `mask` says what may
-    follow. Not thread-safe; `copy` is cheap."""
+    """The state of one answer in its grammar.
+
+    `accept` consumes the answer's tokens in order; `mask` returns the tokens that may follow. Not
+    thread-safe; `copy` is cheap."""
 
     __slots__ = ("_matcher",)
 
@@ -260,39 +264,44 @@ class Matcher:
         return Matcher(self._matcher.deep_copy())
 
     def accept(self, ids: Sequence[int]) -> bool:
-        """Whether all `ids` match. After False the matcher is of no more use: it is `stopped`."""
+        """Consume `ids`; return whether all match. After False the matcher is `stopped`."""
         return bool(self._matcher.consume_tokens(list(ids)))
 
     def accepted(self, ids: Sequence[int]) -> int:
-        """How many leading `ids` would match; nothing changes."""
+        """How many leading `ids` would match; does not consume them."""
         return int(self._matcher.validate_tokens(list(ids)))
 
     @property
     def stopped(self) -> bool:
-        """Nothing but EOS may follow."""
+        """Whether only EOS may follow."""
         return bool(self._matcher.is_stopped())
 
     @property
     def complete(self) -> bool:
-        """The answer may end here."""
+        """Whether the answer may end here."""
         return bool(self._matcher.is_accepting())
 
     @property
     def error(self) -> str:
-        """Why the matcher can go no further although the answer is not complete; "" if it can."""
+        """Why the matcher cannot continue; "" unless it failed."""
         return str(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def mask(self) -> bytes:
-        """One bit per id, least significant first: 1 if it may follow. Whole 32-bit words, for the
-        vocabulary and up to 32 ids more; EOS is allowed where the answer may end."""
+        """One bit per id, least significant bit first: 1 if the id may follow.
+
+        Padded to 32-bit words, for the vocabulary and up to 32 more ids. EOS is set if the answer
+        may end here."""
         return bytes(self._matcher.compute_bitmask())
 
 
 class Grammars:
-    """Compiled grammars of one tokenizer, the `COMPILED_KEPT` used last. Thread-safe.
+    """An LRU cache of `COMPILED_KEPT` compiled grammars for one tokenizer. Thread-safe.
 
-    `vocab_size` is the number of logits, which may be more than the tokenizer has ids. Counters:
-    `compiled`, `hits`, and `compile_s`, the seconds that compiling took in all."""
+    vocab_size      number of logits, which may exceed the tokenizer's number of ids
+    max_compile_s   limit that `check` enforces, in seconds
+    compiled, hits  counters of compiled grammars and cache hits
+    compile_s       total time spent compiling, in seconds
+    """
 
     def __init__(
         self,
@@ -307,14 +316,14 @@ class Grammars:
         )
         self._max_compile_s = max_compile_s
         self._lock = Lock()
-        # With the seconds that each took.
+        # Grammar text -> its matcher and compile time in seconds, least recently used first.
         self._kept: OrderedDict[str, tuple[Matcher, float]] = OrderedDict()
         self.compiled = 0
         self.hits = 0
         self.compile_s = 0.0
 
     def known(self, grammar: str) -> Matcher | None:
-        """A fresh Matcher if the grammar is compiled already; never blocks."""
+        """A fresh Matcher if the grammar is cached, else None. Does not compile."""
         with self._lock:
             found = self._kept.get(grammar)
             if found is None:
@@ -324,16 +333,16 @@ class Grammars:
             return found[0].copy()
 
     def matcher(self, grammar: str) -> Matcher:
-        """A fresh Matcher at the beginning of `grammar`; compiles it if need be, without Python's
-        lock. Raise GrammarError."""
+        """A fresh Matcher at the start of `grammar`. Compiles on a cache miss, with the GIL
+        released. Raise GrammarError if the grammar does not compile."""
         return self.known(grammar) or self._compile(grammar)[0]
 
     def _compile(self, grammar: str) -> tuple[Matcher, float]:
-        """A fresh Matcher, and the seconds that compiling took."""
+        """Compile and cache `grammar`; return a fresh Matcher and the compile time in seconds."""
         begun = time.perf_counter()
         text = _unforced(grammar) if self._lark.has_token(grammar) else grammar
         made = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
-        made.compute_bitmask()  # a lexer is built when it is first asked
+        made.compute_bitmask()  # builds the lexer, which is lazy
         if made.is_error():
             raise GrammarError(_first_line(made.get_error()))
         taken = time.perf_counter() - begun
@@ -346,7 +355,8 @@ class Grammars:
         return Matcher(made), taken
 
     def check(self, grammar: str) -> None:
-        """Raise GrammarError unless `grammar` compiles within `max_compile_s`. Blocks meanwhile."""
+        """Raise GrammarError unless `grammar` compiles within `max_compile_s`. Blocks while it
+        compiles."""
         with self._lock:
             kept = self._kept.get(grammar)
         _, taken = kept or self._compile(grammar)
@@ -357,9 +367,11 @@ class Grammars:
 
 
 def _unforced(grammar: str) -> str:
-    """The same answers, for a grammar that has a token's text in it. Where only one text may
-    follow, llguidance allows its first token alone as the tokenizer would cut it, and that one is
-    a token which text does not match: no token at all could follow."""
+    """The same grammar with llguidance's forcing switched off, for a grammar that contains the text
+    of an added token.
+
+    When only one text may follow, llguidance forces the first token into which the tokenizer splits
+    it. If that is an added token, which text does not match, no token could follow at all."""
     first, *others = grammars_in(grammar)
     option = '%llguidance {"no_forcing": true}'
     if "lark_grammar" in first:
@@ -371,5 +383,5 @@ def _unforced(grammar: str) -> str:
 
 
 def _first_line(error: str) -> str:
-    """llguidance's message without the dump of its state."""
+    """llguidance's message without its state dump."""
     return error.split("\n<state>")[0].strip()

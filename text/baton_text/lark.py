@@ -1,10 +1,10 @@
-"""Texts and free text of one tokenizer, written in Lark.
+"""Write literal text and free text as Lark rules for one tokenizer.
 
-llguidance keeps added tokens (special ones, and those of the form <...>) apart from text: text
-never matches such a token, and a token is written by its id. What stands here turns a marker into
-whatever it is for the model.
+In llguidance, text never matches an added token (a special one, or one of the form <...>); a
+grammar names such a token by its id. Lark writes a marker as a token or as text, depending on the
+model's tokenizer.
 
-    Lark   writes texts, and free text in which triggers begin something; for one tokenizer or none
+    Lark   writes literal text, and free text in which triggers start a structure
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton_text.tokenizer import Tokenizer
 
 
 class Lark:
-    """Without a tokenizer, all is text."""
+    """Writes Lark for one tokenizer. Without a tokenizer, everything is text."""
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self._eos = frozenset(tokenizer.eos_ids) if tokenizer else frozenset[int]()
@@ -36,16 +36,16 @@ class Lark:
         return text in self._tokens
 
     def leading_token(self, text: str) -> str:
-        """The token that the text begins with, as text; empty if there is none."""
+        """The text of the added token that `text` starts with; empty if there is none."""
         found = self._token.match(text)
         return found.group() if found else ""
 
     def has_token(self, text: str) -> bool:
-        """Whether there is one in the text."""
+        """Whether `text` contains an added token."""
         return self._token.search(text) is not None
 
     def text(self, text: str) -> str:
-        """Exactly this text, with its tokens as tokens; empty for no text."""
+        """Exactly this text, its added tokens written as ids; empty for empty text."""
         written, at = list[str](), 0
         for found in self._token.finditer(text):
             written += [_quoted(text[at : found.start()]), f"<[{self._tokens[found.group()]}]>"]
@@ -53,14 +53,17 @@ class Lark:
         return " ".join(filter(None, [*written, _quoted(text[at:])]))
 
     def any_token(self, *without: str) -> str:
-        """One token of whatever kind, but no end of the answer and none of these."""
+        """Any one token except EOS and the tokens in `without`."""
         ids = self._eos.union(self._tokens[text] for text in without if text in self._tokens)
         return f"<[^{_ranges(sorted(ids))}]>" if ids else "<[*]>"
 
     def free_text(self, opening: str = "", triggers: Collection[str] = ()) -> list[str]:
-        """Rules, of which `free` is a piece of text or a token that no text matches, to be
-        repeated. SOME is such a piece, ANY may be empty, too. No piece begins with `opening`, and
-        none is a token of `opening` and `triggers`."""
+        """Rules for free text, which is `free*`.
+
+        free    a piece of text, or an added token other than `opening` and `triggers`
+        SOME    a piece of text that does not start with `opening`
+        ANY     like SOME, or empty
+        """
         taken = self._eos.union(self._tokens.get(text, -1) for text in (opening, *triggers))
         kept = sorted(set(self._tokens.values()) - taken)
         but = " & ~OPENED" if opening else ""
@@ -74,12 +77,13 @@ class Lark:
     def tagged(
         self, tags: Sequence[tuple[str, str]], *, many: bool = True, opening: str = ""
     ) -> list[str]:
-        """Rules, of which `tagged` is free text in which each trigger begins what stands beside it,
-        in Lark: `tags` are (trigger, what follows). Not `many`: the first one ends the answer.
-        `opening`: see free_text.
+        """Rules for `tagged`: free text in which each trigger must be followed by a structure.
 
-        A trigger that begins with a token begins at that token. It is seen as text, too, since a
-        reader of the text cannot tell.
+        `tags` are pairs of a trigger and the Lark expression that follows it. Unless `many`, the
+        first structure ends the answer. `opening`: see free_text.
+
+        If a trigger starts with an added token, that token alone triggers the structure. The same
+        text without the token does so too, because a parser sees only text.
         """
         tokens = [self.leading_token(trigger) for trigger, _ in tags]
         rules = self.free_text(opening, tokens)
