@@ -357,7 +357,7 @@ def test_an_answer_matches_what_was_asked_for(llm: LLM, temperature: float) -> N
         ({"regex": "a", "choice": ["b"]}, "2 are given"),
         ({"json": {"type": "objekt"}}, "objekt"),
         ({"regex": "("}, "unclosed group"),
-        ({"choice": []}, "one string at least"),
+        ({"choice": []}, "at least one string"),
     ],
 )
 def test_what_no_answer_can_match_is_refused(

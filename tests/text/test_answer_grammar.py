@@ -1,4 +1,4 @@
-"""Grammars of whole answers: what they accept, and that parsers read what they let through."""
+"""Grammars of whole answers: what they accept, and that parsers can read the accepted answers."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def allowed(matcher: Matcher) -> set[int]:
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize(("rules", "text", "end"), ANSWERS)
-def test_an_answer_is_accepted_up_to_where_it_breaks_its_rules(
+def test_an_answer_is_accepted_until_it_breaks_its_rules(
     tokenizer: str, rules: str, text: str, end: End
 ) -> None:
     matcher = matcher_of(tokenizer, **RULES[rules])
@@ -218,7 +218,7 @@ def test_an_answer_is_accepted_up_to_where_it_breaks_its_rules(
         {"calls": calls(replace(HERMES, form=None), parallel=False), "reasoning": THINK},
     ],
 )
-def test_where_nothing_is_asked_for_there_is_no_grammar(rules: dict[str, Any]) -> None:
+def test_without_constraints_there_is_no_grammar(rules: dict[str, Any]) -> None:
     assert answer_grammar(TOKENIZERS["markers"], **rules) is None
 
 
@@ -238,14 +238,14 @@ BIG = {"type": "object", "properties": {"a": {"not": {}}}}
         ("markers", {"budget": 5}, "needs a reasoning parser"),
     ],
 )
-def test_what_cannot_be_enforced_says_why(
+def test_the_error_says_why_rules_cannot_be_enforced(
     tokenizer: str, rules: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(GrammarError, match=message):
         answer_grammar(TOKENIZERS[tokenizer], **rules)
 
 
-def test_a_schema_that_is_not_enforced_may_be_one_that_cannot_be() -> None:
+def test_an_unsupported_schema_is_accepted_if_it_is_not_enforced() -> None:
     rules = CallRules(HERMES, {"f": BIG, "weather": WEATHER}, strict=STRICT)
     matcher = matcher_of("bytes", calls=rules)
     assert matcher.accept(OSLO.replace("weather", "f").encode())
@@ -273,8 +273,8 @@ def test_reasoning_may_end_before_its_budget_and_need_not_begin() -> None:
 
 
 @pytest.mark.parametrize("kind", ["choice", "json"])
-def test_text_that_spells_a_token_can_be_written(kind: Literal["choice", "json"]) -> None:
-    """What may follow is accepted, although the tokenizer would cut the text at the token."""
+def test_text_that_spells_a_token_can_be_generated(kind: Literal["choice", "json"]) -> None:
+    """The mask is not empty, although the tokenizer would encode the text to the token."""
     text = "a<think>b[TOOL_CALLS]"
     value = [text] if kind == "choice" else {"const": text}
     matcher = grammars("markers").matcher(grammar_of(kind, value))
@@ -289,7 +289,7 @@ def test_text_that_spells_a_token_can_be_written(kind: Literal["choice", "json"]
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("rules", [{"strict": STRICT}, {"required": True}])
 def test_no_call_begins_within_reasoning(tokenizer: str, rules: dict[str, Any]) -> None:
-    """Some readers take it for the reasoning's end."""
+    """Some parsers end reasoning at a call."""
     matcher = matcher_of(tokenizer, calls=calls(**rules), reasoning=THINK, begun=True)
     ids = ids_of(tokenizer, "Try <tool_call>")
     assert matcher.accepted(ids) == len(ids) - 1
@@ -327,14 +327,14 @@ def test_a_structural_tag_begins_with_the_models_own_tokens(
     assert not refused or matcher.accepted(ids_of(tokenizer, refused)) == 0
 
 
-def test_a_structural_tags_trigger_may_not_hold_a_token_behind_text() -> None:
+def test_a_structural_tags_trigger_must_not_have_a_token_after_text() -> None:
     tag = {"structures": [{"begin": "x<think>"}], "triggers": ["x<think>"]}
-    with pytest.raises(GrammarError, match="behind text"):
+    with pytest.raises(GrammarError, match="after text"):
         grammar_of("structural_tag", tag, TOKENIZERS["markers"])
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-def test_what_counts_as_a_token_is_what_no_text_matches(tokenizer: str) -> None:
+def test_lark_tokens_are_the_tokens_that_no_text_matches(tokenizer: str) -> None:
     one = TOKENIZERS[tokenizer]
     text = grammars(tokenizer).matcher(grammar_of("regex", "(?s:.+)"))
     lark = Lark(one)
@@ -382,7 +382,7 @@ def read(
     tokenizer: str, ids: list[int], parser: ToolParser, reasoning: ReasoningParser | None,
     begun: bool, tools: Tools,
 ) -> tuple[str, list[tuple[str, str]]]:  # fmt: skip
-    """Content and calls, as a client gets them."""
+    """The content and calls that a client receives."""
     special = parser.reads_special or bool(reasoning and reasoning.reads_special)
     text = TOKENIZERS[tokenizer].decode(ids, skip_special_tokens=not special)
     one = reader(tools, parser, reasoning, begun=begun)
@@ -414,7 +414,7 @@ ENFORCED = {name: parser for name, parser in TOOL_PARSERS.items() if parser.form
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("name", ENFORCED)
 @pytest.mark.parametrize("walks", WALKS)
-def test_what_the_masks_let_through_is_read_as_calls_that_match(
+def test_random_answers_within_the_masks_are_read_as_calls_that_match(
     walks: str, name: str, tokenizer: str
 ) -> None:
     parser, rules = ENFORCED[name], dict(WALKS[walks])

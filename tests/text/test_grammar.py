@@ -86,17 +86,17 @@ def test_a_text_matches_or_not(
         ("json", {"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ("json", [1], r"not \[1\]"),
         ("json", False, "no answer matches"),
-        ("json", "{", "no JSON"),
+        ("json", "{", "not valid JSON"),
         ("json", NESTED, "deeper than 64"),
         ("json", {"const": 2**64}, "more than 64 bits"),
-        ("json", '{"const": "\\ud800"}', "no JSON"),
-        ("json", '{"const": NaN}', "no JSON"),
+        ("json", '{"const": "\\ud800"}', "not valid JSON"),
+        ("json", '{"const": NaN}', "not valid JSON"),
         ("json", OLDER, "beside a"),
         ("regex", "(a", "unclosed group"),
-        ("regex", "", "not empty"),
+        ("regex", "", "non-empty"),
         ("regex", "a" * (MAX_GRAMMAR_BYTES + 1), str(MAX_GRAMMAR_BYTES)),
-        ("choice", [], "one string at least"),
-        ("choice", ["a", ""], "not empty"),
+        ("choice", [], "at least one string"),
+        ("choice", ["a", ""], "non-empty"),
         ("choice", ["a"] * 2000, "at most 1024"),
         ("grammar", "start: missing", "missing"),
         ("grammar", "root ::= (", "EBNF"),
@@ -112,14 +112,14 @@ def test_a_text_matches_or_not(
         ),
     ],
 )
-def test_what_cannot_be_compiled_says_why(
+def test_the_error_says_why_a_grammar_does_not_compile(
     grammars: Grammars, kind: Kind, value: Any, message: str
 ) -> None:
     with pytest.raises(GrammarError, match=message):
         grammars.check(grammar_of(kind, value))
 
 
-def test_only_what_matches_may_follow_and_the_end_where_the_text_is_complete(
+def test_the_mask_allows_matching_tokens_and_eos_after_a_complete_text(
     grammars: Grammars,
 ) -> None:
     matcher = grammars.matcher(grammar_of("regex", "ab?"))
@@ -138,8 +138,8 @@ def test_whitespace_between_json_tokens_is_bounded(grammars: Grammars) -> None:
     assert allowed(matcher) == {ord('"')}
 
 
-def test_a_matcher_is_a_function_of_the_tokens(grammars: Grammars) -> None:
-    """However the tokens come: one by one, at once, or into a copy."""
+def test_a_matcher_depends_only_on_the_tokens(grammars: Grammars) -> None:
+    """Tokens may arrive one by one, all at once, or in a copy of the matcher."""
     text = b'{"name": "Ann", "age'
     steps = grammars.matcher(grammar_of("json", PERSON))
     for place in range(len(text)):
@@ -159,7 +159,7 @@ def test_a_token_that_does_not_match_stops_the_matcher(grammars: Grammars) -> No
     assert matcher.stopped
 
 
-def test_the_grammars_used_last_are_kept() -> None:
+def test_the_most_recently_used_grammars_are_cached() -> None:
     grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
     texts = [grammar_of("regex", f"a{{{count}}}") for count in range(1, COMPILED_KEPT + 2)]
     for text in texts:
@@ -171,10 +171,10 @@ def test_the_grammars_used_last_are_kept() -> None:
     assert grammars.compiled == COMPILED_KEPT + 1
 
 
-def test_what_takes_too_long_to_compile_is_refused_each_time() -> None:
+def test_a_grammar_that_compiles_too_slowly_is_refused_each_time() -> None:
     grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()), max_compile_s=0.0)
     for _ in range(2):
-        with pytest.raises(GrammarError, match="at most 0 s"):
+        with pytest.raises(GrammarError, match="limit is 0 s"):
             grammars.check(grammar_of("regex", "[a-z]{3}"))
 
 

@@ -1,18 +1,22 @@
-"""Text to ids and back, without torch and without transformers.
+"""Convert text to ids and back, without torch or transformers.
 
-In: a model's small files ("artifacts"), messages, ids. Out: prompts as ids, and text as it may be
-shown while ids arrive. The router uses it to tokenize once, nodes to detokenize, the engine for its
-offline API; importing transformers instead would cost each of them 3 s and 750 MiB.
+In: a model's small files ("artifacts"), messages, ids. Out: prompts as ids, and text that can be
+streamed while ids arrive. The router tokenizes with it, nodes detokenize, and the engine uses it in
+its offline API. Importing transformers instead would cost each of them 3 s and 750 MiB.
 
-    artifacts    which files of a model folder text needs; the simulated engine's own set
-    bytelevel    byte-level BPE's alphabet: one printable character per byte
-    pieces       what bytes one token stands for, for the decoders that language models use
-    tokenizer    Tokenizer: encode, decode, EOS ids
-    chat         ChatTemplate: messages to prompt
-    detokenizer  E(ids, stop): text that may be shown once these ids are known, and its increments
-    offsets      where in a text the text of each token begins
-    grammar      which tokens may come next, so that an answer matches a schema or a regex
-    parsers/     what a model wrote, told apart: reasoning, content, calls of functions
-    logprobs     log-probabilities with their tokens' texts
-    defaults     sampling defaults of generation_config.json
+    artifacts       reads the files that text needs from a model folder; makes the simulated
+                    engine's files
+    bytelevel       the alphabet of byte-level BPE: one printable character per byte
+    pieces          the bytes of one token, for the decoders that language models use
+    tokenizer       Tokenizer: encode, decode, EOS ids
+    division        finds places at which a long text can be divided and encoded in parts
+    chat            ChatTemplate: messages to prompt
+    detokenizer     E(ids, stop): text that may be shown for these ids, and its increments
+    offsets         the position of each token's text in a text
+    grammar         the tokens that may come next, so that an answer matches a schema or a regex
+    lark            literal text and free text as Lark rules for one tokenizer
+    answer_grammar  the grammar of a whole answer: reasoning, content, function calls
+    parsers/        splits an answer into reasoning, content and function calls
+    logprobs        adds token texts to log-probabilities
+    defaults        sampling defaults of generation_config.json
 """

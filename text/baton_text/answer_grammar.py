@@ -146,7 +146,7 @@ class _Answer:
         # One token opens messages of every kind, so in free text it does not announce a call.
         if form is None or (calls.parser.reads_reasoning and not calls.required):
             raise GrammarError(
-                f"calls in the form of {calls.parser.name!r} cannot be enforced"
+                f"the call format {calls.parser.name!r} cannot be enforced"
                 + (", unless one is required" if form is not None else "")
             )
         self._add_arguments(calls)
@@ -261,7 +261,7 @@ def _arguments_schema(schema: object) -> dict[str, Any]:
     known = schema_of(schema)
     kind = known.get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):
-        raise GrammarError(f"arguments are an object; the schema's type is {kind!r}")
+        raise GrammarError(f"arguments must be an object; the schema's type is {kind!r}")
     return {**known, "type": "object"}
 
 

@@ -1,8 +1,8 @@
-"""A model's small files, as the bytes a node serves and a router fetches by digest.
+"""A model's small files as bytes: nodes serve them, and routers fetch them by digest.
 
-In: a model folder, or nothing (the simulated engine's byte tokenizer). Out: file name -> bytes.
+In: a model folder, or nothing for the simulated engine's byte tokenizer. Out: file name -> bytes.
 
-    ArtifactError   a file is missing or is not what its name says; the message names it
+    ArtifactError   a file is missing, unreadable or invalid; the message names it
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GENERATION_CONFIG = "generation_config.json"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
-# No file of the folder: what a node was told about its model, see parsers.registry.
+# Not in the model folder: the parsers that the node's flags select, see parsers.registry.
 BATON = "baton.json"
 OPTIONAL = (TOKENIZER_CONFIG, CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE)
 
@@ -45,7 +45,7 @@ BYTE_EOS_ID = 257
 BYTE_PAD_ID = 258
 BYTE_VOCAB_SIZE = 259
 _BYTE_SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>")
-# Tools and calls as in the Hermes family, so that its parser reads the answers.
+# Tools and calls look like the Hermes family's, so the Hermes parser reads the answers.
 _BYTE_TEMPLATE = """\
 {{ bos_token }}{% if tools %}
 [tools]
@@ -82,10 +82,10 @@ def digest(data: bytes) -> str:
 
 
 def read_artifacts(folder: Path, chat_template: Path | str | None = None) -> dict[str, bytes]:
-    """The files text needs from a Hugging Face folder; raises ArtifactError.
+    """Read the tokenizer, configs and templates of a Hugging Face folder. Raises ArtifactError.
 
-    `chat_template` replaces all templates of the model: a file's path, or the template itself if
-    it is a string with a "{" in it.
+    `chat_template` replaces all templates of the model. It is a file's path, or the template itself
+    if it is a string that contains "{".
     """
     path = folder / TOKENIZER
     if not path.is_file():
@@ -115,7 +115,7 @@ def _with_template(found: Mapping[str, bytes], template: Path | str) -> dict[str
 
 
 def load_json(artifacts: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing. Raises ArtifactError for anything else."""
+    """Parse an artifact as a JSON object; empty if missing. Raise ArtifactError if invalid."""
     data = artifacts.get(name)
     if data is None:
         return {}
@@ -129,10 +129,10 @@ def load_json(artifacts: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def special_tokens(artifacts: Mapping[str, bytes]) -> dict[str, str]:
-    """bos_token, eos_token, ... -> their text, as templates may name them.
+    """Map the names that templates use (bos_token, eos_token, ...) to the tokens' texts.
 
-    special_tokens_map.json is of older models: it counts, and first, unless tokenizer_config.json
-    lists its added tokens (transformers' rule).
+    As in transformers, special_tokens_map.json of older models overrides tokenizer_config.json,
+    unless the latter has added_tokens_decoder.
     """
     config = load_json(artifacts, TOKENIZER_CONFIG)
     older = {} if "added_tokens_decoder" in config else load_json(artifacts, SPECIAL_TOKENS_MAP)
@@ -142,7 +142,7 @@ def special_tokens(artifacts: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def token_content(value: object) -> str | None:
-    """A token is written as its text, or as an object with `content`."""
+    """The text of a token, which is a string or an object with `content`; None for others."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -153,7 +153,8 @@ def byte_artifacts(
 ) -> dict[str, bytes]:
     """Artifacts of the simulated engine: 256 byte tokens (id = byte), BOS, EOS, PAD.
 
-    A larger `vocab_size` means ids that stand for nothing. The same arguments give the same bytes.
+    With a larger `vocab_size`, the further ids have no token. Deterministic: equal arguments give
+    equal bytes. Raise ArtifactError for a smaller one.
     """
     if vocab_size < BYTE_VOCAB_SIZE:
         raise ArtifactError(f"vocab_size is {vocab_size}; the byte tokenizer has {BYTE_VOCAB_SIZE}")

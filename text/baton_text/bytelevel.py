@@ -1,6 +1,6 @@
-"""Byte-level BPE spells every byte as one printable character; this is that alphabet.
+"""The alphabet of byte-level BPE, which spells every byte as one printable character.
 
-Bytes that are printable in Latin-1 stand for themselves, the other 68 are numbered from U+0100 on.
+Bytes that are printable in Latin-1 stand for themselves; the other 68 map to U+0100 and up.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Messages to prompt text, by the model's own template.
+"""Render messages to prompt text with the model's chat template.
 
-In: artifacts with a template (chat_template.jinja, more of them beside it, or tokenizer_config's),
-then messages as a client sent them. Out: the prompt's text, the same as transformers renders.
+In: artifacts with templates (chat_template.jinja, additional_chat_templates, or chat_template in
+tokenizer_config.json), then a client's messages. Out: the prompt text that transformers renders.
 
-Templates come with the model and run in a sandbox that cannot change what it is given; they see
-messages, tools, documents, the special tokens by name and what the client passes as
-`chat_template_kwargs`. A client cannot bring a template.
+Templates come with the model and run in a sandbox that cannot modify its inputs. They see messages,
+tools, documents, the special tokens by name and the client's `chat_template_kwargs`. A client
+cannot supply a template.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from baton_text.artifacts import (
 
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
-# Arguments of our own; a client's chat_template_kwargs must not stand in for them.
+# Arguments that the server sets; chat_template_kwargs must not override them.
 RESERVED = (
     *("messages", "tools", "add_generation_prompt", "continue_final_message"),
     *("chat_template", "tokenize"),
 )
-# Marks where the last message's text ends. It ends with a space, to see whether a template trims.
+# Marks the end of the last message. Its trailing space shows whether the template trims.
 _HERE = "CONTINUE_FINAL_MESSAGE_HERE "
-# What a template written for other messages raises.
+# Exceptions from a template that does not support the messages.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
     TypeError,
@@ -53,8 +53,12 @@ _TEMPLATE_FAULTS = (
 
 
 class ChatTemplate:
-    """The templates of one model: name -> compiled template. Safe to share between threads.
-    `source` is the text of all of them, which shows how the model writes calls and reasoning."""
+    """The chat templates of one model. Threads can share it.
+
+    templates   name -> compiled template
+    special     name -> text of the special tokens
+    source      text of all templates; it shows how the model writes calls and reasoning
+    """
 
     def __init__(
         self,
@@ -72,8 +76,9 @@ class ChatTemplate:
         artifacts: Mapping[str, bytes],
         now: Callable[[], datetime] = datetime.now,
     ) -> ChatTemplate:
-        """A model without a template is fine until one is rendered. `now` is what `strftime_now`
-        tells. Raises ArtifactError for a template with a syntax error."""
+        """Compile the templates. A model without a template fails only when `render` is called.
+
+        `now` returns the time for `strftime_now`. Raises ArtifactError for a syntax error."""
         environment = _environment(now)
         templates = {}
         sources = _sources(artifacts)
@@ -96,12 +101,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text; to be encoded without adding special tokens.
+        """Return the prompt text. Encode it without adding special tokens.
 
-        With `continue_final_message` it ends where the last message's content ends, so that the
-        model goes on with that message; there is then no `add_generation_prompt`. `kwargs` are the
-        client's chat_template_kwargs. Raises InvalidRequest if the template refuses the messages or
-        there is none.
+        With `continue_final_message`, the text ends with the last message's content, so that the
+        model continues that message; do not combine it with `add_generation_prompt`. `kwargs` are
+        the client's chat_template_kwargs. Raises InvalidRequest if the template refuses the
+        messages, if there is no template, or if the last message cannot be continued.
         """
         for name in RESERVED:
             if name in kwargs:
@@ -111,7 +116,7 @@ class ChatTemplate:
                 )
         if not messages:
             raise InvalidRequest("messages is empty", param="messages")
-        # As transformers: {"content": null} is a message without content.
+        # As in transformers, {"content": null} means a message without content.
         present = [{k: v for k, v in each.items() if v is not None} for each in messages]
         final = present[-1].get("content")
         if continue_final_message:
@@ -127,7 +132,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            # One dict: as keywords, a client's "self" would be render()'s own.
+            # Pass one dict: as a keyword, a client's "self" would clash with render()'s.
             text = self._choose(tools).render(values)
         except _TEMPLATE_FAULTS as error:
             raise InvalidRequest(
@@ -147,8 +152,10 @@ class ChatTemplate:
 
 
 def _cut_after(final: str, text: str) -> str:
-    """The rendered text up to the mark behind the last message's content, as transformers cuts it:
-    where the template trims the content, without white space before the mark."""
+    """The rendered text up to the mark after the last message's content, as in transformers.
+
+    If the template trims the content, white space before the mark is dropped, too. Raise
+    InvalidRequest if the template changes the content."""
     at = text.rfind(_HERE.rstrip())
     if at < 0 or final.strip() not in text:
         raise _not_continued("the model's chat template does not show the last message as it is")
@@ -163,7 +170,7 @@ def _not_continued(why: str) -> InvalidRequest:
 
 
 def _sources(artifacts: Mapping[str, bytes]) -> dict[str, str]:
-    """Template name -> source. Files beside the tokenizer win over tokenizer_config.json's."""
+    """Template name -> source. Template files override those in tokenizer_config.json."""
     found: dict[str, str] = {}
     prefix = f"{MORE_TEMPLATES}/"
     for name, data in artifacts.items():
@@ -182,7 +189,7 @@ def _sources(artifacts: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    """jinja2 as transformers sets it up, so that templates see the names they expect."""
+    """A jinja2 environment with the filters and globals that transformers provides."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -197,7 +204,7 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        # jinja's own escapes HTML and non-ASCII characters; models were trained on neither.
+        # jinja2's tojson escapes HTML and non-ASCII characters, which models do not expect.
         return json.dumps(
             value,
             ensure_ascii=ensure_ascii,
@@ -218,7 +225,7 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(Extension):
-    """{% generation %}...{% endgeneration %} marks assistant text for training; here, a scope."""
+    """{% generation %}...{% endgeneration %} marks text for training; here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 

@@ -1,7 +1,7 @@
-"""Sampling defaults that a model's author left in generation_config.json.
+"""Sampling defaults from a model's generation_config.json.
 
-As vLLM does: the values are defaults for what a request leaves open, and `do_sample` is ignored
-(a request says so itself, by temperature 0).
+As in vLLM, the values apply to fields that a request leaves unset, and `do_sample` is ignored
+(a request disables sampling with temperature 0).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _COUNTS = ("top_k", "max_tokens")
 
 
 def generation_defaults(artifacts: Mapping[str, bytes]) -> dict[str, float | int]:
-    """Fields of SamplingParams, by name; only those that the file sets."""
+    """The SamplingParams fields that generation_config.json sets, by name.
+
+    Raise ArtifactError for a value that is not a number or exceeds MOST."""
     config = load_json(artifacts, GENERATION_CONFIG)
     found: dict[str, float | int] = {}
     for theirs, ours in _NAMES.items():
@@ -33,7 +35,7 @@ def generation_defaults(artifacts: Mapping[str, bytes]) -> dict[str, float | int
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArtifactError(f"{GENERATION_CONFIG}: {theirs} is {value!r}, not a number")
-        if not abs(value) <= MOST:  # NaN is not either
+        if not abs(value) <= MOST:  # also False for NaN
             raise ArtifactError(f"{GENERATION_CONFIG}: {theirs} is {value!r}")
         found[ours] = int(value) if ours in _COUNTS else float(value)
     return found

@@ -1,21 +1,23 @@
-"""E(ids, stop): the text that may be shown once `ids` are known, and its increments.
+"""E(ids, stop): the text that may be shown for `ids`, and its increments.
 
-In: ids as they are generated, stop strings. Out: text that is never taken back.
+In: ids as they are generated, stop strings. Out: text that is never retracted.
 
 E is the decoded text without
   - a character whose last bytes are still missing,
-  - a tail that may be the beginning of a stop string,
+  - a tail that may be the start of a stop string,
   - a stop string that occurred, and everything after it.
-It depends on the ids alone, not on how they arrived: whoever takes over a stream in the middle
-sends E(all ids) minus E(ids known before), and nothing is doubled or lost.
+E depends only on the ids, not on how they are batched. A node that takes over a stream sends E(all
+ids) minus E(ids known before), so no text is duplicated or lost.
 
-An answer that continues its prompt (a completion) is decoded behind the prompt's last ids, its
-`context`: some tokenizers drop the space before the first token of a text, and the prompt may end
-within a character. The text of the context is not shown, and stop strings are not looked for in it.
+An answer that continues its prompt (a completion) is decoded after the prompt's last ids, its
+`context`, because some tokenizers drop the space before the first token of a text, and because the
+prompt may end within a character. Text of the context is not shown, and stop strings do not match
+in it.
 
-A stop string occurs where its last character becomes known; if several end at the same character,
-the longest counts. Each id is turned into bytes once and each character looked at once per stop
-string, so the cost is linear. `emitted` is the definition, `Detokenizer` the same in increments.
+A stop string occurs at its last character; if several end at the same character, the longest
+counts. Each id is converted to bytes once, and each character takes at most two comparisons per
+stop string on average, so the cost is linear. `emitted` defines E; `Detokenizer` computes it in
+increments.
 """
 
 from __future__ import annotations
@@ -28,20 +30,21 @@ from typing import NamedTuple
 
 from baton_text.tokenizer import Tokenizer
 
-# What the error handler "surrogateescape" makes of a byte that is not UTF-8.
+# The error handler "surrogateescape" decodes a byte that is not UTF-8 to one of these.
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _UNKNOWN = "\ufffd"
 
 
-# Bytes of a UTF-8 character before its last.
+# Maximum number of bytes of an incomplete UTF-8 character.
 _OPEN_BYTES = 3
 
 
 class Emitted(NamedTuple):
-    """Text that may be shown now, the stop string that ended it, and how many ids belong to it.
+    """Text that may be shown now.
 
-    `used_ids` is the number of ids given unless a stop string was found among them; it counts the
-    id that completed the stop string.
+    stop      the stop string that ended the text, or None
+    used_ids  number of ids up to and including the one that completed the stop string; all given
+              ids if there is no stop
     """
 
     text: str
@@ -51,9 +54,12 @@ class Emitted(NamedTuple):
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What a request asks of its text.
+    """A request's settings for its text.
 
-    A stop string that is complete within the first `min_ids` ids does not count (min_tokens).
+    stop          stop strings; none may be empty
+    include_stop  show the stop string that ended the text
+    skip_special  do not show special tokens
+    min_ids       ignore stop strings that are complete within this many ids (min_tokens)
     """
 
     stop: tuple[str, ...] = ()
@@ -63,7 +69,7 @@ class TextSettings:
 
     def __post_init__(self) -> None:
         if "" in self.stop:
-            raise ValueError("a stop string is empty")
+            raise ValueError("a stop string must not be empty")
 
 
 def emitted(
@@ -74,10 +80,9 @@ def emitted(
     context: Sequence[int] = (),
     finished: bool = False,
 ) -> Emitted:
-    """E(ids, stop) behind `context`, by its definition. `finished`: no more ids come, so nothing is
-    held back.
+    """E(ids, stop) after `context`. With `finished`, no ids will follow, so no text is held back.
 
-    Costs a pass over all ids; for a stream use `Detokenizer`.
+    Decodes all ids; for a stream use `Detokenizer`.
     """
     whole, all_ends = _characters(tokenizer, [*context, *ids], settings.skip_special, finished)
     start = all_ends[len(context) - 1] if context else 0
@@ -104,7 +109,7 @@ def emitted(
 def _characters(
     tokenizer: Tokenizer, ids: Sequence[int], skip_special: bool, finished: bool
 ) -> tuple[str, list[int]]:
-    """The decoded text, and how many of its characters are known after each id."""
+    """The decoded text, and its length in characters after each id."""
     reader = TextReader(tokenizer, skip_special)
     text = ""
     ends = []
@@ -115,8 +120,10 @@ def _characters(
 
 
 def context_of(tokenizer: Tokenizer, ids: Sequence[int], skip_special: bool) -> tuple[int, ...]:
-    """The end of `ids` that decides how the ids behind them are decoded, as a few ids: enough of
-    those that are shown to hold an unfinished character and what is stripped from a text's start.
+    """The last shown ids of a prompt that affect how the ids after it are decoded.
+
+    These are enough ids to contain an unfinished character and the characters that are stripped
+    from the start of a text.
     """
     enough = 1 + _OPEN_BYTES + tokenizer.spelling.strip_count
     tail: list[int] = []
@@ -129,13 +136,13 @@ def context_of(tokenizer: Tokenizer, ids: Sequence[int], skip_special: bool) -> 
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` that `text` ends with."""
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
     lengths = range(min(len(stop) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 class TextReader:
-    """Ids to characters: whole ones, each as soon as its last byte is known."""
+    """Decodes ids to complete characters, each as soon as its last byte arrives."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         spelling = tokenizer.spelling
@@ -155,7 +162,7 @@ class TextReader:
         return self._shown(self._decoder.decode(piece))
 
     def read(self, ids: Iterable[int]) -> str:
-        """What pushing each of them gives, in a seventh of the time."""
+        """The joined results of pushing each id, in a seventh of the time."""
         pieces = []
         for token_id in ids:
             piece = self._piece(token_id)
@@ -165,8 +172,8 @@ class TextReader:
         return self._shown(self._decoder.decode(b"".join(pieces)))
 
     def broken_off(self, token_id: int) -> int:
-        """As how many characters the unfinished last character would show, if this id came next and
-        did not go on with it; 0 if it does go on with it."""
+        """How many characters the unfinished last character would show if `token_id` came next;
+        0 if the id continues that character, or if there is none."""
         begun, _ = self._decoder.getstate()
         piece = self._piece(token_id) if begun else None
         if not piece:
@@ -178,7 +185,7 @@ class TextReader:
         return 0
 
     def finish(self) -> str:
-        """What an incomplete last character shows as."""
+        """End the ids; return the replacement text of an incomplete last character."""
         return self._shown(self._decoder.decode(b"", True))
 
     def _piece(self, token_id: int) -> bytes | None:
@@ -195,15 +202,15 @@ class TextReader:
 
 
 class StopMatcher:
-    """Looks for one stop string, character by character (Knuth, Morris, Pratt 1977).
+    """Searches for one stop string, character by character (Knuth, Morris, Pratt 1977).
 
-    `length` is how many characters of the stop string the text now ends with.
+    `length` is the length of the longest prefix of the stop string that the text now ends with.
     """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.length = 0
-        self._shorter = [0] * (len(stop) + 1)  # next shorter border of each beginning
+        self._shorter = [0] * (len(stop) + 1)  # length of each prefix's longest border
         border = 0
         for index in range(1, len(stop)):
             while border and stop[index] != stop[border]:
@@ -223,7 +230,7 @@ class StopMatcher:
 
     @property
     def pending(self) -> int:
-        """Characters that may be the beginning of a stop string (never a whole one)."""
+        """Number of characters at the end that may start another match (a proper prefix)."""
         whole = self.length == len(self.stop)
         return self._shorter[self.length] if whole else self.length
 
@@ -231,8 +238,10 @@ class StopMatcher:
 class Detokenizer:
     """E(ids, stop) in increments, for one choice of one request.
 
-    `known` are ids whose text somebody else has shown: pushes return what comes after it. They
-    count towards `min_ids`. `context` are ids before the text, of which nothing is shown.
+    known     ids whose text another node has shown; pushes return the text after it. These ids
+              count towards `min_ids`.
+    context   ids before the text that are decoded but not shown
+    stopped   the stop string that ended the text, or None
     """
 
     def __init__(
@@ -255,7 +264,7 @@ class Detokenizer:
         self.push(known)
 
     def push(self, ids: Sequence[int]) -> Emitted:
-        """Text that these ids allow to be shown. After a stop string: nothing, and no id used."""
+        """Take more ids; return the new text. After a stop string: no text and no used ids."""
         if not self._matchers:
             return Emitted("".join(map(self._reader.push, ids)), None, len(ids))
         shown: list[str] = []
@@ -267,7 +276,7 @@ class Detokenizer:
         return Emitted("".join(shown), self.stopped, len(ids))
 
     def finish(self) -> str:
-        """No more ids come: the text that was held back. `stopped` may be set by it."""
+        """End the ids; return the text that was held back. May set `stopped`."""
         if self.stopped is not None:
             return ""
         if not self._matchers:
@@ -277,7 +286,7 @@ class Detokenizer:
         return text + held
 
     def _take(self, text: str) -> str:
-        """Add characters; return those that may be shown now."""
+        """Take decoded text; return the text that may be shown now."""
         counts = self._count > self._settings.min_ids
         for index, char in enumerate(text):
             ended = [matcher.stop for matcher in self._matchers if matcher.step(char)]

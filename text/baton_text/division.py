@@ -1,20 +1,20 @@
-"""Where a long text may be divided, so that its parts together have the ids of the whole.
+"""Find places to divide a long text, so that the ids of its parts are the ids of the whole.
 
-In: a tokenizer's own parts. Out: a `Division`, or None where no place is certain; and how many
-characters one token stands for at most.
+In: a tokenizer's configuration. Out: a `Division`, or None if no place is safe; and the maximum
+number of characters per token.
 
-A place is certain for the BPE models of two families. Whatever else a tokenizer has (a normalizer,
-a pre-tokenizer, a pattern that is not known here), its texts are not divided.
+Places are safe in the BPE models of two families. A text is not divided if its tokenizer has any
+normalizer, pre-tokenizer or pattern that is not known here.
 
     byte-level      The pre-tokenizer's pattern consists of known alternatives (`_ALTERNATIVES`).
-                    None of them matches across a place where a space follows another character, or
-                    where punctuation follows a letter or a digit; none looks behind; and the only
-                    one that looks ahead ends with white space. So a match ends at that place, and
-                    both sides are matched as in the whole.
-    a mark for      The normalizer or pre-tokenizer writes U+2581 for a space. Where no token of the
-    a space         vocabulary has the mark behind the character before it, no merge can cross the
-                    place before a mark. Where the normalizer puts a mark before each text, the
-                    space itself is left out: the mark stands for it.
+                    No alternative matches across a place where a space follows another character,
+                    or where punctuation follows a letter or digit. None looks behind, and the only
+                    one that looks ahead ends with white space. So a match ends at each such place,
+                    and both sides match as in the whole text.
+    a mark for      The normalizer or pre-tokenizer replaces a space by U+2581. If no token of the
+    a space         vocabulary has a certain character directly before the mark, no merge crosses
+                    the place between that character and a mark. If the normalizer puts a mark
+                    before each text, the parts omit the space, which that mark replaces.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 MARK = "\u2581"
-BACKWARD = 4096  # characters before the end of a part in which its last place is looked for
-# Letters whose class no version of Unicode changes: ASCII, kana, CJK, Hangul.
+BACKWARD = 4096  # characters before the end of a part that are searched for its last place
+# Letters with the same class in all versions of Unicode: ASCII, kana, CJK, Hangul.
 _LETTERS = "A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 _PUNCTUATION = '\n.,;:!?()[]{}"/\\-_+=*<>@#$%^&|~`\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f'
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _START = r"[^\r\n\p{L}\p{N}]?"
 _SUFFIX = f"(?i:{_CONTRACTIONS})?"
-# What patterns are made of (GPT-2, Llama 3, Qwen, GPT-4o, Mistral's Tekken, DeepSeek). Each is
-# checked by eye to be as the head of this module says: no letter, digit or sign before a space, no
-# letter or digit before punctuation, in any of its matches.
+# Alternatives in the patterns of GPT-2, Llama 3, Qwen, GPT-4o, Mistral's Tekken and DeepSeek. Each
+# was reviewed by hand for the properties in the module docstring: no match contains a letter, digit
+# or sign before a space, or a letter or digit before punctuation.
 _ALTERNATIVES = frozenset(
     (
         *_CONTRACTIONS.split("|"),
@@ -70,14 +70,17 @@ _ALTERNATIVES = frozenset(
 
 @dataclass(frozen=True)
 class Division:
-    """`places` matches the two characters around a place; `drops_space`: the second of them is a
-    space, which belongs to neither part."""
+    """The places at which a tokenizer's texts can be divided.
+
+    places       matches the two characters around a place
+    drops_space  the second of these is a space that belongs to neither part
+    """
 
     places: re.Pattern[str]
     drops_space: bool = False
 
     def parts(self, text: str, size: int) -> Iterator[str]:
-        """Parts of about `size` characters; longer ones where there is no place before."""
+        """Yield parts of about `size` characters; a part is longer if it contains no place."""
         start = 0
         while start < len(text):
             end = self._end(text, start, size)
@@ -96,12 +99,12 @@ class Division:
 
 
 def longest_token(backend: Backend) -> int:
-    """Characters that one token stands for at most.
+    """The maximum number of characters of text per token.
 
-    It is certain where each character of a text becomes a token or a part of one, as in the
-    families above: a byte-level token has at least as many characters as what it stands for. Other
-    tokenizers may drop white space, or put a row of unknown characters into one token; a text that
-    is so long with so few tokens is nobody's.
+    This bound is exact for tokenizers that put each character of a text into a token, as in the
+    families above: a byte-level token has at least as many characters as the text it stands for.
+    Other tokenizers may drop white space, or map consecutive unknown characters to one token. Real
+    texts do not exceed the bound for that reason.
     """
     composed = 4 if {"NFC", "NFKC"} & {step["type"] for step in _steps(backend.normalizer)} else 1
     in_vocabulary = max(map(len, backend.get_vocab(with_added_tokens=False)), default=1)
@@ -110,7 +113,7 @@ def longest_token(backend: Backend) -> int:
 
 
 def division_of(backend: Backend) -> Division | None:
-    """None for a tokenizer of whose texts no place is certain."""
+    """The Division of a tokenizer; None if no place in its texts is safe."""
     model = backend.model
     if not isinstance(model, models.BPE) or model.dropout is not None:
         return None
@@ -141,7 +144,7 @@ def _byte_level(
     space = r"[^\s\x00-\x20] "
     if normalizers or any(step.get("add_prefix_space") for step in steps):
         return Division(re.compile(space))
-    # No place is within a special token.
+    # Exclude the signs in special tokens, so that no place is within such a token.
     signs = _escaped(set(_PUNCTUATION) - set("".join(special)))
     return Division(re.compile(rf"{space}|[{_LETTERS}0-9][{signs}]"))
 
@@ -156,7 +159,7 @@ def _known(step: Mapping[str, Any]) -> bool:
 
 
 def _separates_words(step: Mapping[str, Any]) -> bool:
-    """Without one that does, merges may cross any place."""
+    """Whether a step splits at spaces. Without such a step, merges may cross any place."""
     if step["type"] == "ByteLevel":
         return bool(step["use_regex"])
     return step["type"] == "Split" and r"\s+" in _alternatives(step["pattern"]["Regex"])
@@ -186,25 +189,25 @@ def _marked(
     if model.fuse_unk and not (
         model.byte_fallback and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
     ):
-        return None  # unknown characters in a row are one token, wherever the row begins
+        return None  # consecutive unknown characters become one token, across any place
     before = {
         token[at - 1]
         for token in vocabulary
         for at in range(1, len(token))
         if token[at] == MARK != token[at - 1]
     }
-    # Behind a special token a text begins anew, with a mark of its own.
+    # After a special token, the normalizer treats the rest as a new text with its own mark.
     no_place = _escaped(before | {content[-1] for content in special if content})
     return Division(re.compile(rf"[^\W_{no_place}] (?=[^\W_])"), prepended in normalizers)
 
 
 def _idle(step: Mapping[str, Any]) -> bool:
-    """A split at spaces, of which the normalizer has left none (Gemma)."""
+    """Whether a step splits only at spaces, all of which the normalizer has replaced (Gemma)."""
     return bool(step["type"] == "Split" and step["pattern"] == {"String": " "})
 
 
 def _steps(part: Any) -> list[Mapping[str, Any]]:
-    """A normalizer or pre-tokenizer as its JSON, without the sequences around its steps."""
+    """The steps of a normalizer or pre-tokenizer as JSON, with nested sequences flattened."""
     return [] if part is None else list(_flat(json.loads(part.__getstate__())))
 
 
@@ -218,7 +221,7 @@ def _flat(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """What stands between the bars that are in no bracket."""
+    """The alternatives of a pattern: it is split at each "|" outside of brackets."""
     found, depth, in_class, at, begin = [], 0, False, 0, 0
     while at < len(pattern):
         sign = pattern[at]
@@ -238,5 +241,5 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 def _escaped(characters: set[str]) -> str:
-    """For use inside of a class."""
+    """The characters, escaped for use inside a character class."""
     return "".join(map(re.escape, sorted(characters)))

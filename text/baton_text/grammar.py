@@ -103,12 +103,12 @@ def schema_of(value: object) -> dict[str, Any]:
     if value is False:
         raise GrammarError("the schema is false, which no answer matches")
     if not isinstance(value, dict):
-        raise GrammarError(f"a schema is an object, not {_shown(value)}")
+        raise GrammarError(f"a schema must be an object, not {_shown(value)}")
     _check_parts(value)
     try:
         check_size(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except ValueError as error:  # includes UnicodeEncodeError for a lone surrogate
-        raise GrammarError(f"the schema is no JSON: {error}") from None
+        raise GrammarError(f"the schema is not valid JSON: {error}") from None
     return value
 
 
@@ -120,7 +120,7 @@ def _loaded(value: object, what: str) -> object:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(f"{what} is no JSON: {error}") from None
+        raise GrammarError(f"{what} is not valid JSON: {error}") from None
 
 
 def _check_parts(value: object) -> None:
@@ -148,12 +148,12 @@ def _check_parts(value: object) -> None:
 
 def _choice(value: object) -> str:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise GrammarError(f"a choice is a list of one string at least, not {_shown(value)}")
+        raise GrammarError(f"a choice must be a list of at least one string, not {_shown(value)}")
     if len(value) > MAX_CHOICES:
-        raise GrammarError(f"a choice of {len(value)} strings; at most {MAX_CHOICES}")
+        raise GrammarError(f"the choice has {len(value)} strings; at most {MAX_CHOICES}")
     for each in value:
         if not isinstance(each, str) or not each:
-            raise GrammarError(f"a choice is between strings that are not empty, not {each!r}")
+            raise GrammarError(f"a choice must contain only non-empty strings, not {each!r}")
     check_size("".join(value))
     alternatives = " | ".join(json.dumps(each, ensure_ascii=False) for each in value)
     return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
@@ -163,7 +163,7 @@ def _lark(text: str) -> str:
     if "::=" in text:
         size = len(text.encode())
         if size > MAX_EBNF_BYTES:
-            raise GrammarError(f"{size} bytes of EBNF; at most {MAX_EBNF_BYTES}, or use Lark")
+            raise GrammarError(f"{size} bytes of EBNF; the limit is {MAX_EBNF_BYTES}, or use Lark")
         try:
             text = any_to_lark(text)
         except Exception as error:  # the converter raises exceptions of any type
@@ -174,12 +174,12 @@ def _lark(text: str) -> str:
 def _structural_tag(value: object, lark: Lark) -> str:
     value = _loaded(value, "the structural tag")
     if not isinstance(value, dict):
-        raise GrammarError(f"a structural tag is an object, not {_shown(value)}")
+        raise GrammarError(f"a structural tag must be an object, not {_shown(value)}")
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not structures:
-        raise GrammarError("structural_tag.structures must be a list with one structure at least")
+        raise GrammarError("structural_tag.structures must be a list of at least one structure")
     if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
-        raise GrammarError("structural_tag.triggers must be a list of strings that are not empty")
+        raise GrammarError("structural_tag.triggers must be a list of non-empty strings")
     tags: dict[str, list[str]] = {}
     for each in structures:
         trigger, follows = _tag(each, triggers, lark)
@@ -191,19 +191,19 @@ def _structural_tag(value: object, lark: Lark) -> str:
 def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, str]:
     """The structure's trigger, and the Lark expression that follows the trigger."""
     if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
-        raise GrammarError(f"a structure needs the text `begin`, {_shown(structure)} has none")
+        raise GrammarError(f"a structure needs a string `begin`; {_shown(structure)} has none")
     begin, end = structure["begin"], structure.get("end", "")
     if not isinstance(end, str):
-        raise GrammarError(f"a structure's `end` is a text, not {_shown(end)}")
+        raise GrammarError(f"a structure's `end` must be a string, not {_shown(end)}")
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
-        raise GrammarError(f"the structure {begin!r} begins with none of the triggers {triggers}")
+        raise GrammarError(f"the structure {begin!r} starts with none of the triggers {triggers}")
     token = lark.leading_token(begin)
     if token:
         trigger = token  # even if the trigger is a prefix of the token
     elif lark.has_token(trigger):
         raise GrammarError(
-            f"the trigger {trigger!r} holds a token of the model behind text; begin with the token"
+            f"the trigger {trigger!r} has a token of the model after text; start with the token"
         )
     schema = json.dumps(
         schema_of(structure.get("schema", {})) | {"x-guidance": JSON_OPTIONS}, ensure_ascii=False
@@ -213,7 +213,7 @@ def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, s
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise GrammarError(f"{what} is a text that is not empty, not {_shown(value)}")
+        raise GrammarError(f"{what} must be a non-empty string, not {_shown(value)}")
     check_size(value)
     return value
 
@@ -241,7 +241,7 @@ def check_size(text: str) -> None:
     """Raise GrammarError if `text` exceeds MAX_GRAMMAR_BYTES."""
     size = len(text.encode())
     if size > MAX_GRAMMAR_BYTES:
-        raise GrammarError(f"{size} bytes of grammar; at most {MAX_GRAMMAR_BYTES}")
+        raise GrammarError(f"the grammar has {size} bytes; the limit is {MAX_GRAMMAR_BYTES}")
 
 
 def _shown(value: object) -> str:
@@ -362,7 +362,7 @@ class Grammars:
         _, taken = kept or self._compile(grammar)
         if taken > self._max_compile_s:
             raise GrammarError(
-                f"it takes {taken:.1f} s to compile; at most {self._max_compile_s:g} s"
+                f"compiling takes {taken:.1f} s; the limit is {self._max_compile_s:g} s"
             )
 
 

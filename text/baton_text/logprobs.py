@@ -1,7 +1,7 @@
-"""Log-probabilities with their tokens' texts.
+"""Add token texts to log-probabilities.
 
-In: PositionLogprobs as an engine makes them, which knows ids only. Out: the same with `text` and
-`raw` of each candidate.
+In: PositionLogprobs from an engine, which knows only ids. Out: the same with `text` and `raw` set
+for each candidate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from baton_text.tokenizer import Tokenizer
 def named(
     tokenizer: Tokenizer, positions: Iterable[PositionLogprobs]
 ) -> tuple[PositionLogprobs, ...]:
-    """A long prompt's have few different ids among many candidates."""
+    """The same logprobs with `text` and `raw` set for each candidate."""
+    # A long prompt has many candidates but few distinct ids.
     names: dict[int, tuple[str, bytes]] = {}
 
     def name(candidate: TokenLogprob) -> TokenLogprob:

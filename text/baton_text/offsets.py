@@ -1,10 +1,10 @@
-"""Where in a text the text of each token begins.
+"""Find the offset of each token's text in a text.
 
-In: ids, and the text where a client wrote it itself. Out: for each id, how many characters of the
-text stand before its own.
+In: ids, and the text if the client wrote it. Out: for each id, the number of characters before its
+own text.
 
-Tokens that share a character begin where the character does. A token that is not shown (special and
-skipped, or unknown to the tokenizer) takes no room: it stands where the next one begins.
+Tokens that share a character have the offset of that character. A token that is not shown (a
+skipped special token, or an unknown id) has the offset of the next token.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from baton_text.tokenizer import Tokenizer
 
 
 class TextOffsets:
-    """The offsets of ids in the text that a TextReader makes of them, id by id.
+    """The offsets of ids in the text that a TextReader decodes from them, id by id.
 
-    `context` are ids before the text, of which nothing is shown, as a Detokenizer has them.
-    `before` counts characters that stand before the text. `length` is how many characters there
-    are so far.
+    context   ids before the text that are decoded but not shown, as in Detokenizer
+    before    number of characters before the text
+    length    number of characters so far, including `before`
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class TextOffsets:
         self.length = before
 
     def push(self, token_id: int) -> int:
-        """The offset of the next id. It completes the character that earlier ids began, or else
-        stands behind what they show of it."""
+        """Take the next id; return its offset. An id that does not continue the unfinished
+        character before it starts after the replacement text of that character."""
         offset = self.length + self._reader.broken_off(token_id)
         self.length += len(self._reader.push(token_id))
         return offset
@@ -45,11 +45,11 @@ class TextOffsets:
 def offsets_in(
     tokenizer: Tokenizer, text: str, ids: Sequence[int], add_special_tokens: bool
 ) -> list[int]:
-    """The offsets of `ids` in the `text` that was encoded to them.
+    """The offsets of `ids` in `text`, from which they were encoded.
 
-    Where the tokens do not spell the text as it is (a tokenizer may lower its case, compose its
-    characters, not know them), the library says which characters each came from. Tokens that were
-    put around the text stand at its ends.
+    If the tokens do not spell the text exactly (a tokenizer may lowercase it, compose characters or
+    not know them), the offsets come from the spans that the library reports. Special tokens around
+    the text have the offsets of its ends.
     """
     before, after = tokenizer.around if add_special_tokens else ((), ())
     own = ids[len(before) : len(ids) - len(after)]
@@ -63,8 +63,8 @@ def offsets_in(
 
 
 def _from_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """A token begins where its span does, before the spaces that no span holds. All tokens that
-    came from one character have its span."""
+    """Offsets from spans: a token starts at its span, or before the spaces that precede the span
+    and belong to no other. Tokens of one character all have that character's span."""
     offsets = []
     offset = end = 0
     for first, last in spans:

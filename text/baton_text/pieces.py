@@ -1,10 +1,10 @@
-"""What bytes a token stands for, so that text can be put together token by token.
+"""Convert each token to its bytes, so that text can be decoded token by token.
 
-In: the `decoder` of a tokenizer.json. Out: a `Spelling`. Joining the pieces of a sequence and
-reading them as UTF-8 gives what the `tokenizers` library decodes for the whole sequence, without
-decoding any id twice. One difference is deliberate: where byte-fallback tokens in a row are not
-valid UTF-8, the library turns the whole row into U+FFFD, valid characters before the fault
-included. That would take back text already shown, so here only the faulty bytes become U+FFFD.
+In: the `decoder` of a tokenizer.json. Out: a `Spelling`. The pieces of a sequence, joined and
+decoded as UTF-8, equal the text that the `tokenizers` library decodes for the whole sequence, and
+no id is decoded twice. There is one deliberate difference. If consecutive byte-fallback tokens are
+not valid UTF-8, the library replaces all of them by U+FFFD, including valid characters before the
+fault. That would retract text already shown, so here only the faulty bytes become U+FFFD.
 
 Decoders that no causal language model uses (CTC, BPEDecoder, ...) are refused by name.
 """
@@ -40,8 +40,8 @@ class Spelling(Protocol):
     """How the tokens of one tokenizer become bytes.
 
     errors      codec error handler for bytes that are not UTF-8
-    strip_char  this character is dropped from the start of the whole text,
-    strip_count at most so many times
+    strip_char  character to strip from the start of the whole text
+    strip_count maximum number of `strip_char` to strip
     """
 
     @property
@@ -52,13 +52,13 @@ class Spelling(Protocol):
     def strip_count(self) -> int: ...
 
     def piece(self, token: str, first: bool) -> bytes:
-        """Bytes of `token`; `first` says that no token came before it."""
+        """The bytes of `token`; `first`: no token precedes it."""
         ...
 
 
 @dataclass(frozen=True)
 class ByteLevel:
-    """GPT-2's way (Llama 3, Qwen, SmolLM): each character of a token is one byte."""
+    """As in GPT-2 (also Llama 3, Qwen, SmolLM): each character of a token is one byte."""
 
     errors: str = "replace"
     strip_char: str = ""
@@ -73,9 +73,10 @@ class ByteLevel:
 
 @dataclass(frozen=True)
 class SentencePiece:
-    """Replacements (a mark for a space), bytes as <0xE2> tokens, a leading space to drop.
+    """Replacements such as a mark for a space, bytes as <0xE2> tokens, a leading space to drop.
 
-    Each bad byte shows as one U+FFFD: "surrogateescape" keeps them apart, the reader replaces them.
+    Each invalid byte shows as one U+FFFD: "surrogateescape" keeps the bytes separate, and
+    TextReader replaces them.
     """
 
     errors: str = "surrogateescape"
@@ -97,7 +98,7 @@ class SentencePiece:
 
 @dataclass(frozen=True)
 class WordPiece:
-    """BERT's way: `prefix` marks a token that continues a word, any other begins one.
+    """As in BERT: `prefix` marks a token that continues a word; any other token starts one.
 
     `cleanup` drops the space before punctuation and English contractions.
     """
@@ -120,7 +121,7 @@ class WordPiece:
 
 @dataclass(frozen=True)
 class Words:
-    """No decoder at all: tokens are joined by spaces."""
+    """For a tokenizer without decoder: spaces join the tokens."""
 
     errors: str = "replace"
     strip_char: str = ""

@@ -1,6 +1,6 @@
 """Encode and decode with a model's tokenizer.json, as transformers' AutoTokenizer would.
 
-In: artifacts. Out: ids, text, and the numbers others need (vocabulary size, EOS ids).
+In: artifacts. Out: ids, text, vocabulary size, EOS ids.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from baton_text.artifacts import (
 from baton_text.division import division_of, longest_token
 from baton_text.pieces import Spelling, spelling_of
 
-# Characters; an event loop has longer ones encoded in a thread.
+# Characters above which an event loop should encode a text in a thread.
 LONG_TEXT = 8192
-# Characters that are encoded at once, where a text may be divided: each takes 100 to 250 bytes
-# meanwhile, so a part takes 16 MB. And those that ever are: 250 MB.
+# Characters per part of a text that can be divided. Encoding takes 100 to 250 bytes of memory per
+# character, so 16 MB for a part.
 PART = 1 << 16
+# Maximum number of characters encoded at once: 250 MB.
 MOST_AT_ONCE = 1 << 20
-# Tokens whose bytes are remembered: a text's are few of the vocabulary's.
+# Size of the cache of token bytes; texts use a small part of the vocabulary.
 PIECES = 32_768
 
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class TextTooLong(Exception):
-    """So many characters (`args[0]`) in a row cannot be divided, and are too many to be encoded at
-    once."""
+    """A text has `args[0]` characters without a place to divide it, more than MOST_AT_ONCE."""
 
 
 class Tokenizer:
-    """One model's tokenizer. Safe to share between threads: nothing changes after loading."""
+    """One model's tokenizer. Immutable after loading, so threads can share it."""
 
     def __init__(self, backend: Backend, spelling: Spelling, eos_ids: tuple[int, ...]) -> None:
         self._backend = backend
@@ -53,22 +53,22 @@ class Tokenizer:
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        # Special ones and others that are tokens wherever a text has them, by their text.
+        # Text -> id of special and other added tokens, which are recognized anywhere in a text.
         self.added_tokens = {str(token.content): int(index) for index, token in added.items()}
         self._piece = lru_cache(PIECES)(self._spell)
         self.division = division_of(backend)
-        # What encode() puts before and behind a text where special tokens are added.
+        # The ids that encode() adds before and after a text when it adds special tokens.
         self.around = _special_around(backend)
-        # One int per id, for all prompts: of its own, each takes 32 bytes beside its place of 8.
+        # One int object per id, shared by all prompts: saves 32 of 40 bytes per token.
         self._ints = tuple(range(max(backend.get_vocab().values(), default=-1) + 1))
         self.longest_token = longest_token(backend)
 
     @classmethod
     def from_artifacts(cls, artifacts: Mapping[str, bytes]) -> Tokenizer:
-        """Raises ArtifactError if tokenizer.json is missing or cannot be used."""
+        """Load a tokenizer. Raise ArtifactError if tokenizer.json is missing or unusable."""
         data = artifacts.get(TOKENIZER)
         if data is None:
-            raise ArtifactError(f"{TOKENIZER} is missing; there are {sorted(artifacts)}")
+            raise ArtifactError(f"{TOKENIZER} is missing; found {sorted(artifacts)}")
         try:
             backend = Backend.from_buffer(data)
         except ValueError as error:
@@ -83,15 +83,15 @@ class Tokenizer:
         return cls(backend, spelling, _eos_ids(backend, artifacts, named))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`; special tokens spelled in it become their ids.
+        """Encode `text` to ids; special tokens spelled in the text become their ids.
 
-        `add_special_tokens` adds what tokenizer.json puts around a text (BOS, ...): wanted for a
-        plain prompt, not for a rendered chat, whose template writes them itself. As in transformers
-        5, tokenizer_config.json's add_bos_token does not overrule tokenizer.json.
+        `add_special_tokens` adds the tokens that tokenizer.json puts around a text, such as BOS.
+        Set it for a plain prompt, but not for a rendered chat, whose template writes them. As in
+        transformers 5, tokenizer_config.json's add_bos_token does not override tokenizer.json.
         """
-        # A batch, since the library lets other Python threads run only while it encodes one, and
-        # 3 MB take it 3 s; the fast kind, since nobody asks where in the text a token stands. Of
-        # one text: several at once would be encoded on all cores, for twice the CPU time.
+        # encode_batch, because the library releases the GIL only for batches, and 3 MB take 3 s.
+        # The fast variant, because it skips the offsets, which are not needed. A batch of one text,
+        # because the library encodes larger batches on all cores, for twice the CPU time.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -99,12 +99,14 @@ class Tokenizer:
     def encode_up_to(
         self, text: str, most: int, add_special_tokens: bool = True, part_size: int = PART
     ) -> tuple[list[int], bool]:
-        """Ids of `text`, and whether they are all; a text of more than `most` may have only its
-        first ones, which are more than `most`.
+        """Encode `text`; stop early once there are more than `most` ids.
 
-        A long text is encoded in parts, where its tokenizer lets it be divided (see `division`):
-        what it takes in memory does not grow with it. Raise TextTooLong for one that would have to
-        be encoded at once and is too long for that.
+        Return the ids, and whether they are complete. Incomplete ids are the first ones, and more
+        than `most`.
+
+        A long text is encoded in parts of about `part_size` characters if the tokenizer allows
+        (see `division`), so the encoder's memory does not grow with the text. Raise TextTooLong for
+        a part that is longer than MOST_AT_ONCE.
         """
         if len(text) <= part_size:
             return self.shared(self.encode(text, add_special_tokens)), True
@@ -118,12 +120,13 @@ class Tokenizer:
         return ids, True
 
     def to_json(self) -> str:
-        """tokenizer.json with all the tokens that this tokenizer knows."""
+        """tokenizer.json including the tokens added from other files."""
         return str(self._backend.to_str())
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of `text` each of its ids came from: the first, and the one behind the
-        last. Special tokens are not added."""
+        """The (start, end) characters of `text` that each of its ids covers, end exclusive.
+
+        Without the special tokens around a text."""
         [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
         spans: list[tuple[int, int]] = encoding.offsets
         return spans
@@ -131,9 +134,9 @@ class Tokenizer:
     def encode_last(
         self, text: str, most: int, add_special_tokens: bool = True, part_size: int = PART
     ) -> list[int]:
-        """The last `most` ids of `text`, or all where it has no more.
+        """The last `most` ids of `text`, or all ids if there are fewer.
 
-        Of a long text only its last parts are encoded. Raise TextTooLong as encode_up_to.
+        Encodes only the last parts of a long text. Raises TextTooLong like encode_up_to.
         """
         if len(text) <= part_size:
             return self.shared(self.encode(text, add_special_tokens))[-most:]
@@ -157,42 +160,42 @@ class Tokenizer:
         return self.shared(self.encode(part, add_special_tokens=False))
 
     def shared(self, ids: Sequence[int]) -> list[int]:
-        """The same ids, as ints that all prompts share."""
+        """The same ids as int objects that all prompts share, to save memory."""
         ints, known = self._ints, len(self._ints)
         return [ints[index] if 0 <= index < known else index for index in ids]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of a whole sequence. While ids still arrive, use a Detokenizer."""
+        """Decode a complete sequence. For a stream of ids, use a Detokenizer."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def piece(
         self, token_id: int, *, first: bool = False, skip_special: bool = False
     ) -> bytes | None:
-        """Bytes that an id adds to a text; `first` says that no id before it was shown.
+        """The bytes that an id adds to a text; `first`: no earlier id has been shown.
 
-        None for an id that is not shown: it stands for nothing, or is special and skipped.
+        None for an id that is not shown: an unknown id, or a special one with `skip_special`.
         """
         return self._piece(token_id, first, skip_special)
 
     def _spell(self, token_id: int, first: bool, skip_special: bool) -> bytes | None:
         if skip_special and token_id in self.special_ids:
             return None
-        if not 0 <= token_id < 2**32:  # the library raises for what is no unsigned 32-bit number
+        if not 0 <= token_id < 2**32:  # the library raises unless the id is an unsigned 32-bit int
             return None
         token: str | None = self._backend.id_to_token(token_id)
         return None if token is None else self.spelling.piece(token, first)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token in mid-text, possibly half a character; special tokens as written."""
+        """The bytes of a token in mid-text, possibly part of a character; a special one as text."""
         return self.piece(token_id) or b""
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text; a half character shows as U+FFFD."""
+        """`token_bytes` as text; part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
 
 def _special_around(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What is put before and behind a text where special tokens are added (BOS, EOS)."""
+    """The ids of special tokens that encoding adds before and after a text (BOS, EOS)."""
     encoding = backend.encode("a", add_special_tokens=True)
     ids: list[int] = encoding.ids
     own = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
@@ -204,7 +207,7 @@ def _special_around(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]
 def _add_configured_tokens(
     backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]
 ) -> None:
-    """Tokens that only tokenizer_config.json knows, and named ones that are not yet special."""
+    """Add tokens to `backend` that only tokenizer_config.json or special_tokens_map.json names."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=_numeric):
         if entry["content"] not in known:
@@ -226,7 +229,9 @@ def _numeric(item: tuple[str, object]) -> int:
 def _eos_ids(
     backend: Backend, artifacts: Mapping[str, bytes], named: Mapping[str, str]
 ) -> tuple[int, ...]:
-    """generation_config.json's list, else config.json's, else tokenizer_config.json's eos_token."""
+    """EOS ids of generation_config.json, else config.json, else the id of the named eos_token.
+
+    Raise ArtifactError if eos_token_id is neither an id nor a list of ids."""
     for name in (GENERATION_CONFIG, CONFIG):
         value = load_json(artifacts, name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]

@@ -234,9 +234,9 @@ REFUSED: list[tuple[Json, str, str]] = [
     ),
     (outputs(regex="(a"), "structured_outputs", "structured_outputs.regex: "),
     (outputs(grammar="start: missing"), "structured_outputs", "missing"),
-    (outputs(structural_tag="{"), "structured_outputs", "no JSON"),
-    ({"guided_json": "{"}, "guided_json", "no JSON"),
-    ({"guided_json": "[1]"}, "guided_json", "a schema is an object"),
+    (outputs(structural_tag="{"), "structured_outputs", "not valid JSON"),
+    ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+    ({"guided_json": "[1]"}, "guided_json", "a schema must be an object"),
     ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
     ({"guided_grammar": "root ::= ("}, "guided_grammar", "EBNF"),
 ]
