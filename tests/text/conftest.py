@@ -1,4 +1,4 @@
-"""Each tokenizer as ours and as transformers reads it from the same files."""
+"""Fixtures: each tokenizer, loaded by baton_text and by transformers from the same files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a model travel, and what is said about a folder that is none."""
+"""Which files of a model folder become artifacts, and the errors for an invalid folder."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.support.engines.text_models import byte_level_artifacts, write_artifa
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def test_a_folder_is_read_as_it_was_written_and_other_files_stay(tmp_path: Path) -> None:
+def test_read_artifacts_returns_known_files_unchanged_and_skips_others(tmp_path: Path) -> None:
     wanted = {**byte_level_artifacts(), "additional_chat_templates/rag.jinja": b"rag"}
     write_artifacts({**wanted, "model.safetensors": b"weights"}, tmp_path)
     assert read_artifacts(tmp_path) == wanted
 
 
-def test_a_folder_without_tokenizer_json_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_without_tokenizer_json(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=str(tmp_path / "tokenizer.json")):
         read_artifacts(tmp_path)
 
 
 @pytest.mark.parametrize("as_file", [True, False])
-def test_a_template_of_the_users_replaces_all_of_the_models(tmp_path: Path, as_file: bool) -> None:
+def test_a_given_template_replaces_all_of_the_models(tmp_path: Path, as_file: bool) -> None:
     artifacts = byte_level_artifacts()
     config = json.loads(artifacts[TOKENIZER_CONFIG])
     config["chat_template"] = [{"name": "tool_use", "template": "configured"}]
@@ -52,13 +52,13 @@ def test_a_template_of_the_users_replaces_all_of_the_models(tmp_path: Path, as_f
     assert template.render(HELLO, tools=[{"type": "function"}]) == "mine hello"
 
 
-def test_a_template_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_missing_template_file(tmp_path: Path) -> None:
     write_artifacts(byte_level_artifacts(), tmp_path)
     with pytest.raises(ArtifactError, match=r"no-such\.jinja"):
         read_artifacts(tmp_path, "no-such.jinja")
 
 
-def test_the_byte_tokenizers_files_are_the_same_each_time_and_say_its_limits() -> None:
+def test_byte_artifacts_are_deterministic_and_contain_the_limits() -> None:
     artifacts = byte_artifacts(vocab_size=1000, max_model_len=77)
     assert artifacts == byte_artifacts(vocab_size=1000, max_model_len=77)
     config = load_json(artifacts, "config.json")
@@ -78,8 +78,8 @@ HISTORY: list[dict[str, Any]] = [
 def test_the_byte_tokenizers_template_shows_tools_and_calls_as_hermes_does() -> None:
     artifacts = byte_artifacts()
     template = ChatTemplate.from_artifacts(artifacts)
-    asked = [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]
-    assert template.render(asked) == "<|bos|>[system]\n\n[user]\nHi\n[assistant]\n"
+    messages = [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]
+    assert template.render(messages) == "<|bos|>[system]\n\n[user]\nHi\n[assistant]\n"
     assert template.render(HISTORY, tools=[{"type": "function"}]) == (
         '<|bos|>[tools]\n{"type": "function"}\n[user]\nWhen?\n[assistant]\n<tool_call>\n'
         '{"name": "now", "arguments": {"zone": 1}}\n</tool_call>\n[tool]\nNoon.\n[assistant]\n'
@@ -89,7 +89,7 @@ def test_the_byte_tokenizers_template_shows_tools_and_calls_as_hermes_does() -> 
     assert reasoning_parser_for(source) is None
 
 
-def test_json_that_is_none_is_named() -> None:
+def test_the_error_names_a_file_with_invalid_json() -> None:
     with pytest.raises(ArtifactError, match=r"config\.json is not JSON"):
         load_json({"config.json": b"{"}, "config.json")
     with pytest.raises(ArtifactError, match=r"config\.json holds a list"):

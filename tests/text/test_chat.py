@@ -1,4 +1,4 @@
-"""Templates render as transformers renders them, and refuse in a way a client understands."""
+"""Templates render as in transformers, and their errors are understandable to a client."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ def assert_continued_as_in_transformers(
         [*TALK[:-1], TALK[1] | {"content": begun}],
     ):
         ours = chat.render(talk, add_generation_prompt=False, continue_final_message=True)
-        asked: dict[str, Any] = {"continue_final_message": True, "return_dict": True}
+        options: dict[str, Any] = {"continue_final_message": True, "return_dict": True}
         assert ours == tokenizer.apply_chat_template(
             talk, tokenize=False, continue_final_message=True
         )
-        ids = tokenizer.apply_chat_template(talk, tokenize=True, **asked)["input_ids"]
+        ids = tokenizer.apply_chat_template(talk, tokenize=True, **options)["input_ids"]
         assert Tokenizer.from_artifacts(artifacts).encode(ours, add_special_tokens=False) == ids
         assert ours.rstrip().endswith(begun.strip())
 
@@ -171,7 +171,7 @@ def test_a_message_that_the_template_changes_cannot_be_continued_nor_in_transfor
 
 @pytest.mark.parametrize("kwargs", [{}, {"tools": TOOLS, "enable_thinking": False, "level": 3}])
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
-def test_what_templates_use_renders_as_in_transformers(
+def test_template_features_render_as_in_transformers(
     tmp_path: Path,
     hugging_face: Callable[[Path], Any],
     template: str,
@@ -219,7 +219,7 @@ def test_named_templates_are_chosen_as_in_transformers(
     assert ours == theirs
 
 
-def test_the_template_file_wins_over_tokenizer_config(
+def test_the_template_file_overrides_tokenizer_config(
     tmp_path: Path, hugging_face: Callable[[Path], Any]
 ) -> None:
     artifacts = byte_level_artifacts("from the file")
@@ -277,7 +277,7 @@ def test_no_messages_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize"])
-def test_a_client_cannot_set_what_is_not_its_own(name: str) -> None:
+def test_a_client_cannot_set_reserved_arguments(name: str) -> None:
     chat = ChatTemplate.from_artifacts(byte_level_artifacts())
     from_the_client: dict[str, Any] = {name: "x"}
     with pytest.raises(InvalidRequest, match=name) as caught:
@@ -297,7 +297,7 @@ def test_a_template_with_a_syntax_error_is_named_at_the_start() -> None:
         ChatTemplate.from_artifacts(byte_level_artifacts("a\n{% if %}"))
 
 
-def test_rendering_leaves_the_clients_messages_alone() -> None:
+def test_rendering_does_not_modify_the_messages() -> None:
     messages = [{"role": "user", "content": "x", "name": None}]
     ChatTemplate.from_artifacts(byte_level_artifacts()).render(messages)
     assert messages == [{"role": "user", "content": "x", "name": None}]

@@ -37,13 +37,13 @@ def test_a_model_without_the_file_has_no_defaults() -> None:
     assert generation_defaults({}) == {}
 
 
-def test_a_value_that_is_no_number_is_named() -> None:
+def test_the_error_names_a_value_that_is_not_a_number() -> None:
     with pytest.raises(ArtifactError, match="temperature is 'hot'"):
         generation_defaults({GENERATION_CONFIG: b'{"temperature": "hot"}'})
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "1e300"])
 @pytest.mark.parametrize("name", ["temperature", "top_k", "max_new_tokens"])
-def test_a_value_that_no_request_could_have_is_named(name: str, value: str) -> None:
+def test_the_error_names_a_value_out_of_range(name: str, value: str) -> None:
     with pytest.raises(ArtifactError, match=name):
         generation_defaults({GENERATION_CONFIG: f'{{"{name}": {value}}}'.encode()})

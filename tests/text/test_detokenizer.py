@@ -1,4 +1,4 @@
-"""E(ids, stop): never half a character, never taken back, the same however the ids arrive."""
+"""E(ids, stop) has only whole characters, is never retracted, and ignores how ids are batched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STOPS = st.lists(
 
 
 def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Ids of texts, and ids without any sense: half characters, specials, ids unknown to all."""
+    """Ids of texts, and arbitrary ids: parts of characters, special tokens, unknown ids."""
     senseless = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=12)
     sensible = TEXTS.map(lambda text: tokenizer.encode(text, add_special_tokens=False))
     return st.lists(senseless | sensible, max_size=4).map(
@@ -53,7 +53,7 @@ def split(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
 
 
 def stream(detokenizer: Detokenizer, parts: Sequence[Sequence[int]]) -> Emitted:
-    """All pushes as one."""
+    """Push all parts and finish; return the joined result."""
     texts, used = [], 0
     for part in parts:
         got = detokenizer.push(part)
@@ -63,7 +63,7 @@ def stream(detokenizer: Detokenizer, parts: Sequence[Sequence[int]]) -> Emitted:
 
 
 def reference(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """What is left of a whole text: the stop string that ends first, the longest of those."""
+    """The text cut at the stop string that ends first (the longest of those), and that string."""
     for end in range(1, len(text) + 1):
         ended = [stop for stop in stops if text[:end].endswith(stop)]
         if ended:
@@ -96,7 +96,7 @@ def test_any_split_of_the_ids_gives_the_same_text(
 @every_tokenizer
 @settings(max_examples=60)
 @given(data=st.data())
-def test_whoever_takes_over_in_the_middle_sends_exactly_the_rest(
+def test_a_takeover_in_the_middle_sends_exactly_the_rest(
     tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
     ids = data.draw(any_ids(tokenizer))
@@ -173,7 +173,7 @@ def test_an_answer_completes_the_character_that_its_prompt_began(tokenizer: Toke
         assert Detokenizer(tokenizer, context=context).push(ids[cut:]).text == "\U0001f680"
 
 
-def test_a_stop_string_is_not_looked_for_in_the_context() -> None:
+def test_stop_strings_do_not_match_in_the_context() -> None:
     context = context_of(BYTES, BYTES.encode("the E"), True)
     detokenizer = Detokenizer(BYTES, stop=("END",), context=context)
     assert detokenizer.push(BYTES.encode("NDs")) == Emitted("NDs", None, 3)
@@ -182,7 +182,7 @@ def test_a_stop_string_is_not_looked_for_in_the_context() -> None:
 @every_tokenizer
 @settings(max_examples=60)
 @given(data=st.data())
-def test_shown_text_is_never_taken_back(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_shown_text_is_never_retracted(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids, stop = data.draw(any_ids(tokenizer)), data.draw(STOPS)
     wanted = TextSettings(stop, include_stop=data.draw(st.booleans()))
     whole = emitted(tokenizer, ids, wanted, finished=True).text
@@ -245,7 +245,7 @@ def test_a_character_appears_with_its_last_byte(family: str) -> None:
     assert shown[-1] == "\U0001f680"
 
 
-def test_bytes_that_can_no_longer_become_a_character_show_as_soon_as_that_is_certain() -> None:
+def test_invalid_bytes_show_as_soon_as_they_cannot_become_a_character() -> None:
     detokenizer = Detokenizer(BYTES)
     assert detokenizer.push([0xF0, 0x9F]).text == ""
     assert detokenizer.push([ord("a")]).text == "\ufffda"
@@ -262,7 +262,7 @@ def test_byte_fallback_keeps_the_characters_before_a_bad_byte() -> None:
     assert detokenizer.push(bad).text == "\ufffd"
 
 
-def test_text_that_may_begin_a_stop_string_waits() -> None:
+def test_text_that_may_start_a_stop_string_is_held_back() -> None:
     detokenizer = Detokenizer(BYTES, stop=("END",))
     assert detokenizer.push(BYTES.encode("the E")).text == "the "
     assert detokenizer.push(BYTES.encode("N")).text == ""
@@ -273,13 +273,13 @@ def test_text_that_may_begin_a_stop_string_waits() -> None:
     assert detokenizer.finish() == ""
 
 
-def test_a_stop_string_that_is_to_be_shown_is_shown_and_nothing_waits() -> None:
+def test_include_stop_shows_the_stop_string_and_holds_nothing_back() -> None:
     detokenizer = Detokenizer(BYTES, stop=("END",), include_stop=True)
     assert detokenizer.push(BYTES.encode("the EN")).text == "the EN"
     assert detokenizer.push(BYTES.encode("Dx")) == Emitted("D", "END", 1)
 
 
-def test_a_held_back_tail_comes_when_the_stream_ends() -> None:
+def test_finish_returns_the_text_that_was_held_back() -> None:
     detokenizer = Detokenizer(BYTES, stop=("END",))
     assert detokenizer.push(BYTES.encode("the EN")).text == "the "
     assert detokenizer.finish() == "EN"
@@ -292,7 +292,7 @@ def test_a_stop_string_within_the_first_ids_does_not_count() -> None:
     assert got == Emitted("aa", "aa", 4)  # the 4th a ends the first match that counts
 
 
-def test_special_tokens_show_only_if_asked_for() -> None:
+def test_special_tokens_show_only_without_skip_special() -> None:
     ids = [ord("a"), 257, ord("b")]
     assert Detokenizer(BYTES).push(ids).text == "ab"
     assert Detokenizer(BYTES, skip_special=False).push(ids).text == "a<|eos|>b"
@@ -336,9 +336,9 @@ def test_each_id_is_decoded_once(
 
 
 @pytest.mark.integration
-def test_looking_for_a_stop_string_costs_at_most_two_comparisons_per_character() -> None:
+def test_a_stop_string_costs_at_most_two_comparisons_per_character() -> None:
     class Counting(str):
-        """A stop string that counts how often its characters are looked at."""
+        """A stop string that counts the reads of its characters."""
 
         looked = 0
 
@@ -346,7 +346,7 @@ def test_looking_for_a_stop_string_costs_at_most_two_comparisons_per_character()
             type(self).looked += 1
             return super().__getitem__(key)  # type: ignore[index]
 
-    stop = Counting("a" * 500 + "b")  # the worst case for looking at every tail anew
+    stop = Counting("a" * 500 + "b")  # the worst case for a naive search
     matcher = StopMatcher(stop)
     Counting.looked = 0
     for _ in range(4):

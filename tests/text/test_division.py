@@ -1,4 +1,4 @@
-"""A long text that is encoded in parts has the ids that it has as a whole."""
+"""Encoding a long text in parts gives the same ids as encoding it whole."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def texts(seed: int) -> list[str]:
 @pytest.mark.parametrize(
     "size", [7, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 64))]
 )
-def test_parts_together_have_the_ids_of_the_whole(name: str, size: int) -> None:
+def test_the_ids_of_the_parts_are_the_ids_of_the_whole(name: str, size: int) -> None:
     tokenizer = Tokenizer.from_artifacts(DIVIDED[name]())
     divided = 0
     for text in texts(size):
@@ -230,7 +230,7 @@ def test_parts_together_have_the_ids_of_the_whole(name: str, size: int) -> None:
     assert divided > 20, "hardly any text was divided"
 
 
-def test_the_texts_of_each_tokenizer_there_is_are_divided_exactly(artifacts: Artifacts) -> None:
+def test_texts_of_every_real_tokenizer_are_divided_exactly(artifacts: Artifacts) -> None:
     tokenizer = Tokenizer.from_artifacts(artifacts)
     assert tokenizer.division is not None
     for text in texts(5):
@@ -239,7 +239,7 @@ def test_the_texts_of_each_tokenizer_there_is_are_divided_exactly(artifacts: Art
 
 
 @pytest.mark.parametrize("name", DIVIDED)
-def test_a_text_of_more_tokens_than_asked_for_ends_early(name: str) -> None:
+def test_encoding_stops_early_above_the_maximum_number_of_tokens(name: str) -> None:
     tokenizer = Tokenizer.from_artifacts(DIVIDED[name]())
     text = "the quick brown " * (20 * PART // 16)
     ids, whole = tokenizer.encode_up_to(text, 1000)
@@ -249,7 +249,7 @@ def test_a_text_of_more_tokens_than_asked_for_ends_early(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DIVIDED)
-def test_the_last_tokens_of_a_long_text_are_found_without_the_rest_of_it(
+def test_the_last_tokens_of_a_long_text_are_encoded_without_the_rest(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.from_artifacts(DIVIDED[name]())
@@ -319,7 +319,7 @@ def test_a_tokenizer_that_may_look_across_a_place_is_not_divided(name: str) -> N
         tokenizer.encode_last("a b " * (1 << 19), 10)
 
 
-def test_a_row_without_any_place_is_too_long_where_it_cannot_be_encoded_at_once() -> None:
+def test_an_indivisible_text_above_the_limit_raises_text_too_long() -> None:
     tokenizer = Tokenizer.from_artifacts(byte_level_artifacts())
     with pytest.raises(TextTooLong) as caught:
         tokenizer.encode_up_to("a b " + "x" * (1 << 20), 1 << 30)

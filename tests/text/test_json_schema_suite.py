@@ -1,9 +1,9 @@
-"""The JSON Schema test-suite: a grammar refuses a schema by name, or lets no instance through that
-the suite calls invalid.
+"""The JSON Schema test suite: a grammar refuses a schema, or accepts no instance that the suite
+calls invalid.
 
-The suite travels in the source archive of `jsonschema`. A grammar writes properties in the schema's
-order and integers without a point, so it is narrower than its schema: what is valid and yet cannot
-be generated is counted apart, and only for these reasons.
+The suite is part of the source archive of `jsonschema`. A grammar is narrower than its schema,
+because it writes properties in the schema's order and integers without a decimal point. The test
+counts valid instances that are refused separately, and allows them only for known reasons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.needs import needs
 pytestmark = pytest.mark.integration
 
 PACKAGE = "jsonschema==4.26.0"
-# Schemas that compile, schemas that are refused, and what becomes of the instances of the former.
+# Numbers of compiled and refused schemas, and outcomes for the instances of the compiled ones.
 COUNTS = {
     "draft7": {
         "compiled": 160,
@@ -57,8 +57,8 @@ META = {
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     needs("registry")
     folder = tmp_path_factory.mktemp("suite")
-    asked = ("--quiet", "--no-deps", "--no-binary=jsonschema", f"--dest={folder}")
-    command = [sys.executable, "-m", "pip", "download", *asked, PACKAGE]
+    options = ("--quiet", "--no-deps", "--no-binary=jsonschema", f"--dest={folder}")
+    command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     [archive] = folder.glob("jsonschema-*.tar.gz")
     with tarfile.open(archive) as files:
@@ -67,7 +67,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("draft", COUNTS)
-def test_what_compiles_lets_no_invalid_instance_through(suite: Path, draft: str) -> None:
+def test_a_compiled_schema_accepts_no_invalid_instance(suite: Path, draft: str) -> None:
     grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
     counts, wrong, narrower = Counter[str](), set[tuple[str, str]](), list[tuple[str, Any]]()
     for file in sorted((suite / draft).glob("*.json")):
@@ -80,11 +80,11 @@ def test_what_compiles_lets_no_invalid_instance_through(suite: Path, draft: str)
                 continue
             counts["compiled"] += 1
             for test in group["tests"]:
-                told = outcome(grammars, grammar, test["data"], test["valid"])
-                counts[told] += 1
-                if told == "invalid and accepted":
+                result = outcome(grammars, grammar, test["data"], test["valid"])
+                counts[result] += 1
+                if result == "invalid and accepted":
                     wrong.add((file.stem, group["description"]))
-                elif told == "valid and narrower":
+                elif result == "valid and narrower":
                     narrower.append((file.stem, test["data"]))
     assert wrong == set()
     assert [each for each in narrower if not narrower_for_a_reason(*each)] == []
@@ -92,7 +92,7 @@ def test_what_compiles_lets_no_invalid_instance_through(suite: Path, draft: str)
 
 
 def declared(draft: str, schema: Any) -> Any:
-    """The schema with its draft named, where it is an object."""
+    """The schema with its draft in $schema, if the schema is an object."""
     return {"$schema": META[draft], **schema} if isinstance(schema, dict) else schema
 
 
@@ -110,7 +110,7 @@ def outcome(grammars: Grammars, grammar: str, instance: Any, valid: bool) -> str
 
 
 def in_each_order(value: Any) -> Iterator[Any]:
-    """The same value with its properties in other orders."""
+    """Yield the value with its properties in every order, up to a limit."""
     if isinstance(value, dict) and len(value) <= 5:
         for keys in permutations(value):
             for values in product(*(list(islice(in_each_order(value[key]), 24)) for key in keys)):
@@ -122,8 +122,10 @@ def in_each_order(value: Any) -> Iterator[Any]:
 
 
 def narrower_for_a_reason(file: str, instance: Any) -> bool:
-    """An integer is written without a point; a format is kept, where the suite only notes it; and
-    draft 7 ignores what stands beside a $ref, where a grammar keeps it."""
+    """Whether a known difference explains that a grammar refuses a valid instance.
+
+    A grammar writes integers without a decimal point, enforces formats, which the suite ignores,
+    and enforces keywords beside a $ref, which draft 7 ignores."""
     [value] = instance if isinstance(instance, list) and len(instance) == 1 else [instance]
     whole = isinstance(value, float) and value.is_integer()
     return whole or file in ("format", "ref")

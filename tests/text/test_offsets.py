@@ -1,4 +1,4 @@
-"""Where each token's text begins: inside the text, in order, and at the characters of the token."""
+"""Token offsets are inside the text, in order, and at the characters of the token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXTS = st.lists(WORDS | st.text(max_size=4), max_size=8).map("".join)
 
 
 def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Ids of texts, and ids without any sense: parts of characters, specials, unknown ones."""
+    """Ids of texts, and arbitrary ids: parts of characters, special tokens, unknown ids."""
     senseless = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=12)
     sensible = TEXTS.map(lambda text: tokenizer.encode(text, add_special_tokens=False))
     return st.lists(senseless | sensible, max_size=4).map(
@@ -36,7 +36,7 @@ def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 
 def check(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
-    """The offsets of `ids` against the text that the same ids are shown as."""
+    """Compare the offsets of `ids` with the text that is decoded from the same ids."""
     reader = TextReader(tokenizer, skip)
     text = reader.read(ids) + reader.finish()
     offsets = TextOffsets(tokenizer, skip)
@@ -81,7 +81,7 @@ def test_a_tokens_text_begins_at_its_place_with_the_demo_model_too(demo_model: P
 @every_tokenizer
 @settings(max_examples=100)
 @given(data=st.data())
-def test_places_go_on_behind_a_context_as_behind_all_ids_before_it(
+def test_offsets_after_a_context_equal_those_after_all_earlier_ids(
     tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
     ids, skip = data.draw(any_ids(tokenizer)), data.draw(st.booleans())
@@ -104,13 +104,13 @@ def test_all_tokens_of_a_character_share_its_place() -> None:
     assert offsets([97, *EURO, 98]) == [0, 1, 1, 1, 2]
 
 
-def test_a_token_that_breaks_a_character_off_begins_behind_it() -> None:
+def test_a_token_that_interrupts_a_character_starts_after_it() -> None:
     assert offsets([*EURO[:2], 98, 99]) == [0, 0, 1, 2]
     assert offsets([*EURO[:2], *EURO]) == [0, 0, 1, 1, 1]
     assert offsets([0xE0, 0x80, 98]) == [0, 1, 2]  # 0x80 never follows 0xE0
 
 
-def test_where_each_bad_byte_is_shown_by_itself_a_token_begins_behind_all_of_them() -> None:
+def test_a_token_starts_after_all_invalid_bytes_that_are_shown_one_by_one() -> None:
     tokenizer = TOKENIZERS["metaspace"]
     ids = [3 + 0xE2, 3 + 0x82, 3 + ord("b")]  # <unk>, <s> and </s> come before the bytes
     reader = TextReader(tokenizer)
@@ -119,7 +119,7 @@ def test_where_each_bad_byte_is_shown_by_itself_a_token_begins_behind_all_of_the
     assert [placed.push(token_id) for token_id in ids] == [0, 0, 2]
 
 
-def test_a_token_that_is_not_shown_stands_where_the_next_one_begins() -> None:
+def test_a_hidden_token_has_the_offset_of_the_next_token() -> None:
     special = min(BYTES.special_ids)
     shown = len(BYTES.token_text(special))
     assert offsets([97, special, 98]) == [0, 1, 1]

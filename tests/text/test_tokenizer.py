@@ -1,4 +1,4 @@
-"""The Tokenizer gives what transformers' AutoTokenizer gives for the same files."""
+"""The Tokenizer behaves like transformers' AutoTokenizer with the same files."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_eos_ids_come_from_generation_config_then_config_then_tokenizer_config()
     ],
     ids=lambda change: ",".join(change),
 )
-def test_what_only_tokenizer_config_says_holds_as_in_transformers(
+def test_settings_only_in_tokenizer_config_apply_as_in_transformers(
     tmp_path: Path, hugging_face: Callable[[Path], Any], change: dict[str, Any]
 ) -> None:
     artifacts = byte_level_artifacts()
@@ -186,7 +186,7 @@ def test_what_only_tokenizer_config_says_holds_as_in_transformers(
     assert ours.vocab_size == len(theirs)
 
 
-def test_truncation_and_padding_left_in_the_file_do_not_touch_prompts() -> None:
+def test_truncation_and_padding_in_the_file_do_not_affect_prompts() -> None:
     artifacts = byte_level_artifacts()
     raw = json.loads(artifacts[TOKENIZER])
     raw["truncation"] = {
@@ -209,7 +209,7 @@ def test_truncation_and_padding_left_in_the_file_do_not_touch_prompts() -> None:
         (b"[]", "tokenizer.json cannot be read"),
     ],
 )
-def test_a_tokenizer_that_is_none_is_named(data: bytes | None, message: str) -> None:
+def test_the_error_names_an_invalid_tokenizer_file(data: bytes | None, message: str) -> None:
     artifacts = {} if data is None else {TOKENIZER: data}
     with pytest.raises(ArtifactError, match=message):
         Tokenizer.from_artifacts(artifacts)

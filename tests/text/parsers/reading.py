@@ -1,4 +1,4 @@
-"""An answer as it is read at once, and cut into deltas in every way."""
+"""Read an answer in one push and in many splits, which must all give the same result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from baton_text.parsers.parser import Piece, Reader, ReasoningParser, ToolParser, Tools
 from baton_text.parsers.registry import reader
 
-# The functions that the tables' answers call.
+# The functions that the answers in the tests' tables call.
 TOOLS: Tools = {
     "weather": {
         "type": "object",
@@ -34,8 +34,8 @@ def read(
     begun: bool = False,
     tools: Tools = TOOLS,
 ) -> Answer:
-    """{"reasoning", "content", "calls": [(name, arguments as text)]}, without what is empty. Each
-    way to cut the text must give the same."""
+    """The parsed answer: {"reasoning", "content", "calls": [(name, arguments as text)]}, without
+    empty fields. Asserts that every split of the text gives the same answer."""
 
     def new() -> Reader:
         return reader(tools, tool_parser, reasoning_parser, begun=begun)
@@ -54,16 +54,16 @@ def read(
 
 
 def _same_at_each_place(new: Callable[[], Reader], text: str) -> None:
-    """What is told after a part of the text follows from that part; nothing told is empty."""
-    slow, told = new(), list[Piece]()
+    """Assert that the pieces after each prefix depend only on that prefix; none is empty."""
+    slow, found = new(), list[Piece]()
     for place, char in enumerate(text, start=1):
-        told += slow.push(char)
+        found += slow.push(char)
         if place <= 200:
-            assert _joined(new().push(text[:place])) == _joined(told), place
-    told += slow.finish()
-    calls = [piece.call for piece in told if piece.kind == "call"]
+            assert _joined(new().push(text[:place])) == _joined(found), place
+    found += slow.finish()
+    calls = [piece.call for piece in found if piece.kind == "call"]
     assert calls == list(range(len(calls))), "calls are numbered as they come"
-    assert all(piece.text for piece in told), "no piece is empty"
+    assert all(piece.text for piece in found), "no piece is empty"
 
 
 def _pieces(one: Reader, parts: list[str]) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""What holds for every parser of the registry, whatever a model writes."""
+"""Properties of every parser in the registry, for any text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FRAGMENTS = (
     "true",
 )
 _MARKER = re.compile(r"</?[^\s<>]+>|\[/?[A-Z_]+\]")
-# Few examples: each is read in hundreds of cuts.
+# Few examples, because each is read with hundreds of splits.
 SETTINGS = settings(
     max_examples=25,
     deadline=None,
@@ -47,7 +47,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 def markers(parser: ToolParser) -> list[str]:
-    """The family's markers, as far as its marks and its form tell them."""
+    """The family's markers that its marks and its form contain."""
     form = parser.form
     texts = [*parser.marks]
     if form is not None:
@@ -74,7 +74,7 @@ def rendered(form: CallForm, calls: list[tuple[str, str]]) -> str:
 
 
 @pytest.mark.parametrize("name", TOOL_PARSERS)
-def test_any_text_is_read_the_same_however_it_is_cut(name: str) -> None:
+def test_the_split_into_deltas_does_not_change_how_text_is_read(name: str) -> None:
     parser = TOOL_PARSERS[name]
     pieces = st.sampled_from([*FRAGMENTS, *markers(parser)]) | st.text(max_size=4)
 
@@ -87,7 +87,7 @@ def test_any_text_is_read_the_same_however_it_is_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REASONING_PARSERS)
-def test_any_reasoning_is_read_the_same_however_it_is_cut(name: str) -> None:
+def test_the_split_into_deltas_does_not_change_how_reasoning_is_read(name: str) -> None:
     parser: ReasoningParser = REASONING_PARSERS[name]
     pieces = st.sampled_from([parser.begin, parser.end, *FRAGMENTS]) | st.text(max_size=4)
 
@@ -109,7 +109,7 @@ def test_an_answer_in_the_familys_form_is_read_back(name: str) -> None:
     calls = st.lists(
         st.tuples(st.sampled_from(sorted(TOOLS)), arguments), min_size=1, max_size=most
     )
-    # Calls without a marker stand at an answer's beginning only.
+    # Calls without a marker are read only at the start of an answer.
     begins_with_json = (form.open + form.before_name).startswith(("{", "[{"))
     before = (
         st.just("") if begins_with_json else st.sampled_from(["", "Let me see.", "a < [b] {c}"])
@@ -117,15 +117,15 @@ def test_an_answer_in_the_familys_form_is_read_back(name: str) -> None:
 
     @SETTINGS
     @given(before, calls, st.booleans())
-    def check(text: str, asked: list[tuple[str, dict[str, Any]]], escaped: bool) -> None:
-        written = [(one, json.dumps(value, ensure_ascii=escaped)) for one, value in asked]
+    def check(text: str, wanted: list[tuple[str, dict[str, Any]]], escaped: bool) -> None:
+        written = [(one, json.dumps(value, ensure_ascii=escaped)) for one, value in wanted]
         answer = read(text + rendered(form, written), parser)
         assert answer == {**({"content": text} if text else {}), "calls": written}
 
     check()
 
 
-def test_what_has_no_form_is_enforced_as_generic_json() -> None:
+def test_a_parser_without_form_is_enforced_as_generic_json() -> None:
     for parser in TOOL_PARSERS.values():
         assert enforced(parser) is (GENERIC_JSON if parser.form is None else parser)
 

@@ -1,4 +1,4 @@
-"""Which parsers read a model's answers: those its node was told, else its template's."""
+"""The node's flags choose the parsers of a model's answers, else the chat template does."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ BOTH_TEMPLATE = f"{HERMES_TEMPLATE}<think></think>"
         (BOTH_TEMPLATE, ("none", "none"), (None, None)),
     ],
 )
-def test_a_flag_comes_before_the_template(
+def test_a_flag_overrides_the_template(
     template: str, flags: tuple[str, str], names: tuple[str | None, str | None]
 ) -> None:
     tools, reasoning = parsers_of(parsers_artifact(*flags), template)
     assert (tools and tools.name, reasoning and reasoning.name) == names
 
 
-def test_where_nothing_is_chosen_there_is_no_artifact() -> None:
-    """So that a node of the version before is of the same kind."""
+def test_without_flags_there_is_no_parsers_artifact() -> None:
+    """Then a node of the previous version has the same artifacts."""
     assert parsers_artifact("", "") == {}
     assert json.loads(parsers_artifact("none", "")[BATON]) == {"tool_parser": "none"}
 
@@ -51,7 +51,7 @@ def test_where_nothing_is_chosen_there_is_no_artifact() -> None:
         (("", "nope"), "reasoning parser", REASONING_PARSERS),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_names_there_are(
+def test_the_error_for_an_unknown_name_lists_the_known_names(
     flags: tuple[str, str], kind: str, there_are: dict[str, object]
 ) -> None:
     with pytest.raises(ArtifactError) as refused:
@@ -70,6 +70,6 @@ def test_an_unknown_name_is_refused_with_the_names_there_are(
         (b"[]", r"baton\.json holds a list"),
     ],
 )
-def test_a_node_that_says_what_nobody_knows_is_an_artifact_error(data: bytes, message: str) -> None:
+def test_an_invalid_parsers_artifact_is_an_artifact_error(data: bytes, message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
         parsers_of({BATON: data}, "")

@@ -106,14 +106,14 @@ def test_answers(name: str) -> None:
     assert read(text, GPT_OSS, GPT_OSS_REASONING) == answer
 
 
-def test_without_tools_there_are_no_calls_but_reasoning() -> None:
+def test_without_a_tool_parser_reasoning_is_read_but_no_calls() -> None:
     text = f"{THOUGHT}{NEXT}{CALL}{NEXT}{FINAL}"
     answer = {"reasoning": "Let me think.", "content": f"{ARGUMENTS}\nIt is sunny."}
     assert read(text, None, GPT_OSS_REASONING, tools={}) == answer
 
 
 @pytest.mark.parametrize("tool_parser", [GPT_OSS, None])
-def test_an_answer_that_begins_within_a_message(tool_parser: ToolParser | None) -> None:
+def test_an_answer_may_start_inside_a_message(tool_parser: ToolParser | None) -> None:
     text = f"think.<|end|>{NEXT}{FINAL}"
     answer = {"reasoning": "think.", "content": "It is sunny."}
     assert read(text, tool_parser, GPT_OSS_REASONING, begun=True) == answer

@@ -118,13 +118,13 @@ def test_answers_of_olmo(name: str) -> None:
     ],
     ids=["deep", "signs", "sum", "digits", "long", "nots", "dots", "ifs"],
 )
-def test_arguments_that_are_too_much_are_content(value: str) -> None:
+def test_arguments_beyond_the_limits_are_content(value: str) -> None:
     text = f"[weather(days={value})]"
     assert read_once(text) == {"content": text}
 
 
 def read_once(text: str) -> Answer:
-    """Long texts are not cut in every way."""
+    """Read `text` in one push: trying all splits of a long text takes too long."""
     one = reader(TOOLS, PYTHONIC)
     pieces = [piece for at in range(0, len(text), 999) for piece in one.push(text[at : at + 999])]
     pieces += one.finish()

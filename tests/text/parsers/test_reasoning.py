@@ -79,7 +79,7 @@ def test_answers(name: str) -> None:
     assert read(text, HERMES, REASONING_PARSERS[family], begun=begun) == answer
 
 
-def test_a_call_within_reasoning_is_reasoning_where_no_calls_are_read() -> None:
+def test_a_call_within_reasoning_is_reasoning_if_calls_are_not_read() -> None:
     answer = {"reasoning": f"Hm.\n{CALL}", "content": "Yes."}
     assert read(f"Hm.\n{CALL}</think>Yes.", None, REASONING_PARSERS["qwen3"], begun=True) == answer
 
@@ -153,7 +153,7 @@ PROMPTS: dict[str, tuple[str, str, bool]] = {
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_whether_an_answer_begins_within_reasoning(name: str) -> None:
+def test_begun_tells_whether_an_answer_starts_inside_reasoning(name: str) -> None:
     family, prompt, begun = PROMPTS[name]
     assert REASONING_PARSERS[family].begun(prompt) is begun
 
@@ -208,7 +208,7 @@ COUNTED: dict[str, tuple[ReasoningParser, ToolParser | None, bool, list[tuple[st
 
 @pytest.mark.parametrize("tokens", LOSSLESS)
 @pytest.mark.parametrize("name", COUNTED)
-def test_how_many_tokens_are_reasoning(name: str, tokens: str) -> None:
+def test_reasoning_tokens_are_counted(name: str, tokens: str) -> None:
     parser, tool_parser, begun, parts = COUNTED[name]
     tokenizer = Tokenizer.from_artifacts(FAMILIES[tokens]())
     whole, within = "", list[int]()  # the places of the characters that are reasoning
@@ -223,7 +223,7 @@ def test_how_many_tokens_are_reasoning(name: str, tokens: str) -> None:
 
 
 @pytest.mark.parametrize("family", REASONING_PARSERS)
-def test_reasoning_stands_where_it_is_said_to(family: str) -> None:
+def test_reasoning_in_returns_the_ranges_of_reasoning(family: str) -> None:
     parser = REASONING_PARSERS[family]
     parts = (parser.begin, parser.end, "<|end|>", "<tool_call>", "so", "Hm", "\n", " ", "<")
     generator = random.Random(family)
@@ -235,7 +235,7 @@ def test_reasoning_stands_where_it_is_said_to(family: str) -> None:
         assert "\n".join(text[a:b].strip() for a, b in spans) == answer.strip()
 
 
-def test_a_hidden_token_within_reasoning_counts_and_one_behind_it_does_not() -> None:
+def test_a_hidden_token_counts_within_reasoning_but_not_after_it() -> None:
     tokenizer = Tokenizer.from_artifacts(FAMILIES["byte-level"]())
     eos = tokenizer.eos_ids[0]
     ids = [*tokenizer.encode("Hm"), eos, *tokenizer.encode("so"), eos]

@@ -1,4 +1,4 @@
-"""Which parsers a chat template asks for: by the places of public templates that show it."""
+"""Which parsers fit a chat template, tested with excerpts of public templates."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ TEMPLATES: dict[str, tuple[str, str | None, str | None]] = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_asks_for_its_parsers(name: str) -> None:
+def test_a_template_selects_its_parsers(name: str) -> None:
     template, tool_parser, reasoning_parser = TEMPLATES[name]
     found_tool, found_reasoning = tool_parser_for(template), reasoning_parser_for(template)
     assert (found_tool.name if found_tool else None) == tool_parser
     assert (found_reasoning.name if found_reasoning else None) == reasoning_parser
 
 
-def test_each_parser_is_known_by_its_name() -> None:
+def test_the_registry_keys_are_the_parsers_names() -> None:
     assert all(parser.name == name for name, parser in TOOL_PARSERS.items())
     assert all(parser.name == name for name, parser in REASONING_PARSERS.items())

@@ -45,7 +45,7 @@ def test_values(name: str) -> None:
     assert arguments.add("a", text).text + arguments.close().text == f'{{"a": {value}}}'
 
 
-def test_a_function_that_nobody_offers_has_values_without_a_schema() -> None:
+def test_values_of_an_unknown_function_are_read_without_a_schema() -> None:
     arguments = Arguments({}, "g", 2)
     pieces = [arguments.add("a", "1"), arguments.add('"b"', "x"), arguments.close()]
     assert "".join(piece.text for piece in pieces) == '{"a": 1, "\\"b\\"": "x"}'
