@@ -101,7 +101,7 @@ class Division:
 def longest_token(backend: Backend) -> int:
     """The maximum number of characters of text per token.
 
-    This bound is exact for tokenizers that put each character of a text into a token, as in the
+    This bound holds for tokenizers that put each character of a text into a token, as in the
     families above: a byte-level token has at least as many characters as the text it stands for.
     Other tokenizers may drop white space, or map consecutive unknown characters to one token. Real
     texts do not exceed the bound for that reason.
