@@ -1,1 +1,1 @@
-"""One request's life: tokenized, placed, carried from attempt to attempt, ended."""
+"""The life of one request: tokenization, placement, attempts, end."""

@@ -1,17 +1,16 @@
-"""Carries requests: from a placement to jobs on links, from frames to output queues, and on to
-another place when a node is lost.
+"""Places requests on nodes, sends their jobs, and places them again when a node is lost.
 
-In: prepared requests that admission let in; what nodes answer; nodes lost and resumed. Out: deltas
-in the call's output queue, frames to nodes. Finding a place, booking it and queueing the jobs is
-one act without an await. A request without a place waits in a task of its own, which ends with it:
-it looks again whenever the pool has changed.
+In: prepared requests that admission admitted, frames from nodes, and nodes lost or resumed. Out:
+deltas in the call's output queue, and frames to nodes. Choosing a node, booking its load and
+queueing the jobs happens without an await. A request that no node can take waits in its own task,
+which retries whenever the pool changes.
 
-A request stays with its kind of nodes once its client has anything of it; before, it goes over to
-the kind that is served, where its own is no more. What cannot, and whose kind a roll-out has taken
-away for good, ends with the error `rolled_out`.
+A request stays on one kind of nodes once its client has any output. Before that, it may switch to
+the kind that the pool serves now. A request that cannot switch, and whose kind a roll-out has
+removed for good, fails with the error `rolled_out`.
 
-A request that may be killing its nodes (see `state`) is on probation: of these only one has
-a place at a time, so that the guilty one takes none of the others with it.
+A request that may be killing its nodes (see `state`) is on probation. Only one request on probation
+has a place at a time, because the guilty one would take the others down with its node.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ Stored = Sequence[bool]
 
 
 class Placer:
-    """Finds a place for a request and books it; the bookings end here too.
+    """Chooses nodes for a request, books their load and releases the bookings.
 
-    In: requests, the pool's view, the store's markers. Out: placements, or what is missing. Between
-    reading the view, deciding and booking nothing is awaited.
+    In: requests, the pool's view, the store's markers. Out: a placement, or what is missing.
+    Reading the view, deciding and booking happen without an await in between.
     """
 
     def __init__(
@@ -84,43 +83,43 @@ class Placer:
         self._markers = markers
         self.policy = policy
         self._rng = rng
-        self._turn = 0  # for placements in turns
+        self._turn = 0  # counts placements, for the round-robin ranking
 
     async def stored(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
-        """Which of these chunks the store holds; all False where its index is silent."""
+        """Whether the store holds each of these chunks; all False if its index does not answer."""
         return await self._markers.stored(kind.fingerprint, chunks)
 
     @property
     def store_up(self) -> bool:
-        """Whether chunks can be handed over, as far as is known."""
+        """False if the store's index is known to be down: no chunks can be handed off."""
         return self._markers.up is not False
 
     def reachable(self, node: NodeId) -> bool:
-        """Whether its link is up."""
+        """Whether the link to the node is up."""
         view = self.view.nodes.get(node)
         return view is not None and view.connected
 
     def served(self, kind: Kind) -> bool:
-        """Whether any node is ready for requests of that kind."""
+        """Whether any node of this kind is ready."""
         return next(self.view.ready(kind), None) is not None
 
     def rolled_out(self, kind: Kind) -> str:
-        """The revision in whose favour all its nodes have gone; "" while one may come back."""
+        """The revision that has replaced all nodes of this kind; "" if one may still come back."""
         return self.view.rolled_out(kind)
 
     def existing(self, request: InFlightRequest, stored: Stored) -> int:
-        """How many of the prompt's chunks exist somewhere."""
+        """Number of leading chunks of the prompt on one node, plus later ones in the store."""
         held = self.view.chunks.longest(request.prepared.chunks)
         return held + sum(stored[held:])
 
     def find(self, request: InFlightRequest, stored: Stored, now: float) -> Placement | Missing:
-        """What was accepted is finished: once placed, any role may run it."""
+        """Choose a place. From its second attempt on, a request may run on a node of any role."""
         record = request.record
         policy = self._policy_of(request)
         sample = next(self.view.ready(request.prepared.kind), None)
         if sample is None:
             return Missing("decode", policy.missing_role)
-        # Whoever asks for the prompt's logprobs has all of it computed.
+        # Prompt logprobs need the whole prompt computed, so cached chunks do not help.
         chunks = () if record.asks_prompt_logprobs else request.prepared.chunks
         facts = RequestFacts(
             prompt_tokens=len(record.request.prompt_ids) + record.tokens,
@@ -140,12 +139,12 @@ class Placer:
         return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
 
     def _unconstrained(self, kind: Kind) -> set[NodeId]:
-        """Nodes of an older version, which would answer as if nothing had to be matched."""
+        """Nodes whose protocol predates structured output; they would ignore the grammar."""
         ready = (view.report for view in self.view.ready(kind))
         return {report.node for report in ready if report.protocol < STRUCTURED_SINCE}
 
     def missing_version(self, request: InFlightRequest) -> str:
-        """What ready nodes lack to run the request; "" where it is not their version."""
+        """Name the ready nodes whose protocol is too old for the request; "" if none is."""
         if request.record.request.params.structured is None:
             return ""
         older = self._unconstrained(request.prepared.kind)
@@ -163,7 +162,7 @@ class Placer:
         return replace(policy, ranking=own) if own is not None else policy
 
     def take(self, request: InFlightRequest, placement: Placement) -> Epoch:
-        """Book it, instead of the place it had. Return the decode node's epoch."""
+        """Book the placement and release the previous one. Return the decode node's epoch."""
         self.leave(request)
         sequences = len(request.record.open)
         if placement.prefill is not None:
@@ -174,12 +173,12 @@ class Placer:
         return self.view.nodes[placement.decode].report.epoch
 
     def choice_ended(self, request: InFlightRequest) -> None:
-        """Its other choices go on."""
+        """Release the booking of one finished choice; the other choices go on."""
         if request.record.decode is not None:
             self.view.sequence_ended(request.record.decode, request.id)
 
     def leave(self, request: InFlightRequest) -> None:
-        """End the bookings of its last attempt, as far as they have not ended."""
+        """Release the bookings of the last attempt that still exist."""
         if request.record.attempts:
             placement = request.record.attempts[-1].placement
             self.view.release(placement.decode, request.id)
@@ -193,7 +192,7 @@ logger = logging.getLogger(__name__)
 
 
 def _timed(frame: ToNode, request: InFlightRequest, now: float) -> ToNode:
-    """A job says how much time is left as it is sent: each attempt has less."""
+    """Set a job's remaining time at the moment it is sent."""
     deadline = request.prepared.deadline
     if deadline is None or not isinstance(frame, PrefillJob | RunJob):
         return frame
@@ -202,8 +201,10 @@ def _timed(frame: ToNode, request: InFlightRequest, now: float) -> ToNode:
 
 
 class Dispatcher:
-    """A RequestListener. `in_flight` are the requests that are not over. A node that refused a
-    request is not asked again for `refused_s`."""
+    """Listens to the fleet's links (a RequestListener) and drives every request to its end.
+
+    `in_flight` holds the requests that have not ended. The dispatcher does not offer a request to a
+    node that refused it again for `refused_s` seconds."""
 
     def __init__(
         self,
@@ -222,7 +223,7 @@ class Dispatcher:
         self._refused_s = refused_s
         self._clock = clock
         self._change = asyncio.Event()
-        self._on_probation: RequestId | None = None  # whoever is on probation and has a place
+        self._on_probation: RequestId | None = None  # the request on probation that has a place
         self.in_flight: dict[RequestId, InFlightRequest] = {}
 
     async def start(
@@ -232,9 +233,11 @@ class Dispatcher:
         first_slot: int = 0,
         waits_until: float | None = None,
     ) -> list[InFlightRequest]:
-        """Give each of these requests of one call a place, or let it wait for one, `waits_until` in
-        any case where that is said. Their places in the output begin with `first_slot`. Raise
-        Unavailable where a place is not to be waited for; then all tickets are over."""
+        """Place these requests of one call; those that find no place wait until `waits_until`.
+
+        `waits_until` is a time of the dispatcher's clock; by default the policy sets it. The first
+        request writes to slot `first_slot` of the output, the next to the following slot. Raise
+        Unavailable if a request finds no place and must not wait; then every ticket is over."""
         requests: list[InFlightRequest] = []
         try:
             chunks = [name for item, _ in entered for name in item.chunks]
@@ -260,11 +263,11 @@ class Dispatcher:
         return requests
 
     def cancel(self, request: InFlightRequest, error: ErrorRecord | None = None) -> None:
-        """End a request everywhere; no effect on one that is over."""
+        """End a request on all its nodes. No effect on one that has ended."""
         self._apply(request, request.record.cancel(error))
         self._close(request)
 
-    # --- what nodes say ---------------------------------------------------------------------------
+    # --- frames from nodes ------------------------------------------------------------------------
 
     def on_deltas(self, node: NodeId, frame: Deltas) -> None:
         for delta in frame.items:
@@ -300,7 +303,7 @@ class Dispatcher:
             blamed = current is not None and current.placed_at <= alive_at
             try:
                 self._apply(request, request.record.on_lost(node, cause, blamed=blamed))
-            except Exception:  # our bug; the others that the node served are placed again
+            except Exception:  # our bug; still place the node's other requests again
                 self._end_after_bug(request)
 
     def on_resumed(self, node: NodeId) -> None:
@@ -311,7 +314,7 @@ class Dispatcher:
     def on_leaving(self, node: NodeId) -> None:
         for request in self._on(node):
             if request.task is not None and not request.task.done():
-                continue  # its place is looked for already
+                continue  # a task already looks for its place
             if actions := request.record.on_leaving(node):
                 self._apply(request, actions)
             elif self._places.served(request.prepared.kind):
@@ -320,11 +323,11 @@ class Dispatcher:
                 self._apply(request, request.record.on_rolled_out(node))
 
     def change(self) -> asyncio.Event:
-        """Set when the pool has changed next."""
+        """The event that the next change of the pool sets."""
         return self._change
 
     def on_change(self) -> None:
-        """Wake who waits for a place."""
+        """Wake the requests that wait for a place."""
         self._change.set()
         self._change = asyncio.Event()
 
@@ -340,7 +343,7 @@ class Dispatcher:
         self._start_task(request, partial(self._wait, request))
 
     def _try_to_place(self, request: InFlightRequest, stored: Stored) -> bool:
-        """Place, book and send, or end the request. False where it has to wait."""
+        """Place the request or end it. Return False if it has to wait."""
         record = request.record
         verdict = record.check_strikes(self._places.existing(request, stored))
         if verdict:
@@ -371,13 +374,13 @@ class Dispatcher:
         self._apply(request, actions)
 
     async def _wait(self, request: InFlightRequest) -> None:
-        """Until the request has a place, or is over."""
+        """Retry until the request has a place or has ended."""
         record = request.record
         while record.phase == "waiting":
-            change = self._change  # taken before looking: what changes meanwhile is not missed
+            change = self._change  # read before the lookup, so no change is missed
             item = request.prepared
             stored = await self._places.stored(item.kind, item.chunks)
-            now = self._clock()  # before looking, too
+            now = self._clock()  # also before the lookup
             if self._try_to_place(request, stored):
                 return
             if await self._switch_kind(request):
@@ -395,7 +398,7 @@ class Dispatcher:
                 self.cancel(request, self._unavailable(request).record())
 
     async def _switch_kind(self, request: InFlightRequest) -> bool:
-        """As long as its client has nothing, the kind that is served now may do it."""
+        """Move a request whose client has no output to the kind of nodes that is served now."""
         item, record = request.prepared, request.record
         fitting = partial(fits, item)
         if not record.client_has_nothing:
@@ -410,8 +413,8 @@ class Dispatcher:
         return True
 
     async def _move(self, request: InFlightRequest, leaving: NodeId) -> None:
-        """To another node, with the tokens that its client has by then. Where none can take it, it
-        goes on where it is: the node's next load asks again."""
+        """Move the request to another node, with the tokens that its client has. If no other node
+        can take it, it stays; the node's next load report triggers another try."""
         item = request.prepared
         stored = await self._places.stored(item.kind, item.chunks)
         found = self._places.find(request, stored, self._clock())
@@ -421,8 +424,8 @@ class Dispatcher:
         self._start_attempt(request, found, stored)
 
     async def _regroup(self, request: InFlightRequest, lost: NodeId) -> None:
-        """Find another pair for a request whose prefill node is gone, or leave it to its decode
-        node. Whatever else happens to the request meanwhile ends this task."""
+        """Find another pair for a request that lost its prefill node, or let its decode node
+        compute the prompt. Any other event for the request cancels this task."""
         record, item = request.record, request.prepared
         stored = await self._places.stored(item.kind, item.chunks)
         verdict = record.check_strikes(self._places.existing(request, stored))
@@ -433,7 +436,7 @@ class Dispatcher:
         if isinstance(found, Placement) and found.prefill is not None:
             self._start_attempt(request, found, stored)
         elif record.decode is not None and not self._places.reachable(record.decode):
-            self._apply(request, record.on_lost(record.decode, "link"))  # both went at once
+            self._apply(request, record.on_lost(record.decode, "link"))  # both nodes are lost
         else:
             self._apply(request, record.no_first(f"prefill node {lost} is gone"))
 
@@ -443,13 +446,13 @@ class Dispatcher:
     # --- one request ------------------------------------------------------------------------------
 
     def _on(self, node: NodeId) -> Iterator[InFlightRequest]:
-        """The requests that this node serves."""
+        """The requests that run on this node."""
         for request in list(self.in_flight.values()):
             if node in (request.record.decode, request.record.prefill):
                 yield request
 
     def _apply(self, request: InFlightRequest, actions: Sequence[Action]) -> None:
-        now = self._clock()  # the jobs of one placement say the same time left
+        now = self._clock()  # one time for both jobs of a placement
         for action in actions:
             match action:
                 case Emit():
@@ -477,7 +480,7 @@ class Dispatcher:
     def _emit(self, request: InFlightRequest, emit: Emit) -> None:
         delta, times = emit.delta, emit.times
         request.output.put(request.slot, delta)
-        if delta.finish is not None and request.record.open:  # else all of it is over next
+        if delta.finish is not None and request.record.open:  # else Ended follows
             request.ticket.ended(1)
             self._places.choice_ended(request)
         if times is not None:
@@ -504,7 +507,8 @@ class Dispatcher:
         self._log(level, request, node, message)
 
     def _end_probation(self, request: InFlightRequest) -> None:
-        """It has no place, or is not on probation any more: the next one may have its turn."""
+        """Free the probation slot if the request has lost its place or is no longer on
+        probation."""
         if self._on_probation != request.id:
             return
         placed = request.record.current is not None and request.id in self.in_flight
@@ -513,7 +517,7 @@ class Dispatcher:
             self.on_change()
 
     def _start_task(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
-        """In place of the task that the request has."""
+        """Replace the request's task."""
         self._cancel_task(request)
         request.task = asyncio.create_task(self._guarded(request, work))
 

@@ -1,6 +1,6 @@
-"""A request on its way through the pool: its record, and its output queue, ticket and task.
+"""A request in flight: its record, output queue, admission ticket and task.
 
-In: a prepared request, its answer's queue. Out: the line that tells its client where it runs.
+In: a prepared request and the output queue of its answer. Out: the `x-baton-placement` header.
 """
 
 from __future__ import annotations
@@ -26,19 +26,16 @@ Pour = Callable[[Batch], bool]
 
 
 class OutputQueue:
-    """What the nodes produced for one HTTP answer, until its handler writes it. One writer, one
-    reader.
+    """Buffers the deltas of one HTTP answer until its handler writes them. One writer, one reader.
 
-    In: deltas of the answer's requests, each with its slot (the prompt's index), their ends, or one
-    error. Out: batches, as large as what arrived since the reader last looked. A reader that does
-    not look, since its client does not read, is reported: what waits for it is bounded.
+    In: deltas of the answer's requests, each with its slot (the prompt's index), ends of requests,
+    and at most one error. Out: batches of everything that arrived since the last read. If the
+    client does not read, the queue calls `overflow` once, when more than `most` tokens are unread
+    (None: no bound).
 
-    A reader that has begun to write may leave a `pour` for what comes while it waits: waking a
-    handler costs more than writing a token does.
-
-    `open` counts the requests that have not ended. With more than `most` tokens unread (None: there
-    is no bound) `overflow` is called, once. `pour` takes a batch, or says False, and then the
-    reader is woken for it; ends and errors are the reader's.
+    The reader may set `pour`, which takes batches while the reader waits: waking a handler costs
+    more than writing a token. If `pour` returns False, the queue wakes the reader for the batch.
+    Ends and errors always go to the reader. `open` counts the requests that have not ended.
     """
 
     def __init__(
@@ -54,8 +51,8 @@ class OutputQueue:
         self._unread = 0
         self._items: Batch = []
         self._error: ErrorRecord | None = None
-        self._reader: asyncio.Future[bool] | None = None  # waits; False: for too long
-        self._since = 0.0  # when it began to, in the loop's time
+        self._reader: asyncio.Future[bool] | None = None  # False: the wait timed out
+        self._since = 0.0  # start of its wait, or its last batch; loop time
         self._timer: asyncio.TimerHandle | None = None
         self._pouring: asyncio.Handle | None = None
 
@@ -75,20 +72,21 @@ class OutputQueue:
         self._wake()
 
     def fail(self, error: ErrorRecord) -> None:
-        """The first error counts; what arrived before it is still delivered."""
+        """Keep the first error. The reader still gets the deltas that arrived before it."""
         if self._error is None:
             self._error = error
         self._wake()
 
     @property
     def over(self) -> bool:
-        """All requests have ended well, and everything of them was taken."""
+        """True if all requests ended without an error and the reader took everything."""
         return self.open <= 0 and not self._items and self._error is None
 
     async def next(self, patience_s: float | None = None) -> Batch:
-        """Wait for more; an empty batch means that all requests ended. Raise RequestFailed, or
-        TimeoutError where nothing came for `patience_s`, which is the same for all calls; a later
-        call goes on waiting."""
+        """Wait for deltas. An empty batch means that all requests have ended.
+
+        Raise RequestFailed on an error, and TimeoutError if nothing arrives for `patience_s`
+        seconds; the caller may then call again. `patience_s` must be the same in all calls."""
         while not self._items:
             if self._error is not None:
                 raise RequestFailed(self._error)
@@ -100,7 +98,7 @@ class OutputQueue:
         return batch
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """Cancel the timers once nobody reads the queue."""
         for handle in (self._timer, self._pouring):
             if handle is not None:
                 handle.cancel()
@@ -114,10 +112,10 @@ class OutputQueue:
         self._pouring = None
         reader = self._reader
         if reader is None or reader.done():
-            return  # it takes the batch itself
+            return  # the reader takes the batch itself
         try:
             taken = pour(self._items)
-        except Exception as error:  # our bug, told where the reader's own would be
+        except Exception as error:  # our bug; raise it in the reader
             reader.set_exception(error)
             return
         if taken:
@@ -127,8 +125,8 @@ class OutputQueue:
             self._wake()
 
     async def _woken(self, patience_s: float | None) -> bool:
-        """One timer serves many waits, and is set again when it has run: one for each token costs
-        as much as the token."""
+        """Wait for a batch. One timer serves many waits and is set again only when it fires: a
+        timer per token costs as much as the token."""
         loop = asyncio.get_running_loop()
         if patience_s is not None:
             self._since = loop.time()
@@ -141,7 +139,7 @@ class OutputQueue:
             self._reader = None
 
     def _look(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
-        """Whether the reader has waited for so long."""
+        """Time the reader out, or set the timer again if the reader has not waited long enough."""
         self._timer = None
         if self._reader is None:
             return
@@ -154,11 +152,13 @@ class OutputQueue:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is tokenized and hashed. `chunks` name its full chunks; only nodes of `kind`
-    can run it. By `deadline`, a time of the router's clock, it is to be over; None is any time.
-    `wanted` is the model's name, where its client gave one; with `fills` its answer may
-    be as long as the context leaves. `ranking` is the placement policy that it asked for.
-    `reading` is how its answers are read, None where they are text."""
+    """A request that is tokenized and hashed.
+
+    `chunks` names the prompt's full chunks. Only nodes of `kind` can run the request. `deadline` is
+    a time of the router's clock (None: no deadline). `wanted` is the model name from the client, if
+    it sent one. If `fills` is True, the answer may use the rest of the context. `ranking` is the
+    placement policy the client asked for. `reading` says how to parse the answer (None: as
+    text)."""
 
     request: Request
     chunks: tuple[BlockHash, ...]
@@ -175,8 +175,8 @@ class Prepared:
 
 
 class Ticket:
-    """One prompt that was let in, with so many `sequences`, one of each choice. The dispatcher says
-    once it is `placed`, and which of its sequences have `ended`: `free` hears of them."""
+    """Admission of one prompt with `sequences` choices. The dispatcher reports when the prompt is
+    placed and when choices end; the ticket passes both on to `placed` and `free`."""
 
     def __init__(
         self,
@@ -189,18 +189,18 @@ class Ticket:
         self._free = free
 
     def placed(self) -> None:
-        """It is booked on nodes, or waits for nodes, or is given up."""
+        """The prompt is booked on nodes, waits for nodes, or was given up. Idempotent."""
         placed, self._placed = self._placed, None
         if placed is not None:
             placed()
 
     def ended(self, sequences: int) -> None:
-        """So many more of its choices are complete."""
+        """Free this many sequences: their choices are complete."""
         self._sequences -= sequences
         self._free(sequences)
 
     def over(self) -> None:
-        """All of it is, whatever became of it."""
+        """End the ticket and free the remaining sequences, whatever the outcome. Idempotent."""
         self.placed()
         if self._sequences:
             self.ended(self._sequences)
@@ -208,9 +208,9 @@ class Ticket:
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """A request's record beside what runs it. `slot` is its place in the output. Where it waits for
-    its first place, it does until `give_up_at`. Nodes in `refused` are left alone until then.
-    `task` is at work to find a place. Times are the dispatcher's."""
+    """A request's record and what runs it. `slot` is its index in the output. It waits for its
+    first place until `give_up_at`. `refused` maps a node to the time until which it is not tried
+    again. `task` looks for a place. Times are of the dispatcher's clock."""
 
     record: RequestRecord
     prepared: Prepared
@@ -226,7 +226,7 @@ class InFlightRequest:
         return self.record.request.id
 
     def line(self) -> str:
-        """The value of x-baton-placement, as of now."""
+        """The current value of the `x-baton-placement` header."""
         record = self.record
         if record.current is None:
             return f"prefill=- decode=- reason=waiting: {record.waits_for}"
@@ -235,7 +235,7 @@ class InFlightRequest:
 
 
 def rolled_out(revision: str) -> Unavailable:
-    """What ends a request whose kind of nodes is gone for good."""
+    """The error for a request whose kind of nodes a roll-out has removed for good."""
     return Unavailable(
         f"the pool rolled out to revision {revision} while this request ran, and no stream crosses"
         " over to it; send the request again",
@@ -244,8 +244,8 @@ def rolled_out(revision: str) -> Unavailable:
 
 
 def count_held(requests: Iterable[InFlightRequest], view: PoolView) -> int:
-    """How many of them have no place since no node can take them: new ones that wait, and others
-    with no ready node of their kind. One that just looks for its next place is not held."""
+    """Count requests that no node can take: new ones without a place, and earlier placed ones with
+    no ready node of their kind. A request that is only between two attempts does not count."""
     served = {node.kind for node in view.nodes.values() if node.ready}
     return sum(
         request.record.current is None

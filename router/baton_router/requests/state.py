@@ -1,29 +1,30 @@
-"""Who owns a request: the router. One record per request over all its attempts, without sockets.
+"""The state machine of one request over all its attempts, without I/O. The router owns it.
 
-    in     places that were found, what nodes say (deltas, PrefillDone, JobFailed), nodes lost or
-           leaving, links that are back, the client leaving
+    in     placements, frames from nodes (deltas, PrefillDone, JobFailed), nodes lost or leaving,
+           restored links, the client's disconnect
     out    actions: Emit to the client, Send to a node, Replace or Regroup (find a place), Measured,
-           and Failed or Ended (one of them, once)
+           and finally Failed or Ended, exactly once
 
     waiting --placed--> handoff --FirstTokens or NoFirstTokens--> running --> over
        ^                   |                             |
        `----- Replace -----+-----------------------------'
 
-Ids reach the client in order and once: overlap is dropped, a gap means that the attempt is lost.
-Each placement is an attempt with a number of its own; frames of another attempt, or of nodes that
-do not serve this one, are dropped. A request whose prefill node is lost stays with its decode node
-until its owner has found another pair or says no_first().
+The client gets ids in order and once: overlap is dropped, and a gap means the attempt is lost. Each
+placement starts a numbered attempt. Frames of another attempt, or of nodes that do not serve this
+one, are dropped. A request that loses its prefill node stays on its decode node until the
+dispatcher has found another pair or calls no_first().
 
-Losses of nodes that served it without one new token, nor one more chunk of its prompt, are strikes;
-with MAX_STRIKES in a row the request is taken for their cause and ends. A node that had fallen
-silent before it got the request says nothing about it, but that too is believed MAX_ATTEMPTS times.
+A lost node is a strike if the request made no progress on it: no new token and no new chunk of its
+prompt. After MAX_STRIKES strikes in a row the request ends, because it is probably the cause. A
+node that was silent before it got the request does not count, but only for the first MAX_ATTEMPTS
+losses.
 
-The record keeps what happened, by a clock that is passed in: its attempts, each with its placement,
-its nodes' figures and its times, and its waits for a place. Of a request that is placed very often
-it keeps the first attempt and the last ones.
+The record keeps the request's history by the clock passed in: its attempts, each with placement,
+node figures and times, and its waits for a place. If there are many, it keeps the first and the
+last ones.
 
-A node that drains and is leaving is no loss. What decodes there is moved by placed(), and goes on
-where it is until then; a node that ends hands back what it still has, and that is no refusal.
+A draining node is not lost. placed() moves a request that decodes there; until then it continues
+there. A node that shuts down returns its remaining requests, which does not count as a refusal.
 """
 
 from __future__ import annotations
@@ -53,17 +54,17 @@ from baton_protocol.request import Request
 from baton_router.nodes.link import Loss
 from baton_router.placement.policy import Considered, Placement, PredictionError, Way
 
-# Why a request is placed again: its node is lost, refused it, or drains, or its tokens had a gap.
+# Why a request is placed again: its node was lost, refused it or drains, or its tokens had a gap.
 Cause = Loss | Literal["refused", "drained", "gap"]
-# How a request ended: with its last token, with an error, without its client.
+# How a request ended: with its last token, with an error, or because the client left.
 End = Literal["done", "failed", "left"]
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenTimes:
-    """What the first tokens of an attempt show, or the first ones of its decode node. `pause_s`:
-    since the client's last token before. `handoff_s`: since the decode node got the first tokens.
-    `error`: the placement's prediction, and what it came to."""
+    """Times measured at the first tokens of an attempt, or at the first ones of its decode node.
+    `pause_s`: seconds since the client's previous token. `handoff_s`: seconds since the router sent
+    FirstTokens to the decode node. `error`: predicted and measured time until decoding."""
 
     pause_s: float | None
     handoff_s: float | None
@@ -72,7 +73,7 @@ class FirstTokenTimes:
 
 @dataclass(frozen=True, slots=True)
 class PlacementBasis:
-    """What a placement could rest on: the prompt's full chunks, and those with a marker."""
+    """Inputs of a placement: the prompt's full chunks, and how many of them have a marker."""
 
     store_up: bool
     chunks: int
@@ -81,7 +82,7 @@ class PlacementBasis:
 
 @dataclass(slots=True)
 class Wait:
-    """A request had no place, and why. `until` is None while it waits."""
+    """One period without a place, and the reason. `until` is None while the request waits."""
 
     since: float
     why: str
@@ -90,17 +91,17 @@ class Wait:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of a request: a placement, and what came of it.
+    """One attempt of a request: a placement and its outcome.
 
-    In: the placement, and what its record says as it happens. Out: what was predicted beside what
-    was measured. A request's record keeps its attempts; explanations, traces, headers, logs and
-    metrics are read from them. Counts, names and times of ours only; times are the router's clock.
+    It holds predictions beside measurements. Explanations, traces, headers, logs and metrics read
+    the attempts of a request's record. It contains no tokens or text. Times are the router's clock.
 
-    `epoch` is the decode node's. `handed_at`: the decode node was sent the first tokens.
-    `first_at`: a token came for the client; `decoding_at`: one of the node that decodes, which is
-    what `placement` predicts. `prefill_given_up_at`: the decode node was told to compute the prompt
-    itself. `measured` are the nodes' own figures, of whom had to have the prompt first. `ended` is
-    also set while another pair is looked for, and None again where the decode node goes on.
+    `epoch` is the decode node's. `handed_at`: when the router sent the decode node the first
+    tokens. `first_at`: when the client's first token of this attempt arrived. `decoding_at`: when
+    the first token of the decoding node arrived, which is the time `placement` predicts.
+    `prefill_given_up_at`: when the router told the decode node to compute the prompt. `measured`
+    holds the nodes' figures, first those of the node that had to compute the prompt. `ended` is
+    also set while the dispatcher looks for another pair, and cleared if the decode node continues.
     """
 
     number: int
@@ -123,15 +124,15 @@ class Attempt:
 
     @property
     def chosen(self) -> Considered | None:
-        """The way that was taken, among those that were weighed."""
+        """The considered option that matches the placement."""
         place = self.placement
         pair = (place.decode, place.prefill)
         return next((one for one in place.considered if (one.decode, one.prefill) == pair), None)
 
     @property
     def expected_ms(self) -> float:
-        """Until the request decodes: the prediction without its burden on others, where the two
-        are known apart."""
+        """Predicted time until the request decodes, without the slowdown it causes to others if
+        that part is known."""
         chosen = self.chosen
         return self.placement.predicted_ms - (chosen.slowdown_ms if chosen is not None else 0.0)
 
@@ -140,12 +141,12 @@ class Attempt:
         self.blamed = blamed or self.blamed
 
     def give_up_prefill(self, now: float) -> None:
-        """The decode node computes the prompt, also where the attempt seemed to be over."""
+        """Record that the decode node computes the prompt; reopen the attempt if it had ended."""
         self.prefill_given_up_at, self.ended, self.ended_at = now, None, None
 
     def note_tokens(self, now: float, last_token_at: float | None) -> FirstTokenTimes | None:
-        """New tokens came for the client, who got the last one before at that time. Return what
-        the first ones of the attempt show, or the first ones of its decode node."""
+        """Record new tokens for the client, whose previous token came at `last_token_at`. Return
+        the times if these are the first tokens of the attempt or of its decode node, else None."""
         pause_s = handoff_s = error = None
         if self.first_at is None:
             self.first_at = now
@@ -167,17 +168,17 @@ class Attempt:
 Phase = Literal["waiting", "handoff", "running", "over"]
 
 MAX_STRIKES = 3
-# So many refusals that another node may not have ("busy", "draining") are followed by another try.
-# A request whose client has tokens is tried until its deadline.
+# Retry on another node after this many refusals that another node may not repeat ("busy",
+# "draining"). A request whose client has tokens is retried until its deadline.
 MAX_ATTEMPTS = 16
-# So many are kept.
+# How many attempts and waits a record keeps.
 KEPT_ATTEMPTS = 16
 KEPT_WAITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """New ids or text of one choice, for the client."""
+    """New ids or text of one choice for the client."""
 
     delta: Delta
     times: FirstTokenTimes | None = None
@@ -191,7 +192,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The attempt is over: find another place for the request. `node` is whose fault it was."""
+    """The attempt is over: find another place. `node` caused the end."""
 
     cause: Cause
     node: NodeId
@@ -199,8 +200,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """The prefill node is lost, or drains: find another pair, or tell the decode node with
-    no_first()."""
+    """The prefill node is lost or drains: find another pair, or call no_first()."""
 
     cause: Cause
     node: NodeId
@@ -208,7 +208,7 @@ class Regroup:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How a node closed the gap. `opening`: it is the first of its attempt to say so."""
+    """A node's figures for the request. `opening`: these are the first of the attempt."""
 
     stats: RequestStats
     attempt: int
@@ -217,25 +217,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request is over; the client gets this error."""
+    """The request is over with this error."""
 
     error: ErrorRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The request is over; every choice finished."""
+    """The request is over: every choice finished."""
 
 
 Action = Emit | Send | Replace | Regroup | Measured | Failed | Ended
 
 
 class RequestRecord:
-    """`request` is what the client asked; `outputs[c]` are the ids it has of choice c.
+    """`request` is what the client asked for; `outputs[c]` holds the ids the client has of choice
+    c.
 
-    `attempt` counts placements; of `request.attempt` nothing is kept. `attempts` are those that are
-    kept, without `left_out` of them, and `current` is the last one, or None while the request waits
-    for a place. `end` is how it ended. `token_at`: the client's last token came.
+    `attempt` counts placements; the record ignores `request.attempt`. `attempts` holds the kept
+    ones and `left_out` counts the others. `current` is the last attempt, or None while the request
+    waits for a place. `end` says how the request ended. `token_at` is the time of the client's last
+    token.
     """
 
     def __init__(self, request: Request, clock: Callable[[], float]) -> None:
@@ -258,13 +260,13 @@ class RequestRecord:
         self._progress = False  # since the last loss
         self._chunks = 0
         self._cached: int | None = None
-        self._prompt_sent = False  # its logprobs, to the client
+        self._prompt_sent = False  # the client has the prompt's logprobs
 
     # --- places -----------------------------------------------------------------------------------
 
     def check_strikes(self, chunks: int) -> list[Action]:
-        """Before each placement: so many chunks of the prompt exist now. More than ever before is
-        progress, which forgives strikes; too many strikes are the end."""
+        """Call before each placement, with the number of the prompt's chunks that exist now. A new
+        maximum is progress and clears the strikes. Too many strikes end the request."""
         if chunks > self._chunks:
             self._chunks = chunks
             self.strikes = self._losses = 0
@@ -277,7 +279,7 @@ class RequestRecord:
         return self._fail(error.record())
 
     def wait(self, why: str) -> None:
-        """There is no place for it now. Said again with other words it is another wait."""
+        """Record that the request has no place. A new reason starts a new wait."""
         now = self._clock()
         if self.waits and self.waits[-1].until is None:
             if self.waits[-1].why == why:
@@ -288,7 +290,7 @@ class RequestRecord:
         self.waits.append(Wait(now, why))
 
     def placed(self, placement: Placement, epoch: Epoch, basis: PlacementBasis) -> list[Action]:
-        """The next attempt: its opening jobs, after the end of an earlier one that still lives.
+        """Start the next attempt: abort the earlier one if it still runs, and send the new jobs.
         `epoch` is the decode node's."""
         assert self.phase != "over"
         split = placement.prefill is not None
@@ -311,7 +313,7 @@ class RequestRecord:
         return [*aborts, *sends]
 
     def no_first(self, reason: str) -> list[Action]:
-        """Nobody else computes the prompt: the decode node is to do it."""
+        """No other node computes the prompt: tell the decode node to compute it."""
         assert self.phase == "handoff"
         attempt = self._current()
         self.phase = "running"
@@ -319,11 +321,11 @@ class RequestRecord:
         decode = attempt.placement.decode
         return [Send(decode, NoFirstTokens(self.request.id, self.attempt, reason))]
 
-    # --- what nodes say ---------------------------------------------------------------------------
+    # --- frames from nodes ------------------------------------------------------------------------
 
     def append_tokens(self, node: NodeId, delta: Delta) -> bool:
-        """Take the next tokens in order, after which the request goes on: what most deltas are.
-        False where it is anything else, for on_delta()."""
+        """Fast path for most deltas: append the next tokens of a choice that continues. Return
+        False if the delta is anything else; then call on_delta()."""
         if (
             self.phase != "running"
             or self.current is None
@@ -346,13 +348,14 @@ class RequestRecord:
         return True
 
     def on_delta(self, node: NodeId, delta: Delta) -> list[Action]:
-        """Tokens from the decode node. It may send none before its FirstTokens or NoFirstTokens."""
+        """Handle a delta of the decode node. Before FirstTokens or NoFirstTokens it may send
+        none."""
         if self.phase != "running" or node != self.decode or delta.attempt != self.attempt:
             return []
         return self._accept(node, delta)
 
     def on_prefill_done(self, node: NodeId, done: PrefillDone) -> list[Action]:
-        """First tokens: to the client, and to the decode node, which may go on; or the end."""
+        """Pass first tokens to the client and to the decode node, or end the request."""
         if not self._from_prefill(node, done.attempt):
             return []
         if not self._answers_each_choice(done):
@@ -363,15 +366,15 @@ class RequestRecord:
         actions = self._measure(node, done.stats)
         for delta in done.choices:
             actions += self._accept(node, delta)
-        if not self.open:  # nothing is left for the decode node, which has the request parked
+        if not self.open:  # the decode node still has the request parked
             return [*actions, Send(decode, self._abort())]
         attempt.handed_at = self._clock()
         first = FirstTokens(self.request.id, self.attempt, self._ids(), self._finished())
         return [*actions, Send(decode, first)]
 
     def on_failed(self, node: NodeId, failed: JobFailed) -> list[Action]:
-        """A prefill job's failure costs time. The decode node's is the request's, unless another
-        node may not have it."""
+        """A failed prefill job only costs time. A failed decode job fails the request, unless the
+        error is retryable."""
         if self._from_prefill(node, failed.attempt):
             return self.no_first(failed.error.message)
         if not self._serves(node) or failed.attempt != self.attempt:
@@ -383,39 +386,39 @@ class RequestRecord:
             return self._replace("refused", node, aborted=False)
         return self._fail(failed.error, gone=node)
 
-    # --- nodes that go and come -------------------------------------------------------------------
+    # --- lost, leaving and resumed nodes ----------------------------------------------------------
 
     def on_lost(self, node: NodeId, cause: Loss, *, blamed: bool = True) -> list[Action]:
-        """The node is given up. Its Abort is for the case that it still lives. Not `blamed` is a
-        request that the node got after its last sign of life."""
+        """Give the node up, with an Abort in case it still lives. `blamed` is False if the node got
+        the request after its last sign of life."""
         if self._from_prefill(node, self.attempt):
             self._strike(blamed)
-            if self.on_probation:  # it is to have no node before its turn
+            if self.on_probation:  # it must wait for its turn to get any node
                 return self._replace(cause, node)
             return self._regroup(cause, node)
         if not self._serves(node):
             return []
-        if not self._regroups():  # else its pair is lost in one event, which is one strike
+        if not self._regroups():  # otherwise both nodes of the pair are lost: one strike
             self._strike(blamed)
         return self._replace(cause, node)
 
     def on_leaving(self, node: NodeId) -> list[Action]:
-        """A prefill node is to be empty: another is to do its job. Nothing for any other node."""
+        """A prefill node drains: find another for its job. No effect for any other node."""
         return self._regroup("drained", node) if self._from_prefill(node, self.attempt) else []
 
     def on_rolled_out(self, node: NodeId) -> list[Action]:
-        """The decode node is to be empty, and no other of its kind is to come."""
+        """The decode node drains and no other node of its kind will come."""
         return self._replace("drained", node) if self._serves(node) else []
 
     def on_resumed(self, node: NodeId) -> list[Action]:
-        """The link is back and the node is the same engine: it gets its job again, in the same
-        attempt, with what came of it so far. Nothing that was on its way is lost or doubled."""
+        """The link is back and the engine is the same: send the job again, in the same attempt,
+        with the tokens so far. Nothing that was in flight is lost or doubled."""
         if self._from_prefill(node, self.attempt):
             return [Send(node, self._prefill_job())]
         return [Send(node, self._run_job())] if self._serves(node) else []
 
     def cancel(self, error: ErrorRecord | None = None) -> list[Action]:
-        """The client left (no error), or the router ends the request with one."""
+        """End the request: the client left (no error), or the router fails it with `error`."""
         if self.phase == "over":
             return []
         if error is not None:
@@ -428,56 +431,57 @@ class RequestRecord:
 
     @property
     def on_probation(self) -> bool:
-        """One more strike and it is over."""
+        """True if one more strike ends the request."""
         return self.strikes >= MAX_STRIKES - 1 and not self._progress
 
     @property
     def decode(self) -> NodeId | None:
-        """Of the current attempt."""
+        """The decode node of the current attempt."""
         return None if self.current is None else self.current.placement.decode
 
     @property
     def prefill(self) -> NodeId | None:
-        """Who computes the prompt for another node; None once it is done, or the node is gone."""
+        """The node that computes the prompt for the decode node; None once it is done or gone."""
         if self.phase != "handoff" or self._regroups():
             return None
         return self._current().placement.prefill
 
     @property
     def replaced_for(self) -> Cause | End | None:
-        """Why there is another attempt than the first: how the one before ended."""
+        """Why the last attempt replaced the one before it; None for a first attempt."""
         return self.attempts[-2].ended if len(self.attempts) > 1 else None
 
     @property
     def stats(self) -> RequestStats | None:
-        """Of the last attempt that has any: of whom had to have the prompt."""
+        """First figures of the last attempt that has any: those of the node that had to compute the
+        prompt."""
         found = (attempt.measured[0][1] for attempt in reversed(self.attempts) if attempt.measured)
         return next(found, None)
 
     @property
     def waits_for(self) -> str:
-        """Why it has no place; "" while it has one."""
+        """Why the request has no place; "" while it has one."""
         return self.waits[-1].why if self.current is None and self.waits else ""
 
     @property
     def tokens(self) -> int:
-        """How many ids the client has."""
+        """Number of ids the client has, over all choices."""
         return sum(map(len, self.outputs))
 
     @property
     def client_has_nothing(self) -> bool:
-        """The client has nothing yet."""
+        """True if the client has neither tokens nor prompt logprobs."""
         return not self.tokens and not self._prompt_sent
 
     @property
     def asks_prompt_logprobs(self) -> bool:
-        """The client is still owed the prompt's logprobs."""
+        """True if the client asked for the prompt's logprobs and does not have them yet."""
         return self.request.params.prompt_logprobs is not None and not self._prompt_sent
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that nobody had to compute for this request (usage's cached_tokens). What
-        exists only because an earlier attempt computed it is not among them."""
+        """Prompt tokens that no node had to compute for this request (usage's cached_tokens).
+        Tokens that an earlier attempt of this request computed do not count."""
         return self._cached or 0
 
     # --- tokens -----------------------------------------------------------------------------------
@@ -526,7 +530,7 @@ class RequestRecord:
         if self._cached is None:
             found = stats.cached_tokens + stats.host_tokens + stats.fetched_tokens
             if self.attempt > 1 or attempt.prefill_given_up_at is not None:
-                # Some of it may be what a lost node computed for this request.
+                # A lost node may have computed some of it for this request.
                 findable = len(self.request.prompt_ids) - self.attempts[0].placement.uncached
                 found = min(found, findable)
             self._cached = found
@@ -556,7 +560,7 @@ class RequestRecord:
         return [Send(prefill, self._abort()), Regroup(cause, prefill)]
 
     def _regroups(self) -> bool:
-        """Its prefill node is gone, and what becomes of it is not decided yet."""
+        """True if the prefill node is gone and the dispatcher looks for a replacement."""
         return self.phase == "handoff" and self._current().ended is not None
 
     def _fail(self, error: ErrorRecord, gone: NodeId | None = None) -> list[Action]:
@@ -580,7 +584,7 @@ class RequestRecord:
         return self.current
 
     def _leave(self, gone: NodeId | None = None) -> list[Send]:
-        """Take the request from the nodes of the attempt; `gone` has dropped it by itself."""
+        """Abort the request on the attempt's nodes, except on `gone`, which has dropped it."""
         nodes = [node for node in (self.prefill, self.decode) if node not in (None, gone)]
         return [Send(node, self._abort()) for node in nodes if node is not None]
 
@@ -620,8 +624,8 @@ class RequestRecord:
 
 
 def _without(delta: Delta, known: int) -> Delta:
-    """The delta without its first `known` ids. Text cannot be cut where ids can: a delta that has
-    some, or ends before what is known, stays as it is, and so out of place."""
+    """The delta without its first `known` ids. Text cannot be cut by ids: a delta with text, or one
+    that ends before `known`, is returned unchanged and so counts as a gap."""
     if delta.text or known > len(delta.ids):
         return delta
     return msgspec.structs.replace(

@@ -1,7 +1,7 @@
-"""From a parsed call to requests that can be placed: tokenized once, hashed, parameters complete.
+"""Turns a parsed call into requests that can be placed: tokenized, hashed, parameters complete.
 
-In: the call, and what the pool serves. Out: one Prepared per prompt. Nobody tokenizes again: where
-the pool has rolled out before a request begins, its chunks get new names, and its ids stay.
+In: the call, and what the pool serves. Out: one Prepared per prompt. Tokenization happens only
+here. If the pool rolls out before a request starts, its chunks are hashed again and its ids stay.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from baton_router.settings import Ranking
 from baton_text.grammar import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
-# Hashing a block takes 2 us; longer prompts are hashed in a thread.
+# Hashing a block takes 2 us, so longer prompts (in tokens) are hashed in a thread.
 LONG_PROMPT = 8192
 SEED_BITS = 63
-# Of all prompts of a call: each takes 8 bytes until it is answered.
+# Limit for all prompts of a call: each token takes 8 bytes until the call is answered.
 MAX_TOKENS = 1 << 20
-# Of all prompts of a call: each takes its grammar to its nodes, and again when it is placed again.
+# Limit for all prompts of a call: each prompt's jobs carry the grammar, at each placement.
 MAX_GRAMMARS_BYTES = 16 << 20
-# A chat template may leave out parts of a conversation, such as earlier reasoning, but never as
-# much as 7 of 8 characters.
+# A chat template may leave out parts of a conversation, such as earlier reasoning, but never more
+# than 7 of 8 characters.
 LEFT_OUT = 8
 
 
@@ -63,9 +63,9 @@ async def prepare(
     ranking: Ranking | None = None,
     traceparent: str = "",
 ) -> list[Prepared]:
-    """Raise InvalidRequest (PromptTooLong) before anything is placed; where the call asks for more
-    than `most_sequences` also before anything is tokenized. `deadline` is a time of the router's
-    clock."""
+    """Tokenize and check every prompt of the call. Raise InvalidRequest or PromptTooLong before any
+    is placed. A call for more than `most_sequences` sequences fails before tokenization. `deadline`
+    is a time of the router's clock."""
     prompts = await _prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), most_sequences)
     reading = call.reading(serving.model, prompts)
@@ -74,7 +74,7 @@ async def prepare(
     tokens = 0
     for slot, prompt in enumerate(prompts):
         if slot:
-            await asyncio.sleep(0)  # each takes milliseconds: other streams go on between two
+            await asyncio.sleep(0)  # each takes milliseconds; let other streams run
         ids = await _ids(prompt, serving, call)
         tokens += len(ids)
         if tokens > MAX_TOKENS:
@@ -126,7 +126,7 @@ def _check_sequences(prompts: int, n: int, most: int | None) -> None:
 
 
 def fits(item: Prepared, serving: Serving) -> bool:
-    """Whether the same ids may be served with that instead."""
+    """Whether `serving` can run the same ids instead of the request's own kind."""
     request = item.request
     params = request.params
     room = serving.max_model_len - len(request.prompt_ids)
@@ -145,7 +145,7 @@ def fits(item: Prepared, serving: Serving) -> bool:
 
 
 async def renamed(item: Prepared, serving: Serving) -> Prepared:
-    """The same request for another kind that it fits."""
+    """The same request for another kind of nodes; call fits() first."""
     request = item.request
     if item.fills:
         room = serving.max_model_len - len(request.prompt_ids)
@@ -157,8 +157,8 @@ async def renamed(item: Prepared, serving: Serving) -> Prepared:
 
 
 async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
-    """A long conversation is rendered in a thread, and refused before that where hardly any part of
-    it could fit: rendering holds the interpreter, for 16 MB tens of milliseconds."""
+    """Render a long conversation in a thread, because rendering holds the interpreter lock for tens
+    of milliseconds per 16 MB. Refuse one that is certainly too long before rendering it."""
     longest = serving.model.tokenizer.longest_token
     if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
         reason = f"is made of messages of {call.rendered} characters, at most {longest} per token"
@@ -169,8 +169,8 @@ async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
 
 
 async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
-    """Raise PromptTooLong for what cannot fit, as soon as that is certain: no more of a prompt is
-    worked on than the model could take."""
+    """Tokenize one prompt. Raise PromptTooLong as soon as it certainly exceeds the context, without
+    processing the rest."""
     field, model = call.names.get("prompt", "prompt"), serving.model
     try:
         ids = await _all_or_kept(prompt, serving, call, field)
@@ -187,10 +187,11 @@ async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
 
 
 async def _all_or_kept(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
-    """Its ids; of a truncated prompt those that are kept. Raise TextTooLong, PromptTooLong."""
+    """All ids of the prompt, or the kept ones if it is truncated. Raise TextTooLong,
+    PromptTooLong."""
     most, cut = serving.max_model_len - 1, call.truncation
     kept = _kept(call, cut, serving.max_model_len) if cut is not None else most + 1
-    # Where more is kept than fits, what would be cut is too long anyway.
+    # If the limit exceeds what fits, truncation does not help: the prompt is too long either way.
     if cut is not None and kept <= most:
         return await _truncated(prompt, kept, cut.keeps_last, serving)
     if not isinstance(prompt, TextPrompt):
@@ -222,8 +223,8 @@ async def _truncated(
 
 
 def _kept(call: Call, cut: Truncation, max_model_len: int) -> int:
-    """Tokens of each prompt that are kept at most. Without a number it is as many as the answer
-    leaves: one fewer than the context where it is not said how long the answer may be."""
+    """Maximum tokens kept of each prompt. Without a number in the call, keep what the answer leaves
+    of the context; an answer without a length leaves all but one token."""
     if cut.tokens == 0:
         raise InvalidRequest(
             "truncate_prompt_tokens is 0; a prompt has at least one token",
@@ -246,8 +247,8 @@ def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
 async def _sampling(
     call: Call, serving: Serving, prompts: int, reading: AnswerReading | None
 ) -> Mapping[str, Any]:
-    """The call's sampling fields, with all ids in the vocabulary, bad words as ids, and what the
-    answer must match as a grammar that compiles."""
+    """The call's sampling fields: token ids checked against the vocabulary, bad words as ids, and
+    the answer's format as a compiled grammar."""
     fields = call.sampling
     biased = [token for token, _ in fields.get("logit_bias", ())]
     _check_ids("logit_bias", biased, serving.vocab_size)
@@ -283,7 +284,7 @@ async def _structured(asked: AskedGrammar, serving: Serving, prompts: int) -> St
 async def _whole_answer(
     reading: AnswerReading, rules: AnswerRules, serving: Serving
 ) -> StructuredOutput:
-    """Behind the check of its content alone, so that an error names what is wrong."""
+    """The grammar of a whole answer. Its content was checked alone before, for a clearer error."""
     try:
         return StructuredOutput(await serving.model.answer_grammar(rules))
     except GrammarError as error:
@@ -299,8 +300,8 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Ids of each word as it is and, unless it brings its own space, after a space, as in mid-
-    sentence. A sequence that ends with another one is banned with that."""
+    """Ids of each word as written and, unless it starts with a space, also after a space, as in the
+    middle of a sentence. Skip the second if it ends with the first, whose ban covers it."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         plain = tuple(tokenizer.encode(word, add_special_tokens=False))
