@@ -1,1 +1,1 @@
-"""Where a request runs: predicted cost of nodes and pairs, and the choice. Pure."""
+"""Placement: predicts the cost of nodes and pairs, and chooses one. Pure."""

@@ -1,9 +1,9 @@
-"""Where a request runs: a pure function from its facts and two groups of nodes to a Placement.
+"""Chooses where a request runs: a pure function from its facts and two groups of nodes.
 
-A cost is predicted milliseconds (see NodeCosts). The lowest wins; costs within measuring noise are
-a tie, and ties are broken at random, so that idle nodes share the work. Other policies rank nodes
-by something else (see `rank`) and obey the same rules of hand-off. Every placement says why. Where
-nobody may run it, what is Missing says so: its owner waits, or refuses.
+The cost of a place is in predicted milliseconds (see NodeCosts), and the lowest cost wins. Costs
+within measuring noise are a tie, broken at random so that idle nodes share the work. Other policies
+rank nodes differently (see `rank`) and follow the same rules for hand-off. Every placement explains
+itself. If no node may run the request, the result is Missing, and the caller waits or refuses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-# Used while no node has measured the speed in question.
+# Used while no node has measured the speed.
 FALLBACK = Speeds(
     prefill_tokens_per_s=1000.0,
     decode_step_ms=20.0,
@@ -34,15 +34,15 @@ FALLBACK = Speeds(
     get_latency_ms=1.0,
 )
 SPEEDS = Speeds.__struct_fields__
-# A sequence that joins makes each other's step longer by about this share of it.
+# A joining sequence and a running one make each other's step longer by about this share of it.
 JOIN_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """The request. `stored[i]`: the store holds chunk i; its length is the number of full chunks.
-    `store_up` False: nothing can be handed over. `prompt_tokens` of a request that is `resumed`
-    are all it has, so what its client got counts as prompt."""
+    """The facts of a request. `stored[i]`: the store holds chunk i; its length is the number of
+    full chunks. `store_up` False: chunks cannot be handed off. For a `resumed` request,
+    `prompt_tokens` includes the tokens its client has."""
 
     prompt_tokens: int
     chunk_tokens: int
@@ -52,7 +52,7 @@ class RequestFacts:
     store_up: bool = True
     resumed: bool = False
     prompt_logprobs: bool = False
-    stored_before: Ints = field(init=False, compare=False)  # [i]: of the first i chunks
+    stored_before: Ints = field(init=False, compare=False)  # [i]: stored ones of the first i chunks
 
     def __post_init__(self) -> None:
         before = np.zeros(len(self.stored) + 1, dtype=np.int64)
@@ -62,16 +62,16 @@ class RequestFacts:
 
     @property
     def tail(self) -> int:
-        """At least one token is computed wherever the request decodes."""
+        """Tokens after the last full chunk, which the decode node computes itself; at least 1."""
         return max(1, self.prompt_tokens - len(self.stored) * self.chunk_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """Nodes of one role that may be chosen: entry i of each array is node i's. `cached_chunks`
-    leading chunks of the prompt are in its cache; `requests` are what it has, prefill jobs too;
-    `store_up`: it can publish and fetch. The rest are its speeds (baton_protocol.store.Speeds);
-    `measured`: none of them is 0."""
+    """The eligible nodes of one role: entry i of each array is node i's. `cached_chunks`: leading
+    chunks of the prompt in its cache. `requests`: all its requests, including prefill jobs.
+    `store_up`: it can publish and fetch. The other arrays are its speeds
+    (baton_protocol.store.Speeds). `measured`: none of the speeds is 0."""
 
     nodes: Sequence[NodeId]
     queued_tokens: Floats
@@ -91,24 +91,23 @@ class NodeGroup:
 
 
 class NodeCosts:
-    """Predicted milliseconds of one request on each node, or on each pair: the arithmetic of
-    placement.
+    """Predicted costs of one request on each node of a group, in milliseconds.
 
-    In: the request's facts and the figures of a group of nodes, an array for each figure. Out:
-    arrays of costs until the request decodes, plus what it takes from the sequences that decode
-    there already. Nothing is chosen here.
+    In: the request's facts, and one array per figure of the group. Speeds must be above 0 (see
+    with_fallbacks). Out: arrays of costs until the request decodes, including the slowdown of the
+    sequences that already decode there. This class chooses nothing.
 
-    One request's costs on each node of a group. Speeds must be above 0 (see with_fallbacks).
-
-    fetchable     chunks that the store holds and the node does not; holes between are computed
-    store_ms      fetching these takes so long, and computing them `store_compute_ms` uncached
-    prompt tokens it has to compute: neither in its cache nor worth fetching queue_ms      until it
-    has computed what is before this request compute_ms    of the uncached tokens fetch_ms      of
-    what it fetches: all that is fetchable, or nothing where computing is cheaper prefill_ms
-    until it has the first token, doing all of the prompt alone_ms      the same, and what the
-    sequences that decode there lose by it tail_ms       of the tokens that a decode node computes
-    whoever prefills join_ms       what it adds then: these, and what the sequences that decode
-    there lose
+    fetchable         chunks that the store holds and the node does not; gaps are computed
+    store_ms          time to fetch these chunks
+    store_compute_ms  time to compute these chunks instead
+    uncached          prompt tokens to compute: neither cached nor cheaper to fetch
+    queue_ms          time to compute the prompts queued before this request
+    compute_ms        time to compute the uncached tokens
+    fetch_ms          time to fetch: all fetchable chunks, or 0 if computing them is cheaper
+    prefill_ms        time to the first token if the node does the whole prompt
+    alone_ms          prefill_ms plus the slowdown of the sequences that decode there
+    tail_ms           time for the tokens that a decode node computes after any hand-off
+    join_ms           tail_ms plus the slowdown of the sequences that decode there
     """
 
     def __init__(self, facts: RequestFacts, group: NodeGroup) -> None:
@@ -126,7 +125,7 @@ class NodeCosts:
 
     @cached_property
     def _joining_ms(self) -> Floats:
-        """What each sequence that decodes there loses by those that join."""
+        """Slowdown of each sequence that decodes there, caused by the sequences that join."""
         return JOIN_SHARE * self.facts.sequences * self.group.decode_step_ms
 
     @cached_property
@@ -155,17 +154,18 @@ class NodeCosts:
         return latency_ms + self.fetchable * bytes_ms, compute_ms
 
     def parts(self, nodes: Ints) -> Floats:
-        """What alone_ms of these nodes is the sum of, a row each: the queue, computing, fetching,
-        and what others lose."""
+        """The parts of alone_ms for these nodes, one row each: queue, computing, fetching, and the
+        slowdown of others."""
         rows = (self.queue_ms, self.compute_ms, self.fetch_ms, self._alone_slows_ms)
         return np.array([row[nodes] for row in rows])
 
 
 class PairCosts:
-    """Costs of the pairs of some prefill nodes (rows) with some decode nodes (columns).
+    """Costs of pairs of some prefill nodes (rows) and some decode nodes (columns).
 
-    Chunks travel while later ones are computed: only what outlasts the prefill counts, and at least
-    the last chunk does. So does what outlasts it all of the decode node's own queue.
+    Chunks travel while later ones are computed. Only the transfer time beyond the prefill counts,
+    and at least the time of the last chunk. The decode node's own queue counts as far as it is
+    longer than both.
     """
 
     def __init__(self, prefills: NodeCosts, decodes: NodeCosts, some: Ints, others: Ints) -> None:
@@ -184,12 +184,12 @@ class PairCosts:
         self.split_ms: Floats = arrived + self._waits + decodes.join_ms[others]
 
     def ends(self, pair: int) -> tuple[int, int]:
-        """The prefill and the decode node of a place in split_ms, row after row."""
+        """The prefill and the decode node of a flat index into split_ms."""
         row, column = divmod(pair, len(self._others))
         return int(self._some[row]), int(self._others[column])
 
     def parts(self, pairs: Ints) -> Floats:
-        """What split_ms of these pairs is the sum of, as Prices.parts says it."""
+        """The parts of split_ms for these pairs, in the rows of NodeCosts.parts."""
         rows, columns = np.divmod(pairs, len(self._others))
         p, d = self._some[rows], self._others[columns]
         return np.array(
@@ -203,7 +203,7 @@ class PairCosts:
 
 
 def _beyond(stored_before: Ints, group: NodeGroup) -> Ints:
-    """Chunks in the store behind what each node holds, for nodes that reach it."""
+    """Stored chunks after each node's cached ones; 0 for nodes that cannot reach the store."""
     if not stored_before[-1]:
         return np.zeros(len(group), dtype=np.int64)
     beyond: Ints = (stored_before[-1] - stored_before[group.cached_chunks]) * group.store_up
@@ -211,7 +211,7 @@ def _beyond(stored_before: Ints, group: NodeGroup) -> Ints:
 
 
 def with_fallbacks(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """Speeds a node has not measured are the median of all that have, else FALLBACK's."""
+    """Replace unmeasured speeds by the median of the measured ones, else by FALLBACK's."""
     if all(group.measured for group in groups):
         return list(groups)
     some = [group for group in groups if len(group)]
@@ -234,7 +234,7 @@ def _usual(name: str, values: Floats) -> float:
 
 
 def only(group: NodeGroup, chosen: Bools) -> NodeGroup:
-    """The nodes that are marked."""
+    """The nodes for which `chosen` is True."""
     found: dict[str, Any] = {
         field.name: getattr(group, field.name)[chosen]
         for field in fields(group)
@@ -259,20 +259,22 @@ Reason = Literal[
     "prompt_logprobs",
 ]
 
-# Predictions nearer to each other than this are a tie: measured speeds are not better than that.
+# Predictions closer than this are a tie: measured speeds are no more precise.
 TIE_SHARE = 0.02
 TIE_MS = 0.1
-# Pairs are searched in full up to this many nodes of each role, then among the best by themselves.
+# Up to this many nodes of each role, all pairs are compared; beyond, pairs of the best single
+# nodes.
 PAIRED = 16
-# So many of the ways that were weighed are shown.
+# How many of the considered options a placement reports.
 CONSIDERED_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """`auto` splits what has at least `min_tokens` uncached, unless that is predicted to cost more
-    than the decode node alone by `slack_ms` and `slack_share` of its cost. `missing_role`: whether
-    the other role does a request whose own has no ready node. `ranking`: which node is best."""
+    """`auto` splits a request with at least `min_tokens` uncached tokens, unless that is predicted
+    to cost more than the decode node alone plus `slack_ms` and `slack_share` of its cost.
+    `missing_role`: whether the other role runs a request if its own role has no ready node.
+    `ranking`: which node is best."""
 
     handoff: Handoff = "auto"
     min_tokens: int = 128
@@ -283,15 +285,15 @@ class Policy:
 
 
 def hands_over(handoff: Handoff, min_tokens: int, uncached: int) -> bool:
-    """Whether a prompt with so much to be computed is one for prefill nodes."""
+    """Whether prefill nodes compute a prompt with this many uncached tokens."""
     return handoff == "always" or (handoff == "auto" and uncached >= min_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Considered:
-    """One way that was weighed. `predicted_ms` is the sum of what it is made of, milliseconds each:
-    the queue ahead, computing what is uncached, fetching what outlasts that, and what it takes from
-    sequences that decode there already."""
+    """One considered option. `predicted_ms` is the sum of its parts, in milliseconds: the queue
+    ahead, computing the uncached tokens, fetching beyond that, and the slowdown of sequences that
+    already decode there."""
 
     decode: NodeId
     prefill: NodeId | None
@@ -306,9 +308,9 @@ class Considered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """`uncached` prompt tokens are to be computed; they are what is booked, on the prefill node if
-    there is one. `predicted_ms`: until the request decodes, its burden on others included.
-    `considered` are the best ways that were weighed, the cheapest first."""
+    """`uncached`: prompt tokens to compute, booked on the prefill node if there is one.
+    `predicted_ms`: time until the request decodes, plus the slowdown of others. `considered` holds
+    the best options, the cheapest first."""
 
     decode: NodeId
     prefill: NodeId | None
@@ -319,14 +321,14 @@ class Placement:
     considered: tuple[Considered, ...] = ()
 
     def line(self) -> str:
-        """The value of x-baton-placement."""
+        """The value of the `x-baton-placement` header."""
         prefill = self.prefill or "-"
         return f"prefill={prefill} decode={self.decode} reason={self.reason}: {self.explanation}"
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """No ready node of this role, and none of the other may stand in for it."""
+    """No node of this role is ready, and no node of the other role may replace it."""
 
     role: Role
     policy: MissingRole
@@ -340,7 +342,8 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A node that does all of it, or a pair; `cost` is its prediction, `at` its place among all."""
+    """A single node, or a pair if `pairs` is set. `cost` is its predicted ms, `at` its index among
+    the nodes or in `pairs.split_ms`."""
 
     cost: float
     at: int
@@ -355,8 +358,8 @@ def place(
     rng: random.Random,
     turn: int = 0,
 ) -> Placement | Missing:
-    """Choose among nodes that are all ready and of one kind. `turn` counts the placements, for
-    those in turns."""
+    """Choose among nodes that are all ready and of one kind. `turn` counts placements, for the
+    round-robin ranking."""
     prefills, decodes = with_fallbacks([prefills, decodes])
     alone = decodes if len(decodes) else prefills
     if not len(alone) or (alone is prefills and policy.missing_role != "aggregate"):
@@ -375,7 +378,7 @@ def place(
 
 
 def _with_prefill(chooser: _Chooser, whole: _Way, prefills: NodeGroup) -> Placement | Missing:
-    """Of a request that may be split."""
+    """Decide whether to split a request that may be split."""
     facts, policy = chooser.prices.facts, chooser.policy
     publishing = prefills.store_up.nonzero()[0]
     fetching = chooser.prices.group.store_up.nonzero()[0]
@@ -400,8 +403,9 @@ def _with_prefill(chooser: _Chooser, whole: _Way, prefills: NodeGroup) -> Placem
 
 
 def rank(ranking: Ranking, prices: NodeCosts, turn: int) -> Floats:
-    """One number per node, the lowest is the best: predicted milliseconds; nothing (random); the
-    way round from `turn`; requests; or how little of the prompt is cached."""
+    """One number per node, of which the lowest is best: predicted milliseconds (cost), 0 (random),
+    distance from `turn` (round-robin), requests (least-request), or minus the cached chunks
+    (prefix)."""
     group = prices.group
     if ranking == "random":
         return np.zeros(len(group))
@@ -415,7 +419,7 @@ def rank(ranking: Ranking, prices: NodeCosts, turn: int) -> Floats:
 
 
 class _Chooser:
-    """`prices` are those of the nodes that decode."""
+    """Chooses for one request. `prices` are the costs of the nodes that may decode."""
 
     def __init__(self, prices: NodeCosts, policy: Policy, rng: random.Random, turn: int) -> None:
         self.prices = prices
@@ -460,7 +464,7 @@ class _Chooser:
         )
 
     def _considered(self, best: _Way) -> tuple[Considered, ...]:
-        """The cheapest ways, and among them the one that was chosen."""
+        """The cheapest options, always including the chosen one."""
         alone_ms = self.prices.alone_ms
         ways = [(float(alone_ms[n]), int(n), False) for n in _cheapest(alone_ms, CONSIDERED_SHOWN)]
         if self._pairs is not None:
@@ -476,7 +480,7 @@ class _Chooser:
         return tuple(sorted(considered, key=lambda one: one.predicted_ms))
 
     def _best(self, prices: NodeCosts, among: Ints | None) -> int:
-        """The node that the ranking puts first, of all or of these."""
+        """The best node by the ranking, among all or among the given indices."""
         ranking = self.policy.ranking
         ranks = rank(ranking, prices, self._turn)
         if among is not None:
@@ -486,7 +490,7 @@ class _Chooser:
         return found if among is None else int(among[found])
 
     def _few(self, costs: Floats, among: Ints) -> Ints:
-        """Those that are searched in pairs; of more that tie, any."""
+        """Up to PAIRED nodes to search in pairs; a random sample if more tie for the best."""
         if len(among) <= PAIRED:
             return among
         mine = costs[among]
@@ -501,12 +505,12 @@ class _Chooser:
 
 
 def _limit(costs: Floats) -> float:
-    """Costs up to this tie with the lowest."""
+    """The highest cost that ties with the lowest."""
     return float(costs.min()) * (1 + TIE_SHARE) + TIE_MS
 
 
 def _cheapest(costs: Floats, count: int) -> Ints:
-    """The places of the lowest costs, in any order."""
+    """Indices of the lowest costs, in any order."""
     if len(costs) <= count:
         return np.arange(len(costs))
     return costs.argpartition(count - 1)[:count]
@@ -535,7 +539,7 @@ def _consider_pairs(pairs: PairCosts, some: list[int]) -> list[Considered]:
 def _consider(
     closes: NodeCosts, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
 ) -> Considered:
-    """`closes` and `node`: who computes the prompt."""
+    """`closes` and `node` are the costs and the index of the node that computes the prompt."""
     queue_ms, compute_ms, fetch_ms, slowdown_ms = parts
     return Considered(
         decode=decode,
@@ -551,7 +555,7 @@ def _consider(
 
 
 def _store(prices: NodeCosts, node: int) -> str:
-    """What the store has of the prompt, and both ways to it."""
+    """Describe the stored chunks of the prompt and the time to fetch or to compute them."""
     chunks = int(prices.fetchable[node])
     if not chunks:
         return ""
@@ -561,7 +565,7 @@ def _store(prices: NodeCosts, node: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """A prediction and what it came to, in seconds."""
+    """A predicted and the measured time until a request decodes, in seconds."""
 
     way: Way
     predicted_s: float
