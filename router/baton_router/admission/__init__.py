@@ -1,1 +1,1 @@
-"""Which requests may start now: limits per tenant, fair queueing, cold start."""
+"""Admission: limits per tenant, fair queueing, capacity, cold start."""

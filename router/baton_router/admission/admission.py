@@ -1,12 +1,11 @@
-"""Lets prompts in: calls within their tenant's budgets, and while every node is full each of their
-prompts in its turn.
+"""Admits prompts: within their tenant's budget and, while every node is full, in fair order.
 
-In: calls that are prepared, the pool's view, what became of their prompts. Out: a Ticket for each
-prompt, or RateLimited, QueueFull, QueueTimeout. The budget is charged for a whole call before any
-of it runs; its prompts come in at the pace at which the pool has room for all their choices, so
-that others' turns lie between them. A pool with room lets everybody in at once; where tenants share
-it, some of the room is for those who run less, or had less computed lately, than their share. What
-was let in is never held again here: who loses its node is placed anew by the dispatcher.
+In: prepared calls, the pool's view, the end of their prompts. Out: a Ticket for each prompt, or
+RateLimited, QueueFull or QueueTimeout. A call is charged to the budget before any of it runs. Its
+prompts are admitted one by one as the pool has room for all their choices, so other calls' prompts
+run in between. A pool with room admits everything at once. If tenants share the pool, part of the
+room is kept for tenants that run, or recently had computed, less than their share. Admission never
+holds an admitted prompt again: if it loses its node, the dispatcher places it anew.
 """
 
 from __future__ import annotations
@@ -36,13 +35,14 @@ from baton_router.settings import Handoff, RouterSettings
 
 
 class ColdStart:
-    """Holds calls for a pool that sleeps: it has no node, and gets one because they wait.
+    """Holds calls for a pool without nodes, which is scaled up because calls wait.
 
     In: calls whose bodies are read, changes of the fleet. Out: the moment from which they can be
-    prepared. Until a node is there nothing is known of the model, not even its tokenizer, so they
-    wait as they came; streams get signs of life. How many wait is in the router's report.
+    prepared. Until a node is ready the router knows nothing of the model, not even its tokenizer,
+    so calls wait unprepared; streams get keep-alives. The router's load report counts waiting
+    calls.
 
-    `wait_s` 0: nobody is held. `changed` is the event of the fleet's next change.
+    `wait_s` 0 holds no call. `changed` returns the event of the fleet's next change.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class ColdStart:
         return self._wait_s > 0
 
     def end(self) -> None:
-        """The router goes: with the fleet's next change all are told to come again."""
+        """Shutdown: fail held calls at the fleet's next change."""
         self._ending = True
 
     async def hold(self, call: Call, waiting: Waiting, events: KeepAlive | None) -> float | None:
-        """Until a node is ready. Return until when the call may wait for what it still lacks, None
-        for one that did not have to wait. Raise Unavailable after `wait_s`; InvalidRequest and
-        NotFound at once, for what no node would take."""
+        """Wait until a node is ready. Return the time until which the call may wait for anything
+        else, or None if it did not have to wait. Raise Unavailable after `wait_s` seconds. Raise
+        InvalidRequest or NotFound at once for a call that no node would accept."""
         if not self.on or self._fleet.why_unready() is None:
             return None
         check_alone(call.sampling, call.default_max_tokens)
@@ -88,7 +88,7 @@ class ColdStart:
     async def _wait(self, give_up_at: float, events: KeepAlive | None) -> None:
         silent_until = self._silent_until(events)
         while True:
-            change = self._changed()  # taken before looking: what changes meanwhile is not missed
+            change = self._changed()  # read before the check, so no change is missed
             if self._ending:
                 raise Unavailable("the router is shutting down; send the request again")
             if self._fleet.why_unready() is None:
@@ -111,20 +111,20 @@ class ColdStart:
         return self._clock() + events.keepalive_s if events is not None else float("inf")
 
 
-# Of a node that does not say how many sequences it computes at once.
+# Assumed for a node that does not report how many sequences it computes at once.
 USUAL_SEQUENCES = 256
-# Where tenants share a pool, each gets so much of a node's queue; who lately had more prompts
-# computed than its share, so much; and who runs more than its share leaves so much of a node's
-# sequences. Others come in at once, and find little before them.
+# When tenants share a pool, a tenant may fill 25 % of a node's queue, or 5 % if its recent prompts
+# exceed its share. A tenant that runs more than its share leaves 1/8 of a node's sequences free.
+# Requests of other tenants then start at once, with a short queue before them.
 SHARED_PART, MORE_PART = 0.25, 0.05
 KEPT_PART = 1 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRule:
-    """A node is full with `sequences` (0: as many as it says) less the part of them that is `kept`,
-    or with prompts for `queue_ms` (0: no pool is ever full). What is handed over, and from how many
-    tokens on, is the placement's policy."""
+    """When a node is full: with `sequences` (0: the number it reports), less the `kept` share of
+    them, or with prompts that take `queue_ms` to compute (0: no pool is ever full). `handoff` and
+    `handoff_tokens` repeat the placement policy."""
 
     queue_ms: float
     sequences: int = 0
@@ -142,22 +142,23 @@ class CapacityRule:
         )
 
     def shared(self, *, prompts: bool, sequences: bool) -> CapacityRule:
-        """Where there are other tenants, for one with more than its share of them."""
+        """The rule for a tenant that shares the pool. `prompts`, `sequences`: it has more than its
+        share of recent prompts, or of running sequences."""
         part = MORE_PART if prompts else SHARED_PART
         return replace(self, queue_ms=part * self.queue_ms, kept=KEPT_PART if sequences else 0.0)
 
     def within(self, other: CapacityRule) -> bool:
-        """Whether this one never has room where the other has none."""
+        """Whether this rule never has room when `other` has none."""
         return self.queue_ms <= other.queue_ms and self.kept >= other.kept
 
     def splits(self, tokens: int) -> bool:
-        """Whether prefill nodes compute what has so many tokens to be computed."""
+        """Whether prefill nodes compute a prompt with this many uncached tokens."""
         return hands_over(self.handoff, self.handoff_tokens, tokens)
 
 
 @dataclass(slots=True)
 class AdmittedLoad:
-    """Sequences and prompt tokens."""
+    """Load of admitted requests in sequences and prompt tokens."""
 
     sequences: int = 0
     tokens: int = 0
@@ -170,18 +171,17 @@ def has_room(
     tokens: int,
     sequences: int = 1,
 ) -> bool:
-    """Whether a pool has room for one more request, or it would only wait on a node.
+    """Whether the pool can start one more request now, rather than queue it on a node.
 
-    In: what the view knows of the ready nodes; what was let in and is not booked yet; how much of
-    the request's prompt is to be computed, and its choices. Out: yes or no. A node needs a free
-    sequence for each choice, and prompts to compute for no longer than is allowed, by its own
-    measured speed. A request with more choices than half of a node's sequences needs that half: it
-    may run while the node is busy with others, too. Where prefill nodes compute prompts, decode
-    nodes lend their time only as long as placement would take it: while that costs those who decode
-    there less than the prefill nodes' queues cost the request.
+    `pending` is the load that was admitted and is not booked on nodes yet. `tokens` are the
+    request's uncached prompt tokens, `sequences` its choices. A pool without ready nodes is not
+    full: there, requests wait for a node.
 
-    Beyond what is `pending`, for a request of so many `sequences` with so many `tokens` to be
-    computed. A pool without a ready node is not full: there requests wait for a node.
+    A node needs a free sequence for each choice, and queued prompts of less than `rule.queue_ms` by
+    its measured speed. A request with more choices than half of a node's sequences needs only that
+    half free, so it can run on a busy node. If prefill nodes compute prompts, a decode node's time
+    counts only if placement would use it: if computing there slows its running sequences by less
+    than the shortest prefill queue delays the request.
     """
     nodes = tuple(nodes)
     if not rule.queue_ms or not nodes:
@@ -199,9 +199,9 @@ def has_room(
 def _prefill_time(
     prefills: Sequence[NodeView], rule: CapacityRule, needed: int
 ) -> tuple[float, float]:
-    """How many more prompt tokens the prefill nodes take, counted up to `needed`; and the longest
-    a decode node may need to compute the request itself, in ms, to count as another place for it.
-    That is no limit where the prefill nodes have room, or where there are none."""
+    """Prompt tokens that the prefill nodes can still take, counted up to `needed`, and the most ms
+    by which the request may slow a decode node's sequences for that node's time to count. The limit
+    is infinite if the prefill nodes have room or if there are none."""
     time, shortest_queue_ms = 0.0, math.inf
     for node in prefills:
         time += _time(node, rule)
@@ -221,9 +221,9 @@ def _hosts_have_room(
     time: float = 0.0,
     most_ms: float = math.inf,
 ) -> bool:
-    """Whether the nodes that run the sequences have places for them, and with the prefill nodes'
-    `time` the pool computes what is pending. Most often the first host answers: the others are not
-    looked at."""
+    """Whether the hosts have free sequences for the request and the pending ones, and whether the
+    pool, with the prefill nodes' `time`, can compute the pending tokens. Usually the first host
+    decides, and the rest is not examined."""
     free, beside = 0, math.inf
     for node in hosts:
         mine = max(0, _free(node, rule))
@@ -248,8 +248,7 @@ def _free(node: NodeView, rule: CapacityRule) -> int:
 
 
 def _time(node: NodeView, rule: CapacityRule) -> float:
-    """In prompt tokens, of which so many fill the node; one that has not measured itself is not
-    filled."""
+    """Prompt tokens until the node is full; infinite if the node has not measured its speed."""
     if _free(node, rule) <= 0:
         return 0.0
     speed = node.report.speeds.prefill_tokens_per_s
@@ -258,23 +257,24 @@ def _time(node: NodeView, rule: CapacityRule) -> float:
 
 
 def _ms(node: NodeView, tokens: int) -> float:
-    """To compute so many prompt tokens; 0 where the node has not measured itself."""
+    """Milliseconds to compute this many prompt tokens; 0 if the node has not measured its speed."""
     speed = node.report.speeds.prefill_tokens_per_s
     return 1000 * tokens / speed if speed > 0 else 0.0
 
 
-# Room also comes with nodes' reports: it is looked for so often.
+# Interval of checks for room, in seconds: node reports also free room.
 POLL_S = 0.02
-# A burst of a tenant's usual traffic is short against this, and a flood is not.
+# Decay time of recent prompts, in seconds: longer than a tenant's usual bursts, shorter than a
+# flood.
 RECENT_S = 5.0
-# Where a client names no limit, so much of an answer is booked; the rest is paid when it is over.
+# Tokens booked for an answer without a limit; the rest is charged when the answer is over.
 USUAL_ANSWER = 1024
-RATE_OVER = 64  # the last turns, by which the next ones are predicted
+RATE_OVER = 64  # number of last turns from which the drain rate is computed
 MAX_RETRY_AFTER_S = 60.0
 
 
 class Admission:
-    """`limits` are those in force."""
+    """Decides when prompts may start. `limits` are the limits in force."""
 
     def __init__(
         self,
@@ -308,36 +308,36 @@ class Admission:
         self._ending = False
 
     def use(self, tenants: Tenants, limits: Limits) -> None:
-        """From now on; files that change say others."""
+        """Replace tenants and limits; called when their files change."""
         self.limits, self._shared = limits, len(tenants.names) > 1
 
     @property
     def waiting(self) -> int:
-        """Calls."""
+        """Number of calls that wait."""
         return len(self._queue)
 
     @property
     def held(self) -> int:
-        """Prompts of the calls that wait."""
+        """Number of prompts of the calls that wait."""
         return sum(turn.prompts for turn in self._turns.values())
 
     def most_sequences(self, tenant: str) -> int:
-        """That one of its calls may ask for."""
+        """The most sequences one call of this tenant may ask for."""
         most = self.limits.of(tenant).max_call_sequences
         return self._most_sequences if most is None else most
 
     async def charge(self, tenant: str, prepared: Sequence[Prepared]) -> BudgetBooking | None:
-        """Book what a call can cost. Raise RateLimited; InvalidRequest for one that costs more than
-        the tenant's budget ever holds."""
+        """Charge the most a call can cost; None without a budget. Raise RateLimited, or
+        InvalidRequest if the call costs more than the budget ever holds."""
         tokens = sum(map(_expected, prepared))
         return await self._budgets.book(tenant, self.limits.of(tenant), len(prepared), tokens)
 
     async def admit(
         self, call: Waiting, prompts: Sequence[Prepared], events: KeepAlive | None, begun: bool
     ) -> list[Ticket]:
-        """When the turn of the first of a call's `prompts` has come: a ticket for it, and for as
-        many of the next ones as find room at once. Raise QueueFull, QueueTimeout, Unavailable; of a
-        call that has `begun` only the last."""
+        """Wait for the turn of the call's first prompt. Return a ticket for it, and for the next
+        prompts that find room at once. Raise QueueFull, QueueTimeout or Unavailable; a call that
+        has `begun` can only raise Unavailable."""
         tenant = call.tenant_name
         limits = self.limits.of(tenant)
         turn = self._turn(tenant, prompts[0], len(prompts))
@@ -364,7 +364,7 @@ class Admission:
         return tickets
 
     def end(self) -> None:
-        """The router goes: who waits is told to come again."""
+        """Shutdown: fail waiting calls with Unavailable."""
         self._ending = True
         error = Unavailable("the router is shutting down; send the request again")
         for waiter, turn in list(self._turns.items()):
@@ -379,7 +379,7 @@ class Admission:
         await self._budgets.close()
 
     def left(self, tenant: str, usage: Usage | None, booking: BudgetBooking | None) -> None:
-        """A call is over, and used so much; None: it never had a place."""
+        """A call is over: record its usage and settle its budget. `usage` None: it never ran."""
         if usage is not None:
             self._metrics.used(tenant, usage)
         if booking is not None:
@@ -467,16 +467,16 @@ class Admission:
             self._admit_waiting()
 
     def _admit_waiting(self) -> None:
-        """Let in whose turn it is, as long as there is room."""
+        """Admit waiting prompts in order while the pool has room."""
         while (head := self._next_admissible()) is not None:
             self._queue.take(head)
             self._granted.append(self._clock())
             self._let_in(self._turns[head])
 
     def _next_admissible(self) -> Waiter | None:
-        """The first for whom there is room: who has less than its share, or waits for other nodes,
-        passes the others. Who may have no more than one before it waits with that one, also where
-        it wants fewer sequences: else many choices would never find enough of them."""
+        """The first waiter that fits. Waiters below their share, or for other nodes, may pass those
+        that do not fit. A waiter whose rule allows no more than that of an earlier one stays behind
+        it even if it needs fewer sequences; otherwise a request with many choices would starve."""
         full: list[tuple[CapacityRule, tuple[Kind, bool]]] = []
         for head in self._queue.heads():
             turn = self._turns[head]
@@ -499,7 +499,7 @@ class Admission:
         return self._shared_rules[more]
 
     def _turn(self, tenant: str, item: Prepared, prompts: int = 1) -> _Turn:
-        """What is in some node's cache is not computed: there the request goes."""
+        """Tokens that some node has cached do not count: placement sends the request there."""
         cached = self._view.chunks.longest(item.chunks)
         chunk = item.serving.sample.layout.chunk_tokens
         tokens = max(1, len(item.request.prompt_ids) - cached * chunk)
@@ -514,7 +514,8 @@ class Admission:
         turn.grant()
 
     def _drain_s(self) -> float:
-        """Until as many prompts as wait now have had their turn, by the rate of the last ones."""
+        """Estimated seconds until all waiting prompts had their turn, at the rate of the last
+        ones."""
         if len(self._granted) < 2:
             return 1.0
         rate = len(self._granted) / max(1e-3, self._clock() - self._granted[0])
@@ -522,7 +523,8 @@ class Admission:
 
 
 class _Turn:
-    """What a waiter waits for. `prompts` of its call wait, with this one."""
+    """The outcome a waiter waits for. `prompts`: prompts of its call that wait, including this
+    one."""
 
     def __init__(self, tenant: str, load: AdmittedLoad, kind: Kind, prompts: int) -> None:
         self.tenant = tenant
@@ -553,7 +555,7 @@ class _Turn:
             raise self._error
 
     async def within(self, seconds: float) -> None:
-        """Until it has come, or so long."""
+        """Wait until the turn is decided, at most this long."""
         try:
             async with asyncio.timeout(seconds):
                 await self._decided.wait()
@@ -562,8 +564,8 @@ class _Turn:
 
 
 def _expected(item: Prepared) -> int:
-    """Tokens of a request's prompt, which is computed once for all its choices, and of the answers,
-    as far as its client has said."""
+    """Expected tokens of a request: its prompt, computed once for all choices, and its answers up
+    to their limit."""
     params = item.request.params
     answer = min(params.max_tokens, USUAL_ANSWER) if item.fills else params.max_tokens
     return len(item.request.prompt_ids) + params.n * answer

@@ -1,16 +1,17 @@
-"""Whose turn it is where requests wait for nodes. Nothing here knows of time, nodes or asyncio.
+"""The order of waiting calls. Pure: no time, nodes or asyncio.
 
-In: waiters, each of a tenant with its weight and priority. Out: the next one. All of a higher
-priority go first. Tenants of one priority share by weight and tokens, by start-time fair queueing:
-a tenant's first waiter has the virtual time at which its tenant's share of what went before is used
-up, and the lowest goes first. Within a tenant the first that came goes first. Who finds no room for
-the one whose turn it is may let the next tenant's pass, or the first of the same tenant's other
-lane: what prefill nodes compute waits for other nodes than what is short.
+In: waiters, each with its tenant, weight and priority. Out: the next one. Higher priorities go
+first. Tenants of one priority share by weight and tokens with start-time fair queueing: a tenant's
+first waiter starts at the virtual time when the tenant's earlier work has used up its share, and
+the lowest start goes first. Within a tenant the order is first come, first served. If there is no
+room for the first waiter, the caller may try the next tenant's, or the first of the same tenant's
+other lane: split requests and whole ones need different nodes.
 
-A call waits as one: for its first prompt, and again for the next one when that had its turn.
+A call is one waiter at a time: it waits for its first prompt, then again for the next one.
 
-Bounded: where it is full, a waiter takes the place of the last one of whoever has more than it,
-of those with the lowest priority; else it is refused. A call that has begun keeps its place.
+The queue is bounded. When it is full, a newcomer replaces the last waiter of the tenant with the
+largest share among those of the lowest priority, or is refused. A call that has begun keeps its
+place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Protocol
 
 from baton_protocol.errors import QueueFull
 
-FADED = 0.01  # who has less of all than this is forgotten
+FADED = 0.01  # a tenant with a smaller share of all is forgotten
 
 
 @dataclass(slots=True)
@@ -35,14 +36,11 @@ class _Share:
 
 
 class UsageShares:
-    """Whether a tenant has more of something than its share: of what runs, or of what was begun
-    lately.
+    """Whether a tenant has more of a quantity than its share, such as running sequences.
 
-    In: how much tenants get and give back, and their weights. Out: yes or no. Where amounts fade,
-    they do so by being added ever larger, so that nothing else is touched: only ratios are asked
-    for.
-
-    An amount fades to 1/e in `fades_s` by `clock`; else it stays until it is given back.
+    In: amounts that tenants take and give back, and their weights. Out: yes or no. Amounts decay to
+    1/e in `fades_s` seconds of `clock`; by default they stay until given back. New amounts are
+    scaled up instead of old ones down, since only ratios matter, so adding touches one tenant.
     """
 
     def __init__(self, clock: Callable[[], float], fades_s: float = math.inf) -> None:
@@ -54,7 +52,7 @@ class UsageShares:
         self._weights = 0.0
 
     def __len__(self) -> int:
-        """Tenants that have something."""
+        """Number of tenants with an amount."""
         return len(self._shares)
 
     def add(self, tenant: str, amount: float, weight: float) -> None:
@@ -70,7 +68,7 @@ class UsageShares:
         share.weight = weight
 
     def give_back(self, tenant: str, amount: float) -> None:
-        """Of what does not fade."""
+        """Return part of an amount; only for amounts that do not decay."""
         share = self._shares[tenant]
         share.amount -= amount
         self._amounts -= amount
@@ -78,7 +76,8 @@ class UsageShares:
             self._weights -= self._shares.pop(tenant).weight
 
     def has_more(self, tenant: str, weight: float) -> bool:
-        """Than its weight's share, beside those who have something, or one other of weight 1."""
+        """Whether the tenant has more than its weight's share, among the tenants with an amount. A
+        tenant alone is compared with one other of weight 1."""
         share = self._shares.get(tenant)
         if share is None:
             return False
@@ -86,7 +85,7 @@ class UsageShares:
         return share.amount * (weight + others) > weight * self._amounts
 
     def _fade(self, left: float) -> None:
-        """To so much of what they are; after long enough nothing is left of anybody."""
+        """Scale all amounts by `left` and forget tenants with a negligible one."""
         self._since = self._clock()
         least = FADED * left * self._amounts
         for share in self._shares.values():
@@ -97,32 +96,33 @@ class UsageShares:
 
 
 class Waiting(Protocol):
-    """What admission sees of a call that waits; the HTTP layer has the real one.
+    """What admission sees of a waiting call; the HTTP layer implements it.
 
-    `waits` is set to why the call waits, "" for one that does not.
+    `waits` is the reason why the call waits, "" if it does not.
     """
 
     waits: str
 
     @property
     def tenant_name(self) -> str:
-        """Whose call it is; "" where the router has no API keys."""
+        """The tenant of the call; "" if the router has no API keys."""
 
 
 class KeepAlive(Protocol):
-    """A stream whose client is to hear something every `keepalive_s`, or it gives up."""
+    """A stream whose client gives up if it receives nothing for long; send every `keepalive_s`."""
 
     keepalive_s: float
 
     async def keep_alive(self) -> None:
-        """Say that the stream lives; raise ConnectionError where the client is gone."""
+        """Send a keep-alive. Raise ConnectionError if the client is gone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
-    """One call, for its next prompt; `tokens` is what that is expected to cost. At most `most` of
-    its tenant wait. Its lane is whether prefill nodes compute the prompt (`splits`). Of a call that
-    has `begun` earlier prompts run, or did: it is never refused."""
+    """One call, waiting for its next prompt. `tokens` is that prompt's expected cost. At most
+    `most` calls of its tenant wait to begin. `splits` selects its lane: whether prefill nodes
+    compute the prompt. A call has `begun` once one of its prompts was admitted; it is never
+    refused."""
 
     tenant: str
     tokens: int
@@ -133,19 +133,19 @@ class Waiter:
     begun: bool = False
 
 
-Lane = OrderedDict[Waiter, int]  # with their numbers in the order in which they came
+Lane = OrderedDict[Waiter, int]  # waiter to its number in order of arrival
 
 
 @dataclass(slots=True)
 class _Flow:
-    """One tenant at one priority. `start` is the virtual time of its first waiter."""
+    """The waiters of one tenant at one priority. `start` is the virtual time of the first one."""
 
     tenant: str
     start: float
     weight: float = 1.0
     lanes: tuple[Lane, Lane] = field(default_factory=lambda: (OrderedDict(), OrderedDict()))
     came: int = 0
-    begun: int = 0  # of those that wait
+    begun: int = 0  # how many of the waiters have begun
 
     def __len__(self) -> int:
         return sum(map(len, self.lanes))
@@ -164,12 +164,12 @@ class _Flow:
         del self.lanes[waiter.splits][waiter]
 
     def heads(self) -> list[Waiter]:
-        """The first of each lane, the first of all first."""
+        """The first waiter of each lane, in order of arrival."""
         heads = [(lane[head], head) for lane in self.lanes for head in islice(lane, 1)]
         return [head for _, head in sorted(heads, key=itemgetter(0))]
 
     def last(self) -> Waiter:
-        """Of those that have not begun; there is one."""
+        """The latest waiter that has not begun; at least one must exist."""
         lasts = [
             (lane[last], last)
             for lane in self.lanes
@@ -187,9 +187,9 @@ class _Flow:
 
 
 class _Level:
-    """One priority. `now` is its virtual time; `ends`: where a tenant that waits no more used more
-    than its share until, kept as long as that is ahead of `now` and somebody waits: when nobody
-    does any more, all begin anew alike."""
+    """The waiters of one priority. `now` is the virtual time. `ends` maps tenants without waiters
+    to the virtual time until which they have used their share. Entries last while they are ahead of
+    `now`; when the level is empty, `now` and `ends` are reset."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -204,8 +204,8 @@ class _Level:
         flow.add(waiter)
 
     def take(self, head: Waiter) -> None:
-        """The time is that of the lowest, so that who comes next starts no later than those that
-        were passed."""
+        """Remove a head. The virtual time becomes the lowest start, so that a newcomer does not
+        start before waiters that were passed over."""
         flow = self.flows[head.tenant]
         flow.remove(head)
         self.now = min(flow.start for flow in self.flows.values())
@@ -225,7 +225,7 @@ class _Level:
 
 
 class FairQueue:
-    """At most `most` waiters that have not begun."""
+    """Holds at most `most` waiters that have not begun."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -236,19 +236,19 @@ class FairQueue:
         return self._size
 
     def lengths(self) -> dict[int, int]:
-        """How many wait, by priority; also of priorities where nobody does any more."""
+        """Number of waiters by priority, including priorities that have none left."""
         return {
             priority: sum(map(len, level.flows.values()))
             for priority, level in self._levels.items()
         }
 
     def of(self, tenant: str) -> int:
-        """How many of its calls wait to begin."""
+        """Number of the tenant's calls that wait to begin."""
         found = (level.flows.get(tenant) for level in self._levels.values())
         return sum(flow.refusable for flow in found if flow is not None)
 
     def add(self, waiter: Waiter) -> Waiter | None:
-        """Who lost its place to the newcomer, if somebody did. Raise QueueFull."""
+        """Add a waiter. Return the waiter it replaced, if any. Raise QueueFull."""
         loser = None if waiter.begun else self._place(waiter)
         if loser is not None:
             self.remove(loser)
@@ -257,7 +257,7 @@ class FairQueue:
         return loser
 
     def remove(self, waiter: Waiter) -> bool:
-        """Its client left, or it waited too long; False where it does not wait."""
+        """Remove a waiter that gave up; False if it does not wait."""
         level = self._levels.get(waiter.priority)
         flow = level.flows.get(waiter.tenant) if level is not None else None
         if level is None or flow is None or waiter not in flow:
@@ -268,14 +268,14 @@ class FairQueue:
         return True
 
     def heads(self) -> Iterator[Waiter]:
-        """The first of each lane of each tenant of the highest priority, in the order of turns."""
+        """The first waiter of each lane and tenant at the highest priority, in fair order."""
         level = self._highest()
         if level is not None:
             for flow in sorted(level.flows.values(), key=lambda flow: flow.start):
                 yield from flow.heads()
 
     def take(self, head: Waiter) -> None:
-        """One of `heads` waits no more."""
+        """Remove a waiter that `heads` returned, because it was admitted."""
         self._levels[head.priority].take(head)
         self._size -= 1
 
@@ -284,7 +284,7 @@ class FairQueue:
         return self._levels[priority] if priority is not None else None
 
     def _place(self, waiter: Waiter) -> Waiter | None:
-        """Whose place it takes, if not a free one."""
+        """The waiter to replace, or None if a place is free. Raise QueueFull."""
         if waiter.most is not None and self.of(waiter.tenant) >= waiter.most:
             raise QueueFull(
                 f"{self.of(waiter.tenant)} requests of this tenant wait already, and {waiter.most}"

@@ -1,6 +1,6 @@
-"""What each tenant may: its share where requests wait, and its budgets per minute.
+"""Limits of tenants: weight and priority in the queue, and budgets per minute.
 
-In: a TOML file. Out: one TenantLimits per tenant; who is not named has the defaults.
+In: a TOML file. Out: one TenantLimits per tenant; tenants it does not name get the defaults.
 
     [defaults]
     requests_per_minute = 60
@@ -37,10 +37,12 @@ _WHERE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where requests wait, all of a higher `priority` go first, and tenants of one priority share
-    by `weight`. Per minute 0 is unbounded; so much of it as comes in `burst_seconds` may be used at
-    once; each prompt of a call is a request. Of its calls at most `max_queued` wait to begin, and
-    each may ask for `max_call_sequences` (None: as many as of all)."""
+    """Limits of one tenant.
+
+    Waiting calls of a higher `priority` go first; tenants of equal priority share by `weight`. A
+    rate per minute of 0 is unlimited; a tenant may use up to `burst_seconds` of its rate at once.
+    Each prompt of a call counts as a request. At most `max_queued` of its calls wait to start, and
+    a call may ask for `max_call_sequences` sequences (None: the router's limits)."""
 
     weight: float = 1.0
     priority: int = 0
@@ -66,7 +68,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Limits:
-    """What one file says."""
+    """The limits from one file."""
 
     def __init__(
         self, defaults: TenantLimits | None = None, tenants: Mapping[str, TenantLimits] = {}
@@ -85,7 +87,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_limits(path: str) -> Limits:
-    """Of no file those of nobody. Raise StartError: one line that names the place in the file."""
+    """Read the file; "" gives default limits. Raise StartError with one line that names the
+    place."""
     if not path:
         return Limits()
     try:
@@ -122,7 +125,7 @@ def _file_error(error: msgspec.ValidationError) -> str:
     return f"{found[2]}: {found[1]}" if found[2] else found[1]
 
 
-# An index that failed is left alone for so long: each request would wait for its deadline.
+# Seconds without calls to a failed index; otherwise each request would wait for its deadline.
 RETRY_S = 1.0
 MINUTE_S = 60.0
 
@@ -139,7 +142,8 @@ class BudgetIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BudgetBooking:
-    """Tokens that a request may use, of whose limits, and from which buckets."""
+    """Tokens booked for a call, with the limits at that time. `shared`: the index holds the
+    buckets."""
 
     tenant: str
     limits: TenantLimits
@@ -148,14 +152,15 @@ class BudgetBooking:
 
 
 class Budgets:
-    """Keeps tenants to their requests and tokens per minute, all routers of the pool together.
+    """Enforces requests and tokens per minute of each tenant, over all routers of the pool.
 
-    In: a tenant's limits, what a call may cost, and later what it did cost. Out: it passes, or
-    RateLimited with the seconds to wait, or InvalidRequest for one that costs more than the budget
-    ever holds: a minute of it, or the burst where that is more. The buckets lie on the index. While
-    that is away each router keeps its own, at the rates divided by the routers that there were.
+    In: a tenant's limits, what a call may cost, later what it did cost. Out: the call passes, or
+    RateLimited with the seconds to wait, or InvalidRequest for a call that costs more than the
+    budget ever holds: one minute of it, or the burst if that is more. The index holds the buckets.
+    While the index is down, each router uses its own buckets, at the rates divided by the last
+    known number of routers.
 
-    `index` is None where the router has none: then it is the only one.
+    `index` is None if the router has none; it then counts as the only router.
     """
 
     def __init__(self, index: BudgetIndex | None, clock: Callable[[], float]) -> None:
@@ -170,7 +175,7 @@ class Budgets:
     async def book(
         self, tenant: str, limits: TenantLimits, requests: int, tokens: int
     ) -> BudgetBooking | None:
-        """None for who has no budget. Raise RateLimited, InvalidRequest."""
+        """Book a call; None if the tenant has no budget. Raise RateLimited, InvalidRequest."""
         if not (limits.requests_per_minute or limits.tokens_per_minute):
             return None
         _check_holds(limits, requests, tokens)
@@ -185,7 +190,7 @@ class Budgets:
         return BudgetBooking(tenant, limits, tokens, shared)
 
     def settle(self, booking: BudgetBooking, used: int) -> None:
-        """The request is over and used so many tokens."""
+        """The call is over and used this many tokens: correct the bucket by the difference."""
         draws = draws_of(booking.limits, 0, booking.tokens - used)
         if booking.tokens == used or not booking.limits.tokens_per_minute:
             return
@@ -197,7 +202,7 @@ class Budgets:
         task.add_done_callback(self._giving.discard)
 
     async def close(self) -> None:
-        """What is on its way arrives, or fails within the index's own deadline."""
+        """Wait for corrections in flight; each ends within the index's own deadline."""
         await asyncio.gather(*self._giving)
 
     async def _shared(self, tenant: str, draws: Sequence[Draw]) -> DrawResult | None:
@@ -227,18 +232,19 @@ class Budgets:
         try:
             await index.give(tenant, draws)
         except StoreError as error:
-            self._failed(error)  # what was not given back comes back with time
+            self._failed(error)  # not given back; the bucket refills with time
 
 
 class OwnBuckets:
-    """The same buckets in this process; see baton_kvstore.index.rate_limits for their law."""
+    """The same buckets in this process; see baton_kvstore.index.rate_limits for the algorithm."""
 
     def __init__(self) -> None:
-        # Level, as of when, and when it is full, as one that is not here. The last used comes last.
+        # (level, its time, time when full); a full bucket needs no entry. Least recently used
+        # first.
         self._levels: OrderedDict[tuple[str, int], tuple[float, float, float]] = OrderedDict()
 
     def take(self, tenant: str, draws: Sequence[Draw], now: float) -> float:
-        """Seconds to wait; 0: taken."""
+        """Take the draws, or return the seconds to wait; 0 means taken."""
         wait = 0.0
         for slot, draw in enumerate(draws):
             if draw.rate_per_s > 0:
@@ -266,7 +272,7 @@ class OwnBuckets:
         return min(draw.capacity, level + max(0.0, now - at) * draw.rate_per_s)
 
     def _tidy(self, now: float) -> None:
-        """Forget those used longest ago, as far as they are full."""
+        """Forget the least recently used buckets that are full."""
         while self._levels:
             key = next(iter(self._levels))
             if self._levels[key][2] > now:
@@ -275,7 +281,8 @@ class OwnBuckets:
 
 
 def draws_of(limits: TenantLimits, requests: float, tokens: float) -> list[Draw]:
-    """Always both, in this order; at least one request fits."""
+    """The draws for requests and for tokens, always both in this order. A burst holds at least
+    1."""
     per_s = limits.requests_per_minute / MINUTE_S, limits.tokens_per_minute / MINUTE_S
     burst = limits.burst_seconds
     return [
@@ -301,7 +308,7 @@ def _check_holds(limits: TenantLimits, requests: int, tokens: int) -> None:
 
 
 def _part(draws: Sequence[Draw], routers: int) -> list[Draw]:
-    """Of one router among so many."""
+    """The draws for one router's share."""
     return [
         draw._replace(rate_per_s=draw.rate_per_s / routers, capacity=max(1.0, draw[1] / routers))
         for draw in draws
