@@ -1,1 +1,1 @@
-"""What the router knows of its nodes: links, loads, cached prefixes, model files."""
+"""The router's knowledge of its nodes: links, loads, cached prefixes, model files."""

@@ -1,8 +1,8 @@
-"""Finds nodes: a static list, and the registry behind the index.
+"""Finds nodes from a static list and from the registry on the index.
 
-In: NodeReports of the registry, polled. Out: links, one per address. The registry only says where
-to dial; a node whose report ran out keeps its link while that link is up, because a registry that
-is down must not take a serving pool with it.
+In: NodeReports, polled from the registry. Out: one link per address. The registry only says which
+addresses to dial. A node whose report expired keeps its link while that is up, because a registry
+that is down must not take down a serving pool.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from baton_kvstore.errors import StoreError
 from baton_protocol.store import NodeReport
 from baton_router.nodes.link import LinkTable, NodeLink
 
-# A pool that starts is not kept waiting: the registry is asked this often while no link is up, and
-# for so long after an address was new.
+# While no link is up, and for EAGER_FOR_S seconds after a new address appeared, poll the registry
+# this often (seconds), so that a starting pool serves soon.
 EAGER_S = 0.1
 EAGER_FOR_S = 5.0
-# An address must be absent for so many intervals before its broken link is given up.
+# Remove a broken link after its address was absent for this many polling intervals.
 MISSES = 3
 
 logger = logging.getLogger(__name__)
 
 
 class NodeSource(Protocol):
-    """What the registry is to the router."""
+    """The part of the registry that the router uses."""
 
     async def nodes(self) -> Sequence[NodeReport]: ...
 
 
 class Discovery:
-    """Runs until cancelled."""
+    """Keeps the link table up to date. run() runs until cancelled. `forget` is called with each
+    removed link."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class Discovery:
         self._static = [address.rstrip("/") for address in static]
         self._interval_s = interval_s
         self._forget = forget
-        self._absent: dict[str, float] = {}  # since when
+        self._absent: dict[str, float] = {}  # address to the time when it was first absent
         self._eager_until = 0.0
-        self.reachable: bool | None = None  # None: not asked yet
+        self.reachable: bool | None = None  # None before the first poll
 
     async def run(self) -> None:
         for address in self._static:
@@ -80,7 +81,7 @@ class Discovery:
         for address in listed:
             self._table.ensure(address)
         for address, link in list(self._table.links.items()):
-            # Two nodes of one name are listed in turn: the one that is not used is still shown.
+            # Two nodes with one name overwrite each other's report: keep showing the unused one.
             if link.up or link.rival or address in listed or address in self._static:
                 self._absent.pop(address, None)
                 continue

@@ -1,16 +1,16 @@
-"""The nodes as one thing: their links, what the view believes of them, and the pool's model.
+"""All nodes of the pool: their links, their state in the view, and the pool's model.
 
-In: hellos, frames and breaks of links. Out: view updates; frames about requests go to the
-dispatcher, which hears of lost and of resumed nodes too.
+In: hellos, frames and breaks of links. Out: view updates; frames about requests, and lost and
+resumed nodes, go to the dispatcher.
 
-    link broke                    the node has `patience_s` to come back with the same engine, and
-                                  then goes on; nobody listens there, or another engine: lost
+    link broken                   the node has `patience_s` to come back with the same engine and
+                                  then continues; if its address refuses or has another engine: lost
     pings unanswered              lost at once
-    no engine step for long       lost, though its link is up; it gets nothing before it moves
-    draining, past the deadline   not lost: its requests are moved, where another node takes them
-    two engines under one name    the one whose epoch was heard of last is used; the other is shown
+    no engine step for long       lost although its link is up; gets no requests before it steps
+    draining, past the deadline   not lost: its requests move when another node can take them
+    two engines under one name    the newer epoch is used; the other one is reported
 
-Aborts for a node that cannot be reached are kept and go out first when the same engine is back:
+Aborts for an unreachable node are kept. They are sent first when the same engine is back, because
 they free its blocks.
 """
 
@@ -52,10 +52,9 @@ from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import ArtifactError
 
-# A node whose artifacts could not be had is asked again after this long, while its link is up.
-RETRY_LARGE_S = 60.0  # what is too large to be fetched will hardly be smaller the next time
+RETRY_LARGE_S = 60.0  # before fetching files again that were too large; they rarely shrink
 WATCH_S = 0.5
-IDLE_REPORT_S = 1.5  # an idle engine says so oftener; only then it begins to stand still
+IDLE_REPORT_S = 1.5  # idle engines report more often; silence starts after this
 KEPT_ABORTS = 4096
 KEPT_EPOCHS = 64
 
@@ -70,24 +69,24 @@ class RequestListener(Protocol):
     def on_failed(self, node: NodeId, frame: JobFailed) -> None: ...
 
     def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
-        """`alive_at`: what the node got later, it was lost before."""
+        """The node was lost before it got anything that was placed on it after `alive_at`."""
         ...
 
     def on_resumed(self, node: NodeId) -> None:
-        """The link is back, and the engine is the same."""
+        """The link is back and the engine is the same."""
         ...
 
     def on_leaving(self, node: NodeId) -> None:
-        """What runs there is to be moved. Said again with each of its loads."""
+        """Move the requests that run there. Called again with each of the node's loads."""
         ...
 
     def on_change(self) -> None:
-        """A request that found no place may find one now."""
+        """The pool changed: a waiting request may find a place now."""
         ...
 
 
 class Fleet:
-    """A LinkListener. `listener` is set once, before the first link is dialled."""
+    """A LinkListener for all nodes. Set `listener` once, before the first link is dialled."""
 
     listener: RequestListener
 
@@ -110,12 +109,12 @@ class Fleet:
         self._links: dict[NodeId, NodeLink] = {}
         self._broken: dict[NodeId, asyncio.TimerHandle] = {}
         self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
-        self._older: dict[NodeId, deque[Epoch]] = {}  # engines whose name a newer one has taken
+        self._older: dict[NodeId, deque[Epoch]] = {}  # epochs replaced by a newer engine
         self._admissions: set[asyncio.Task[None]] = set()
-        self._served: list[Serving] = []  # what was offered last
+        self._served: list[Serving] = []  # the last known offer
         self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
-        self._complaints: dict[str, str] = {}  # by address, what was logged last
-        self.refused: Counter[str] = Counter()  # what nodes sent and was not taken, by reason
+        self._complaints: dict[str, str] = {}  # the last logged complaint by address
+        self.refused: Counter[str] = Counter()  # refused frames and artifacts by reason
         self.kv_events = KVEventListener(view, clock)
 
     # --- links ----------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ class Fleet:
                     self._conflict(node, link, holder)
                 return False
         if known is not None and not same:
-            # The newest hello counts. Of two engines that both live the older one says hello again.
+            # The newest hello wins. If both engines live, the older one says hello again.
             older = self._older.setdefault(node, deque(maxlen=KEPT_EPOCHS))
             older.append(known.report.epoch)
             self._lose(node, "restarted")
@@ -199,8 +198,8 @@ class Fleet:
             self._lose(node, "link")
 
     def on_bad_frame(self, link: NodeLink, flaw: Flaw, why: str) -> None:
-        """What was known of the node stays as it is. That its engine moves can be in such a frame
-        too, so it is not taken for one that stands still."""
+        """Keep the node's last known state. Since the bad frame may have reported progress, count
+        it as progress."""
         self.refused[flaw] += 1
         node = self._node_of(link)
         if node is not None:
@@ -214,7 +213,7 @@ class Fleet:
             )
 
     def forget(self, link: NodeLink) -> None:
-        """Discovery gave the address up."""
+        """Discovery removed the address."""
         self._complaints.pop(link.address, None)
         node = self._node_of(link)
         if node is not None:
@@ -229,9 +228,8 @@ class Fleet:
             self._kept.append((node, known.report.epoch, frame))
 
     async def watch(self) -> None:
-        """Until cancelled: find engines that stand still, and have chunks listed anew where events
-        were missed. A tick of our own that came late says that it was this process that heard
-        nothing."""
+        """Until cancelled: find stalled engines, and request listings after missed cache events. If
+        the tick itself was late, this process was blocked, and no node is blamed for that time."""
         while True:
             due = self._clock() + WATCH_S
             await asyncio.sleep(WATCH_S)
@@ -244,7 +242,7 @@ class Fleet:
                 logger.warning("the engine of %s makes no step", node, extra={"node": node})
                 try:
                     self._lose(node, "stalled", self.view.nodes[node].moved_at + IDLE_REPORT_S)
-                except Exception:  # our bug; the watch goes on
+                except Exception:  # our bug; keep watching
                     logger.exception("%s was not given up", node, extra={"node": node})
 
     async def close(self) -> None:
@@ -257,9 +255,9 @@ class Fleet:
     # --- the model ------------------------------------------------------------------------------
 
     def serving(self, wanted: str | None) -> Serving:
-        """What a new request is to be served with, `wanted` by that name. While no node is ready,
-        what the last of them served with: a request may wait for one. Raise Unavailable where there
-        never was one, NotFound for a name that no model has."""
+        """Choose what serves a new request for the model `wanted` (None: any). While no node is
+        ready, this is the last known offer, because a request may wait. Raise Unavailable if no
+        model is known yet, NotFound if no model has that name."""
         self._note()
         if not self._served:
             raise Unavailable(f"no request can be served now: {self.view.why_not_ready()}")
@@ -269,51 +267,52 @@ class Fleet:
         return drawn
 
     def check_name(self, wanted: str | None) -> None:
-        """Raise NotFound for a name that no model has, as far as any is known."""
+        """Raise NotFound for a name that none of the known models has."""
         if wanted and (names := self.names()) and wanted not in names:
             raise self.no_model(wanted)
 
     def successor(
         self, kind: Kind, wanted: str | None, fits: Callable[[Serving], bool]
     ) -> Serving | None:
-        """What a request of a kind that gets no new ones any more may be served with instead, as
-        long as its client has nothing of it."""
+        """The replacement for a request whose kind gets no new requests any more. Use it only while
+        the client has no output."""
         if not self.superseded(kind):
             return None
         return self._draw([one for one in self.offered() if fits(one)], wanted)
 
     def superseded(self, kind: Kind) -> bool:
-        """New requests go to others, and to none of that kind any more."""
+        """True if new requests go only to other kinds."""
         whole = self.view.whole()
         return bool(whole) and kind not in whole
 
     def offered(self) -> list[Serving]:
-        """What new requests may be served with: one kind, or two while a pool rolls out another;
-        none while no node is ready."""
+        """What may serve new requests: one kind, two during a roll-out, none while no node is
+        ready."""
         return [one for nodes in self.view.whole().values() if (one := self._serving(nodes))]
 
     def why_unready(self) -> str | None:
-        """What the pool waits for; None while a node is ready."""
+        """Why no node is ready; None if one is."""
         return None if self.offered() else self.view.why_not_ready()
 
     def names(self) -> list[str]:
-        """What the served models are called, also while their nodes are away."""
+        """Names of the served models, even while their nodes are away."""
         if self._served_name:
             return [self._served_name]
         return list(dict.fromkeys(name for one in self.known() for name in one.names))
 
     def known(self) -> list[Serving]:
-        """What is offered, or was offered last."""
+        """The current offer, or the last one if there is none."""
         return self.offered() or self._served
 
     def no_model(self, wanted: str | None) -> NotFound:
-        """Nothing that is served has that name."""
+        """The error for a name that no served model has."""
         names = " and ".join(map(repr, self.names())) or "nothing yet"
         told = f"model {wanted!r} does not exist; this pool serves {names}"
         return NotFound(told, param="model", code="model_not_found")
 
     def _serving(self, nodes: Sequence[NodeView]) -> Serving | None:
-        """Of ready nodes of one kind; the same list is the same nodes."""
+        """The offer of ready nodes of one kind; None without their model. Cached by list
+        identity."""
         for known, serving in self._known:
             if known is nodes:
                 return serving
@@ -347,11 +346,11 @@ class Fleet:
         return replace(drawn, name=wanted) if wanted not in (None, "", drawn.name) else drawn
 
     def _note(self) -> None:
-        """What the pool serves with is noted while it can be seen: requests may wait for it."""
+        """Remember the current offer, for requests that come while no node is ready."""
         self._served = self.known()
 
     async def _admit(self, link: NodeLink, report: NodeReport) -> None:
-        """Once its tokenizer is here, a node may get requests."""
+        """Fetch the node's model, then make the node usable; retry while its link is up."""
         while link.up and link.report is report:
             try:
                 await self._models.get(report, link.address)
@@ -383,7 +382,8 @@ class Fleet:
             await asyncio.sleep(self._retry_model_s)
 
     def _compare(self, report: NodeReport) -> None:
-        """Say why a node is not paired with those that serve. A roll-out wants it to be so."""
+        """Log why the node does not pair with the serving ones. During a roll-out this is
+        normal."""
         sample = self.view.sample()
         parts = differing(report, sample.report) if sample is not None else []
         if sample is None or not parts:
@@ -396,22 +396,22 @@ class Fleet:
             extra={"node": report.node},
         )
 
-    # --- what links say of nodes ------------------------------------------------------------------
+    # --- node events ------------------------------------------------------------------------------
 
     def _node_of(self, link: NodeLink) -> NodeId | None:
-        """The node that this link stands for, if it is still this one."""
+        """The node that this link currently represents, or None."""
         node = link.report.node if link.report is not None else None
         return node if node is not None and self._links.get(node) is link else None
 
     def _renamed(self, link: NodeLink, name: NodeId) -> None:
-        """A node that ended, and whose address another one has now, does not come back."""
+        """Forget a node whose address another node has taken over."""
         for node, known in list(self._links.items()):
             if known is link and node != name:
                 self._forget(node, "restarted")
 
     def _conflict(self, node: NodeId, link: NodeLink, holder: NodeLink) -> None:
-        """Two engines live under one name, and both would go on saying hello: the one that was
-        replaced gets the name back only when the other is gone."""
+        """Report two live engines with one name. Both keep saying hello; the replaced one gets the
+        name back only when the other is gone."""
         logger.error(
             "two nodes are called %s: the one at %s is newer and is used, the one at %s is not;"
             " give each node a name of its own (--node), or none",
@@ -424,7 +424,7 @@ class Fleet:
         del self._links[node]
         self._older.pop(node, None)
         self.view.forget(node)
-        self.listener.on_change()  # who waits for nodes of its kind may wait in vain by now
+        self.listener.on_change()  # waiting requests may have to switch or give up
 
     def _changed(self) -> None:
         self._note()

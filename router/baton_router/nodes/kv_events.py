@@ -1,10 +1,9 @@
-"""Takes the nodes' cache events into the view, as fast as a router may, and has them listed anew
-where some are missing.
+"""Applies the nodes' cache events to the view, up to a rate, and requests listings after losses.
 
-In: CacheEvents. Out: the view knows the nodes' chunks; which nodes to ask for a listing. A node
-counts its frames (`seq`): where one is missing, all that was believed of its chunks is forgotten
-until it lists them. So it is, too, where events come faster than EVENTS_PER_S: a loop that did
-nothing but listen would serve nobody. Nodes that do not count are always heard.
+In: CacheEvents. Out: the chunks of each node in the view, and which nodes to ask for a listing. A
+node numbers its frames (`seq`). If a frame is missing, the router forgets the node's chunks until
+the node lists them. It does the same if events exceed EVENTS_PER_S, because handling more would
+leave no time to serve requests. Frames without a number are always applied.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from baton_protocol.ids import NodeId
 from baton_protocol.link import CacheEvents
 from baton_router.nodes.pool_view import PoolView
 
-# A chunk event costs 0.7 us of the loop: all of them leave it four fifths of its time and more.
+# A chunk event takes 0.7 us of the event loop, so this rate uses at most a seventh of its time.
 EVENTS_PER_S = 200_000
-# Nodes asked at a time: a listing may have as many chunks as a node's cache.
+# Nodes asked for a listing at once: a listing may hold as many chunks as a node's cache.
 LISTINGS = 16
 
 logger = logging.getLogger(__name__)
 
 
 class KVEventListener:
-    """`dropped` counts chunk events that were not taken."""
+    """Applies events to the view. `dropped` counts the chunk events that were not applied."""
 
     def __init__(
         self, view: PoolView, clock: Callable[[], float], events_per_s: int = EVENTS_PER_S
@@ -34,9 +33,9 @@ class KVEventListener:
         self._view = view
         self._clock = clock
         self._per_s = events_per_s
-        self._room = float(events_per_s)  # of a second's worth
+        self._room = float(events_per_s)  # chunk events it may apply now
         self._filled_at = clock()
-        self._unheard: dict[NodeId, None] = {}  # in the order in which they are asked
+        self._unheard: dict[NodeId, None] = {}  # nodes to ask for a listing, oldest first
         self._asked: set[NodeId] = set()
         self._behind = False
 
@@ -59,7 +58,7 @@ class KVEventListener:
             self._miss(node, size)
 
     def to_ask(self) -> list[NodeId]:
-        """The nodes whose turn it is to list their chunks; none while there is no room for it."""
+        """The nodes to ask for a listing now; empty while less than half of the budget is free."""
         self._fill()
         if 2 * self._room < self._per_s:
             return []
@@ -71,7 +70,7 @@ class KVEventListener:
         return asked
 
     def forget(self, node: NodeId) -> None:
-        """It is gone, or its link is: it lists its chunks when it comes back."""
+        """The node or its link is gone. It lists its chunks when it comes back."""
         self._unheard.pop(node, None)
         self._asked.discard(node)
 

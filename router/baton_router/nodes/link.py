@@ -1,20 +1,21 @@
-"""One WebSocket per node, kept open: the router's only truth about a node.
+"""One WebSocket per node, kept open: the router's only source of truth about the node.
 
-In: frames for the node (send() never waits, so that a decision, its booking and its jobs are one
-act). Out: the listener hears hello, each later frame, the break, and that nobody listens there any
-more. A link that breaks is dialled again, at once and then with growing pauses, until it is closed.
+In: frames for the node. send() does not wait, so a decision, its booking and its jobs happen
+without an await. Out: the listener gets the hello, each later frame, a break, and a refused
+connection. A broken link is dialled again at once, then with growing pauses, until it is closed.
 
-A node that does not answer MISSED_PINGS pings in a row is silent: frozen, or cut off without a
-word. Whatever it sends counts as an answer. A ping that this process itself was late for says
-nothing about the node.
+A node that misses MISSED_PINGS pings in a row is silent: frozen, or cut off without a close. Any
+frame from it counts as an answer. A ping that this process itself handled late does not count.
 
-What a node sends is bounded. A frame that is too large, or says of requests what cannot be read,
-ends the link, and its node is lost at once: it would say the same again. A figure out of bounds
-costs no token: what its frame says of requests is used, and what was known of the node is kept.
+Input is bounded. A frame that is too large, or whose part about requests cannot be decoded, ends
+the link and the node is lost at once, because it would send the same again. A figure out of bounds
+costs no token: the frame's part about requests is used, and the router keeps the node's last known
+state.
 
-What a node does not read is bounded: where more than `max_unsent_bytes` wait and become no fewer,
-its link is given up as a broken one, and a new one resynchronises both; all jobs sent again at once
-may be more, of a node that reads. A node does the same with a router (`baton_node.server.links`).
+Output is bounded. If more than `max_unsent_bytes` wait and the number does not shrink, the link
+counts as broken, and a new one resynchronises both sides. A node that reads may exceed the limit,
+for instance when all its jobs are sent again. Nodes treat routers the same way
+(`baton_node.server.links`).
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from baton_protocol.store import NodeReport
 from baton_protocol.wire import WireError
 from baton_router.settings import Bounds
 
-HELLO_WAIT_S = 10.0  # to connect, shake hands and hear the hello
+HELLO_WAIT_S = 10.0  # to connect, and then to receive the hello
 MISSED_PINGS = 3
 LATE_S = 0.5
 CLOSE_S = 0.5
 FIRST_PAUSE_S = 0.05
 NOT_OUR_TOKEN = "it refuses this router's link token (401): give both the same --link-token"
-STEADY_S = 1.0  # a link that lasted so long is dialled again without a pause
+STEADY_S = 1.0  # after a link of this length, dial again without a pause
 
 Flaw = Literal["unreadable", "too_large"]
-# How a node is lost: its link does not come back, it misses its pings, its engine makes no step,
+# Why a node is lost: its link does not come back, it misses its pings, its engine makes no step, or
 # another engine takes its name.
 Loss = Literal["link", "pings", "stalled", "restarted"]
 
@@ -63,37 +64,40 @@ logger = logging.getLogger(__name__)
 
 
 class LinkViolation(WireError):
-    """The node said what its link cannot go on after."""
+    """The node sent a frame after which the link cannot continue."""
 
 
 class LinkListener(Protocol):
     def on_hello(self, link: NodeLink, report: NodeReport) -> bool:
-        """False refuses the link: another one to this node is up already, or `link.rival` is."""
+        """Return False to refuse the link: another link to the node is up, or `link.rival` is
+        set."""
         ...
 
     def on_up(self, link: NodeLink) -> None:
-        """Frames may be sent."""
+        """The link accepts frames now."""
         ...
 
     def on_frame(self, link: NodeLink, frame: ToRouter) -> None: ...
 
     def on_broken(self, link: NodeLink, *, silent: bool) -> None:
-        """The link was up and is not any more. `silent`: its node did not answer pings."""
+        """The link was up and is down now. `silent`: the node did not answer pings."""
         ...
 
     def on_refused(self, link: NodeLink) -> None:
-        """Nobody listens at the address, or somebody whose link is not worth waiting for."""
+        """The address refuses connections, or its node broke the protocol: do not wait for it."""
         ...
 
     def on_bad_frame(self, link: NodeLink, flaw: Flaw, why: str) -> None:
-        """The node sent what is not taken. Said of each such frame."""
+        """The node sent a frame that cannot be used. Called for each such frame."""
         ...
 
 
 class NodeLink:
-    """The link to one address. `report` is the last hello's, `heard_at` (the clock) when the node
-    last sent anything, `trouble` why the last attempt to connect failed. `rival` is set while the
-    node is there and is not used: the address of a newer node of the same name."""
+    """The link to one address.
+
+    `report` is the last hello's. `heard_at` is when the node last sent anything (by the clock).
+    `trouble` says why the last connection failed. `rival` is set while the node answers but is not
+    used: it is the address of a newer node of the same name."""
 
     def __init__(
         self,
@@ -120,28 +124,28 @@ class NodeLink:
         self._encoder = to_node_codec()
         self._decoder = to_router_codec()
         self._outgoing: deque[bytes] = deque()
-        self._unsent = 0  # bytes of it
+        self._unsent = 0  # bytes in `_outgoing`
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._dropped = asyncio.Event()
         self._received = 0
         self.heard_at = 0.0
-        self._logged_down = True  # that it is down: once per break, and never of a node not met yet
+        self._logged_down = True  # log a failure once per break, and not before the first hello
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
 
     async def close(self) -> None:
-        """Stop dialling and drop the connection; the listener hears the break."""
+        """Stop dialling and drop the connection; the listener gets on_broken()."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     def send(self, frame: ToNode) -> None:
-        """Queue a frame. A link that is not up drops it: what a node that comes back needs is told
-        by the listener."""
+        """Queue a frame. A link that is down drops it; the listener resends what a returning node
+        needs."""
         if not self.up:
             return
         data = self._encoder.encode(frame)
@@ -152,17 +156,17 @@ class NodeLink:
             self._full.set()
 
     def drop(self) -> None:
-        """End the connection, if there is one; it is dialled again."""
+        """End the connection, if any; the link dials again."""
         self._dropped.set()
 
     @property
     def due_at(self) -> float:
-        """Until then (the clock) nothing says that the node is not well."""
+        """Until this time (by the clock) the node is not overdue with an answer."""
         return self.heard_at + self._bounds.ping_s
 
     @property
     def idle(self) -> bool:
-        """Nothing is waiting to be written."""
+        """True if no frame waits to be written."""
         return not self._outgoing
 
     # --- one connection after another -------------------------------------------------------------
@@ -184,7 +188,7 @@ class NodeLink:
                 logger.exception("the link to %s failed", self.address)
 
     def _failed(self, error: Exception) -> None:
-        """Say it once per break, and of a node not met yet only what somebody must put right."""
+        """Log the failure: once per break at INFO, and a refused token as a warning."""
         self.rival = ""
         before, self.trouble = self.trouble, str(error) or type(error).__name__
         level, self._logged_down = logging.DEBUG if self._logged_down else logging.INFO, True
@@ -194,7 +198,7 @@ class NodeLink:
         logger.log(level, "no link to %s: %s", self.address, self.trouble)
 
     async def _connect(self) -> bool:
-        """One connection's life; whether it got as far as a hello that was not refused."""
+        """Serve one connection. Return whether its hello was accepted."""
         async with asyncio.timeout(HELLO_WAIT_S):
             socket = await self._session.ws_connect(
                 self.address + LINK_PATH,
@@ -216,7 +220,7 @@ class NodeLink:
             await _close(socket)
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Until either side ends it, or the node falls silent."""
+        """Serve the connection until either side ends it or the node falls silent."""
         self.up, self.trouble, self._logged_down, self.heard_at = True, "", False, self._clock()
         self._full.clear()
         self._dropped.clear()
@@ -281,7 +285,7 @@ class NodeLink:
         missed, ping_s = 0, self._bounds.ping_s
         while missed < MISSED_PINGS:
             heard, due = self._received, self._clock() + ping_s
-            with suppress(TimeoutError):  # it may have to wait for what is unsent
+            with suppress(TimeoutError):  # a ping may wait behind unsent data
                 async with asyncio.timeout(ping_s):
                     await socket.ping()
             await asyncio.sleep(due - self._clock())
@@ -291,7 +295,7 @@ class NodeLink:
                 missed += 1
 
     def _decode(self, message: aiohttp.WSMessage) -> ToRouter | None:
-        """None for a frame that says nothing which can be used; the peer may be newer."""
+        """Decode a frame; None if nothing in it can be used, as the node may be newer."""
         if message.type is WSMsgType.ERROR:
             code = getattr(message.data, "code", None)
             flaw: Flaw = "too_large" if code == WSCloseCode.MESSAGE_TOO_BIG else "unreadable"
@@ -310,13 +314,13 @@ class NodeLink:
 
 
 async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
-    with suppress(TimeoutError):  # a frozen node answers no close either
+    with suppress(TimeoutError):  # a frozen node does not answer a close
         async with asyncio.timeout(CLOSE_S):
             await socket.close()
 
 
 class LinkTable:
-    """Links by address, from discovery; at most one link stands for a node."""
+    """Links by address; discovery fills it. At most one link represents a node."""
 
     def __init__(self, dial: Callable[[str], NodeLink]) -> None:
         self._dial = dial
@@ -330,11 +334,11 @@ class LinkTable:
             link.start()
 
     def unreachable(self) -> dict[str, str]:
-        """Addresses that could not be connected to, and why."""
+        """Addresses without a connection, and the last error of each."""
         return {address: link.trouble for address, link in self.links.items() if link.trouble}
 
     def conflicts(self) -> list[NodeLink]:
-        """Links to nodes whose names newer ones have: see `NodeLink.rival`."""
+        """Links to nodes whose name a newer node has taken; see `NodeLink.rival`."""
         return [link for link in self.links.values() if link.rival]
 
     async def remove(self, address: str) -> None:

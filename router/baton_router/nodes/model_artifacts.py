@@ -1,7 +1,7 @@
 """Tokenizer and chat template of a pool, fetched from its nodes by digest: routers mount no model.
 
-In: a node's report, which names its artifacts' SHA-256 digests. Out: a PoolModel, built once per
-set of digests. What arrives is checked against its digest before it is used.
+In: a node's report, which names the SHA-256 digests of its artifacts. Out: a PoolModel, built once
+per set of digests. Each file is checked against its digest before use.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from baton_text.tokenizer import LONG_TEXT, Tokenizer
 
 T = TypeVar("T")
 FETCH_TIMEOUT_S = 30.0
-# Other nodes wait for the same model: one that froze in mid-answer must not keep them for long.
+# Seconds without data: other nodes wait for the same model, so a frozen node must not hold them up.
 SILENCE_S = 3.0
 PIECE_BYTES = 1 << 16
-# Models that no node uses any more are kept for nodes that come back: so many, the last used ones.
+# How many models without nodes are kept in case nodes come back, the last used ones first.
 KEPT_UNUSED = 4
 
 
 class FetchError(Exception):
-    """A node did not serve what its report promised; the message says which file."""
+    """A node did not serve a file that its report names; the message says which file."""
 
 
 class TooLargeError(FetchError):
-    """A node's files are larger than a router takes."""
+    """A node's files exceed the router's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolModel:
-    """`defaults` are sampling defaults of the model's own generation_config. The parsers read what
-    it writes; None where its form of calls or of reasoning is not known, or it has none."""
+    """A model as the router needs it. `defaults` are the sampling defaults in its
+    generation_config. The parsers read its tool calls and reasoning; None if it has none or their
+    format is unknown."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -80,7 +81,7 @@ class PoolModel:
 
 
 async def _in_time(encode: Callable[[str, int, bool], T], text: str, most: int, special: bool) -> T:
-    """Long texts in a thread; a short one takes some milliseconds of the event loop."""
+    """Encode a long text in a thread. A short one takes a few milliseconds of the event loop."""
     if len(text) <= LONG_TEXT:
         return encode(text, most, special)
     return await asyncio.to_thread(encode, text, most, special)
@@ -90,8 +91,8 @@ Key = tuple[tuple[str, str], ...]
 
 
 class ModelStore:
-    """PoolModels by the digests they are made of, the last asked for at the end; concurrent callers
-    share one build. The files of one node have at most `max_bytes` together."""
+    """PoolModels by the digests of their files, in order of last use. Concurrent callers share one
+    build. The files of one node may have at most `max_bytes` together."""
 
     def __init__(
         self, session: aiohttp.ClientSession, max_bytes: int = Bounds().max_artifact_bytes
@@ -99,11 +100,11 @@ class ModelStore:
         self._session = session
         self._max_bytes = max_bytes
         self._models: OrderedDict[Key, asyncio.Task[PoolModel]] = OrderedDict()
-        self._past = GrammarCounts()  # of models that are forgotten
+        self._past = GrammarCounts()  # counts of forgotten models
 
     async def get(self, report: NodeReport, address: str) -> PoolModel:
-        """Fetch from `address`, where the node's link is. Raise FetchError, aiohttp.ClientError or
-        TimeoutError; a later call tries again."""
+        """The model of a report, fetched from the node at `address`. Raise FetchError,
+        aiohttp.ClientError or TimeoutError; a later call tries again."""
         key = _key(report)
         task = self._models.get(key)
         if task is None:
@@ -124,11 +125,11 @@ class ModelStore:
 
     @property
     def grammar_counts(self) -> GrammarCounts:
-        """Of all models since the start."""
+        """Counts of all models since the start of the process."""
         return _with_counts(self._past, *map(_built, self._models.values()))
 
     def forget_unused(self, used: Iterable[NodeReport]) -> None:
-        """Keep the models of those nodes, and KEPT_UNUSED others."""
+        """Keep the models of these nodes and KEPT_UNUSED others."""
         keys = {_key(report) for report in used}
         unused = [key for key in self._models if key not in keys]
         for key in unused[: max(0, len(unused) - KEPT_UNUSED)]:
@@ -150,13 +151,13 @@ class ModelStore:
         return await asyncio.to_thread(_assemble, dict(zip(names, files, strict=True)))
 
     async def _fetch(self, report: NodeReport, address: str, name: str, room: int) -> bytes:
-        """At most `room` bytes."""
+        """Fetch one file of at most `room` bytes."""
         digest = report.artifacts[name]
         url = f"{address}{ARTIFACTS_PATH}{digest}"
         timeout = aiohttp.ClientTimeout(
             total=FETCH_TIMEOUT_S, sock_connect=SILENCE_S, sock_read=SILENCE_S
         )
-        # As they are: neither elsewhere, nor with more bytes than are read here.
+        # No redirects and no compression: the size limit below counts the bytes received.
         async with self._session.get(
             url,
             timeout=timeout,
@@ -209,9 +210,10 @@ def _assemble(artifacts: dict[str, bytes]) -> PoolModel:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """One kind that the pool serves: a model, its limits, and one of its nodes. Of new requests it
-    gets a share by its `weight`, and answers them under `name`, one of its `names`. `made` is when
-    the files of its model were written, in Unix seconds; 0 where no node says it."""
+    """One kind that the pool serves: a model, its limits, and one of its nodes.
+
+    `weight` is its share of new requests. It answers under `name`, one of its `names`. `made` is
+    when its model files were written, in Unix seconds; 0 if no node reports it."""
 
     kind: Kind
     model: PoolModel

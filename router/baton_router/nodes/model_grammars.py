@@ -1,9 +1,9 @@
-"""Grammars of one model, checked on its tokenizer before a request that has one is queued.
+"""Checks grammars against one model's tokenizer before their requests are queued.
 
-In: what a client asked for. Out: the text of a grammar, as nodes get it. Nothing is made for a
-model of which nobody asks any. Translating, compiling and reading the tokenizer run in threads, two
-at a time, so that threads stay free for long prompts; what was checked lately needs none. A check
-goes on when its client leaves: a thread cannot be stopped, and must not be counted as free.
+In: what a client asked for. Out: the grammar's text for the nodes. A model's tokenizer is prepared
+at its first grammar. Translating, compiling and reading the tokenizer run in at most two threads at
+a time, which leaves threads for long prompts; a recently checked grammar needs none. A check
+continues after its client leaves, because a running thread cannot be stopped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Value = str | tuple[str, ...]
 
 
 class GrammarCounts(NamedTuple):
-    """Grammars compiled, those that were compiled already, and the seconds that compiling took."""
+    """Grammars compiled, grammars found compiled, and seconds spent on compiling."""
 
     compiled: int = 0
     hits: int = 0
@@ -44,11 +44,11 @@ class GrammarCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRules:
-    """What a whole answer must match: its reasoning, and then its content or its calls.
+    """What a whole answer must match: optional reasoning, then content or tool calls.
 
-    `content` is a kind and its value. `calls` is how calls are written, None where there are none;
-    `tools` are the functions, the text of a JSON object with their schemas by name. The rest is as
-    `answer_grammar` and its CallRules have it.
+    `content` is a kind and its value. `calls` is the parser for the model's form of calls (None: no
+    calls allowed). `tools` is a JSON object that maps function names to schemas. The other fields
+    are those of `answer_grammar` and CallRules.
     """
 
     content: tuple[Kind, Value] | None = None
@@ -62,7 +62,7 @@ class AnswerRules:
     budget: int | None = None
 
     def grammar(self, tokenizer: Tokenizer) -> str:
-        """Raise GrammarError."""
+        """The grammar's text. Raise GrammarError."""
         calls = None
         if self.calls is not None:
             calls = CallRules(
@@ -85,13 +85,13 @@ class AnswerRules:
 
 
 class ModelGrammars:
-    """Of one model."""
+    """The checked grammars of one model."""
 
     def __init__(self) -> None:
         self._making = Lock()
         self._grammars: Grammars | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._texts: OrderedDict[Hashable, str] = OrderedDict()  # those that compile, by their key
+        self._texts: OrderedDict[Hashable, str] = OrderedDict()  # by key; the last used at the end
         self._checks: dict[Hashable, asyncio.Task[str]] = {}
 
     @property
@@ -102,13 +102,13 @@ class ModelGrammars:
         return GrammarCounts(made.compiled, made.hits, made.compile_s)
 
     async def text(self, tokenizer: Tokenizer, kind: Kind, value: Value) -> str:
-        """See `grammar_of`, which takes JSON as text. Raise GrammarError for what does not compile
-        on the model's tokenizer."""
+        """The grammar's text (see `grammar_of`, which takes JSON as text). Raise GrammarError if it
+        does not compile with the model's tokenizer."""
         make = partial(grammar_of, kind, value, tokenizer)
         return await self._text(tokenizer, (kind, value), make)
 
     async def answer(self, tokenizer: Tokenizer, rules: AnswerRules) -> str:
-        """Of a whole answer. Raise GrammarError, see `answer_grammar`."""
+        """The grammar's text for a whole answer. Raise GrammarError; see `answer_grammar`."""
         return await self._text(tokenizer, rules, partial(rules.grammar, tokenizer))
 
     async def _text(self, tokenizer: Tokenizer, key: Hashable, make: Callable[[], str]) -> str:

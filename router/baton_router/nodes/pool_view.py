@@ -1,8 +1,8 @@
-"""What the router believes about its pool, and the load it has booked itself.
+"""The router's view of its pool, and the load it has booked itself.
 
-In: hellos, loads and cache events of the links, bookings of placements. Out: the groups of nodes
-that a placement chooses from, and the figures of /pool and /metrics. The last known report is kept
-when a node falls silent, so that an old view ages into least-requests.
+In: hellos, loads and cache events from links, and bookings of placements. Out: the node groups that
+placement chooses from, and the figures of /pool and /metrics. When a node falls silent, its last
+report is kept, so an old view degrades to least-requests.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ FIRST_ROWS = 16
 
 
 class NodeArrays:
-    """The figures of all nodes as arrays, a row for each node, so that a request is priced on all
-    of them at once.
+    """The figures of all nodes as arrays, one row per node, to price a request on all nodes at
+    once.
 
-    In: what the view learns of a node, when it learns it. Out: the Group of some rows, copied: what
-    changes later does not change it.
-
-    Rows of nodes that have gone are used again.
+    In: a node's figures whenever the view learns them. Out: a NodeGroup of some rows, as copies
+    that later changes do not affect. Rows of forgotten nodes are reused.
     """
 
     def __init__(self) -> None:
@@ -42,7 +40,7 @@ class NodeArrays:
         self._unmeasured: set[int] = set()
 
     def add(self) -> int:
-        """A row for one node."""
+        """Reserve a row for one node."""
         if not self._free:
             rows = self._figures.shape[1]
             self._figures = np.concatenate((self._figures, np.zeros_like(self._figures)), axis=1)
@@ -56,7 +54,7 @@ class NodeArrays:
         self._unmeasured.discard(row)
 
     def says(self, row: int, report: NodeReport) -> None:
-        """Its speeds and its store."""
+        """Set a node's speeds and store state."""
         speeds = [getattr(report.speeds, name) for name in SPEEDS]
         self._figures[len(LOADS) :, row] = speeds
         if min(speeds) > 0:
@@ -69,11 +67,11 @@ class NodeArrays:
         self._figures[: len(LOADS), row] = (queued_tokens, sequences, requests)
 
     def listed(self, row: int, slot: int) -> None:
-        """Its bit in the chunk index."""
+        """Set a node's bit in the chunk index."""
         self._slots[row] = slot
 
     def group(self, nodes: Sequence[NodeId], rows: Ints, lengths: Lengths) -> NodeGroup:
-        """`nodes` are in `rows`; `lengths` is what each slot holds of the prompt."""
+        """A group of `nodes`, which have these `rows`. `lengths`: prompt chunks held, per slot."""
         figures = self._figures.take(rows, axis=1)
         return NodeGroup(
             nodes=nodes,
@@ -84,14 +82,14 @@ class NodeArrays:
         )
 
 
-# A booking this much older than a node's load report is surely counted in it.
+# A booking this many seconds older than a load report is certainly counted in it.
 BOOKING_ARRIVES_S = 0.05
 
 
 @dataclass(slots=True)
 class Booking:
-    """A request of ours on a node: prompt tokens it has yet to compute, its sequences, and when it
-    was given, by the view's clock."""
+    """One of this router's requests on a node: uncomputed prompt tokens, running sequences, and
+    when it was booked, by the view's clock."""
 
     tokens: int
     sequences: int
@@ -100,16 +98,16 @@ class Booking:
 
 @dataclass(slots=True)
 class NodeView:
-    """What the router believes of one node: its last report, and the load the router booked there.
+    """What the router knows of one node: its last report, and the load the router booked there.
 
-    In: reports, bookings. Out: the load as of now. A router knows its own requests to the moment;
-    of a node's report it takes what is others'.
+    In: reports, bookings. Out: the current load. The router knows its own requests exactly, and
+    takes the load of other routers from the node's report.
 
-    One node. `connected`: its link is up. `usable`: its tokenizer is here too. `stalled`: its
-    engine has made no step for long, `moved_at` is when it last did or had none to make. `booked`
-    are our requests there, `booked_*` their sums; `others_*` is what its last report counts beside
-    them. `events` is the number of its last frame of cache events, `row` its place in the roster;
-    `standing` is called when `usable` changes.
+    `connected`: the link is up. `usable`: the router has its tokenizer. `stalled`: its engine made
+    no step for too long. `moved_at`: when it last made one or had none to make. `booked` holds this
+    router's requests, `booked_*` their sums, `others_*` the rest of its last report. `events` is
+    the number of its last cache event frame, `slot` its bit in the chunk index, `row` its row in
+    the arrays. `standing` is called when `usable` changes.
     """
 
     report: NodeReport
@@ -128,7 +126,7 @@ class NodeView:
     booked_tokens: int = 0
     booked_sequences: int = 0
     booked: dict[RequestId, Booking] = field(default_factory=dict)
-    kind: Kind = field(init=False)  # of one engine it never changes; each placement asks for it
+    kind: Kind = field(init=False)  # constant per engine; each placement reads it
     _usable: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -150,7 +148,7 @@ class NodeView:
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens that are to be computed there, as of now."""
+        """Prompt tokens still to compute there."""
         return self.others_tokens + self.booked_tokens
 
     @property
@@ -159,15 +157,15 @@ class NodeView:
 
     @property
     def requests(self) -> int:
-        """Prefill jobs are among them."""
+        """Requests there, including prefill jobs."""
         return self.others_requests + len(self.booked)
 
     def compare(self, now: float) -> None:
-        """A report came: what in it is more than ours is others'. A booking on its way there is
-        taken as counted: were it not, its place would look taken for one report after its end.
-        Where the report has fewer tokens than are booked, ours are under way. An engine computes
-        prompts in the order in which they came: what is left belongs to the youngest bookings of
-        those that had arrived."""
+        """Split a new report into our load and others'. Whatever exceeds our bookings is others'.
+        Bookings on their way to the node count as reported; otherwise their load would look like
+        others' for one report after they end. If the report has fewer tokens than we booked, our
+        prompts progressed. An engine computes prompts in order of arrival, so the remaining tokens
+        belong to the youngest bookings that had arrived."""
         load = self.report.load
         total = load.running + load.waiting + load.parked
         self.others_tokens = max(0, load.queued_tokens - self.booked_tokens)
@@ -193,39 +191,39 @@ def state_of(view: NodeView) -> str:
 
 __all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
 
-# Kinds that a roll-out took away and that are remembered: requests of older ones are long over.
+# How many rolled-out kinds are remembered: requests of older ones have ended long ago.
 MOST_ROLLED = 16
 
 NOBODY = NodeArrays().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
-LOAD_NUMBERS = NodeLoad.__struct_fields__  # they can be summed and drawn
+LOAD_NUMBERS = NodeLoad.__struct_fields__  # numbers that metrics sum up
 
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """The ready nodes of one kind, and for each role their names and rows."""
+    """The ready nodes of one kind, with the names and rows per role."""
 
     views: list[NodeView]
     roles: dict[Role, tuple[list[NodeId], Ints]]
 
 
 class PoolView:
-    """All nodes ever met and not forgotten, and which kinds of them the pool serves with."""
+    """All known nodes, and the kinds that the pool serves."""
 
     def __init__(self, clock: Callable[[], float], max_chunks: int) -> None:
         self._clock = clock
         self.chunks = ChunkIndex(max_chunks)
         self.nodes: dict[NodeId, NodeView] = {}
         self._arrays = NodeArrays()
-        self._members: dict[Kind, _Members] | None = None  # None: who is ready has changed
+        self._members: dict[Kind, _Members] | None = None  # cached ready nodes; None after a change
         self._kind: Kind | None = None
-        self._rolled: dict[Kind, str] = {}  # what the last forgotten node of a kind said
-        self.eased: Callable[[], None] = lambda: None  # called when a booking got less
+        self._rolled: dict[Kind, str] = {}  # successor by kind; of forgotten nodes
+        self.eased: Callable[[], None] = lambda: None  # called when booked load shrinks
 
-    # --- what links say ---------------------------------------------------------------------
+    # --- events from links ------------------------------------------------------------------
 
     def hello(self, report: NodeReport) -> NodeView:
-        """A link came up. Another epoch is another node: nothing of the old one is kept."""
+        """A link came up. A new epoch is a new node that inherits nothing from the old one."""
         old = self.nodes.get(report.node)
         now = self._clock()
         if old is not None and old.report.epoch == report.epoch:
@@ -262,7 +260,7 @@ class PoolView:
         self._arrays.loaded(view.row, view.queued_tokens, view.sequences, view.requests)
 
     def _standing(self) -> None:
-        """Who is ready has changed, or may have."""
+        """Invalidate the cached ready nodes."""
         self._members = None
 
     def lost(self, node: NodeId) -> None:
@@ -285,10 +283,10 @@ class PoolView:
             if len(self._rolled) > MOST_ROLLED:
                 del self._rolled[next(iter(self._rolled))]
         else:
-            self._rolled.pop(view.kind, None)  # it may come back under another name
+            self._rolled.pop(view.kind, None)  # nodes of the kind may come back under other names
 
     def load(self, node: NodeId, frame: Load) -> None:
-        """Loads of another epoch than the hello's are nobody's."""
+        """Apply a load report; ignore one of another epoch than the hello's."""
         view = self.nodes.get(node)
         if view is None or view.report.epoch != frame.epoch:
             return
@@ -312,7 +310,7 @@ class PoolView:
             self.moved(node)
 
     def moved(self, node: NodeId) -> None:
-        """Its engine made a step, or it has none to make."""
+        """The engine made a step or has none to make."""
         view = self.nodes.get(node)
         if view is not None:
             view.moved_at = self._clock()
@@ -321,7 +319,7 @@ class PoolView:
                 self._standing()
 
     def standing(self, limit_s: float) -> list[NodeId]:
-        """The nodes that have made no step for so long since the last call; they are stalled."""
+        """Mark nodes without a step for more than `limit_s` seconds as stalled; return new ones."""
         now, found = self._clock(), []
         for node, view in self.nodes.items():
             if view.connected and not view.stalled and now - view.moved_at > limit_s:
@@ -331,12 +329,13 @@ class PoolView:
         return found
 
     def stood_still(self, seconds: float) -> None:
-        """It was this process that heard nothing for so long."""
+        """This process was blocked for `seconds`: do not count them against any node."""
         for view in self.nodes.values():
             view.moved_at += seconds
 
     def cache(self, node: NodeId, frame: CacheEvents) -> bool:
-        """False where frames before this one are missing: then it is not taken."""
+        """Apply cache events. Return False, without applying them, if earlier frames are
+        missing."""
         view = self.nodes.get(node)
         if view is None or view.report.epoch != frame.epoch:
             return True
@@ -351,7 +350,7 @@ class PoolView:
         return True
 
     def forget_chunks(self, node: NodeId) -> None:
-        """Take its cache for empty."""
+        """Treat the node's cache as empty."""
         view = self.nodes.get(node)
         if view is not None:
             self.chunks.drop_slot(view.slot)
@@ -361,7 +360,7 @@ class PoolView:
     # --- bookings ---------------------------------------------------------------------------
 
     def book(self, node: NodeId, request: RequestId, tokens: int, sequences: int) -> None:
-        """In the same act as the decision: no await may stand between the two."""
+        """Book load for a request. Do not await between the decision and this call."""
         view = self.nodes[node]
         self._unbook(view, request)
         view.booked[request] = Booking(tokens, sequences, self._clock())
@@ -370,7 +369,7 @@ class PoolView:
         self._loaded(view)
 
     def prefilled(self, node: NodeId, request: RequestId) -> None:
-        """The request's prompt is computed there: its tokens are no queue any more."""
+        """The node has computed the request's prompt: release its tokens."""
         view = self.nodes.get(node)
         booking = view.booked.get(request) if view is not None else None
         if view is not None and booking is not None and booking.tokens:
@@ -380,7 +379,7 @@ class PoolView:
             self.eased()
 
     def sequence_ended(self, node: NodeId, request: RequestId) -> None:
-        """One of those that are booked for the request."""
+        """Release one of the request's sequences."""
         view = self.nodes.get(node)
         booking = view.booked.get(request) if view is not None else None
         if view is not None and booking is not None and booking.sequences:
@@ -406,20 +405,20 @@ class PoolView:
     # --- what placement sees ------------------------------------------------------------------
 
     def kind(self) -> Kind | None:
-        """The kind served longest: kept while a ready node is of it, else that of most ready nodes
-        (the first met among equals); None before any node was ready."""
+        """The kind served longest. It stays while a ready node is of it, then becomes the kind of
+        most ready nodes (the first met among equals). None before any node was ready."""
         self._by_kind()
         return self._kind
 
     def sample(self) -> NodeView | None:
-        """A node of the kind served longest, whatever its state."""
+        """A node of the kind served longest, in any state."""
         kind = self.kind()
         return next((view for view in self.nodes.values() if view.kind == kind), None)
 
     def whole(self) -> dict[Kind, list[NodeView]]:
-        """The ready nodes of each kind that new requests may be of. Such a kind has nodes of each
-        role of which the kind served longest has some: one stray node is no pool. None is without
-        decode nodes where another has them."""
+        """The ready nodes of each kind that may get new requests. A kind needs a node of each role
+        that the kind served longest has, so a stray node is no pool. If one kind has decode nodes,
+        kinds without them are left out."""
         kinds = self._by_kind()
         if self._kind is None or not kinds:
             return {}
@@ -429,8 +428,8 @@ class PoolView:
         return {kind: each.views for kind, each in serving.items()}
 
     def can_spare(self, going: Container[NodeId]) -> bool:
-        """Whether new requests find as many roles without those nodes, of one kind. Where they find
-        none at all nothing is lost either."""
+        """Whether some kind keeps all its roles without the nodes in `going`. Also True if no kind
+        serves at all, because then nothing is lost."""
         kinds = self.whole().values()
         return not kinds or any(
             {view.report.role for view in views if view.report.node not in going}
@@ -439,15 +438,15 @@ class PoolView:
         )
 
     def ready(self, kind: Kind | None = None) -> Iterator[NodeView]:
-        """Nodes that may get requests of that kind; by default, new requests of any."""
+        """Nodes that may get requests of this kind; by default, new requests of any kind."""
         if kind is None:
             return (view for nodes in self.whole().values() for view in nodes)
         members = self._by_kind().get(kind)
         return iter(members.views if members is not None else ())
 
     def rolled_out(self, kind: Kind) -> str:
-        """The revision that has taken the place of all nodes of that kind for good, by their own
-        last words; "" while one may come back, or as long as nothing else is seen to serve."""
+        """The revision that has replaced all nodes of this kind for good, by their own reports. ""
+        if one may come back, or while no other kind is ready."""
         words = [view.report.replaced_by for view in self.nodes.values() if view.kind == kind]
         others = any(view.ready and view.kind != kind for view in self.nodes.values())
         if not others or not all(words):
@@ -457,8 +456,7 @@ class PoolView:
     def groups(
         self, hashes: Sequence[BlockHash], kind: Kind, without: Container[NodeId] = ()
     ) -> dict[Role, NodeGroup]:
-        """Ready nodes by role, with what they hold of the prompt whose chunks are `hashes`; none
-        of those in `without`."""
+        """Ready nodes by role, except those in `without`, with the prefix of `hashes` they hold."""
         lengths = self.chunks.prefixes(hashes)
         groups: dict[Role, NodeGroup] = {}
         members = self._by_kind().get(kind)
@@ -474,8 +472,8 @@ class PoolView:
         return groups
 
     def instances(self) -> list[dict[NodeId, DataInstance]]:
-        """Each data server, in the order of the data URLs, as the pool's nodes see it: the node
-        that was heard of last comes last. Links that are down say nothing any more."""
+        """Each data server, in the order of the data URLs, as each connected node of the pool's
+        kind sees it. The node with the latest report comes last."""
         kind = self.kind()
         heard = [view for view in self.nodes.values() if view.connected and view.kind == kind]
         seen: list[dict[NodeId, DataInstance]] = []
@@ -487,7 +485,7 @@ class PoolView:
         return seen
 
     def _by_kind(self) -> dict[Kind, _Members]:
-        """The ready nodes."""
+        """The ready nodes by kind, cached."""
         if self._members is None:
             kinds: dict[Kind, list[NodeView]] = {}
             for view in self.nodes.values():
@@ -499,12 +497,12 @@ class PoolView:
         return self._members
 
     def states(self) -> str:
-        """How many nodes are in which state, for people."""
+        """Number of nodes in each state, as text."""
         states = Counter(state_of(view) for view in self.nodes.values())
         return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
     def why_not_ready(self) -> str:
-        """One line on what the pool waits for, for /ready and 503s."""
+        """One line on why no node is ready, for /ready and 503 answers."""
         if not self.nodes:
             return "no node has connected yet"
         return f"none of {len(self.nodes)} nodes is ready ({self.states()})"

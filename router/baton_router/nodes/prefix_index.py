@@ -1,14 +1,13 @@
-"""Which nodes hold which chunk: chunk hash -> bit set of the nodes that said so.
+"""Which nodes hold which chunk: a map from chunk hash to a bit set of nodes.
 
-In: what CacheEvents report, per incarnation of a node (its epoch, or one listing within it). Out:
-how many leading chunks of a prompt each node holds, an AND along the chain. Bounded: past
-`max_chunks` the least recently asked-for or stored entry is forgotten, which costs a worse
+In: CacheEvents, per incarnation of a node (its epoch, or one listing within it). Out: the number of
+leading chunks of a prompt that each node holds, computed by AND along the chain. Bounded: above
+`max_chunks` the index forgets the least recently queried or stored entry, which costs a worse
 placement, never a wrong answer.
 
-Memory: at most ENTRY_BYTES + slots / 7.5 bytes an entry (Python keeps 30 bits of an integer in 4
-bytes), where slots are the nodes and up to SCRUB_AT incarnations that have gone: 400 bytes with
-1,000 nodes. Chunks of one event that the same nodes hold share their bit set, so that about 170
-are usual.
+Memory: at most ENTRY_BYTES + slots / 7.5 bytes an entry (Python stores 30 bits of an integer in 4
+bytes), where slots are the nodes plus up to SCRUB_AT dropped incarnations: 400 bytes with 1,000
+nodes. Chunks of one event with the same nodes share their bit set, so 170 bytes are usual.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from baton_kvstore.errors import StoreError
 from baton_protocol.ids import BlockHash, Fingerprint
 from baton_protocol.store import Marker
 
-# Bits of dropped incarnations are cleared when this many piled up, some entries at each event: all
-# of a million take a second.
+# Clear the bits of dropped incarnations when this many have piled up, SCRUBBED entries per store:
+# clearing a million at once takes a second.
 SCRUB_AT = 64
 SCRUBBED = 500
-# The entry itself, its name, its places in the dictionary and in the order, and an integer's head.
+# Bytes of an entry, its hash, its slots in the dictionary and its order, and the integer's header.
 ENTRY_BYTES = 260
-# Names that were asked for and wait to be called recent; what is asked for beyond is not noted.
+# Queried hashes that wait to be marked as recent; queries beyond this number are not noted.
 MAX_ASKED = 32_768
 
 Lengths = npt.NDArray[np.int64]
 
 
 class ChunkIndex:
-    """A slot is one incarnation's bit; dropping one is O(1), its bits are scrubbed later."""
+    """A slot is the bit of one incarnation. Dropping a slot is O(1); its bits are cleared later."""
 
     def __init__(self, max_chunks: int) -> None:
         self._max_chunks = max_chunks
@@ -49,14 +48,14 @@ class ChunkIndex:
         self._last: tuple[Sequence[BlockHash], list[tuple[int, int]]] | None = None
         self._alive = 0
         self._dead = 0
-        self._going: list[BlockHash] = []  # entries that may have bits of `_leaving`, all dead
+        self._going: list[BlockHash] = []  # entries that may hold bits of `_leaving`
         self._leaving = 0
 
     def __len__(self) -> int:
         return len(self._bits)
 
     def new_slot(self) -> int:
-        """The lowest bit that no incarnation, alive or not yet scrubbed, uses."""
+        """Take the lowest bit that no incarnation uses, alive or not yet scrubbed."""
         taken = self._alive | self._dead
         slot = (~taken & (taken + 1)).bit_length() - 1
         self._last = None
@@ -64,7 +63,7 @@ class ChunkIndex:
         return slot
 
     def drop_slot(self, slot: int) -> None:
-        """Forget all that this incarnation held."""
+        """Forget everything this incarnation held."""
         bit = 1 << slot
         if not self._alive & bit:
             return
@@ -82,7 +81,7 @@ class ChunkIndex:
         before, after = 0, bit
         for name in hashes:
             held = bits.get(name, 0)
-            if held is not before:  # a chain's chunks mostly share their nodes, and so one integer
+            if held is not before:  # chunks of a chain mostly share one integer
                 before, after = held, held | bit
             bits[name] = after
             bits.move_to_end(name)
@@ -104,8 +103,8 @@ class ChunkIndex:
                 bits.pop(name, None)
 
     def prefixes(self, hashes: Sequence[BlockHash]) -> Lengths:
-        """How many leading chunks of `hashes` each slot holds: one entry per slot, those of slots
-        that nobody has included."""
+        """How many leading chunks of `hashes` each slot holds: shape (slots,), including slots of
+        no node."""
         runs = self._runs(hashes)
         slots = (self._alive | self._dead).bit_length()
         if not runs:
@@ -114,20 +113,20 @@ class ChunkIndex:
         packed = b"".join(mask.to_bytes(width, "little") for mask, _ in runs)
         rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(runs), width)
         held = np.unpackbits(rows, axis=1, count=slots, bitorder="little")
-        # Each run's nodes are among those of the run before, so their number says the last one.
+        # Each run's nodes are a subset of the previous run's, so their number gives the last run.
         ends = np.array([0, *(end for _, end in runs)], dtype=np.int64)
         lengths: Lengths = ends[held.sum(axis=0, dtype=np.int64)]
         return lengths
 
     def longest(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading chunks of `hashes` one node holds, whichever holds most."""
+        """The most leading chunks of `hashes` that one node holds."""
         runs = self._runs(hashes)
         return runs[-1][1] if runs else 0
 
     def _runs(self, hashes: Sequence[BlockHash]) -> list[tuple[int, int]]:
-        """(the slots that hold all of the first `end` chunks, `end`): growing ends, fewer slots
-        each; the last end is as far as any slot gets. The same again, as for a request that is
-        judged and then placed, is not looked up again."""
+        """Pairs of (slots that hold all of the first `end` chunks, `end`), with growing ends and
+        shrinking sets; the last end is the longest prefix on any slot. The last result is cached,
+        because a request is checked for room and then placed with the same list."""
         if self._last is not None and self._last[0] is hashes:
             return self._last[1]
         runs: list[tuple[int, int]] = []
@@ -150,7 +149,7 @@ class ChunkIndex:
         return runs
 
     def _note_asked(self) -> None:
-        """Call recent what was asked for since the last store: only a store makes others go."""
+        """Mark the hashes queried since the last store as recent; only a store evicts entries."""
         if 2 * len(self._bits) >= self._max_chunks:
             for name in self._asked:
                 if name in self._bits:
@@ -158,7 +157,7 @@ class ChunkIndex:
         self._asked.clear()
 
     def _scrub(self) -> None:
-        """A part of what is to be scrubbed; with the last one its slots are free."""
+        """Scrub the next entries. After the last one the slots are free."""
         if not self._leaving:
             return
         for name in self._going[-SCRUBBED:]:
@@ -175,10 +174,11 @@ class ChunkIndex:
             self._leaving = 0
 
 
-# So many failures in a row are an index that is down.
+# This many failures in a row mean that the index is down.
 FAILURES = 3
 RETRY_S = 1.0
-# So many at once: when a node is lost all its requests ask, and what queues in the client is late.
+# Concurrent lookups: when a node is lost, all its requests query at once, and the client's queue
+# would make them late.
 LOOKUPS = 4
 
 logger = logging.getLogger(__name__)
@@ -193,13 +193,14 @@ class MarkerIndex(Protocol):
 
 
 class Markers:
-    """What the store holds, asked of the index with a short deadline: one MGET per HTTP request.
+    """Asks the index which chunks the store holds, with a short deadline: one MGET per HTTP
+    request.
 
-    In: chunk hashes. Out: one boolean each; all False where the answer is not there in time, which
-    costs a worse placement and nothing else. A late answer is a busy machine and says that the
-    index lives; one that fails repeatedly is left alone for a while.
+    In: chunk hashes. Out: one boolean each; all False if the answer is late, which only costs a
+    worse placement. A late answer means a busy machine and still shows that the index is up. After
+    FAILURES failures in a row the index is not asked for RETRY_S seconds.
 
-    `up` is None until the index was asked, or where the router has none.
+    `up` is None before the first answer, or if the router has no index.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class Markers:
         return found if found is not None else [False] * len(chunks)
 
     async def close(self) -> None:
-        """Wait for no answer any more."""
+        """Cancel lookups that are still open."""
         for asking in self._late:
             asking.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
@@ -236,7 +237,7 @@ class Markers:
     async def _ask(
         self, index: MarkerIndex, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
     ) -> list[bool] | None:
-        """None where the index failed, which it does by itself after about a second."""
+        """Whether the index has each chunk; None if it failed, which takes about a second."""
         try:
             found = await index.lookup(fingerprint, chunks)
         except StoreError as error:
