@@ -1,1 +1,1 @@
-"""OpenAI's API: reading bodies, checking fields, and the JSON of answers."""
+"""OpenAI's API: parsing bodies, checking fields, and the JSON of answers."""

@@ -1,8 +1,8 @@
-"""The JSON of OpenAI's answers, as records: the endpoints encode them, `http/openapi` documents
-them, and tests read answers with them.
+"""The JSON of OpenAI's answers as records. The endpoints encode them, `http/openapi` documents
+them, and tests decode answers with them.
 
-A field that may be absent is UNSET; one that is null is None. A record without a default for a
-field has it in every answer.
+A field that may be absent is UNSET; one that may be null is None. A field without a default is in
+every answer.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from baton_protocol.errors import DOCS, SECTIONS, ErrorRecord
 from baton_protocol.link import FinishReason
 
 DONE = b"data: [DONE]\n\n"
-# A chat's answer that calls functions ends with `tool_calls`.
+# A chat answer that calls functions finishes with `tool_calls`.
 ChatFinish = FinishReason | Literal["tool_calls"]
-StopReason = str | int | None  # the stop string or the id that ended a choice, as in vLLM
+StopReason = str | int | None  # the stop string or id that ended the choice, as in vLLM
 TokenIds = Sequence[int]
-_ENCODER = msgspec.json.Encoder()  # 0.1 us less for an event than msgspec.json.encode
+_ENCODER = msgspec.json.Encoder()  # 0.1 us faster per event than msgspec.json.encode
 
 
 class Closed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -268,5 +268,5 @@ class ModelList(Closed):
 
 
 def event(answer: ChatCompletionChunk | CompletionChunk | ErrorAnswer) -> bytes:
-    """A server-sent event."""
+    """The answer as a server-sent event."""
     return b"data: %b\n\n" % _ENCODER.encode(answer)

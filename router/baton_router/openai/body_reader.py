@@ -1,16 +1,15 @@
-"""Reads one JSON object field by field, so that each complaint names field, value and range.
+"""Reads a JSON object field by field, so that each error names field, value and range.
 
-A typed decoder would be shorter and answers "Expected `int` - at `$.max_tokens`", which tells a
-client neither what it sent nor what it may send. Null counts as absent, as OpenAI has it. What a
-reader is told to allow is also what the served document says (`body_schema`), so each bound is
-given here and nowhere else.
+A typed decoder would be shorter, but it answers "Expected `int` - at `$.max_tokens`", which names
+neither the value sent nor the values allowed. Null counts as absent, as in OpenAI's API. The API
+document takes its bounds from the readers' arguments (`body_schema`), so each bound is written
+once.
 
-The table of fields (Field, Members) says which names a body may hold, what this server does about
-each and why. Three things follow from it: any other name is refused, with the closest one that
-exists; an unsupported field is refused where its value asks for something (`endpoint`); docs/api.md
-and GET /openapi.json list what is there (`field_docs`, `body_schema`). A field's bounds are not in
-the table: they stand where the field is read. A row's name is its path:
-`stream_options.include_usage`, `messages[].content[].text`.
+The table of fields (Field, Members) lists the names that a body may hold, what the server does with
+each, and why. Any other name is refused with the closest known one. An unsupported field is refused
+if its value asks for something (`endpoint`). docs/api.md and GET /openapi.json list the fields
+(`field_docs`, `body_schema`). Bounds are not in the table; they are given where a field is read. A
+row's name is its path: `stream_options.include_usage`, `messages[].content[].text`.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ DRAIN: tuple[Body, ...] = ("drain",)
 
 Values = tuple[Any, ...]
 EMPTY: Values = (False, 0, "", [], {})
-ALIKE = 0.7  # of 1: how much a name must be like a field's to be taken for a slip of it
-SHOWN = 60  # characters of an unknown name that are looked at and repeated
+ALIKE = 0.7  # similarity, 0 to 1, from which a name counts as a misspelt field
+SHOWN = 60  # characters of an unknown name that an error compares and repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field of one or several bodies.
+    """One field of one or more bodies.
 
-    `accepts` are the values beside null that pass where not all do; None: its reader says which.
-    `complaint` is what the error of another value says. `default` is empty where the reader says
-    it, or where there is none. `remark` is what users read.
+    `accepts` are the values that pass beside null (None: the reader decides). `complaint` is the
+    error for any other value. `default` is empty if the reader knows it or if there is none.
+    `remark` is the text for users.
     """
 
     name: str
@@ -66,21 +65,21 @@ class Field:
 
     @property
     def plain_remark(self) -> str:
-        """Without links."""
+        """The remark without links."""
         return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", self.remark)
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The fields of one JSON object: a body (`path` is empty), or an object within one."""
+    """The fields of one JSON object: a body (`path` is empty) or an object inside one."""
 
     body: Body
     path: str
     fields: Mapping[str, Field]
 
     def check(self, given: Mapping[str, Any], at: str = "") -> None:
-        """Raise InvalidRequest for a name that is none of these, unless its value is null. `at` is
-        where the object stands in the client's body."""
+        """Raise InvalidRequest for an unknown name, unless its value is null. `at` is the path of
+        the object in the client's body."""
         if given.keys() <= self.fields.keys():
             return
         for name, value in given.items():
@@ -106,7 +105,7 @@ class Members:
         return InvalidRequest(told, param=param, code="unknown_parameter")
 
     def _meant(self) -> Iterable[str]:
-        """What a client may have meant: nothing that would be refused."""
+        """The names to suggest: all fields that are not refused."""
         return [name for name, field in self.fields.items() if field.does != "refused"]
 
 
@@ -146,7 +145,7 @@ def _refused(
 
 
 def _the_keys(*names: str) -> Iterable[Field]:
-    """Whose KV a request may use follows from its API key."""
+    """Fields that a request must not set, since its API key decides whose KV it may use."""
     told = "no request may name it: the API key says it"
     return _refused(told, *names, complaint=f"{told}; leave it out")
 
@@ -475,17 +474,17 @@ def _members() -> Mapping[tuple[Body, str], Members]:
 MEMBERS = _members()
 
 
-# Of a body: each takes up to 72 bytes, however few it has as JSON. Hardly a context is longer.
+# Limit per body: each value takes up to 72 bytes, however short its JSON. Few contexts are longer.
 MAX_VALUES = 1 << 20
-SLICE = 1 << 18  # bytes; a step takes up to 3 ms
+SLICE = 1 << 18  # bytes; a slice takes up to 3 ms to decode
 _QUOTE, _BACKSLASH = b'"', ord("\\")
-_ESCAPE_BYTES = 12  # at most: two halves of one character
-# Where an escape begins that is not the second half of a character.
+_ESCAPE_BYTES = 12  # at most: a surrogate pair
+# Start of an escape that is not the second half of a surrogate pair.
 _ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(?=\\)")
 
 
 def check_size(data: bytes | bytearray, most: int = MAX_VALUES) -> None:
-    """Raise TooLarge for JSON with more than `most` lists, objects and members of them."""
+    """Raise TooLarge for JSON with more than `most` values, counted by commas and brackets."""
     count, at = 0, 0
     for start, end in (*_strings(data), (len(data), len(data))):
         for begin in range(at, start, SLICE):
@@ -499,14 +498,14 @@ def check_size(data: bytes | bytearray, most: int = MAX_VALUES) -> None:
 
 
 def decode(data: bytes | bytearray, size: int = SLICE) -> Any:
-    """Decodes JSON that may be large, in small steps and within a bound of memory.
+    """Decode JSON that may be large, in short steps and within bounded memory.
 
-    In: bytes of a body. Out: what msgspec makes of them. msgspec keeps the interpreter to itself
-    until it is done, which takes up to 150 ms for a text of 16 MB: in a thread, it would still stop
-    every stream meanwhile. So long strings are decoded in slices. And a body of 16 MB may hold 8
-    million values, of 72 bytes each: how many they are is counted before they are made.
+    In: the bytes of a body. Out: what msgspec makes of them. msgspec holds the interpreter lock
+    until it is done, up to 150 ms for a text of 16 MB, which would stop every stream even from a
+    thread. Strings longer than `size` bytes are therefore decoded in slices. Call check_size()
+    first: a body of 16 MB may hold 8 million values of 72 bytes each.
 
-    As msgspec.json.decode, which it is for what has no string of more than `size` bytes.
+    Without such strings it equals msgspec.json.decode.
     """
     if len(data) <= size:
         return msgspec.json.decode(data)
@@ -526,7 +525,7 @@ def decode(data: bytes | bytearray, size: int = SLICE) -> Any:
 
 
 def _strings(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Where strings begin and end, without their quotes."""
+    """Start and end of each string, without its quotes."""
     at = 0
     while (quote := data.find(_QUOTE, at)) >= 0:
         at = _string_end(data, quote + 1)
@@ -534,7 +533,7 @@ def _strings(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
 
 
 def _string_end(data: bytes | bytearray, at: int) -> int:
-    """Behind the quote that ends the string which `at` is in."""
+    """The offset after the quote that ends the string which contains offset `at`."""
     while (end := data.find(_QUOTE, at)) >= 0:
         first = end
         while data[first - 1] == _BACKSLASH:
@@ -554,7 +553,7 @@ def _decoded(data: bytes | bytearray, start: int, end: int, size: int) -> Iterat
 
 
 def _cut(data: bytes | bytearray, start: int, end: int) -> int:
-    """A place before `end` that is within no character and no escape; 0 where there is none."""
+    """An offset up to `end` that is inside no character and no escape; 0 if none exists."""
     while end > start and data[end] & 0xC0 == 0x80:
         end -= 1
     if end == start:
@@ -569,8 +568,8 @@ def _cut(data: bytes | bytearray, start: int, end: int) -> int:
 
 
 def _with_texts(value: Any, texts: dict[str, str]) -> Any:
-    """The value with each name of a text replaced by it. They are few, so most of a value need not
-    be looked at: where all have been found, it ends."""
+    """Replace each placeholder in the value by its text. There are few, so the search stops as soon
+    as all are found."""
     whole = [value]
     left = set(texts)
     looking: deque[Any] = deque([whole])
@@ -590,14 +589,14 @@ def _with_texts(value: Any, texts: dict[str, str]) -> Any:
 
 
 Schema = Mapping[str, Any]
-ANY: Schema = {}  # each value is as this has it
+ANY: Schema = {}  # matches every value
 TRUE: Schema = {"const": True}
 NOTHING_ELSE: Schema = {"additionalProperties": {"type": "null"}}
 NOT_FALSE: Schema = {"enum": [True, None]}
 
 
 def show(value: object) -> str:
-    """The value as JSON, cut short."""
+    """The value as JSON, truncated."""
     try:
         text = msgspec.json.encode(_beginning(value)).decode()
     except (TypeError, msgspec.MsgspecError):
@@ -606,7 +605,7 @@ def show(value: object) -> str:
 
 
 def _beginning(value: object, depth: int = SHOWN) -> object:
-    """As much of the value as is shown of it: a client's may be long, and deep."""
+    """The part of the value that is shown, as a client's value may be long and deep."""
     if isinstance(value, str):
         return value[: SHOWN + 1]
     if isinstance(value, list):
@@ -618,12 +617,13 @@ def _beginning(value: object, depth: int = SHOWN) -> object:
 
 
 def wrong(name: str, value: object, allowed: str) -> InvalidRequest:
-    """The error of a field that holds what it must not."""
+    """The error for a field with a value that is not allowed."""
     return InvalidRequest(f"{name} is {show(value)}; {allowed}", param=name)
 
 
 def members_schema(members: Members, **known: Schema) -> Schema:
-    """Of an object that has these members and no other; `known` is what some of them are like."""
+    """The JSON schema of an object with these members and no others. `known` holds the schemas of
+    some members."""
     told = {
         name: {"description": field.plain_remark} | dict(known.get(name, ANY))
         for name, field in members.fields.items()
@@ -632,13 +632,14 @@ def members_schema(members: Members, **known: Schema) -> Schema:
 
 
 def needs(name: str, given: Schema, other: str, wanted: Schema, *, absent: bool = False) -> Schema:
-    """The rule that `other` is as `wanted` where `name` is as `given`; it may be `absent`."""
+    """The rule that `other` must match `wanted` if `name` matches `given`. With `absent`, `other`
+    may be missing."""
     then = {"properties": {other: wanted}} | ({} if absent else {"required": [other]})
     return {"if": {"properties": {name: given}, "required": [name]}, "then": then}
 
 
 class Fields:
-    """A request body; every reader returns None (or the default) where the field is absent."""
+    """A request body. Every reader returns None (or the default) for an absent or null field."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self._body = body
@@ -658,24 +659,24 @@ class Fields:
         return bool(self._body)
 
     def only(self, members: Members) -> None:
-        """Raise InvalidRequest for a field that is none of these, unless it is null."""
+        """Raise InvalidRequest for a field outside `members`, unless it is null."""
         members.check(self._body)
 
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
-        """The value as it came, for a caller who checks that it is as `schema` has it."""
+        """The raw value. The caller checks it against `schema`, which only documents it."""
         return self._body.get(name)
 
     def rule(self, schema: Schema) -> None:
-        """What holds for several fields together, for a caller who checks that it does."""
+        """Document a rule over several fields; the caller enforces it."""
 
     def given(self, names: Iterable[str]) -> bool:
-        """Whether any of these is there: where none is, none need be read."""
-        if self._body.keys().isdisjoint(names):  # most often, and at 20 ns a name
+        """Whether any of these fields is set; if none is, the caller can skip reading them."""
+        if self._body.keys().isdisjoint(names):  # the usual case, at 20 ns a name
             return False
         return any(self._body.get(name) is not None for name in names)
 
     def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
-        """An integer; 16.0 passes for 16, true does not pass for 1."""
+        """An integer of 64 bits; 16.0 passes as 16, true does not pass as 1."""
         value = self._body.get(name)
         if value is None:
             return None
@@ -696,7 +697,7 @@ class Fields:
         high: float | None = None,
         above: float | None = None,
     ) -> float | None:
-        """From `low`, or from `above` it, to `high`."""
+        """A number of at least `low`, or greater than `above`, and at most `high`."""
         value = self._body.get(name)
         if value is None:
             return None
@@ -719,21 +720,21 @@ class Fields:
         return value
 
     def text(self, name: str, schema: Schema = ANY) -> str | None:
-        """A string, for a caller who checks that it is as `schema` has it."""
+        """A string. The caller checks it against `schema`."""
         value = self._body.get(name)
         if value is not None and not isinstance(value, str):
             raise wrong(name, value, "it must be a string")
         return value
 
     def mapping(self, name: str, schema: Schema = ANY) -> dict[str, Any] | None:
-        """An object, for a caller who checks that its members are as `schema` has them."""
+        """An object. The caller checks its members against `schema`."""
         value = self._body.get(name)
         if value is not None and not isinstance(value, dict):
             raise wrong(name, value, "it must be an object")
         return value
 
     def nested(self, name: str, members: Members) -> Fields | None:
-        """An object whose members are fields, too: these, and no other."""
+        """An object whose members are fields, limited to `members`."""
         value = self.mapping(name)
         if value is None:
             return None
@@ -769,8 +770,7 @@ class Fields:
         return value
 
     def ids(self, name: str, most: int, least: int = 0) -> tuple[int, ...] | None:
-        """A list of `least` to `most` token ids; whether the vocabulary has them is not looked at
-        here."""
+        """A list of `least` to `most` token ids; not checked against the vocabulary."""
         value = self._body.get(name)
         if value is None:
             return None
@@ -786,7 +786,7 @@ class Fields:
 
 
 def integers(values: list[Any]) -> list[int] | None:
-    """The list with 16.0 as 16, None where it holds what is no integer."""
+    """The list with 16.0 as 16; None if it holds anything but integers."""
     kinds = set(map(type, values))
     if kinds <= {int}:
         return values
@@ -797,7 +797,7 @@ def integers(values: list[Any]) -> list[int] | None:
 
 
 def _inside(value: float, low: float | None, high: float | None, above: float | None) -> bool:
-    """False for what is no number, where there is any bound."""
+    """Whether the value is within the bounds; False for NaN if there is a bound."""
     return (
         (low is None or value >= low)
         and (high is None or value <= high)

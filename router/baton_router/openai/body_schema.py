@@ -1,7 +1,7 @@
-"""What a body may hold, learnt from the code that reads it: no second list that could drift.
+"""The JSON schema of a body, derived from the code that reads it, so that the two cannot differ.
 
-In: a function that reads Fields, and bodies that lead it past each of its readers. Out: the JSON
-schema of all such bodies, with the bounds that the readers were given.
+In: a function that reads Fields, and sample bodies that together reach all of its readers. Out: the
+schema of all valid bodies, with the bounds that the readers use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
 
 
 def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
-    """Bounds that depend on another field are told as the widest that occur in `bodies`."""
+    """The schema of a body that `read` accepts. Where a bound depends on another field, the schema
+    has the widest bound among `bodies`."""
     told: Json = {"type": "object", "properties": {}}
     required: set[str] = set()
     rules: list[Json] = []
@@ -27,8 +28,8 @@ def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
 
 
 class _Asked(Fields):
-    """Fields that note in `told`, the schema of their object, what they are asked for, and by
-    which rules."""
+    """Fields that record each read field, its bounds and the rules in `told`, the object's
+    schema."""
 
     def __init__(self, body: Json, told: Json, required: set[str], rules: list[Json]) -> None:
         super().__init__(body)
@@ -124,7 +125,8 @@ def _bounds(low: float | None, high: float | None, above: float | None) -> Json:
 
 
 def _wider(known: Mapping[str, Any], schema: Schema) -> Json:
-    """One of both says nothing, or they differ in their least value only, or in what is nested."""
+    """Merge two schemas of a field. One is empty, or they differ only in the minimum or in nested
+    properties."""
     if not known or not schema:
         return dict(known or schema)
     told = dict(known) | dict(schema)

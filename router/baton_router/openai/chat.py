@@ -1,12 +1,12 @@
 """POST /v1/chat/completions: the body's fields, and the JSON of its answers.
 
-In: a JSON body. Out: one prompt rendered by the model's chat template, and
-`chat.completion(.chunk)` objects. With `return_token_ids` the prompt's ids stand at the top level
-(in a stream, of the first chunk) and each choice has its `token_ids`, as in vLLM; so does
-`prompt_logprobs`, which a stream has not. They are null where nobody asked for them.
+In: a JSON body. Out: one prompt, rendered by the model's chat template, and
+`chat.completion(.chunk)` objects. As in vLLM, `return_token_ids` puts the prompt's ids at the top
+level (of a stream's first chunk) and `token_ids` into each choice; answers in one piece may have
+`prompt_logprobs`. These fields are null if the client did not ask for them.
 
-Where the client offers tools, or the model's reasoning is told apart, the text of each choice is
-read (see `reading`): one event then has what its delta adds to reasoning, content and calls.
+If the client sends tools, or the router can separate the model's reasoning, each choice's text is
+parsed (see `reading`). An event then shows what its delta adds to reasoning, content and calls.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from baton_text.chat import RESERVED
 from baton_text.parsers.parser import Piece, PieceKind
 from baton_text.tokenizer import Tokenizer
 
-MESSAGE_CHARS = 30  # rendering a message takes as long as so many characters
+MESSAGE_CHARS = 30  # cost of rendering a message, in characters
 MAX_DOCUMENTS = 1024
 TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(RESERVED)}}}
 MESSAGE, PART = MEMBERS["chat", "messages[]"], MEMBERS["chat", "messages[].content[]"]
@@ -105,8 +105,8 @@ MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
-    """`echoed` is what each choice's text begins with, before what is generated.
-    `special_tokens_asked`: the client says itself whether its text has special tokens."""
+    """A parsed chat body. `echoed` is the text put before each choice's generated text.
+    `special_tokens_asked`: the client set `skip_special_tokens`."""
 
     options: Options
     sampling: Json
@@ -209,7 +209,7 @@ class ChatCall:
 
 
 class ChatShape:
-    """One answer's JSON, where its text is its content; remembers which choices have begun."""
+    """The JSON of an answer whose text is its content. It remembers which choices have begun."""
 
     def __init__(self, call: ChatCall, common: CommonFields, prompt_ids: Sequence[int]) -> None:
         self._common = common
@@ -222,7 +222,7 @@ class ChatShape:
         self._begun: set[int] = set()
         counts = [len(prompt_ids)] * int(call.sampling.get("n", 1))
         self._usage = StreamUsage(call.options, counts)
-        # Each event fills it again: most of its fields stay.
+        # Reused for every event, since most of its fields stay the same.
         self._chunk = ChatCompletionChunk(
             **common.shared(),
             object="chat.completion.chunk",
@@ -302,7 +302,7 @@ class ChatShape:
 
 
 class ReadChatShape(ChatShape):
-    """The same, where the text of each choice is read."""
+    """The JSON of an answer whose text is parsed into reasoning, content and calls."""
 
     def __init__(
         self,
@@ -316,7 +316,7 @@ class ReadChatShape(ChatShape):
         self._tokenizer = tokenizer
         self._reading = reading
         self._readers: dict[int, ChoiceReader] = {}
-        # Text has special tokens because it is read, and the stop is to be in it.
+        # The text has special tokens only for the parser, and the client wants its stop included.
         self._hides_end = (
             reading.reads_special
             and not call.special_tokens_asked
@@ -361,15 +361,15 @@ class ReadChatShape(ChatShape):
         return "tool_calls" if called and finish == "stop" else finish
 
     def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:
-        """Without the special token that ended it: a client that does not see special tokens does
-        not see that one either."""
+        """The text without the special token that ended it, for a client that sees no special
+        tokens."""
         if self._hides_end and finish == "stop" and ids and ids[-1] in self._tokenizer.special_ids:
             return text.removesuffix(self._tokenizer.token_text(ids[-1]))
         return text
 
 
 def _delta_of(one: ChoiceReader, pieces: Sequence[Piece]) -> ChatDelta | None:
-    """What an event shows of these pieces; None where there are none."""
+    """The content of an event for these pieces; None without pieces."""
     if not pieces:
         return None
     shown = ChatDelta()
@@ -409,7 +409,8 @@ def _calls_of(one: ChoiceReader, pieces: Sequence[Piece]) -> list[ToolCall]:
 
 
 def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
-    """Whether the prompt ends in mid-message, and whether it ends where an answer begins."""
+    """Whether the prompt ends inside its last message, and whether it ends where an answer
+    begins."""
     continues = fields.boolean("continue_final_message", False)
     begins = fields.boolean("add_generation_prompt", not continues)
     fields.rule(
@@ -425,7 +426,7 @@ def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
 
 
 def _template_kwargs(fields: Fields) -> Json:
-    """More values for the template, its documents among them."""
+    """Additional values for the template, including documents."""
     given = fields.mapping("chat_template_kwargs", TEMPLATE_KWARGS) or {}
     documents = fields.objects("documents", MAX_DOCUMENTS)
     fields.rule({"description": "documents do not stand in chat_template_kwargs too"})
@@ -447,7 +448,7 @@ def _template_kwargs(fields: Fields) -> Json:
 
 
 def _messages(value: Any) -> list[Json]:
-    """The conversation with each content as plain text; other keys are the template's business."""
+    """The conversation with each content as plain text; other keys pass to the template as is."""
     if not isinstance(value, list) or not value:
         raise wrong("messages", value, "it must be a list of at least one message")
     messages = []
@@ -465,7 +466,7 @@ def _messages(value: Any) -> list[Json]:
 
 
 def _content(name: str, message: Json) -> str:
-    """Text, or text parts joined by newlines; an assistant's may be absent."""
+    """The content's text; text parts are joined by newlines. An assistant's may be absent."""
     name, value = f"{name}.content", message.get("content")
     if isinstance(value, str):
         return value

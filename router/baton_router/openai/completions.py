@@ -1,18 +1,18 @@
 """POST /v1/completions: the body's fields, and the JSON of its answers.
 
-In: a JSON body whose prompt is a text, a list of texts, token ids or a list of those; each prompt
-is a request of its own, and choices are numbered prompt * n + choice. Out: `text_completion`
-objects. With `echo` a choice's text (in a stream, its first chunk's) begins with the prompt, and
-its logprobs with the prompt's. With `return_token_ids` each choice (in a stream, its first chunk)
-has the `prompt_token_ids`, and each choice or chunk its `token_ids`; with `prompt_logprobs` each
-choice has those. All three are null where nobody asked for them, as in vLLM.
+In: a JSON body whose prompt is a text, a list of texts, token ids or a list of id lists. Each
+prompt is a request, and choices are numbered prompt * n + choice. Out: `text_completion` objects.
+With `echo`, a choice's text (in a stream, its first chunk's) starts with the prompt, and its
+logprobs with the prompt's. With `return_token_ids`, each choice (in a stream, its first chunk) has
+`prompt_token_ids`, and each choice or chunk `token_ids`. With `prompt_logprobs`, each choice has
+those. All three are null if the client did not ask for them, as in vLLM.
 
-A token's `text_offset` follows from the ids alone, as the text does, whichever nodes they came from
-in which deltas. Text behind a stop string is cut off: an answer in one piece has the tokens there
-at its end; a stream, which has sent them before, where they would have been.
+A token's `text_offset` depends only on the ids, not on nodes or deltas. Text after a stop string is
+cut off. In an answer in one piece, the tokens there get the offset of the text's end; a stream,
+which has sent such tokens before, gives the offsets they would have had.
 
-`echo` shows a prompt of text as it was written. A prompt of ids is shown as the text of all of
-them, special ones included: `skip_special_tokens` is about what is generated.
+`echo` repeats a text prompt as written. It shows a prompt of ids as the text of all ids, including
+special ones: `skip_special_tokens` applies to generated text only.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ from baton_text.tokenizer import Tokenizer
 
 
 class Echo:
-    """`first` is the prompt's first token, which has no probability. With `answered` an answer
-    follows, which completes a character that a prompt of ids only begins."""
+    """The prompt as `echo` shows it. `first` is the prompt's first token, which has no probability.
+    With `answered`, generated text follows, and it completes a character that the ids only
+    begin."""
 
     def __init__(
         self, given: Prompt, ids: Sequence[int], tokenizer: Tokenizer, *, answered: bool
@@ -85,7 +86,8 @@ class Echo:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Of each token in `text`. Takes 2 us a token, so long prompts want a thread."""
+        """The offset of each token in `text`. Takes 2 us per token; use a thread for long
+        prompts."""
         if isinstance(self._given, TextPrompt):
             given = self._given
             return offsets_in(self._tokenizer, given.text, self._ids, given.add_special_tokens)
@@ -111,7 +113,8 @@ _ALLOWED = "it must be a string, a list of strings, token ids or a list of token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionCall:
-    """`prompt_logprobs` is what the client asked for by that name; `echo` may need them too."""
+    """A parsed completion body. `prompt_logprobs` is the client's own value; `echo` with `logprobs`
+    may raise the one in `sampling`."""
 
     options: Options
     sampling: Json
@@ -135,7 +138,7 @@ class CompletionCall:
     def read(cls, fields: Fields) -> CompletionCall:
         check_unserved(fields, "completions")
         echo = fields.boolean("echo", False)
-        # Nothing to generate is a question about the prompt alone; nodes generate one token.
+        # max_tokens 0 asks about the prompt alone, but nodes must generate at least one token.
         sampling = sampling_fields(fields, least_tokens=0 if echo else 1)
         for name in MAX_TOKENS_NAMES:
             fields.rule(needs(name, {"const": 0}, "echo", TRUE))
@@ -176,7 +179,7 @@ class CompletionCall:
         return list(self.given)
 
     def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> None:
-        """A completion is text."""
+        """None: a completion is plain text."""
 
     def shape(
         self,
@@ -200,9 +203,8 @@ class CompletionCall:
 
 
 class CompletionShape:
-    """One answer's JSON. `echoes` are the prompts as they are shown, None where they are not.
-    Remembers which choices have begun, and how much text there is of those whose tokens are sent
-    with their offsets."""
+    """The JSON of one answer. `echoes` are the prompts as shown, or None. It remembers which
+    choices have begun, and the text offset of each choice that streams logprobs."""
 
     def __init__(
         self,
@@ -224,12 +226,12 @@ class CompletionShape:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._echoes = echoes
-        self._scores: dict[int, Positions] = {}  # by prompt
+        self._scores: dict[int, Positions] = {}  # prompt logprobs by prompt
         self._begun: set[int] = set()
         self._contexts: dict[int, tuple[int, ...]] = {}  # by prompt
         self._offsets: dict[int, TextOffsets] = {}
         self._usage = StreamUsage(options, [len(ids) for ids in prompts for _ in range(self._n)])
-        # Each event fills it again: most of its fields stay.
+        # Reused for every event, since most of its fields stay the same.
         self._chunk = CompletionChunk(
             **common.shared(),
             object="text_completion",
@@ -315,9 +317,9 @@ class CompletionShape:
         return self._shown_logprobs(echo, scores, delta.logprobs, self._logprobs, offsets)
 
     def _answer_offsets(self, index: int) -> TextOffsets:
-        """Of the tokens behind the prompt, before the first of them."""
+        """A new counter for the offsets of a choice's generated tokens."""
         echo, prompt = self._echo(index), index // self._n
-        if prompt not in self._contexts:  # a long prompt of special ids is looked through whole
+        if prompt not in self._contexts:  # cached: it may scan a long prompt of special ids
             ids = self._prompts[prompt]
             self._contexts[prompt] = context_of(self._tokenizer, ids, self._skip_special)
         before = 0 if echo is None else len(echo.text)

@@ -1,13 +1,13 @@
-"""What the two endpoints have in common, so that one handler serves both.
+"""What both endpoints share, so that one handler serves both.
 
-Call         a parsed body: which prompts, which sampling fields, how to answer
+Call         a parsed body: prompts, sampling fields, and how to answer
 Shape        turns deltas into the endpoint's JSON: events of a stream, or one answer
-ChoiceOutput what a choice has come to when it is answered in one piece
-StreamUsage  what each event of a stream says of usage
+ChoiceOutput collects the deltas of one choice for an answer in one piece
+StreamUsage  the usage in each event of a stream
 
-A field that would change the answer is refused unless its value asks for nothing. One that changes
-nothing (`user`, `metadata`, `store`, ...) is accepted, under OpenAI's rules for its value. Which
-these are, and why, stands in `body_reader`.
+The router refuses a field that would change the answer in a way it does not support, unless the
+value asks for nothing. It accepts a field without effect (`user`, `metadata`, `store`, ...) if the
+value follows OpenAI's rules. `body_reader` lists these fields and the reasons.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from baton_text.tokenizer import Tokenizer
 
 MAX_METADATA = 16
 _METADATA = {"additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA}
-# Fields that are ignored; what they hold is checked all the same.
+# Ignored fields; their values are checked all the same.
 _TEXTS = (
     *("user", "safety_identifier", "session_id"),
     *("prompt_cache_key", "prompt_cache_retention", "mm_payload"),
@@ -71,8 +71,8 @@ _LIMITED = {
 
 
 def check_unserved(fields: Fields, body: Body) -> None:
-    """Raise InvalidRequest naming the first field that is unknown, that asks for what we do not do,
-    or that breaks OpenAI's rules for it."""
+    """Raise InvalidRequest for the first field that is unknown, unsupported with its value, or
+    against OpenAI's rules."""
     fields.only(MEMBERS[body, ""])
     limited = _LIMITED[body]
     if fields.given(limited):
@@ -87,7 +87,7 @@ def check_unserved(fields: Fields, body: Body) -> None:
 
 
 def only_accepted(fields: Fields, field: Field) -> None:
-    """Raise InvalidRequest where a field has another value than those that pass."""
+    """Raise InvalidRequest if the field has a value outside `field.accepts`."""
     accepted = field.accepts or ()
     name = field.name.rpartition(".")[2]
     value = fields.raw(name, {"enum": [None, *accepted]})
@@ -96,7 +96,7 @@ def only_accepted(fields: Fields, field: Field) -> None:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """As JSON has it: true is not 1."""
+    """Equality as in JSON, where true is not 1."""
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
@@ -119,9 +119,9 @@ def _check_ignored(fields: Fields) -> None:
 
 MAX_STOPS = 16
 MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens")
-MAX_TOP_K = (1 << 31) - 1  # engines keep it in 32 bits; no vocabulary is larger
-MAX_WORDS = MAX_BAD_WORDS // 2  # each may become two sequences of ids
-# generation_config.json may hold more than sampling; only these are defaults of a request.
+MAX_TOP_K = (1 << 31) - 1  # engines store it in 32 bits; no vocabulary is larger
+MAX_WORDS = MAX_BAD_WORDS // 2  # each word may become two id sequences
+# generation_config.json may hold other fields; only these become defaults of a request.
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _ID = re.compile(r"0|[1-9][0-9]{0,17}")
 LOGIT_BIAS = {
@@ -134,19 +134,18 @@ LOGIT_BIAS = {
 
 
 def limit_field(fields: Fields) -> str:
-    """Which field limits the answer: max_completion_tokens, where it is given, is the newer name
-    of max_tokens."""
+    """The name of the field that limits the answer: the newer max_completion_tokens if given, else
+    max_tokens."""
     newer, older = MAX_TOKENS_NAMES
     return newer if fields.raw(newer, ANY) is not None else older
 
 
 def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
-    """From the body's sampling fields to SamplingParams.
+    """Read the sampling fields that both endpoints share, as far as the client sent them.
 
-    In: the fields as a client sent them, then what only the model can judge: its length and its own
-    defaults. Out: complete parameters of one prompt, or an error that names field, value and range.
-
-    The sampling fields both endpoints share, as far as the client sent them.
+    In: the body's fields. Out: keyword arguments for SamplingParams; `complete` adds the model's
+    defaults and limits. `least_tokens` is the lower bound of the answer's length. Raise
+    InvalidRequest with field, value and range.
     """
     limits = {name: fields.integer(name, least_tokens) for name in MAX_TOKENS_NAMES}
     text = {"type": "string"}
@@ -179,13 +178,13 @@ def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
 
 
 def bad_words(fields: Fields) -> tuple[str, ...]:
-    """Texts; they become ids once the model is known."""
+    """The banned texts; they become ids once the model is known."""
     return fields.texts("bad_words", MAX_WORDS, MAX_STOP_CHARS) or ()
 
 
 def check_scores(asked: Mapping[str, Any], prompt_tokens: int, names: Mapping[str, str]) -> None:
-    """Refuse an answer whose prompts' logprobs would fill the router's memory: each choice repeats
-    those of its prompt. `prompt_tokens` are those of all prompts of the call."""
+    """Refuse prompt logprobs that would fill the router's memory, as each choice repeats those of
+    its prompt. `prompt_tokens` counts all prompts of the call."""
     scores, n = asked.get("prompt_logprobs"), asked.get("n", 1)
     if scores is not None and prompt_tokens * (1 + scores) * n > MAX_PROMPT_CANDIDATES:
         field = names.get("prompt_logprobs", "prompt_logprobs")
@@ -211,11 +210,11 @@ def complete(
     default_max_tokens: int | None,
     names: Mapping[str, str],
 ) -> SamplingParams:
-    """Parameters of one prompt, the seed left as the client sent it.
+    """The parameters of one prompt; the seed stays as the client sent it.
 
-    `defaults` are the model's own; `default_max_tokens` None means all that the context leaves.
-    Errors call a field what `names` says, where it does. Raise PromptTooLong where prompt and
-    `max_tokens` do not fit `max_model_len` tokens.
+    `defaults` are the model's own. `default_max_tokens` None means all that the context leaves.
+    `names` maps a field to the client's name for it in errors. Raise InvalidRequest for an empty
+    prompt, and PromptTooLong if prompt and `max_tokens` do not fit `max_model_len` tokens.
     """
     prompt_field = names.get("prompt", "prompt")
     limit_field = names.get("max_tokens", "max_tokens")
@@ -253,7 +252,7 @@ def _detokenize(fields: Fields) -> bool:
 
 
 def _prompt_logprobs(fields: Fields) -> int | None:
-    """The rule about streams is with those that `endpoint` has about them."""
+    """The API document states the rule about streams in _STREAMS."""
     wanted = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if wanted is not None and fields.boolean("stream", False):
         raise wrong("prompt_logprobs", wanted, "a stream does not have them; leave out one of both")
@@ -280,9 +279,9 @@ def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...] | None:
 
 
 Json = dict[str, Any]
-PromptIds = Sequence[tuple[int, ...]]  # of each prompt
-STREAM_OPTIONS = MEMBERS["chat", "stream_options"]  # on both endpoints
-# One rule, since tools expand each rule with all others, and give up over too many.
+PromptIds = Sequence[tuple[int, ...]]  # per prompt
+STREAM_OPTIONS = MEMBERS["chat", "stream_options"]  # the same on both endpoints
+# One rule instead of several: schema tools expand each rule with all others and give up on many.
 _STREAMS: Schema = {
     "if": {"properties": {"stream": TRUE}, "required": ["stream"]},
     "then": {"properties": {"prompt_logprobs": {"type": "null"}}},
@@ -307,8 +306,8 @@ Prompt = TextPrompt | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """How many tokens of each prompt are kept, its last ones or its first ones. None: as many as
-    the model's context has beside `max_tokens`; 0, of which no prompt is left, is refused later."""
+    """How many tokens of each prompt are kept, from its end or its start. `tokens` None: as many as
+    fit beside `max_tokens`. 0 leaves no prompt and is refused later."""
 
     tokens: int | None
     keeps_last: bool
@@ -324,13 +323,13 @@ class Truncation:
         return cls(None if tokens == AS_FITS else tokens, side != "right")
 
     def may_have_cut(self, ids: Sequence[int]) -> bool:
-        """Whether these may be less than the whole prompt."""
+        """Whether `ids` may be a truncated prompt."""
         return self.tokens is None or len(ids) >= self.tokens
 
 
 @dataclass(slots=True)
 class ChoiceOutput:
-    """One choice, delta by delta."""
+    """Collects one choice, delta by delta."""
 
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -358,15 +357,15 @@ class ChoiceOutput:
 
 
 def prompt_positions(choices: Sequence[ChoiceOutput]) -> tuple[PositionLogprobs, ...]:
-    """Of one request: they came with its first delta, whichever choice's that was."""
+    """The prompt logprobs of one request, which came with the first delta of any of its choices."""
     return next((one.prompt_logprobs for one in choices if one.prompt_logprobs), ())
 
 
 class Shape(Protocol):
-    """`index` counts all choices of a call: prompt * n + choice."""
+    """Writes the JSON of one call. `index` numbers all choices of the call: prompt * n + choice."""
 
     def event(self, index: int, delta: Delta) -> bytes:
-        """SSE bytes of one delta; empty where there is nothing to show yet."""
+        """The SSE bytes of one delta; empty if it shows nothing yet."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes: ...
@@ -375,8 +374,8 @@ class Shape(Protocol):
 
 
 class Call(Protocol):
-    """A parsed body. `default_max_tokens` None: as many as the context leaves. `bad_words` are
-    texts; the other sampling fields are as SamplingParams has them."""
+    """A parsed body. `bad_words` are texts; `sampling` holds the other fields as SamplingParams has
+    them. `default_max_tokens` None: as many as the context leaves."""
 
     @property
     def options(self) -> Options: ...
@@ -389,12 +388,12 @@ class Call(Protocol):
 
     @property
     def grammar(self) -> AskedGrammar | None:
-        """What each answer must match."""
+        """The grammar that each answer must match, if any."""
         ...
 
     @property
     def special_tokens_asked(self) -> bool:
-        """Whether the client says itself that its text has special tokens, or has none."""
+        """Whether the client itself said if its text has special tokens."""
         ...
 
     @property
@@ -402,32 +401,32 @@ class Call(Protocol):
 
     @property
     def truncation(self) -> Truncation | None:
-        """None: a prompt that is too long is refused."""
+        """None: refuse a prompt that is too long."""
         ...
 
     @property
     def continues_prompt(self) -> bool:
-        """Request.continues_prompt"""
+        """The value for Request.continues_prompt."""
         ...
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What the client calls a field of SamplingParams, or the prompt, where it differs."""
+        """The client's names of SamplingParams fields and of the prompt, where they differ."""
         ...
 
     @property
     def rendered(self) -> int:
-        """Characters that a chat template has to render, about."""
+        """Approximate number of characters that the chat template renders."""
         ...
 
     def prompts(self, model: PoolModel) -> list[Prompt]: ...
 
     def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerReading | None:
-        """How the answers are read that follow these prompts; None where they are text."""
+        """How to parse the answers to these prompts; None if they are plain text."""
         ...
 
     def forget_prompts(self) -> None:
-        """They are ids now: let texts go that the answer does not repeat."""
+        """The prompts are ids now: free the texts that the answer does not repeat."""
         ...
 
     def shape(
@@ -441,8 +440,8 @@ class Call(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to answer, the same on both endpoints. `token_id_names`: in log-probabilities tokens are
-    called `token_id:7`. `generates` is False where only the prompt is asked about."""
+    """How to answer, the same on both endpoints. `token_id_names`: logprobs name tokens
+    `token_id:7`. `generates` is False if the call only asks about its prompt."""
 
     model: str | None
     stream: bool
@@ -457,7 +456,7 @@ class Options:
         stream = fields.boolean("stream", False)
         more = fields.nested("stream_options", STREAM_OPTIONS)
         fields.rule(_STREAMS)
-        if more and not stream:  # as vLLM: an empty one asks for nothing
+        if more and not stream:  # as in vLLM, an empty object asks for nothing
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
@@ -477,8 +476,8 @@ class Options:
 
 
 class StreamUsage:
-    """What each event of a stream says of usage: that of its choice so far where it is
-    `continuous`, else the `default`. `prompt_tokens` are those of each choice's prompt."""
+    """The usage in each event of a stream: if `continuous`, that of its choice so far, else
+    `default`. `prompt_tokens` holds the number of prompt tokens of each choice."""
 
     def __init__(self, options: Options, prompt_tokens: Sequence[int]) -> None:
         self.default: UnsetType | None = None if options.include_usage else UNSET
@@ -487,9 +486,9 @@ class StreamUsage:
         self._generated = [0] * len(prompt_tokens)
 
     def count(self, index: int, delta: Delta) -> None:
-        """Count each delta, also one that makes no event."""
+        """Count a delta, even one without an event."""
         self._generated[index] += len(delta.ids)
 
     def so_far(self, index: int) -> Usage:
-        """Of this choice."""
+        """Usage of this choice so far."""
         return Usage.of(self._prompt_tokens[index], self._generated[index])

@@ -1,8 +1,8 @@
-"""Log-probabilities in the endpoints' different forms.
+"""Logprobs in the formats of both endpoints.
 
-In: PositionLogprobs as nodes send them (natural log, texts filled). Out: records of `answers`. JSON
-has no minus infinity; -9999 stands for it, as in vLLM. Nothing comes before a prompt's first token,
-so it has no probability: its place holds null.
+In: PositionLogprobs from nodes (natural logarithm, with texts). Out: records of `answers`. JSON has
+no minus infinity, so -9999 represents it, as in vLLM. A prompt's first token has no probability,
+because nothing precedes it; its entry is null.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def _value(token: TokenLogprob) -> float:
 
 
 def token_name(token: TokenLogprob, as_id: bool = False) -> str:
-    """A token's text. Bytes that are no text by themselves, such as half a character, are shown as
-    `bytes:\\xe2\\x82`; a token without any bytes as `token_id:7`, and with `as_id` each."""
+    """A token's text. Bytes that are not valid UTF-8 alone, such as half a character, become
+    `bytes:\\xe2\\x82`. A token without bytes, or any token with `as_id`, becomes `token_id:7`."""
     if as_id or not token.text:
         return f"token_id:{token.id}"
     if "\ufffd" not in token.text:
         return token.text
     try:
-        return token.raw.decode()  # a token that is the replacement character
+        return token.raw.decode()  # the token really is the replacement character
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
 
@@ -71,9 +71,9 @@ def completion_logprobs(
     first: TokenLogprob | None = None,
     as_id: bool = False,
 ) -> CompletionLogprobs:
-    """`choices[].logprobs` of a completion. The sampled token is always among `top_logprobs`.
-    `first` is a prompt's first token, where the positions are those behind it. `offsets` are the
-    text offsets of all these tokens."""
+    """`choices[].logprobs` of a completion. The sampled token is always in `top_logprobs`. `first`
+    is the prompt's first token if the positions start after it. `offsets` are the text offsets of
+    all these tokens."""
     alone = [] if first is None else [token_name(first, as_id)]
     unknown = [None for _ in alone]
     return CompletionLogprobs(
@@ -85,8 +85,8 @@ def completion_logprobs(
 
 
 def _by_name(position: PositionLogprobs, top: int, as_id: bool) -> dict[str, float]:
-    """The candidates by name. Several ids may have the same text: the sampled one keeps it, else
-    the likeliest, and the others are named by their ids."""
+    """The candidates by name. If several ids share a text, the sampled token keeps it, else the
+    most likely one; the others are named by id."""
     sampled, by_name = position.sampled, dict[str, float]()
     own = token_name(sampled, as_id)
     for token in position.top[:top]:
@@ -102,8 +102,8 @@ def _by_name(position: PositionLogprobs, top: int, as_id: bool) -> dict[str, flo
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> PromptLogprobs:
-    """vLLM's `prompt_logprobs`: per token of the prompt, the token itself and the `top` likeliest
-    by id; `positions` begin at the second."""
+    """vLLM's `prompt_logprobs`: for each prompt token, the token and the `top` most likely ones by
+    id. `positions` start at the second token."""
     return [
         None,
         *(

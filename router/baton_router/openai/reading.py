@@ -1,8 +1,8 @@
-"""How the answers of one chat are read: what a model wrote, told apart as its client gets it.
+"""Parses a chat's answers into reasoning, content and tool calls.
 
-In: what the client asked for, the parsers of the model, and the prompt. Out: an AnswerReading,
-which stays the same wherever the request goes; and of each choice a ChoiceReader, from text to
-reasoning, content and calls. A chat that needs none of it has no AnswerReading.
+In: what the client asked for, the model's parsers, and the prompt. Out: an AnswerReading, which
+stays the same on whatever node the request runs, and a ChoiceReader per choice, which splits text
+into reasoning, content and calls. A chat that needs no parsing has no AnswerReading.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from baton_text.parsers.reasoning import reasoning_tokens
 from baton_text.parsers.registry import enforced, reader
 from baton_text.tokenizer import Tokenizer
 
-ID_BYTES = 12  # of a call's id
-# The templates of these families refuse ids that are not 9 letters and digits.
+ID_BYTES = 12  # bytes in a call's id
+# The templates of these families accept only ids of 9 letters and digits.
 SHORT_IDS = frozenset({"mistral", "mistral_v11"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerReading:
-    """`begun`: an answer begins within reasoning. `rules` are what it must match, if anything
-    beside its own content must be enforced; `asked` are the fields of the client that say so."""
+    """How to parse the answers of one chat. `begun`: the answer starts inside reasoning.
+    `tells_reasoning`: the client gets the reasoning. `rules` are what the whole answer must match,
+    beyond a grammar for its content; `asked` are the client's fields that require them."""
 
     tools: AskedTools | None
     tool_parser: ToolParser | None
@@ -53,8 +54,8 @@ class AnswerReading:
         prompt: str,
         continued: str | None,
     ) -> AnswerReading | None:
-        """None where an answer is all content, whatever it is. `continued`: the text of the last
-        message, which the answer goes on with. Raise InvalidRequest."""
+        """None if the whole answer is content. `continued` is the text of the last message if the
+        answer continues it. Raise InvalidRequest."""
         thinks = model.reasoning_parser
         if reasoning.budget is not None and thinks is None:
             raise InvalidRequest(
@@ -70,7 +71,7 @@ class AnswerReading:
             begun = thinks.begun(prompt)
         elif thinks is not None and continued is not None:
             begun = continued.rfind(thinks.begin) > continued.rfind(thinks.end)
-            # What goes on behind its reasoning has no more of it.
+            # A continued message whose reasoning has ended gets no more reasoning.
             thinks = thinks if begun or not continued else None
         parser = None
         if tools is not None:
@@ -87,11 +88,11 @@ class AnswerReading:
         return plain._ruled(reasoning.budget if thinks is not None else None, content)
 
     def _ruled(self, budget: int | None, content: AskedGrammar | None) -> AnswerReading:
-        """With what must be enforced."""
+        """This reading, with the rules that must be enforced."""
         tools, parser = self.tools, self.tool_parser
         limits = False
         if tools is not None and parser is not None:
-            # Calls of the other families are read as they come, whether strict or not.
+            # The other families' calls are parsed as they come, even with strict tools.
             may_be_strict = parser.form is not None and not parser.reads_reasoning
             limits = tools.required or content is not None or (bool(tools.strict) and may_be_strict)
         asked = []
@@ -119,14 +120,14 @@ class AnswerReading:
 
     @property
     def reads_special(self) -> bool:
-        """Its markers are special tokens, so that text is wanted with them."""
+        """True if the parsers' markers are special tokens, so the text must contain those."""
         tools, thinks = self.tool_parser, self.reasoning_parser
         return bool((tools and tools.reads_special) or (thinks and thinks.reads_special))
 
     @property
     def calls_end(self) -> bool:
-        """An answer with calls ends with `tool_calls`. With a function that is named it ends with
-        `stop`, as with OpenAI."""
+        """True if an answer with calls finishes with `tool_calls`. With a named function it
+        finishes with `stop`, as in OpenAI's API."""
         return self.tools is not None and self.tools.named is None
 
     def reader(self) -> Reader:
@@ -136,8 +137,8 @@ class AnswerReading:
     def reasoning_tokens(
         self, tokenizer: Tokenizer, choices: Iterable[Sequence[int]], *, skip_special: bool
     ) -> int | None:
-        """Of all these answers, which are whole; None where reasoning is not told apart. It takes
-        2 us a token."""
+        """Reasoning tokens in these complete answers; None if the model's reasoning is not
+        separated. Takes 2 us per token."""
         if self.reasoning_parser is None:
             return None
         return sum(
@@ -146,7 +147,7 @@ class AnswerReading:
         )
 
     def refusal(self, error: GrammarError) -> InvalidRequest:
-        """Of a grammar that cannot be made, or does not compile."""
+        """The error for a grammar that cannot be made or does not compile."""
         name, _, why = str(error).partition(": ")
         one = None if self.tools is None else self.tools.functions.get(name)
         if one is not None and why:
@@ -158,11 +159,11 @@ class AnswerReading:
 
 
 class ChoiceReader:
-    """Of one choice, from its text to the pieces that its client gets: those of calls that are one
-    too many, and of reasoning that nobody wants, are not among them."""
+    """Splits one choice's text into the pieces that its client gets. Leaves out calls beyond the
+    limit, and reasoning that the client does not want."""
 
     def __init__(self, reading: AnswerReading, name: str) -> None:
-        """`name` is the choice's own, from which its calls' ids follow."""
+        """`name` identifies the choice; its calls' ids derive from it."""
         tools = reading.tools
         self._reader = reading.reader()
         self._most_calls = 0 if tools is None else tools.most_calls
@@ -172,7 +173,7 @@ class ChoiceReader:
         self.called = False
 
     def read(self, text: str, *, ended: bool) -> list[Piece]:
-        """What the text adds; at the end, with what was held back."""
+        """The pieces that the text adds; at the end, also those held back."""
         pieces = self._reader.push(text) if text else []
         if ended:
             pieces += self._reader.finish()
@@ -183,7 +184,7 @@ class ChoiceReader:
         return shown
 
     def call_id(self, number: int) -> str:
-        """The same whoever answers: it follows from the request, the choice and the call."""
+        """The id of a call, derived from request, choice and call, so any router gives the same."""
         digest = blake2b(f"{self._name}/{number}".encode(), digest_size=ID_BYTES).hexdigest()
         return digest[:9] if self._short else f"call_{digest}"
 

@@ -1,8 +1,8 @@
-"""What an answer must match, as a body says it: by OpenAI's name, vLLM's, or vLLM's older ones.
+"""Reads what an answer must match: OpenAI's field, vLLM's, or vLLM's older ones.
 
 In: a body's fields. Out: an AskedGrammar, which becomes the text of a grammar once the model is
-known (see `nodes.model_grammars`). Here only the form is checked, as the served document has it:
-whether a schema, regex or grammar compiles is for the model's tokenizer to say.
+known (see `nodes.model_grammars`). This module checks only the form, as the API document has it.
+Whether a schema, regex or grammar compiles depends on the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ONE_AT_MOST = f"at most one of {', '.join(NAMES)} is there, and then no allowed_
 MAX_STRUCTURES = 1024
 MAX_REASON = 500  # characters
 _JSON_SCHEMA = "json_schema"
-# What each type of `response_format` has beside its type.
+# The fields that each type of `response_format` has beside its type.
 TYPES: Mapping[str, tuple[str, ...]] = {
     "text": (),
     "json_object": (),
@@ -50,22 +50,23 @@ KINDS: tuple[Kind, ...] = ("json", "json_object", "regex", "choice", "grammar", 
 
 @dataclass(frozen=True, slots=True)
 class AskedGrammar:
-    """`value` is as `grammar_of` has it for `kind`; JSON is text. `field` is where it stands in the
-    client's body."""
+    """`value` is in the form that `grammar_of` expects for `kind`; JSON is text. `field` is its
+    path in the client's body."""
 
     kind: Kind
     value: str | tuple[str, ...]
     field: str
 
     def refusal(self, error: GrammarError) -> InvalidRequest:
-        """Of a grammar that does not compile. The reason may repeat all of it, and is cut then."""
+        """The error for a grammar that does not compile, with a reason of bounded length."""
         why = str(error)
         told = why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}..."
         return InvalidRequest(f"{self.field}: {told}", param=self.field.partition(".")[0])
 
 
 def asked_grammar(fields: Fields) -> AskedGrammar | None:
-    """Raise InvalidRequest naming the first wrong field, or the two of which one is too many."""
+    """The grammar the client asks for. Raise InvalidRequest for the first wrong field, or for two
+    that exclude each other."""
     if not fields.given(NAMES):
         return None
     fields.rule({"description": ONE_AT_MOST})
@@ -246,7 +247,7 @@ def _bounded(at: str, text: str) -> str:
     return text
 
 
-# --- what the served document says --------------------------------------------------------------
+# --- schemas for the API document ---------------------------------------------------------------
 
 
 def _nullable(schema: Schema) -> Schema:

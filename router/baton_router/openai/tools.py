@@ -1,7 +1,7 @@
-"""The functions that a client offers to the model, and the effort of reasoning that it asks for.
+"""Reads the functions that a client offers to the model, and the reasoning effort it asks for.
 
-In: a chat's fields. Out: AskedTools, and AskedReasoning. Here only the form is checked, as the
-served document has it: whether a function's schema can be enforced is for the model to say.
+In: a chat's fields. Out: AskedTools and AskedReasoning. This module checks only the form, as the
+API document has it. Whether a function's schema can be enforced depends on the model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CHOSEN = MEMBERS["chat", "tool_choice.function"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """`position` is its place among the client's tools."""
+    """A function that the model may call. `position` is its index in the client's `tools`."""
 
     position: int
     name: str
@@ -66,7 +66,7 @@ class Function:
         return f"tools[{self.position}].function"
 
     def shown(self) -> Json:
-        """As a chat template has it."""
+        """The function as chat templates expect it."""
         told: Json = {"name": self.name}
         if self.description is not None:
             told["description"] = self.description
@@ -75,8 +75,9 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedTools:
-    """`functions` by name, in the client's order; `size` is how long they are as JSON. `named` is
-    the one that must be called; not `parallel`: one call at most."""
+    """The tools of a chat. `functions` maps names, in the client's order; `size` is their length as
+    JSON, in characters. `named` is the function that must be called. Without `parallel`, at most
+    one call is allowed."""
 
     functions: Mapping[str, Function]
     choice: Choice
@@ -111,8 +112,8 @@ class AskedTools:
 
 @dataclass(frozen=True, slots=True)
 class AskedReasoning:
-    """`included`: the answer tells it. `budget` is the most tokens of it; None: there is no bound.
-    `kwargs` are values for the chat template."""
+    """What the client wants of reasoning. `included`: the answer shows it. `budget`: the most
+    reasoning tokens (None: no limit). `kwargs` are values for the chat template."""
 
     included: bool = True
     budget: int | None = None
@@ -123,7 +124,7 @@ PLAIN = AskedReasoning()
 
 
 def asked_tools(fields: Fields) -> AskedTools | None:
-    """None where the model may call nothing. Raise InvalidRequest naming the first wrong field."""
+    """None if the model may call nothing. Raise InvalidRequest for the first wrong field."""
     fields.rule({"description": TOOLS_AGREE})
     functions, size = _functions(fields.raw("tools", _TOOLS_SCHEMA))
     choice, named = _choice(fields.raw("tool_choice", _CHOICE_SCHEMA))
@@ -149,7 +150,7 @@ def asked_tools(fields: Fields) -> AskedTools | None:
 
 
 def asked_reasoning(fields: Fields) -> AskedReasoning:
-    """Raise InvalidRequest naming the first wrong field."""
+    """Read the reasoning fields. Raise InvalidRequest for the first wrong field."""
     effort = fields.raw("reasoning_effort", {"enum": [None, *EFFORTS]})
     included = fields.boolean("include_reasoning", True)
     budget = fields.integer("thinking_token_budget", 0, MAX_BUDGET)
@@ -164,7 +165,7 @@ def asked_reasoning(fields: Fields) -> AskedReasoning:
 
 
 def _functions(value: Any) -> tuple[dict[str, Function], int]:
-    """By name, and how many bytes they have as JSON."""
+    """The functions by name, and their total size in characters."""
     if value is None:
         return {}, 0
     if not isinstance(value, list):
@@ -212,7 +213,7 @@ def _function(position: int, tool: Any) -> Function:
 
 
 def _choice(value: Any) -> tuple[Choice | None, str | None]:
-    """A function that is named is required."""
+    """The choice, and the named function, if any; naming a function makes a call required."""
     if value is None:
         return None, None
     for choice in CHOICES:
@@ -232,13 +233,13 @@ def _choice(value: Any) -> tuple[Choice | None, str | None]:
 
 
 def _members(at: str, value: Any, members: Members) -> Json:
-    """An object that has these members and no other."""
+    """The value as an object with no other members than these."""
     given = object_at(at, value)
     members.check(given, at)
     return given
 
 
-# --- messages that call, and answer calls ---------------------------------------------------------
+# --- messages with calls --------------------------------------------------------------------------
 
 CALLS_SCHEMA: Schema = {
     "type": ["array", "null"],
@@ -262,7 +263,7 @@ CALLS_SCHEMA: Schema = {
 
 
 def check_calls(at: str, value: Any) -> None:
-    """Raise InvalidRequest for `tool_calls` of a message that are no calls."""
+    """Raise InvalidRequest if a message's `tool_calls` are malformed."""
     if value is None:
         return
     if not isinstance(value, list):
@@ -283,7 +284,7 @@ def check_calls(at: str, value: Any) -> None:
 
 
 def calls_size(message: Json) -> int:
-    """About how many characters a message's calls have."""
+    """Approximate number of characters of a message's calls."""
     calls = message.get("tool_calls")
     if not calls:
         return 0
@@ -295,8 +296,8 @@ def calls_size(message: Json) -> int:
 
 
 def with_objects(message: Json) -> Json:
-    """The message as chat templates expect it: arguments that are the text of a JSON object are
-    that object, as in vLLM."""
+    """The message as chat templates expect it, as in vLLM: arguments that are the text of a JSON
+    object become that object."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -321,7 +322,7 @@ def _object_of(text: str) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-# --- what the served document says ----------------------------------------------------------------
+# --- schemas for the API document -----------------------------------------------------------------
 
 _OF_A_FUNCTION: Schema = {"enum": ["function"]}
 _NAME_SCHEMA: Schema = {
