@@ -1,1 +1,1 @@
-"""HTTP: routes, server-sent events, and the documents about them."""
+"""HTTP: routes, server-sent events, and the API document."""

@@ -1,9 +1,9 @@
-"""The aiohttp application: routes, and one middleware that refuses what a browser may not send (see
-BrowserGuard), asks for the API key and shapes every error as OpenAI does.
+"""The aiohttp application: routes, and a middleware that applies browser rules (see BrowserGuard),
+checks the API key, and formats every error as OpenAI does.
 
 In: the parts of the API. Out: an application whose answers all carry x-request-id and
-x-baton-request-id, and whose generation answers carry x-baton-placement, errors and streams
-included.
+x-baton-request-id, and whose generation answers carry x-baton-placement, including errors and
+streams.
 """
 
 from __future__ import annotations
@@ -41,25 +41,22 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 JSON_TYPE = "application/json"
 ANY = "*"
 SHOWN = 100  # characters of a header in an error
-# What a browser shows to a page beside the few headers that it always shows.
+# Headers that a browser shows to a page, beside the few that it always shows.
 EXPOSED = "x-request-id, x-baton-request-id, x-baton-placement, retry-after"
 PREFLIGHT = "Access-Control-Request-Method"
-PREFLIGHT_S = 600  # for so long a browser need not ask again; none keeps it for over two hours
-# What of a preflight is repeated to it: names of methods and headers.
+PREFLIGHT_S = 600  # a browser may cache the answer; none does for over 2 h
+# Names of methods and headers in a preflight; only these are repeated in the answer.
 _NAMES = re.compile(r"[\w!#$%&'*+.^`|~-]+(?: *, *[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 
 
 class BrowserGuard:
-    """What pages in a browser may do here. A browser lets any page send requests to any address
-    that its machine reaches, this router's among them.
+    """Rules for pages in a browser. A browser lets any page send requests to any address that its
+    machine reaches, including this router.
 
-    In: a request's method, `Host`, `Origin` and `Content-Type`. Out: 403 for a name that is not
-    this router's (see `baton_protocol.hosts`), and for a page of another origin that would change
-    something; 400 for a body of a type that a page may send without asking; for pages of origins
-    that are allowed (`cors_origins`), the headers by which the browser lets them read an answer.
-    Clients that are no browser send no `Origin`.
-
-    Of one router.
+    In: a request's method, `Host`, `Origin` and `Content-Type`. Out: 403 if `Host` is not a name of
+    this router (see `baton_protocol.hosts`), or if a page of another origin tries to change
+    something. 400 for a body type that a page may send without a preflight. Pages of `cors_origins`
+    get the headers that let them read an answer. Clients other than browsers send no `Origin`.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
@@ -68,8 +65,7 @@ class BrowserGuard:
         self._origins = {plain_origin(origin) for origin in settings.cors_origins}
 
     def let_in(self, request: web.Request) -> web.Response | None:
-        """The answer to a browser that asks what a page may send, None to any other request. Raise
-        Forbidden."""
+        """The answer to a CORS preflight, or None for any other request. Raise Forbidden."""
         host = request.headers.get("Host", "")
         if not self._hosts.allows(host):
             raise Forbidden(
@@ -85,11 +81,11 @@ class BrowserGuard:
         return _preflight(request) if asks else None
 
     def open_to(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Let the browser show an answer to the page that asked, if its origin is allowed."""
+        """Add the headers that let a page of an allowed origin read the answer."""
         if not self._origins:
             return
         if not self._any:
-            response.headers.add("Vary", "Origin")  # also where nobody is allowed: caches mix them
+            response.headers.add("Vary", "Origin")  # for other origins too: caches mix answers
         origin = request.headers.get("Origin")
         if origin is not None and (self._any or origin in self._origins):
             response.headers["Access-Control-Allow-Origin"] = ANY if self._any else origin
@@ -107,9 +103,9 @@ class BrowserGuard:
 
 
 def check_type(request: web.Request) -> None:
-    """Raise InvalidRequest, before the body is read, where a request that changes something has a
-    body, or only the type of one, that is not JSON: a page may send text and forms anywhere without
-    asking, and JSON only to those that allow it. What has no body needs no type."""
+    """Refuse a body that is not JSON, before it is read, for requests that change something. A page
+    may send text and forms to any site without a preflight, but JSON only where it is allowed.
+    Without a body and a Content-Type there is nothing to check. Raise InvalidRequest."""
     if request.method in READING:
         return
     told = request.headers.get("Content-Type")
@@ -124,8 +120,8 @@ def check_type(request: web.Request) -> None:
 
 
 def is_own(origin: str, host: str) -> bool:
-    """Whether an `Origin` ("null" and what is no URL are nobody's) names the same host and port as
-    `Host`; the port that one of them leaves out is that of the origin's scheme."""
+    """Whether `Origin` names the host and port of `Host`; a missing port is the default of the
+    origin's scheme. False for "null" and anything else that is not a URL."""
     try:
         page, asked = urlsplit(origin), urlsplit(f"//{host}")
         usual = USUAL_PORTS[page.scheme]
@@ -136,8 +132,8 @@ def is_own(origin: str, host: str) -> bool:
 
 
 def _preflight(request: web.Request) -> web.Response:
-    """The page may send what it asks to: whether it may be here is decided, and its key says what
-    for. `open_to` says to whom."""
+    """Allow what the page asks to send. The origin was checked before, and the API key decides
+    later. `open_to` adds the allowed origin."""
     headers = {
         "Access-Control-Allow-Methods": request.headers[PREFLIGHT],
         "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", ""),
@@ -151,9 +147,9 @@ def _preflight(request: web.Request) -> web.Response:
 
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
-ADMINS = ("/pool", "/metrics")  # and these an admin's
-COMMANDS = "/nodes/"  # what is below changes what nodes do
+KEYED = ("/v1/", "/requests/")  # these paths need an API key, if keys are configured
+ADMINS = ("/pool", "/metrics")  # these need an admin's key
+COMMANDS = "/nodes/"  # paths that change what nodes do
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 ROUTER_DIGITS = 8
@@ -165,8 +161,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Api:
-    """What an application is made of. `tenants` are those of the keys as last read; `name` is the
-    router's: its last digits begin the ids of its requests."""
+    """The parts of an application. `tenants` belong to the keys as last read. `name` is the
+    router's; its last digits begin the ids of its requests."""
 
     name: str
     settings: RouterSettings
@@ -176,12 +172,12 @@ class Api:
     clock: Callable[[], float]
 
     def new_id(self) -> str:
-        """Of a call: 32 hex digits, of which the first name its router."""
+        """A new request id: 32 hex digits, of which the first identify the router."""
         return self.name[-ROUTER_DIGITS:] + secrets.token_hex(16 - ROUTER_DIGITS // 2)
 
 
 def build_app(api: Api, *inner: Middleware) -> web.Application:
-    """`inner` run inside the middleware that checks requests and shapes errors."""
+    """The application. `inner` middlewares run inside the one that checks and formats errors."""
     pages = BrowserGuard(api.settings)
     app = web.Application(middlewares=[_shaped(api, pages), *inner])
     app.on_response_prepare.append(_headed(pages))
@@ -205,11 +201,10 @@ async def _openapi(request: web.Request) -> web.Response:
 
 def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def headed(request: web.Request, response: web.StreamResponse) -> None:
-        """What the headers of each answer say, as they are sent: which request it is, where that
-        went, which pages may read it."""
+        """Add the headers of every answer just before it is sent: request id, placement, CORS."""
         trail = request.get(TRAIL)
         if trail is None:
-            return  # no request that the application has met: `connections` has named its answer
+            return  # not from the application; `connections` set its headers
         headers = response.headers
         headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
         if trail.endpoint and (placement := trail.placement()) is not None:
@@ -222,7 +217,7 @@ def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], 
 def _shaped(api: Api, pages: BrowserGuard) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        # A browser's preflight asks for no generation.
+        # A CORS preflight on a generation path is not a generation request.
         endpoint = GENERATION.get(request.path, "") if request.method != "OPTIONS" else ""
         given_id = client_id(request.headers.get(ID_HEADER))
         request[TRAIL] = trail = RequestLog(api.new_id(), api.clock(), endpoint, given_id)
@@ -259,8 +254,8 @@ async def _answer(
             check_type(request)
         response = await handler(request)
     except ConnectionError:
-        # The client is gone, and aiohttp would log an exception as our failure: it gets a response
-        # that it cannot write, and lets that pass.
+        # The client is gone. Return a response that cannot be written; otherwise aiohttp would log
+        # an exception as the router's failure.
         if request.transport is not None:
             request.transport.close()
         return web.Response(status=CLIENT_LEFT)

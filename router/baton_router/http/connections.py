@@ -1,10 +1,10 @@
-"""The connections under the application: what aiohttp's parser refuses is answered with OpenAI's
-errors too, and a connection whose headers do not come in time is closed.
+"""The connections below the application: errors of aiohttp's parser get OpenAI's format, and a
+connection whose headers take too long is closed.
 
-In: bytes that are no request that the router takes. Out: an error that repeats none of them, with
-the headers of every other answer, and no log line above debug: what is in a header may be a key,
-and anybody could fill the log. Only aiohttp's public classes and methods are used. So bytes that
-break the framing of a body under way are not seen here: that body ends by its own time limit.
+In: bytes that are not a request the router accepts. Out: an error that repeats none of these bytes,
+with the usual headers. Nothing is logged above DEBUG, because a header may hold a key and anybody
+could fill the log. The code uses only aiohttp's public classes and methods, so it does not see
+bytes that break the framing of a body in progress: the body's own timeout ends that.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PLACEMENT_HEADER = "x-baton-placement"
 POLICY_HEADER = "x-baton-policy"
 OWN_ID_HEADER = "x-baton-request-id"
 ID_HEADER = "x-request-id"  # the client's own id of the request, or the router's
-# What aiohttp takes: of a request line, of one header, and how many headers.
+# Limits for aiohttp: bytes of a request line or of a header, and the number of headers.
 MAX_LINE = 8190
 MAX_HEADERS = 128
-SHUTDOWN_S = 0.1  # for connections that still write when the router ends
-# What a client did wrong. Its own message holds the line that was wrong.
+SHUTDOWN_S = 0.1  # seconds for connections that still write at shutdown
+# Errors of the client. Their messages contain the offending line, so they are not logged.
 _CLIENT_ERRORS = (HttpProcessingError, web.PayloadAccessError, web.RequestPayloadError)
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """Headers have `header_timeout_s` to come, and a connection may be idle for `idle_timeout_s`;
-    `new_id` names what is no request."""
+    """Timeouts for headers and for idle connections, in seconds. `new_id` makes an id for the
+    answer to bytes that are not a request."""
 
     header_timeout_s: float
     idle_timeout_s: float
@@ -62,7 +62,7 @@ class ConnectionSettings:
 
 
 class HttpServer:
-    """Serves an application on sites of its `runner`."""
+    """Serves an application on the sites of its `runner`."""
 
     def __init__(self, app: web.Application, settings: ConnectionSettings) -> None:
         self._app = web.AppRunner(app)  # starts and ends the application; it has no site
@@ -107,8 +107,8 @@ class _Server(web.Server):
         return handled
 
     def error_response(self, error: ErrorRecord) -> web.Response:
-        """The answer to what no handler sees. Which route it was for is not known: it has the
-        headers that any of them may have."""
+        """The answer to an error outside any handler. As the route is unknown, it carries the
+        headers of every kind of answer."""
         request_id = self.settings.new_id()
         return web.Response(
             body=msgspec.json.encode(ErrorAnswer.of(error)),
@@ -126,8 +126,8 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    """aiohttp itself closes a connection that is idle for too long, and waits for half a request as
-    for none."""
+    """Closes a connection whose headers take too long. aiohttp alone would treat a half-sent
+    request like an idle connection."""
 
     __slots__ = ("_answering", "_headers_due", "_server", "_settings")
 
@@ -215,27 +215,25 @@ def _refusal(message: str, status: int, *, code: str) -> ErrorRecord:
 
 
 T = TypeVar("T")
-SMALL = 64 << 10  # bytes; such a body takes a few milliseconds and at most 2 MB
-HUGE = 1 << 20  # such bodies are parsed and tokenized one after the other
-MAX_WAITING = 100  # large bodies of one tenant; one more is refused at once
+SMALL = 64 << 10  # bytes; such a body costs a few ms and at most 2 MB
+HUGE = 1 << 20  # bytes; larger bodies are processed one at a time
+MAX_WAITING = 100  # large bodies of one tenant; more are refused at once
 RETRY_AFTER_S = 1.0
-# mallopt's parameters, of malloc.h.
+# Parameters of mallopt in malloc.h.
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
-_OWN_PAGES = 256 << 10  # bytes; what is larger goes back to the system when it is freed
+_OWN_PAGES = 256 << 10  # bytes; larger allocations return to the system when freed
 _ARENAS = 2
 
 
 class BodyLimits:
-    """Reads the bodies of requests, within bounds of time and memory for all of them together.
+    """Reads request bodies within bounds of time and memory for all bodies of the router together.
 
-    In: requests whose headers are there. Out: their bytes, or an error: 413 for a body that is too
-    large, 408 for one that comes too slowly, 429 where others have the room for too long. A large
-    body takes several times its bytes while it is read, parsed and tokenized. So only
-    `max_bodies_bytes` of such bodies are under way at a time, of one tenant half of that; others
-    wait, unread. Tenants get room in turns, and nobody waits for a small body's room. What large
-    bodies took is given back to the system at once: the C library would keep it.
-
-    Of one router.
+    In: requests with complete headers. Out: their bytes, or an error: 413 if the body is too large,
+    408 if it arrives too slowly, 429 if other bodies hold the room for too long. While a large body
+    is read, parsed and tokenized, it takes several times its size. So large bodies in progress have
+    at most `max_bodies_bytes` together, and those of one tenant half of that; the rest wait unread.
+    Tenants get room in turn. Small bodies never wait. Memory of large bodies is returned to the
+    system at once, because the C library would keep it.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
@@ -245,14 +243,14 @@ class BodyLimits:
         self._trimming: asyncio.Task[None] | None = None
 
     async def read(self, request: web.Request) -> bytes:
-        """A body that is small, or that nobody but this router's admin sends."""
+        """Read a small body, or one that only the router's administrator can send."""
         async with self.of(request, "") as body:
             return bytes(body.data)
 
     @asynccontextmanager
     async def of(self, request: web.Request, tenant: str) -> AsyncIterator[Body]:
-        """The body, and its room until the end of the block or `done()`. Raise TooLarge,
-        BodyTimeout, BodiesFull, MalformedBody."""
+        """Read the body and hold its room until the end of the block or until `done()`. Raise
+        TooLarge, BodyTimeout, BodiesFull, MalformedBody."""
         body = Body(self, tenant)
         try:
             await body.read(request, self._settings)
@@ -261,7 +259,7 @@ class BodyLimits:
             body.done()
 
     def give_back(self) -> None:
-        """Free memory to the system, in a thread: it takes some milliseconds."""
+        """Return freed memory to the system, in a thread, as that takes milliseconds."""
         if self._trimming is None or self._trimming.done():
             self._trimming = asyncio.create_task(asyncio.to_thread(_trim))
 
@@ -275,7 +273,7 @@ class BodyLimits:
 
 
 class Body:
-    """One body. `data` is empty once it is parsed."""
+    """One request body. `data` is empty once it is parsed."""
 
     def __init__(self, bodies: BodyLimits, tenant: str) -> None:
         self.data = bytearray()
@@ -288,7 +286,7 @@ class Body:
         told = request.content_length
         if told is not None and told > most:
             raise TooLarge(f"the body has {told} bytes; at most {most}")
-        # How much a compressed body, or one in chunks, will be is not known.
+        # The final size of a compressed or chunked body is unknown.
         known = told if "Content-Encoding" not in request.headers else None
         if known is not None and known > SMALL:
             await self._hold(known)
@@ -319,7 +317,7 @@ class Body:
             raise MalformedBody(f"the body cannot be read: {reason}") from error
 
     async def parsed(self, parse: Callable[[bytearray], T]) -> T:
-        """A large body in a thread. Its bytes are gone then."""
+        """Parse the body, a large one in a thread. Releases its bytes."""
         data, self.data = self.data, bytearray()
         if len(data) <= SMALL:
             return parse(data)
@@ -333,7 +331,7 @@ class Body:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """In which a huge body may be worked on."""
+        """Hold the lock for processing a huge body; other bodies need none."""
         if self._held <= HUGE:
             yield
             return
@@ -341,7 +339,7 @@ class Body:
             yield
 
     def done(self) -> None:
-        """What it took is free."""
+        """Release the body's room. Idempotent."""
         self.data = bytearray()
         if self._held:
             self._bodies.budget.free(self._tenant, self._held)
@@ -355,17 +353,19 @@ class Body:
 
 
 class _BytesBudget:
-    """`total` bytes, of one tenant half. One body fits in any case, where there is no other."""
+    """Shares `total` bytes among bodies; a tenant gets at most half. A body that is alone always
+    fits."""
 
     def __init__(self, total: int, wait_s: float) -> None:
         self._total = total
         self._wait_s = wait_s
         self._taken: defaultdict[str, int] = defaultdict(int)
-        # By tenant, who has had no turn for longest first.
+        # Waiting bodies by tenant; the tenant without a turn for longest comes first.
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
     async def take(self, tenant: str, size: int) -> None:
-        """Wait for that much. Raise BodiesFull after too long, and at once where too many wait."""
+        """Wait for `size` bytes. Raise BodiesFull on timeout, or at once if too many bodies
+        wait."""
         queue = self._waiting.setdefault(tenant, deque())
         if len(queue) >= MAX_WAITING:
             raise BodiesFull(
@@ -405,8 +405,8 @@ class _BytesBudget:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Whoever is next, as long as there is room. A tenant that has its half waits for itself;
-        where all have too much for the next one, nobody goes before it."""
+        """Give room to waiting bodies in turn. Skip a tenant that has its half. If the next body
+        does not fit into the total, stop, so that smaller ones do not overtake it forever."""
         handed = True
         while handed:
             handed = False
@@ -429,9 +429,9 @@ class _BytesBudget:
 
 
 def settle_memory() -> None:
-    """Tell the C library, where it is glibc, to keep little of what is freed: by itself it raises
-    the size from which memory goes back to the system up to 32 MiB, and has eight arenas per core,
-    each with what its threads have freed."""
+    """Tell glibc to keep little freed memory. By default it raises the size from which memory
+    returns to the system up to 32 MiB, and uses eight arenas per core, each with its own free
+    memory. No effect with other C libraries."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _OWN_PAGES)

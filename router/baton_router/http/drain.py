@@ -1,10 +1,9 @@
-"""POST /nodes/{node}/drain and /resume: by hand, or by who scales the pool.
+"""POST /nodes/{node}/drain and /resume, for operators and for the component that scales the pool.
 
-In: HTTP requests of who may (see `app`), and what nodes then say of themselves. Out: DrainNode and
-ResumeNode frames; an answer once the node has done as it was told. Whichever router has told it,
-all of them know: the node itself says that it drains. A node that others replace is told once those
-others can serve here: they are ready for Kubernetes a moment before this router knows all that it
-needs of them.
+In: authorized HTTP requests (see `app`), and the nodes' later reports. Out: DrainNode and
+ResumeNode frames, and an answer once the node has obeyed. All routers learn of a drain from the
+node itself. A drain with `replaced_by` is sent only once other nodes can serve here: Kubernetes
+calls them ready a moment before this router knows all it needs of them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from baton_router.openai.body_reader import MEMBERS, Fields, wrong
 DrainState = Literal["draining", "ready"]
 POLL_S = 0.01
 MAX_REASON = 200
-# One line: no control characters, nor what ends a line in Unicode.
+# One line: no control characters and no Unicode line separators.
 REASON = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{MAX_REASON}}}")
 REVISION = re.compile(r"[a-z0-9-]{0,63}")
 
@@ -46,7 +45,8 @@ class NodeDrain(Closed):
 
 
 class DrainRoutes:
-    """`answer_s`: an answer waits so long until others can serve, and the node has obeyed."""
+    """The drain routes. `answer_s`: seconds for other nodes to become able to serve, and for the
+    node to obey."""
 
     def __init__(
         self, fleet: Fleet, bodies: BodyLimits, clock: Callable[[], float], answer_s: float
@@ -55,7 +55,7 @@ class DrainRoutes:
         self._bodies = bodies
         self._clock = clock
         self._answer_s = answer_s
-        self._replaced: set[NodeId] = set()  # those that are being told so
+        self._replaced: set[NodeId] = set()  # nodes whose replacement drain is in progress
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -84,7 +84,7 @@ class DrainRoutes:
         return await self._tell(node, ResumeNode(), "ready", self._clock() + self._answer_s)
 
     def _node(self, request: web.Request) -> NodeId:
-        """Raise for a node that is none, and for one that would not understand."""
+        """The node of the request. Raise for an unknown node and for one with an older protocol."""
         node = NodeId(request.match_info["node"])
         view = self._fleet.view.nodes.get(node)
         if view is None:
@@ -99,7 +99,7 @@ class DrainRoutes:
         return node
 
     async def _spared(self, node: NodeId, until: float) -> None:
-        """Raise Unavailable where no other can serve by then."""
+        """Wait until the pool can serve without the node. Raise Unavailable after `until`."""
         while not self._fleet.view.can_spare(self._replaced | {node}):
             if self._clock() > until:
                 raise Unavailable(
@@ -132,12 +132,12 @@ class DrainRoutes:
 
 
 def parse_drain(body: bytes) -> DrainNode:
-    """An empty body asks for the node's own deadline. Raise InvalidRequest, MalformedBody."""
+    """An empty body means the node's own deadline. Raise InvalidRequest, MalformedBody."""
     return read_drain(_fields(body))
 
 
 def read_drain(fields: Fields) -> DrainNode:
-    """Raise InvalidRequest naming the first wrong field."""
+    """Read the fields of a drain. Raise InvalidRequest for the first wrong field."""
     fields.only(MEMBERS["drain", ""])
     deadline_s = fields.number("deadline_s", 0.0)
     reason = fields.text("reason", {"pattern": f"^{REASON.pattern}$"}) or ""

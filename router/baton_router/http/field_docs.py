@@ -1,9 +1,8 @@
-"""The table of request fields in docs/api.md, made of what the parsers themselves go by.
+"""Writes the table of request fields into docs/api.md, from the definitions that the parsers use.
 
     python -m baton_router.http.field_docs docs/api.md      writes the table into that page
 
-In: the fields of `body_reader`, and the bounds that `openapi` learnt from the readers.
-Out: Markdown.
+In: the fields of `body_reader`, and the bounds in the schemas of `openapi`. Out: Markdown.
 """
 
 from __future__ import annotations
@@ -39,7 +38,8 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the table between its marks. Raise ValueError where it has no marks."""
+    """The page with a new table between its markers. Raise ValueError if the markers are
+    missing."""
     begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
     return f"{page[:begin]}\n{table()}\n{page[end:]}"
 
@@ -51,7 +51,7 @@ def _row(field: Field) -> str:
 
 
 def _values(field: Field) -> str:
-    """What the field may hold, and what it is by default."""
+    """The allowed values and the default of a field."""
     schemas = [_schema(body, field.name) for body in field.bodies]
     told = _each(field, [_told(schema) for schema in schemas])
     if field.does == "refused":
@@ -63,14 +63,14 @@ def _values(field: Field) -> str:
 
 
 def _each(field: Field, told: Sequence[str]) -> str:
-    """Once, or per body where they differ."""
+    """One text if it is the same for all bodies, else one per body."""
     if len(set(told)) == 1:
         return told[0]
     return "; ".join(f"{body}: {one}" for body, one in zip(field.bodies, told, strict=True))
 
 
 def _schema(body: Body, name: str) -> Json:
-    """Empty for what a list holds: the list's own reader checks it."""
+    """The field's schema; empty for fields inside a list, which the list's own reader checks."""
     schema: Json = BODIES[SCHEMAS[body]]
     for part in name.split("."):
         schema = schema.get("properties", {}).get(part, {})

@@ -1,10 +1,10 @@
 """POST /v1/chat/completions and /v1/completions: one call, from its body to its answer.
 
-In: aiohttp requests whose tenant the middleware knows. Out: responses; errors are raised, and
-shaped by the middleware in `app`. The first prompt of a call starts before the call is answered,
-the others as their turns come, while it is. A call that has begun never waits too long for a turn:
-only its deadline, its client or an error ends it, and then what waits leaves the queue and what
-runs ends.
+In: aiohttp requests; the middleware has set their tenant. Out: responses. Errors are raised, and
+the middleware in `app` formats them. The first prompt of a call starts before the answer begins,
+the others while it is written, as admission lets them in. A call that has begun has no queue
+timeout: only its deadline, its client or an error ends it. Its waiting prompts then leave the
+queue, and its running ones are cancelled.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """What a call passes before it is placed: its body is read, it may wait for the pool to wake,
-    and it waits for its turn."""
+    """The stages before placement: read the body, wait for a scaled-down pool, wait for
+    admission."""
 
     bodies: BodyLimits
     cold_start: ColdStart
@@ -61,7 +61,7 @@ class Intake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """Who learns how each call began and ended. `refused` counts errors by code."""
+    """Parts that record how each call began and ended. `refused` counts errors by code."""
 
     metrics: RouterMetrics
     refused: Callable[[str], None]
@@ -73,7 +73,7 @@ class Observers:
         self.explanations.begin(trail)
 
     def end(self, trail: RequestLog, status: int, now: float) -> None:
-        """A bug of ours in explanation or trace costs no answer."""
+        """Record the end of a call. A bug in explanation or tracing must not cost the answer."""
         self.metrics.answered(trail.endpoint, status)
         trail.log(status, now)
         if trail.failure is not None:
@@ -87,8 +87,8 @@ class Observers:
 
 @dataclass(slots=True, kw_only=True)
 class GenerationRoutes:
-    """`draining` refuses new calls; `answering` counts those that are held, placed, run or
-    written."""
+    """The generation routes. `draining` refuses new calls. `answering` counts calls that are held,
+    queued, running or being written."""
 
     settings: RouterSettings
     fleet: Fleet
@@ -107,7 +107,7 @@ class GenerationRoutes:
         ]
 
     def why_unready(self) -> str | None:
-        """Why a call that comes now would not be served; None where it would."""
+        """Why a new call would not be served now; None if it would."""
         if self.draining:
             return "the router is shutting down"
         return None if self.intake.cold_start.on else self.fleet.why_unready()
@@ -147,7 +147,7 @@ class GenerationRoutes:
             self._count(-1)
 
     def _ranking(self, request: web.Request) -> Ranking | None:
-        """The placement policy that the request asks for, where it may."""
+        """The placement policy in the request's header, if the settings allow it."""
         wanted = request.headers.get(POLICY_HEADER)
         if wanted is None or not self.settings.allow_policy_header:
             return None
@@ -166,12 +166,12 @@ class GenerationRoutes:
         events: EventStream | None,
         ranking: Ranking | None,
     ) -> web.StreamResponse:
-        """`events` of a stream. What fails raises, also where it has begun. `body` is done once its
-        prompts are ids."""
+        """Answer the call; `events` is set for a stream. Every failure raises, even after the
+        stream has begun. `body` is released once its prompts are ids."""
         assert trail.tenant is not None, "the middleware says whose request it is"
         waits_until = await self.intake.cold_start.hold(call, trail, events)
         serving = self.fleet.serving(call.options.model)
-        # The time that a call was held is not its own: a node that loads takes minutes.
+        # Time on hold does not count towards the deadline: a node may load for minutes.
         deadline = self.clock() + self.settings.request_timeout_s
         async with body.turn():
             prepared = await prepare(
@@ -194,11 +194,10 @@ class GenerationRoutes:
         guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.bounds.cut_off_s)
         choices = sum(item.request.params.n for item in prepared)
         output = OutputQueue(len(prepared), guard.most(choices), guard.overflow)
-        self.observers.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
+        self.observers.metrics.accepted(map(len, prompts))  # waiting prompts are demand too
         await starter.begin(output, events)
         in_flight = starter.in_flight
-        # From here on nothing is awaited outside of the try: a client that leaves ends its
-        # requests.
+        # From here on, await only inside the try, so that a client that leaves ends its requests.
         timer = asyncio.get_running_loop().call_later(
             max(0.0, deadline - self.clock()), self._too_late, guard
         )
@@ -236,9 +235,9 @@ class GenerationRoutes:
 
 
 class PromptStarter:
-    """Starts the requests of one call: `in_flight` grows until all of `prepared` have started. A
-    prompt may wait for its first place until `waits_until`, if that is given. Whoever began a
-    starter ends it."""
+    """Starts the requests of one call. `in_flight` grows until all of `prepared` have started. A
+    prompt may wait for its first place until `waits_until`, if given. After begin(), the caller
+    must call end()."""
 
     def __init__(
         self,
@@ -259,7 +258,8 @@ class PromptStarter:
         self._output: OutputQueue | None = None
 
     async def begin(self, output: OutputQueue, events: EventStream | None) -> None:
-        """Raise RateLimited, InvalidRequest, QueueFull, QueueTimeout, Unavailable."""
+        """Charge the budget and start the first prompt. Raise RateLimited, InvalidRequest,
+        QueueFull, QueueTimeout, Unavailable."""
         self._output = output
         self._booking = await self._admission.charge(self._trail.tenant_name, self._prepared)
         try:
@@ -271,14 +271,14 @@ class PromptStarter:
             self._task = asyncio.create_task(self._start_others(output))
 
     def fail(self, error: ErrorRecord) -> None:
-        """Of all that is not over, also of what still waits."""
+        """Fail all unfinished requests, including those that still wait."""
         for request in self.in_flight:
             self._dispatcher.cancel(request, error)
         if self._output is not None:
             self._output.fail(error)
 
     def end(self, usage: Usage | None) -> None:
-        """Nobody waits for it any more. `usage` is what it used; None: it never had a place."""
+        """End the call. `usage` is what it used; None if it never had a place."""
         if self._task is not None:
             self._task.cancel()
         for request in self.in_flight:
@@ -286,7 +286,7 @@ class PromptStarter:
         self._admission.left(self._trail.tenant_name, usage, self._booking)
 
     async def _start(self, output: OutputQueue, events: EventStream | None) -> None:
-        """The next prompt when its turn has come, and those that come in with it."""
+        """Wait for the next prompt's turn; start it, and those that admission lets in with it."""
         begun = len(self.in_flight)
         waiting = self._prepared[begun:]
         tickets = await self._admission.admit(self._trail, waiting, events, begun > 0)

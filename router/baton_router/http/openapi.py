@@ -1,9 +1,8 @@
-"""GET /openapi.json: an OpenAPI 3.1 document of each route, made of what the router itself reads
-and writes.
+"""GET /openapi.json: an OpenAPI 3.1 document of each route, derived from the code of the router.
 
-In: the parsers, asked which fields they take within which bounds (`body_schema`); the records that
-answers are encoded from; the error vocabulary. Out: the document. Each route of the application
-has a row in OPERATIONS, and the tests say so.
+In: the schemas of bodies, derived from their parsers (`body_schema`), the records that answers are
+encoded from, and the error vocabulary. Out: the document. OPERATIONS has a row for each route of
+the application; a test checks that.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ OPENAPI = "3.1.0"
 REF = "#/components/schemas/{name}"
 JSON_TYPE, EVENTS_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"
 
-# Past each reader of the parsers: a stream has its options, and the newer name of max_tokens
-# stands for the older one.
+# Sample bodies that reach every reader of the parsers: a stream has options, and
+# max_completion_tokens replaces max_tokens.
 _CHAT = {"messages": [{"role": "user", "content": ""}]}
 _PROMPT = {"prompt": ""}
 _READ = ({"stream": True, "stream_options": {}}, {"max_completion_tokens": 1})
@@ -64,7 +63,7 @@ BODIES: Mapping[str, Json] = {
     "DrainRequest": body_schema(read_drain, {}),
 }
 
-# What an operation is about, as generated clients and pages group them.
+# Groups of operations for generated clients and pages.
 Tag = Literal["generation", "models", "requests", "health", "operations"]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
@@ -108,7 +107,7 @@ REQUEST_ID: Json = {
 }
 
 Errors = Sequence[type[BatonError]]
-# What any answer may come to: a header that is none, a page that may not be here, a bug of ours.
+# Errors of any operation: a bad header, a page of a foreign origin, a bug of the router.
 _ANY: Errors = (InvalidRequest, Forbidden, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
 _GENERATION: Errors = (
@@ -120,9 +119,11 @@ _ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAPIOperation:
-    """One method of one route. `answers` are those with another shape than an error's, by status;
-    `event` is what a stream's events hold; `body` is one of BODIES. It asks for a key if it knows
-    the error of a wrong one; `query` has its parameters behind the question mark."""
+    """One method of one route.
+
+    `answers` are the successful answers by status (and any other without the error's shape).
+    `event` is the record in a stream's events. `body` is a key of BODIES. The operation needs a key
+    if its errors include Unauthorized. `query` are its query parameters."""
 
     method: str
     path: str
@@ -142,7 +143,7 @@ class OpenAPIOperation:
             "tags": [self.tag],
             "summary": self.summary,
             "description": self.description,
-            # {}: a router without keys asks for none.
+            # {} allows no key, for routers without keys.
             "security": [{"key": []}, {}] if Unauthorized in self.errors else [],
         }
         operation["parameters"] = [
@@ -316,14 +317,14 @@ OPERATIONS = (
 
 
 def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
-    """The same for each router: whether a key is wanted is for its settings to say."""
+    """The same document for every router, whatever its settings."""
     paths: dict[str, Json] = {}
     for one in operations:
         paths.setdefault(one.path, {})[one.method.lower()] = one.json()
     return {
         "openapi": OPENAPI,
         "info": INFO,
-        # Relative: the router that serves the document.
+        # Relative to the router that serves the document.
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
@@ -340,7 +341,7 @@ def _ref(answer: type) -> Json:
 
 
 def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
-    """Of the answers of all operations and of all that they hold, for `components/schemas`."""
+    """Schemas of all answers and of the records in them, for `components/schemas`."""
     answers: list[type | None] = [ErrorAnswer]
     for one in operations:
         answers += [*one.answers.values(), one.event]
@@ -349,13 +350,13 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     for component in components.values():
         for field_schema in component.get("properties", {}).values():
             if "pattern" in field_schema:
-                # Python's end of a text; in a schema's regular expressions `$` is that.
+                # msgspec writes Python's \Z for the end of a text; JSON Schema uses `$`.
                 field_schema["pattern"] = field_schema["pattern"].replace(r"\Z", "$")
     return components
 
 
 def _event(event: type) -> Json:
-    """One event of a stream: 3.1 has no word for the sequence."""
+    """The schema of one event of a stream, since OpenAPI 3.1 cannot describe the sequence."""
     shapes = {"anyOf": [_ref(event), _ref(ErrorAnswer)]}
     encoded = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
     data = {"anyOf": [{"const": "[DONE]"}, encoded]}

@@ -1,8 +1,8 @@
-"""What the router says of itself and its pool: models, health, readiness, metrics, the pool's
-state, and how a request was served.
+"""Routes about the router and its pool: models, health, readiness, metrics, pool state, and how a
+request was served.
 
-In: aiohttp requests. Out: JSON, and one page of metrics; errors are raised, and shaped by the
-middleware in `app`.
+In: aiohttp requests. Out: JSON, and the metrics page. Errors are raised, and the middleware in
+`app` formats them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRoutes:
-    """`name` is the router's; `store_state` tells /pool about the store."""
+    """`name` is the router's; `store_state` returns the store's state for /pool."""
 
     name: str
     settings: RouterSettings

@@ -1,7 +1,7 @@
 """GET /pool: the pool as one JSON object, for people, the supervisor's table and tests.
 
-In: the view and the router's other parts. Out: plain JSON values; nothing that is secret. The
-records here document it for `openapi`: a pool may say more than they do.
+In: the view and other parts of the router. Out: plain JSON values without secrets. `openapi` takes
+the records below as documentation; the JSON may have more fields.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def pool_json(
     conflicts: Sequence[NodeLink],
     running: int,
 ) -> Json:
-    """`router` is the name of the one that tells. `totals` sums the nodes' loads, and counts what
-    the router itself is doing. `store` is what the router knows of it; what the nodes say of its
-    servers comes to that."""
+    """`router` is the name of this router. `store` is what the router knows of the store; the data
+    servers' state from the nodes is added. `totals` sums the nodes' loads and counts this router's
+    requests."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
     kind, used, sample = view.kind(), view.whole(), view.sample()
     return {
@@ -149,8 +149,7 @@ def _node(node: NodeView, used: Container[Kind], sample: NodeView | None) -> Jso
 
 
 def _store(view: PoolView) -> Json:
-    """`chunk_waste`: what a data server's allocator charges for a chunk beyond its payload, as a
-    share of the payload."""
+    """`chunk_waste` is the allocator's overhead per chunk, as a share of the chunk's payload."""
     sample = view.sample()
     return {
         "chunk_waste": sample.report.layout.waste if sample is not None else None,
@@ -159,7 +158,7 @@ def _store(view: PoolView) -> Json:
 
 
 def _instance(seen: Mapping[NodeId, DataInstance]) -> Json:
-    """Fill as the node says that was heard last; troubles are each node's own."""
+    """One data server: usage from the node with the latest report, troubles of each node."""
     latest = list(seen.values())[-1]
     return {
         "used_bytes": latest.used_bytes,

@@ -1,10 +1,10 @@
-"""GET /ready: whether a request would be served now; with `?all=1`, whether every node would.
+"""GET /ready: whether a request would be served now; with `?all=1`, whether every node is ready.
 
-In: the view, the links, the nodes that the router was told to expect. Out: the nodes that are not
-ready, each with its state. "Every node" is: each that discovery has found (the registry's, those of
-`--nodes`) and that has not left since, and each that is expected. A node that drains, or whose name
-a newer one has, is not ready; one that still loads its model is in no registry, and so nobody knows
-of it who was not told.
+In: the view, the links, and the expected nodes. Out: the nodes that are not ready, with their
+state. "Every node" means every node that discovery has found (registry or `--nodes`) and that has
+not left since, plus every expected one. A draining node, or one whose name a newer node has taken,
+is not ready. A node that still loads its model is in no registry, so only `expect_nodes` can wait
+for it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Readiness(Closed):
 
 
 def wants_all(request: web.Request) -> bool:
-    """Whether `?all` asks about every node. Raise InvalidRequest for what is no answer to that."""
+    """Whether `?all` asks about every node. Raise InvalidRequest for any other value."""
     said = request.query.getall("all", [])
     if not said:
         return False
@@ -59,7 +59,7 @@ def wants_all(request: web.Request) -> bool:
 
 
 def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]) -> list[LateNode]:
-    """Known nodes first, then addresses without one, then those that nobody has seen yet."""
+    """Nodes that are not ready: known nodes, then addresses without a node, then missing names."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
     late = [
         _late(node.report.node, node.report.address, state_of(node), node.report.reason)
@@ -78,7 +78,7 @@ def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]
 
 
 def about_all(reason: str | None, late: list[LateNode]) -> Readiness:
-    """The answer about all nodes; `reason` is why no request would be served, None where one is."""
+    """The answer for all nodes. `reason`: why no request would be served; None if one would."""
     if reason is None and late:
         names = ", ".join(f"{one.node or one.address} ({one.state})" for one in late)
         reason = f"not ready: {names}"

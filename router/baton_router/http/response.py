@@ -1,8 +1,8 @@
-"""Writes one call's answer: an SSE stream, or one JSON object.
+"""Writes the answer to one call: an SSE stream or one JSON object.
 
-In: the output queue that the call's requests fill. Out: the HTTP response. A stream's headers wait
-for the first token. Where that takes long they go with a comment line, and another one follows
-whenever no token came for the stream's `keepalive_s`.
+In: the output queue that the call's requests fill. Out: the HTTP response. A stream sends its
+headers with the first token. If that takes longer than `keepalive_s`, it sends them with a comment
+line, and another comment after each such time without a token.
 """
 
 from __future__ import annotations
@@ -31,31 +31,26 @@ from baton_router.requests.tokenize import LONG_PROMPT
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # proxies must not collect tokens
+    "X-Accel-Buffering": "no",  # tell proxies not to buffer tokens
 }
-# Beyond what kernel and transport buffer, which is some MB. A token that waits takes about 0.3 kB.
+# Limit beyond what kernel and transport buffer (some MB). An unread token takes about 0.3 kB.
 UNREAD_TOKENS = 4096
-UNREAD_PER_CHOICE = 64  # all choices of a call come at once
-WAITING = b": waiting\n\n"  # a comment: SSE clients skip it
+UNREAD_PER_CHOICE = 64  # all choices of a call produce tokens at once
+WAITING = b": waiting\n\n"  # an SSE comment, which clients ignore
 
 
 class _Stream(web.StreamResponse):
-    """Headers and the first event are one write."""
+    """Sends the headers and the first event in one write."""
 
     _send_headers_immediately = False
 
 
 class EventStream:
-    """One call's server-sent events on their way to the client, and the end of a client that reads
-    them too slowly, not at all, or for too long.
+    """Writes one call's server-sent events to its client.
 
-    In: bytes of events. Out: an HTTP response that begins with the first of them, so that what goes
-    wrong before is an HTTP status that clients understand, and after it an event with the error. A
-    client that leaves too much unread gets an error behind what it has still to read, and its
-    requests end on all nodes; a client that reads nothing of that is cut off.
-
-    A stream without a token for `keepalive_s` is to be told that it WAITs: clients and proxies give
-    up connections that say nothing.
+    In: the bytes of events. Out: an HTTP response that starts with the first event. An error before
+    that is an HTTP status; an error after it is an event. After a timeout without tokens the caller
+    sends WAITING, because clients and proxies close silent connections.
     """
 
     def __init__(self, request: web.Request, keepalive_s: float) -> None:
@@ -69,7 +64,7 @@ class EventStream:
         return self._response is not None
 
     async def write(self, data: bytes) -> None:
-        """Also nothing: then it only begins."""
+        """Write an event. Empty data only starts the response."""
         response = self._response or await self._begin()
         await response.write(data)
 
@@ -78,8 +73,8 @@ class EventStream:
 
     @property
     def flows(self) -> bool:
-        """The stream has begun, and the system has taken all that was written: push() may follow.
-        Else write() waits for the client."""
+        """True if the stream has begun and the system has taken all data: push() may be used.
+        Otherwise use write(), which waits for the client."""
         transport = self._request.transport
         return (
             self._chunked
@@ -89,24 +84,24 @@ class EventStream:
         )
 
     def push(self, data: bytes) -> None:
-        """Write at once, while the stream `flows`."""
+        """Write at once; only while `flows` is True."""
         assert self._request.transport is not None
-        if data:  # an empty chunk is the end
+        if data:  # an empty chunk would end the stream
             self._request.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def fail(self, error: ErrorRecord) -> web.StreamResponse:
-        """The last event; there is no [DONE] after it."""
+        """Write the error as the last event, without a [DONE]."""
         await self.write(event(ErrorAnswer.of(error)))
         return await self.end()
 
     async def end(self, data: bytes = b"") -> web.StreamResponse:
-        """`data` and the stream's end are one write."""
+        """Write `data` and the end of the stream in one write."""
         response = self._response or await self._begin()
         await response.write_eof(data)
         return response
 
     def abort(self) -> None:
-        """Close the connection, and leave unsent what its client does not read."""
+        """Close the connection and drop what the client has not read."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
@@ -119,9 +114,9 @@ class EventStream:
 
 
 class SlowClientGuard:
-    """Of one call, which ends with an error that `fail` gets; `events` None: it is answered in one
-    piece, and nothing waits for its client. `note` gets the error of a stream, which may be cut off
-    before the client reads it. `cut_off_s`: from the error to the cut."""
+    """Ends one call whose client reads too slowly. `fail` gets the error. `events` is None for an
+    answer in one piece, which buffers nothing for its client. `note` also gets the error, as the
+    client may be cut off before reading it. `cut_off_s`: seconds from the error to the cut."""
 
     def __init__(
         self,
@@ -137,13 +132,14 @@ class SlowClientGuard:
         self._cut: asyncio.TimerHandle | None = None
 
     def most(self, choices: int) -> int | None:
-        """Tokens that may be unread, of an answer with so many choices."""
+        """The most tokens that an answer with this many choices may leave unread; None: no
+        limit."""
         if self._events is None:
             return None
         return UNREAD_TOKENS + UNREAD_PER_CHOICE * choices
 
     def overflow(self) -> None:
-        """Called in the middle of what the dispatcher does for a request, so it acts later."""
+        """Schedule the end of the call; the dispatcher calls this in the middle of its work."""
         error = SlowClient(
             "the stream was not read: more tokens wait than the router keeps; read faster, or ask"
             " for an answer in one piece"
@@ -158,14 +154,14 @@ class SlowClientGuard:
             self._cut = loop.call_later(self._cut_off_s, self._events.abort)
 
     def done(self) -> None:
-        """The handler is: it waits for its client no more."""
+        """The handler has finished: cancel the cut."""
         if self._cut is not None:
             self._cut.cancel()
 
 
 class Stopwatch:
-    """Latencies of one call, from `started` on the given clock. A request that is placed again is
-    the same request to its client: it has one first token, and its pause lies between two others.
+    """Latencies of one call, from `started` on the given clock. To the client, a request that is
+    placed again stays one request: it has one first token, and the pause counts between two others.
     """
 
     def __init__(self, metrics: RouterMetrics, clock: Callable[[], float], started: float) -> None:
@@ -197,7 +193,7 @@ class Stopwatch:
 
 
 class Answer:
-    """One call that has begun: `in_flight` grows until all its `prompts` run."""
+    """The answer to one call that has begun. `in_flight` grows until all its `prompts` run."""
 
     def __init__(
         self,
@@ -220,7 +216,7 @@ class Answer:
 
     @cached_property
     def _shape(self) -> Shape:
-        """Not before there is something to show: until then a request may change its model."""
+        """Created at the first output, because until then a request may switch its model."""
         return self._make_shape()
 
     async def whole(self) -> bytes:
@@ -237,7 +233,7 @@ class Answer:
         return self._shape.answer(choices, usage)
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
-        """Raise RequestFailed; whatever came before it is written."""
+        """Stream the answer. Raise RequestFailed after writing everything before the failure."""
         while True:
             data, going = await self._part(events.keepalive_s)
             if not going:
@@ -249,7 +245,7 @@ class Answer:
 
     @property
     def placed(self) -> bool:
-        """Whether a node ever got any of it."""
+        """Whether any request was ever placed on a node."""
         return any(request.record.attempt > 0 for request in self.in_flight)
 
     @property
@@ -257,7 +253,7 @@ class Answer:
         return self.watch.ttft_s
 
     def usage(self) -> Usage:
-        """So far; at the end, of the whole call."""
+        """Usage so far; at the end, of the whole call."""
         records = [request.record for request in self.in_flight]
         generated = sum(len(ids) for record in records for ids in record.outputs)
         return Usage.of(
@@ -267,7 +263,7 @@ class Answer:
         )
 
     async def _whole_usage(self) -> Usage:
-        """At the end, with the tokens of reasoning, if the model's is told apart."""
+        """Final usage, with reasoning tokens if the model's reasoning is separated."""
         usage, prepared = self.usage(), self.in_flight[0].prepared
         reading = prepared.reading
         if reading is None:
@@ -293,7 +289,7 @@ class Answer:
         return True
 
     async def _part(self, keepalive_s: float) -> tuple[bytes, bool]:
-        """The stream's next bytes, maybe none, and whether more follow."""
+        """The stream's next bytes, possibly empty, and whether more follow."""
         try:
             batch = await self._next(keepalive_s)
         except TimeoutError:
@@ -319,14 +315,14 @@ class Answer:
         return [(slot, _without_output(delta)) for slot, delta in batch]
 
     def _slow(self, batch: Batch) -> bool:
-        """A long prompt's log-probabilities take half a second: a thread's, not other streams'."""
+        """Whether to encode in a thread: a long prompt's logprobs take half a second."""
         if self._scored and any(delta.prompt_logprobs for _, delta in batch):
             return True
         return self._shapes_slowly()
 
     def _shapes_slowly(self) -> bool:
-        """Whether the shape is still to be made, of long prompts: the text of 100,000 ids that are
-        echoed takes 0.1 s."""
+        """Whether the shape must still be made from long prompts: echoing the text of 100,000 ids
+        takes 0.1 s."""
         if "_shape" in self.__dict__:
             return False
         return (
@@ -339,6 +335,6 @@ class Answer:
 
 
 def _without_output(delta: Delta) -> Delta:
-    """Of a request that only asks about its prompt: the token that nodes need is not shown."""
+    """The delta without its output, for a call that only asks about its prompt."""
     finish = None if delta.finish is None else "length"
     return msgspec.structs.replace(delta, ids=(), text="", logprobs=(), finish=finish, stop=None)
