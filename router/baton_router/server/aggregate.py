@@ -1,8 +1,8 @@
-"""One page out of several workers' pages. Pure.
+"""Merges the pages of several workers into one. Pure.
 
-In: the page of the worker that was asked, and its siblings' by name. Out: for /metrics the workers'
-own figures with a label `worker`; what is said of nodes is the same in all, and is the asked one's.
-For /pool sums of what each does itself.
+In: the page of the worker that was asked, and its siblings' pages by name. Out: for /metrics, each
+worker's own figures with the label `worker`, and the nodes' figures once, from the asked worker.
+For /pool, sums of what each worker does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 Json = dict[str, Any]
-# Families that count what one process does; all others are its nodes' figures.
+# Prefixes of metrics about one process; all other metrics are the nodes' figures.
 OWN = ("baton_router_", "baton_asyncio_", "process_", "python_")
 
 
 def gathered_metrics(name: str, page: bytes, others: Mapping[str, bytes]) -> bytes:
-    """Prometheus' text format: the samples of a family stand together, below its HELP and TYPE."""
+    """Merge pages in Prometheus' text format; a family's samples follow its HELP and TYPE."""
     families: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for worker, text in sorted({name: page, **others}.items()):
@@ -34,8 +34,8 @@ def gathered_metrics(name: str, page: bytes, others: Mapping[str, bytes]) -> byt
 
 
 def gathered_pool(name: str, pool: Json, others: Mapping[str, Any]) -> Json:
-    """Bookings and running requests are each worker's own; what siblings have booked is no others'
-    load any more."""
+    """Merge /pool. Bookings and running requests are summed over the workers. The siblings'
+    bookings no longer count as the load of others."""
     everyone = {name: pool, **others}
     running = {worker: each["totals"]["requests_running"] for worker, each in everyone.items()}
     return pool | {
@@ -62,7 +62,7 @@ def _node(node: Json, others: Any) -> Json:
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:
-    """Each line with the family it belongs to."""
+    """Each line of a metrics page with its family."""
     family = ""
     for line in text.splitlines():
         if line.startswith("# "):

@@ -1,13 +1,13 @@
-"""What the workers of one router ask of each other, so that any of them answers for all.
+"""Gathers answers from the sibling workers of a router, so that any worker can answer for all.
 
-Each listens on a unix socket too, in a folder that only their user can enter. In: a request that a
-client sent to one worker. Out: the others' answers to the same request; they check the client's key
-as for any request of its own, and ask nobody further.
+Each worker also listens on a unix socket in a folder that only its user can enter. In: a request
+that a client sent to one worker. Out: the siblings' answers to the same request. They check the
+client's key as usual and do not ask further siblings.
 
-    GET /metrics         the others' own figures beside this one's, by label `worker`
-    GET /pool            requests and bookings of all of them
-    GET /ready?all=1     whether all of them have every node
-    GET /requests/{id}   asked on where this one does not know the request
+    GET /metrics         adds the siblings' own figures, with the label `worker`
+    GET /pool            sums requests and bookings over all workers
+    GET /ready?all=1     checks that all workers have every node
+    GET /requests/{id}   asks the siblings if this worker does not know the request
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 class Peers:
-    """`path` is the own unix socket; its stem is the worker's name. The others have `answer_s`."""
+    """The siblings of a worker. `path` is its own unix socket, whose stem is the worker's name.
+    Siblings have `answer_s` seconds to answer."""
 
     def __init__(self, path: Path, answer_s: float = ANSWER_S) -> None:
         self.path = path
@@ -43,12 +44,12 @@ class Peers:
         self.name = path.stem
 
     def others(self) -> list[Path]:
-        """The sockets of those that have listened so far."""
+        """The sockets of the siblings that have listened so far."""
         return sorted(each for each in self.path.parent.glob("*.sock") if each != self.path)
 
     async def ask(self, request: web.Request) -> dict[str, bytes]:
-        """The others' answers of status 200 by worker, all asked at once. Who does not answer in
-        time is left out: it may be on its way up or down."""
+        """Ask all siblings at once. Return the bodies of answers with status 200, by worker. A
+        worker that does not answer in time is left out, since it may be starting or stopping."""
         others = self.others()
         bodies = await asyncio.gather(*(self._ask(each, request) for each in others))
         pairs = zip(others, bodies, strict=True)
@@ -69,7 +70,8 @@ class Peers:
 
 
 def gathering(siblings: Peers) -> Middleware:
-    """Answers for all workers, where the client cannot know that there are several."""
+    """The middleware that answers for all workers, as clients do not know that there are
+    several."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,7 +99,7 @@ async def _first_known(
 
 
 async def _add(siblings: Peers, request: web.Request, response: web.Response) -> None:
-    """The others' figures to this one's."""
+    """Add the siblings' figures to this worker's answer."""
     body = response.body
     if request.path == "/ready" and wants_all(request):
         behind = {each.stem for each in siblings.others()} - (await siblings.ask(request)).keys()

@@ -1,7 +1,7 @@
-"""Files that are read again when they change: keys and limits, as a Kubernetes Secret swaps them.
+"""Reloads files when they change: keys and limits, also if a Kubernetes Secret swaps them.
 
-In: paths, and what reads them. Out: it is called after each change. A file that is wrong, or gone,
-says so in one log line and changes nothing.
+In: paths, and a function that reads them. Out: a call of the function after each change. A file
+that is invalid or missing causes one log line and no other change.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Stamp = tuple[int, ...] | None
 
 
 class FileReloader:
-    """Looks each `every_s`. `read` raises StartError for what cannot be used, and then has changed
-    nothing."""
+    """Checks the files every `every_s` seconds. `read` raises StartError for an unusable file, and
+    must then have changed nothing."""
 
     def __init__(self, paths: Sequence[str], read: Callable[[], None], every_s: float) -> None:
         self._paths = tuple(path for path in paths if path)
@@ -35,8 +35,8 @@ class FileReloader:
             self.look()
 
     def look(self) -> None:
-        """Read again if a file is another one, or was not what it should be: one that is written
-        in place is seen half."""
+        """Reload if a file changed, or if the last reload failed: a file that is written in place
+        may have been read half-written."""
         stamps = self._look()
         if stamps == self._stamps and not self._told:
             return
@@ -56,7 +56,8 @@ class FileReloader:
 
 
 def _stamp(path: str) -> Stamp:
-    """Through symbolic links: a Secret's are turned to another folder."""
+    """Identity and times of the file behind symbolic links, which a Secret switches to a new
+    folder."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""Puts the router together and runs it: parts, life cycle, signals.
+"""Composes the router and runs it: parts, life cycle, signals.
 
 In: RouterSettings. Out: a listening server until SIGTERM or SIGINT. The first signal stops
-accepting and lets running answers finish up to the deadline; the second ends at once.
+accepting and lets running answers finish until the deadline. The second signal ends them at once.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from baton_router.server.reload import FileReloader
 from baton_router.server.workers import FIRST_WORKER
 from baton_router.settings import RouterSettings
 
-# After a request is ended by force: time for its error event and its aborts to be written.
+# Seconds after ending requests by force, for writing their errors and aborts.
 FAREWELL_S = 0.5
 POLL_S = 0.02
 REASONS = ("unreadable", "too_large", "artifact")
-# An index that is only late keeps budgets better than each router by itself.
+# Long, because a slow index still keeps budgets better than each router alone.
 BUDGETS_TIMEOUT_S = 0.25
-COLLECT_EVERY = 20_000  # new objects; Python's own is 700
-# A thread that works on a large body lets the event loop go on after so long; Python's own is 5 ms,
-# for each step of the loop.
+COLLECT_EVERY = 20_000  # new objects per garbage collection; Python's default is 700
+# A thread with a large body yields to the event loop after this many seconds. Python's default is
+# 5 ms, for each step of the loop.
 SWITCH_S = 0.0005
-KNOW_NODES_S = 3.0  # at most, before a worker beside others listens
+KNOW_NODES_S = 3.0  # the longest wait for nodes before a worker beside others listens
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Router:
         return self
 
     def _warn_if_open(self) -> None:
-        """Once, also with several workers on the port."""
+        """Warn once about a router without keys on a public address, even with several workers."""
         settings = self.settings
         if settings.api_keys or is_loopback(settings.host):
             return
@@ -134,9 +134,9 @@ class Router:
             )
 
     def _open_pool(self) -> None:
-        """What is known of nodes, and the ways to them."""
+        """Make the view of the nodes, and the links to them."""
         settings, clock = self.settings, self._clock
-        # One connection per node, however many there are: aiohttp's own limit is 100.
+        # One connection per node, however many there are: aiohttp's default limit is 100.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
@@ -158,7 +158,7 @@ class Router:
         )
 
     def _make_api(self, tenants: Tenants, limits: Limits) -> None:
-        """What a call goes through, on that pool."""
+        """Make the stages that a call passes, on top of the pool."""
         settings, clock = self.settings, self._clock
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
         self._demand = Demand(name, clock)
@@ -171,7 +171,7 @@ class Router:
             self.fleet,
             Placer(self.view, self._markers, _policy(settings), self._rng),
             metrics,
-            # A pool that wakes may have a node, and none yet of the role that a request wants.
+            # A pool that scales up may have a node, but not yet one of the role a request needs.
             unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
             refused_s=settings.bounds.refused_s,
             clock=clock,
@@ -238,7 +238,7 @@ class Router:
             await asyncio.sleep(POLL_S)
 
     def _read_tenants(self) -> None:
-        """Raise StartError for what cannot be used; then all stays as it is."""
+        """Read keys and limits again. Raise StartError without a change if a file is unusable."""
         self.api.tenants, limits = _tenants(self.settings)
         self.admission.use(self.api.tenants, limits)
 
@@ -278,12 +278,12 @@ class Router:
         return {"configured": self._index is not None, "reachable": reachable}
 
     def _refused(self) -> dict[str, int]:
-        """What nodes sent and was not taken, by reason."""
+        """Refused frames, artifacts and registry reports of nodes, by reason."""
         registry = self._registry.refused if self._registry is not None else 0
         return {reason: self.fleet.refused[reason] for reason in REASONS} | {"registry": registry}
 
     def report(self) -> RouterReport:
-        """What clients ask of this router, as of now."""
+        """The router's current load report: what clients ask of it."""
         in_flight = self.dispatcher.in_flight
         held = count_held(in_flight.values(), self.view)
         waiting = self._waking.held + self.admission.held + held
@@ -315,15 +315,15 @@ class Router:
             ) from error
         self.port = server.runner.addresses[0][1]
         if siblings is not None:
-            logger.info("worker %s serves", siblings.name)  # the parent says where
+            logger.info("worker %s serves", siblings.name)  # the parent logs the address
             return
         logger.info(
             "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
         )
 
     async def _know_nodes(self) -> None:
-        """A worker that takes a dead one's place gets its share of connections the moment that it
-        listens: its siblings serve them better until it can."""
+        """Wait until a node is ready. A restarted worker gets its share of connections as soon as
+        it listens; until it can serve them, its siblings serve them better."""
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOW_NODES_S):
                 while self.fleet.why_unready() is not None:
@@ -349,7 +349,7 @@ class Router:
                 await part.close()
 
     async def _end_running(self) -> None:
-        """What still runs ends with a retryable error, and its nodes are told."""
+        """End running requests with a retryable error, and abort them on their nodes."""
         self._waking.end()
         self.admission.end()
         self.dispatcher.on_change()
@@ -384,8 +384,8 @@ def _policy(settings: RouterSettings) -> Policy:
 
 
 def _keep() -> None:
-    """What is there by now stays as long as the process does, the chunk index with it. A collection
-    that looks through it stops every stream meanwhile."""
+    """Freeze the objects made so far, such as the chunk index, for they live as long as the
+    process. A garbage collection that scans them would stop every stream."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY)
@@ -396,7 +396,8 @@ async def run(
     started: Callable[[str, int], None] | None = None,
     spans: Sink | None = None,
 ) -> None:
-    """Serve until a signal. `started` hears host and port. Raise StartError, InvalidRequest."""
+    """Serve until a signal. `started` is called with host and port. Raise StartError,
+    InvalidRequest."""
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 

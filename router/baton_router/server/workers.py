@@ -1,10 +1,10 @@
-"""Several routers on one port: a parent that keeps its workers alive and ends them.
+"""Several routers on one port: a parent process that supervises the workers.
 
-In: how many, the command of one, signals. Out: processes that listen on the same port (the kernel
-shares connections out, SO_REUSEPORT) and, each, on a unix socket in a private folder, for its
-siblings (see `peers`). Each is a router of its own: what one dies with is its own requests. Who
-ends without being told is started again, with growing pauses. The first signal drains all of them,
-the second ends them at once; the parent ends when all have.
+In: the number of workers, the command of one, and signals. Out: processes that listen on the same
+port (SO_REUSEPORT: the kernel distributes connections), and each on a unix socket in a private
+folder, for its siblings (see `peers`). Each worker is a complete router, so a crash costs only its
+own requests. The parent restarts a worker that ends unexpectedly, with growing pauses. The first
+signal drains all workers, the second ends them at once; the parent ends when all have ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from baton_router.errors import StartError
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
-STEADY_S = 10.0  # a worker that lived so long is started again soon
+STEADY_S = 10.0  # a worker that lived this long restarts after the first pause
 POLL_S = 0.02
 FIRST_WORKER = "0"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPool:
-    """`command` makes one worker's argv from its unix socket and the port, `environment` is what
-    each is given. `port` 0 takes a free one."""
+    """Settings of the workers. `command` makes a worker's argv from its unix socket and the port.
+    `environment` is given to each. `port` 0 takes a free port."""
 
     pool: str
     host: str
@@ -46,7 +46,7 @@ class WorkerPool:
 
 
 class Worker:
-    """The slot of one worker process. `ends` counts how often its process has ended unasked."""
+    """The slot of one worker process. `ends` counts the unexpected ends of its process."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Worker:
                 self._process.send_signal(number)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until it has ended after `stopping`. Raise StartError if it ends by itself before it ever
-        listened: what is wrong then stays so."""
+        """Run until the process has ended after `stopping`. Raise StartError if it fails before it
+        ever listened, because a restart would not help."""
         listened = False
         while not stopping.is_set():
             began = self._clock()
@@ -95,7 +95,7 @@ class Worker:
             *self._argv,
             stdin=asyncio.subprocess.DEVNULL,
             env=dict(self._environment),
-            start_new_session=True,  # Ctrl-C is for the parent, which says it once
+            start_new_session=True,  # Ctrl-C reaches only the parent, which passes it on once
         )
         try:
             return await self._process.wait()
@@ -119,7 +119,7 @@ class Worker:
 
 
 async def serve_workers(pool: WorkerPool) -> None:
-    """Until a signal. Raise StartError if the port cannot be had, or a worker cannot start."""
+    """Serve until a signal. Raise StartError if the port is taken or a worker cannot start."""
     with (
         _reserve(pool.host, pool.port) as held,
         tempfile.TemporaryDirectory(prefix="baton-router-") as folder,
@@ -141,7 +141,7 @@ async def serve_workers(pool: WorkerPool) -> None:
 async def _say_ready(
     pool: WorkerPool, port: int, workers: Sequence[Worker], stopping: asyncio.Event
 ) -> None:
-    """Once, when all listen."""
+    """Log the address once, when all workers listen."""
     while not all(worker.listens for worker in workers):
         if stopping.is_set():
             return
@@ -154,7 +154,7 @@ async def _say_ready(
 
 @contextmanager
 def _signals(workers: Sequence[Worker], stopping: asyncio.Event) -> Iterator[None]:
-    """Each signal is passed on: a worker takes the second one for what it is."""
+    """Pass each signal on to the workers, which count them themselves."""
 
     def signalled() -> None:
         stopping.set()
@@ -172,7 +172,7 @@ def _signals(workers: Sequence[Worker], stopping: asyncio.Event) -> Iterator[Non
 
 
 def _reserve(host: str, port: int) -> socket.socket:
-    """Bound, and never listening: it holds the port while workers come and go."""
+    """A socket that is bound but never listens, to hold the port while workers come and go."""
     held = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
