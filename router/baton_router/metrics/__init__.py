@@ -1,1 +1,1 @@
-"""What the router counts: its Prometheus page, and the load report for the autoscaler."""
+"""The router's figures: its Prometheus page, and the load report for the autoscaler."""

@@ -1,7 +1,7 @@
-"""Tells the index, each `every_s`, what clients ask of this router.
+"""Reports the load of this router to the index every `every_s` seconds.
 
-In: the router's report as of now. Out: announcements that expire soon after the last one. Nobody
-waits for them: a task of its own makes them, and where the index is away they are left out.
+In: the router's current report. Out: announcements that expire soon after the last one. A separate
+task sends them, so nothing waits for the index. While the index is down, reports are skipped.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Protocol
 from baton_kvstore.errors import StoreError
 from baton_protocol.store import RouterReport
 
-# The first request that is held may wake a pool that sleeps: it is told within this time. A look
-# takes about 0.3 us per request that runs.
+# The first held request may wake a pool without nodes, so it is reported within this time. A check
+# takes about 0.3 us per running request.
 LOOK_S = 0.2
 
 logger = logging.getLogger(__name__)
 
 
 class ReportSink(Protocol):
-    """What the registry is to a router that reports."""
+    """The part of the registry that the reporter uses."""
 
     async def announce_router(self, report: RouterReport, ttl_s: float) -> None: ...
 
@@ -30,7 +30,7 @@ class ReportSink(Protocol):
 
 
 class LoadReporter:
-    """`run()` until cancelled, then `withdraw()`."""
+    """Call `run()` until cancelled, then `withdraw()`."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class LoadReporter:
         self._clock = clock
         self._every_s = every_s
         self._ttl_s = ttl_s
-        self._announced_as: str | None = None  # by which name
+        self._announced_as: str | None = None  # the router's name in the last report
         self._away = False
 
     async def run(self) -> None:
@@ -61,7 +61,7 @@ class LoadReporter:
             await asyncio.sleep(LOOK_S)
 
     async def withdraw(self) -> None:
-        """At a clean end. An index that is away forgets the report by itself."""
+        """Remove the report at a clean end. If the index is down, the report expires by itself."""
         if self._announced_as is None or self._away:
             return
         try:

@@ -1,7 +1,7 @@
-"""Prometheus page of the router: its own figures, and its nodes' counters by label `node`.
+"""The router's Prometheus page: its own figures, and its nodes' counters with the label `node`.
 
-In: what the handlers observe; the pool view at scrape time. Out: the exposition text. Nodes'
-counters are re-exported so that one scrape target shows a laptop pool whole.
+In: what the handlers observe, and the pool view at scrape time. Out: the exposition text. The
+router re-exports the nodes' counters so that one scrape target shows a whole laptop pool.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from baton_router.placement.policy import Placement, PredictionError
 
 
 class Timings(Collector):
-    """A Prometheus histogram without labels that costs little to observe: the router does so per
-    token.
+    """A Prometheus histogram without labels that is cheap to observe, since the router does so for
+    each token.
 
-    In: seconds, from one thread. Out: the samples that prometheus_client's own would tell.
+    In: seconds, from one thread. Out: the same samples as prometheus_client's histogram.
 
-    `bounds` are upper ones, rising. `counts[i]` are those within bound i and not within the one
-    before; the last entry is those beyond all.
+    `bounds` are ascending upper bounds. `counts[i]` counts values above bound i - 1 and up to bound
+    i; the last entry counts values above all bounds.
     """
 
     def __init__(self, name: str, what: str, bounds: Sequence[float]) -> None:
@@ -57,13 +57,11 @@ class Timings(Collector):
 
 
 class Demand:
-    """What clients ask of this router and how long they wait, counted as it happens.
+    """Counts the demand of this router's clients and their latencies.
 
-    In: requests accepted and placed, tokens delivered. Out: a RouterReport, for whoever decides how
-    many nodes the pool has; `ttft` and `itl` are on the router's /metrics too. All counters begin
-    at 0 with the process, which has a name of its own.
-
-    `router` names this start of this router.
+    In: requests accepted and placed, tokens delivered. Out: a RouterReport for the autoscaler;
+    /metrics also shows `ttft` and `itl`. All counters start at 0 with the process. `router` is a
+    name that is unique to this start of the router.
     """
 
     def __init__(self, router: str, clock: Callable[[], float]) -> None:
@@ -75,22 +73,22 @@ class Demand:
         self.itl = _timings("inter_token_latency", "Between deltas of one choice.")
 
     def accepted(self, prompts: Iterable[int]) -> None:
-        """A call's requests, each by its prompt's tokens."""
+        """Count a call's requests. `prompts` holds the tokens of each prompt."""
         self._busy_at = self._clock()
         for tokens in prompts:
             self._requests += 1
             self._prompt_tokens += tokens
 
     def placed(self, uncached: int) -> None:
-        """For the first time: so many tokens of the prompt are to be computed."""
+        """Count a first placement, with the prompt tokens to compute."""
         self._uncached_tokens += uncached
 
     def delivered(self, tokens: int) -> None:
         self._output_tokens += tokens
 
     def report(self, live: int, held: int) -> RouterReport:
-        """As of now. What was live between two calls and is over counts as the last one saw it:
-        `idle_s` is too long by at most the time between them."""
+        """The current report. Requests that ended since the last call count as busy until that
+        call, so `idle_s` is too long by at most the time between the calls."""
         now = self._clock()
         if live or held:
             self._busy_at = now
@@ -119,13 +117,11 @@ _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 
 
 
 class AdmissionMetrics:
-    """What admission tells Prometheus: tokens by tenant, who waits and how long, who is refused.
+    """Metrics of admission: tokens by tenant, queue lengths and waits, errors by code.
 
-    In: what Admission and the middleware observe. Out: metrics in the router's registry. Tenants
-    come from the file of keys, priorities from -100 to 100, codes from the error vocabulary: all
-    bounded.
-
-    The first MAX_TENANTS tenants have a label each, later ones are OTHER.
+    In: what Admission and the middleware observe. Out: metrics in the router's registry. Labels are
+    bounded: tenants come from the file of keys, priorities from -100 to 100, codes from the error
+    vocabulary. The first MAX_TENANTS tenants get a label each, later ones share OTHER.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -177,9 +173,9 @@ class AdmissionMetrics:
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)
-COUNTED_S = 0.001  # of less, a share says nothing
+COUNTED_S = 0.001  # the ratio of a shorter prediction says nothing
 
-# NodeLoad's fields under the names that the nodes' own /metrics pages give them.
+# NodeLoad's fields by their names on the nodes' own /metrics pages; the default is baton_<field>.
 _PUBLIC = {
     "published_bytes_total": "baton_kv_published_bytes_total",
     "published_chunks_total": "baton_kv_published_chunks_total",
@@ -218,8 +214,8 @@ _PUBLIC = {
 
 
 class RouterMetrics:
-    """The router's own. Times are seconds since the request's first byte was read. What is told of
-    demand is counted for the router's report too."""
+    """The router's own metrics. Times are in seconds. What concerns demand is also counted for the
+    router's load report."""
 
     def __init__(self, view: PoolView, demand: Demand) -> None:
         self._demand = demand
@@ -309,16 +305,16 @@ class RouterMetrics:
         self.registry.register(NodeFigures(view))
 
     def unheard(self, dropped: Callable[[], int], refused: Callable[[], Mapping[str, int]]) -> None:
-        """`dropped` counts the chunk events that were not taken, `refused` by reason what else
-        nodes said in vain."""
+        """Add counters of refused input. `dropped`: chunk events that were not applied. `refused`:
+        other input from nodes, by reason."""
         self.registry.register(_Unheard(dropped, refused))
 
     def grammars(self, counts: Callable[[], GrammarCounts]) -> None:
-        """`counts` are those of all models."""
+        """Add the grammar metrics; `counts` returns the sums over all models."""
         self.registry.register(_GrammarFigures(counts))
 
     def placed(self, placement: Placement, cause: str | None, tokens: int) -> None:
-        """`cause` of what is placed again; its client has so many tokens."""
+        """Count a placement. `cause` is None for a first one; `tokens` are those the client has."""
         self._placements.labels(placement.reason).inc()
         self._attempts.inc()
         if cause is None:
@@ -330,14 +326,14 @@ class RouterMetrics:
             self._kept.inc(tokens)
 
     def accepted(self, prompts: Iterable[int]) -> None:
-        """The requests of one call, each by its prompt's tokens."""
+        """Count a call's requests. `prompts` holds the tokens of each prompt."""
         self._demand.accepted(prompts)
 
     def delivered(self, tokens: int) -> None:
         self._demand.delivered(tokens)
 
     def measured(self, stats: RequestStats, attempt: int, *, opening: bool) -> None:
-        """How a node closed the gap. `opening`: it is the first of the attempt to say so."""
+        """Record a node's figures. `opening`: these are the first of the attempt."""
         if opening:
             self.queue.observe(stats.queue_ms / 1000)
             self._found(stats)
@@ -345,13 +341,13 @@ class RouterMetrics:
             self._recomputed.inc(stats.computed_tokens)
 
     def missed(self, miss: PredictionError) -> None:
-        """How far a prediction was from what came."""
+        """Record a prediction and its measured result."""
         self._error.labels(miss.way).observe(abs(miss.measured_s - miss.predicted_s))
         if miss.predicted_s > COUNTED_S:
             self._ratio.labels(miss.way).observe(miss.measured_s / miss.predicted_s)
 
     def _found(self, stats: RequestStats) -> None:
-        """Of whom had to have the prompt: the prefill node, or the only one."""
+        """Record the figures of the node that had to have the prompt: prefill, or the only node."""
         for name, counter in self._kv.items():
             counter.inc(getattr(stats, name))
         if stats.fetch_predicted_ms > 0:
@@ -413,13 +409,13 @@ class _GrammarFigures(Collector):
 
 
 class NodeFigures(Collector):
-    """Every field of NodeLoad, per node: `*_total` as counters, the rest as gauges."""
+    """Every number of NodeLoad per node: `*_total` as counters, the rest as gauges."""
 
     def __init__(self, view: PoolView) -> None:
         self._view = view
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # nothing to read at registration: nodes come later
+        return ()  # nothing to describe at registration, as nodes come later
 
     def collect(self) -> Iterator[Metric]:
         nodes = list(self._view.nodes.values())
