@@ -1,1 +1,1 @@
-"""What became of a request: log line, explanation, trace."""
+"""What became of each request: log line, explanation, trace."""

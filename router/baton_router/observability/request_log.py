@@ -1,8 +1,8 @@
-"""What became of one HTTP request: gathered by its handler, told by the middleware.
+"""Records what became of one HTTP request. The handler fills the record, the middleware writes it.
 
-In: the tenant, the answer once it is placed, or the error that came instead. Out: the placement
-header, and one log line per generation request. Of what a client wrote, the line holds only the
-`x-request-id` that it gave the request; all else are numbers and names of ours.
+In: the tenant, and the answer or the error. Out: the placement header, and one log line per
+generation request. The line contains nothing a client wrote except its `x-request-id`; the rest are
+the router's own numbers and names.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
 
 class Tracing:
-    """The router's spans: one per call, and below it one per placement.
+    """Makes the router's spans: one per call, and one child per placement.
 
-    In: the client's traceparent as a call comes, its trail when it has ended. Out: spans for the
-    sink, and the traceparent that goes to the nodes. Numbers and names of ours, and the client's
-    own `x-request-id`. Without a sink nothing is traced, and nodes are told of no trace.
+    In: the client's traceparent when a call comes, and its record when it has ended. Out: spans for
+    the sink, and the traceparent for the nodes. Spans hold the router's own numbers and names, and
+    the client's `x-request-id`. Without a sink nothing is traced, and nodes get no traceparent.
     """
 
     def __init__(self, sink: Sink | None, clock: Callable[[], float]) -> None:
@@ -42,7 +42,7 @@ class Tracing:
         self._clock = clock
 
     def begin(self, traceparent: str) -> Place | None:
-        """The call's place in a trace; None where it is not traced."""
+        """The call's position in a trace; None if tracing is off."""
         return begin(traceparent) if self._sink is not None else None
 
     def end(self, trail: RequestLog, status: int) -> None:
@@ -89,7 +89,7 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
 
 
 def _placement_spans(request: InFlightRequest, trail: RequestLog, place: Place) -> Iterator[Span]:
-    """Each from when the request wanted a place to when it had one."""
+    """One span per placement, from when the request needed a place to when it got one."""
     wanted_at = request.record.began
     for attempt in request.record.attempts:
         yield Span(
@@ -121,9 +121,9 @@ def _decided(request: InFlightRequest, attempt: Attempt) -> dict[str, Attribute]
 
 
 PLACEMENTS_SHOWN = 16
-# A client's x-request-id that is repeated to it, and in the log: printable ASCII.
+# A valid x-request-id, repeated in answer and log: printable ASCII.
 CLIENT_ID = re.compile(r"[ -~]{1,128}")
-# Of what nodes tell about prompts: how much was found, and what fetching it was weighed against.
+# Node figures about prompts: tokens found, and the predicted costs of fetching and computing.
 FOUND = ("matched_tokens", "fetched_tokens", "declined_tokens")
 WEIGHED = ("fetch_predicted_ms", "compute_predicted_ms")
 
@@ -131,15 +131,15 @@ logger = logging.getLogger(__name__)
 
 
 class Answering(Protocol):
-    """A call that has a place, as far as it is."""
+    """A call that has been placed."""
 
     @property
     def in_flight(self) -> Sequence[InFlightRequest]:
-        """Those of its prompts that run or ran."""
+        """The requests of the call that run or ran."""
 
     @property
     def ttft_s(self) -> float | None:
-        """From the call's start to its first token, if there was one."""
+        """Seconds from the start of the call to its first token; None before that."""
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -147,11 +147,13 @@ class Answering(Protocol):
 
 @dataclass(slots=True)
 class RequestLog:
-    """`id` is the router's own; `client_id` is the client's `x-request-id`, "" without one.
-    `started` is the handler's clock, `came` the same in Unix seconds; `endpoint` is "" where
-    nothing is generated; `trace` is its place in a trace, if it is in one. `tenant` is known before
-    a handler runs that needs it. `waits`: why the call is not even prepared. `failure` is the error
-    that the client was told, also one in a stream whose status was sent already."""
+    """The record of one HTTP request.
+
+    `id` is the router's own id, `client_id` the client's `x-request-id` ("" without one). `started`
+    is a time of the handler's clock, `came` the same in Unix seconds. `endpoint` is "" for a route
+    that generates nothing. `trace` is its position in a trace, if traced. `tenant` is set before
+    any handler that needs it. `waits` says why the call is still held. `failure` is the error that
+    the client got, possibly inside a stream whose status was already sent."""
 
     id: str
     started: float
@@ -166,7 +168,7 @@ class RequestLog:
 
     @property
     def shown_id(self) -> str:
-        """The value of x-request-id."""
+        """The value of the `x-request-id` header."""
         return self.client_id or self.id
 
     @property
@@ -175,15 +177,15 @@ class RequestLog:
 
     @property
     def traceparent(self) -> str:
-        """What nodes are told of its trace."""
+        """The traceparent for the nodes; "" if the call is not traced."""
         return self.trace.traceparent if self.trace is not None else ""
 
     def unix_ns(self, at: float) -> int:
-        """Unix nanoseconds of a time by the handler's clock."""
+        """A time of the handler's clock in Unix nanoseconds."""
         return round((self.came + at - self.started) * 1e9)
 
     def placement(self) -> str | None:
-        """The value of x-baton-placement, as things stand."""
+        """The current value of the `x-baton-placement` header; None if nothing is known yet."""
         if self.answer is not None:
             return _placements(self.answer.in_flight)
         if self.failure is not None:
@@ -194,7 +196,7 @@ class RequestLog:
         self.failure = error
 
     def log(self, status: int, now: float) -> None:
-        """`status` is that of the failure, where a stream that began with 200 had one."""
+        """Write the log line. `status` is the failure's if a stream failed after its 200."""
         if not logger.isEnabledFor(logging.INFO):
             return
         prompt, completion, attempts, ttft_ms = 0, 0, 0, None
@@ -225,17 +227,17 @@ class RequestLog:
 
 
 def client_id(said: str | None) -> str:
-    """What a client said in `x-request-id`, or "" where that is nothing to be repeated."""
+    """The client's `x-request-id`, or "" if it is missing or not valid."""
     return said if said is not None and CLIENT_ID.fullmatch(said) else ""
 
 
 def refused(error: ErrorRecord) -> str:
-    """The value of x-baton-placement of a request that never got a place."""
+    """The `x-baton-placement` header of a request that never got a place."""
     return f"prefill=- decode=- reason=refused: {error.code}"
 
 
 def _prompts(in_flight: Sequence[InFlightRequest]) -> dict[str, float]:
-    """How their last nodes came to their prompts' KV, all prompts of a call together."""
+    """Node figures about the prompts, summed over all prompts of a call."""
     told = [request.record.stats for request in in_flight if request.record.stats is not None]
     found = {name: sum(getattr(stats, name) for stats in told) for name in FOUND}
     weighed = {name: round(sum(getattr(stats, name) for stats in told), 1) for name in WEIGHED}
@@ -243,7 +245,7 @@ def _prompts(in_flight: Sequence[InFlightRequest]) -> dict[str, float]:
 
 
 def _placements(in_flight: Sequence[InFlightRequest]) -> str:
-    """Of a call with many prompts the first few. Clients refuse headers of more than 8 KiB."""
+    """The placements of a call's first prompts, because clients refuse headers above 8 KiB."""
     told = [request.line() for request in in_flight[:PLACEMENTS_SHOWN]]
     more = len(in_flight) - len(told)
     return "; ".join([*told, f"and {more} more"] if more else told)
@@ -252,10 +254,10 @@ def _placements(in_flight: Sequence[InFlightRequest]) -> str:
 Json = dict[str, Any]
 
 MAX_BYTES = 32 << 20
-# What OpenAI's fields put before the id of x-baton-request-id.
+# OpenAI's id fields put one of these before the id of x-baton-request-id.
 PREFIXES = ("chatcmpl-", "cmpl-")
-SHOWN = 64  # characters of an id that nobody knows
-# Of a call with more prompts so many are shown.
+SHOWN = 64  # characters of an unknown id in an error
+# Prompts of a call that an explanation shows.
 MAX_PROMPTS = 64
 
 
@@ -268,17 +270,16 @@ class Explanation(msgspec.Struct, kw_only=True):
 
 
 class ExplanationHistory:
-    """GET /requests/{id}: the explanations of calls that run, and of the last ones that ended.
+    """GET /requests/{id}: explanations of running calls, and of the last ones that ended.
 
-    In: trails as calls begin and end. Out: JSON: counts, names, times and reasons of ours, and the
-    client's own `x-request-id`; no text, no ids of tokens, no error's message, since that may
-    repeat what a client wrote. Milliseconds; `at_ms` counts from when the call came.
+    In: records as calls begin and end. Out: JSON with counts, names, times and reasons of the
+    router and the client's `x-request-id`. It contains no text, no token ids and no error message,
+    since those may repeat what a client wrote. Times are milliseconds; `at_ms` counts from the
+    call's start.
 
-    What has ended is kept encoded, so that its size is known: at most so many calls, and MAX_BYTES
-    of them. A call without a tenant, as one with a wrong key, is not kept: nobody can push out what
-    others may want to read.
-
-    `most` calls that ended are kept, 0 none.
+    Ended calls are kept encoded, so that their size is known: at most `most` calls (0: none) and
+    `max_bytes`. A call without a tenant, such as one with a wrong key, is not kept, so nobody can
+    push out what others may want to read.
     """
 
     def __init__(self, most: int, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
@@ -290,12 +291,12 @@ class ExplanationHistory:
         self._bytes = 0
 
     def __len__(self) -> int:
-        """Of calls that ended."""
+        """Number of ended calls that are kept."""
         return len(self._ended)
 
     @property
     def bytes(self) -> int:
-        """What is kept of them."""
+        """Total size of the kept calls."""
         return self._bytes
 
     def begin(self, trail: RequestLog) -> None:
@@ -314,8 +315,8 @@ class ExplanationHistory:
             self._bytes -= len(oldest)
 
     def find(self, wanted: str, reader: Tenant) -> Json:
-        """Of a whole call, or of one of its requests. Raise NotFound; also for another tenant's,
-        so that nobody learns which ids there are."""
+        """The explanation of a call, or of one of its requests. Raise NotFound, also for another
+        tenant's call, so that ids do not leak."""
         request_id = wanted
         for prefix in PREFIXES:
             request_id = request_id.removeprefix(prefix)
@@ -345,7 +346,7 @@ class ExplanationHistory:
 
 
 def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
-    """`status` is None as long as the call runs."""
+    """The explanation of a call; `status` is None while it runs."""
     answer = trail.answer
     in_flight = answer.in_flight if answer is not None else ()
     usage = answer.usage() if answer is not None else None
@@ -373,12 +374,12 @@ def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
 
 
 def encoded(explanation: Json) -> bytes:
-    """Numbers of any kind are taken: predictions may come out of arrays."""
+    """Encode as JSON. numpy numbers from predictions become floats."""
     return msgspec.json.encode(explanation, enc_hook=float)
 
 
 def one_of(explanation: Json, request_id: str) -> Json | None:
-    """The same with one of its requests only."""
+    """The explanation with only one of its requests; None if it has no such request."""
     found = [one for one in explanation["requests"] if one["id"] == request_id]
     return explanation | {"requests": found} if found else None
 
@@ -445,7 +446,7 @@ def _stats(node: NodeId, stats: RequestStats) -> Json:
 
 
 def _fetching(stats: RequestStats) -> Json:
-    """What the node that had to have the prompt did about what the store held of it."""
+    """Whether the node that had to have the prompt fetched or computed what the store held."""
     did = {
         (False, False): "nothing to fetch",
         (True, False): "fetched",
