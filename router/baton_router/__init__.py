@@ -1,20 +1,21 @@
 """The OpenAI gateway of a pool: it owns each request from its first byte to its last token.
 
-In: HTTP of clients, links to nodes, the registry and markers of the index. Out: answers, jobs.
-It mounts no model: tokenizer and chat template come from its nodes, by digest. No torch, no engine.
+In: HTTP requests of clients, links to nodes, the registry and markers of the index. Out: answers,
+jobs. It mounts no model: it gets tokenizer and chat template from its nodes, by digest. No torch,
+no engine.
 
-    server         the process: composition, workers on one port, files that are read again
-    http           routes, event streams; bounds for bodies; what browsers may do
+    server         the process: composition, workers on one port, reloaded files
+    http           routes, event streams; bounds for bodies; rules for browsers
     observability  what became of a request: log line, explanation, trace
-    admission      who may start now: limits, fair queues, capacity, cold start
-    requests       one request's life: tokenized, placed, carried from attempt to attempt, ended
-    metrics        Prometheus page, and the load report for the autoscaler
-    openai         OpenAI's API: reading bodies, checking fields, the JSON of answers
-    nodes          what is known of nodes: links, loads, cached prefixes, model files
+    admission      which prompts may start now: limits, fair queues, capacity, cold start
+    requests       the life of one request: tokenization, placement, attempts, end
+    metrics        the Prometheus page, and the load report for the autoscaler
+    openai         OpenAI's API: parsing bodies, checking fields, the JSON of answers
+    nodes          knowledge of nodes: links, loads, cached prefixes, model files
     placement      predicted cost of nodes and pairs, and the choice; pure
-    auth           API keys, and whose they are
-    settings       what a router is told at its start
-    errors         what it raises
+    auth           API keys and their tenants
+    settings       the router's settings
+    errors         the router's exceptions
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ async def serve(
 ) -> None:
     """Run a router until SIGTERM or SIGINT; a second signal ends it at once.
 
-    `started` hears host and port once it listens; `spans` gets what it traces. Raise InvalidRequest
-    for settings that make no sense, StartError (an OSError of one line) where it cannot listen.
+    `started` is called with host and port once the router listens. `spans` receives its trace
+    spans. Raise InvalidRequest for invalid settings, and StartError (an OSError with a one-line
+    message) if the router cannot listen.
     """
     from baton_router.server.router import (
         run,  # imported here: the command line reads settings only

@@ -1,10 +1,9 @@
-"""Who asks: API keys, the tenants they belong to, and the salts that keep tenants' KV apart.
+"""Authentication: API keys, their tenants, and the salts that separate tenants' KV.
 
-In: a file of keys; a request's Authorization header and its client's address. Out: its Tenant, or
-the 401 or 403 that its client gets. Keys are held and looked up as SHA-256 digests, and no message
-repeats one.
+In: a file of keys; a request's Authorization header and its client's address. Out: the Tenant, or a
+401 or 403 error. Keys are stored and looked up as SHA-256 digests, and no message contains one.
 
-    # one per line; a tenant may have several; `admin` also opens what is every tenant's
+    # one key per line; a tenant may have several; `admin` also opens pool-wide routes
     TENANT KEY [admin]
     TENANT sha256:HEX [admin]
 """
@@ -31,24 +30,24 @@ _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`name` is "" where nobody is asked for a key, and of the router's own admin key. `salt` is ""
-    where tenants share KV. `admin` may read what is every tenant's."""
+    """A tenant. `name` is "" if the router has no keys, and for the router's own admin key. `salt`
+    is "" if tenants share KV. An `admin` may read what concerns all tenants."""
 
     name: str = ""
     salt: str = field(default="", repr=False)
     admin: bool = False
 
 
-Keys = Mapping[bytes, Tenant]  # by a key's digest, without salts
+Keys = Mapping[bytes, Tenant]  # digest of a key to its tenant, without salt
 
 
 class Tenants:
-    """What was configured at one time: another file is another object."""
+    """The keys of one configuration. A changed file makes a new object."""
 
     def __init__(
         self, keys: Keys, secret: str = "", admin_key: str = "", link_token: str = ""
     ) -> None:
-        """Without keys anybody may ask; with a secret no two tenants share KV."""
+        """Without `keys` everybody may send requests. With a `secret` no two tenants share KV."""
         salts = {one.name: _salt(secret, one.name) for one in (*keys.values(), Tenant())}
         self._open = not keys
         self._link_token = link_token
@@ -59,18 +58,18 @@ class Tenants:
 
     @classmethod
     def of_settings(cls, settings: RouterSettings) -> Tenants:
-        """Raise StartError for a file of keys that cannot be read."""
+        """Raise StartError if the file of keys cannot be read."""
         keys = read_keys(settings.api_keys) if settings.api_keys else {}
         secret = settings.tenant_secret if settings.sharing == "tenant" else ""
         return cls(keys, secret, settings.admin_key, settings.link_token)
 
     def who(self, authorization: str | None) -> Tenant:
-        """Whose request has this header. Raise Unauthorized."""
+        """The tenant of a request with this header. Raise Unauthorized."""
         return Tenant() if self._open else self._holder(authorization)
 
     def admin(self, authorization: str | None) -> Tenant:
-        """Who may see what tells of all tenants: who has an admin key or the link token; anybody
-        where there is no key at all. Raise Unauthorized, Forbidden."""
+        """Check access to what concerns all tenants: an admin key or the link token is needed, or
+        nothing if there are no keys at all. Raise Unauthorized, Forbidden."""
         if not self._tenants or self._says_token(authorization):
             return Tenant(admin=True)
         tenant = self._holder(authorization)
@@ -83,8 +82,8 @@ class Tenants:
         return tenant
 
     def commander(self, authorization: str | None, peer: str | None) -> Tenant:
-        """Who may change what the pool's nodes do: who has an admin key or the link token; where
-        there is neither key nor token, clients on this machine. `peer` is the client's address.
+        """Check access to routes that change nodes: an admin key or the link token is needed. If
+        the router has neither, only clients on this machine may. `peer` is the client's address.
         Raise Unauthorized, Forbidden."""
         if self._tenants or self._says_token(authorization):
             return self.admin(authorization)
@@ -115,7 +114,7 @@ class Tenants:
 
 
 def read_keys(path: str) -> Keys:
-    """Raise StartError: one line that names the file's line, and no word of it."""
+    """Read the file of keys. Raise StartError with the number of the bad line, but not its text."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -141,7 +140,7 @@ def read_keys(path: str) -> Keys:
 
 
 def _entry(words: list[str]) -> tuple[Tenant, bytes]:
-    """Raise ValueError without repeating a word: any of them may be a key in the wrong place."""
+    """Parse a line's words. Raise ValueError without repeating a word, which may be a key."""
     if len(words) != 2 and words[2:] != [ADMIN]:
         raise ValueError(
             f"{len(words)} words; write TENANT KEY, or TENANT {HASHED}HEX, and `{ADMIN}` behind an"

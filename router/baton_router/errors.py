@@ -1,7 +1,7 @@
-"""Failures of the router itself, and how any failure becomes OpenAI's error shape.
+"""The router's own exceptions.
 
 StartError      the router cannot start; one line for the user's terminal
-RequestFailed   a request ended in an error that a node, or its loss, caused
+RequestFailed   a request ended in an error that a node, or the loss of one, caused
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from baton_protocol.errors import ErrorRecord
 
 
 class StartError(OSError):
-    """The message is one line that says what is wrong and what to do."""
+    """The router cannot start. The message is one line with the problem and what to do."""
 
 
 class RequestFailed(Exception):
-    """Carries the record that the client is to see."""
+    """A request failed; carries the error record for the client."""
 
     def __init__(self, error: ErrorRecord) -> None:
         super().__init__(error.message)

@@ -1,7 +1,7 @@
-"""What a router is told at start; the command line builds it, tests build it by hand.
+"""The settings of a router. The command line builds them; tests build them by hand.
 
-Nodes come from the registry behind `index_url`, from the static list `nodes`, or from both. With
-neither a router starts and answers 503 until it is told of nodes, which is never: `check` refuses.
+Nodes come from the registry behind `index_url`, from the static list `nodes`, or from both. `check`
+refuses settings with neither, since such a router could never serve.
 """
 
 from __future__ import annotations
@@ -25,70 +25,70 @@ USUAL_PORTS = {"http": 80, "https": 443}
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Waits and sizes that suit every pool: no option sets them, and tests pass smaller ones."""
+    """Timeouts and sizes that suit every pool. No option sets them; tests pass smaller ones."""
 
-    # A link pings its node so often; unread bytes that become no fewer for so long end it.
+    # A link pings its node every `ping_s`. If unsent bytes exceed `max_unsent_bytes` and do not
+    # shrink within `choked_s`, the link ends.
     ping_s: float = 1.0
     choked_s: float = 1.0
     max_unsent_bytes: int = 64 << 20
-    # A node that refused a request is not asked again for so long: it says soon why not to.
+    # A node that refused a request is not tried again for this time; its load report says why soon.
     refused_s: float = 1.0
-    # A drain waits so long until others can serve, and the node says that it drains.
+    # A drain waits this long for other nodes to become able to serve, and for the node to obey.
     drain_answer_s: float = 2.0
-    # Of all files of one node that its tokenizer is made of. The largest tokenizers have 35 MB.
+    # All files of one node's tokenizer together. The largest tokenizers have 35 MB.
     max_artifact_bytes: int = 128 << 20
-    retry_model_s: float = 1.0  # after a node's files could not be fetched
-    report_every_s: float = 1.0  # to the index, which forgets a report after `report_ttl_s`
+    retry_model_s: float = 1.0  # pause after a failed fetch of a node's files
+    report_every_s: float = 1.0  # interval of load reports, which expire after `report_ttl_s`
     report_ttl_s: float = 5.0
-    reload_every_s: float = 1.0  # looks at the files of keys and tenants
-    cut_off_s: float = (
-        10.0  # from the error that ends an unread stream to the end of its connection
-    )
+    reload_every_s: float = 1.0  # interval of checks of the files of keys and tenants
+    cut_off_s: float = 10.0  # from the error that ends an unread stream to closing its connection
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds and seconds are in the names; sizes are bytes.
+    """Names end in the unit (`_ms`, `_s`, `_bytes`).
 
-    `nodes` holds base URLs (`http://host:port`); `link_token` is what they ask for, "" nothing.
-    `port` 0 takes a free one. Splitting costs at most
-    `handoff_slack_ms` + `handoff_slack_share` of the decode node's own prediction (DESIGN 6).
-    `placement` says which node is best; with `allow_policy_header` a request may say it for itself
-    (`x-baton-policy`).
+    `nodes` holds base URLs (`http://host:port`). `link_token` is the token that the nodes require
+    ("": none). `port` 0 takes a free port. Splitting a request may cost at most `handoff_slack_ms`
+    plus `handoff_slack_share` of the decode node's own prediction (DESIGN 6). `placement` is the
+    ranking of nodes; with `allow_policy_header` a request may choose it (`x-baton-policy`).
 
-    A node whose link broke has `link_patience_s` to come back with what it runs; one whose engine
-    makes no step for `stall_timeout_s` is lost. `missing_role` says what becomes of a request whose
-    role has no ready node: the other role does it, it waits, or it is refused. A request that waits
-    for its first place does so for `unready_wait_s`; its client gets a sign of life each
-    `keepalive_s`. With `wake_wait_s` above 0 the pool may have no node at all: the router is ready
-    even so, and holds requests that long for one.
+    A node whose link broke has `link_patience_s` to come back with its requests. A node whose
+    engine makes no step for `stall_timeout_s` is lost. `missing_role` decides about a request whose
+    role has no ready node: the other role runs it, it waits, or it is refused. A request waits for
+    its first place for `unready_wait_s`; its stream gets a keep-alive every `keepalive_s`. With
+    `wake_wait_s` above 0 the pool may have no node at all: the router is ready even so, and holds
+    requests for up to that time.
 
-    Of the last `explain_requests` that ended it can be told how they were served.
+    The router keeps the explanations of the last `explain_requests` ended calls.
 
     A call may ask for `max_call_sequences`: its prompts times its choices. A call that finds every
     node full waits in the router for at most `queue_timeout_s` until it begins, and at most
-    `max_queued` do. A node is full with `max_inflight` sequences (0: as many as it says that
-    it computes at once), or with prompts for `admission_queue_ms` before it (0: nobody waits here).
+    `max_queued` calls wait. A node is full with `max_inflight` sequences (0: the number it
+    reports), or with queued prompts that take `admission_queue_ms` to compute (0: no call ever
+    waits here).
 
-    A body has at most `max_body_bytes`, and large ones that are read, parsed or tokenized at a time
-    have `max_bodies_bytes` together, of one tenant half of that (`http.connections`). Headers have
-    `header_timeout_s` to come, from the connection or their first byte on; a body may pause for
-    `body_timeout_s`, and has to come with `body_bytes_per_s` at least. A connection without a
-    request is closed after `idle_timeout_s`: longer than what is before a router keeps it, or that
-    may send a request into a connection that is just being closed.
+    A body has at most `max_body_bytes`. Large bodies in progress have at most `max_bodies_bytes`
+    together, and those of one tenant half of that (see `http.connections`). Headers must arrive
+    within `header_timeout_s` of the connection or of their first byte. A body may pause for
+    `body_timeout_s` and must arrive with at least `body_bytes_per_s`. A connection without a
+    request is closed after `idle_timeout_s`. That must be longer than a proxy before the router
+    keeps connections; otherwise the proxy may send a request into a connection that is being
+    closed.
 
-    `api_keys` is a file (see `auth`), "" asks nobody for a key; `tenants` is one of what each
-    tenant may (see `tenant_limits`); both are read again when they change. `admin_key` opens /pool,
-    /metrics and the routes that drain nodes, beside the admins' keys of the file. With `sharing`
-    "tenant" no tenant's KV serves another; their names' salts are derived from `tenant_secret`,
-    which all routers of a pool share.
+    `api_keys` is a file of keys (see `auth`; "": no key is needed). `tenants` is a file of limits
+    (see `tenant_limits`). Both are reloaded when they change. `admin_key` opens /pool, /metrics and
+    the routes that drain nodes, like the admins' keys of the file. With `sharing` "tenant", tenants
+    do not share KV: the router derives a salt per tenant from `tenant_secret`, which must be the
+    same for all routers of a pool.
 
     `expect_nodes` are names of nodes that `/ready?all=1` waits for, beside those that are found.
 
-    `allowed_hosts` are names that it answers to, beside those of this machine where it listens on
-    a loopback address, and pages of `cors_origins` may use it (see `http.app`).
+    `allowed_hosts` are host names that the router answers to, beside those of this machine if it
+    listens on a loopback address. Pages of `cors_origins` may use it (see `http.app`).
 
-    `worker_socket` is the unix socket of one worker among several on the same port, beside those of
-    its siblings (see `workers`); "" listens alone.
+    `worker_socket` is the unix socket of one worker among several on the same port, in the folder
+    of its siblings' sockets (see `server.workers`). "" is a router alone on its port.
 
     `bounds` has no option on the command line.
     """
@@ -142,11 +142,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bounds: Bounds = Bounds()
 
     def __repr__(self) -> str:
-        """Without URL, token and secret: what is secret must not reach a log."""
+        """Omits URLs, tokens and secrets, so that they do not reach a log."""
         return f"RouterSettings(pool={self.pool!r}, port={self.port})"
 
     def check(self) -> None:
-        """Raise InvalidRequest naming the setting, its value and what is allowed."""
+        """Raise InvalidRequest with the setting, its value and the allowed values."""
         if self.index_url is None and not self.nodes:
             raise InvalidRequest(
                 "the router knows no nodes: give an index URL or a list of nodes", param="nodes"
@@ -209,8 +209,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def plain_origin(text: str) -> str | None:
-    """An origin as browsers say it: in lower case, without its scheme's own port. None for what is
-    no origin; "null" is that of anybody's sandboxed page."""
+    """An origin as browsers send it: lower case, without the scheme's default port. None if the
+    text is not an origin, such as the "null" of sandboxed pages."""
     found = _ORIGIN.fullmatch(text.lower())
     if found is None:
         return None
