@@ -514,8 +514,7 @@ class Admission:
         turn.grant()
 
     def _drain_s(self) -> float:
-        """Estimated seconds until all waiting prompts had their turn, at the rate of the last
-        ones."""
+        """Estimated seconds until all waiting prompts had their turn, at the latest rate."""
         if len(self._granted) < 2:
             return 1.0
         rate = len(self._granted) / max(1e-3, self._clock() - self._granted[0])
@@ -523,8 +522,7 @@ class Admission:
 
 
 class _Turn:
-    """The outcome a waiter waits for. `prompts`: prompts of its call that wait, including this
-    one."""
+    """The outcome a waiter waits for. `prompts`: waiting prompts of its call, with this one."""
 
     def __init__(self, tenant: str, load: AdmittedLoad, kind: Kind, prompts: int) -> None:
         self.tenant = tenant

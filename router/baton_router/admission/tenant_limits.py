@@ -42,7 +42,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Waiting calls of a higher `priority` go first; tenants of equal priority share by `weight`. A
     rate per minute of 0 is unlimited; a tenant may use up to `burst_seconds` of its rate at once.
     Each prompt of a call counts as a request. At most `max_queued` of its calls wait to start, and
-    a call may ask for `max_call_sequences` sequences (None: the router's limits)."""
+    a call may ask for `max_call_sequences` sequences (None: only the router's limits)."""
 
     weight: float = 1.0
     priority: int = 0
@@ -87,8 +87,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_limits(path: str) -> Limits:
-    """Read the file; "" gives default limits. Raise StartError with one line that names the
-    place."""
+    """Read the file; "" gives the defaults. Raise StartError with one line naming the place."""
     if not path:
         return Limits()
     try:
@@ -142,8 +141,7 @@ class BudgetIndex(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BudgetBooking:
-    """Tokens booked for a call, with the limits at that time. `shared`: the index holds the
-    buckets."""
+    """Tokens booked for a call, with the limits then. `shared`: in the index's buckets."""
 
     tenant: str
     limits: TenantLimits

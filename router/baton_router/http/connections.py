@@ -353,8 +353,8 @@ class Body:
 
 
 class _BytesBudget:
-    """Shares `total` bytes among bodies; a tenant gets at most half. A body that is alone always
-    fits."""
+    """Shares `total` bytes among bodies. Several bodies of one tenant get at most half. A body that
+    is alone always fits."""
 
     def __init__(self, total: int, wait_s: float) -> None:
         self._total = total
@@ -364,8 +364,7 @@ class _BytesBudget:
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
     async def take(self, tenant: str, size: int) -> None:
-        """Wait for `size` bytes. Raise BodiesFull on timeout, or at once if too many bodies
-        wait."""
+        """Wait for `size` bytes. Raise BodiesFull on timeout, or at once if too many wait."""
         queue = self._waiting.setdefault(tenant, deque())
         if len(queue) >= MAX_WAITING:
             raise BodiesFull(

@@ -38,8 +38,7 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with a new table between its markers. Raise ValueError if the markers are
-    missing."""
+    """The page with a new table between its markers. Raise ValueError without markers."""
     begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
     return f"{page[:begin]}\n{table()}\n{page[end:]}"
 

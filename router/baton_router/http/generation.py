@@ -51,8 +51,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """The stages before placement: read the body, wait for a scaled-down pool, wait for
-    admission."""
+    """The stages before placement: reading the body, cold start, admission."""
 
     bodies: BodyLimits
     cold_start: ColdStart

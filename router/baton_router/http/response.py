@@ -132,8 +132,7 @@ class SlowClientGuard:
         self._cut: asyncio.TimerHandle | None = None
 
     def most(self, choices: int) -> int | None:
-        """The most tokens that an answer with this many choices may leave unread; None: no
-        limit."""
+        """The limit of unread tokens for an answer with this many choices; None: no limit."""
         if self._events is None:
             return None
         return UNREAD_TOKENS + UNREAD_PER_CHOICE * choices

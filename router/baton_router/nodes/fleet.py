@@ -8,7 +8,7 @@ resumed nodes, go to the dispatcher.
     pings unanswered              lost at once
     no engine step for long       lost although its link is up; gets no requests before it steps
     draining, past the deadline   not lost: its requests move when another node can take them
-    two engines under one name    the newer epoch is used; the other one is reported
+    two engines under one name    the epoch that appeared last is used; the other is reported
 
 Aborts for an unreachable node are kept. They are sent first when the same engine is back, because
 they free its blocks.
@@ -54,7 +54,7 @@ from baton_text.artifacts import ArtifactError
 
 RETRY_LARGE_S = 60.0  # before fetching files again that were too large; they rarely shrink
 WATCH_S = 0.5
-IDLE_REPORT_S = 1.5  # idle engines report more often; silence starts after this
+IDLE_REPORT_S = 1.5  # idle engines report more often; a stall starts after this
 KEPT_ABORTS = 4096
 KEPT_EPOCHS = 64
 
@@ -286,8 +286,7 @@ class Fleet:
         return bool(whole) and kind not in whole
 
     def offered(self) -> list[Serving]:
-        """What may serve new requests: one kind, two during a roll-out, none while no node is
-        ready."""
+        """What may serve new requests: one kind, two in a roll-out, none without ready nodes."""
         return [one for nodes in self.view.whole().values() if (one := self._serving(nodes))]
 
     def why_unready(self) -> str | None:
@@ -311,8 +310,7 @@ class Fleet:
         return NotFound(told, param="model", code="model_not_found")
 
     def _serving(self, nodes: Sequence[NodeView]) -> Serving | None:
-        """The offer of ready nodes of one kind; None without their model. Cached by list
-        identity."""
+        """The offer of ready nodes of one kind; None without their model. Cached by list."""
         for known, serving in self._known:
             if known is nodes:
                 return serving
@@ -382,8 +380,7 @@ class Fleet:
             await asyncio.sleep(self._retry_model_s)
 
     def _compare(self, report: NodeReport) -> None:
-        """Log why the node does not pair with the serving ones. During a roll-out this is
-        normal."""
+        """Log why the node does not pair with the serving ones; in a roll-out this is normal."""
         sample = self.view.sample()
         parts = differing(report, sample.report) if sample is not None else []
         if sample is None or not parts:

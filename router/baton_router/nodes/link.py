@@ -69,8 +69,7 @@ class LinkViolation(WireError):
 
 class LinkListener(Protocol):
     def on_hello(self, link: NodeLink, report: NodeReport) -> bool:
-        """Return False to refuse the link: another link to the node is up, or `link.rival` is
-        set."""
+        """Return False to refuse the link: the node has another link, or `link.rival` is set."""
         ...
 
     def on_up(self, link: NodeLink) -> None:
@@ -144,8 +143,7 @@ class NodeLink:
             self._task = None
 
     def send(self, frame: ToNode) -> None:
-        """Queue a frame. A link that is down drops it; the listener resends what a returning node
-        needs."""
+        """Queue a frame. A link that is down drops it; the listener resends what is needed."""
         if not self.up:
             return
         data = self._encoder.encode(frame)

@@ -36,7 +36,7 @@ FETCH_TIMEOUT_S = 30.0
 # Seconds without data: other nodes wait for the same model, so a frozen node must not hold them up.
 SILENCE_S = 3.0
 PIECE_BYTES = 1 << 16
-# How many models without nodes are kept in case nodes come back, the last used ones first.
+# How many models without nodes are kept in case nodes come back: those used last.
 KEPT_UNUSED = 4
 
 

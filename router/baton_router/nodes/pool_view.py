@@ -25,8 +25,7 @@ FIRST_ROWS = 16
 
 
 class NodeArrays:
-    """The figures of all nodes as arrays, one row per node, to price a request on all nodes at
-    once.
+    """The figures of all nodes as arrays, one row per node, to price all nodes at once.
 
     In: a node's figures whenever the view learns them. Out: a NodeGroup of some rows, as copies
     that later changes do not affect. Rows of forgotten nodes are reused.
@@ -217,7 +216,7 @@ class PoolView:
         self._arrays = NodeArrays()
         self._members: dict[Kind, _Members] | None = None  # cached ready nodes; None after a change
         self._kind: Kind | None = None
-        self._rolled: dict[Kind, str] = {}  # successor by kind; of forgotten nodes
+        self._rolled: dict[Kind, str] = {}  # revision that replaced each kind of forgotten nodes
         self.eased: Callable[[], None] = lambda: None  # called when booked load shrinks
 
     # --- events from links ------------------------------------------------------------------
@@ -334,8 +333,7 @@ class PoolView:
             view.moved_at += seconds
 
     def cache(self, node: NodeId, frame: CacheEvents) -> bool:
-        """Apply cache events. Return False, without applying them, if earlier frames are
-        missing."""
+        """Apply cache events. Return False without applying them if earlier ones are missing."""
         view = self.nodes.get(node)
         if view is None or view.report.epoch != frame.epoch:
             return True

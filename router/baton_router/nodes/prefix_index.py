@@ -193,8 +193,7 @@ class MarkerIndex(Protocol):
 
 
 class Markers:
-    """Asks the index which chunks the store holds, with a short deadline: one MGET per HTTP
-    request.
+    """Asks the index which chunks the store holds: one MGET per HTTP request, with a deadline.
 
     In: chunk hashes. Out: one boolean each; all False if the answer is late, which only costs a
     worse placement. A late answer means a busy machine and still shows that the index is up. After

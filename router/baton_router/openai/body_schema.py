@@ -28,8 +28,7 @@ def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
 
 
 class _Asked(Fields):
-    """Fields that record each read field, its bounds and the rules in `told`, the object's
-    schema."""
+    """Fields that record each read field, its bounds and all rules in the schema `told`."""
 
     def __init__(self, body: Json, told: Json, required: set[str], rules: list[Json]) -> None:
         super().__init__(body)
@@ -125,8 +124,7 @@ def _bounds(low: float | None, high: float | None, above: float | None) -> Json:
 
 
 def _wider(known: Mapping[str, Any], schema: Schema) -> Json:
-    """Merge two schemas of a field. One is empty, or they differ only in the minimum or in nested
-    properties."""
+    """Merge two schemas of a field. One is empty, or only minimum or nested properties differ."""
     if not known or not schema:
         return dict(known or schema)
     told = dict(known) | dict(schema)

@@ -361,8 +361,7 @@ class ReadChatShape(ChatShape):
         return "tool_calls" if called and finish == "stop" else finish
 
     def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:
-        """The text without the special token that ended it, for a client that sees no special
-        tokens."""
+        """The text, without its final special token if the client sees no special tokens."""
         if self._hides_end and finish == "stop" and ids and ids[-1] in self._tokenizer.special_ids:
             return text.removesuffix(self._tokenizer.token_text(ids[-1]))
         return text
@@ -409,8 +408,7 @@ def _calls_of(one: ChoiceReader, pieces: Sequence[Piece]) -> list[ToolCall]:
 
 
 def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
-    """Whether the prompt ends inside its last message, and whether it ends where an answer
-    begins."""
+    """Whether the prompt ends inside its last message, and whether an answer begins there."""
     continues = fields.boolean("continue_final_message", False)
     begins = fields.boolean("add_generation_prompt", not continues)
     fields.rule(

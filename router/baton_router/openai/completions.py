@@ -86,8 +86,7 @@ class Echo:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """The offset of each token in `text`. Takes 2 us per token; use a thread for long
-        prompts."""
+        """The offset of each token in `text`. Takes 2 us per token: use a thread if long."""
         if isinstance(self._given, TextPrompt):
             given = self._given
             return offsets_in(self._tokenizer, given.text, self._ids, given.add_special_tokens)

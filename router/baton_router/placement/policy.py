@@ -34,7 +34,7 @@ FALLBACK = Speeds(
     get_latency_ms=1.0,
 )
 SPEEDS = Speeds.__struct_fields__
-# A joining sequence and a running one make each other's step longer by about this share of it.
+# Each sequence that joins a node makes the steps of the others longer by about this share.
 JOIN_SHARE = 0.05
 
 

@@ -507,8 +507,7 @@ class Dispatcher:
         self._log(level, request, node, message)
 
     def _end_probation(self, request: InFlightRequest) -> None:
-        """Free the probation slot if the request has lost its place or is no longer on
-        probation."""
+        """Free the probation slot if the request lost its place or left probation."""
         if self._on_probation != request.id:
             return
         placed = request.record.current is not None and request.id in self.in_flight

@@ -157,8 +157,7 @@ class Prepared:
     `chunks` names the prompt's full chunks. Only nodes of `kind` can run the request. `deadline` is
     a time of the router's clock (None: no deadline). `wanted` is the model name from the client, if
     it sent one. If `fills` is True, the answer may use the rest of the context. `ranking` is the
-    placement policy the client asked for. `reading` says how to parse the answer (None: as
-    text)."""
+    placement policy the client asked for. `reading` parses the answer (None: plain text)."""
 
     request: Request
     chunks: tuple[BlockHash, ...]

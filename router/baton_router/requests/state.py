@@ -168,7 +168,7 @@ class Attempt:
 Phase = Literal["waiting", "handoff", "running", "over"]
 
 MAX_STRIKES = 3
-# Retry on another node after this many refusals that another node may not repeat ("busy",
+# Retry on another node after up to this many refusals that the next node may not repeat ("busy",
 # "draining"). A request whose client has tokens is retried until its deadline.
 MAX_ATTEMPTS = 16
 # How many attempts and waits a record keeps.
@@ -231,8 +231,7 @@ Action = Emit | Send | Replace | Regroup | Measured | Failed | Ended
 
 
 class RequestRecord:
-    """`request` is what the client asked for; `outputs[c]` holds the ids the client has of choice
-    c.
+    """`request` is the client's; `outputs[c]` holds the ids of choice c that the client has.
 
     `attempt` counts placements; the record ignores `request.attempt`. `attempts` holds the kept
     ones and `left_out` counts the others. `current` is the last attempt, or None while the request
@@ -348,8 +347,7 @@ class RequestRecord:
         return True
 
     def on_delta(self, node: NodeId, delta: Delta) -> list[Action]:
-        """Handle a delta of the decode node. Before FirstTokens or NoFirstTokens it may send
-        none."""
+        """Handle a delta of the decode node, which sends none before (No)FirstTokens."""
         if self.phase != "running" or node != self.decode or delta.attempt != self.attempt:
             return []
         return self._accept(node, delta)
@@ -373,8 +371,8 @@ class RequestRecord:
         return [*actions, Send(decode, first)]
 
     def on_failed(self, node: NodeId, failed: JobFailed) -> list[Action]:
-        """A failed prefill job only costs time. A failed decode job fails the request, unless the
-        error is retryable."""
+        """A failed prefill job only costs time. A failed decode job fails the request, unless its
+        node drains or the error is retryable: then the request is placed again."""
         if self._from_prefill(node, failed.attempt):
             return self.no_first(failed.error.message)
         if not self._serves(node) or failed.attempt != self.attempt:

@@ -187,8 +187,7 @@ async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
 
 
 async def _all_or_kept(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
-    """All ids of the prompt, or the kept ones if it is truncated. Raise TextTooLong,
-    PromptTooLong."""
+    """The prompt's ids; if truncated, those kept. Raise TextTooLong, PromptTooLong."""
     most, cut = serving.max_model_len - 1, call.truncation
     kept = _kept(call, cut, serving.max_model_len) if cut is not None else most + 1
     # If the limit exceeds what fits, truncation does not help: the prompt is too long either way.

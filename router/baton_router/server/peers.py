@@ -70,8 +70,7 @@ class Peers:
 
 
 def gathering(siblings: Peers) -> Middleware:
-    """The middleware that answers for all workers, as clients do not know that there are
-    several."""
+    """The middleware that answers for all workers: clients do not know of them."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
