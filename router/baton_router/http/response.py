@@ -160,7 +160,7 @@ class SlowClientGuard:
 
 class Stopwatch:
     """Latencies of one call, from `started` on the given clock. To the client, a request that is
-    placed again stays one request: it has one first token, and the pause counts between two others.
+    placed again stays one request: it has one first token, and the pause is a gap between tokens.
     """
 
     def __init__(self, metrics: RouterMetrics, clock: Callable[[], float], started: float) -> None:

@@ -28,7 +28,7 @@ def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
 
 
 class _Asked(Fields):
-    """Fields that record each read field, its bounds and all rules in the schema `told`."""
+    """Fields that record each read field and its bounds in the schema `told`, and `rules`."""
 
     def __init__(self, body: Json, told: Json, required: set[str], rules: list[Json]) -> None:
         super().__init__(body)

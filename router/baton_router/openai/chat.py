@@ -408,7 +408,7 @@ def _calls_of(one: ChoiceReader, pieces: Sequence[Piece]) -> list[ToolCall]:
 
 
 def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
-    """Whether the prompt ends inside its last message, and whether an answer begins there."""
+    """Whether the prompt ends inside its last message, and whether it opens a new answer."""
     continues = fields.boolean("continue_final_message", False)
     begins = fields.boolean("add_generation_prompt", not continues)
     fields.rule(
