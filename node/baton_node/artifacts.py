@@ -1,7 +1,9 @@
-"""The small files of a node's model: its server serves them, its engine process compiles grammars
-for their tokenizer.
+"""The small files of a node's model, such as its tokenizer and chat template.
 
-In: settings. Out: artifacts, their tokenizer. Raises SetupError for what a user can correct.
+The server process serves them to routers; the engine process compiles grammars for their tokenizer.
+
+In: settings. Out: the artifacts and their tokenizer. Raises SetupError for mistakes that the user
+can correct.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from baton_text.tokenizer import Tokenizer
 
 
 def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:
-    """Tokenizer, configuration and template of the model, and what the settings say of its
-    parsers; raise SetupError."""
+    """Return the model's tokenizer, config and template files, and a file that names its parsers,
+    by file name. Raise SetupError if a file is missing or wrong, or a parser is unknown."""
     try:
         parsers = parsers_artifact(settings.tool_parser, settings.reasoning_parser)
         if settings.model:
@@ -29,7 +31,7 @@ def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:
 
 
 def load_tokenizer(artifacts: Mapping[str, bytes]) -> Tokenizer:
-    """Raise SetupError for files that are no tokenizer."""
+    """Return the artifacts' tokenizer. Raise SetupError if they hold no valid tokenizer."""
     try:
         return Tokenizer.from_artifacts(artifacts)
     except ArtifactError as error:

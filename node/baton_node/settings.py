@@ -1,10 +1,9 @@
-"""What one node is told at its start: by the cli's flags, or by a test.
+"""Settings of one node, from the command line's flags or from a test.
 
-In: nothing. Out: `NodeSettings`, which travels as JSON to the engine process, so it holds plain
-values only.
+`NodeSettings` is sent as a frame to the engine process, so it holds only plain values.
 
-    SetupError       a start that cannot go on; its message is one line for the user, exit code 1
-    `-- EngineLost   the engine process ended while the node served; the node ends with it
+    SetupError       the node cannot start; the message is one line for the user, exit code 1
+    `-- EngineLost   the engine process has ended; the node ends too
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ StoreCare = Literal["apply", "check"]
 
 
 class SetupError(Exception):
-    """The node cannot start; the message names the offending value and what to do."""
+    """The node cannot start. The message names the wrong value and how to correct it."""
 
 
 class EngineLost(SetupError):
-    """The engine process is gone; the message says how it ended."""
+    """The engine process has ended. The message says how."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NodeSettings(EngineConfig):
-    """One node: who it is, where it listens, which store it uses, which engine it runs and, in
-    EngineConfig's fields, how.
+    """Settings of one node: its identity, addresses, store and engine. EngineConfig's fields
+    configure the engine. Durations are in seconds.
 
-    `port` 0 takes a free one (the registry and /health say which). `address` is what others dial,
-    by default http://host:port. An empty `index_url` means no store: every request is computed
-    here. With a `link_token` only who says it gets a link or an artifact. `store_settings` says
-    whether the store's servers are set as they should be, or only looked at;
-    `write_behind_bandwidth` is in bytes per second, None a tenth of the measured link, 0 off.
-    Durations are in seconds.
+    With `port` 0 the system chooses a free port; the node registers it and logs it. `address` is
+    the URL at which routers reach the node; the default is http://host:port. With an empty
+    `index_url` there is no store: this node computes each request itself. If `link_token` is set,
+    clients must send it to open a link or to read an artifact. `store_settings` is "apply" to set
+    the store servers' options and "check" to only verify them. `write_behind_bandwidth` is in bytes
+    per second: None is a tenth of the measured link, 0 turns write-behind off.
     """
 
     node: str
@@ -55,36 +54,38 @@ class NodeSettings(EngineConfig):
     data_urls: tuple[str, ...] = ()
     store_settings: StoreCare = "apply"
     fetch: FetchPolicy = (
-        "auto"  # what the store holds, where computing it is predicted to be faster
+        "auto"  # chunks found in the store: "auto" fetches those that it predicts to be faster
     )
     write_behind_bandwidth: int | None = None
     link_token: str = ""
 
     engine: EngineKind = "torch"
     model: str = ""
-    served_name: str = ""  # default: the folder's last component, or "sim"
+    served_name: str = ""  # default: the last component of `model`, or else the engine's kind
     chat_template: str | None = None  # a file, or the template itself
-    tool_parser: str = ""  # a name of baton_text's registry, or "none"; "": by the template
-    reasoning_parser: str = ""  # likewise
+    tool_parser: str = ""  # a name in baton_text's registry, or "none"; "": chosen by the template
+    reasoning_parser: str = ""  # as tool_parser
     sim: SimConfig = SimConfig()
 
-    lookup_wait_s: float = 0.1  # how long a request waits for the index before it computes
-    first_wait_s: float = 2.0  # how long chunks may still come once the first token is known
-    blocks_wait_s: float = 30.0  # how long a fetch waits for free blocks before computing instead
-    drain_s: float = 10.0  # how long running requests may go on after SIGTERM
-    link_grace_s: float = 5.0  # a router away for so long has its requests aborted
-    start_wait_s: float = 600.0  # building the engine: loading weights, compiling
-    load_every_s: float = 0.2
-    events_every_s: float = 0.1
-    log_level: str = "WARNING"  # of the engine process; the server's is the caller's business
-    json_logs: bool = False  # likewise
+    lookup_wait_s: float = 0.1  # longest wait for a lookup's answer before computing instead
+    # Longest wait for a request's chunks, plus time for their bytes; with a hand-off, counted from
+    # its first token.
+    first_wait_s: float = 2.0
+    blocks_wait_s: float = 30.0  # longest wait of a fetch for free blocks before computing instead
+    drain_s: float = 10.0  # how long running requests may continue here after SIGTERM
+    link_grace_s: float = 5.0  # after a router's link breaks, until its requests are aborted
+    start_wait_s: float = 600.0  # longest time to build the engine: load weights, compile
+    load_every_s: float = 0.2  # period of load reports
+    events_every_s: float = 0.1  # period of cache events
+    log_level: str = "WARNING"  # of the engine process only; the caller configures the server's log
+    json_logs: bool = False  # of the engine process only
 
     def __repr__(self) -> str:
-        """Without URLs and token: what is secret must not reach a log."""
+        """Leave out URLs and the token: secrets must not reach a log."""
         return f"NodeSettings(node={self.node!r}, role={self.role!r})"
 
     def name(self) -> str:
-        """The model's name for clients."""
+        """Return the model's name in the client API."""
         if self.served_name:
             return self.served_name
         last = self.model.rstrip("/").rsplit("/", 1)[-1]

@@ -1,1 +1,1 @@
-"""How the server process and the engine process of a node talk to each other."""
+"""Communication between a node's server process and its engine process."""

@@ -1,6 +1,7 @@
-"""The server's end of its one engine process: start it, talk to it, end it.
+"""The server's handle on its engine process: start it, exchange frames with it, stop it.
 
-In: frames for the engine. Out: frames of the engine; EngineLost when it ends by itself.
+In: frames for the engine. Out: frames from the engine. Raises EngineLost if the engine process ends
+on its own.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from baton_node.settings import EngineLost, NodeSettings, SetupError
 from baton_protocol.ids import Epoch
 
 READ_BYTES = 1 << 18
-# Idle OpenMP threads that spin take the cores from the pool's other engines: a decode step of the
-# demo model's size then took 740 ms instead of 73 on 2 shared cores.
+# Spinning idle OpenMP threads take cores from other engines on the machine: on 2 shared cores, a
+# decode step of a model of the demo model's size took 740 ms instead of 73 ms.
 PATIENT_THREADS = {"OMP_WAIT_POLICY": "passive"}
-END_S = 1.5  # after its socket has closed, then it is killed
+END_S = 1.5  # how long the process may run after its socket has closed, before it is killed
 
 
 class EngineProcess:
-    """Made by start_engine()."""
+    """One running engine process. Create it with start_engine()."""
 
     def __init__(
         self,
@@ -54,18 +55,18 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, record: ToEngine) -> None:
-        """Queue a frame; nothing happens if the engine is gone (next() says so)."""
+        """Queue a frame. Drop it if the engine is gone; next() reports that."""
         if not self._writer.is_closing():
             self._writer.write(pack(self._outgoing.encode(record)))
 
     @property
     def unread_bytes(self) -> int:
-        """What send() has queued and the engine has not taken: it reads between its steps."""
+        """Bytes of queued frames that the engine has not read yet. It reads between steps."""
         return self._writer.transport.get_write_buffer_size()
 
     async def next(self) -> ToServer:
-        """The next frame of the engine. Raise EngineLost the moment it is gone; epitaph() says how
-        that came."""
+        """Return the engine's next frame. Raise EngineLost as soon as the engine closes its socket;
+        epitaph() then says how the process ended."""
         while not self._frames:
             data = await self._read()
             if not data:
@@ -75,7 +76,7 @@ class EngineProcess:
         return self._frames.popleft()
 
     async def stop(self) -> None:
-        """Close the socket, which ends it; kill it if that takes too long."""
+        """Close the socket, which makes the process exit. Kill it if it takes longer than END_S."""
         self._writer.close()
         try:
             async with asyncio.timeout(END_S):
@@ -95,7 +96,7 @@ class EngineProcess:
             return b""
 
     async def epitaph(self) -> str:
-        """How an engine that is lost has ended, in bounded time."""
+        """Return a message about how a lost engine ended. Wait END_S at most, then kill it."""
         try:
             async with asyncio.timeout(END_S):
                 code = await self._process.wait()
@@ -109,8 +110,11 @@ class EngineProcess:
 async def start_engine(
     settings: NodeSettings, epoch: Epoch, module: str
 ) -> tuple[EngineProcess, Ready]:
-    """Start the process, whose main is `module`, and wait until it is ready. Raise SetupError with
-    what it says."""
+    """Start the engine process with `module` as its main, and wait until the engine is ready.
+
+    Raise SetupError if the engine cannot be built or is not ready within `settings.start_wait_s`,
+    and EngineLost if the process ends first. The process is stopped in each case.
+    """
     ours, theirs = socket.socketpair()
     try:
         process = await asyncio.create_subprocess_exec(

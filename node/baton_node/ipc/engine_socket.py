@@ -1,9 +1,9 @@
-"""The step loop's end of the socketpair to its server.
+"""The step loop's end of the socketpair to the server process.
 
-In: bytes of the server. Out: frames, both ways. Reading never blocks; writing blocks when the
-server does not read, which bounds what an engine can pile up.
+In: bytes from the server. Out: frames in both directions. receive() never blocks. send() blocks
+while the server does not read, which bounds the number of unread frames.
 
-    EngineSocketClosed   the server is gone, and the engine process ends with it
+    EngineSocketClosed   the server process is gone; the engine process must end too
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ READ_BYTES = 1 << 18
 
 
 class EngineSocketClosed(Exception):
-    """Nobody is at the other end any more."""
+    """The server process has closed its end or is gone."""
 
 
 class EngineSocket(Protocol):
-    """What the step loop needs of it."""
+    """The part of the socket that the step loop uses."""
 
     def fileno(self) -> int: ...
 
     def receive(self) -> list[ToEngine]:
-        """What has arrived, without blocking. Raise EngineSocketClosed when the other end is
-        gone."""
+        """Return the frames that have arrived, without blocking. Raise EngineSocketClosed if the
+        server is gone."""
         ...
 
     def send(self, record: ToServer) -> None: ...
 
 
 class StreamEngineSocket:
-    """Port over a connected stream socket, which it owns."""
+    """EngineSocket over a connected stream socket, which it owns and closes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -57,7 +57,7 @@ class StreamEngineSocket:
         return self._read(socket.MSG_DONTWAIT)
 
     def wait(self) -> list[ToEngine]:
-        """Like receive(), but block until something has come."""
+        """Like receive(), but block until at least one frame has arrived."""
         while not (frames := self._read(0)):
             pass
         return frames

@@ -1,14 +1,14 @@
-"""What a node's server process and its engine process say to each other over a socketpair.
+"""Frames between a node's server process and its engine process, over a socketpair.
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
                        FinishChoice  Drain  Undrain
     engine -> server   Ready or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
                        Saved  Drained
 
-The link's own records are used where they say the same thing. A frame is its length (4 bytes,
-little-endian) and MessagePack. The end of the stream is the end of both processes.
+Records of the router link are reused where they have the same meaning. A frame is its length (4
+bytes, little-endian) and a MessagePack payload. When the stream ends, both processes end.
 
-    FrameError   bytes that are no frame of ours: a bug, the connection is given up
+    FrameError   the bytes are not a frame: a bug; the connection cannot be used any more
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from baton_protocol.store import NodeLoad, Speeds, StoreHealth
 from baton_protocol.wire import Codec
 
 _LENGTH = struct.Struct("<I")
-MAX_FRAME = 256 << 20
+MAX_FRAME = 256 << 20  # bytes of payload
 
 
 class FrameError(Exception):
-    """The message names the length that cannot be."""
+    """A frame's length exceeds MAX_FRAME; the message names it."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The server chooses the epoch: it starts exactly one engine."""
+    """Build the engine. The server chooses the epoch, since it starts exactly one engine."""
 
     settings: NodeSettings
     epoch: Epoch
 
 
 class FinishChoice(msgspec.Struct, frozen=True, tag="finish"):
-    """A stop string ended this choice; surplus tokens are dropped by the server."""
+    """A stop string ended this choice. The server drops the tokens after it."""
 
     request: RequestId
     attempt: int
@@ -60,24 +60,28 @@ class FinishChoice(msgspec.Struct, frozen=True, tag="finish"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Publish all full chunks of running requests, at once and as they fill. Each Drain is answered
-    by Saved and, if no Undrain comes before, by Drained."""
+    """Publish all full chunks of running requests now, and later ones as they fill.
+
+    The engine answers with Saved and then Drained, unless an Undrain comes first. A Drain that
+    arrives before the answer to the previous one shares that answer.
+    """
 
 
 class Undrain(msgspec.Struct, frozen=True, tag="undrain"):
-    """Publish as before the first Drain."""
+    """Publish as before the first Drain. Cancels the answers to earlier Drains."""
 
 
 class Saved(msgspec.Struct, frozen=True, tag="saved"):
-    """What running requests had at the Drain is in the store, or was refused by it."""
+    """The store has stored or refused each chunk that running requests held at the Drain."""
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):
-    """No request is left, and every chunk's transfer has settled."""
+    """No request is left, and all transfers of chunks have settled."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine runs. The fields of EngineInfo that others need; `chunks` are cached now."""
+    """The engine is ready. The first fields are those of EngineInfo that the server needs.
+    `chunks` are in the engine's prefix cache now."""
 
     engine: str
     fingerprint: Fingerprint
@@ -92,14 +96,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):
-    """The engine cannot be built; one line for the user."""
+    """The engine cannot be built. `message` is one line for the user."""
 
     message: str
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """One new token; see baton_engine.interface.TokenOut. `id` None: the choice had all when it
-    came, and only ends."""
+    """One new token; see baton_engine.interface.TokenOut. `id` is None for a choice that arrived
+    with all its tokens: the record only ends it."""
 
     request: RequestId
     attempt: int
@@ -112,8 +116,9 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Prompted(msgspec.Struct, frozen=True, array_like=True):
-    """A request's prompt is computed: how its gap was closed. Before or with its first token.
-    `logprobs` of the prompt's tokens from the second on, if they were asked for."""
+    """A request's prompt is computed. Sent before or with its first token. `stats` says where its
+    KV came from. `logprobs` has one entry per prompt token from the second on, or is empty if the
+    request does not ask for them."""
 
     request: RequestId
     attempt: int
@@ -122,7 +127,7 @@ class Prompted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """All that one engine step gave."""
+    """The results of one engine step, for all requests."""
 
     tokens: tuple[Token, ...] = ()
     prompts: tuple[Prompted, ...] = ()
@@ -151,18 +156,19 @@ def to_server_codec() -> Codec[ToServer]:
 
 
 def pack(payload: bytes) -> bytes:
-    """One frame as it goes over the socket."""
+    """Return the frame of a payload, as bytes for the socket."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 class Unpacker:
-    """Cuts a byte stream into payloads."""
+    """Splits a byte stream into payloads."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that `data` completes. Raise FrameError for an impossible length."""
+        """Return the payloads that `data` completes. Raise FrameError if a length exceeds
+        MAX_FRAME."""
         self._buffer += data
         payloads: list[bytes] = []
         start = 0

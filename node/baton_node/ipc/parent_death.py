@@ -1,7 +1,7 @@
-"""End with the process that started us, however it ended.
+"""Make a process die with its parent, however the parent dies.
 
-PR_SET_PDEATHSIG (Linux) makes the kernel send a signal when the parent dies, kill -9 included;
-it is the child that asks for it, so a parent that died before the question must be noticed too.
+With PR_SET_PDEATHSIG (Linux) the kernel sends the child a signal when its parent dies, even by
+kill -9. The child itself sets it, so it must also check whether the parent died before that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent_pid: int) -> None:
-    """Ask for SIGKILL at the parent's death; raise SystemExit if it is dead already."""
+    """Get SIGKILL when the parent dies. Raise SystemExit if the parent is dead already, and OSError
+    if prctl fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
