@@ -1,1 +1,1 @@
-"""The node's server process: links to routers, requests, health, metrics. No torch."""
+"""The node's server process: links to routers, requests, drain, health, metrics. No torch."""

@@ -1,16 +1,16 @@
-"""The node's HTTP server: an aiohttp process without torch beside its engine process.
+"""The node's HTTP server: an aiohttp process without torch beside the engine process.
 
-    GET /link                WebSocket of routers (frames of baton_protocol.link)
-    GET /artifacts/{digest}  tokenizer, configuration, template
-    GET /health              200 while this process lives, also before the engine is ready
-    GET /ready               200 when a job would be taken
-    GET /metrics             Prometheus
+    GET /link                WebSocket for routers (frames of baton_protocol.link)
+    GET /artifacts/{digest}  the model's tokenizer, config and template files
+    GET /health              200 while this process runs, even before the engine is ready
+    GET /ready               200 if the node accepts jobs, otherwise 503
+    GET /metrics             Prometheus metrics
 
-With a link token the first two are for those who say it (401). A node on a loopback address answers
-to the names of its machine only (403).
+If the node has a link token, the first two require it (401 without). A node on a loopback address
+accepts only the names of its machine in the Host header (403 otherwise).
 
-In: NodeSettings, a role. Out: a served node until SIGTERM or SIGINT: then it drains, unregisters
-and ends; a second signal ends it at once. Raises SetupError (EngineLost among them).
+In: NodeSettings, a role. Out: a node that serves until SIGTERM or SIGINT, then drains, unregisters
+and ends. A second signal ends it immediately. Raises SetupError or its subclass EngineLost.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from baton_protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# aiohttp's: it pings after this much silence, and a peer that does not answer within half of it has
-# lost its link. A router that reads one body of 16 MB stands still for 1 s.
+# aiohttp sends a ping after PING_S seconds of silence, and closes the link if no answer comes
+# within half of that. A router blocks for 1 s while it parses a body of 16 MB.
 PING_S = 6.0
 SHUTDOWN_S = 2.0
-# Seconds until a connection without a whole request is closed: idle ones, and those whose headers
-# do not come. A scrape's interval, and more.
+# Seconds until a connection without a complete request is closed. Longer than a usual scrape
+# interval, so that Prometheus can reuse its connection.
 IDLE_S = 75.0
 
 
 class NodeServer:
-    """Routes and what they read. `service` is None until the engine is ready."""
+    """The routes and their handlers. `service` is None until the engine is ready."""
 
     def __init__(
         self, settings: NodeSettings, epoch: Epoch, artifacts: Mapping[str, bytes]
@@ -116,7 +116,8 @@ class NodeServer:
 
     @web.middleware
     async def _for_us(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Pages in a browser reach a loopback address too, under names of their own."""
+        """Refuse requests with a foreign Host header: with DNS rebinding, a page in a browser can
+        reach a loopback address under its own name."""
         if not self._hosts.allows(request.headers.get("Host", "")):
             raise web.HTTPForbidden(text="this node answers to the names of its machine only\n")
         return await handler(request)
@@ -138,7 +139,7 @@ class NodeServer:
         return self.service.load
 
     def _admit(self, request: web.Request) -> None:
-        """Only who says our token, if there is one."""
+        """Raise 401 unless the request has the link token, if the node has one."""
         token = self._settings.link_token
         if token and not says_token(request.headers.get("Authorization", ""), token):
             raise web.HTTPUnauthorized(
@@ -154,8 +155,9 @@ class NodeServer:
         return web.Response(body=data, content_type="application/octet-stream")
 
     async def link(self, request: web.Request) -> web.StreamResponse:
-        """One router. Its frames are handled in order; ours go out through the link's queue."""
-        if "Origin" in request.headers:  # browsers open WebSockets to any host, for any page
+        """Serve one router's link. Handle its frames in order; send ours through the link's
+        queue."""
+        if "Origin" in request.headers:  # a browser lets any page open a WebSocket to any host
             raise web.HTTPForbidden(text="links are for routers, not for pages in a browser\n")
         self._admit(request)
         service = self.service
@@ -172,13 +174,13 @@ class NodeServer:
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
-                    if message.type is WSMsgType.ERROR:  # too large a frame among them
+                    if message.type is WSMsgType.ERROR:  # for example a frame that is too large
                         logger.error("router %s: %s", link.peer, message.data)
                     break
                 service.heard(link, codec.decode(message.data))
         except WireError as error:
             logger.error("router %s: %s", link.peer, error)
-        except ConnectionError as error:  # a pong to a router that has gone
+        except ConnectionError as error:  # a pong to a router that has disconnected
             logger.info("router %s: %s", link.peer, error)
         finally:
             service.left(link)
@@ -190,8 +192,11 @@ class NodeServer:
 async def run_node(
     settings: NodeSettings, role: NodeRole, engine_module: str, spans: Sink | None = None
 ) -> None:
-    """Serve until a signal. `engine_module` is the engine process's main; `spans` gets what is
-    traced. Raise SetupError with one line if that cannot be."""
+    """Run the node until a signal ends it.
+
+    `engine_module` is the main module of the engine process. `spans` receives the spans of traced
+    requests. Raise SetupError if the node cannot start, and EngineLost if its engine ends.
+    """
     ending = asyncio.Event()
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
@@ -251,7 +256,8 @@ async def _serve(
         if not await _unless(ending, following):
             draining = _background(stack, service.drain())
             await asyncio.wait((draining, following), return_when=asyncio.FIRST_COMPLETED)
-        # Links before all else: they are how routers notice. Who dials again must find nobody.
+        # First stop listening and close the links: routers notice by their links that the node is
+        # gone, and must not be able to reconnect.
         await site.stop()
         await service.close_links()
         if following.done():
@@ -284,7 +290,8 @@ def _check_store(settings: NodeSettings) -> None:
 async def _listen(
     server: NodeServer, settings: NodeSettings, stack: AsyncExitStack
 ) -> tuple[web.TCPSite, int]:
-    """Bind first: a port in use is said before a model is loaded. Return site and port."""
+    """Start to listen, and return the site and its port. Raise SetupError if that fails. It runs
+    before the model is loaded, so that a port in use is reported at once."""
     runner = server.runner()
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
@@ -300,7 +307,8 @@ async def _listen(
 
 
 def _register(settings: NodeSettings, service: Node, stack: AsyncExitStack) -> None:
-    """Until the stack ends; then the node leaves, once nothing registers it any more."""
+    """Keep the node registered until the stack ends, then unregister it. The stack unwinds in
+    reverse, so the heartbeat ends first and cannot register the node again."""
     registry = Registry(settings.index_url, settings.pool)
     stack.push_async_callback(registry.close)
     stack.push_async_callback(leave, registry, NodeId(settings.node), service.epoch)
@@ -308,21 +316,22 @@ def _register(settings: NodeSettings, service: Node, stack: AsyncExitStack) -> N
 
 
 def _background(stack: AsyncExitStack, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that does not outlive the stack. Its result is for whoever waits for it."""
+    """Run `work` as a task that is cancelled when the stack ends. The stack ignores the task's
+    result and errors: the caller must wait for the task to get them."""
     task = asyncio.create_task(work)
 
     async def end() -> None:
         task.cancel()
         await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # seen: whoever cared has raised it
+            task.exception()  # mark it as retrieved, or asyncio logs it
 
     stack.push_async_callback(end)
     return task
 
 
 async def _unless(ending: asyncio.Event, work: asyncio.Task[T]) -> bool:
-    """Wait for `work`. False if the end came first."""
+    """Wait for `work` or for `ending`. Return True if `work` is done."""
     waiting = asyncio.create_task(ending.wait())
     try:
         await asyncio.wait((waiting, work), return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
-"""Ids to what a client sees: text, stop strings, logprobs with their texts.
+"""Turns one choice's token ids into deltas: text, stop strings, logprobs with their texts.
 
-In: tokens of one choice, in order. Out: one Delta per token. Ids go out as generated; text may lag
-behind. The token that completes a stop string is the choice's last; what the engine computed beyond
-it is dropped, neither sent nor counted. On the last token that the limits allow a stop string is
-still cut off, but the finish is "length" (as vLLM has it).
+In: the choice's tokens, in order. Out: one Delta per token. Each delta has its token's id; its text
+may lag behind. The token that completes a stop string is the choice's last: the caller drops the
+tokens after it. If the last token that the length limit allows completes a stop string, the string
+is cut off, but the finish reason is "length", as in vLLM.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from baton_text.tokenizer import Tokenizer
 
 
 def context(tokenizer: Tokenizer, request: Request) -> tuple[int, ...]:
-    """The ids that each choice's text continues; computed once per request, since a long prompt of
-    tokens that are not shown is looked through whole."""
+    """Return the last ids of the prompt that each choice's text continues; () for an answer that
+    starts a new text. Compute it once per request: it can read a whole long prompt if its tokens
+    have no text."""
     if not request.continues_prompt:
         return ()
     return context_of(tokenizer, request.prompt_ids, request.params.skip_special_tokens)
 
 
 class ChoiceText:
-    """One choice of one request. `known` are ids whose text somebody else has sent; `context` is
-    that of context()."""
+    """The text of one choice. `known` are its ids whose text was already sent, perhaps by another
+    node. `context` is the result of context()."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class ChoiceText:
             )
 
     def push(self, token: Token) -> Delta:
-        """The delta of one token; its `finish` is set if the choice ends with it."""
+        """Return the delta of the next token. Its `finish` is set if the choice ends with it."""
         ids = () if token.id is None else (token.id,)
         text = "" if self._detokenizer is None else self._text(self._detokenizer, token, ids)
         finish, stop = self._end(token)
@@ -64,7 +65,7 @@ class ChoiceText:
     def _text(self, detokenizer: Detokenizer, token: Token, ids: Sequence[int]) -> str:
         text = ""
         if token.stop_id is None or self._request.params.include_stop_str_in_output:
-            text = detokenizer.push(ids).text  # else the id ends the text, unseen
+            text = detokenizer.push(ids).text  # a stop id is not shown unless the client asks
         return text if token.finish is None else text + detokenizer.finish()
 
     def _end(self, token: Token) -> tuple[FinishReason | None, str | int | None]:

@@ -1,13 +1,13 @@
-"""Whether a node takes work, and from when on what still runs there is to go elsewhere.
+"""The node's drain state: whether it accepts jobs, and when routers must move running requests.
 
-In: the words of routers, and the signal that ends the process. Out: what hellos and loads say of
-it, and Drain and Undrain for the engine. Lives in the server's event loop.
+In: drain and resume frames from routers, and the shutdown of the process. Out: the state for Hello
+and Load frames, and Drain and Undrain for the engine. Belongs to the server's event loop.
 
-    ready --drain--> draining --deadline--> its chunks are put --saved--> leaving
-      ^                 |                                                    |
-      `-----resume------+----------------------------------------------------'
+    ready --drain--> draining --deadline--> putting chunks --saved or timeout--> leaving
+      ^                 |                        |                                  |
+      `-----resume------+------------------------+----------------------------------'
 
-A node that drains because it ends stays so, and an earlier deadline than its own still stands.
+Shutdown cannot be resumed. It keeps the deadline of an earlier drain if that is sooner.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ ENDS = "the node was told to end"
 
 @dataclass(frozen=True, slots=True)
 class EndWaits:
-    """How long a node that drains waits, at most, past the deadline of its requests."""
+    """The longest waits of a node that shuts down, after the drain deadline. In seconds."""
 
-    # For the store to have the chunks of what runs: a store that is away must not keep a node from
-    # ending.
+    # For the chunks of running requests to reach the store. A store that is down must not stop the
+    # shutdown.
     save_s: float = 2.0
-    # For routers to move their requests. They do it as soon as they hear that the node is leaving:
-    # in some 10 ms, or 1 s later where a router reads one body of 16 MB. Requests that no other
-    # node can take run on here meanwhile.
+    # For routers to move their requests. A router does so about 10 ms after it hears that the node
+    # is leaving, or 1 s later while it parses a body of 16 MB. Requests that no other node can take
+    # continue here meanwhile.
     move_s: float = 2.0
-    # For the puts that are still on their way into the store, once nothing runs here.
+    # For puts that are still in flight after the last request has left.
     publish_s: float = 2.0
 
 
 class Draining:
-    """`tell` gives a frame to the engine, `changed` is called when there is news for routers.
-    `limit_s` is how long requests may stay where nobody says it, `save_s` that of EndWaits."""
+    """The drain state of one node.
+
+    `tell` sends a frame to the engine. `changed` is called when the state for routers changes.
+    `limit_s` is the time that running requests get if a router sets no deadline, and on shutdown.
+    `save_s` is as in EndWaits.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class Draining:
         self.leaving = False
 
     def drain(self, words: DrainNode) -> None:
-        """A router says so. The same words again are no news."""
+        """Drain, as a router asks. Idempotent for equal frames; ignored during shutdown."""
         if self._ending or words == self._words:
             return
         self._words = words
@@ -78,7 +82,7 @@ class Draining:
         self._begin(self._clock() + limit_s, words.reason)
 
     def end(self) -> None:
-        """The process ends."""
+        """Drain because the process shuts down."""
         until = self._clock() + self._limit_s
         if self.state == "draining":
             until = min(until, self._until)
@@ -86,7 +90,7 @@ class Draining:
         self._begin(until, self.reason or ENDS)
 
     def resume(self) -> None:
-        """A router says so."""
+        """Accept jobs again, as a router asks. Ignored during shutdown."""
         if self._ending or self.state == "ready":
             return
         self._cancel()
@@ -98,7 +102,7 @@ class Draining:
         self._changed()
 
     def saved(self) -> None:
-        """The chunks that running requests had at the last Drain are in the store."""
+        """The engine answered a Drain: the chunks of running requests are in the store."""
         if self._due and not self.leaving:
             self._leave()
 
@@ -110,7 +114,7 @@ class Draining:
         self._cancel()
         self._until, self._due = until, False
         self.state, self.reason, self.leaving = "draining", reason, self.leaving and left <= 0
-        self._tell(Drain())  # at once: a request that has to move finds what it had
+        self._tell(Drain())  # now, so that a request that moves finds its KV in the store
         logger.info("drains (%s): what runs may end here for %.1f s", reason or "no reason", left)
         self._changed()
         self._timer = asyncio.get_running_loop().call_later(left, self._deadline)

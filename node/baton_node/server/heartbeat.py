@@ -1,7 +1,7 @@
-"""Tells the registry again and again that this node is there.
+"""The node's heartbeat: registers the node in the index once per second.
 
-In: the node's report, asked for at each beat. Out: a key with a TTL on the index. An index that is
-down is no reason to stop serving: routers that know this node keep their links.
+In: the node's report, read at each beat. Out: a key with a TTL in the index. The node keeps serving
+while the index is down: routers that know the node keep their links.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LEAVE_S = 1.0
 
 
 async def beat(registry: Registry, report: Callable[[], NodeReport]) -> None:
-    """Register until cancelled; say once that the index is away, and once that it is back."""
+    """Register until cancelled. Log once when the index becomes unavailable, and once when it is
+    available again."""
     away = False
     while True:
         try:
@@ -38,7 +39,7 @@ async def beat(registry: Registry, report: Callable[[], NodeReport]) -> None:
 
 
 async def leave(registry: Registry, node: NodeId, epoch: Epoch) -> None:
-    """Take the report away, if the index answers soon: it would expire by itself."""
+    """Unregister, if the index answers within LEAVE_S. Otherwise the report expires on its own."""
     try:
         async with asyncio.timeout(LEAVE_S):
             await registry.unregister(node, epoch)

@@ -1,7 +1,7 @@
-"""Who this node says it is: artifacts, address, report.
+"""The node's identity: epoch, address, model files.
 
-In: settings, what the engine process said, the bound port. Out: `Identity`, from which hello,
-heartbeat and /health are made.
+In: settings, the engine's Ready frame, the bound port. Out: `Identity`, which makes the report for
+Hello frames and the registry.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def new_epoch() -> Epoch:
 
 
 def model_made(settings: NodeSettings) -> int:
-    """When the model's files were written, in Unix seconds; 0 for an engine without files."""
+    """Return when the model's config file was written, in Unix seconds; 0 if there is none."""
     config = Path(settings.model) / CONFIG
     return max(0, int(config.stat().st_mtime)) if settings.model and config.exists() else 0
 
 
 def address_of(settings: NodeSettings, port: int) -> str:
-    """What others dial."""
+    """Return the URL at which routers reach this node: `settings.address`, or one made from the
+    host (the machine's name if the node listens on all addresses) and `port`."""
     if settings.address:
         return settings.address
     host = settings.host
@@ -48,14 +49,14 @@ def address_of(settings: NodeSettings, port: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Fixed facts of one node in one epoch."""
+    """The facts about one node that do not change within an epoch."""
 
     settings: NodeSettings
     epoch: Epoch
     ready: Ready
     address: str
     digests: dict[str, str]  # file name -> SHA-256
-    model_made: int = 0
+    model_made: int = 0  # Unix seconds; 0: the model has no files
 
     def report(self, load: Load) -> NodeReport:
         return NodeReport(

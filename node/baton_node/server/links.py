@@ -1,7 +1,7 @@
-"""WebSocket links to routers: each has a bounded queue and a task that writes it.
+"""WebSocket links to routers. Each has a bounded queue and a task that sends it.
 
-In: frames for one router or all. Out: bytes on the wire, in order. A router that reads so slowly
-that its queue would pass the bound loses its link: it can always connect anew.
+In: frames for one router or for all. Out: bytes on the wire, in order. If a router reads so slowly
+that its queue exceeds the bound, its link is closed; the router can reconnect.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ CLOSE_S = 2.0
 
 
 class RouterLink:
-    """One router's connection. `router` is what that router says of itself with each of them (see
-    `baton_protocol.link.link_headers`); a secret, and never logged."""
+    """One router's connection. `peer` is its address, for the log. `router` is the secret that
+    identifies the router on all its links (see `baton_protocol.link.link_headers`); it must not be
+    logged."""
 
     def __init__(self, socket: web.WebSocketResponse, peer: str, router: str = "") -> None:
         self.peer = peer
@@ -39,7 +40,7 @@ class RouterLink:
         return not self._lost and not self._socket.closed
 
     def send(self, record: ToRouter) -> None:
-        """Queue a frame; frames for a lost link are dropped."""
+        """Queue a frame. Drop it if the link is lost."""
         self.send_bytes(self._codec.encode(record))
 
     def send_bytes(self, data: bytes) -> None:
@@ -53,13 +54,13 @@ class RouterLink:
             self.lose()
 
     def lose(self) -> None:
-        """Drop what is queued and end write()."""
+        """Drop the queued frames and end write()."""
         self._lost = True
         self._queue.clear()
         self._filled.set()
 
     async def write(self) -> None:
-        """Send what is queued until the link is lost; run as a task."""
+        """Send queued frames until the link is lost, then close the socket. Run as a task."""
         try:
             while not self._lost:
                 await self._filled.wait()
@@ -74,7 +75,7 @@ class RouterLink:
         await self.close(WSCloseCode.TRY_AGAIN_LATER)
 
     async def flush(self) -> None:
-        """Wait until all that is queued was handed to the socket, for a bounded time."""
+        """Wait until all queued frames have been passed to the socket, at most CLOSE_S."""
         until = asyncio.get_running_loop().time() + CLOSE_S
         while self._queue and not self._lost and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.005)
@@ -88,7 +89,7 @@ class RouterLink:
 
 
 def broadcast(links: Iterable[RouterLink], record: ToRouter) -> None:
-    """One frame to all, encoded once."""
+    """Send one frame to all links; encode it once."""
     data = to_router_codec().encode(record)
     for link in links:
         link.send_bytes(data)

@@ -1,8 +1,10 @@
-"""/metrics of a node: its last load report and its requests' waits, label `node`, and its data
-servers, labels `node` and `instance` (their order in the data URLs).
+"""A node's /metrics page for Prometheus.
 
-In: the node's Load, read when scraped; waits as they end. Out: text. A registry of its own, nothing
-global.
+The page shows the node's last load report and its requests' waits, with the label `node`, and its
+data servers, with the labels `node` and `instance` (the index in the data URLs).
+
+In: the node's Load, read at each scrape, and each wait when it ends. Out: text. It uses its own
+registry, so nothing is global.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from prometheus_client.registry import Collector
 from baton_protocol.ids import NodeId
 from baton_protocol.link import Load, RequestStats
 
-# Metric name without `_total` -> field of NodeLoad, what it is.
+# Each entry: metric name (counters without `_total`), field of NodeLoad or Speeds, help text.
 COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("baton_kv_published_bytes", "published_bytes_total", "KV bytes put into the store"),
     ("baton_kv_published_chunks", "published_chunks_total", "chunks put into the store"),
@@ -71,7 +73,7 @@ SPEEDS: tuple[tuple[str, str, str], ...] = (
     ("baton_kv_get_bytes_per_second", "get_bytes_per_s", "measured speed out of the store"),
     ("baton_kv_get_latency_milliseconds", "get_latency_ms", "of a get beside its bytes"),
 )
-# Of each data server -> field of DataInstance.
+# As above, but with the fields of DataInstance, once per data server.
 STORE_COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("baton_store_evicted_keys", "evicted_keys", "keys that a data server evicted"),
 )
@@ -93,7 +95,7 @@ WAITS: dict[str, str] = {
 
 
 class NodeMetrics:
-    """The page, and how long requests took for what a node does before their first token."""
+    """The metrics page, and histograms of the phases before a request's first token."""
 
     def __init__(self, node: NodeId, read: Callable[[], Load]) -> None:
         self._registry = CollectorRegistry()
@@ -113,14 +115,15 @@ class NodeMetrics:
         self._waits["handoff_wait"].observe(seconds)
 
     def prompted(self, stats: RequestStats) -> None:
-        """A prompt is computed; without a fetch there was none to measure."""
+        """Observe the phases of a prompt that is now computed. A request that fetched nothing does
+        not count in the fetch histogram."""
         self._waits["queue"].observe(stats.queue_ms / 1e3)
         self._waits["prefill"].observe(stats.prefill_ms / 1e3)
         if stats.fetched_tokens:
             self._waits["fetch"].observe(stats.fetch_ms / 1e3)
 
     def page(self) -> bytes:
-        """To be called in the server's event loop."""
+        """Return the page. Call it in the server's event loop."""
         return generate_latest(self._registry)
 
 
@@ -130,7 +133,7 @@ class NodeFigures(Collector):
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # nothing is read at registration
+        return iter(())  # registration must not read the load
 
     def collect(self) -> Iterator[Metric]:
         now = self._read()
@@ -159,7 +162,7 @@ def _families(
     labels: Sequence[str],
     rows: Sequence[tuple[Sequence[str], object]],
 ) -> Iterator[Metric]:
-    """One family per line of the table, with one sample per row."""
+    """Yield one metric family per entry of the table, with one sample per row."""
     for name, field, what in table:
         family = kind(name, what, labels=labels)
         for values, source in rows:

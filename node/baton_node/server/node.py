@@ -1,7 +1,7 @@
-"""One node in service: engine process, table of requests and links, put together.
+"""A running node: connects the engine process, the table of requests and the links to routers.
 
-In: frames of routers and of the engine, the process's end. Out: frames to both. Holds what a link's
-first frames need: the report, the last load, the chunks in the engine's cache.
+In: frames from routers and from the engine. Out: frames to both. It keeps what the first frames on
+a new link need: the report, the last load, and the chunks in the engine's cache.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from baton_text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
-# Jobs for an engine in a long step wait in this process: a link is read whatever the engine does,
-# or its router would miss the answers to its pings.
+# Jobs that wait in this process while the engine is in a long step. Above this limit new jobs are
+# refused. The links are still read: otherwise routers would get no answers to their pings.
 MAX_UNREAD_BYTES = 64 << 20
 
 DRAINING = ErrorRecord(
@@ -69,7 +69,7 @@ HANDED_BACK = ErrorRecord(
 
 
 class Node:
-    """Lives in the server's event loop."""
+    """One node whose engine is ready. Belongs to the server's event loop."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Node:
         self._soon = Soon(self._say_load)
         self._links: set[RouterLink] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
-        self._events = 0  # frames of cache events so far
+        self._events = 0  # number of the last CacheEvents frame
         self._drained = asyncio.Event()
         self._waits = waits or EndWaits()
         limit_s, save_s = identity.settings.drain_s, self._waits.save_s
@@ -100,7 +100,7 @@ class Node:
 
     @property
     def requests(self) -> int:
-        """Requests whose last token was not sent yet."""
+        """Number of requests and prefill jobs that have not ended."""
         return len(self._table)
 
     @property
@@ -113,7 +113,8 @@ class Node:
 
     @property
     def load(self) -> Load:
-        """What the engine said last, and what only the server knows."""
+        """The engine's last load report, plus what only the server knows: the number of requests,
+        jobs that the engine has not counted yet, and the drain state."""
         known = msgspec.structs.replace(self._figures.load, requests=self.requests)
         return msgspec.structs.replace(
             self._figures,
@@ -130,7 +131,7 @@ class Node:
     # --- routers --------------------------------------------------------------------------------
 
     def joined(self, link: RouterLink) -> None:
-        """A link opens with who we are and what we hold."""
+        """A router has connected: send it the report, the cached chunks and the load."""
         link.send(Hello(self.report()))
         self._list_chunks(link)
         link.send(self.load)
@@ -141,14 +142,15 @@ class Node:
         link.send(CacheEvents(self.epoch, stored=chunks, reset=True, seq=seq))
 
     def left(self, link: RouterLink) -> None:
-        """A link is gone; its requests have `link_grace_s` to be claimed."""
+        """A link is lost. Its requests are aborted unless their router reconnects within
+        `link_grace_s`."""
         self._links.discard(link)
         if self._table.orphan(link):
             grace = self._identity.settings.link_grace_s
             asyncio.get_running_loop().call_later(grace, self._table.tidy)
 
     def heard(self, link: RouterLink, frame: ToNode) -> None:
-        """A router's frame."""
+        """Handle a router's frame."""
         match frame:
             case PrefillJob() | RunJob():
                 self._job(link, frame)
@@ -177,7 +179,7 @@ class Node:
             link.send(JobFailed(request, attempt, refusal))
             return
         self._table.open(job, link)
-        if len(self._links) > 1:  # the router that sent it knows
+        if len(self._links) > 1:  # tell other routers; the sender has booked the job itself
             self._soon.changed()
 
     def _send(self, frame: ToEngine) -> None:
@@ -195,12 +197,12 @@ class Node:
     # --- the engine -----------------------------------------------------------------------------
 
     async def follow_engine(self) -> None:
-        """Pass on what the engine says, until it ends: raises EngineLost."""
+        """Handle the engine's frames until it ends. Always ends with EngineLost."""
         while True:
             self.said(await self._engine.next())
 
     def said(self, frame: ToServer) -> None:
-        """The engine's frame."""
+        """Handle a frame from the engine."""
         match frame:
             case Step():
                 self._table.stepped(frame)
@@ -228,8 +230,11 @@ class Node:
     # --- the end --------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Take nothing new, and return when nothing runs here any more: it has ended, routers have
-        moved it past the deadline, or it was handed back to them."""
+        """Refuse new jobs and return when no request is left here.
+
+        Requests finish before the drain deadline, or routers move them after it. Those that are
+        still here EndWaits.move_s later are returned to their routers.
+        """
         self._drained.clear()
         self._draining.end()
         while self.requests and not self._draining.leaving:
@@ -247,7 +252,7 @@ class Node:
             logger.warning("chunks were still on their way into the store")
 
     async def close_links(self) -> None:
-        """All at once: a router that does not read keeps no other from hearing of it."""
+        """Close all links in parallel, so that a router that does not read delays no other."""
         await asyncio.gather(*(self._close(link) for link in list(self._links)))
 
     async def _close(self, link: RouterLink) -> None:
@@ -255,7 +260,7 @@ class Node:
         await link.close()
 
     def lose_links(self) -> None:
-        """Close what is still open, without waiting: the end has come at once."""
+        """Drop the remaining links without waiting for their queues."""
         self._soon.close()
         for link in self._links:
             link.lose()

@@ -1,7 +1,7 @@
-"""What the server knows of one request in one attempt.
+"""The server's state of one request in one attempt.
 
-In: the job, its tokens as the engine makes them. Out: the deltas that its router gets, now, and
-those it missed when its link comes back.
+In: the job, and its tokens from the engine. Out: the deltas for its router, and after a broken link
+those that the router missed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ Outputs = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """Made by open_live().
+    """One request in one attempt. Create it with open_live().
 
-    `link` is None while its router is away. `until` (the table's clock) says when a request without
-    a link is given up, and when one that has ended is forgotten. `last` is what ended it, where
-    that was no delta.
+    `router` is the secret that identifies the router that owns the request; `link` is None while
+    that router is disconnected. `awaits_first` is True until the router sends FirstTokens or
+    NoFirstTokens. `open_choices` have not ended. `texts` and `histories` have one entry per choice.
+    `last` is the final frame of a request that does not end with a delta.
+
+    `opened` and `until` are in seconds of the table's clock. At `until` a running request without a
+    link is aborted, and an ended request is forgotten.
     """
 
     request: Request
@@ -40,7 +44,7 @@ class RequestStream:
     opened: float
     texts: list[ChoiceText] = field(default_factory=list)
     histories: list[UnackedDeltas] = field(default_factory=list)
-    firsts: dict[int, Delta] = field(default_factory=dict)  # of a prefill job
+    firsts: dict[int, Delta] = field(default_factory=dict)  # first deltas of a prefill job
     stats: RequestStats | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # not sent yet
     last: PrefillDone | JobFailed | None = None
@@ -56,25 +60,30 @@ class RequestStream:
 
     @property
     def about(self) -> dict[str, object]:
-        """For the log."""
+        """The request's fields in the log."""
         return {"request": self.id, "attempt": self.attempt}
 
     @property
     def bytes(self) -> int:
-        """What it keeps of its deltas."""
+        """About how many bytes of memory its kept deltas take."""
         kept = sum(history.bytes for history in self.histories)
         return kept + sum(map(size_of, self.firsts.values()))
 
     def start(self, tokenizer: Tokenizer, outputs: Outputs) -> None:
-        """Its texts begin behind these ids, which its router has with their text."""
+        """Start each choice's text and history after these ids, for which the router already has
+        ids and text."""
         known = outputs or ((),) * self.request.params.n
         before = context(tokenizer, self.request)
         self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in known]
         self.histories = [UnackedDeltas(len(ids)) for ids in known]
 
     def take(self, token: Token, limit: int) -> Delta:
-        """The delta of one token of an open choice. It closes the choice that it ends; the last of
-        all carries the statistics. `limit` is the most bytes that a choice may keep."""
+        """Return the delta of one token of an open choice, and keep it.
+
+        A delta with a finish reason closes its choice. The delta that closes the last choice
+        carries the statistics, except in a prefill job. `limit` is in bytes of kept deltas per
+        choice.
+        """
         delta = self.texts[token.choice].push(token)
         more: dict[str, object] = {}
         if self.prompt_logprobs:
@@ -93,7 +102,7 @@ class RequestStream:
 
     @property
     def answered(self) -> bool:
-        """A prefill job is answered when every choice has its first token."""
+        """True for a prefill job when each choice has its first token."""
         return self.prefill and len(self.firsts) == self.request.params.n
 
     def prefill_done(self) -> PrefillDone:
@@ -101,7 +110,8 @@ class RequestStream:
         return PrefillDone(self.id, self.attempt, choices, self.stats or RequestStats())
 
     def missed(self, job: RunJob) -> list[Delta] | None:
-        """All behind what the router has, by the job it sent again; None if that is not kept."""
+        """Return the deltas after the outputs in the job that the router sent again, or None if
+        they are not kept any more or the job has another number of choices."""
         outputs = job.request.outputs or ((),) * len(self.histories)
         if len(outputs) != len(self.histories):
             return None
@@ -117,7 +127,8 @@ class RequestStream:
 def open_live(
     job: PrefillJob | RunJob, link: RouterLink, tokenizer: Tokenizer, clock_s: float
 ) -> RequestStream:
-    """A request that begins, here and now."""
+    """Create the state of a new request. `clock_s` is the time now, in seconds of the table's
+    clock."""
     request = job.request
     finished, awaits_first = (
         (job.finished, job.await_first) if isinstance(job, RunJob) else ((), False)

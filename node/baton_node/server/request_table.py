@@ -1,14 +1,15 @@
-"""The server's table of requests: whose they are, and how their tokens go out.
+"""The server's table of requests: which router owns each, and what was sent to it.
 
-In: jobs and words of routers, frames of the engine. Out: frames for the engine, and Deltas,
-PrefillDone and JobFailed on the link the job came by.
+In: frames from routers and from the engine. Out: frames for the engine; Deltas, PrefillDone and
+JobFailed on the owner's link.
 
-The loss of a link is not an abort: the request goes on, and a router that comes back within
-`grace_s` and sends its job again gets all that it has not seen, each delta once and whole. So what
-went out is kept for a while, also of requests that have ended: their last frame may have gone into
-a link that was broken already. After the grace period a request without a link is aborted.
+A broken link does not abort its requests. A router that reconnects within `grace_s` and sends its
+job again gets each delta that it missed, whole and once. So the table keeps sent deltas for a
+while, also those of ended requests, whose last frame may have been lost with the link. After the
+grace period, requests without a link are aborted.
 
-A request belongs to the router that sent its job: others can neither end it nor have its tokens.
+A request belongs to the router that sent its job. Other routers can neither end it nor get its
+tokens.
 """
 
 from __future__ import annotations
@@ -51,17 +52,21 @@ HISTORY_LOST = ErrorRecord(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much a table keeps for routers that come back; the oldest is forgotten first."""
+    """How much a table keeps for routers that reconnect. It drops the oldest first."""
 
-    history_bytes: int = 64 << 20  # of all requests that run, shared evenly
-    request_bytes: int = 8 << 20  # of one of them
-    ended: int = 4096  # requests that have ended
-    ended_bytes: int = 64 << 20  # of all of them
-    aborted: int = 4096  # aborts whose job may still come
+    history_bytes: int = 64 << 20  # deltas of all running requests, shared evenly
+    request_bytes: int = 8 << 20  # deltas of one running request
+    ended: int = 4096  # number of ended requests
+    ended_bytes: int = 64 << 20  # deltas of all ended requests
+    aborted: int = 4096  # number of Abort frames whose job may still arrive
 
 
 class RequestTable:
-    """`send` gives a frame to the engine; `spans` hears of what is over."""
+    """All requests of one node. Belongs to the server's event loop.
+
+    `send` sends a frame to the engine. `grace_s` is how long requests outlive their link, and how
+    long ended requests are kept. `spans` records the requests that have ended.
+    """
 
     def __init__(
         self,
@@ -81,19 +86,19 @@ class RequestTable:
         self._spans = spans
         self._bounds = bounds or Bounds()
         self._live: dict[RequestId, RequestStream] = {}
-        self._ended: OrderedDict[RequestId, RequestStream] = OrderedDict()  # the oldest first
+        self._ended: OrderedDict[RequestId, RequestStream] = OrderedDict()  # oldest first
         self._ended_bytes = 0
-        # By router and request, the newest such attempt.
+        # The newest aborted attempt of each (router, request).
         self._aborted: OrderedDict[tuple[str, RequestId], int] = OrderedDict()
 
     def __len__(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._live)
 
     # --- from routers ---------------------------------------------------------------------------
 
     def is_anothers(self, request: RequestId, router: str) -> bool:
-        """Whether another router's request of that id is here."""
+        """Return whether a request with this id is here and belongs to another router."""
         live = self._live.get(request) or self._ended.get(request)
         if live is None or live.router == router:
             return False
@@ -101,8 +106,12 @@ class RequestTable:
         return True
 
     def goes_on(self, job: PrefillJob | RunJob, link: RouterLink) -> bool:
-        """True for a job that is here already, that is older than what is here, or whose Abort was
-        faster. One that is here goes out on this link from now on, what was missed first."""
+        """Return True if the job is not new and needs no open().
+
+        That is a job that is here already, that is older than the attempt here, or whose Abort
+        arrived first. If the job is here and its router has a new link, the request moves to that
+        link, and the router gets what it missed.
+        """
         request = job.request
         if self._aborted.get((link.router, request.id), -1) >= request.attempt:
             return True
@@ -117,7 +126,7 @@ class RequestTable:
         return True
 
     def open(self, job: PrefillJob | RunJob, link: RouterLink) -> None:
-        """A new request, or a newer attempt of one."""
+        """Start a new request, or a newer attempt, which replaces the older one."""
         live = open_live(job, link, self._tokenizer, self._clock())
         if (older := self._live.get(live.id)) is not None:
             self._give_up(older)
@@ -127,7 +136,7 @@ class RequestTable:
             self._send(job)
 
     def first(self, word: FirstTokens, router: str = "") -> None:
-        """The texts start behind what the prefill node has shown."""
+        """The router has the prefill node's first tokens: continue after them."""
         live = self._awaiting(word.request, word.attempt, router)
         if live is None:
             return
@@ -151,7 +160,8 @@ class RequestTable:
             self._send(word)
 
     def abort(self, word: Abort, router: str = "") -> None:
-        """Forgotten here at once; the engine settles what is in flight."""
+        """Forget the request now. The engine waits for its transfers in flight. Remember the abort,
+        in case it arrived before its job."""
         if self.is_anothers(word.request, router):
             return
         key = (router, word.request)
@@ -164,7 +174,7 @@ class RequestTable:
     # --- from the engine ------------------------------------------------------------------------
 
     def stepped(self, step: Step) -> None:
-        """Send one step's tokens, all those of one link in one frame."""
+        """Send the tokens of one engine step: one frame per link."""
         for prompted in step.prompts:
             if (live := self._get(prompted.request, prompted.attempt)) is not None:
                 live.stats = prompted.stats
@@ -210,7 +220,8 @@ class RequestTable:
     # --- links that are lost --------------------------------------------------------------------
 
     def orphan(self, link: RouterLink) -> bool:
-        """A link is gone: True if tidy() is due in `grace_s`."""
+        """A link is lost: its requests have no link from now on. Return True if any of them still
+        runs; the caller then calls tidy() after `grace_s`."""
         live = [each for each in self._live.values() if each.link is link]
         ended = [each for each in self._ended.values() if each.link is link]
         for each in (*live, *ended):
@@ -218,7 +229,8 @@ class RequestTable:
         return bool(live)
 
     def tidy(self) -> None:
-        """Abort those that nobody has come back for, and forget what nobody can have missed."""
+        """Abort requests whose router has not reconnected in time, and forget ended requests after
+        the grace period."""
         now = self._clock()
         for live in [each for each in self._live.values() if each.link is None]:
             if live.until <= now:
@@ -227,15 +239,15 @@ class RequestTable:
         self._forget_ended(now)
 
     def _catch_up(self, live: RequestStream, job: PrefillJob | RunJob, link: RouterLink) -> None:
-        """The router's job, sent again, says what it has."""
+        """Send a reconnected router what it missed. Its job, sent again, holds what it has."""
         if live.last is not None:
             link.send(live.last)
         elif isinstance(job, PrefillJob):
-            return  # its answer is still to come
+            return  # PrefillDone is sent later
         elif not live.awaits_first:
             self._send_missed(live, job, link)
         elif job.await_first:
-            return  # nothing was said yet
+            return  # the router has no FirstTokens or NoFirstTokens yet
         elif any(job.request.outputs):
             word = FirstTokens(live.id, live.attempt, job.request.outputs, job.finished)
             self.first(word, live.router)
@@ -255,7 +267,8 @@ class RequestTable:
     # --- the end --------------------------------------------------------------------------------
 
     def hand_back(self, error: ErrorRecord) -> None:
-        """Every request that is here goes to its router with this error, to be placed again."""
+        """Return each running request to its router with this error, so that the router places it
+        again."""
         for live in list(self._live.values()):
             logger.info("handed back: %s", error.code, extra=live.about)
             self._give_up(live)
@@ -279,7 +292,7 @@ class RequestTable:
         self._metrics.handed_off(self._clock() - live.opened)
 
     def _end(self, live: RequestStream) -> None:
-        """Nothing more will come of it; what did is kept for a while."""
+        """The request has ended. Keep its deltas for the grace period."""
         now = self._clock()
         if self._spans is not None:
             self._spans.ended(live)
@@ -299,7 +312,7 @@ class RequestTable:
             self._forget(oldest.id)
 
     def _give_up(self, live: RequestStream) -> None:
-        """Forget it, here and in the engine."""
+        """Forget the request here and abort it in the engine."""
         if self._live.pop(live.id, None) is not None and self._spans is not None:
             self._spans.ended(live, aborted=True)
         self._forget(live.id)

@@ -1,6 +1,6 @@
-"""What makes a node one of the two roles: what it is for first, and what it refuses.
+"""A node's role, prefill or decode, decides which jobs the node refuses.
 
-Every node takes both kinds of jobs. In: a job and the node's load. Out: a refusal, or nothing.
+Every node can run both kinds of jobs. In: a job and the node's load. Out: a refusal, or None.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ class NodeRole(Protocol):
     def name(self) -> Role: ...
 
     def refuse(self, job: PrefillJob | RunJob, load: Load) -> ErrorRecord | None:
-        """Why this job is not taken, or None. Retryable: another node may take it."""
+        """Return why this node refuses the job, or None to accept it. The error is retryable:
+        another node may accept the job."""
         ...
 
 
 def saturated(message: str, retry_after: float) -> ErrorRecord:
-    """A refusal for want of capacity."""
+    """Return a retryable refusal because of missing capacity. `retry_after` is in seconds."""
     return ErrorRecord(
         message=message,
         code="saturated",

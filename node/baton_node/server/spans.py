@@ -1,6 +1,6 @@
-"""A node's spans: one per job that a traced request has here, told when the job is over.
+"""A node's trace spans: one for each job of a traced request, created when the job ends.
 
-In: jobs that end. Out: spans for the sink, with the times and counts that were measured anyway.
+In: jobs that end. Out: spans for the sink, with the times and counts of the job's RequestStats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from baton_protocol.traces import Attribute, Sink, Span, begin
 
 
 class NodeSpans:
-    """`wall` is in Unix seconds; `clock` is what jobs are opened by."""
+    """`wall` is in Unix seconds. `clock` is the clock of RequestStream.opened, in seconds."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class NodeSpans:
         self._wall = wall
 
     def ended(self, live: RequestStream, *, aborted: bool = False) -> None:
-        """No effect for a request that is not traced. `aborted`: its router wanted no more of it,
-        which is no error of the node's."""
+        """Record the span of a job that has ended; do nothing if its request is not traced.
+        `aborted` jobs were given up before their end and do not count as errors."""
         if not live.request.traceparent:
             return
         place = begin(live.request.traceparent)

@@ -1,6 +1,6 @@
-"""The one line in which a node says how its KV travels, and what the store loses by it.
+"""One line about a node's chunks: their size, and the memory that the store wastes on them.
 
-In: a layout. Out: text, for the node's log and for `baton up`.
+In: a KVLayout. Out: text for the node's log and for `baton up`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def chunk_line(layout: KVLayout) -> str:
-    """Such as `chunks: 6 blocks of 16 tokens, 1.5 MiB, 16.7 % lost to the store's allocator`."""
+    """Return for example `chunks: 6 blocks of 16 tokens, 1.5 MiB, 16.7 % lost to the store's
+    allocator`."""
     size = layout.chunk_bytes
     shown = f"{size / MIB:.4g} MiB" if size >= MIB else f"{size / KIB:.4g} KiB"
     if layout.kv_shards > 1:

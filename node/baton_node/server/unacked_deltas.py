@@ -1,7 +1,7 @@
-"""What was sent of one choice, for a router whose link broke with some of it on the way.
+"""The sent deltas of one choice, kept for a router whose link breaks before it receives them.
 
-In: deltas as they go out, one per token. Out: those from an offset on, or None where they are not
-kept any more. Whole deltas are kept, texts included: what a delta says was worked out once.
+In: deltas as they are sent, one per token. Out: the deltas from an offset on, or None if they are
+not kept any more. Whole deltas are kept, with their text, so that nothing is detokenized twice.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from itertools import islice
 
 from baton_protocol.link import Delta
 
-# Measured with sys.getsizeof on CPython 3.11, rounded up.
+# Of a delta with one token, and of each candidate in its logprobs. Measured with sys.getsizeof on
+# CPython 3.11, rounded up.
 DELTA_BYTES = 300
 CANDIDATE_BYTES = 250
 
 
 def size_of(delta: Delta) -> int:
-    """About how many bytes of memory a delta of one token takes."""
+    """Return about how many bytes of memory a delta of one token takes."""
     if not delta.logprobs and not delta.prompt_logprobs:
         return DELTA_BYTES
     candidates = 0
@@ -27,7 +28,8 @@ def size_of(delta: Delta) -> int:
 
 
 class UnackedDeltas:
-    """Starts behind the `first` ids that the router had when the request came."""
+    """Deltas of one choice, oldest first. `first` is the number of the choice's ids that the router
+    had when the job arrived; the first delta added has that offset."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -35,7 +37,7 @@ class UnackedDeltas:
         self.bytes = 0
 
     def add(self, delta: Delta, limit: int) -> None:
-        """Keep it; the oldest go while all together take more than `limit` bytes."""
+        """Keep a delta, then drop the oldest until all together take at most `limit` bytes."""
         self._deltas.append(delta)
         self.bytes += size_of(delta)
         while self.bytes > limit and self._deltas:
@@ -43,7 +45,8 @@ class UnackedDeltas:
             self._first += 1
 
     def since(self, offset: int) -> list[Delta] | None:
-        """The deltas of all ids from number `offset` on."""
+        """Return the deltas of all ids from index `offset` on, or None if the first of them was
+        dropped."""
         if offset < self._first:
             return None
         return list(islice(self._deltas, offset - self._first, None))

@@ -1,9 +1,10 @@
-"""Jobs that the server has given to its engine and that no load of the engine counts yet.
+"""Jobs that the server has sent to its engine, and that the engine's load does not count yet.
 
-An engine hears of jobs between its steps, and a step may take seconds: what one router has booked
-meanwhile, the others learn from the server. In: jobs in the order they were given; how many of them
-the engine has heard of, with each of its loads. Out: the load with the others added; and the moment
-to say it.
+The engine reads jobs between its steps, and a step can take seconds. Meanwhile the server adds
+these jobs to the load, so that routers see each other's jobs.
+
+In: jobs, in the order in which they are sent; with each load, how many the engine has received.
+Out: the load with the missing jobs added, and when to send it.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ SAY_EVERY_S = 0.02
 
 
 class UnacknowledgedJobs:
-    """An engine counts every job that it is given: the n-th load's count says which these are."""
+    """The jobs that are not in the engine's load yet. The engine counts each job that it receives
+    in order, so the count in its load says which ones are missing."""
 
     def __init__(self) -> None:
         self._given = 0
-        self._waiting: deque[tuple[int, int]] = deque()  # tokens and sequences of each
+        self._waiting: deque[tuple[int, int]] = deque()  # (tokens, sequences) of each job
 
     def given(self, job: PrefillJob | RunJob) -> None:
         self._given += 1
         self._waiting.append((_tokens(job), _sequences(job)))
 
     def taken(self, jobs: int) -> None:
-        """The engine has heard of so many since its start."""
+        """The engine has received `jobs` jobs since its start."""
         while self._waiting and self._given - len(self._waiting) < jobs:
             self._waiting.popleft()
 
@@ -48,7 +50,8 @@ class UnacknowledgedJobs:
 
 
 def _tokens(job: PrefillJob | RunJob) -> int:
-    """What it is expected to compute here; a partner's work is the partner's."""
+    """Return how many tokens the job is expected to compute on this node: none while a prefill node
+    computes its prompt."""
     if isinstance(job, RunJob) and job.await_first:
         return 0
     if job.uncached is not None:
@@ -62,8 +65,8 @@ def _sequences(job: PrefillJob | RunJob) -> int:
 
 
 class Soon:
-    """Calls `say` soon after changed(): at once, but no oftener than every SAY_EVERY_S. Whoever
-    says it for another reason calls said()."""
+    """Calls `say` after changed(), at once but at most every SAY_EVERY_S seconds. Call said() for
+    each report, including those from `say`."""
 
     def __init__(
         self, say: Callable[[], None], clock: Callable[[], float] = time.monotonic
