@@ -1,4 +1,4 @@
-"""The engine process: the engine is built and measured, the step loop runs it and reports its load.
+"""The engine process: it builds and measures the engine, runs the step loop and reports load.
 
-Fetching and publishing are the two roles'; `roles` says what the loop asks of them.
+The packages of the two roles implement fetching and publishing; `roles` declares their Protocols.
 """

@@ -1,7 +1,7 @@
-"""NodeSettings to an engine, and how fast it is. Runs in the engine process.
+"""Builds the engine from NodeSettings and measures its speeds, in the engine process.
 
-In: settings. Out: an EngineCore, measured Speeds. torch is imported only where it is asked for.
-Raises SetupError for what a user can correct.
+In: settings. Out: an EngineCore, measured Speeds. torch is imported only for the torch engine.
+Raises SetupError for mistakes that the user can correct.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from baton_text.artifacts import ArtifactError, read_artifacts
 from baton_text.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 64
-PROMPT_FROM = 32  # ids from here on are printable: a simulated engine's poison is none of them
+PROMPT_FROM = 32  # first id of the prompt: printable, so never the simulator's poison token
 WARM_TOKENS = 8
 DECODE_STEPS = 4
-COMPUTE_BUDGET_S = 0.35  # after this no further step is begun, but one decode step
+COMPUTE_BUDGET_S = 0.35  # start no more decode steps after this, but always run one
 TRANSFER_BUDGET_S = 0.5
-TRANSFERS = 3
-TRIES_PER_SERVER = 64  # random names until one belongs to a certain server
-DEEP = 1 << 16  # depth in a chain: should the deletion fail, this chunk dies before others
+TRANSFERS = 3  # per data server
+TRIES_PER_SERVER = 64  # random hashes to try until one belongs to a given server
+DEEP = 1 << 16  # depth in a chain: if the deletion fails, the chunk still expires before others
 
 
 def build_engine(settings: NodeSettings) -> EngineCore:
-    """Raise SetupError with one line for the user."""
+    """Build the engine that the settings name. Raise SetupError, with one line for the user, if it
+    cannot be built."""
     try:
         if settings.engine == "sim":
             return build_sim(_sim_settings(settings))
-        # The only import of torch in a node, in the only process that needs it.
+        # The node's only import of torch, in the only process that needs it.
         from baton_engine.build import build_torch
 
         return build_torch(torch_settings(settings))
@@ -64,7 +65,7 @@ def build_engine(settings: NodeSettings) -> EngineCore:
 
 
 def torch_settings(settings: NodeSettings) -> TorchSettings:
-    """What the torch engine is told of a node's settings; kv_memory loses to kv_blocks."""
+    """Return the torch engine's part of the settings. If kv_blocks is set, kv_memory is ignored."""
     if settings.kv_blocks is not None:
         settings = replace(settings, kv_memory=None)
     return TorchSettings.of(settings, Path(settings.model), name=settings.name())
@@ -87,9 +88,10 @@ def _sim_settings(settings: NodeSettings) -> SimSettings:
 
 
 def measure_compute(info: EngineInfo, runner: Runner) -> Speeds:
-    """Prefill tokens/s and milliseconds per decode step, on blocks nobody has been given yet.
+    """Measure prefill tokens/s and milliseconds per decode step. Call it before the first request:
+    it writes into blocks from number 1 on.
 
-    The runner is asked directly: no request, no cache entry and no counter knows of it.
+    It calls the runner directly, so it leaves no request, no cache entry and no count.
     """
     size = info.layout.block_size
     room = min(info.num_blocks * size, info.max_model_len, info.max_batched_tokens)
@@ -112,7 +114,7 @@ def measure_compute(info: EngineInfo, runner: Runner) -> Speeds:
 
 
 def _run(runner: Runner, tokens: list[int], start: int, blocks: list[BlockId]) -> float:
-    """Seconds of one step."""
+    """Run one step and return its seconds."""
     began = time.monotonic()
     sample = Sample(0, start + len(tokens), SamplingParams(temperature=0.0))
     runner.launch([Row(tokens, start, blocks, (sample,))]).read()
@@ -126,10 +128,13 @@ def measure_transfers(
     layout: KVLayout,
     budget_s: float = TRANSFER_BUDGET_S,
 ) -> tuple[float, float, float]:
-    """Bytes/s of a put and of a get of one chunk, the best of a few with each data server, and a
-    get's latency in ms, the worst server's. The chunks are deleted again. 0.0 for what did not
-    work: a store that is down is no reason not to start. Its connections, and each transfer, are
-    waited for `budget_s` at most."""
+    """Measure the store: return (put bytes/s, get bytes/s, get latency in ms).
+
+    The rates are the best of up to TRANSFERS transfers of a chunk on each data server; the latency
+    is that of the slowest server. The chunks are deleted afterwards. A value that cannot be
+    measured is 0.0: a node starts even if its store is down. Waits at most `budget_s` seconds for
+    the connections and for each transfer.
+    """
     put_rate = get_rate = 0.0
     plane.wait_connected(budget_s)
     reached = [number for number, run_id in enumerate(plane.run_ids) if run_id]
@@ -147,7 +152,8 @@ def measure_transfers(
 
 
 def _chunk_of(plane: DataPlane, number: int) -> BlockHash | None:
-    """A name whose chunk goes to this data server; None where it takes no chunks."""
+    """Return a random hash of a chunk that belongs to data server `number`, or None if the server
+    accepts no chunks."""
     for _ in range(TRIES_PER_SERVER * len(plane.run_ids)):
         chunk = BlockHash(os.urandom(HASH_BYTES))
         if plane.instance_for(chunk) == number:
@@ -158,13 +164,14 @@ def _chunk_of(plane: DataPlane, number: int) -> BlockHash | None:
 def _move(
     plane: DataPlane, chunk: BlockHash, layout: KVLayout, budget_s: float, servers: int
 ) -> tuple[float, float]:
-    """No further transfer is begun after this server's share of a quarter of the budget."""
+    """Put and get one chunk up to TRANSFERS times; return the best rates in bytes/s. Start no more
+    after a quarter of the budget divided by the number of servers."""
     puts: SimpleQueue[PutResult] = SimpleQueue()
     gets: SimpleQueue[GetResult] = SimpleQueue()
     put_rate = get_rate = 0.0
     began = time.monotonic()
     try:
-        for _ in range(TRANSFERS):  # the first ones meet cold pages
+        for _ in range(TRANSFERS):  # the first transfers touch cold pages and are slower
             plane.submit_put(
                 chunk, layout.chunk_tokens, DEEP, _nothing, _copied, puts.put, Priority.HANDOFF
             )
@@ -183,11 +190,11 @@ def _move(
 
 
 def _nothing(payload: memoryview, shard: int) -> None:
-    """What the bytes are makes no difference."""
+    """Leave the payload as it is: its content does not matter here."""
 
 
 def _copied() -> None:
-    """No block is held."""
+    """Release nothing: no block is held for these puts."""
 
 
 def _delete(url: str, keys: Sequence[bytes], budget_s: float) -> None:
@@ -197,6 +204,6 @@ def _delete(url: str, keys: Sequence[bytes], budget_s: float) -> None:
         connection.open(deadline)
         connection.command(deadline, b"DEL", *keys)
     except StoreError:
-        pass  # they have a TTL
+        pass  # the keys have a TTL
     finally:
         connection.close()

@@ -1,12 +1,12 @@
-"""Jobs that wait until their grammar is compiled, and the thread that compiles.
+"""Jobs that wait for their grammar, and the worker thread that compiles grammars.
 
-    In    jobs with a grammar that is not known yet, and later frames about them
-    Out   the jobs with their Matcher, or an error, and the frames that wait behind them
+    In    jobs whose grammar is not compiled yet, and later frames about them
+    Out   the jobs with a Matcher or an error, and their frames in order
 
-The step loop calls everything here but `_compile_all`, which the worker thread runs; it starts with
-the first job. A grammar takes it milliseconds, and steps go on meanwhile. Before the first one it
-loads the tokenizer, once: libraries hold Python's lock for it, 0.3 s for 49,000 tokens, and steps
-pause as long.
+The step loop's thread calls everything here except `_compile_all`, which the worker thread runs.
+The worker starts with the first job. It compiles a grammar in milliseconds while steps continue.
+Before the first grammar it loads the tokenizer, once. Libraries hold the GIL for that, 0.3 s for
+49,000 tokens, and steps pause meanwhile.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from baton_protocol.errors import BatonError, InternalError, InvalidRequest, Una
 from baton_protocol.ids import BlockHash
 from baton_protocol.link import FirstTokens, NoFirstTokens, PrefillJob, RunJob
 
-if TYPE_CHECKING:  # llguidance takes 30 ms to import; the worker does it when it has to
+if TYPE_CHECKING:  # llguidance takes 30 ms to import; the worker imports it when needed
     from baton_text.grammar import Grammars, Matcher
 
 logger = logging.getLogger(__name__)
@@ -35,9 +35,12 @@ Behind = FirstTokens | NoFirstTokens | FinishChoice
 
 @dataclass(slots=True, eq=False)
 class CompilingJob:
-    """A job that waits. `hashes` are those of its full blocks, `uncached` the tokens it is going to
-    compute here; `behind` are the frames about it that came since. The worker sets `matcher` or
-    `error`; a `dropped` job gets neither."""
+    """A job that waits for its grammar.
+
+    `hashes` name its full blocks; `uncached` is the number of tokens that it will compute on this
+    node. `behind` holds the frames about it that arrived while it waits. The worker sets `matcher`
+    or `error`, and skips a job that is `dropped`.
+    """
 
     job: Job
     frame: PrefillJob | RunJob
@@ -51,8 +54,11 @@ class CompilingJob:
 
 
 class CompilingJobs:
-    """len() is how many jobs wait. `load` makes the compiler; the worker calls it once, or again
-    where it raised. `fileno` becomes readable when ready() has something to give."""
+    """The jobs that wait for their grammar; len() is their number.
+
+    `load` makes the compiler. The worker calls it before the first grammar, and again for the next
+    one if it raises. The file descriptor becomes readable when ready() may return jobs.
+    """
 
     def __init__(self, load: Callable[[], Grammars], counters: Counters) -> None:
         self._load = load
@@ -70,12 +76,12 @@ class CompilingJobs:
 
     @property
     def sequences(self) -> int:
-        """What the jobs are going to run here."""
+        """Number of sequences that the waiting jobs will run on this node."""
         return sum(waiting.job.sequences for waiting in self._jobs.values())
 
     @property
     def tokens(self) -> int:
-        """What they are going to compute here."""
+        """Number of tokens that the waiting jobs will compute on this node."""
         return sum(waiting.uncached for waiting in self._jobs.values())
 
     def jobs(self) -> Iterable[Job]:
@@ -85,7 +91,7 @@ class CompilingJobs:
         return key in self._jobs
 
     def known(self, grammar: str) -> Matcher | None:
-        """A fresh Matcher of a grammar that is compiled already; its job does not have to wait."""
+        """Return a new Matcher of this grammar if it is compiled already, or None."""
         if self._grammars is None:
             return None
         matcher = self._grammars.known(grammar)
@@ -93,7 +99,7 @@ class CompilingJobs:
         return matcher
 
     def request(self, waiting: CompilingJob) -> None:
-        """Compile its grammar. Jobs are compiled in the order of these calls."""
+        """Let the job wait and compile its grammar. Grammars are compiled in the order of calls."""
         if self._worker is None:
             self._worker = Thread(target=self._compile_all, name="grammars", daemon=True)
             self._worker.start()
@@ -101,21 +107,21 @@ class CompilingJobs:
         self._queue.put(waiting)
 
     def follow(self, frame: Behind) -> bool:
-        """Whether the frame's job waits: then the frame does too."""
+        """If the frame's job waits, keep the frame with it. Return whether it does."""
         waiting = self._jobs.get((frame.request, frame.attempt))
         if waiting is not None:
             waiting.behind.append(frame)
         return waiting is not None
 
     def drop(self, key: JobKey) -> bool:
-        """Forget a job and its frames. False if it does not wait."""
+        """Forget a job and its frames. Return False if the job does not wait."""
         waiting = self._jobs.pop(key, None)
         if waiting is not None:
             waiting.dropped = True
         return waiting is not None
 
     def ready(self) -> list[CompilingJob]:
-        """The jobs that need not wait any more, each once, in the order of request()."""
+        """Remove and return the jobs that have a matcher or an error, in the order of request()."""
         if self._worker is None:
             return []
         try:
@@ -134,8 +140,8 @@ class CompilingJobs:
         return self._wake
 
     def close(self) -> None:
-        """End the worker, once it has compiled what it compiles now: no thread may be inside
-        llguidance when Python ends."""
+        """End the worker after the grammar that it compiles now: no thread may be inside llguidance
+        when Python exits."""
         self._closed = True
         if self._worker is not None:
             self._queue.put(None)
@@ -161,7 +167,8 @@ class CompilingJobs:
             os.eventfd_write(self._wake, 1)
 
     def _compile(self, grammar: str) -> Matcher:
-        """Raise BatonError."""
+        """Compile a grammar. Raise Unavailable if the tokenizer cannot be loaded, InvalidRequest if
+        the grammar is wrong, and InternalError if the compiler fails."""
         if self._grammars is None:
             try:
                 self._grammars = self._load()
@@ -176,7 +183,7 @@ class CompilingJobs:
             return self._grammars.matcher(grammar)
         except GrammarError as error:
             raise InvalidRequest(f"the grammar cannot be compiled: {error}") from error
-        except BaseException as error:  # a panic in llguidance is no Exception
+        except BaseException as error:  # a panic in llguidance is not an Exception
             logger.exception("a grammar of %d bytes was not compiled", len(grammar.encode()))
             raise InternalError(
                 "the grammar could not be compiled; the node's log says why"

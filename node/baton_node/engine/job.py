@@ -1,11 +1,10 @@
-"""What the step loop remembers about one request in one attempt.
+"""The step loop's record of one request in one attempt, and what the loop's parts share.
 
-In: a job frame. Out: `Job`, which fetching, publishing and the loop share, and what it tells about
-itself in the end. Only the step loop's thread touches it.
+In: a job frame. Out: `Job`, shared by the loop, fetching and publishing, and the request's final
+statistics. Only the step loop's thread uses it.
 
-Here too is what the parts of a step loop share: LoopContext, the node's counters and speeds, and
-sets of a prompt's chunks. A set is an int whose bit i stands for chunk i: immutable, and 1 KiB for
-8,192 chunks.
+The shared parts are LoopContext, the node's counters and speeds, and bit sets of a prompt's chunks.
+A bit set is an int whose bit i stands for chunk i: immutable, and 8,192 chunks take 1 KiB.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def first_chunks(count: int) -> int:
-    """The set of the chunks 0 to count - 1."""
+    """Return the set of chunks 0 to count - 1."""
     return (1 << count) - 1
 
 
 def chunks_of(bits: int, most: int | None = None) -> tuple[int, ...]:
-    """The chunks of the set, ascending; the first `most` of them."""
+    """Return the chunks in the set, ascending; at most the first `most`."""
     chunks: list[int] = []
     while bits and (most is None or len(chunks) < most):
         chunks.append(_lowest(bits))
@@ -48,7 +47,7 @@ def chunks_of(bits: int, most: int | None = None) -> tuple[int, ...]:
 
 
 def runs_of(bits: int) -> tuple[tuple[int, int], ...]:
-    """(first, count) of each run of neighbouring chunks, ascending."""
+    """Return (first, count) of each run of neighbouring chunks, ascending."""
     runs: list[tuple[int, int]] = []
     while bits:
         first = _lowest(bits)
@@ -59,19 +58,20 @@ def runs_of(bits: int) -> tuple[tuple[int, int], ...]:
 
 
 def _lowest(bits: int) -> int:
-    """Index of the lowest bit that is set; `bits` is not 0."""
+    """Return the index of the lowest bit that is set. `bits` must not be 0."""
     return (bits & -bits).bit_length() - 1
 
 
-WEIGHT = 0.1  # of the newest step
-# Steps with fewer prompt tokens say more about the step's fixed cost than about prefill.
+WEIGHT = 0.1  # weight of the newest step in the moving averages
+# With fewer prompt tokens, a step's fixed cost dominates its time.
 ENOUGH_PROMPT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCounts:
-    """What became of one request's full blocks (see NodeLoad): asked for, found in the own cache or
-    by a marker, brought from the store, given to the engine, found and cheaper to compute."""
+    """Counts of one request's full blocks, as in NodeLoad: looked up; found in this node's cache or
+    with a marker; fetched from the store; used by the request; found in the store, but declined
+    because computing them was cheaper."""
 
     queried: int = 0
     matched: int = 0
@@ -82,7 +82,7 @@ class BlockCounts:
 
 @dataclass(slots=True)
 class Counters:
-    """Since start. Names as in NodeLoad, without `_total`."""
+    """Counts since the node's start. The fields are those of NodeLoad without `_total`."""
 
     published_bytes: int = 0
     published_chunks: int = 0
@@ -106,7 +106,7 @@ class Counters:
     grammar_compile_seconds: float = 0.0
 
     def count(self, tally: BlockCounts) -> None:
-        """Once per request."""
+        """Add the counts of one request. Call it once per request."""
         self.queried_blocks += tally.queried
         self.matched_blocks += tally.matched
         self.fetched_blocks += tally.fetched
@@ -114,16 +114,18 @@ class Counters:
         self.declined_blocks += tally.declined
 
     def merge(self, engine: NodeLoad, parked: int, parked_tokens: int) -> NodeLoad:
-        """The node's load: `engine` is Engine.load(). `parked_tokens` of the parked requests' are
-        to be computed."""
+        """Return the node's load. `engine` is the result of Engine.load(); `parked` counts parked
+        sequences, `parked_tokens` the tokens that this node will compute for them."""
         totals = {f"{name}_total": value for name, value in asdict(self).items()}
         queued = engine.queued_tokens + parked_tokens
         return msgspec.structs.replace(engine, parked=parked, queued_tokens=queued, **totals)
 
 
 class SpeedMeter:
-    """How fast this node is: moving averages over steps, by which placement predicts. They start
-    with what the self-benchmark (`build_engine`) measured.
+    """This node's speeds, which placement uses for its predictions.
+
+    The compute speeds are moving averages over steps; the transfer speeds come from the data plane.
+    All start with the values that `build_engine` measured.
     """
 
     def __init__(self, start: Speeds) -> None:
@@ -134,11 +136,11 @@ class SpeedMeter:
         self._latency_ms = start.get_latency_ms
 
     def observe(self, seconds: float, result: StepResult) -> None:
-        """One step took so long."""
+        """Add one step, which took `seconds`."""
         if seconds <= 0.0 or result.num_tokens == 0:
             return
         if result.num_prompt_tokens >= ENOUGH_PROMPT_TOKENS:
-            # Decoding rows of a mixed step are paid for here; they cost little beside the prompt.
+            # In a mixed step this includes the decoding rows. They cost little next to the prompt.
             self._prefill = _blend(self._prefill, result.num_prompt_tokens / seconds)
         elif result.num_prompt_tokens == 0:
             self._decode_ms = _blend(self._decode_ms, seconds * 1e3)
@@ -146,7 +148,7 @@ class SpeedMeter:
     def transfers(
         self, put_bytes_per_s: float, get_bytes_per_s: float, get_latency_ms: float
     ) -> None:
-        """What the data plane measures itself; 0 keeps what is known."""
+        """Set the speeds that the data plane measured. 0 (not measured) keeps the old value."""
         self._put = put_bytes_per_s or self._put
         self._get = get_bytes_per_s or self._get
         self._latency_ms = get_latency_ms or self._latency_ms
@@ -167,25 +169,23 @@ def _blend(old: float, new: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """Waits and periods in seconds."""
+    """Options of the step loop. Waits and periods are in seconds."""
 
     epoch: Epoch
-    lookup_wait_s: float = 0.1  # for a lookup's answer, and for chunks of a store in trouble
-    first_wait_s: float = 2.0  # for announced chunks, and besides for their bytes
-    blocks_wait_s: float = 30.0  # for blocks of the paged cache
+    lookup_wait_s: float = 0.1  # longest wait for a lookup, and for chunks in an unhealthy store
+    first_wait_s: float = 2.0  # longest wait for chunks, plus time for their bytes
+    blocks_wait_s: float = 30.0  # longest wait for free blocks of the paged cache
     load_every_s: float = 0.2
     events_every_s: float = 0.1
-    fetch: FetchPolicy = "auto"  # of what a lookup found
+    fetch: FetchPolicy = "auto"  # whether to fetch chunks that a lookup found
     speeds: Speeds = field(default_factory=Speeds)
 
 
 @dataclass(slots=True)
 class LoopContext:
-    """What all parts of one step loop share: each part is given this one record.
+    """The objects that all parts of one step loop share.
 
-    In: the engine, the connector, the server's socket, options. Out: LoopContext.
-
-    `speeds` starts with those of the options, `counters` at zero.
+    `speeds` starts with the speeds in `options`, `counters` with zeros.
     """
 
     engine: Engine
@@ -205,19 +205,19 @@ class LoopContext:
 
     @property
     def has_store(self) -> bool:
-        """False where nothing can ever be published."""
+        """False if the node has no store configured."""
         return self.connector.store_health() != "none"
 
 
-JobKey = tuple[RequestId, int]
-# The server finds a stop string a step or two after its place: until so many tokens have followed
-# one, nobody knows that it is an answer's.
+JobKey = tuple[RequestId, int]  # request and attempt
+# The server finds a stop string a step or two after the engine sampled it. So a token counts as
+# part of the answer only when this many tokens follow it.
 STOP_LAG = 8
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
-    """Raise InvalidRequest for ids that cannot even be hashed or looked at; the engine checks the
-    rest when it gets the request."""
+    """Raise InvalidRequest for token ids outside the vocabulary, a wrong number of outputs, or too
+    many prompt logprobs. The engine checks the rest when the request is submitted."""
     if request.outputs and len(request.outputs) != request.params.n:
         raise InvalidRequest(f"{len(request.outputs)} outputs for n={request.params.n}", param="n")
     asked = request.params.prompt_logprobs
@@ -238,8 +238,8 @@ def check_request(request: Request, info: EngineInfo) -> None:
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of the loop's clock; 0.0 until it happened. `handed_off` is when the router said what
-    a prefill partner's first tokens are, or that there are none."""
+    """When a job's events happened, in seconds of the loop's clock; 0.0 if not yet. `handed_off` is
+    when FirstTokens or NoFirstTokens arrived."""
 
     arrived: float
     fetch_began: float = 0.0
@@ -248,7 +248,8 @@ class Times:
     admitted: float = 0.0
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
-        """RequestStats says what each time is."""
+        """Return the token counts in `use`, and the phases up to `now` as RequestStats defines
+        them."""
         fetch = max(0.0, self.fetch_ended - self.fetch_began) if self.fetch_began else 0.0
         prefill = max(0.0, now - self.admitted)
         handoff = max(0.0, self.handed_off - self.arrived - self._fetching_until_handed_off())
@@ -273,8 +274,8 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class FetchSummary:
-    """What became of a request's chunks in the store, once it is admitted. `lost` chunks (a bit
-    set) had a marker and were not there. The times are predicted ones (see FetchDecision)."""
+    """The result of a request's fetching, set when it stops being parked. `lost` is the bit set of
+    chunks whose fetch failed. The times are the predictions of its FetchDecision."""
 
     blocks: BlockCounts = field(default_factory=BlockCounts)
     fetch_ms: float = 0.0
@@ -284,11 +285,11 @@ class FetchSummary:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One request in one attempt. `seq` is its place in the order of arrival.
+    """One request in one attempt.
 
-    `chunks` are the names of the full chunks of all it knows, which has `full_blocks` full blocks;
-    `markers` say where chunks are, as far as is known. What only fetching or only publishing has to
-    know, they keep themselves.
+    `seq` numbers jobs in order of arrival. The request's known tokens fill `full_blocks` blocks;
+    `chunks` holds the hashes of their full chunks. `markers` maps the index of each chunk that is
+    known to be in the store to its marker. Fetching and publishing keep their own state elsewhere.
     """
 
     request: Request
@@ -298,14 +299,15 @@ class Job:
     chunks: list[BlockHash]
     full_blocks: int
     times: Times
-    inbox: tuple[str, str] | None = None  # of a prefill job's decode node
-    matcher: Matcher | None = None  # at the beginning of its grammar, if it has one
+    inbox: tuple[str, str] | None = None  # (node, epoch) of a prefill job's decode node
+    matcher: Matcher | None = None  # at the start of the request's grammar, if it has one
     markers: dict[int, Marker] = field(default_factory=dict)
     handed_off: bool = False  # the router's FirstTokens arrived
     fetched: FetchSummary = field(default_factory=FetchSummary)
-    finished: frozenset[int] = frozenset()  # choices that ended elsewhere
+    finished: frozenset[int] = frozenset()  # choices that ended on another node
     open_choices: set[int] = field(default_factory=set)
-    newest: dict[int, int] = field(default_factory=dict)  # token of a choice, with stop strings
+    # Offset of each choice's newest token, if the request has stop strings.
+    newest: dict[int, int] = field(default_factory=dict)
 
     @property
     def key(self) -> JobKey:
@@ -313,21 +315,22 @@ class Job:
 
     @property
     def sequences(self) -> int:
-        """What it is going to run: each open choice, or the one prompt of a prefill job."""
+        """Number of sequences that it will run: its open choices, or 1 for a prefill job."""
         return len(self.open_choices) if self.kind == "run" else 1
 
     def is_late(self, now: float) -> bool:
-        """Whether its time is over, by the loop's clock."""
+        """Return whether its deadline has passed. `now` is in seconds of the loop's clock."""
         left = self.request.time_left
         return left is not None and self.times.arrived + left <= now
 
     def given(self, choice: int) -> int:
-        """How many tokens of a choice it came with."""
+        """Return how many tokens of a choice, including the prompt, were known on arrival."""
         outputs = self.request.outputs
         return len(self.request.prompt_ids) + (len(outputs[choice]) if outputs else 0)
 
     def certain(self, choice: int) -> int:
-        """How many tokens of a choice, of a request with stop strings, are surely part of it."""
+        """Return how many tokens of a choice, including the prompt, no stop string can cut off any
+        more. Valid only for requests with stop strings."""
         made = self.newest.get(choice, -1) + 1
         return max(self.given(choice), len(self.request.prompt_ids) + made - STOP_LAG)
 
@@ -335,12 +338,12 @@ class Job:
         return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])
 
     def chunk_of(self, blocks: tuple[BlockId, ...], chunk: int) -> tuple[BlockId, ...]:
-        """The blocks of one chunk among those of the prompt."""
+        """Return the blocks of one chunk. `blocks` are those of the prompt, in order."""
         size = self.layout.chunk_blocks
         return blocks[chunk * size : (chunk + 1) * size]
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
-        """How the gap was closed, once the prompt is computed."""
+        """Return the request's statistics when its prompt is computed, at `now`."""
         size, found = self.layout.block_size, self.fetched
         return msgspec.structs.replace(
             self.times.stats(use, now),

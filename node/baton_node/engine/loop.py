@@ -1,9 +1,9 @@
-"""The step loop: one thread that owns the engine and decides everything in the engine process.
+"""The step loop: the thread that owns the engine and makes all decisions of the engine process.
 
-One turn: the server's frames, grammars that were compiled, the connector's events, timers, blocks
-for parked requests, one engine step, what the step means for the server and for the prefill jobs'
-chunks. With nothing to do it sleeps in select() on the server's socket and the file descriptors of
-the connector and of the thread that compiles grammars.
+One iteration handles the server's frames, compiled grammars and the connector's events, checks
+timers, reserves blocks for parked requests, runs one engine step, and sends its results and the due
+reports. An idle loop sleeps in select() on the server's socket and the file descriptors of the
+connector and of the grammars' worker.
 
 In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain; chunks and
 inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
@@ -49,12 +49,17 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import InboxEntry
 
-AT_LEAST_EVERY_S = 1.0
-SOON_S = 0.02
+AT_LEAST_EVERY_S = 1.0  # an unchanged load is sent again after this
+SOON_S = 0.02  # shortest interval between loads that requests cause
 
 
 class Requests(Protocol):
-    """The requests that are here. Equal `stamp`s: none has come, been computed or ended."""
+    """The requests in the engine process, as the Reporter sees them.
+
+    `stamp` changes whenever a request arrives, is admitted, has its prompt computed, or ends.
+    `parked` counts parked sequences; `parked_tokens` counts the tokens that this node will compute
+    for them.
+    """
 
     @property
     def stamp(self) -> Hashable: ...
@@ -67,12 +72,13 @@ class Requests(Protocol):
 
 
 class Reporter:
-    """What the engine process tells its server about itself: load, speeds, cache contents.
+    """Makes the engine process's reports to its server: load and cache events.
 
-    In: the engine's and the data servers' figures, the counters, a clock. Out: Load (every
-    `load_every_s` if it changed, at least each second; at once when the store's health changed;
-    within `SOON_S` when requests came, were computed or ended, so that all routers know of what one
-    of them has booked) and CacheEvents (every `events_every_s` if there are any).
+    In: the figures of the engine and of the data servers, the counters, a clock. Out: Load and
+    CacheEvents frames. A changed Load is sent every `load_every_s`, an unchanged one every
+    AT_LEAST_EVERY_S; a new health of the store is sent at once. When requests arrive, have their
+    prompt computed or end, a Load follows within SOON_S: each router must see what the others have
+    placed here. CacheEvents are sent every `events_every_s` if there are any.
     """
 
     def __init__(self, context: LoopContext, requests: Requests) -> None:
@@ -87,14 +93,14 @@ class Reporter:
 
     @property
     def next_due(self) -> float:
-        """When due() has to be asked next."""
+        """When to call due() next, in seconds of the loop's clock."""
         news = self._soon if self._requests.stamp != self._stamp else self._next_load
         return min(news, self._next_load, self._next_events)
 
     def load(self) -> Load:
-        """The node's figures now. The server knows the state; to the engine it is ready."""
+        """Return the node's figures now. The state is always "ready"; the server replaces it."""
         instances = self._connector.instances()
-        # A prompt's chunks lie on all data servers: the slowest one's latency is what it waits for.
+        # A prompt's chunks lie on all data servers, so a fetch waits for the slowest server.
         latency_ms = max((each.get_latency_ms for each in instances), default=0.0)
         speeds, requests = self._context.speeds, self._requests
         speeds.transfers(*self._connector.rates(), latency_ms)
@@ -110,7 +116,7 @@ class Reporter:
         )
 
     def due(self, now: float) -> list[ToServer]:
-        """The frames whose time has come."""
+        """Return the frames to send at `now`."""
         frames: list[ToServer] = []
         if now >= self._next_events:
             self._next_events = now + self._context.options.events_every_s
@@ -135,17 +141,17 @@ class Reporter:
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 0.2  # at most this long in one select()
-STUCK_S = 0.002  # pause after a step that could run nothing: blocks are on their way back
-PAUSE_S = 2.0  # without shortage, before parked requests get blocks again
-REMEMBERED = 4096  # requests whose latest attempt is known
-# Between two looks at all deadlines; one look at 4,096 requests takes 0.4 ms.
+IDLE_S = 0.2  # the longest single select()
+STUCK_S = 0.002  # pause after a step that could run nothing, until blocks are free again
+PAUSE_S = 2.0  # time without a shortage until parked requests get blocks again
+REMEMBERED = 4096  # number of requests whose latest attempt is remembered
+# Interval between checks of all deadlines; a check of 4,096 requests takes 0.4 ms.
 EXPIRE_EVERY_S = 0.1
 
 
 class EngineLoop:
-    """Owned by one thread. What it fetches, publishes and writes behind, the two roles' machinery
-    does."""
+    """The step loop. Belongs to one thread. It leaves fetching, publishing and write-behind to the
+    roles' objects."""
 
     def __init__(
         self,
@@ -173,26 +179,27 @@ class EngineLoop:
         self._attempts: OrderedDict[RequestId, int] = OrderedDict()
         self._arrivals = 0
         self._ended = 0
-        self._short_at: float | None = None  # of blocks: parked ones get none
+        # When blocks last were short. While set, parked requests get no blocks.
+        self._short_at: float | None = None
         self._next_expiry = 0.0
-        self._saving = self._draining = False  # a Drain waits for Saved, for Drained
+        self._saving = self._draining = False  # a Drain is not answered yet by Saved, by Drained
 
     @property
     def idle(self) -> bool:
-        """True when no request is here and no block is held for a transfer."""
+        """True when there are no requests, and no put or fetch for one is in flight."""
         nothing_goes_out = self._publishing.empty and self._write_behind.empty
         nothing_goes_out = nothing_goes_out and not self._outgoing.copying
         return nothing_goes_out and not self._compiling and self._fetching.empty and not self._batch
 
     @property
     def stamp(self) -> tuple[int, ...]:
-        """Another one whenever a request has come, was admitted, has its prompt, or has ended."""
+        """Changes whenever a request arrives, is admitted, has its prompt computed, or ends."""
         batch, waiting = self._batch, (len(self._compiling), len(self._fetching))
         return self.counters.jobs, *waiting, len(batch), batch.ended, batch.prompted
 
     @property
     def parked(self) -> int:
-        """Sequences."""
+        """Number of parked sequences, including those whose grammar is being compiled."""
         return self._compiling.sequences + self._fetching.sequences
 
     @property
@@ -201,18 +208,19 @@ class EngineLoop:
 
     @property
     def early_entries(self) -> int:
-        """Inbox entries that wait for their job."""
+        """Number of inbox entries that wait for their job."""
         return self._fetching.early_entries
 
     def run(self) -> None:
-        """Turn until the socket closes; EngineSocketClosed is how it ends."""
+        """Run the loop. Ends only with EngineSocketClosed, when the server is gone."""
         stuck = False
         while True:
             self._sleep(stuck)
             stuck = not self.turn()
 
     def turn(self) -> bool:
-        """One turn, without sleeping. False when there was work and none could be done."""
+        """Run one iteration, without sleeping. Return False if the engine has work and could run
+        nothing."""
         for frame in self._socket.receive():
             self._take(frame)
         for compiled in self._compiling.ready():
@@ -242,8 +250,8 @@ class EngineLoop:
             self._socket.send(Drained())
 
     def _share_blocks(self) -> None:
-        """Parked requests make room for the running batch, and get none until it has freed some
-        or has done without for a while."""
+        """If the running batch lacks blocks, make a parked request release its own. Parked requests
+        get blocks again when a request has ended, or after PAUSE_S without a shortage."""
         now = self._clock()
         if self._engine.has_work() and self._engine.starved():
             self._short_at = now
@@ -273,7 +281,7 @@ class EngineLoop:
                 self.counters.jobs += 1
                 self._accept(frame)
             case FirstTokens() | NoFirstTokens() | FinishChoice() if self._compiling.follow(frame):
-                pass  # its turn comes behind its job
+                pass  # handled after its job, which waits for its grammar
             case FirstTokens():
                 self._first(frame)
             case NoFirstTokens():
@@ -301,7 +309,7 @@ class EngineLoop:
         is_here = self._batch.has(key) or self._fetching.get(key) is not None
         is_here = is_here or self._compiling.has(key)
         if latest > request.attempt or is_here:
-            return  # older than what is known, or a duplicate
+            return  # an older attempt, or a duplicate
         if self._fetching.is_settling(key):
             self._fail(key, Unavailable("fetches of this attempt still end; try again"))
             return
@@ -324,7 +332,7 @@ class EngineLoop:
     def _start(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
         hashes: Sequence[BlockHash] = ()
-        # A prompt whose own likelihood is asked for is computed whole: nothing is waited for.
+        # A request for prompt logprobs computes its whole prompt, so it looks up no chunks.
         if request.params.prompt_logprobs is None:
             hashes = self._engine.block_hashes(request)
         finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
@@ -352,14 +360,16 @@ class EngineLoop:
         self._park(job, frame, hashes)
 
     def _uncached(self, job: Job, frame: PrefillJob | RunJob, hashes: Sequence[BlockHash]) -> int:
-        """Tokens that it will compute here, as far as is known; none while a partner does."""
+        """Return the number of tokens that the job will compute on this node, as far as known. 0
+        while a prefill node computes its prompt."""
         if isinstance(frame, RunJob) and frame.await_first:
             return 0
         cached = self._engine.cached_blocks(hashes) * self._layout.block_size
         return max(0, max(map(job.given, job.open_choices), default=0) - cached)
 
     def _go_on(self, compiled: CompilingJob) -> None:
-        """With a job whose grammar is compiled, or is none, and with the frames behind it."""
+        """Continue with a job whose grammar is compiled, and with the frames that waited behind it.
+        Fail the job if compilation failed."""
         if compiled.error is not None:
             self._fail(compiled.job.key, compiled.error)
             return
@@ -394,11 +404,11 @@ class EngineLoop:
         job.times.handed_off = self._clock()
         if job.open_choices:
             self._fetching.know_first(job)
-        else:  # every choice ended at the prefill node: nothing is left to run
+        else:  # every choice ended on the prefill node, so there is nothing to run
             self._fetching.abort(job)
 
     def _end_late_ones(self, now: float) -> None:
-        """Nobody waits any more for what is past its deadline."""
+        """Abort and fail the jobs whose deadline has passed."""
         jobs = (*self._compiling.jobs(), *self._fetching.jobs(), *self._batch.jobs())
         for job in [job for job in jobs if job.is_late(now)]:
             self._abort(job.key)
@@ -432,7 +442,7 @@ class EngineLoop:
                 self._publishing.published(event)
             case InboxEntry():
                 is_early = self._attempts.get(event.request, -1) < event.attempt
-                # A job that waits for its grammar takes them when it is parked.
+                # A job that waits for its grammar gets these entries when it is parked.
                 is_early = is_early or self._compiling.has((event.request, event.attempt))
                 self._fetching.announced(event, is_early=is_early)
 

@@ -1,9 +1,9 @@
-"""What the step loop asks of the two roles' machinery.
+"""The Protocols through which the step loop uses the packages of the two roles.
 
-Every node runs both: a prefill node fetches the prefix that the store holds, a decode node writes
-behind what it computes. `baton_prefill_node` implements Publishing; `baton_decode_node` implements
-Fetching and WritingBehind; `baton_cli.engine_process` gives them to the loop. Only the step loop's
-thread calls them.
+Every node runs both packages: a prefill node also fetches prefixes from the store, and a decode
+node also writes behind what it computes. `baton_prefill_node` implements Publishing.
+`baton_decode_node` implements Fetching and WritingBehind. `baton_cli.engine_process` passes them to
+the loop. Only the step loop's thread calls them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from baton_protocol.store import InboxEntry
 
 
 class Publishing(Protocol):
-    """Prefill jobs' chunks on their way into the store, and to the decode node's inbox."""
+    """Puts the chunks of prefill jobs into the store and announces them in the decode node's
+    inbox."""
 
     @property
     def empty(self) -> bool:
@@ -26,117 +27,127 @@ class Publishing(Protocol):
         ...
 
     def open(self, job: Job) -> None:
-        """A prefill job arrived."""
+        """A prefill job has arrived."""
 
     def looked_up(self, event: LookedUp) -> None:
-        """Which chunks have a marker. The job has these markers already."""
+        """A lookup was answered. The job already has the markers that were found."""
 
     def missing(self, job: Job, chunk: int) -> None:
-        """A chunk this job was to reuse is not in the store."""
+        """The fetch of a chunk with a marker has failed: treat the chunk as not stored. The job
+        need not be a prefill job."""
 
     def progressed(self, progress: Progress, job: Job) -> None:
-        """Right after a step: what it filled is put now, before the blocks can be reused."""
+        """A step has computed tokens of a prefill job. Called right after the step: hold the blocks
+        of chunks to put now, before the engine can reuse them."""
 
     def published(self, event: Published) -> None:
-        """A put has settled; perhaps it is none of a prefill job."""
+        """A put has settled. It need not belong to a prefill job."""
 
     def close(self, job: Job) -> None:
-        """The job computes no more."""
+        """The job computes no more. It need not be a prefill job."""
 
 
 class WritingBehind(Protocol):
-    """What whole requests fill, put into the store for others to find. Nobody waits for it."""
+    """Puts the chunks that whole requests fill into the store for later requests. No request waits
+    for these puts."""
 
     @property
     def empty(self) -> bool:
-        """True when nothing is in flight."""
+        """True when no put is in flight."""
         ...
 
     @property
     def saved(self) -> bool:
-        """True when nothing that was in flight at the last watch() still is."""
+        """True when every put in flight at the last watch() has settled."""
         ...
 
     def watch(self) -> None: ...
 
     def drain(self, draining: bool) -> None:
-        """Whether to leave nothing out from now on."""
+        """Start (True) or stop (False) to put every chunk, without limits of bandwidth."""
 
     def filled(self, filled: Filled, job: Job) -> None:
-        """Right after a step: a chunk of a whole request."""
+        """A whole request has a full chunk. Hold its blocks now, before the engine can reuse
+        them."""
 
+    # These two get the events of all puts, also those of other parts.
     def copied(self, event: Copied) -> None: ...
 
     def published(self, event: Published) -> None: ...
 
     def close(self, job: Job) -> None:
-        """The job computes no more."""
+        """The job computes no more. It need not be a whole request."""
 
 
 class Fetching(Protocol):
-    """Parked requests: they close their gap from the store, and are then admitted to the running
-    batch. len() is how many are parked; aborted ones that wait for their fetches do not count."""
+    """Parked requests: they fetch KV from the store and then join the running batch. len() is the
+    number of parked requests, without aborted ones whose fetches are still in flight."""
 
     def __len__(self) -> int: ...
 
     @property
     def empty(self) -> bool:
-        """True when nothing is parked and no fetch is in flight."""
+        """True when no request is parked and no fetch for a request is in flight."""
         ...
 
     @property
     def sequences(self) -> int:
-        """What they are going to run here: each choice of a request, or the one prompt of a prefill
-        job."""
+        """Number of sequences that the parked requests will run on this node: each open choice of a
+        whole request, or 1 for a prefill job."""
         ...
 
     @property
     def tokens(self) -> int:
-        """What they are going to compute here."""
+        """Number of tokens that the parked requests will compute on this node."""
         ...
 
     @property
     def early_entries(self) -> int:
-        """Inbox entries that wait for their job."""
+        """Number of inbox entries that wait for their job."""
         ...
 
     def get(self, key: JobKey) -> Job | None:
-        """A parked job that was not aborted."""
+        """Return a parked job, or None if there is none or it was aborted."""
 
     def is_settling(self, key: JobKey) -> bool:
-        """Whether it was aborted and its fetches still end."""
+        """Return whether the job was aborted and still has fetches in flight."""
         ...
 
     def jobs(self) -> Iterable[Job]:
-        """All that get() finds."""
+        """Return all parked jobs, without the aborted ones."""
         ...
 
     def park(self, job: Job, *, cached_blocks: int, await_first: bool) -> None:
-        """A job arrived, whose first `cached_blocks` blocks are in the own cache. `await_first`: a
-        prefill partner computes its prompt."""
+        """A job has arrived. Its first `cached_blocks` blocks are in this node's cache. With
+        `await_first` a prefill node computes its prompt."""
 
     def looked_up(self, job: Job) -> None:
-        """The lookup was answered, and the job has the markers that were found."""
+        """A parked job's lookup was answered. The job has the markers that were found."""
 
     def announced(self, entry: InboxEntry, *, is_early: bool) -> None:
-        """What a prefill partner says of a request's chunks. `is_early`: its job may still come."""
+        """A prefill node announced chunks of a request, or their end. `is_early` means that the
+        request's job may still arrive: keep the entry for it."""
 
     def fetched(self, event: Fetched) -> Job | None:
-        """A fetch has settled. Return its job, which is here until the last one has; None for a
-        sample, which belongs to nobody."""
+        """A fetch has settled. Return its job, or None for a sample, which belongs to no job. A job
+        stays here until its last fetch has settled."""
 
     def know_first(self, job: Job) -> None:
-        """The router sent the partner's first tokens, or that there are none."""
+        """The router sent FirstTokens or NoFirstTokens for a parked job."""
 
+    # The job's blocks are released when its fetches have settled.
     def abort(self, job: Job) -> None: ...
 
     def grant(self) -> None:
-        """Give blocks to those that can fetch, oldest first; stop at the first that finds none."""
+        """Reserve blocks for the requests that have chunks to fetch, oldest first. Stop at the
+        first for which too few blocks are free."""
 
     def give_back(self) -> None:
-        """The youngest that holds blocks gives them back."""
+        """Make the youngest request that holds blocks release them."""
 
     def expire(self, now: float) -> None:
-        """Go on with those that have waited long enough."""
+        """Stop waiting for those requests whose timeout has passed; `now` is in seconds of the
+        loop's clock."""
 
+    # When expire() is due next, in seconds of the loop's clock; None if no request has a timeout.
     def next_deadline(self) -> float | None: ...

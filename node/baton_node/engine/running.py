@@ -1,8 +1,8 @@
-"""The requests the engine runs: from admission to their last token.
+"""The requests that the engine runs, from admission to their last token.
 
 In: admitted jobs, the server's frames about them, the engine's steps. Out: Step and JobFailed
-frames; what is filled, for publishing and write-behind: with stop strings only once it is certain
-that none ended the choice before. Only the step loop's thread calls it.
+frames; computed chunks for publishing and write-behind. Write-behind gets a chunk of a request with
+stop strings only when none can cut it off any more. Only the step loop's thread calls this module.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from baton_protocol.link import JobFailed
 from baton_protocol.store import Priority
 
 logger = logging.getLogger(__name__)
-MAX_HELD_SHARE = 2
+MAX_HELD_SHARE = 2  # the divisor: puts may hold half of the block pool while the store stalls
 STILL_S = 1.0
 
 
 class OutgoingBlocks:
-    """Puts of chunks, and the blocks held for them until their bytes are copied.
+    """Puts chunks, and holds their blocks until their bytes are copied.
 
-    In: chunks to put, right after the step that filled them. Out: Engine.hold/unhold and
-    KVConnector.publish; counters; one line in the log when chunks are refused, one when they are
-    not any more. Only the step loop's thread calls it.
+    In: chunks to put, right after the step that filled them. Out: calls of Engine.hold and unhold
+    and of KVConnector.publish; counters; one log line when chunks are refused, and one when they
+    are accepted again. Only the step loop's thread calls it.
 
-    A store that stands still is noticed at its first deadline. Until then what it has not taken for
-    STILL_S may hold half of the pool and no more: the rest is for requests.
+    A stalled store is noticed only when a transfer misses its deadline. Until then puts may hold at
+    most half of the block pool once no chunk has been copied for STILL_S: requests need the rest.
 
-    `copying` chunks hold their blocks now.
+    `copying` is the number of chunks whose blocks are held now.
     """
 
     def __init__(self, context: LoopContext) -> None:
@@ -44,12 +44,12 @@ class OutgoingBlocks:
         self._counters = context.counters
         self._clock = context.clock
         self.copying = 0
-        self._moved_at = 0.0  # when one of them was copied, or the first of them held
+        self._moved_at = 0.0  # when a chunk was last copied, or the first of these was held
         self._most_copying = self.share(MAX_HELD_SHARE)
-        self._is_refusing = False  # the last chunk was refused
+        self._is_refusing = False  # the last put was refused
 
     def share(self, divisor: int) -> int:
-        """Chunks that make up 1/divisor of the pool, at least one."""
+        """Return the number of chunks that fill 1/divisor of the block pool, at least 1."""
         info = self._engine.info
         return max(1, info.num_blocks // divisor // info.layout.chunk_blocks)
 
@@ -60,7 +60,8 @@ class OutgoingBlocks:
         priority: Priority,
         inbox: tuple[str, str] | None = None,
     ) -> bool:
-        """False, and nothing is held, where too much has been held for too long."""
+        """Hold the blocks of a chunk and put it. Return False, and hold nothing, if the store
+        stalls and puts already hold their share of the pool."""
         now = self._clock()
         self._moved_at = self._moved_at if self.copying else now
         if self.copying >= self._most_copying and now - self._moved_at > STILL_S:
@@ -86,15 +87,19 @@ class OutgoingBlocks:
             logger.warning("chunks are published again, %s first", event.chunk.hash.hex())
 
     def refused(self, chunk: BlockHash, reason: str) -> None:
-        """Warn of the first only: a store that is down refuses thousands."""
+        """Log a refused put. Only the first is a warning: a store that is down refuses
+        thousands."""
         level = logging.DEBUG if self._is_refusing else logging.WARNING
         self._is_refusing = True
         logger.log(level, "chunk %s was not published: %s", chunk.hex(), reason)
 
 
 class RunningBatch:
-    """`ended` counts requests that have given their blocks back, `prompted` those whose prompt was
-    computed."""
+    """The admitted requests; len() is their number.
+
+    `ended` counts requests that ended, whose blocks the engine has freed. `prompted` counts
+    requests whose prompt was computed.
+    """
 
     def __init__(
         self, context: LoopContext, publishing: Publishing, write_behind: WritingBehind
@@ -122,8 +127,9 @@ class RunningBatch:
     def admit(
         self, job: Job, reservation: Reservation | None, landed: tuple[tuple[int, int], ...]
     ) -> None:
-        """The gap is closed as far as the store can: the engine does the rest. `landed` are the
-        runs of blocks behind the cached ones that fetches have filled, [start, end)."""
+        """Submit a job to the engine, which computes what is not cached or fetched. `landed` lists
+        the runs [start, end) of blocks after the cached ones that fetches have filled. If the
+        engine refuses the job, release the reservation and fail the job."""
         job.times.admitted = self._clock()
         prefill = job.kind == "prefill"
         try:
@@ -146,12 +152,12 @@ class RunningBatch:
         self._context.counters.handoffs += job.handed_off
 
     def fail(self, job: Job, error: BatonError) -> None:
-        """The job cannot run, here or anywhere."""
+        """End a job that cannot run, and send its error to the server."""
         self.close(job)
         self._socket.send(JobFailed(*job.key, error.record()))
 
     def close(self, job: Job) -> None:
-        """The job computes no more. What is being published goes on."""
+        """The job computes no more. Puts in flight continue."""
         self._write_behind.close(job)
         self._publishing.close(job)
 
@@ -169,7 +175,8 @@ class RunningBatch:
         self._close_choice(job, frame.choice)
 
     def drain(self) -> None:
-        """The node drains: what its requests have is put into the store, and what they fill."""
+        """The node drains: put the full chunks of all whole requests, and from now on each chunk
+        that they fill."""
         self._write_behind.drain(True)
         for job in self._jobs.values():
             if job.kind == "run":
@@ -178,7 +185,7 @@ class RunningBatch:
         self._write_behind.watch()
 
     def step(self) -> bool:
-        """One engine step. False if nothing could run."""
+        """Run one engine step and handle its results. Return False if nothing could run."""
         began = self._clock()
         result = self._engine.step()
         now = self._clock()
@@ -198,7 +205,7 @@ class RunningBatch:
         return bool(result.num_tokens or result.finished)
 
     def _frame(self, result: StepResult, now: float) -> Step:
-        """The step's tokens, each with the attempt it belongs to."""
+        """Return the step's tokens and computed prompts, each with its attempt."""
         prompts = [
             Prompted(use.request, job.request.attempt, job.stats(use, now), use.logprobs)
             for use in result.prompts
@@ -209,7 +216,7 @@ class RunningBatch:
         for out in result.tokens:
             job = self._jobs.get(out.request)
             if job is None or out.choice not in job.open_choices:
-                continue  # a stop string has ended it
+                continue  # a stop string has ended the choice
             tokens.append(
                 Token(
                     request=out.request,
@@ -234,8 +241,9 @@ class RunningBatch:
             self._write_behind.filled(filled, job)
 
     def _became_certain(self, out: TokenOut, job: Job) -> None:
-        """A chunk that was filled before has become certain, or none. Its blocks may be others by
-        now; the engine names those that the request has."""
+        """A choice of a request with stop strings has a new token: pass on the chunk that no stop
+        string can cut off any more, if there is one. Its blocks may have changed since it was
+        filled, so ask the engine for them."""
         job.newest[out.choice] = out.offset
         end = job.certain(out.choice)
         if end % self._chunk_tokens or end <= job.given(out.choice):
@@ -247,7 +255,7 @@ class RunningBatch:
                     self._write_behind.filled(filled, job)
 
     def _choices_done(self, result: StepResult) -> list[Token]:
-        """The ends of choices that came with all their tokens."""
+        """Return a final Token for each choice that arrived with all its tokens."""
         ends: list[Token] = []
         for end in result.complete:
             if (job := self._jobs.get(end.request)) is not None:
@@ -265,7 +273,7 @@ class RunningBatch:
             self._end(job)
 
     def _end(self, job: Job) -> None:
-        """The engine has forgotten it."""
+        """The request has ended, and the engine has forgotten it."""
         if self._jobs.get(job.request.id) is job:
             del self._jobs[job.request.id]
             self.ended += 1
