@@ -1,1 +1,1 @@
-"""The KV connector: what the engine process asks of the KV store, and who answers."""
+"""The KV connector: the engine process's interface to the KV store, and its implementations."""

@@ -1,8 +1,8 @@
-"""The data plane as a node's step loop drives it: what it is asked, and what comes back.
+"""The KV connector's Protocol: the calls that the step loop makes, and the events that come back.
 
-In: chunks of the engine's paged cache to look up, fetch and publish. Out: events, each once; how
-the data servers and the index are. Implemented by redis_connector (over a store) and
-null_connector.
+In: chunks of the engine's paged cache to look up, fetch and publish. Out: events, each exactly
+once; the health of the data servers and of the index. `redis_connector` implements it over a store,
+`null_connector` for a node without one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PADDING = BlockId(0)
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:
-    """One chunk of one request: its index in the prompt and its name."""
+    """One chunk of one request. `index` is its place in the chain of chunks, `hash` its name."""
 
     request: RequestId
     attempt: int
@@ -35,7 +35,8 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """Answer to lookup(), one per hash asked. All None where the index is out of reach."""
+    """The answer to lookup(): one entry per hash, None if no usable chunk is known. All are None if
+    the index is unreachable."""
 
     request: RequestId
     attempt: int
@@ -44,7 +45,8 @@ class LookedUp:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A fetch settled: the bytes are in the blocks and verified, or `ok` is False."""
+    """A fetch has settled. If `ok`, the blocks hold the verified bytes; else `reason` says why
+    not."""
 
     chunk: ChunkRef
     ok: bool
@@ -54,7 +56,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A publish no longer needs its source blocks (they are in staging, or sent)."""
+    """A publish does not need its source blocks any more: they were copied, sent, or refused."""
 
     chunk: ChunkRef
     blocks: tuple[BlockId, ...]
@@ -62,7 +64,8 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A publish settled: stored and marked, or `marker` is None and `reason` says why."""
+    """A publish has settled: the chunk and its marker are stored, or `marker` is None and `reason`
+    says why not."""
 
     chunk: ChunkRef
     marker: Marker | None
@@ -70,14 +73,16 @@ class Published:
     reason: str = ""
 
 
-# An InboxEntry is one for a request of this node: what its prefill partner says of its chunks.
+# An InboxEntry comes from a prefill node and is about a request on this node.
 ConnectorEvent = LookedUp | Fetched | Copied | Published | InboxEntry
 
 
 class KVConnector(Protocol):
-    """Moves chunks between KVMemory and the store, talks to the index, and knows how both are;
-    never blocks the caller. Results come back through poll(); `fileno` becomes readable when there
-    are any."""
+    """Moves chunks between KVMemory and the store, and reads and writes the index.
+
+    No call but close() blocks. Results come back through poll(); the file descriptor of fileno()
+    becomes readable when there are any.
+    """
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None: ...
 
@@ -92,39 +97,45 @@ class KVConnector(Protocol):
         priority: Priority,
         inbox: tuple[str, str] | None = None,
     ) -> None:
-        """Store a chunk; once it is marked, `inbox` hears of it, and then comes Published."""
+        """Store a chunk and its marker, announce it to `inbox` (node, epoch) if given, and then
+        emit Published. Copied comes before Published."""
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
-        """Append to the inbox of (node, epoch), after everything announced to it before."""
+        """Append an entry to the inbox of (node, epoch), after all earlier announcements to it.
+        Announcements can be lost; the decode node then computes the chunks."""
 
     def poll(self) -> list[ConnectorEvent]: ...
 
     def fileno(self) -> int: ...
 
     def rates(self) -> tuple[float, float]:
-        """Put and get, bytes per second, all instances together; 0.0 is not measured."""
+        """Return the measured put and get rates in bytes per second, of all data servers together;
+        0.0 means not measured."""
         ...
 
     def instances(self) -> tuple[DataInstance, ...]:
-        """The data servers as they are now: rates, latency, fill. Cheap."""
+        """Return the latest figures of each data server: rates, latency, memory. Does no I/O."""
         ...
 
     def take_behind(self, size: int) -> bool:
-        """Whether `size` bytes may be written behind now; True counts them as written. False while
-        their bandwidth is used up, or the store is over half full, or in trouble."""
+        """Return whether write-behind may put `size` bytes now; True counts them as written. False
+        if its bandwidth is used up, if other puts are queued, or if the store is over half full or
+        in trouble."""
         ...
 
     def drain(self, draining: bool) -> None:
-        """While this node drains the limit of take_behind() is lifted."""
+        """Lift the limits of take_behind() while `draining`. Only a store in trouble still makes it
+        return False."""
         ...
 
     def healthy(self) -> bool:
-        """Whether a chunk could be published now: the index and a data instance take what they are
-        given. Cheap, and asked at every turn of the loop."""
+        """Return whether chunks can be published now: the index and at least one data server accept
+        writes. Does no I/O: the loop calls it in each iteration."""
         ...
 
     def store_health(self) -> StoreHealth:
-        """What routers are told of the store: healthy() in their words, or that there is none."""
+        """Return the store's health for load reports: "up" or "down" as healthy(), or "none"
+        without a store."""
         ...
 
     def close(self) -> None: ...

@@ -1,18 +1,18 @@
-"""The index side of the connector: all that its control thread does.
+"""The connector's index side: all work of its control thread.
 
-In: from any thread, lookups, markers to write, to prolong and to drop, announcements. Out:
-ConnectorEvents through `emit`: LookedUp and Published, each exactly once, and the entries of this
-node's inbox.
+In, from any thread: lookups; markers to write, refresh or drop; announcements. Out, through `emit`:
+LookedUp and Published, each exactly once, and the entries of this node's inbox.
 
-What is one after another in a hand-off stays so: a chunk's marker is written once all of its bytes
-are acknowledged, then who waits for it is told (without the step loop, whose next step may take
-longer than the transfer), and then comes Published, after all of which there is the hand-off's end.
+The order of a hand-off is fixed. When all bytes of a chunk are acknowledged, its marker is written;
+then its announcement is queued for the decode node's inbox; then Published is emitted. The step
+loop announces the hand-off's end after the last Published. The step loop takes no part in
+announcing a chunk, since a step may take longer than the transfer.
 
-ControlThread  runs coroutines that any thread gives it, in an asyncio loop of its own; each
-               delivers its own result. The step loop and the transfer threads never wait for it
-WriteBatcher   inside it, small writes that go together: what comes while one is under way is in the
-               next, so that a slow server is asked seldom and an idle one at once
-IndexCheck     whether the index can be used now
+ControlThread  runs coroutines from any thread in its own asyncio loop; each delivers its own
+               result. The step loop and the transfer threads never wait for it
+WriteBatcher   batches small writes: items that arrive during a write go into the next one, so an
+               idle server gets an item at once and a slow server gets few, large writes
+IndexCheck     watches whether the index can be used
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ T = TypeVar("T")
 
 
 class ControlThread:
-    """start() and close() it in one thread; call() and spawn() from any."""
+    """A thread with an asyncio loop. Call start() and close() in one thread, call() and spawn() in
+    any."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -58,12 +59,12 @@ class ControlThread:
         return self._closing
 
     def start(self, prepare: Callable[[], None]) -> None:
-        """`prepare` runs first, inside the thread."""
+        """Start the thread, which calls `prepare` first."""
         self._prepare = prepare
         self._thread.start()
 
     def call(self, act: Callable[[], None]) -> bool:
-        """Run `act` in the thread; False when that has ended."""
+        """Run `act` in the thread. Return False if the thread has ended."""
         try:
             self._loop.call_soon_threadsafe(act)
         except RuntimeError:  # the loop is closed
@@ -71,7 +72,8 @@ class ControlThread:
         return True
 
     def spawn(self, work: Work) -> bool:
-        """Run `work` as a task of the thread; False, and it never runs, if that is closing."""
+        """Run `work` as a task of the thread. Return False, and drop it, if the thread is
+        closing."""
         if self._closing or not self.call(lambda: self.begin(work)):
             work.close()
             return False
@@ -87,7 +89,7 @@ class ControlThread:
         task.add_done_callback(self._tasks.discard)
 
     def close(self, last: Callable[[], Work]) -> None:
-        """Cancel all tasks, run `last()` and end the thread."""
+        """Cancel all tasks, run `last()` and end the thread. Wait at most CLOSE_S."""
         self._closing = True
         if self._thread.is_alive():
             self.call(lambda: self._end(last))
@@ -110,14 +112,18 @@ class ControlThread:
         while self._tasks and self._loop.time() < until:
             for task in self._tasks:
                 task.cancel()
-            # Again where it was swallowed: wait_for() does so when both come at once.
+            # Cancel again if a task swallowed it: wait_for() does so if it completes meanwhile.
             await asyncio.wait(self._tasks, timeout=CANCEL_S)
         await last()
 
 
 class WriteBatcher(Generic[K, T]):
-    """`begin` starts a task. `write` gets all that has gathered for a key, one call per key at a
-    time and in order, and handles its own errors. At most `most` items wait per key."""
+    """Collects items per key while the key's previous write is in progress.
+
+    `begin` starts a task. `write` gets a key and all items that have collected for it, in order;
+    calls for one key do not overlap. It must handle its own errors. At most `most` items wait per
+    key. Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -131,7 +137,7 @@ class WriteBatcher(Generic[K, T]):
         self._waiting: dict[K, list[T]] = {}
 
     def add(self, key: K, item: T) -> bool:
-        """False where too many wait already."""
+        """Add an item. Return False, and drop it, if `most` items wait for the key already."""
         waiting = self._waiting.get(key)
         if waiting is None:
             self._waiting[key] = [item]
@@ -155,20 +161,22 @@ class WriteBatcher(Generic[K, T]):
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 1.0
-QUICK_CHECK_S = 0.25
+EVERY_S = 1.0  # interval of probes
+QUICK_CHECK_S = 0.25  # interval of probes while there is trouble
 
 
 class IndexCheck:
-    """Whether the store's index can be used now: it answers, and it takes writes.
+    """Watches whether the store's index can be used: whether it answers and accepts writes.
 
-    In: the commands this node has for it, and a probe (a small write): each second, oftener while
-    there is trouble, at once when a command failed. Out: answers, or StoreUnavailable; `trouble`
-    and `away`, which any thread may read. While the index is away whoever asks is refused at once,
-    so that a frozen one costs its deadline once; while it is full, only who would add to it. Its
-    loss is one line in the log, its return another.
+    In: this node's commands to the index, and a probe (a small write). The probe runs each second,
+    more often while there is trouble, and at once after a failed command. Out: the commands'
+    results, or StoreUnavailable; `trouble` and `away`.
 
-    Everything but the properties belongs to one event loop.
+    While the index does not answer, all commands are refused at once, so a frozen index costs one
+    deadline, not one per command. While it is full, only commands that need room are refused. One
+    log line reports the failure, and one the recovery.
+
+    Any thread may read the properties; all else belongs to one event loop.
     """
 
     def __init__(
@@ -178,13 +186,13 @@ class IndexCheck:
         self._clock = clock
         self._trouble = ""
         self._succeeded_at = float("-inf")
-        self._now = asyncio.Event()  # probe without waiting
+        self._now = asyncio.Event()  # set: run the next probe now
         self._answers = asyncio.Event()
         self._answers.set()
 
     @property
     def trouble(self) -> str:
-        """Why nothing is added to the index; "" while it can be."""
+        """Why the index accepts no writes now, "" if it does."""
         return self._trouble
 
     @property
@@ -193,18 +201,20 @@ class IndexCheck:
         return not self._answers.is_set()
 
     async def answers(self) -> None:
-        """Wait until the index is not away."""
+        """Wait until the index answers again, if it is away."""
         await self._answers.wait()
 
     async def ask(self, question: Callable[[], Awaitable[T]], *, adds: bool = True) -> T:
-        """The answer, or StoreUnavailable. `adds`: it needs room on the index."""
+        """Run a command and return its result. `adds` says that it needs room on the index. Raise
+        StoreUnavailable if the command fails, or at once if the index is away, or in trouble and
+        `adds` is set."""
         if self.away or (adds and self._trouble):
             raise StoreUnavailable(self._trouble)
         began = self._clock()
         try:
             return await question()
         except ServerRefused:
-            self._now.set()  # full, perhaps: the probe will say
+            self._now.set()  # the index may be full; probe to find out
             raise
         except StoreUnavailable as error:
             self._lost(error, began)
@@ -229,7 +239,8 @@ class IndexCheck:
                     await self._now.wait()
 
     def _lost(self, error: StoreUnavailable, began: float) -> None:
-        """What began before the index was last seen at work says nothing about now."""
+        """A command or probe that began at `began` has failed. Ignore it if a probe has succeeded
+        since then."""
         if began < self._succeeded_at:
             return
         if isinstance(error, ServerRefused):
@@ -250,15 +261,15 @@ class IndexCheck:
 
 
 INBOX_BLOCK_MS = 1000
-RETRY_S = 0.5  # pause after the inbox could not be read
-MAX_PENDING_ENTRIES = 10_000  # announcements waiting for a slow index; more are dropped
+RETRY_S = 0.5  # pause after a failed read of the inbox
+MAX_PENDING_ENTRIES = 10_000  # announcements per inbox that wait for the index; others are dropped
 MAX_PENDING_MARKERS = 10_000
 CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """Where the store is, as whom this node talks to it, and what it may do there."""
+    """The store's URLs, this node's identity there, and how the node uses it."""
 
     index_url: str = field(repr=False)  # URLs may hold a password
     data_urls: tuple[str, ...] = field(repr=False)
@@ -272,18 +283,20 @@ class StoreAddress:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A chunk whose bytes are all acknowledged."""
+    """A chunk whose bytes the data server has all acknowledged."""
 
     chunk: ChunkRef
     marker: Marker
     bytes: int
-    inbox: tuple[str, str] | None = None  # who waits for it
+    inbox: tuple[str, str] | None = None  # (node, epoch) of the decode node that waits for it
 
 
 class IndexClient:
-    """`runs` gives per data server its run id, "" where it is not known yet, None where it is
-    away. `connect` makes an index from its URL and the pool's name. Public methods may be called
-    from any thread."""
+    """Lookups, markers and inboxes on the index. Any thread may call the public methods.
+
+    `runs` returns the run id of each data server: "" if not known yet, None if the server is down.
+    `connect` makes an index client from the index URL and the pool's name.
+    """
 
     def __init__(
         self,
@@ -314,7 +327,7 @@ class IndexClient:
 
     @property
     def trouble(self) -> str:
-        """Why nothing is added to the index; "" while it can be."""
+        """Why the index accepts no writes now, "" if it does."""
         return self._check.trouble
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
@@ -324,14 +337,17 @@ class IndexClient:
         self._control.spawn(self._look_up(request, attempt, tuple(hashes)))
 
     def mark(self, stored: Stored) -> None:
-        """Write its marker, together with those of others that come meanwhile; Published."""
+        """Write a chunk's marker, announce the chunk and emit Published. Markers that arrive during
+        a write are batched."""
         if not self._control.call(lambda: self._gather(stored)):
             self._emit(Published(stored.chunk, None, 0, CLOSED))
 
     def refresh(self, chunk: ChunkRef) -> None:
-        """It was fetched, so its value lives on; its marker does too, prolonged together with those
-        of others that come meanwhile. One that was only found does not: it would outlive the value,
-        and hide that somebody has to put it again."""
+        """Prolong the marker of a chunk that was fetched, since the fetch prolonged its value.
+
+        Do not do this for a marker that was only found: it would outlive its value and hide that
+        the chunk must be put again.
+        """
         self._control.call(lambda: self._prolong(chunk))
 
     def unmark(self, chunk: BlockHash, marker: Marker) -> None:
@@ -378,7 +394,7 @@ class IndexClient:
             )
         except StoreError as error:
             logger.debug("lookup for %s failed: %s", request, error)
-        except Exception:  # a task's outer edge, and somebody waits for the answer
+        except Exception:  # a task's outer edge; the request waits for its LookedUp
             logger.exception("lookup for %s failed", request)
         runs = self._runs()
         alive = tuple(
@@ -395,7 +411,8 @@ class IndexClient:
             self._emit(Published(stored.chunk, None, 0, reason))
 
     async def _mark(self, _: None, batch: list[Stored]) -> None:
-        """In one round trip; who is cut short says so for all of them."""
+        """Write a batch of markers in one round trip. Emit Published for each, even if the write
+        fails or is cancelled."""
         marks = [(each.chunk.hash, each.marker, ttl_ms(each.marker.depth)) for each in batch]
         reason = "cancelled"
         try:
@@ -448,32 +465,32 @@ class IndexClient:
         try:
             await self._check.ask(partial(self._idx.announce, node, epoch, batch))
         except StoreError as error:
-            # The decode node computes what it does not hear of.
+            # The decode node computes chunks that are not announced to it.
             logger.debug("%d announcements to %s lost: %s", len(batch), node, error)
 
     async def _read_inbox(self) -> None:
         run_id, broken, warned = "", True, False
-        ids: list[bytes] = []  # of the entries that were emitted
+        ids: list[bytes] = []  # ids of the emitted entries, to acknowledge with the next read
         while not self._control.closing:
             await self._check.answers()
             try:
                 if broken:
                     now = await self._check.ask(self._idx.run_id, adds=False)
                     if now != run_id:
-                        # An index that came back may have forgotten how it was set.
+                        # A restarted index may have lost its settings.
                         await self._check.ask(self._tend, adds=False)
                         run_id = now
                 ids, entries = await self._check.ask(partial(self._read_next, ids), adds=False)
                 broken = warned = False
             except StoreError as error:
-                # Of an index that is away the check has warned.
+                # IndexCheck has already warned if the index is away.
                 if isinstance(error, ServerRefused) and not warned:
                     logger.warning("the inbox cannot be read: %s", error)
                     warned = True
                 broken = True
                 await asyncio.sleep(RETRY_S)
                 continue
-            except Exception:  # a task's outer edge: without it each hand-off would time out
+            except Exception:  # a task's outer edge: if it ended, each hand-off would time out
                 logger.exception("the inbox cannot be read")
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -489,8 +506,8 @@ class IndexClient:
 
 
 def _may_exist(marker: Marker, runs: Sequence[str | None]) -> bool:
-    """False for what a data server took with it when it was restarted, what is on one that is
-    away, and what is not ours."""
+    """Return False if the marker's data server has restarted since, is down, or is not in this
+    node's list."""
     if not 0 <= marker.instance < len(runs):
         return False
     return runs[marker.instance] in ("", marker.run_id)

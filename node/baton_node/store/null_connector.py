@@ -1,6 +1,6 @@
-"""The connector of a node without a store: nothing is found, nothing is kept.
+"""The connector of a node without a store: it finds nothing and stores nothing.
 
-In: calls of the step loop. Out: the same events as from a real one, all of them saying no.
+In: the step loop's calls. Out: the same events as from a real connector, all of them negative.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WHY = "this node has no store"
 
 
 class NoStore:
-    """Settles each call at once."""
+    """A KVConnector that settles each call at once."""
 
     def __init__(self) -> None:
         self._events: deque[ConnectorEvent] = deque()
@@ -46,10 +46,10 @@ class NoStore:
         return False
 
     def drain(self, draining: bool) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no write-behind."""
 
     def healthy(self) -> bool:
-        """Nothing can be published."""
+        """Return False: nothing can be published."""
         return False
 
     def store_health(self) -> StoreHealth:
@@ -74,7 +74,7 @@ class NoStore:
         self._emit(Published(chunk, None, 0, WHY))
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
-        """Nobody can be told."""
+        """Do nothing: without an index there are no inboxes."""
 
     def _emit(self, event: ConnectorEvent) -> None:
         self._events.append(event)

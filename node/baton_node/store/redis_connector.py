@@ -1,15 +1,17 @@
-"""KVConnector over baton_kvstore: transfer threads beside the memory, one control thread.
+"""KVConnector over baton_kvstore, with transfer threads and one control thread.
 
-    chunks      DataPlane's threads send from and receive into KVMemory, where it has views, and
-                copy between it and their staging buffers where it has none
-    the index   `index_client`, an asyncio loop of its own: lookups, markers, inboxes
-    the caller  the step loop; it never blocks here. Results wait in a deque, an eventfd wakes it
+    chunks      the DataPlane's threads send from KVMemory and receive into it; where it has no
+                views, they copy between it and their staging buffers
+    the index   `index_client`: lookups, markers and inboxes, in an asyncio loop of its own thread
+    the caller  the step loop, which never blocks here; results wait in a deque and an eventfd wakes
+                the loop
 
-In: calls of the step loop. Out: ConnectorEvents through poll(), each call settled exactly once:
-a publish gives Copied and then Published, a fetch Fetched, a lookup LookedUp, whatever fails.
+In: the step loop's calls. Out: ConnectorEvents through poll(). Each call settles exactly once,
+whatever fails: a publish with Copied and then Published, a fetch with Fetched, a lookup with
+LookedUp.
 
-A store in trouble costs no time: what its index or all data servers would have to do is refused at
-once, and what is in flight settles at its deadline. Both are watched; see healthy().
+A store in trouble does not delay requests: operations on an index or on data servers that are down
+are refused at once, and those in flight settle by their deadline. See healthy().
 """
 
 from __future__ import annotations
@@ -33,7 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class StoreConnector:
-    """Make it, start() it, close() it in the step loop's thread."""
+    """KVConnector over a store. Create, start() and close() it in the step loop's thread.
+
+    The constructor raises StoreMisconfigured for an invalid URL or layout. `connect` makes an index
+    client from an index URL and a pool name.
+    """
 
     def __init__(
         self,
@@ -67,7 +73,7 @@ class StoreConnector:
         self._index.start()
 
     def close(self) -> None:
-        """Settle what is in flight and end the threads."""
+        """Settle all operations in flight and end the threads."""
         if not self._closed:
             self._closed = True
             self._plane.close()
@@ -87,7 +93,7 @@ class StoreConnector:
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def rates(self) -> tuple[float, float]:
-        """Put and get, bytes per second as measured; 0.0 before that."""
+        """Return the measured put and get rates in bytes per second; 0.0 until measured."""
         return self._plane.put_bytes_per_s, self._plane.get_bytes_per_s
 
     def instances(self) -> tuple[DataInstance, ...]:
@@ -100,8 +106,8 @@ class StoreConnector:
         self._plane.draining = draining
 
     def healthy(self) -> bool:
-        """Whether chunks can be published now: the index answers and takes writes, and a data
-        server takes chunks. Any thread may ask."""
+        """Return whether chunks can be published now: the index answers and accepts writes, and at
+        least one data server accepts chunks. Any thread may call it."""
         return not self._trouble()
 
     def store_health(self) -> StoreHealth:
@@ -113,9 +119,13 @@ class StoreConnector:
     def fetch(
         self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
     ) -> None:
-        """Leading blocks given as padding hold their KV already and are not written; with no other
-        blocks a fetch only measures the server. The others may hold anything until it has settled,
-        and keep it unless all is well. A chunk that is not what its marker says loses it."""
+        """Fetch a chunk into `blocks`.
+
+        Leading padding blocks stand for blocks that already hold their KV: they are not written. A
+        fetch into padding only measures the server. The other blocks hold undefined bytes until the
+        fetch has settled, and after it unless it is ok. If the store does not hold the chunk that
+        the marker describes, the marker is dropped.
+        """
         keep = sum(1 for block in blocks if block == PADDING)
         offset = keep * self._layout.block_bytes // self._layout.kv_shards
         targets = tuple(blocks[keep:])
@@ -172,12 +182,12 @@ class StoreConnector:
     # --- any thread ----------------------------------------------------------------------------
 
     def _trouble(self) -> str:
-        """Why nothing can be published; "" if it can."""
+        """Why nothing can be published now, "" if chunks can be."""
         troubles = self._plane.put_troubles
         return self._index.trouble or (troubles[0] if all(troubles) else "")
 
     def _runs(self) -> list[str | None]:
-        """Per data server its run id, "" where it is not known yet, None where it is away."""
+        """Return the run id of each data server: "" if not known yet, None if it is down."""
         plane = self._plane
         return [
             None if trouble else run_id
