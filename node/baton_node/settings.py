@@ -34,8 +34,8 @@ class NodeSettings(EngineConfig):
     """Settings of one node: its identity, addresses, store and engine. EngineConfig's fields
     configure the engine. Durations are in seconds.
 
-    With `port` 0 the system chooses a free port; the node registers it and logs it. `address` is
-    the URL at which routers reach the node; the default is http://host:port. With an empty
+    With `port` 0 the system chooses a free port; the log and the registry show it. `address` is the
+    URL at which routers reach the node; the default is http://host:port. With an empty
     `index_url` there is no store: this node computes each request itself. If `link_token` is set,
     clients must send it to open a link or to read an artifact. `store_settings` is "apply" to set
     the store servers' options and "check" to only verify them. `write_behind_bandwidth` is in bytes

@@ -212,7 +212,7 @@ class EngineLoop:
         return self._fetching.early_entries
 
     def run(self) -> None:
-        """Run the loop. Ends only with EngineSocketClosed, when the server is gone."""
+        """Run the loop until the server is gone, which raises EngineSocketClosed."""
         stuck = False
         while True:
             self._sleep(stuck)

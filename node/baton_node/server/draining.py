@@ -102,7 +102,8 @@ class Draining:
         self._changed()
 
     def saved(self) -> None:
-        """The engine answered a Drain: the chunks of running requests are in the store."""
+        """The engine answered a Drain: the store has stored or refused the chunks of running
+        requests."""
         if self._due and not self.leaving:
             self._leave()
 

@@ -197,7 +197,7 @@ class Node:
     # --- the engine -----------------------------------------------------------------------------
 
     async def follow_engine(self) -> None:
-        """Handle the engine's frames until it ends. Always ends with EngineLost."""
+        """Handle the engine's frames until the engine ends, which raises EngineLost."""
         while True:
             self.said(await self._engine.next())
 
@@ -227,7 +227,7 @@ class Node:
         self._soon.said()
         broadcast(self._links, self.load)
 
-    # --- the end --------------------------------------------------------------------------------
+    # --- shutdown -------------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """Refuse new jobs and return when no request is left here.

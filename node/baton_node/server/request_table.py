@@ -217,7 +217,7 @@ class RequestTable:
         if live.link is not None and live.last is not None:
             live.link.send(live.last)
 
-    # --- links that are lost --------------------------------------------------------------------
+    # --- lost links -----------------------------------------------------------------------------
 
     def orphan(self, link: RouterLink) -> bool:
         """A link is lost: its requests have no link from now on. Return True if any of them still
@@ -264,7 +264,7 @@ class RequestTable:
         elif missed:
             link.send(Deltas(tuple(missed)))
 
-    # --- the end --------------------------------------------------------------------------------
+    # --- shutdown -------------------------------------------------------------------------------
 
     def hand_back(self, error: ErrorRecord) -> None:
         """Return each running request to its router with this error, so that the router places it

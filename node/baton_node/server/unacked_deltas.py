@@ -11,8 +11,8 @@ from itertools import islice
 
 from baton_protocol.link import Delta
 
-# Of a delta with one token, and of each candidate in its logprobs. Measured with sys.getsizeof on
-# CPython 3.11, rounded up.
+# Sizes of a delta with one token, and of each candidate in its logprobs: measured with
+# sys.getsizeof on CPython 3.11, rounded up.
 DELTA_BYTES = 300
 CANDIDATE_BYTES = 250
 

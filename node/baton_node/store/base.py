@@ -35,8 +35,8 @@ class ChunkRef:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """The answer to lookup(): one entry per hash, None if no usable chunk is known. All are None if
-    the index is unreachable."""
+    """The answer to lookup(): one marker per hash, or None if the store does not have the chunk.
+    All are None if the index is unreachable."""
 
     request: RequestId
     attempt: int

@@ -229,7 +229,7 @@ class IndexCheck:
                 await self._probe()
             except StoreUnavailable as error:
                 self._lost(error, began)
-            except Exception as error:  # a task's outer edge, and nothing works without it
+            except Exception as error:  # a task's outer edge: without it, `trouble` never changes
                 logger.exception("the probe of the store's index failed")
                 self._lost(StoreUnavailable(repr(error)), began)
             else:
