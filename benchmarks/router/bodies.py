@@ -1,6 +1,6 @@
 """What large bodies cost the router in memory, and its other clients in time.
 
-    python -m benchmarks.router.bodies [--seconds 20] [--clients 16] [--kinds text chat ...]
+    python -m benchmarks.router.bodies [--seconds 20] [--clients 16] [--kinds text ...] [--quick]
 
 Claim: 16 clients of one tenant that each send a body of 16 MB at the same moment, every 5 s, raise
 the router's resident memory by at most 256 MB at its peak, and another tenant's p99 of the time to
@@ -11,7 +11,8 @@ model's tokenizer (`baton model fetch-demo`). Each kind of body has a router of 
 tenant asks in the same way alone, then while the same senders send the same bytes to a process that
 throws them away (on few cores this alone takes time from everybody), then while they send them to
 the router: the goal is for the last against the second. Memory is the kernel's count (VmHWM, set
-back before the bodies come; VmRSS 5 s after them). Exit 1 where a goal is missed.
+back before the bodies come; VmRSS 5 s after them). Exit 1 where a goal is missed. `--quick` sends
+one kind for 6 s.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from baton_engine.config.engine_config import SimConfig
 from baton_node.settings import NodeSettings
 from baton_router import RouterSettings
 from benchmarks.support import role_processes
-from benchmarks.support.figures import machine, percentile
+from benchmarks.support.figures import Verdict, exit_code, machine, percentile
 from benchmarks.support.role_processes import answer_of, decode_node, process
 from benchmarks.support.servers import HOST, free_port
 
@@ -155,7 +156,7 @@ def memory_mb(pid: int, name: str) -> float:
     raise SystemExit(f"the kernel does not tell {name}")
 
 
-def measure(kind: str, options: argparse.Namespace, model: Path) -> bool:
+def measure(kind: str, options: argparse.Namespace, model: Path) -> Verdict:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-bench-")))
         (folder / "keys").write_text(KEYS)
@@ -191,15 +192,16 @@ def measure(kind: str, options: argparse.Namespace, model: Path) -> bool:
     phases = (alone, elsewhere, here)
     p50s, p99s = ([1e3 * percentile(one, share) for one in phases] for share in (0.5, 0.99))
     met = raised <= GOAL_MB and p99s[2] <= GOAL_RATIO * p99s[1]
-    print(
+    verdict = Verdict(
+        met,
         f"{kind:<18} router {before:.0f} MB, peak {raised:+.0f}, after {after - before:+.0f}"
         f" (goal +{GOAL_MB:g}); first token alone / beside bodies elsewhere / here, ms:"
         f" p50 {' / '.join(f'{one:.0f}' for one in p50s)},"
         f" p99 {' / '.join(f'{one:.0f}' for one in p99s)}: {p99s[2] / p99s[1]:.2f}x"
         f" (goal {GOAL_RATIO:g}x) {'met' if met else 'MISSED'}",
-        flush=True,
     )
-    return met
+    print(verdict.text, flush=True)
+    return verdict
 
 
 def beside(
@@ -221,6 +223,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="alone, and beside the bodies")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--kinds", nargs="+", choices=list(BODIES), default=list(BODIES))
+    parser.add_argument("--quick", action="store_true", help="one kind, 6 s")
     parser.add_argument("--send", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--sink", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -230,10 +233,12 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.send:
         send(options.send, options.kinds[0], options.clients, options.seconds)
         return 0
+    if options.quick:
+        options.kinds, options.seconds = options.kinds[:1], 6.0
     print(machine())
     model = fetch_demo(None, lambda line: None)
-    met = [measure(kind, options, model) for kind in options.kinds]
-    return 0 if all(met) else 1
+    verdicts = [measure(kind, options, model) for kind in options.kinds]
+    return exit_code(verdicts, quick=options.quick)
 
 
 if __name__ == "__main__":

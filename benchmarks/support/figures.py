@@ -47,6 +47,16 @@ def at_least(ours: Sequence[float], theirs: Sequence[float], goal: float) -> Ver
     return Verdict(False, f"{found:5.2f}x  goal {goal:.2f}x MISSED")
 
 
+def times_at_most(ours: Sequence[float], theirs: Sequence[float], goal: float) -> Verdict:
+    """Where less is better: ours should be `goal` times theirs at most."""
+    found = ratio(ours, theirs)
+    if found <= goal:
+        return Verdict(True, f"{found:5.2f}x  goal {goal:.2f}x met")
+    if min(ours) <= goal * max(theirs):
+        return Verdict(True, f"{found:5.2f}x  goal {goal:.2f}x equal: ranges overlap")
+    return Verdict(False, f"{found:5.2f}x  goal {goal:.2f}x MISSED")
+
+
 def at_most(values: Sequence[float], limit: float, unit: str, digits: int = 2) -> Verdict:
     """Where less is better: the median should be under `limit`."""
     met = statistics.median(values) < limit
