@@ -1,6 +1,7 @@
-"""What a step brought: its results go into the sequences, the prefix cache and the books.
+"""Apply a finished step's results to the sequences, the prefix cache and the counters.
 
-In: a step that was read. Out: an Outcome: new tokens, progress, full chunks, and who ended.
+In: a step and the runner's results for it. Out: an Outcome with new tokens, progress, full chunks
+and the requests that ended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from baton_engine.scheduling.stop_conditions import Outcome, finish_of, grammar_
 
 
 class ResultReader:
-    """Takes the results of steps."""
+    """Applies the runner's results, one step at a time."""
 
     def __init__(
         self,
@@ -37,8 +38,11 @@ class ResultReader:
         self._requests = requests
 
     def take(self, step: InFlightStep, results: Seq[RowResult], outcome: Outcome) -> None:
-        """Put what the rows brought into `outcome`. Of plain sequences only what may change with a
-        token is looked at; _take_row() says the same of any."""
+        """Apply one result per row of `step` and add what happened to `outcome`.
+
+        A plain sequence takes a short path that checks only what one token can change;
+        _take_row() handles any sequence and gives the same result.
+        """
         number, size = step.number, self._layout.block_size
         outcome.num_seqs = outcome.num_tokens = len(step.pieces)
         tokens = outcome.tokens
@@ -69,7 +73,7 @@ class ResultReader:
         outcome.num_tokens += piece.count - 1
         outcome.num_prompt_tokens += max(0, min(end, state.prompt_len) - row.start)
         if not sequence.running:
-            return  # it ended when the step was under way
+            return  # the sequence ended while the step was in flight
         if state.asks_prompt:
             state.take_prompt_logprobs(row.start, result.prompt)
         sequence.advance(piece.count)
@@ -85,7 +89,7 @@ class ResultReader:
         self._requests.forget_if_ended(state, outcome.ended)
 
     def _fill(self, sequence: Sequence, begin: int, end: int, outcome: Outcome) -> None:
-        """The KV of tokens [begin, end) is written: register its full blocks, tell full chunks."""
+        """The KV of tokens [begin, end) is written: register full blocks, report full chunks."""
         full = sequence.computed // self._layout.block_size
         if full > sequence.registered:
             run = (sequence.registered, full)
@@ -95,7 +99,7 @@ class ResultReader:
             outcome.filled += take_filled(sequence, begin, end, self._layout)
 
     def _report_progress(self, leader: Sequence, outcome: Outcome) -> None:
-        """How far the leader is with what the request came with."""
+        """Report how many of the request's given tokens the leader has computed."""
         state = leader.state
         if state.track and not state.given_done:
             blocks = leader.blocks[: blocks_for(state.given_len, self._layout.block_size)]
@@ -107,12 +111,12 @@ class ResultReader:
             outcome.prompts.append(state.prompt_use())
 
     def _append(self, state: RequestState, choice: int, token: Sampled, outcome: Outcome) -> None:
-        """A choice has a new token: tell, and end the choice or let it go on."""
+        """Report a choice's new token, and end the choice if a stop condition holds."""
         sequence = state.live.get(choice)
         starts = sequence is None
         if sequence is None:
             if choice not in state.pending:
-                return  # it ended when the step was under way
+                return  # the choice ended while the step was in flight
             sequence = self._requests.make(state, choice)
         sequence.append(token.id)
         count = sequence.num_outputs

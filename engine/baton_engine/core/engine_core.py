@@ -1,16 +1,17 @@
-"""EngineCore: api.Engine over one scheduler, one block pool and any Runner.
+"""EngineCore: interface.Engine over one scheduler, one block pool and any Runner.
 
-In: requests, reservations, runs of blocks that landed. Out: per step the new tokens, how far
-tracked requests are, which chunks are full, and who ended. One thread, no clock, no torch.
+In: requests, reservations, and runs of blocks whose KV has arrived. Out: for each step the new
+tokens, the progress of tracked requests, the full chunks and the requests that ended. One thread,
+no clock, no torch.
 
-A request of n choices is n sequences that share the prompt's full blocks. Its leader (the first
-choice that runs) computes the prompt; at the prompt's end one row of logits is sampled for every
-choice that has no token yet, and the others start from there.
+A request with n choices is n sequences that share the prompt's full blocks. The leader (the first
+choice to run) computes the prompt. At the end of the prompt, one row of logits is sampled for every
+choice that has no token yet, and the other choices start from there.
 
-With overlap a step is launched before the one before it is read. What is told, cached and counted
-is what was read; a row whose sequence has ended meanwhile was surplus, and tells nothing.
+With overlap, the engine launches a step before it reads the previous one. It reports, caches and
+counts only steps that it has read. If a sequence has ended in the meantime, its row is dropped.
 
-Errors: InvalidRequest and PromptTooLong for what a client may have sent; ValueError for calls that
+Errors: InvalidRequest and PromptTooLong for invalid input from a client; ValueError for calls that
 break the contract.
 """
 
@@ -49,7 +50,7 @@ from baton_protocol.store import NodeLoad
 
 
 class EngineCore:
-    """The engine's state between steps. See api.Engine for the contract of each method."""
+    """The engine's state between steps. See interface.Engine for the contract of each method."""
 
     def __init__(
         self,
@@ -81,7 +82,8 @@ class EngineCore:
         self._states = self._requests.states
         self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._requests)
         self._holds: Counter[BlockId] = Counter()
-        # Ended between steps, or came complete; the next step reports them.
+        # Requests that ended between steps, and choices that were submitted complete. The next
+        # step reports both.
         self._ended: list[RequestId] = []
         self._complete: list[Complete] = []
         self._arrivals = 0
@@ -90,7 +92,7 @@ class EngineCore:
 
     @property
     def runner(self) -> Runner:
-        """Computes the steps; a node asks it how fast it is before it takes requests."""
+        """The runner of this engine. A node measures its speed before it accepts requests."""
         return self._runner
 
     # --- before a request runs ------------------------------------------------------------------
@@ -103,10 +105,14 @@ class EngineCore:
         return self._pool.cached(hashes)
 
     def reserve(self, request: Request) -> Reservation | None:
-        """See api.Engine. All that is known may be cached here (the next token may still come from
-        elsewhere); submit() leaves one token to compute. None also while free blocks are owed to a
-        waiting request. Nothing is cached for a request that asks for prompt_logprobs. Raises like
-        submit() for a request that can never run."""
+        """See interface.Engine.
+
+        All known tokens may be cached (the next token may still come from another node); submit()
+        leaves at least one token to compute. Returns None also while a waiting request has a claim
+        on the free blocks. A request with prompt_logprobs uses no cached blocks.
+
+        Raises InvalidRequest or PromptTooLong for a request that can never run, as submit() does.
+        """
         self._limits.check(request)
         return self._reservations.reserve(request, self.block_hashes(request))
 
@@ -125,7 +131,7 @@ class EngineCore:
         finished: Sequence[int] = (),
         matcher: Matcher | None = None,
     ) -> None:
-        """See api.Engine. Where this raises, the reservation is still the caller's."""
+        """See interface.Engine. If this raises, the caller still owns the reservation."""
         self._limits.check(request)
         if (matcher is None) != (request.params.structured is None):
             raise ValueError(f"request {request.id}: a grammar and its matcher come together")
@@ -152,8 +158,8 @@ class EngineCore:
             max_tokens=self._limits.max_tokens,
         )
         self._states[request.id] = state
-        # An earlier attempt that ended between steps is known to whoever ended it: the next step's
-        # `finished` must not name this one.
+        # The caller that ended an earlier attempt between steps knows that it ended. The next
+        # step's `finished` must not name this attempt.
         self._ended = [ended for ended in self._ended if ended != request.id]
         self._complete = [each for each in self._complete if each.request != request.id]
         for choice in range(request.params.n):
@@ -170,7 +176,7 @@ class EngineCore:
     # --- ending early ---------------------------------------------------------------------------
 
     def finish_choice(self, request: RequestId, choice: int) -> None:
-        """See api.Engine. If this ended the request, the next step's `finished` names it."""
+        """See interface.Engine. If this ends the request, the next step's `finished` names it."""
         state = self._states.get(request)
         if state is None:
             return
@@ -207,7 +213,7 @@ class EngineCore:
         return bool(self._states or self._ended or lingering or self._in_flight)
 
     def step(self) -> StepResult:
-        """See api.Engine. If the runner raises, nothing is lost: the step can be tried again."""
+        """See interface.Engine. If the runner raises, no state is lost: call step() again."""
         self._requests.release_lingering()
         self._starved = False
         if not self._in_flight:
@@ -220,8 +226,11 @@ class EngineCore:
         return outcome.result()
 
     def _read(self) -> Outcome:
-        """What the oldest step under way brought, if there is one, and what ended or came complete
-        since the step before."""
+        """Read the oldest step in flight, if there is one, and apply its results.
+
+        The outcome also holds the requests that ended and the choices that were submitted complete
+        since the last step.
+        """
         read = self._in_flight.read() if self._in_flight else None
         outcome = Outcome(ended=self._ended, complete=self._complete)
         self._ended, self._complete = [], []
@@ -230,11 +239,11 @@ class EngineCore:
         return outcome
 
     def starved(self) -> bool:
-        """See api.Engine. Not for a request that merely waits its turn while others run: parked
-        requests would lose their blocks to every queue."""
+        """See interface.Engine. False if a request only waits for its turn while others run;
+        otherwise every queue would take the blocks of parked requests."""
         return self._starved
 
-    # --- what it tells ----------------------------------------------------------------------------
+    # --- reports ----------------------------------------------------------------------------------
 
     def cache_changes(self) -> CacheChange:
         return self._pool.take_changes()

@@ -1,6 +1,7 @@
-"""Steps under way: what was launched, and what must stay as it is until it was read.
+"""Steps in flight: launched and not yet read.
 
-In: scheduled pieces and a Runner. Out: steps with their results, the oldest first.
+In: scheduled pieces and a Runner. Out: steps with their results, the oldest first. Blocks that a
+step in flight may still write stay referenced until the step is read.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from baton_protocol.ids import BlockId
 
 @dataclass(slots=True)
 class InFlightStep:
-    """Step `number`, and the rows of its pieces. Blocks in `held` belong to sequences that ended
-    while it was under way: it may still write them."""
+    """One launched step: its number (from 1), its pieces and one row per piece.
+
+    `held` has the blocks of sequences that ended while the step was in flight. The step may still
+    write those blocks.
+    """
 
     number: int
     pieces: Seq[Piece]
@@ -31,7 +35,8 @@ class InFlightStep:
 
 
 class InFlightSteps:
-    """Launched and not read: two steps at most, and one while sequences end."""
+    """The steps that are launched and not read: at most two while the next step is launched, and
+    at most one between calls of EngineCore.step()."""
 
     def __init__(
         self, info: EngineInfo, runner: Runner, pool: BlockPool, scheduler: Scheduler
@@ -40,15 +45,15 @@ class InFlightSteps:
         self._runner = runner
         self._pool = pool
         self._scheduler = scheduler
-        self._under_way: list[InFlightStep] = []  # the oldest in front
+        self._under_way: list[InFlightStep] = []  # oldest first
         self._launches = 0
 
     def __len__(self) -> int:
         return len(self._under_way)
 
     def launch(self) -> None:
-        """Schedule a step behind those under way, and launch it unless nothing can run. Where that
-        raises, it is as if it had not been tried."""
+        """Schedule a step after those in flight and launch it, unless nothing can run. If the
+        runner raises, the sequences return to their state before the launch."""
         pieces = self._scheduler.schedule(ahead=bool(self._under_way))
         self._pool.host.move()
         if not pieces:
@@ -66,7 +71,8 @@ class InFlightSteps:
         self._launches = number
 
     def read(self) -> tuple[InFlightStep, list[RowResult]]:
-        """The oldest step, which is under way no longer. Where that raises, nothing is."""
+        """Wait for the oldest step and return it with its results. If the runner raises, all steps
+        in flight are dropped."""
         try:
             results = self._under_way[0].launched.read()
         except BaseException:
@@ -75,8 +81,9 @@ class InFlightSteps:
         return self._land(), results
 
     def _forget(self) -> None:
-        """The oldest step could not be read, so that the next has no meaning either: wait until it
-        is done with its blocks, and begin again from what was read."""
+        """Drop all steps in flight, because the oldest could not be read and the next depends on
+        its tokens. Wait until the next no longer uses its blocks, then rewind every sequence to
+        what it has computed."""
         for step in self._under_way[1:]:
             with suppress(Exception):
                 step.launched.read()
@@ -87,22 +94,22 @@ class InFlightSteps:
                 self._scheduler.rewind(sequence, sequence.computed, -1, step.number)
 
     def _land(self) -> InFlightStep:
-        """The oldest step is done with its blocks."""
+        """Remove the oldest step and release the blocks it held."""
         step = self._under_way.pop(0)
         for blocks in step.held:
             self._pool.release(blocks)
         return step
 
     def release(self, sequence: Sequence, blocks: list[BlockId]) -> bool:
-        """Release the blocks of a sequence that has ended as soon as no step uses them. False where
-        none does: they are still the caller's."""
+        """Keep the blocks of an ended sequence until the newest step in flight is read, and return
+        True. Return False if that step does not use the blocks: then the caller releases them."""
         if not self._under_way or self._under_way[-1].number != sequence.step:
             return False
         self._under_way[-1].held.append(blocks)
         return True
 
     def blocks(self) -> Iterator[BlockId]:
-        """All that are held for steps under way, each as often as it is."""
+        """Blocks held for steps in flight, once per reference."""
         for step in self._under_way:
             for blocks in step.held:
                 yield from blocks

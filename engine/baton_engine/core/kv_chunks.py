@@ -1,7 +1,7 @@
-"""Which blocks and chunks of a sequence are full.
+"""Full blocks and full chunks of a sequence.
 
-In: sequences. Out: their blocks in the prefix cache; Filled, for those who put chunks into the
-store.
+In: sequences. Out: their full blocks registered in the prefix cache, and Filled records for the
+code that writes chunks to the store.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from baton_protocol.layout import KVLayout
 def register(
     pool: BlockPool, blocks: Seq[BlockId], hashes: Seq[BlockHash], run: Run, layout: KVLayout
 ) -> None:
-    """Make the blocks of a run of a sequence findable: their KV is there, and stays."""
+    """Register blocks `run` (block indexes) of a sequence in the prefix cache. Their KV is written
+    and never changes."""
     for index in range(*run):
         ends_chunk = (index + 1) % layout.chunk_blocks == 0
         pool.register(blocks[index], hashes[index], ends_chunk=ends_chunk)
 
 
 def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> list[Filled]:
-    """Chunks that became full when tokens [begin, end) of `sequence` were computed; noted, so that
-    none is told twice. What landed or was cached whole, or was told before, is not among them."""
+    """Return the chunks that became full when tokens [begin, end) of `sequence` were computed.
+
+    Each chunk is returned once. Chunks that came whole from the cache or the store are left out.
+    """
     size = layout.chunk_tokens
     first, full = max(sequence.passed, begin // size), sequence.computed // size
     sequence.passed = max(sequence.passed, full)
@@ -35,7 +38,7 @@ def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> l
 
 
 def full_chunks(state: RequestState, layout: KVLayout) -> tuple[Filled, ...]:
-    """All full chunks of what a request's choices have computed or come to, each name once."""
+    """All full chunks that a request's choices hold, each hash once."""
     found: dict[BlockHash, Filled] = {}
     for sequence in state.live.values():
         for index in range(sequence.computed // layout.chunk_tokens):

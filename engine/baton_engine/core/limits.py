@@ -1,4 +1,4 @@
-"""What an engine can run at all: the one place that turns requests away for good.
+"""What an engine can run at all. Only this module rejects a request permanently.
 
 In: a Request. Out: nothing, or an error that names the limit. Pure.
 """
@@ -14,11 +14,11 @@ from baton_protocol.request import Request
 
 
 class Limits:
-    """`max_tokens` is the most tokens, prompt and outputs, a choice may have.
+    """`max_tokens` is the maximum length of a choice, prompt and outputs together.
 
-    The last token of a sequence needs no KV, so the pool has room for one token more than its
-    blocks hold. A sequence of that length can always be run by giving it the whole pool: none is
-    ever stuck, and its length does not depend on who shares the pool.
+    The last token of a sequence needs no KV, so a sequence may have one token more than the pool's
+    blocks hold. The whole pool is always enough for one sequence of that length. No sequence is
+    ever stuck, and its maximum length does not depend on other requests.
     """
 
     def __init__(self, info: EngineInfo) -> None:
@@ -67,7 +67,7 @@ class Limits:
     def complete(
         self, request: Request, choice: int, matcher: Matcher | None = None
     ) -> Complete | None:
-        """How a choice that came with all its tokens ended; None where tokens are to come."""
+        """How a choice ended that was submitted with all its tokens; None if more are to come."""
         outputs = request.outputs[choice] if request.outputs else ()
         if not outputs:
             return None

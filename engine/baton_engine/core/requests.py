@@ -1,8 +1,8 @@
-"""The requests that run: their choices, who leads, and how they end.
+"""Running requests: their choices, their leader, and how they end.
 
-In: requests with their choices to run. Out: sequences in the scheduler's queues, blocks given back
-when they end, and which requests ended. A step may still use blocks of a choice that has ended:
-they are given back when it was read.
+In: requests with the choices to run. Out: sequences in the scheduler's queues, released blocks, and
+the requests that ended. A step in flight may still use the blocks of an ended choice; these are
+released when the step is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from baton_protocol.layout import KVLayout
 
 
 class RunningRequests:
-    """`states` are the requests that run, by id."""
+    """`states` has the running requests by id."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class RunningRequests:
         self._reservations = reservations
         self._in_flight = in_flight
         self.states: dict[RequestId, RequestState] = {}
-        # Blocks of requests that ended in the last step, which the step loop may still hold.
+        # Blocks of choices that ended in the last step. They stay referenced until the next step,
+        # because the step loop may still take a hold on them for a transfer.
         self.lingering: list[list[BlockId]] = []
 
     def start_leader(
@@ -47,12 +48,14 @@ class RunningRequests:
         reservation: Reservation | None = None,
         landed: Seq[Run] = (),
     ) -> None:
-        """Let a pending choice compute the prompt, from the reservation if there is one."""
+        """Make a pending choice the leader and queue it. It starts from the reservation, if any;
+        `landed` are runs of that reservation's blocks. Without a pending choice, release the
+        reservation."""
         if not state.pending:
             if reservation is not None:
                 self._reservations.release(reservation)
             return
-        # One without outputs is best: the others' first tokens come from its last row.
+        # Prefer a choice without outputs: its last prompt row gives the others' first tokens.
         fresh = [choice for choice in state.pending if not state.outputs_of(choice)]
         state.leader = self.make(state, fresh[0] if fresh else state.pending[0])
         if reservation is not None:
@@ -60,28 +63,29 @@ class RunningRequests:
         self._scheduler.add(state.leader)
 
     def make(self, state: RequestState, choice: int) -> Sequence:
-        """A sequence for a pending choice, to be queued by the caller."""
+        """Create the sequence of a pending choice. The caller queues it."""
         state.pending.remove(choice)
         sequence = state.live[choice] = Sequence(state, choice)
-        if state.leader is not None:  # what it has told of the prompt is not told again
+        if state.leader is not None:  # do not report the prompt's chunks again
             prompt_chunks = state.prompt_len // self._layout.chunk_tokens
             sequence.passed = min(state.leader.passed, prompt_chunks)
         return sequence
 
     def start_others(self, state: RequestState) -> None:
-        """The prompt is computed: all choices run."""
+        """Queue all pending choices, now that the prompt is computed."""
         for choice in tuple(state.pending):
             self._scheduler.add(self.make(state, choice))
 
     def end(self, state: RequestState, choice: int, *, linger: bool = False) -> None:
-        """End a live choice. Its blocks may be held until the next step if they are to `linger`."""
+        """End a live choice. With `linger`, its blocks stay referenced until the next step. If the
+        leader ends before the prompt is computed, a pending choice becomes the leader."""
         sequence = state.live.pop(choice)
         self.take_out(sequence, linger=linger)
         if sequence is state.leader and not state.prompt_done:
             self.start_leader(state)
 
     def take_out(self, sequence: Sequence, *, linger: bool = False) -> None:
-        """Out of the queues, and its blocks given back as soon as that may be."""
+        """Remove a sequence from the queues and release its blocks as soon as no step uses them."""
         blocks = self._scheduler.remove(sequence)
         if self._in_flight.release(sequence, blocks):
             return
@@ -91,18 +95,19 @@ class RunningRequests:
             self._pool.release(blocks)
 
     def forget_if_ended(self, state: RequestState, ended: list[RequestId]) -> None:
-        """A request none of whose choices runs any more is no longer known, and told in `ended`."""
+        """Forget the request and add it to `ended`, if all its choices have ended."""
         if state.ended and self.states.pop(state.request.id, None) is not None:
             ended.append(state.request.id)
 
     def release_lingering(self) -> None:
-        """The step loop holds by now what it wants of blocks that linger."""
+        """Release lingering blocks. By now the step loop has its own references to those it
+        needs."""
         for blocks in self.lingering:
             self._pool.release(blocks)
         self.lingering = []
 
     def references(self) -> Counter[BlockId]:
-        """How often each block is held for requests that run or have ended."""
+        """Number of references to each block by running and ended requests."""
         found = Counter(self._in_flight.blocks())
         for state in self.states.values():
             for sequence in state.live.values():

@@ -1,7 +1,7 @@
 """Blocks that requests hold before they run, and how a request starts from them.
 
-In: requests whose KV is on its way, and the runs of it that landed. Out: Reservations; and leaders
-placed in their blocks, with what landed registered in the prefix cache.
+In: requests whose KV is being fetched, and the runs of blocks that have arrived. Out: Reservations,
+and leaders that own the reserved blocks, with arrived blocks registered in the prefix cache.
 
 Errors: ValueError for calls that break the contract.
 """
@@ -23,7 +23,7 @@ from baton_protocol.request import Request
 
 
 class Reservations:
-    """One at most per request, each held until it is used or released."""
+    """At most one reservation per request, held until it is used or released."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler, layout: KVLayout) -> None:
         self._pool = pool
@@ -32,11 +32,12 @@ class Reservations:
         self._held: dict[RequestId, Reservation] = {}
 
     def reserve(self, request: Request, hashes: tuple[BlockHash, ...]) -> Reservation | None:
-        """See EngineCore.reserve; `hashes` are those of the full blocks of what is known."""
+        """See EngineCore.reserve. `hashes` name the full blocks of the request's known tokens."""
         if request.id in self._held:
             raise ValueError(f"request {request.id} has a reservation already")
         findable = hashes if request.params.prompt_logprobs is None else ()
-        # One that came with all its tokens may know one more than the pool holds: its last.
+        # A request submitted with all its tokens may know one token more than the pool holds.
+        # The last token needs no KV, so the whole pool is enough.
         needed = blocks_for(len(given_ids(request)), self._layout.block_size)
         if self._scheduler.owes_blocks:
             return None
@@ -44,36 +45,38 @@ class Reservations:
         taken = self._pool.take(size, findable, spare=self._scheduler.spare)
         if taken is None:
             return None
-        self._pool.host.settle()  # transfers may write into the blocks from now on
+        self._pool.host.settle()  # from now on transfers may write into the blocks
         found = taken.cached + taken.loaded
         reservation = Reservation(request.id, tuple(taken.blocks), hashes, found, taken.loaded)
         self._held[request.id] = reservation
         return reservation
 
     def release(self, reservation: Reservation) -> None:
-        """Give its blocks back, if it is held."""
+        """Release the reservation's blocks. Idempotent."""
         if self._held.get(reservation.request) is reservation:
             del self._held[reservation.request]
             self._pool.release(reservation.blocks)
 
     def check(self, request: RequestId, reservation: Reservation, landed: Sequence[Run]) -> None:
-        """Raise ValueError unless the request holds it, and the runs are of its full blocks."""
+        """Raise ValueError unless the request owns the reservation and the runs are ascending runs
+        of its full blocks."""
         if self._held.get(request) is not reservation:
             raise ValueError(f"request {request} does not own this reservation")
         check_runs(landed, len(reservation.hashes))
 
     def use(self, leader: Choice, reservation: Reservation, landed: Sequence[Run]) -> None:
-        """The blocks are the leader's: register what landed, and keep one token to compute."""
+        """Give the reserved blocks to the leader. Register the blocks that landed, and leave at
+        least one token to compute."""
         del self._held[reservation.request]
         size, cached = self._layout.block_size, reservation.cached
         blocks, computable = list(reservation.blocks), leader.known - 1
-        # The block of the last known token is not registered: it will be written.
+        # The block of the last known token is not registered, because a step will write it.
         whole = computable // size
         for start, end in within(landed, cached, whole):
             register(self._pool, blocks, reservation.hashes, (start, end), self._layout)
         if cached > whole:
-            # All that is known is cached. What others may read is never rewritten: the last block
-            # is computed anew, in another place.
+            # All known tokens are cached. Other requests may read the last block, so it is never
+            # written again: release it and recompute its tokens in a new block.
             self._pool.release([blocks.pop()])
             computable = whole * size
         found = merged([(0, cached), *landed])
@@ -88,6 +91,6 @@ class Reservations:
         )
 
     def blocks(self) -> Iterator[BlockId]:
-        """All that are held, each as often as it is."""
+        """Reserved blocks, once per reference."""
         for reservation in self._held.values():
             yield from reservation.blocks

@@ -1,1 +1,1 @@
-"""Which sequences compute how many tokens in a step. No torch."""
+"""Choose the sequences of a step and the number of tokens each computes. No torch."""

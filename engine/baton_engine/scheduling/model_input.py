@@ -1,8 +1,8 @@
-"""What the runner is asked in a step, and what its sequences have under way with that.
+"""The runner's input for a step.
 
-In: scheduled pieces of sequences. Out: a Row each: tokens, blocks, and, where the piece completes
-what is known, a sample for each choice that goes on from there. The sequences note how far the step
-takes them, and which of its samples is their next token.
+In: scheduled pieces of sequences. Out: one Row per piece with its tokens and blocks. If the piece
+reaches the sequence's last known token, the row also has one sample for each choice that continues
+there. Each sequence records how far the step computes and which sample is its next token.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from baton_engine.interface import EngineInfo, PromptAsk, Row, Sample
 from baton_engine.scheduling.scheduler import Piece
 from baton_engine.scheduling.sequence import Sequence
 
-UNREAD = (0,)  # stands where a token is still to be read
+UNREAD = (0,)  # placeholder for a token that the previous step samples and nobody has read yet
 
 
 def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:
-    """The rows of step number `step`."""
+    """Make the rows of step number `step`, one per piece, and update the sequences."""
     rows: list[Row] = []
     sampled = 0
     for piece in pieces:
@@ -37,7 +37,7 @@ def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:
 
 
 def _decode(sequence: Sequence) -> Row:
-    """The same as _row() for a plain sequence, in a quarter of the time."""
+    """Same as _row() for a plain sequence, in a quarter of the time."""
     state, start, after = sequence.state, sequence.started, sequence.after
     sample = Sample(sequence.choice, start + 1, state.params, (), None, state.listed)
     if after < 0:
@@ -62,7 +62,8 @@ def _row(piece: Piece, info: EngineInfo) -> Row:
 
 
 def _samples(sequence: Sequence, known: int, info: EngineInfo) -> tuple[Sample, ...]:
-    """All choices that sample here have the same tokens: several only where none has outputs."""
+    """One sample per choice that samples here. Several choices sample here only if none of them
+    has outputs, so all have the same tokens and the same banned ids."""
     state = sequence.state
     banned = state.bans.ids(
         info.eos_ids,

@@ -1,7 +1,8 @@
-"""Runs: stretches [start, end) of a sequence that hold KV, ascending and apart.
+"""Runs: ranges [start, end) of a sequence that hold KV, in ascending order and without overlap.
 
-In: what was cached and what landed. Out: where a sequence starts computing, which runs lie ahead of
-it, and how many tokens came from where. The unit, blocks or tokens, is the caller's. Pure.
+In: the runs that were cached and those that landed from the store. Out: their unions, cuts and
+totals, from which a sequence derives what to compute. The caller chooses the unit (blocks or
+tokens). Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def check_runs(runs: Sequence[Run], limit: int) -> None:
 
 
 def merged(runs: Iterable[Run]) -> list[Run]:
-    """The same blocks with runs that touch or overlap as one; in: ordered by start."""
+    """Join runs that touch or overlap and drop empty ones. `runs` must be ordered by start."""
     found: list[Run] = []
     for start, end in runs:
         if found and start <= found[-1][1]:
@@ -35,7 +36,7 @@ def merged(runs: Iterable[Run]) -> list[Run]:
 
 
 def within(runs: Iterable[Run], low: int, high: int) -> list[Run]:
-    """What of the runs lies in [low, high)."""
+    """The parts of the runs inside [low, high)."""
     cut = [(max(start, low), min(end, high)) for start, end in runs]
     return [(start, end) for start, end in cut if start < end]
 

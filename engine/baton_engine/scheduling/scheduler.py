@@ -1,23 +1,24 @@
-"""Which sequences compute how many tokens in a step, and who gives up blocks.
+"""Choose the sequences of a step, the tokens each computes, and the sequences to preempt.
 
-In: sequences. Out: per step a list of Piece(sequence, count) under one token budget. There are no
-phases, only tokens computed catching up with tokens known (and going over what has landed):
+In: sequences. Out: for each step a list of Piece(sequence, count) under one token budget. There are
+no phases. Tokens computed catch up with tokens known, and runs that landed are skipped:
 
-1. Running sequences with one token missing (decoding), oldest first. One that needs a block and
-   cannot have it takes it from the youngest: first from queued sequences that hold blocks, then
-   from running ones, itself included. Those start again later; their blocks stay findable.
-2. Running sequences with more missing (chunked prefill), oldest first, while budget remains. They
-   need no blocks: a sequence is admitted with blocks for all it knows.
-3. Waiting sequences, oldest first, unless something was preempted. The first that does not fit
-   stops all others but those that hold their blocks already.
+1. Running sequences with one token missing (decode), oldest first. If such a sequence needs a block
+   and none is free, the scheduler preempts the youngest sequence: first among waiting sequences
+   that hold blocks, then among running ones, this one included. A preempted sequence is queued
+   again, and its blocks stay findable in the prefix cache until they are reused.
+2. Running sequences with more tokens missing (chunked prefill), oldest first, while budget remains.
+   They need no new blocks, because a sequence is admitted with blocks for all its known tokens.
+3. Waiting sequences, oldest first, unless this step preempted a sequence. After the first one that
+   does not fit, only sequences that already hold their blocks are admitted.
 
-A step may be chosen ahead, while the one before it is under way: a sequence whose next token that
-one samples counts as having it. Left out, with a token of the budget kept for each, are those whose
-next row depends on which token it is, and those that end with it. Nobody loses blocks then, as rows
-under way use them: where one is lacking, nothing is chosen, and the next step begins from what was
-read.
+A step may be scheduled ahead, while the previous step is in flight. A sequence whose next token
+that step samples counts as having the token. Two kinds of sequences are left out: those whose next
+row depends on the token's value, and those that end with it. One token of budget is reserved for
+each. Scheduling ahead never preempts, because rows in flight use the blocks. If a block is missing,
+the schedule is empty, and the next step is scheduled after the one in flight is read.
 
-No clock and no set: the same calls give the same schedule.
+The scheduler uses no clock and no set, so the same calls give the same schedule.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.sequence import Sequence, blocks_for
 from baton_protocol.ids import BlockHash, BlockId
 
-# Share of the pool that an admission leaves free while others run, so that a sequence is not
-# admitted only to be preempted when a running one grows by a block.
+# While sequences run, an admission leaves 1/WATERMARK of the pool free. Otherwise a sequence could
+# be admitted and then preempted as soon as a running one needs a block.
 WATERMARK = 100
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """`count` tokens of a sequence, from its `started` on, computed in this step; at most up to the
-    next run that has landed."""
+    """The `count` tokens of a sequence that this step computes, from `sequence.started` on. A piece
+    ends at the next landed run at the latest."""
 
     sequence: Sequence
     count: int
@@ -51,7 +52,11 @@ def _age(sequence: Sequence) -> tuple[int, int]:
 
 
 class Scheduler:
-    """Queues of sequences over one block pool. Both lists are sorted by age, oldest first."""
+    """Queues of sequences over one block pool.
+
+    `waiting` and `running` are sorted by age, oldest first. `preemptions` counts preemptions since
+    the start.
+    """
 
     def __init__(
         self, pool: BlockPool, *, block_size: int, max_batched_tokens: int, max_num_seqs: int
@@ -62,24 +67,26 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self._holding: list[Sequence] = []  # the waiting ones that hold blocks
+        self._holding: list[Sequence] = []  # waiting sequences that hold blocks, oldest first
         self.preemptions = 0
-        # Of the last step: a sequence lost its blocks, or nothing could run, for want of blocks.
+        # True if the last step that was not scheduled ahead preempted a sequence, or ran nothing
+        # because blocks were short.
         self.starved = False
-        self._blocked = False  # in the last step the oldest waiting sequence did not fit
+        self._blocked = False  # the oldest waiting sequence did not fit in the last step
         self._tenures = count(1)
 
     # --- queues -------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence by age; one that was given blocks keeps them while it waits."""
+        """Queue a sequence by age. A sequence that has blocks keeps them while it waits."""
         sequence.running = False
         insort(self.waiting, sequence, key=_age)
         if sequence.blocks:
             insort(self._holding, sequence, key=_age)
 
     def remove(self, sequence: Sequence) -> list[BlockId]:
-        """Take a sequence out; its blocks, still referenced, are the caller's to release."""
+        """Remove a sequence and return its blocks. They are still referenced; the caller releases
+        them."""
         if sequence.running:
             self.running.remove(sequence)
             sequence.running = False
@@ -90,7 +97,7 @@ class Scheduler:
         return sequence.clear()
 
     def rewind(self, sequence: Sequence, started: int, after: int, step: int) -> None:
-        """A sequence goes back to what it had under way with step `step`."""
+        """Reset a sequence to the state it had after step `step` was launched."""
         sequence.started, sequence.after, sequence.step = started, after, step
         sequence.tenure = next(self._tenures)
 
@@ -100,19 +107,20 @@ class Scheduler:
 
     @property
     def spare(self) -> int:
-        """Blocks that must stay free when others are taken for something new."""
+        """Number of blocks that must stay free when a new sequence takes blocks."""
         return self._pool.num_blocks // WATERMARK if self.running else 0
 
     @property
     def owes_blocks(self) -> bool:
-        """Free blocks are for the oldest waiting sequence, which did not fit."""
+        """True if the free blocks are reserved for the oldest waiting sequence, which did not
+        fit."""
         return self._blocked and bool(self.waiting)
 
     # --- one step -----------------------------------------------------------------------------
 
     def schedule(self, *, ahead: bool = False) -> list[Piece]:
-        """Choose a step's pieces, and give their sequences the blocks they need. Without `ahead`
-        no step may be under way."""
+        """Choose a step's pieces and give their sequences the blocks they need. Pass `ahead` if a
+        step is in flight."""
         pieces: list[Piece] = []
         filling: list[Sequence] = []
         self._blocked = False
@@ -132,9 +140,13 @@ class Scheduler:
     def _schedule_decoding(
         self, pieces: list[Piece], filling: list[Sequence], *, ahead: bool
     ) -> int | None:
-        """Pieces of those that lack one token, and who lacks more. Returns the budget that is left;
-        None where that takes blocks from somebody, ahead."""
-        # The budget has a token for each: none was admitted without one left for it.
+        """Add a piece for each running sequence with one token missing to `pieces`, and each with
+        more missing to `filling`.
+
+        Returns the budget that is left in tokens, or None if a schedule made ahead would have to
+        preempt.
+        """
+        # The budget covers one token per running sequence: admission requires budget for it.
         budget = self._max_batched_tokens
         for sequence in tuple(self.running):
             known = len(sequence.tokens)
@@ -149,7 +161,7 @@ class Scheduler:
             if known > sequence.capacity:
                 if ahead and not self._pool.fits(1):
                     return None
-                # A younger one may have been preempted since the list was made.
+                # An older sequence may have preempted this one earlier in this loop.
                 if not sequence.running or not self._grow(sequence, known):
                     continue
             pieces.append(Piece(sequence, 1))
@@ -181,15 +193,16 @@ class Scheduler:
             if self._admit(head):
                 return head
             self._blocked = True
-        # Those that hold their blocks take nothing that is owed to the head.
+        # A sequence that holds its blocks takes none that the oldest one needs.
         return next((each for each in self._holding if self._admit(each)), None)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence blocks for all it knows, those in the cache first, and run it."""
+        """Give a waiting sequence blocks for all its known tokens, cached blocks first, and run it.
+        Returns False, without any effect, if the blocks are not free."""
         size, held = self._block_size, sequence.blocks
         hashes: Seq[BlockHash] = ()
         if not held and not sequence.state.asks_prompt:
-            # One token at least is left to compute: somebody has to produce the last logits.
+            # Leave at least one token to compute: sampling needs the logits of the last one.
             hashes = sequence.hashes_of((sequence.known - 1) // size)
         new = blocks_for(sequence.known, size) - len(held)
         taken = self._pool.take(new, hashes, spare=0 if held else self.spare)
@@ -208,8 +221,9 @@ class Scheduler:
         return True
 
     def _clear_the_way(self) -> bool:
-        """With nothing to run, queued sequences may hold what each other lacks: the youngest of
-        them gives up its blocks for the oldest waiting one."""
+        """Preempt the youngest waiting sequence that holds blocks, in favor of the oldest waiting
+        one. Waiting sequences can hold the blocks that each other needs, and then nothing runs.
+        Returns False if there is no sequence to preempt."""
         if not self._blocked or not self._holding or self._holding[-1] is self.waiting[0]:
             return False
         self._preempt(self._holding[-1])
@@ -217,8 +231,9 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, known: int) -> bool:
-        """Give a running sequence blocks for `known` tokens, one more than it has; False if it was
-        preempted."""
+        """Give a running sequence the block it needs for `known` tokens, at most one more than it
+        has. Preempts the youngest sequences until a block is free. Returns False if the sequence
+        itself was preempted."""
         if blocks_for(known, self._block_size) <= len(sequence.blocks):
             return True
         while not self._pool.fits(1):
@@ -230,7 +245,8 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence) -> None:
-        """Take a sequence's blocks; it computes again what the cache does not give back."""
+        """Release a sequence's blocks and queue it again. It recomputes the tokens whose blocks are
+        no longer cached when it is admitted."""
         self._pool.release(self.remove(victim))
         self.preemptions += 1
         self.add(victim)

@@ -1,9 +1,11 @@
 """One choice of one request, as the scheduler sees it: tokens known, KV computed, blocks held.
 
-In: a Request and the tokens sampled for it. Out: what is missing. Nothing here knows the pool.
+In: a Request and the tokens sampled for it. Out: the tokens left to compute. This module does not
+use the block pool.
 
-Tokens are known when they were read, and computed when the step that computes them was read. Of
-steps under way a sequence knows how far they take it, and which sample gives its next token.
+A token is known when the step that samples it is read. It is computed when the step that computes
+its KV is read. For steps in flight, a sequence records how far they compute and which sample is its
+next token.
 """
 
 from __future__ import annotations
@@ -27,28 +29,38 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 
 def given_ids(request: Request) -> tuple[int, ...]:
-    """What every choice of a request knows when it arrives: the prompt, and the outputs too where
-    there is one choice."""
+    """Tokens that every choice of a request knows on arrival: the prompt, and with n = 1 also the
+    outputs."""
     if request.params.n == 1 and request.outputs:
         return request.prompt_ids + request.outputs[0]
     return request.prompt_ids
 
 
 class Sequence:
-    """Tokens [0, computed) have KV in `blocks`; tokens [computed, known) are to be computed, but
-    for the runs of tokens `ahead`, which have landed already.
+    """Tokens [0, computed) have KV in `blocks`. Tokens [computed, known) are left to compute,
+    except for the token runs in `ahead`, whose KV has already landed.
 
-    The first `registered` blocks are in the prefix cache, or shared from it, and so are those of
-    the runs. Of the choice's chunks the first `passed` have been computed or come to. `key` orders
-    sequences by age: (arrival of the request, choice). `seen` is there where the parameters hold a
-    penalty.
+    What is computed:
+        registered    number of leading blocks that are in the prefix cache (the blocks of `ahead`
+                      are there too)
+        passed        number of leading chunks already reported, or cached, or landed
+        capacity      number of tokens that `blocks` can hold
+        tenure        a new number each time the sequence gets its blocks again
 
-    Steps under way compute up to `started`; the last of them is number `step`. Where it samples a
-    token, `after` is the sample's number, else -1. With `end` tokens the choice ends for sure. The
-    next row can be made while a token is awaited, if with that token less than `reach` are known.
-    A `plain` sequence decodes and asks for nothing beyond its parameters: a token does no more to
-    it than end it or fill a block. `tenure` is new whenever it gets blocks anew; `capacity` is how
-    many tokens its blocks hold. `matcher` has taken the outputs, where the request has a grammar.
+    What is in flight:
+        started       the steps in flight compute tokens up to here
+        step          number of the last step that was launched for this sequence
+        after         index of that step's sample that is the next token; -1 if none is awaited
+
+    How it continues:
+        end           the choice ends when it has this number of tokens
+        reach         while a token is awaited, the next row can be made only if fewer tokens than
+                      this are known, the awaited one included
+        plain         True if the sequence decodes, has no penalty, bad words or grammar, and is
+                      past min_tokens: a new token can only end it or fill a block
+        key           orders sequences by age: (arrival of the request, choice)
+        seen          token counts for penalties; None without a penalty
+        matcher       state of the grammar after all outputs; None without a grammar
     """
 
     __slots__ = (
@@ -119,12 +131,13 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Tokens known behind the computed ones; at least 1 while the sequence lives."""
+        """Number of known tokens after the computed ones; at least 1 while the sequence lives."""
         return len(self.tokens) - self.computed
 
     @property
     def due(self) -> int:
-        """Tokens to begin before the next run, or at all; at least 1 where no token is awaited."""
+        """Number of tokens to schedule before the next landed run, or before the last known token;
+        at least 1 if no token is awaited."""
         for start, _ in self.ahead:
             if start > self.started:
                 return start - self.started
@@ -136,12 +149,13 @@ class Sequence:
 
     @property
     def prompt_missing(self) -> int:
-        """Prompt tokens that are to be computed."""
+        """Number of prompt tokens left to compute, without those that landed."""
         prompt = self.state.prompt_len
         return max(0, prompt - self.computed) - total(within(self.ahead, 0, prompt))
 
     def named(self, blocks: int) -> list[BlockHash]:
-        """Hashes of at least the first `blocks` blocks, all full; made when first asked for."""
+        """Hashes of at least the first `blocks` blocks, which must be full. Computed on first
+        use."""
         hashes, state = self.hashes, self.state
         size = state.block_size
         for index in range(len(hashes), blocks):
@@ -150,12 +164,12 @@ class Sequence:
         return hashes
 
     def hashes_of(self, blocks: int) -> Seq[BlockHash]:
-        """Hashes of the first `blocks` blocks, all full."""
+        """Hashes of the first `blocks` blocks, which must be full."""
         return self.named(blocks)[:blocks]
 
     def place(self, blocks: list[BlockId], runs: Seq[Run] = ()) -> None:
-        """Give the sequence blocks, in which the tokens of `runs` have KV, all of whose whole
-        blocks are registered. A run begins where a block begins."""
+        """Give the sequence its blocks. The tokens of `runs` already have KV in them. Each run
+        begins at a block boundary, and its whole blocks are registered."""
         self.blocks, self.computed, self.ahead = [], 0, list(runs)
         self.extend(blocks)
         self.advance(0)
@@ -163,13 +177,13 @@ class Sequence:
         assert self.due > 0, "at least one token must be left to compute"
 
     def extend(self, blocks: Seq[BlockId]) -> None:
-        """Blocks more, behind those it has."""
+        """Append blocks to those the sequence has."""
         self.blocks += blocks
         self.capacity = len(self.blocks) * self.state.block_size
 
     def launch(self, count: int, after: int) -> None:
-        """A step under way computes `count` tokens more; its sample number `after` (-1: none) is
-        the next token. A run that is reached is gone over."""
+        """Record that the launched step computes `count` more tokens and that its sample number
+        `after` (-1: none) is the next token. Skip a landed run that begins there."""
         self.after = after
         self.started += count
         for start, end in self.ahead:
@@ -177,26 +191,27 @@ class Sequence:
                 self.started = end
 
     def advance(self, count: int) -> None:
-        """`count` tokens more are computed; a run that is reached is gone over."""
+        """Record that `count` more tokens are computed. Skip a landed run that begins there."""
         self.computed += count
         if self.ahead and self.ahead[0][0] == self.computed:
             self.computed = self.ahead.pop(0)[1]
         self.started = max(self.started, self.computed)
 
     def look_ahead(self) -> None:
-        """Set `reach`; to be done again when the prompt is told."""
+        """Set `reach`. Call again when the prompt is done."""
         state = self.state
         starts_others = not state.prompt_done and state.params.n > 1
         self.reach = 0 if state.looks_at_tokens or starts_others else self.end
 
     def settle(self) -> None:
-        """A token was read behind all that is computed: see `plain`."""
+        """Set `reach` and `plain`, after a new token was read and all tokens before it are
+        computed."""
         self.look_ahead()
         state = self.state
         self.plain = not state.looks_at_tokens and self.num_outputs >= state.params.min_tokens
 
     def clear(self) -> list[BlockId]:
-        """Forget all KV (tokens stay) and return the blocks that held it."""
+        """Forget all KV, keep the tokens, and return the blocks that held the KV."""
         blocks, self.blocks, self.ahead = self.blocks, [], []
         self.computed = self.started = self.registered = self.capacity = 0
         self.after, self.plain = -1, False
@@ -205,7 +220,8 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class BlockNaming:
-    """How a request's blocks get their hashes: chained from `root`, a block at a time."""
+    """How a request's blocks get their hashes: a chain from `root`, one block of `block_size`
+    tokens at a time."""
 
     root: BlockHash
     block_size: int
@@ -213,7 +229,7 @@ class BlockNaming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What whoever submits a request asks for beside it, see `interface.Engine.submit`."""
+    """Options of a submission, see `interface.Engine.submit`."""
 
     prefill_only: bool = False
     track: bool = False
@@ -222,10 +238,12 @@ class Submission:
 
 
 class RequestState:
-    """What the choices of one request share; `given_hashes` name the full blocks of `given_ids`.
+    """State that the choices of one request share. `given_hashes` name the full blocks of
+    `given_ids`.
 
-    Choice 0 (or the first that runs) leads: it computes the prompt. The others are `pending` until
-    then, and find the prompt's full blocks in the prefix cache.
+    One choice is the leader and computes the prompt: the first without outputs, or else the first.
+    The other choices are `pending` until the prompt is computed, and then find its full blocks in
+    the prefix cache. `live` has the sequences of the choices that run.
     """
 
     def __init__(
@@ -249,8 +267,8 @@ class RequestState:
         self.prefill_only = submission.prefill_only
         self.track = submission.track
         self.report_filled = submission.report_filled
-        self.matcher = submission.matcher  # at the beginning of the grammar
-        # For one step after it has ended.
+        self.matcher = submission.matcher  # at the start of the grammar
+        # Whether blocks stay referenced until the step after the request's end.
         self.keeps_blocks = submission.track or submission.report_filled
         self.prompt_len = len(request.prompt_ids)
         self.given_len = len(given_ids(request))
@@ -258,23 +276,23 @@ class RequestState:
         self.live: dict[int, Sequence] = {}
         self.leader: Sequence | None = None
         self.prompt_done = False
-        self.given_done = False  # tracked until all that was given had KV
+        self.given_done = False  # True once all given tokens have KV; then tracking stops
         self.bans = BannedTokens(params)
         self.listed = ListedIds.of(params)
-        # A choice that has so many tokens, prompt and outputs, ends; one that says these ids may.
+        # A choice ends at `end` tokens (prompt and outputs), and may end with an id in `stops`.
         self.end = min(self.prompt_len + params.max_tokens, max_tokens)
         self.stops = frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_token_ids))
         self.looks_at_tokens = (
             params.penalized or bool(params.bad_words) or self.matcher is not None
         )
-        # An array, so that a runner takes it as it is in each step.
+        # An array, so that the runner copies it in each step without a conversion.
         self.distinct_prompt = array("q")
         if params.penalized:
             self.distinct_prompt.extend(sorted(set(request.prompt_ids)))
-        # Of the prompt's tokens from the second on, as far as the leader has come.
+        # Logprobs of the prompt's tokens from the second on, as far as the leader has computed.
         self._prompt_logprobs: list[PositionLogprobs] = []
-        # Where leading tokens and runs came from, beside those that were computed: this node's
-        # cache, its host tier, the store. None until the leader is first placed.
+        # Token runs of the prompt that were not computed, by source: this node's cache, its host
+        # tier, the store. None until the leader is first placed.
         self._sources: list[list[Run]] | None = None
 
     @property
@@ -283,22 +301,24 @@ class RequestState:
 
     @property
     def asks_prompt(self) -> bool:
-        """Whether the leader must compute each token of the prompt itself: nothing cached or
-        fetched tells how likely a token was. The other choices come after that, and may share."""
+        """Whether the leader must compute every prompt token, because the request wants
+        prompt_logprobs and cached KV has no logits. Other choices start later and use the cache."""
         return self.params.prompt_logprobs is not None and not self.prompt_done
 
     def take_prompt_logprobs(self, start: int, found: Seq[PositionLogprobs]) -> None:
-        """What the piece from `start` on told. A leader that was preempted tells it again."""
+        """Store the prompt logprobs of the piece that begins at token `start`. A preempted leader
+        computes and stores them again."""
         self._prompt_logprobs[start:] = found
 
     def outputs_of(self, choice: int) -> tuple[int, ...]:
-        """Ids the choice had when the request arrived."""
+        """Output ids that the choice had when the request arrived."""
         outputs = self.request.outputs
         return outputs[choice] if outputs else ()
 
     def choices_with(self, sequence: Sequence) -> list[int]:
-        """Choices whose next token is sampled from the last row of `sequence`: with the leader at
-        the prompt's end, all that have no token yet. (A leader has none itself if any has none.)"""
+        """Choices whose next token is sampled from the last row of `sequence`. For the leader at
+        the end of the prompt, these are all choices without outputs. (The leader has no outputs if
+        any choice has none.)"""
         choices = [sequence.choice]
         if sequence is self.leader and not self.prompt_done:
             choices += [choice for choice in self.pending if not self.outputs_of(choice)]
@@ -312,8 +332,8 @@ class RequestState:
         host: Seq[Run] = (),
         fetched: Seq[Run] = (),
     ) -> None:
-        """Note where the leader's first KV came from. After a preemption only what is lost counts:
-        tokens that this request itself computed do not become cached ones."""
+        """Record the sources of the leader's prompt KV. After a preemption the sources can only
+        shrink: tokens that this request computed itself never count as cached."""
         if sequence is not self.leader or self.prompt_done:
             return
         sources, kept = self._sources, sequence.computed
@@ -322,7 +342,8 @@ class RequestState:
         self._sources = [within(runs, 0, min(kept, self.prompt_len)) for runs in sources]
 
     def prompt_use(self) -> PromptUse:
-        """Given once: what the prompt told is handed over, and kept here no longer."""
+        """Sources of the prompt's KV, in tokens, and its logprobs. Call once: the logprobs are
+        handed over and not kept."""
         found, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         cached, host, fetched = map(total, self._sources or ((), (), ()))
         return PromptUse(

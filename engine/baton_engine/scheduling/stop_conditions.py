@@ -1,4 +1,4 @@
-"""What a step brought: the rules by which a choice ends, and the StepResult in the making.
+"""Rules for when a choice ends, banned ids, and the collector of a step's results.
 
 In: sampled ids. Out: finish reasons, banned ids, StepResult. Pure.
 """
@@ -26,10 +26,11 @@ Finish = Literal["stop", "length"]
 
 
 class BannedTokens:
-    """What a request's parameters ban as the next token of a choice: what would end it before
-    min_tokens, and the ends of bad words it has begun.
+    """Ids that a request's parameters ban as the next token of a choice: ids that would end it
+    before min_tokens, and the last ids of bad words whose beginning it has just generated.
 
-    Made once per request: of many words only those that begin as the outputs end are looked at.
+    Made once per request. Bad words are grouped by their beginning, so a step looks up only those
+    that match the end of the outputs.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -49,9 +50,9 @@ class BannedTokens:
         vocab_size: int,
         matcher: Matcher | None = None,
     ) -> tuple[int, ...]:
-        """Ids banned behind `tokens`, the last `num_outputs` of which are the choice's own.
+        """Ids banned after `tokens`, of which the last `num_outputs` are the choice's outputs.
 
-        Where that would leave nothing to say, nothing is banned.
+        If the bans left no id to sample, nothing is banned.
         """
         params, banned = self._params, list[int]()
         if num_outputs < params.min_tokens:
@@ -76,10 +77,10 @@ class BannedTokens:
 def finish_of(
     params: SamplingParams, eos_ids: tuple[int, ...], id: int, *, num_outputs: int, room: int
 ) -> Finish | None:
-    """Why a choice ends with `id`, its output number `num_outputs` (from 1), if it does.
+    """Why a choice ends with `id`, its output number `num_outputs` (from 1); None if it goes on.
 
-    `room` is how many tokens more the engine could take. EOS counts as "stop" even on the last
-    allowed token, a stop id there as "length" (as vLLM does).
+    `room` is the number of further tokens that the engine could take. On the last allowed token,
+    EOS counts as "stop" and a stop id as "length" (as in vLLM).
     """
     may_stop = num_outputs > params.min_tokens
     if may_stop and not params.ignore_eos and id in eos_ids:
@@ -90,21 +91,21 @@ def finish_of(
 
 
 def grammar_finish(matcher: Matcher) -> Finish | None:
-    """Why a choice ends with the last token its matcher took, if it does: the text is complete and
-    nothing can follow, or the matcher reached a limit of its own."""
+    """Why a choice ends with the last token that its matcher accepted; None if it goes on. "stop"
+    if the text is complete and nothing can follow, "length" if the matcher reports an error."""
     if not matcher.stopped:
         return None
     return "length" if matcher.error else "stop"
 
 
 def permits(mask: bytes, id: int) -> bool:
-    """Whether a matcher's mask has this id."""
+    """Whether a matcher's mask (see Matcher.mask) permits this id."""
     return id // 8 < len(mask) and bool(mask[id // 8] >> id % 8 & 1)
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since the engine started; the names are NodeLoad's, without `_total`."""
+    """Counters since the engine started. NodeLoad has the same names with the suffix `_total`."""
 
     engine_steps: int = 0
     prompt_tokens: int = 0
@@ -115,13 +116,13 @@ class Totals:
     generated_tokens: int = 0
 
     def figures(self) -> dict[str, int]:
-        """The totals' part of NodeLoad."""
+        """The counters as fields of NodeLoad."""
         return {f"{name}_total": value for name, value in asdict(self).items()}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """A StepResult that is being filled."""
+    """Collects the fields of a StepResult while a step's results are applied."""
 
     ended: list[RequestId]
     complete: list[Complete]
