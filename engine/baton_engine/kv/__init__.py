@@ -1,1 +1,1 @@
-"""The paged KV cache: block pool, its tensors, and the copy in host memory."""
+"""The paged KV cache: the block pool, its tensors, and the host tier."""

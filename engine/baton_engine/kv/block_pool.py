@@ -1,15 +1,16 @@
-"""The block pool: who holds which block of KV, and which block holds what.
+"""The block pool: reference counts of KV blocks, and the prefix cache over them.
 
-In: requests for blocks, hashes of blocks whose KV is written. Out: block ids, and which chunk
-hashes entered or left the prefix cache. Pure bookkeeping; the bytes are the runner's.
+In: requests for blocks, and hashes of blocks whose KV is written. Out: block ids, and the chunk
+hashes that entered or left the prefix cache. This is bookkeeping only; the runner owns the bytes.
 
-The prefix cache has two tiers: blocks of the pool, and behind them what the host tier keeps of
-blocks that were handed out again. What comes back from there comes in fresh blocks.
+The prefix cache has two tiers: the blocks of the pool, and the host tier, which keeps the content
+of reused blocks in host memory. Content that comes back from the host tier is copied into newly
+allocated blocks.
 
-A block is held (refs > 0) or free. A free block keeps its hash, and so stays findable, until it is
-handed out again. The free queue is in LRU order: blocks are taken at its head and come back at its
-tail, a request's last block first, so that a prefix outlives its tail. Block 0 is padding: it is
-never handed out and in no count.
+A block is held (refs > 0) or free. A free block keeps its hash, and stays findable, until it is
+allocated again. The free queue is in LRU order: blocks are allocated from the head and released to
+the tail, a request's last block first, so a prefix is evicted after its tail. Block 0 is padding:
+it is never allocated, and no count includes it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from baton_protocol.ids import BlockHash, BlockId
 
 
 class IntegrityError(AssertionError):
-    """The pool's books do not balance; always a bug of ours."""
+    """The pool's reference counts or cache entries are inconsistent; always a bug in Baton."""
 
 
 class Block:
-    """One block's entry in the books; a link of the free queue while nobody holds it."""
+    """State of one block. While the block is free, it is also a node of the free queue's list."""
 
     __slots__ = ("ends_chunk", "hash", "id", "next", "prev", "refs")
 
@@ -41,11 +42,11 @@ class Block:
 
 
 class FreeQueue:
-    """Doubly linked list through the blocks themselves: a cache hit takes one out of the middle,
-    which is O(n) in a deque and O(1) here."""
+    """Doubly linked list of free blocks. A cache hit removes a block from the middle: O(1) here,
+    O(n) in a deque."""
 
     def __init__(self, blocks: Iterable[Block]) -> None:
-        self._ends = Block(BlockId(-1))  # one sentinel closes the ring: next is head, prev is tail
+        self._ends = Block(BlockId(-1))  # sentinel of the ring: next is the head, prev the tail
         self._ends.prev = self._ends.next = self._ends
         self._size = 0
         for block in blocks:
@@ -88,8 +89,8 @@ class FreeQueue:
 
 @dataclass(frozen=True, slots=True)
 class TakenBlocks:
-    """Blocks that now have a holder more: the first `cached` were in the pool's cache, the next
-    `loaded` hold what the host tier kept (see HostTier.move), the others are to be written."""
+    """Blocks with one reference more than before. The first `cached` were in the pool's cache. The
+    next `loaded` receive content of the host tier (see HostTier.move). The rest are unwritten."""
 
     blocks: list[BlockId]
     cached: int
@@ -107,33 +108,34 @@ class BlockPool:
         self._blocks = [Block(BlockId(id)) for id in range(num_blocks + 1)]
         self._free = FreeQueue(self._blocks[1:])
         self._cached_free = 0
-        # One block per hash, the one that lookups return. Blocks that hold the same content beside
-        # it (two requests computed it at the same time) wait in _twins to take its place.
+        # The block that lookups return for each hash. If two requests compute the same content at
+        # the same time, the second block goes to _twins and replaces the first when that is reused.
         self._cached: dict[BlockHash, Block] = {}
         self._twins: dict[BlockHash, list[Block]] = {}
-        # Chunk hashes in either tier, in order of arrival, and the net changes not reported yet.
+        # Chunk hashes in either tier, oldest first, and the net changes not reported yet (True:
+        # stored, False: evicted).
         self._chunks: dict[BlockHash, None] = {}
         self._changes: dict[BlockHash, bool] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds; those that still hold a findable block are among them."""
+        """Number of blocks without a reference, including those that are still cached."""
         return len(self._free)
 
     @property
     def num_cached_free(self) -> int:
-        """Free blocks that still hold a findable block."""
+        """Number of free blocks that are still cached."""
         return self._cached_free
 
     def refs(self, id: BlockId) -> int:
         return self._block(id).refs
 
     def hash_of(self, id: BlockId) -> BlockHash | None:
-        """The hash under which this block is registered, if it is."""
+        """The hash under which this block is registered, or None."""
         return self._block(id).hash
 
     def free_order(self) -> list[BlockId]:
-        """Free blocks, the one to be reused first in front. For tests and diagnosis."""
+        """Free blocks in the order in which they will be reused. For tests and diagnosis."""
         return [block.id for block in self._free]
 
     def _block(self, id: BlockId) -> Block:
@@ -144,23 +146,26 @@ class BlockPool:
     # --- taking and giving back ---------------------------------------------------------------
 
     def fits(self, new: int, hits: Sequence[BlockId] = ()) -> bool:
-        """Whether `new` blocks can be had while `hits` are kept: a hit that nobody holds comes out
-        of the free queue too, so it counts as demand."""
+        """Whether `new` blocks can be allocated in addition to `hits`. A hit without a reference
+        leaves the free queue too, so it counts as demand."""
         return new + sum(1 for id in hits if self._blocks[id].refs == 0) <= len(self._free)
 
     def take(
         self, count: int, hashes: Sequence[BlockHash], *, spare: int = 0
     ) -> TakenBlocks | None:
-        """Take `count` blocks, the leading ones with what `hashes` (at most as many) name, as far
-        as it is cached; None, without any effect, unless `spare` blocks more are free then."""
+        """Take `count` blocks. The leading ones hold the content of the leading `hashes` (at most
+        `count`) that are cached.
+
+        Returns None, without any effect, unless `spare` blocks would still be free afterwards.
+        """
         hits = self.lookup(hashes)
         new = count - len(hits)
         if not self.fits(new + spare, hits):
             return None
         self.touch(hits)
         wanted = hashes[len(hits) :]
-        # In this order: what is wanted from the host tier is the last to go when the fresh blocks
-        # send there what they held. What goes nevertheless is computed again.
+        # Touch before allocating: allocate() moves old content to the host tier, which then evicts
+        # the wanted hashes last. Wanted content that is evicted even so is recomputed.
         self.host.touch(wanted)
         fresh = self.allocate(new)
         ends = self.host.bring(wanted, fresh)
@@ -169,10 +174,10 @@ class BlockPool:
         return TakenBlocks(hits + fresh, len(hits), len(ends))
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Take `count` blocks from the head of the free queue; what they held goes to the host
-        tier, or is forgotten.
+        """Take `count` blocks from the head of the free queue. Their cached content moves to the
+        host tier or is evicted.
 
-        Ask `fits` first: too few is a ValueError, without any effect.
+        Raises ValueError, without any effect, if fewer are free; check fits() first.
         """
         if count > len(self._free):
             raise ValueError(f"{count} blocks asked for, {len(self._free)} are free")
@@ -187,7 +192,7 @@ class BlockPool:
         return taken
 
     def touch(self, ids: Iterable[BlockId]) -> None:
-        """Hold blocks once more; those nobody held leave the free queue."""
+        """Add a reference to each block. Blocks that had none leave the free queue."""
         for id in ids:
             block = self._block(id)
             if block.refs == 0:
@@ -196,7 +201,8 @@ class BlockPool:
             block.refs += 1
 
     def release(self, ids: Sequence[BlockId]) -> None:
-        """Give blocks back, in logical order: the last of them will be reused first."""
+        """Drop a reference to each block. Pass the blocks in logical order; the last one is reused
+        first. Raises ValueError for a block without a reference."""
         for id in reversed(ids):
             block = self._block(id)
             if block.refs == 0:
@@ -209,13 +215,13 @@ class BlockPool:
     # --- prefix cache ---------------------------------------------------------------------------
 
     def cached(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of the leading hashes take() would find now, in both tiers."""
+        """Number of leading hashes that take() would find now, in both tiers."""
         hits = len(self.lookup(hashes))
         return hits + self.host.leading(hashes[hits:])
 
     def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
-        """Blocks of the leading hashes that are cached in the pool; stops at the first miss, since
-        a block without its predecessors is of no use. Takes no reference."""
+        """Blocks of the leading hashes that are cached in the pool. Stops at the first miss,
+        because a block is useless without its predecessors. Adds no reference."""
         found = []
         for hash in hashes:
             block = self._cached.get(hash)
@@ -225,7 +231,8 @@ class BlockPool:
         return found
 
     def register(self, id: BlockId, hash: BlockHash, *, ends_chunk: bool) -> None:
-        """Make a held block findable: its KV is written, and will not be written again."""
+        """Add a held block to the prefix cache. Its KV is written and must not change again.
+        Idempotent. `ends_chunk` says that the block is the last of a chunk."""
         block = self._blocks[id]
         assert block.refs > 0, f"block {id} is registered and nobody holds it"
         if block.hash is not None:
@@ -239,8 +246,8 @@ class BlockPool:
             self._note(hash, stored=True)
 
     def _forget(self, block: Block) -> None:
-        """Take a block out of the cache; a twin, if there is one, stands in for it. If not, the
-        host tier keeps what it can."""
+        """Remove a block from the cache. A twin with the same hash replaces it. Without a twin, the
+        host tier keeps the content if it has slots."""
         hash = block.hash
         assert hash is not None
         block.hash = None
@@ -265,14 +272,14 @@ class BlockPool:
             del self._twins[hash]
 
     def _lose_chunk(self, hash: BlockHash) -> None:
-        """The block is kept nowhere any more, unless it was computed anew."""
+        """Report an evicted chunk, unless a block of the pool has the same content again."""
         if hash not in self._cached:
             del self._chunks[hash]
             self._note(hash, stored=False)
 
     def _note(self, hash: BlockHash, *, stored: bool) -> None:
-        # Stored and evicted between two reports is no news; this also bounds the log by twice both
-        # tiers when nobody reads it.
+        # Opposite changes between two reports cancel out. This also bounds the log to twice the
+        # size of both tiers if nobody reads it.
         if self._changes.pop(hash, stored) == stored:
             self._changes[hash] = stored
 
@@ -289,7 +296,7 @@ class BlockPool:
         return tuple(self._chunks)
 
     def figures(self) -> dict[str, int]:
-        """The pool's part of NodeLoad."""
+        """The pool's fields of NodeLoad, counted in blocks (`host_bytes`: bytes)."""
         host = self.host
         return {
             "free_blocks": self.num_free,
@@ -306,9 +313,9 @@ class BlockPool:
     # --- integrity ------------------------------------------------------------------------------
 
     def check_integrity(self, expected: Mapping[BlockId, int]) -> None:
-        """Raise IntegrityError unless every reference is in `expected` (block -> references), free
-        + held == total, the cache's entries are the blocks that carry their hash, and the host
-        tier's books balance."""
+        """Raise IntegrityError unless all of this holds: the reference counts equal `expected`
+        (block -> references), free + held == total, every cache entry is a block with that hash,
+        and the host tier is consistent."""
         for block in self._blocks[1:]:
             if block.refs != expected.get(block.id, 0):
                 raise IntegrityError(

@@ -1,13 +1,15 @@
 """The host tier: bounded host memory for blocks that the paged cache evicts.
 
-In: a hash and the block that holds it, when the block is about to be used for something else;
-hashes that a request looks for behind what the paged cache has. Out: copies between blocks and
-slots of host memory, and which hashes are nowhere any more.
+In: the hash and the block of cached content whose block is about to be reused; hashes that a
+request looks up after the paged cache missed. Out: copies between blocks and slots of host memory,
+and the hashes that are evicted from both tiers.
 
-A block that goes to the tier stays there also when it has come back: its content never changes, so
-the next eviction copies nothing. The hash used longest ago makes room. Copies are noted when they
-are decided, and made in that order by move(), before anything else reads or writes the blocks: a
-copy out finds what was there before, a copy in may come from a slot that is used anew right after.
+Content stays in the tier after it is loaded back. It never changes, so its next eviction from the
+pool copies nothing. When the tier is full, the least recently used hash is evicted.
+
+Copies are queued when they are decided, and move() makes them in that order before anything else
+reads or writes the blocks. The order matters: a copy out must read the block's old content, and a
+copy in may read a slot that the next copy overwrites.
 """
 
 from __future__ import annotations
@@ -26,8 +28,11 @@ from baton_protocol.layout import KVLayout
 
 
 class HostMemory(Protocol):
-    """Room for whole blocks, by slot. Copies are made in the order of the calls, behind the steps
-    before them and ahead of those after them; settle() returns when they are done."""
+    """Host memory for `num_slots` whole blocks of `slot_bytes` bytes each.
+
+    Copies run in the order of the calls, after the steps launched before them and before the steps
+    launched after them. settle() returns when all copies are done.
+    """
 
     num_slots: int
     slot_bytes: int
@@ -40,7 +45,8 @@ class HostMemory(Protocol):
 
 
 def slots_for(host_kv_memory: int, layout: KVLayout) -> int:
-    """Blocks that fit into so many bytes; raise SettingsError where there is room for none."""
+    """Number of blocks that fit into `host_kv_memory` bytes; 0 bytes means no host tier. Raises
+    SettingsError if a positive size is smaller than one block."""
     if not host_kv_memory:
         return 0
     if host_kv_memory < layout.block_bytes:
@@ -59,7 +65,7 @@ def no_memory(num_slots: int, slot_bytes: int) -> SettingsError:
 
 
 class CopiedBlocks:
-    """HostMemory beside a KVMemory whose own bytes are in host memory too."""
+    """HostMemory for a KVMemory whose pool is in host memory, too."""
 
     def __init__(self, memory: KVMemory, num_slots: int) -> None:
         layout = memory.layout
@@ -68,7 +74,7 @@ class CopiedBlocks:
         self._memory = memory
         self._shards = range(layout.kv_shards)
         share = layout.block_bytes // layout.kv_shards
-        try:  # the kernel hands pages out when first touched
+        try:  # the kernel allocates pages at first use
             self._slots = np.empty((num_slots, layout.kv_shards, share), np.uint8)
         except (MemoryError, ValueError) as error:
             raise no_memory(num_slots, layout.block_bytes) from error
@@ -84,7 +90,7 @@ class CopiedBlocks:
                 self._memory.write([block], self._slots[slot, shard].data, shard)
 
     def settle(self) -> None:
-        """Each copy is done when its call returns."""
+        """Does nothing: each copy is done when its call returns."""
 
 
 class KeptBlock(NamedTuple):
@@ -93,40 +99,40 @@ class KeptBlock(NamedTuple):
 
 
 class Copy(NamedTuple):
-    out: bool  # from the block to the slot, else back
+    out: bool  # True: from the block to the slot; False: from the slot to the block
     block: BlockId
     slot: int
 
 
 class HostTier:
-    """Which hash is in which slot, the copies that are due, and counters in blocks. Without memory
-    it keeps nothing."""
+    """The slot of each kept hash, the queued copies, and counters since the start in blocks
+    (`stored`, `loaded`, `evicted`). Without memory the tier keeps nothing."""
 
     def __init__(self, memory: HostMemory | None = None) -> None:
         self._memory = memory
         self.num_slots = memory.num_slots if memory is not None else 0
         self.slot_bytes = memory.slot_bytes if memory is not None else 0
-        self._kept: OrderedDict[BlockHash, KeptBlock] = OrderedDict()  # used longest ago first
+        self._kept: OrderedDict[BlockHash, KeptBlock] = OrderedDict()  # least recently used first
         self._due: list[Copy] = []
         self.stored = self.loaded = self.evicted = 0
 
     def __len__(self) -> int:
-        """Blocks kept."""
+        """Number of blocks kept."""
         return len(self._kept)
 
     def __contains__(self, hash: BlockHash) -> bool:
         return hash in self._kept
 
     def hashes(self) -> list[BlockHash]:
-        """What is kept, the one that goes next in front."""
+        """Kept hashes in the order of eviction."""
         return list(self._kept)
 
     def chunks(self) -> list[BlockHash]:
-        """Of those, the ones that end a chunk."""
+        """Kept hashes whose block ends a chunk."""
         return [hash for hash, kept in self._kept.items() if kept.ends_chunk]
 
     def leading(self, hashes: Iterable[BlockHash]) -> int:
-        """How many of the hashes are kept, up to the first that is not."""
+        """Number of leading hashes that are kept."""
         count = 0
         for hash in hashes:
             if hash not in self._kept:
@@ -137,8 +143,11 @@ class HostTier:
     def keep(
         self, hash: BlockHash, block: BlockId, *, ends_chunk: bool
     ) -> list[tuple[BlockHash, bool]]:
-        """The block will hold something else: keep what it holds under `hash`. Return what the tier
-        has lost by that, (hash, whether it ends a chunk)."""
+        """Keep the content of `block`, which is about to be reused, under `hash`.
+
+        Returns the content that is lost as (hash, whether it ends a chunk): the hash evicted to
+        make room, or `hash` itself if the tier has no slots.
+        """
         if not self.num_slots:
             return [(hash, ends_chunk)]
         if hash in self._kept:
@@ -155,13 +164,14 @@ class HostTier:
         return lost
 
     def touch(self, hashes: Sequence[BlockHash]) -> None:
-        """The leading ones that are kept were used now; a chain's tail goes before its head."""
+        """Mark the leading hashes that are kept as just used. A chain's tail is evicted before its
+        head."""
         for hash in reversed(hashes[: self.leading(hashes)]):
             self._kept.move_to_end(hash)
 
     def bring(self, hashes: Sequence[BlockHash], blocks: Sequence[BlockId]) -> list[bool]:
-        """Have the leading ones that are kept copied into the first blocks; return of each whether
-        it ends a chunk."""
+        """Queue copies of the leading hashes that are kept into the first `blocks`. Returns for
+        each copied hash whether it ends a chunk."""
         found = [self._kept[hash] for hash in hashes[: self.leading(hashes)]]
         for kept, block in zip(found, blocks, strict=False):
             self._due.append(Copy(False, block, kept.slot))
@@ -169,7 +179,7 @@ class HostTier:
         return [kept.ends_chunk for kept in found]
 
     def move(self) -> None:
-        """Make the copies that are due."""
+        """Start the queued copies, in order."""
         due, self._due = self._due, []
         for out, copies in groupby(due, key=lambda copy: copy.out):
             assert self._memory is not None, "copies are due, and there is no memory"
@@ -180,14 +190,14 @@ class HostTier:
                 self._memory.load(slots, blocks)
 
     def settle(self) -> None:
-        """Make the copies that are due, and return when they are done: others than the next step
-        may use the blocks."""
+        """Make the queued copies and wait until they are done. Needed before anything but the next
+        step uses the blocks, such as a transfer."""
         self.move()
         if self._memory is not None:
             self._memory.settle()
 
     def fault(self) -> str:
-        """What is wrong with the books, "" if nothing is: the slots in use hold one hash each."""
+        """Describe an inconsistency, or return "". Each used slot must hold exactly one hash."""
         slots = sorted(kept.slot for kept in self._kept.values())
         if slots != list(range(len(slots))) or len(slots) > self.num_slots:
             return f"{len(slots)} hashes are kept in slots {slots} of {self.num_slots}"

@@ -1,12 +1,12 @@
 """The paged KV pool as one tensor, and as bytes for transfers.
 
 In: layout and block count. Out: `pool` [P, L, 2, K, B, H] for attention, and KVMemory's read, write
-and views for the data plane. On a CPU both are the same memory, and sockets may use it too. On CUDA
-bytes go through pinned staging buffers, one per transfer thread, on a stream of their own. Beside
-it PinnedBlocks, the host tier's room for a pool on CUDA.
+and views for transfers. On a CPU both are the same memory, and sockets can read and write it
+directly. On CUDA, each transfer thread copies bytes through its own pinned staging buffer on its
+own stream. PinnedBlocks is the host tier's memory for a pool on CUDA.
 
-Head shard s of a block is heads [s * K / S, (s + 1) * K / S) of each layer's K and V: 2 * L pieces
-of the block, each contiguous.
+Head shard s of a block has heads [s * K / S, (s + 1) * K / S) of each layer's K and V: 2 * L
+contiguous pieces of the block.
 
 Shapes: P blocks with block 0 (padding), L layers, K kv heads, S head shards, B block size,
 H head_dim; of PinnedBlocks N slots of Z bytes.
@@ -38,8 +38,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class TorchMemory:
-    """KVMemory over the pool. read() and write() may be called by several threads at once, on
-    blocks that are held; writes are visible to steps started after write() returned."""
+    """KVMemory over the pool.
+
+    Several threads may call read() and write() at once, on blocks that are held. Steps that start
+    after write() returned see its data. `data` and `into` hold one head shard of whole blocks.
+    """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
@@ -55,8 +58,8 @@ class TorchMemory:
         self._bytes: Bytes | None = None
         try:
             if device.type == "cpu":
-                # The kernel hands pages out when first touched: now, rather than in the steps of
-                # the first requests, which took a tenth longer.
+                # The kernel allocates pages at first use. Touch them now: otherwise the steps of
+                # the first requests take a tenth longer.
                 self._bytes = np.zeros((num_blocks + 1, layout.block_bytes), np.uint8)
                 self.pool = torch.from_numpy(self._bytes).view(dtype).view(shape).zero_()
             else:
@@ -67,7 +70,7 @@ class TorchMemory:
                 f"no memory for {num_blocks} KV blocks ({size} bytes); "
                 "lower --kv-memory, --kv-blocks or --gpu-memory-utilization"
             ) from error
-        # The pool once more, as pieces: [P, 2 * L, S, bytes], or [P, 2 * L, S, K / S, B, H].
+        # Views of the pool by head shard: [P, 2 * L, S, bytes] and [P, 2 * L, S, K / S, B, H].
         shards = layout.kv_shards
         self._pieces: Bytes | None = None
         if self._bytes is not None:
@@ -115,7 +118,7 @@ class TorchMemory:
                 chosen = torch.tensor(blocks[begin:end], device=self.pool.device)
                 moved = part.to(self.pool.device, non_blocking=True).view(self.pool.dtype)
                 heads.index_copy_(0, chosen, moved.view(end - begin, *heads.shape[1:]))
-                stream.synchronize()  # the staging is reused, and the step stream may read now
+                stream.synchronize()  # the next portion reuses the staging, and steps may read
 
     def views(self, blocks: Sequence[BlockId]) -> list[memoryview] | None:
         if self._bytes is None or self.layout.kv_shards != 1:
@@ -123,11 +126,11 @@ class TorchMemory:
         return [memoryview(self._bytes[block]) for block in blocks]
 
     def _rows(self, data: memoryview, count: int) -> Bytes:
-        """A transfer's buffer as [count, bytes of one block's shard]."""
+        """View a transfer's buffer as [count, bytes of one block's shard]."""
         return np.frombuffer(data, np.uint8).reshape(count, self._share)
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
-        """Zero whole blocks, in the order of the step's own work."""
+        """Zero whole blocks, on the step's stream."""
         if self._bytes is not None:
             self._bytes[list(blocks)] = 0
             return
@@ -151,10 +154,12 @@ class TorchMemory:
 
 
 class PinnedBlocks:
-    """HostMemory for a pool on CUDA: one pinned allocation, copies on the step's stream, in its
-    order and without a wait of the host. It works on a CPU too, but CopiedBlocks is better there:
-    torch copies with all threads, and on a busy machine a block of 393 KB took 1 to 7 ms instead
-    of 0.1 to 0.3."""
+    """HostMemory for a pool on CUDA: one pinned allocation. Copies run on the step's stream, and
+    the host does not wait for them.
+
+    It also works on a CPU, but CopiedBlocks is faster there: torch copies with all threads, and on
+    a busy machine a block of 393 KB took 1 to 7 ms instead of 0.1 to 0.3 ms.
+    """
 
     def __init__(self, memory: TorchMemory, num_slots: int) -> None:
         pool, size = memory.pool, memory.layout.block_bytes

@@ -1,6 +1,6 @@
-"""Copies of small arrays from the host to the device of a step.
+"""Copy small arrays from the host to the step's device.
 
-In: arrays of the host. Out: tensors on the device.
+In: numpy arrays. Out: tensors on the device.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import torch
 
 
 def stage(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """A host array on the device. On CUDA through pinned memory, so that the copy overlaps; the
-    caching host allocator keeps the staging alive until the copy is done."""
+    """Return `array` as a tensor on `device`, same shape and dtype. On CUDA the copy goes through
+    pinned memory and is asynchronous; torch's caching host allocator keeps the pinned buffer alive
+    until the copy is done. On a CPU the tensor shares the array's memory if it is contiguous."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cpu":
         return tensor

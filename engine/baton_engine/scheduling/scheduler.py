@@ -97,7 +97,9 @@ class Scheduler:
         return sequence.clear()
 
     def rewind(self, sequence: Sequence, started: int, after: int, step: int) -> None:
-        """Reset a sequence to the state it had after step `step` was launched."""
+        """Reset what a sequence has in flight: it is computed up to `started`, awaits sample
+        `after` (-1: none), and `step` is its last step. The new tenure tells the runner to read all
+        of its blocks again."""
         sequence.started, sequence.after, sequence.step = started, after, step
         sequence.tenure = next(self._tenures)
 
@@ -221,7 +223,7 @@ class Scheduler:
         return True
 
     def _clear_the_way(self) -> bool:
-        """Preempt the youngest waiting sequence that holds blocks, in favor of the oldest waiting
+        """Preempt the youngest waiting sequence that holds blocks, in favour of the oldest waiting
         one. Waiting sequences can hold the blocks that each other needs, and then nothing runs.
         Returns False if there is no sequence to preempt."""
         if not self._blocked or not self._holding or self._holding[-1] is self.waiting[0]:
