@@ -1,1 +1,1 @@
-"""The Runner on torch: one step of a batch on real weights."""
+"""The torch Runner: computes one step of a batch on real weights."""

@@ -1,9 +1,9 @@
-"""A step's rows, read column by column, and what the step gives back.
+"""A step's rows as columns, and the step's results.
 
-In: rows as the engine makes them. Out: columns of those that are plain decode rows (one token, one
-sample, and of the logits nothing is said beyond temperature, top-k, top-p and min-p), or the layout
-of rows of all kinds. Of 256 rows an attribute takes 3 us so, and a loop with a few calls for each
-ten times that.
+In: rows from the engine. Out: columns of plain decode rows, or the layout of rows of any kind. A
+plain decode row has one token and one sample, and its sampling uses only temperature, top-k, top-p
+and min-p. Reading one attribute of 256 rows as a column takes 3 us; a loop with a few calls per row
+takes ten times as long.
 
 Shapes: R rows.
 """
@@ -27,8 +27,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PlainRows:
-    """Rows of a plain decode step, in the order of the call. `after_R` is the sample of the step
-    before that a row's token is, -1 where it is in `tokens_R`; None if no row waits."""
+    """Rows of a plain decode step, in the order of the call.
+
+    `after_R` is the index of the previous step's sample that is the row's token, or -1 if the token
+    is in `tokens_R`. It is None if no row awaits a token. `keys` are the rows' keys (see Row.key).
+    """
 
     rows: Sequence[Row]
     samples: list[Sample]
@@ -41,12 +44,12 @@ class PlainRows:
 
 
 def plain_rows(rows: Sequence[Row]) -> PlainRows | None:
-    """None unless all rows look like plain decode rows; what their parameters say is looked at
-    once per request (`says_nothing`)."""
+    """The rows as columns, or None if a row is not a plain decode row. The caller still has to
+    check the parameters with says_nothing(), once per request."""
     try:
         tokens = [token for row in rows for (token,) in [row.tokens]]
         samples = [sample for row in rows for (sample,) in [row.samples]]
-    except ValueError:  # some row has not one of each
+    except ValueError:  # a row has no or several tokens or samples
         return None
     asking = [row for row in rows if row.prompt]
     bound = [each for each in samples if each.banned or each.seen or each.matcher is not None]
@@ -65,12 +68,13 @@ def plain_rows(rows: Sequence[Row]) -> PlainRows | None:
 
 
 def says_nothing(params: SamplingParams) -> bool:
-    """Whether all that these parameters ask for is a draw from logits as they are."""
+    """Whether these parameters only ask for a draw from the raw logits: no logprobs, no
+    logit_bias and no allowed_token_ids."""
     return params.logprobs is None and not params.logit_bias and params.allowed_token_ids is None
 
 
 def after_of(after: Sequence[int | None]) -> Ints | None:
-    """The samples waited for, -1 where none is; None if none is at all."""
+    """Indexes of the awaited samples, -1 for a row that awaits none; None if no row awaits one."""
     waiting = len(after) - after.count(None)
     if not waiting:
         return None
@@ -81,14 +85,15 @@ def after_of(after: Sequence[int | None]) -> Ints | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rows of any kinds as a step computes them, `order[i]` of the call i-th: one-token rows first,
-    by length, so that the attention backend finds those of similar length side by side."""
+    """Rows of any kind in the order in which a step computes them: `rows[i]` is row `order[i]` of
+    the call. One-token rows come first, longest first, because the attention backend groups
+    neighbours of similar length."""
 
     rows: list[Row]
     order: list[int]
     starts_R: Ints
-    counts_R: Ints  # tokens
-    ends_R: Ints  # of its tokens among those of the step
+    counts_R: Ints  # number of tokens
+    ends_R: Ints  # index after the row's last token in the step's tokens
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Layout:
@@ -107,7 +112,7 @@ class Layout:
         return _runs(self.starts_R, self.counts_R)
 
     def begun(self, block_size: int) -> list[BlockId]:
-        """The blocks that rows begin to fill and leave partly empty."""
+        """Blocks in which the step writes the first token but not the last."""
         reach_R = self.starts_R + self.counts_R
         index_R = (reach_R - 1) // block_size
         begun_R = (index_R * block_size >= self.starts_R) & (reach_R % block_size > 0)
@@ -115,7 +120,7 @@ class Layout:
         return [self.rows[place].blocks[index_R[place]] for place in places]
 
     def sample_places(self) -> Ints:
-        """Of each sample, in the order of the call, its number in the order of the layout."""
+        """For each sample in the order of the call, its index in the order of the layout."""
         counts_R = _lengths([row.samples for row in self.rows])
         begins_R = counts_R.cumsum() - counts_R
         place_of_R = np.argsort(self.order)
@@ -127,12 +132,13 @@ def ints(numbers: Collection[int]) -> Ints:
 
 
 def plain_results(ids: Iterable[int]) -> list[RowResult]:
-    """Of rows with one sample each."""
+    """Results of rows with one sample each."""
     return [RowResult((Sampled(id),)) for id in ids]
 
 
 class PendingStep:
-    """A step on CUDA: what it gives is being computed and copied until `done`."""
+    """A step in flight on CUDA. read() waits until the work queued so far on the stream is done,
+    then calls `finish`."""
 
     def __init__(self, finish: Callable[[], list[RowResult]], device: torch.device) -> None:
         self._finish = finish
@@ -145,8 +151,8 @@ class PendingStep:
 
 
 def launched(finish: Callable[[], list[RowResult]], device: torch.device) -> Launched:
-    """What `launch` gives: on a CPU all is computed by now, and read before memory is used
-    again."""
+    """The handle of a launched step. On a CPU the step is already computed, so its results are read
+    at once, before the next step reuses the memory."""
     return Ready(finish()) if device.type == "cpu" else PendingStep(finish, device)
 
 
@@ -155,6 +161,6 @@ def _lengths(lists: Iterable[Sized]) -> Ints:
 
 
 def _runs(begins_R: Ints, counts_R: Ints) -> Ints:
-    """begins[0], begins[0] + 1, ... counts[0] of them, then those of the next."""
+    """Concatenate the ranges [begins[i], begins[i] + counts[i])."""
     before_R = counts_R.cumsum() - counts_R
     return np.arange(counts_R.sum()) + np.repeat(begins_R - before_R, counts_R)

@@ -1,12 +1,12 @@
-"""Plain decode steps: all from the gather of tokens to the sampled ids, in one go.
+"""Plain decode steps, from the input tokens to the sampled ids.
 
-In: a batch by line. Out: ids on the device, where the next step may begin with them.
+In: a Batch. Out: ids on the device, where the next step can read its input tokens.
 
-On CUDA with kernels that read their inputs where they always lie (`input_buffers`), a step is
-padded to one of a few sizes, and each size is recorded once as a graph and replayed: hundreds of
-launches become one. Elsewhere steps run as they are.
+On CUDA, if the attention kernels read their inputs from fixed buffers (`input_buffers`), a step is
+padded to one of a few sizes. Each size is recorded once as a CUDA graph and then replayed, so one
+launch replaces hundreds. Otherwise steps run without padding and without graphs.
 
-Shapes: P lines with padding, R of them real, M blocks that a line may have at most.
+Shapes: P lines including padding, R real lines, M maximum number of blocks of a line.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ PADDING = Row([0], 0, [BlockId(0)])
 
 
 def buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Sizes that steps are padded to, ascending: close together where a line more costs most. The
-    largest is `max_num_seqs` itself, so that no step is too large for all of them."""
+    """Sizes in lines that steps are padded to, ascending. Small sizes are close together, because
+    padding costs most there. The largest is `max_num_seqs`, so every step fits."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, max_num_seqs, 16)]
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
 class Recorder(Protocol):
     def run(self, size: int, compute: Callable[[], None]) -> None:
-        """Do what `compute` does with a step of this size. All that it reads and writes keeps its
-        place from step to step."""
+        """Run `compute` for a step of `size` lines. `compute` must use the same memory in every
+        step of that size."""
         ...
 
 
 class NoGraphs:
-    """The twin of Graphs: calls."""
+    """A Recorder without graphs: calls `compute`."""
 
     def run(self, size: int, compute: Callable[[], None]) -> None:
         compute()
 
 
 class Graphs:
-    """Records the launches of each size as a CUDA graph when it comes first, and replays them. All
-    share one memory pool: no two run at a time."""
+    """Records each size as a CUDA graph the first time it runs, and replays it afterwards. All
+    graphs share one memory pool, because no two run at the same time."""
 
     def __init__(self) -> None:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -72,11 +72,11 @@ class Graphs:
         if graph is not None:
             graph.replay()
             return
-        compute()  # compiles kernels, and does the work: a recording computes nothing
+        compute()  # compiles the kernels and does this step's work; recording computes nothing
         torch.cuda.synchronize()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         graph = torch.cuda.CUDAGraph()
-        # Other threads may move KV meanwhile.
+        # Only this thread's calls are checked: transfer threads may copy KV during the capture.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             compute()
         self._graphs[size] = graph
@@ -84,18 +84,19 @@ class Graphs:
 
 @runtime_checkable
 class StaticAttention(Protocol):
-    """A backend that can attend over inputs that keep their place."""
+    """A backend that can attend over inputs in fixed buffers."""
 
     def over(
         self, slots_P: torch.Tensor, lengths_P: torch.Tensor, table_PM: torch.Tensor
     ) -> StepAttention:
-        """Of one-token rows: where each row's KV goes, how many tokens it has, its blocks."""
+        """Attention of P one-token rows: the slot of each row's KV (int64, -1: not stored), its
+        number of tokens with the new one, and its blocks."""
         ...
 
 
 class LazyAttention:
-    """Begun by the first layer that asks for it: a step's rows are laid out for attention only if
-    there is any."""
+    """Calls `begin` at the first use by a layer, so that a replayed graph does not prepare
+    attention that nobody uses."""
 
     def __init__(self, begin: Callable[[], StepAttention]) -> None:
         self._begin = begin
@@ -122,8 +123,11 @@ class LazyAttention:
 
 
 class DecodeSteps:
-    """`sizes` are what steps are padded to; () runs them as they are. `width` is M; it is used only
-    with a StaticAttention and sizes."""
+    """Runs plain decode steps.
+
+    `sizes` are the numbers of lines that steps are padded to; () means no padding. `width` is M and
+    is used only with a StaticAttention and sizes.
+    """
 
     def __init__(
         self,
@@ -154,8 +158,11 @@ class DecodeSteps:
     def run(
         self, batch: Batch, after_R: Ints | None, tables: BlockTables, sampled: torch.Tensor
     ) -> torch.Tensor:
-        """Ids by line, of which the first R are real, valid until the next step has begun with
-        them. `sampled` holds what the step before sampled, and `after_R` counts in it."""
+        """Run a step and return its ids by line (int64 on the device). The first R are real, and
+        the next step overwrites them.
+
+        `sampled` has the ids of the previous step; `after_R` has indexes into it.
+        """
         lines = self._lines_for(len(batch.rows))
         host = inputs_in(self._staging.next(), lines, self._width)
         fill(host, batch, after_R, tables if self._static else None)
@@ -170,7 +177,8 @@ class DecodeSteps:
         return self._ids
 
     def warm(self, size: int) -> None:
-        """Run, and so record, a step of padding. What the last step sampled is lost."""
+        """Run, and thereby record, a step of `size` padding lines. Overwrites the ids that the last
+        step sampled."""
         host = inputs_in(self._staging.next(), size, self._width)
         pad(host, 0)
         self._send(size)
@@ -195,7 +203,8 @@ class DecodeSteps:
         filtered: bool,
         waits: bool,
     ) -> None:
-        """From what was sent. Of a size, all steps do the same: a recording knows no other."""
+        """Compute a step from the inputs on the device. With padding, all steps of a size do the
+        same work, as a recorded graph requires."""
         inputs, attention = self._prepare(lines)
         step = attention or LazyAttention(
             lambda: self._attention.begin([*rows, *[PADDING] * (lines - len(rows))])
@@ -223,7 +232,8 @@ class DecodeSteps:
         return found
 
     def _make_room(self, lines: int) -> None:
-        """For steps of so many lines, and some more. Never once there are recordings."""
+        """Allocate buffers for steps of at least `lines` lines. Must not be called once a graph is
+        recorded, because graphs hold the addresses of the buffers."""
         lines = max(lines, max(self.sizes, default=2 * lines))
         self._staging = self._make_staging(inputs_size(lines, self._width), self._device)
         self._ids = torch.zeros(lines, dtype=torch.int64, device=self._device)
@@ -231,7 +241,7 @@ class DecodeSteps:
 
 
 def _with_sampled(inputs: Inputs[torch.Tensor], sampled: torch.Tensor) -> torch.Tensor:
-    """Tokens, with those that the step before sampled."""
+    """The step's tokens [P], with the awaited ones taken from the previous step's samples."""
     found_P = sampled.index_select(0, inputs.after_P.clamp(min=0))
     return torch.where(inputs.after_P >= 0, found_P, inputs.tokens_P)
 
@@ -245,7 +255,8 @@ def decode_steps(
     max_model_len: int,
     enforce_eager: bool = False,
 ) -> DecodeSteps:
-    """Recorded where kernels allow it, on CUDA; `enforce_eager` says no."""
+    """DecodeSteps with CUDA graphs if the device is CUDA and the backend is a StaticAttention,
+    unless `enforce_eager`."""
     able = memory.pool.device.type == "cuda" and isinstance(attention, StaticAttention)
     if enforce_eager or not able:
         return DecodeSteps(model, memory, attention)

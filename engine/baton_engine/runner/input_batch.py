@@ -1,11 +1,11 @@
-"""The lines of plain decode steps, kept from step to step.
+"""The batch of plain decode steps, kept from step to step.
 
-In: a step's rows. Out: arrays over its lines: tokens, starts, block tables, what the draws need.
-From one step to the next a request moves by one token, so nearly all of this is there already: a
-line is laid out once, when its row's key is new, then only gets the blocks that were added. Lines
-stand longest first, as attention likes them; all moving at once, they stay so.
+In: a step's rows. Out: arrays with one line per row: tokens, starts, block tables and sampling
+parameters. From one step to the next, each request advances by one token, so nearly all arrays stay
+valid. A line is filled when its row's key is new; later steps add only new blocks. Lines are
+ordered longest first, as attention prefers. All advance by one token, so the order stays valid.
 
-Shapes: R lines, W blocks of the widest.
+Shapes: R lines, W blocks of the widest line.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ NO_ROWS: Ints = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A step by line; line l is row `order_R[l]` of the call. Good until the next `take`."""
+    """A step's inputs by line. Line l is row `order_R[l]` of the call. Valid until the next call of
+    BatchArrays.take()."""
 
     rows: list[Row]
     order_R: Ints
-    line_of_R: Ints  # the other way round
+    line_of_R: Ints  # the line of each row, the inverse of order_R
     tokens_R: Ints
     starts_R: Ints
     after_R: Ints | None
     columns_6R: Columns
     filtered: bool
-    begun: list[BlockId]  # blocks whose first token this step writes, and not the last
+    begun: list[BlockId]  # blocks in which this step writes the first token but not the last
 
 
 class BatchArrays:
@@ -58,7 +59,7 @@ class BatchArrays:
         self._block_size = block_size
         self._asked: tuple[list[int], list[int], list[SamplingParams]] = [], [], []
         self._line_of_key: dict[int, int] = {}
-        self._params: list[SamplingParams] = []  # by line, as are choices and what follows
+        self._params: list[SamplingParams] = []  # by line, as are all fields below
         self._choices: list[int] = []
         self._order_R = self._line_of_R = NO_ROWS
         self._columns_6R: Columns = np.zeros((COLUMNS, 0), np.uint32)
@@ -66,7 +67,8 @@ class BatchArrays:
         self._filtered = self._drawn = False
 
     def take(self, rows: Sequence[Row]) -> Batch | None:
-        """None if the step is no plain decode step; the lines are then as they were."""
+        """Update the lines for this step and return them. Returns None, without any effect, if the
+        step is not a plain decode step."""
         asked = plain_rows(rows)
         if asked is None:
             return None
@@ -76,7 +78,8 @@ class BatchArrays:
         return self._move(asked)
 
     def _lay_out(self, asked: PlainRows) -> bool:
-        """False if parameters say something about logits."""
+        """Reorder the lines for other rows than before, and keep the lines of known keys. Returns
+        False if a row's parameters need more than a plain draw (see says_nothing)."""
         if not all(map(says_nothing, {id(each): each for each in asked.params}.values())):
             return False
         order_R = np.argsort(-asked.starts_R, kind="stable")
@@ -94,8 +97,8 @@ class BatchArrays:
         return True
 
     def _kept(self, keys: list[int], params: list[SamplingParams], choices: list[int]) -> Ints:
-        """The line that each line was before; -1 of one that is new. Other parameters under the
-        same key are another request."""
+        """The previous line of each line, or -1 if it is new. The same key with other parameters is
+        another request."""
         before = [self._line_of_key.get(key, -1) if key else -1 for key in keys]
         for line, old in enumerate(before):
             if old >= 0 and (
@@ -124,7 +127,7 @@ class BatchArrays:
         rows = [asked.rows[row] for row in order_R.tolist()]
         starts_R = asked.starts_R[order_R]
         if self._drawn:
-            positions_R = (starts_R + 1).astype(np.uint64)  # of the tokens that are drawn
+            positions_R = (starts_R + 1).astype(np.uint64)  # positions of the sampled tokens
             keys = keys_at(self._streams_R, positions_R)
             self._columns_6R[KEY_A], self._columns_6R[KEY_B] = keys
         self.tables.move(starts_R, rows)
@@ -151,16 +154,16 @@ class BatchArrays:
 
 
 class BlockTables:
-    """The blocks of each line, as many as its tokens so far need."""
+    """The block table of each line, as far as its tokens reach."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self.table_RW: Table = np.zeros((0, LEAST_WIDTH), np.int32)
-        self.counts_R = NO_ROWS  # how many are right
+        self.counts_R = NO_ROWS  # number of valid blocks in each line
         self._starts_R = NO_ROWS
 
     def rearrange(self, source_R: Ints) -> None:
-        """Line l is now what line source_R[l] was, or new where that is -1."""
+        """Make line l the previous line source_R[l], or an empty one if that is -1."""
         old = source_R >= 0
         table_RW = np.zeros((len(source_R), self.table_RW.shape[1]), np.int32)
         counts_R, starts_R = np.zeros(len(source_R), np.int64), np.zeros(len(source_R), np.int64)
@@ -169,8 +172,8 @@ class BlockTables:
         self.table_RW, self.counts_R, self._starts_R = table_RW, counts_R, starts_R
 
     def move(self, starts_R: Ints, rows: list[Row]) -> None:
-        """Take the blocks that each row has more than its line. Of a row that has not gone on, all:
-        its step may be tried again, with other blocks."""
+        """Add the new blocks of each row to its line. A row that has not advanced is copied whole:
+        its step may be a retry with other blocks."""
         needed_R = starts_R // self._block_size + 1
         known_R = np.where(starts_R > self._starts_R, self.counts_R, 0)
         self._widen(int(needed_R.max()))
@@ -181,7 +184,7 @@ class BlockTables:
         self.counts_R, self._starts_R = needed_R, starts_R
 
     def slots(self) -> Ints:
-        """Where each line's token has its KV: block * block size + place in the block."""
+        """Slot of each line's token: block * block size + offset in the block."""
         blocks_R = self.table_RW[np.arange(len(self.counts_R)), self.counts_R - 1]
         return blocks_R * np.int64(self._block_size) + self._starts_R % self._block_size
 

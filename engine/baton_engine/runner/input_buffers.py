@@ -1,13 +1,13 @@
-"""The inputs of a plain decode step: one buffer, one copy.
+"""The inputs of a plain decode step: one buffer, one copy to the device.
 
-In: a batch by line. Out: its numbers on the device, where they always lie: what there is per line,
-then the table of blocks. 256 lines of 40,960 tokens are 2.6 MB, 50 us of an H100's bus; of 4,096
-tokens 5 us.
+In: a Batch. Out: its numbers in a device buffer with fixed addresses: first the numbers per line,
+then the block table. 256 lines of 40,960 tokens are 2.6 MB, which takes 50 us on an H100's bus; 256
+lines of 4,096 tokens take 5 us.
 
-A line of padding is token 0 at position 0 over block 0, which is nobody's, and its KV has no slot;
-it is written anew at each step, since what stood there was somebody's.
+A padding line is token 0 at position 0 in block 0, which belongs to no request, and its KV is not
+stored. Padding is written again in each step, because an earlier step may have used the line.
 
-Shapes: P lines with padding, R of them real, M blocks that a line may have at most.
+Shapes: P lines including padding, R real lines, M maximum number of blocks of a line.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from baton_engine.runner.batch_layout import Ints
 from baton_engine.runner.input_batch import Batch, BlockTables
 from baton_engine.sampling.metadata import COLUMNS
 
-# Parts of the buffer begin at multiples of this many int32 (128 bytes): triton compiles a kernel
-# anew for a pointer that is not a multiple of 16 bytes.
+# Parts of the buffer begin at multiples of this number of int32 (128 bytes): triton compiles a
+# kernel again for a pointer that is not a multiple of 16 bytes.
 ALIGNMENT = 32
 STAGING_BUFFERS = 2
 
@@ -35,7 +35,12 @@ Array = TypeVar("Array", npt.NDArray[Any], torch.Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Inputs(Generic[Array]):
-    """A step's inputs, as parts of one int32 buffer of the host or of the device."""
+    """A step's inputs, as views of one int32 buffer on the host or the device.
+
+    `after_P` is the index of the previous step's sample that is the line's token, -1 for none.
+    `lengths_P` counts the tokens of a line, the new one included. `slots_P` are KV slots, -1 for
+    none. `columns_6P` are the sampling columns (see `sampling.metadata`).
+    """
 
     after_P: Array
     tokens_P: Array
@@ -47,7 +52,7 @@ class Inputs(Generic[Array]):
 
 
 def inputs_in(buffer: Array, lines: int, width: int) -> Inputs[Array]:
-    """Those of `lines` lines, and tables of `width` blocks, from the buffer's beginning."""
+    """Views of `buffer` for `lines` lines with tables of `width` blocks."""
     parts: list[Any] = []
     begin = 0
     for size in _sizes(lines, width):
@@ -66,7 +71,7 @@ def inputs_in(buffer: Array, lines: int, width: int) -> Inputs[Array]:
 
 
 def inputs_size(lines: int, width: int) -> int:
-    """In int32."""
+    """Size of the buffer in int32."""
     return sum(map(_aligned, _sizes(lines, width)))
 
 
@@ -79,7 +84,7 @@ def _aligned(size: int) -> int:
 
 
 class Copied(Protocol):
-    """What torch.cuda.Event does for a copy that was begun."""
+    """The methods of torch.cuda.Event that Staging uses to wait for a copy."""
 
     def record(self) -> None: ...
 
@@ -87,8 +92,11 @@ class Copied(Protocol):
 
 
 class Staging:
-    """A buffer on the device that keeps its place, and the host's side of it: `hosts`, written in
-    turn, each once its last copy is over; without any the buffer itself, on a CPU."""
+    """A device buffer with a fixed address, and the host buffers it is filled from.
+
+    The host buffers `hosts` are used in turn, each after its last copy is done. Without `hosts`
+    (on a CPU) the host writes the buffer itself.
+    """
 
     def __init__(
         self, size: int, device: torch.device, hosts: Sequence[tuple[torch.Tensor, Copied]] = ()
@@ -98,7 +106,7 @@ class Staging:
         self._hosts = deque(hosts)
 
     def next(self) -> npt.NDArray[np.int32]:
-        """What the host may write now; what stands in it is old."""
+        """The next host buffer to write. It still has the content of an earlier step."""
         if not self._hosts:
             return self.buffer.numpy()
         self._hosts.rotate()
@@ -107,7 +115,8 @@ class Staging:
         return host.numpy()
 
     def send(self, size: int) -> None:
-        """Copy the first `size` numbers of what was written, in the order of the step's work."""
+        """Copy the first `size` numbers of the current host buffer to the device, on the step's
+        stream."""
         if self._hosts:
             host, copied = self._hosts[0]
             self.buffer[:size].copy_(host[:size], non_blocking=True)
@@ -115,7 +124,8 @@ class Staging:
 
 
 def staging_for(size: int, device: torch.device) -> Staging:
-    """On CUDA with pinned buffers, since a copy may not have begun when the next step is made."""
+    """A Staging of `size` int32. On CUDA it has several pinned host buffers, because a copy may not
+    have started when the host writes the next step's inputs."""
     if device.type == "cpu":
         return Staging(size, device)
     hosts = [
@@ -128,8 +138,11 @@ def staging_for(size: int, device: torch.device) -> Staging:
 def fill(
     host: Inputs[npt.NDArray[Any]], batch: Batch, after_R: Ints | None, tables: BlockTables | None
 ) -> None:
-    """Write all that a step of this batch reads; `after_R` as Inputs has it, None if no row waits.
-    Without `tables` nothing is written of where rows have their KV."""
+    """Write the inputs of a batch, and padding after its lines.
+
+    `after_R` has the values of Inputs.after_P; None if no row awaits a token. Without `tables`, the
+    lengths, slots and block tables of the batch are not written.
+    """
     rows = len(batch.rows)
     host.after_P[:rows] = -1 if after_R is None else after_R
     host.tokens_P[:rows] = batch.tokens_R
@@ -145,7 +158,7 @@ def fill(
 
 
 def pad(host: Inputs[npt.NDArray[Any]], rows: int) -> None:
-    """Greedy, and of one token in block 0 that is not stored."""
+    """Make the lines from `rows` on padding: greedy, one token in block 0, KV not stored."""
     host.after_P[rows:] = -1
     host.tokens_P[rows:] = 0
     host.positions_P[rows:] = 0

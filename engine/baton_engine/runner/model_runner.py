@@ -1,11 +1,12 @@
-"""TorchRunner: computes one step of mixed rows on real weights (api.Runner).
+"""TorchRunner: computes one step of mixed rows on real weights (interface.Runner).
 
-In: rows of tokens with their blocks. Out: samples, and how likely prompts are where that is asked;
-the rows' KV stands in the pool. A plain decode step goes by persistent arrays (`input_batch`,
-`cuda_graphs`); all others are laid out anew. Results come in the order of the call.
+In: rows of tokens with their blocks. Out: sampled ids, and prompt logprobs for rows that ask for
+them; the rows' KV is written to the pool. A plain decode step uses persistent arrays
+(`input_batch`, `cuda_graphs`); any other step builds its inputs from scratch. Results are in the
+order of the call.
 
-On CUDA a launch waits for nothing: ids stay on the device, for rows of the next step that begin
-with them, and what is to be read is copied behind the step.
+On CUDA a launch does not wait for the device. Sampled ids stay on the device, where the next step
+reads them, and results are copied to the host after the step.
 
 Shapes: T tokens of the step, D hidden size, S sampled rows, N rows of prompts, V vocabulary.
 """
@@ -31,7 +32,7 @@ from baton_engine.sampling.logprobs import Logprobs, logprobs_of
 from baton_engine.sampling.sampler import ChosenTokens, begin_sample
 from baton_protocol.request import PositionLogprobs
 
-# Prompt positions whose logits exist at one time: 128 rows of 150,000 floats are 77 MB.
+# Number of prompt positions whose logits exist at a time: 128 rows of 150,000 floats are 77 MB.
 PROMPT_ROWS = 128
 
 
@@ -43,7 +44,7 @@ class TorchRunner:
         attention: AttentionBackend,
         steps: DecodeSteps | None = None,
     ) -> None:
-        """`steps` computes plain decode steps; without it they run as they are."""
+        """`steps` computes plain decode steps; the default has no padding and no CUDA graphs."""
         self.memory = memory
         self._clear = memory.clear
         self._model = model
@@ -52,18 +53,19 @@ class TorchRunner:
         self._block_size = memory.layout.block_size
         self._steps = steps or DecodeSteps(model, memory, attention)
         self._arrays = BatchArrays(memory.layout.block_size)
-        # What the last step sampled, and where sample i of its rows stands in it.
+        # Ids that the last step sampled, and the index in them of sample i of the call.
         self._sampled = torch.zeros(0, dtype=torch.int64, device=self._device)
         self._place_of = np.zeros(0, np.int64)
 
     @property
     def buckets(self) -> Sequence[int]:
-        """Sizes of decode steps that are recorded; () where none are."""
+        """Sizes of the decode steps that are padded and recorded; () if none are."""
         return self._steps.sizes
 
     @torch.inference_mode()
     def warm(self, bucket: int) -> None:
-        """Record the step of this size, before the first launch. No KV of anybody changes."""
+        """Record the decode step of this size. Call before the first launch. Changes no KV of any
+        request."""
         self._steps.warm(bucket)
 
     @torch.inference_mode()
@@ -83,7 +85,8 @@ class TorchRunner:
         layout = Layout.of(rows)
         begun = layout.begun(self._block_size)
         if begun:
-            # Their rest is read under a mask, and NaN left by others would survive a weight of 0.
+            # Attention reads the rest of these blocks with a weight of 0. NaN of an earlier request
+            # would survive that.
             self._clear(begun)
         hidden_TD = self._forward(layout)
         chosen = self._sample(hidden_TD, layout)
@@ -106,13 +109,13 @@ class TorchRunner:
         return self._model.forward(tokens_T, positions_T, self._attention.begin(layout.rows))
 
     def _places(self, after_R: Ints | None) -> Ints | None:
-        """Where in `_sampled` the samples stand that rows wait for."""
+        """Indexes in `_sampled` of the samples that rows await; -1 for none."""
         if after_R is None:
             return None
         return np.where(after_R >= 0, self._place_of[after_R], -1)
 
     def _sample(self, hidden_TD: torch.Tensor, layout: Layout) -> ChosenTokens | None:
-        """All rows' at once; a row gives as many tokens as it has samples."""
+        """Sample for all rows at once, one token per sample; None if no row has a sample."""
         groups = [row.samples for row in layout.rows]
         places = [place for place, group in enumerate(groups) if group]
         if not places:
@@ -123,8 +126,7 @@ class TorchRunner:
         return begin_sample(logits_SV, row_of, samples, self._model.ops.draw)
 
     def _expect(self, hidden_TD: torch.Tensor, layout: Layout) -> list[Logprobs]:
-        """How likely the prompts of the rows that ask are. Only their logits are computed, and not
-        all at a time."""
+        """Prompt logprobs of the rows that ask for them, in parts of PROMPT_ROWS positions."""
         rows, ends = layout.rows, layout.ends_R
         asks = {place: row.prompt for place, row in enumerate(rows) if row.prompt is not None}
         if not asks:
@@ -145,7 +147,8 @@ class TorchRunner:
 
 @dataclass(frozen=True, slots=True)
 class MixedStep:
-    """A step whose results are on their way; `prompts` in parts of PROMPT_ROWS positions."""
+    """A mixed step whose results are being copied to the host. `prompts` has one entry per
+    PROMPT_ROWS prompt positions."""
 
     layout: Layout
     chosen: ChosenTokens | None

@@ -1,7 +1,7 @@
-"""Everything about a torch engine that is decided before its weights are read.
+"""The decisions about a torch engine that are made before its weights are read.
 
-In: settings, the model's config, the device and its free memory. Out: a Plan, or an error of one
-line: the folder, the architecture, the device, or memory that does not suffice.
+In: settings, the model's config, the device and its free memory. Out: a Plan, or a one-line error
+about the model folder, the architecture, the device or too little memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from baton_protocol.layout import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`room` is None where the machine does not say what it has, or where --overcommit is given
-    beside the pool's size on a CPU: nothing is checked then."""
+    """The decided sizes, device and kernels of a torch engine.
+
+    `room` is None, and memory is not checked, in two cases on a CPU: the free memory is unknown, or
+    both --overcommit and the pool's size are given.
+    """
 
     config: ModelConfig
     layout: KVLayout
@@ -44,24 +47,25 @@ class Plan:
 
     @property
     def measurable(self) -> bool:
-        """Whether the pool is sized by what a step on the device takes."""
+        """Whether the pool's size depends on the measured memory of a step on the device."""
         return self.device.type == "cuda" and self.demand.pool_blocks is None
 
     def measured(self, found: Measured) -> Plan:
-        """The plan by what was found when the weights were there; raise SettingsError where that
-        is more than the formulas said, and too much."""
+        """The plan with the memory measured after the weights were loaded. Raises SettingsError if
+        the measured sizes exceed the estimate and no longer fit."""
         demand = replace(self.demand, measured=found)
         num_blocks = _num_blocks(demand, self.room)
         max_model_len = _max_model_len(demand, num_blocks)
         return replace(self, demand=demand, num_blocks=num_blocks, max_model_len=max_model_len)
 
     def pool_text(self) -> str:
-        """How the pool came to its size, for the log."""
+        """Explains the pool's size, for the log."""
         return pool_text(self.demand, self.room, self.num_blocks)
 
 
 def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_memory) -> Plan:
-    """Raise SettingsError or ModelError, one line each. `free` says how much memory is free."""
+    """Raises SettingsError or ModelError with a one-line message. `free` returns the free host
+    memory in bytes, or None if it is unknown."""
     settings.check()
     config = read_config(settings.model)
     if settings.load_format != "dummy":
@@ -89,8 +93,8 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
 
 
 def find_device(name: str, cuda_devices: int) -> torch.device:
-    """cpu, cuda (the first) or cuda:N, of so many devices; raise SettingsError for one that is not
-    there."""
+    """The device that `name` means: cpu, cuda (the first one) or cuda:N. `cuda_devices` is the
+    number of CUDA devices. Raises SettingsError for a device that does not exist."""
     device = torch.device(name)
     if device.type == "cpu":
         return device
@@ -120,8 +124,8 @@ def _room(
 
 
 def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
-    """Usable blocks of the pool; raise SettingsError where weights, steps and one sequence do not
-    fit."""
+    """Number of blocks of the pool, without padding. Raises SettingsError if weights, a step and
+    one sequence do not fit, or if the KV memory is smaller than one block."""
     if room is not None:
         check_fit(demand, room)
     blocks = demand.pool_blocks
@@ -141,7 +145,8 @@ def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
 
 
 def _max_model_len(demand: Demand, num_blocks: int) -> int:
-    """At most what the model was made for, and what the whole pool can hold."""
+    """The maximum length of a sequence in tokens: as asked, or the smaller of the model's limit and
+    the pool. Raises SettingsError if the pool is too small for the length asked."""
     wanted, room = demand.max_model_len, num_blocks * demand.layout.block_size
     if wanted is None:
         return min(demand.config.max_positions, room)

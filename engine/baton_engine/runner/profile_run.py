@@ -1,8 +1,8 @@
-"""The largest step an engine may be given, run once on CUDA to see what it takes.
+"""Run the largest possible step once on CUDA and measure its memory.
 
-In: the limits of a step, a model on its device. Out: rows that reach all of them and ask for all
-that costs memory, and the bytes that were found. No KV of anybody is there yet: all rows write to
-one and the same block, and what they sample is nobody's.
+In: the limits of a step, and a model on its device. Out: rows that reach the limits and use every
+feature that costs memory, and the measured bytes. There are no requests yet: all rows write to the
+same block, and their samples are discarded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from baton_protocol.sampling import SamplingParams
 
 PROFILE_BLOCKS = 1
 BLOCK = BlockId(1)
-# Every filter, changed logits, log-probabilities: the most that is made of a row of logits.
+# Every filter, changed logits and logprobs: the most memory that a row of logits can need.
 COSTLY = SamplingParams(
     temperature=1.0,
     top_p=0.9,
@@ -31,8 +31,8 @@ COSTLY = SamplingParams(
 def largest_step(
     *, max_batched_tokens: int, max_num_seqs: int, longest: int, block_size: int
 ) -> list[Row]:
-    """Rows of equal length, as many as may be, with all tokens that may be computed; none longer
-    than `longest` tokens."""
+    """The maximum number of rows, of about equal length, with the maximum number of tokens in
+    total; no row is longer than `longest` tokens."""
     count = min(max_num_seqs, max_batched_tokens)
     each, more = divmod(max_batched_tokens, count)
     lengths = [min(longest, each + (index < more)) for index in range(count)]
@@ -42,13 +42,14 @@ def largest_step(
 def measure_step(
     runner: Runner, rows: list[Row], device: torch.device, room: MemoryBudget
 ) -> Measured:
-    """Run a step on CUDA, where only the model is yet, and see what stays and what was needed."""
+    """Run a step on CUDA when only the model is loaded. Returns the bytes that stay allocated, and
+    the peak bytes that the step needed in addition."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     runner.launch(rows).read()
     torch.cuda.synchronize(device)
-    # Reserved, not allocated: what the allocator could not join is not there for others either.
+    # Measure reserved, not allocated, memory: fragments cannot be used for anything else.
     step = torch.cuda.max_memory_reserved(device) - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""What is done once before the first request: weights read, steps of every size recorded.
+"""Warm-up before the first request: record the decode steps of every batch size.
 
-In: a runner that says which batch sizes it wants warmed. Out: all of them warmed, and a line that
-says how far it is.
+In: a runner with the batch sizes to record. Out: a runner with all sizes recorded. A progress line
+shows how far it is, here and while weights load.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ logger = logging.getLogger(__name__)
 
 
 class Warmable(Protocol):
-    """`buckets` are the sizes of decode steps that it prepares; none on a CPU."""
+    """A runner that can be warmed up. `buckets` are the sizes of decode steps to prepare, in rows;
+    empty on a CPU."""
 
     @property
     def buckets(self) -> Sequence[int]: ...
 
     def warm(self, bucket: int) -> None:
-        """Prepare steps of so many rows; no KV of anybody changes."""
+        """Prepare steps of `bucket` rows. Changes no KV of any request."""
 
 
 def warm_all(runner: Warmable, line: ProgressLine) -> None:
-    """The largest first: the others then live in the memory that it took."""
+    """Warm up all sizes, the largest first: smaller ones then reuse its memory."""
     buckets = sorted(runner.buckets, reverse=True)
     for number, bucket in enumerate(buckets):
         line.show(_capturing(number, buckets))
@@ -38,14 +39,15 @@ def warm_all(runner: Warmable, line: ProgressLine) -> None:
 
 
 def describe(buckets: Sequence[int]) -> str:
-    """43 batch sizes (256 ... 1)."""
+    """A text such as "43 batch sizes (256 ... 1)"."""
     if len(buckets) == 1:
         return f"1 batch size ({buckets[0]})"
     return f"{len(buckets)} batch sizes ({max(buckets)} ... {min(buckets)})"
 
 
 def counting(line: ProgressLine, total: int) -> Callable[[int], None]:
-    """What a loader tells of each tensor's bytes; `total` are all of them."""
+    """A callback for the weight loader: call it with each tensor's size in bytes, and it shows the
+    progress towards `total` bytes."""
     done = 0
 
     def add(size: int) -> None:
