@@ -1,13 +1,14 @@
 """Gumbel noise that is a pure function of (seed, choice, position, token).
 
-A sample then depends on nothing but its own logits: not on the batch, the node, or how often the
-request was placed. The generator is counter-based and uses 32-bit integer operations only, so that
-a Triton kernel repeats it bit for bit (kernels/noise_bits):
+A sample depends only on its logits and these keys. It does not depend on the batch, the node, or
+the number of placements of the request. The generator is counter-based and uses only 32-bit integer
+operations, so a Triton kernel can produce the same bits (`triton_gumbel.noise_bits`):
 
-    (a, b)  two 32-bit keys of (seed, choice, position), computed on the host
+    (a, b)  two 32-bit keys from (seed, choice, position), computed on the host
     bits    mix(mix(token ^ a) + b), mix = MurmurHash3's 32-bit finalizer
-    w       (bits + 0.5) / 2^32, so that 0 < w < 1
-    noise   -log(-log(1 - w)): the smallest w decide who wins, and floats are finest there
+    w       (bits + 0.5) / 2^32, which gives 0 < w < 1
+    noise   -log(-log(1 - w)): the largest noise comes from the smallest w, where float32 is most
+            precise
 
 Shapes: S samples, V vocabulary.
 """
@@ -31,13 +32,13 @@ Keys = Sequence[tuple[int, int]] | npt.NDArray[np.uint32]  # [S, 2]
 
 
 def noise_keys(seed: Number, choice: Number, position: Number) -> tuple[Number, Number]:
-    """Two 32-bit keys, of numbers or of arrays in uint64. SplitMix64's finalizer is applied after
-    each part is added, so that neighbouring seeds, choices and positions give unrelated keys."""
+    """Two 32-bit keys, from integers or uint64 arrays. SplitMix64's finalizer runs after each input
+    is added, so neighbouring seeds, choices and positions give unrelated keys."""
     return keys_at(noise_stream(seed, choice), position)
 
 
 def noise_stream(seed: Number, choice: Number) -> Number:
-    """What the keys of all positions of one choice begin with, 64 bits."""
+    """The 64-bit state from which keys_at() derives the keys of all positions of one choice."""
     return _mix64(_mix64(seed & MASK_64) + 0x9E3779B97F4A7C15 * (choice + 1))
 
 
@@ -47,7 +48,7 @@ def keys_at(stream: Number, position: Number) -> tuple[Number, Number]:
 
 
 def random_bits(keys: Keys, vocab: int, device: torch.device) -> torch.Tensor:
-    """[S, V] in int32, one row per key pair."""
+    """32 random bits per (key pair, token) as int32 [S, V]."""
     pairs = torch.from_numpy(np.asarray(keys, np.uint32).view(np.int32))
     a_S1, b_S1 = pairs.to(device).chunk(2, dim=1)
     tokens_V = torch.arange(vocab, dtype=torch.int32, device=device)
@@ -71,8 +72,8 @@ def _mix64(value: Number) -> Number:
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:
-    """MurmurHash3's finalizer on int32 bits, in place; products wrap, and shifts are made logical
-    by masks because torch shifts signed numbers arithmetically."""
+    """MurmurHash3's finalizer on int32 bits, in place. Products wrap. Masks make the shifts
+    logical, because torch shifts signed numbers arithmetically."""
     x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(0x85EBCA6B))
     x.bitwise_xor_((x >> 13).bitwise_and_(0x7FFFF)).mul_(_signed(0xC2B2AE35))
     return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

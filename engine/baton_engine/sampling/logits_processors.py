@@ -1,18 +1,18 @@
-"""What a request says about logits, vectorised over the step's samples.
+"""Apply the requests' logits parameters, vectorised over the step's samples.
 
-In: raw logits and samples (parameters, banned ids, what penalties look at). Out: changed logits, in
-this order:
+In: raw logits and samples (parameters, banned ids, token counts for penalties). Out: logits after
+these changes, in this order:
 
-    grammar        what cannot follow in the text is -inf
-    allowed ids    all others are -inf
+    grammar        ids that the grammar does not permit next: -inf
+    allowed ids    all other ids: -inf
     banned ids     -inf
     logit_bias     logit + bias
-    repetition     of ids in prompt or outputs: logit / penalty if positive, else logit * penalty
-    frequency      of ids in the outputs: logit - penalty * count
-    presence       of ids in the outputs: logit - penalty
+    repetition     ids in prompt or outputs: logit / penalty if positive, else logit * penalty
+    frequency      ids in the outputs: logit - penalty * count
+    presence       ids in the outputs: logit - penalty
 
-Only the (sample, id) pairs that change are touched, and a step without any costs one look at its
-samples.
+Biases, bans and penalties touch only the (sample, id) pairs that change. A step without such
+parameters only checks its samples.
 
 Shapes: S samples, V vocabulary, N changed pairs.
 """
@@ -33,8 +33,8 @@ Pairs = tuple[torch.Tensor, torch.Tensor]  # rows [N] and ids [N]
 
 
 def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
-    """Logits after all that the samples say about them; the tensor itself if they say nothing.
-    Logits are float32."""
+    """The changed logits, float32 [S, V]. Returns a copy, or `logits_SV` itself if no sample
+    changes logits."""
     if not any(_says_something(each) for each in samples):
         return logits_SV
     logits_SV = logits_SV.clone()
@@ -61,8 +61,8 @@ def _says_something(sample: Sample) -> bool:
 
 
 def _keep_matching(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
-    """Masks are packed bits until they are on the device. An id behind a mask's end cannot
-    follow."""
+    """Set ids that a grammar's mask does not permit to -inf. Masks are packed bits, unpacked on the
+    device. Ids beyond the end of a mask are not permitted."""
     matched = [(row, each.matcher) for row, each in enumerate(samples) if each.matcher is not None]
     if not matched:
         return
@@ -98,7 +98,7 @@ def _add_biases(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:
         device = logits_SV.device
         pairs = _pairs([(row, each.biased) for row, each in biased], device)
         bias_N = np.concatenate([np.asarray(each.biases, np.float32) for _, each in biased])
-        # Accumulated, so that an id named twice has the sum.
+        # Accumulate, so an id that is listed twice gets the sum of its biases.
         logits_SV.index_put_(pairs, stage(bias_N, device), accumulate=True)
 
 
@@ -117,7 +117,7 @@ def _penalise_repetition(
     repeats = [len(each) for _, each in ids]
     penalty_N = stage(np.repeat(np.array(penalties, np.float32), repeats), logits_SV.device)
     logit_N = logits_SV[pairs]
-    # An id of both prompt and outputs is there twice, and is given the same value twice.
+    # An id in both prompt and outputs appears twice here and is written twice with the same value.
     logits_SV[pairs] = torch.where(logit_N > 0, logit_N / penalty_N, logit_N * penalty_N)
 
 
@@ -137,14 +137,14 @@ def _penalise_outputs(
 
 
 def _pairs(lists: Sequence[tuple[int, Collection[int]]], device: torch.device) -> Pairs:
-    """Index of each (row, id)."""
+    """Row and id indexes (int64 on the device) of each (row, id) pair."""
     arrays = [_array(ids) for _, ids in lists]
     rows_N = np.repeat([row for row, _ in lists], [len(each) for each in arrays])
     return stage(rows_N, device), stage(np.concatenate(arrays), device)
 
 
 def _array(ids: Collection[int]) -> npt.NDArray[np.int64]:
-    """Without a copy, and without looking at each id, where they stand in an array already."""
+    """Ids as an int64 array. Does not copy an `array` or numpy array of int64."""
     if isinstance(ids, Sequence | np.ndarray):
         return np.asarray(ids, np.int64)
     return np.fromiter(ids, np.int64, len(ids))

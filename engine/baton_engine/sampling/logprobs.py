@@ -1,8 +1,8 @@
-"""Log-probabilities as clients get them: a token's own and those of the likeliest.
+"""Logprobs for clients: of the token itself and of the most likely tokens.
 
-In: raw logits, so natural log before temperature and everything else. Out: PositionLogprobs; they
-stay on the device until somebody reads them.
-Shapes: N positions, V vocabulary, K likeliest.
+In: raw logits; logprobs are natural logarithms before temperature and all other parameters. Out:
+PositionLogprobs. They stay on the device until they are read.
+Shapes: N positions, V vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from baton_protocol.request import PositionLogprobs, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of each position its id's logprob and rank (1 + the number of larger ones), and the likeliest
-    with theirs."""
+    """For each position: the logprob and the rank (1 + number of larger logprobs) of its id, and
+    the K most likely tokens with their logprobs."""
 
     own_N: torch.Tensor
     rank_N: torch.Tensor
@@ -26,12 +26,12 @@ class Logprobs:
     token_NK: torch.Tensor
 
     def to_host(self) -> Logprobs:
-        """Copies on their way, to be read once they are there."""
+        """Start copies to the host. Read them only after a later event on the stream is done."""
         tensors = self.own_N, self.rank_N, self.value_NK, self.token_NK
         return Logprobs(*(each.to("cpu", non_blocking=True) for each in tensors))
 
     def read(self, ids: Sequence[int], tops: Sequence[int]) -> list[PositionLogprobs]:
-        """Per position that of its id, and of the `tops[i]` likeliest."""
+        """For each position i, the logprob of `ids[i]` and of the `tops[i]` most likely tokens."""
         found = []
         for id, own, rank, values, tokens, top in zip(
             ids,
@@ -49,7 +49,7 @@ class Logprobs:
 
 
 def logprobs_of(logits_NV: torch.Tensor, ids_N: torch.Tensor, most: int) -> Logprobs:
-    """With the `most` likeliest of each position. Logits are float32."""
+    """Logprobs of `ids_N` and of the `most` most likely tokens. Logits are float32."""
     logprob_NV = logits_NV.log_softmax(dim=-1)
     own_N1 = logprob_NV.gather(1, ids_N[:, None])
     rank_N = (logprob_NV > own_N1).sum(dim=-1) + 1

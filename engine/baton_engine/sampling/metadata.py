@@ -1,15 +1,15 @@
-"""What samples say about their draw, as columns of numbers that torch and kernels read alike.
+"""Sampling parameters as columns of numbers, read by torch and by kernels.
 
-In: sampling parameters, choices, positions. Out: six columns, 32 bits a number:
+In: sampling parameters, choices, positions. Out: six columns of 32-bit numbers:
 
     temperature   float32; 0 is greedy
-    min_p         float32, its ln; -inf keeps all
-    top_p         float32, the mass that is wanted; 2 is all
-    top_k         0 is all
-    a, b          the noise's two keys (see `gumbel`)
+    min_p         float32, ln(min_p); -inf keeps all tokens
+    top_p         float32, the probability mass to keep; 2 keeps all
+    top_k         uint32; 0 keeps all
+    a, b          uint32, the two keys of the noise (see `gumbel`)
 
-The first four and the noise's stream depend on the request alone: they are laid out once for as
-long as a line of the batch is the same request's.
+The first four columns and the noise's stream depend only on the request. They are computed once and
+stay valid as long as a line of the batch belongs to the same request.
 
 Shapes: S samples.
 """
@@ -30,7 +30,7 @@ from baton_protocol.sampling import SamplingParams
 
 # Below this a temperature is greedy: dividing by it would overflow float32.
 GREEDY_BELOW = 1e-5
-# A mass this close below p has reached it: float32 cannot tell 0.4 + 0.25 + 0.15 + 0.1 from 0.9.
+# A mass this close below p counts as p: float32 cannot tell 0.4 + 0.25 + 0.15 + 0.1 from 0.9.
 MASS_ROUNDING = 1e-6
 MOST_TOP_K = (1 << 31) - 1  # more than any vocabulary; a request may ask for more
 ALL_MASS = 2.0
@@ -43,11 +43,12 @@ Streams = npt.NDArray[np.uint64]  # [S]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Columns on the host and on the device; the same numbers where a launch is not recorded."""
+    """The columns on the host and on the device. While a CUDA graph replays, only the device's
+    columns are current."""
 
     host_6S: Columns
     columns_6S: torch.Tensor  # int32
-    filtered: bool  # whether any sample that is drawn has a filter
+    filtered: bool  # whether any non-greedy sample has min-p, top-k or top-p
 
 
 def draws_of(samples: Sequence[Sample], device: torch.device) -> Draws:
@@ -59,7 +60,7 @@ def draws_of(samples: Sequence[Sample], device: torch.device) -> Draws:
 
 
 def shape_columns(params: Sequence[SamplingParams]) -> Columns:
-    """All columns but the keys, which are 0."""
+    """The columns of the parameters; the key columns are 0."""
     columns_6S = np.zeros((COLUMNS, len(params)), np.uint32)
     temperature_S, log_min_p_S, mass_S = columns_6S[:TOP_K].view(np.float32)
     temperature_S[:] = [0.0 if is_greedy(each) else each.temperature for each in params]

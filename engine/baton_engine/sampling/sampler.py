@@ -1,14 +1,15 @@
 """From logits to tokens, vectorised over the step's samples.
 
 In: logits of the sampled rows in float32, and the requests' parameters. Out: one Sampled per
-sample; ids and likelihoods stay on the device until somebody reads them.
-Order: logprobs of the raw logits; what the request says about logits (see `logits_processors`);
-then greedy rows take the largest logit, and the others temperature, min-p, top-k, top-p and Gumbel
-noise (see `gumbel`), and take the largest.
-A sample depends on its own logits row alone, never on its neighbours.
+sample; ids and logprobs stay on the device until they are read.
 
-Shapes: R logits rows, S samples (several choices may share a row), Q random samples among them,
-V vocabulary, C candidates looked at by top-p, N samples that ask for logprobs.
+Logprobs come from the raw logits. For sampling, the logits are first changed as the request asks
+(see `logits_processors`). A greedy sample then takes the largest logit. Any other sample applies
+temperature, min-p, top-k and top-p, adds Gumbel noise (see `gumbel`), and takes the largest. A
+sample depends only on its own row of logits, never on other rows.
+
+Shapes: R rows of logits, S samples (several choices may share a row), Q non-greedy samples,
+V vocabulary, C candidates of top-k or top-p, N samples that ask for logprobs.
 """
 
 from __future__ import annotations
@@ -38,19 +39,21 @@ from baton_engine.sampling.metadata import (
 )
 from baton_protocol.sampling import SamplingParams
 
-# Top-p sorts this many of the largest logits before it sorts all of them: a full sort of 150,000
-# costs 10 ms on a CPU, and nearly always the nucleus is far smaller.
+# Top-p first sorts this number of the largest logits, and all logits only if that is not enough: a
+# full sort of 150,000 takes 10 ms on a CPU, and the nucleus is nearly always far smaller.
 NUCLEUS_FIRST_LOOK = 1024
-# Numbers that a CPU draws at once, 2 MB in float32: noise takes forty passes, and what does not fit
-# its caches is read anew in each. 64 rows of 150,000 took 50 instead of 200 ms.
+# Number of logits for which a CPU draws noise at a time, 2 MB in float32. The noise takes forty
+# passes, and each reads data again that does not fit the CPU's caches. With this limit 64 rows of
+# 150,000 took 50 instead of 200 ms.
 CPU_PART = 1 << 19
 
 Draw = Callable[[torch.Tensor, Draws], torch.Tensor]
 
 
 def draw(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """The token of each sample, int64 [S]: greedy, or drawn from what shaping leaves."""
-    temperature_S = draws.host_6S[TEMPERATURE]  # positive floats: no bit is set of 0 alone
+    """The token of each sample, int64 [S]. Greedy, or drawn after the filters; logits are float32
+    [S, V], already changed as the requests ask."""
+    temperature_S = draws.host_6S[TEMPERATURE]  # the bits of a float >= 0 are 0 only for 0.0
     drawn_Q = np.flatnonzero(temperature_S)
     all_drawn = len(drawn_Q) == len(temperature_S)
     if not all_drawn:
@@ -79,15 +82,15 @@ def _drawn(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ChosenTokens:
-    """Samples as they leave the device: their ids [S], and what is likely beside them, of those
-    `asking` for it. `read` once what was computed before is done."""
+    """The sampled ids [S], and logprobs of the samples in `asking`. After to_host(), call read()
+    only when the device has finished the step."""
 
     ids_S: torch.Tensor
-    asking: dict[int, int]  # sample -> how many likeliest
+    asking: dict[int, int]  # index of the sample -> number of most likely tokens to return
     logprobs: Logprobs | None
 
     def to_host(self) -> ChosenTokens:
-        """Copies on their way; the device's ids are what the next step may begin with."""
+        """Start copies to the host. The ids on the device stay valid for the next step."""
         there = None if self.logprobs is None else self.logprobs.to_host()
         return ChosenTokens(self.ids_S.to("cpu", non_blocking=True), self.asking, there)
 
@@ -106,7 +109,8 @@ def begin_sample(
     samples: Sequence[Sample],
     draw: Draw = draw,
 ) -> ChosenTokens:
-    """One token per sample, without waiting; `row_of[i]` is the logits row of `samples[i]`."""
+    """Sample one token per sample without waiting for the device. `row_of[i]` is the row of logits
+    of `samples[i]`; logits are float32 [R, V]."""
     device = logits_RV.device
     shared = list(row_of) != list(range(logits_RV.shape[0]))
     raw_SV = logits_RV[stage(np.array(row_of), device)] if shared else logits_RV
@@ -134,7 +138,7 @@ def sample(
 
 
 def shaped_logits(logits_QV: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Logits after temperature, min-p, top-k and top-p: what cannot be drawn is -inf."""
+    """Logits [Q, V] after temperature, min-p, top-k and top-p; dropped tokens are -inf."""
     return _shaped(logits_QV, shape_columns(params))
 
 
@@ -154,13 +158,13 @@ def _shaped(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
 
 
 def _min_p(logits_QV: torch.Tensor, log_min_p_Q: torch.Tensor) -> torch.Tensor:
-    """Drop what is less probable than min_p times the likeliest; -inf drops nothing."""
+    """Drop tokens whose probability is below min_p times the largest; -inf drops nothing."""
     threshold_Q1 = logits_QV.amax(dim=-1, keepdim=True) + log_min_p_Q[:, None]
     return logits_QV.masked_fill(logits_QV < threshold_Q1, -torch.inf)
 
 
 def _top_k(logits_QV: torch.Tensor, ks: Sequence[int]) -> torch.Tensor:
-    """Drop what is strictly below the k-th largest: ties with it survive."""
+    """Drop logits below the k-th largest. Ties with it stay."""
     vocab = logits_QV.shape[1]
     wanted = [min(k, vocab) if k > 0 else vocab for k in ks]
     widest = max(k for k in wanted if k < vocab) if min(wanted) < vocab else 0
@@ -175,8 +179,8 @@ def _top_k(logits_QV: torch.Tensor, ks: Sequence[int]) -> torch.Tensor:
 
 
 def _top_p(logits_QV: torch.Tensor, mass_Q: torch.Tensor) -> torch.Tensor:
-    """Keep the smallest set of likeliest tokens whose probabilities reach the mass; of equal tokens
-    at its edge those with the lowest ids. The likeliest always stays."""
+    """Keep the smallest set of most likely tokens whose probabilities reach the mass. Of equal
+    tokens at its edge, those with the lowest ids stay. The most likely token always stays."""
     vocab = logits_QV.shape[1]
     goal_Q1 = mass_Q.double()[:, None]
     unlimited_Q1 = goal_Q1 >= 1

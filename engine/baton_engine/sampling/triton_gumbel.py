@@ -1,7 +1,8 @@
-"""The noise of `baton_engine.sampling.gumbel` in a kernel: the same bits, floats as close as logs.
+"""The noise of `baton_engine.sampling.gumbel` in a kernel: the same bits, and floats that differ at
+most by the rounding of log.
 
-In: a sample's two keys and token ids, int32. Out: float32. -ln(1 - w) is the one place where care
-is due, since the smallest w decide who wins and a plain 1 - w would lose their digits.
+In: a sample's two keys and token ids, int32. Out: float32. -ln(1 - w) needs care: the smallest w
+give the largest noise, and a plain 1 - w would lose their digits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton.language as tl
 from baton_engine.sampling.gumbel import W_MAX
 
 LARGEST_W = tl.constexpr(W_MAX)
-# Up to here the series below is exact to float32's last bit; beyond it 1 - w loses nothing.
+# Below this w the series is exact to float32's last bit; above it 1 - w loses no digits.
 SERIES_BELOW = tl.constexpr(0.25)
 
 

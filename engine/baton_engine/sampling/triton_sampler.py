@@ -1,17 +1,15 @@
-"""Sampling in three launches: shape, draw, pick; torch twin: `sampling.draw`.
+"""Sampling in three launches: shape, draw, pick. Torch twin: `sampler.draw`.
 
-In: logits in float32, and what each sample says of them (see `metadata`). Out: token ids, which
-never leave the device.
+In: logits in float32, and the sampling columns (see `metadata`). Out: token ids on the device.
 
-    shape   if any sample filters, per such sample: which values stay after temperature, min-p,
-            top-k and top-p, as two numbers (see `triton_topk_topp`)
-    draw    per sample and tile of the vocabulary: the best of logit / temperature + noise (see
-            `gumbel`) among what stays; of a greedy sample the largest logit
-    pick    per sample: the best of its tiles; of equals the lowest id
+    shape   only if a sample has filters. Per sample: the limits of the tokens that stay after
+            temperature, min-p, top-k and top-p, as two numbers (see `triton_topk_topp`)
+    draw    per sample and tile of the vocabulary: the largest logit / temperature + noise (see
+            `gumbel`) among the tokens that stay; for a greedy sample the largest logit
+    pick    per sample: the best of its tiles; the lowest id of equals
 
-A sample depends on its own row alone. What samples say reaches the launches as numbers on the
-device, so one recording serves all steps of a size: a sample without filters costs `shape` four
-loads.
+A sample depends only on its own row. The kernels read the parameters from device memory, so one
+recorded graph serves all steps of a size. In `shape`, a sample without filters costs four loads.
 
 Shapes: S samples, V vocabulary, L tiles.
 """
@@ -30,7 +28,7 @@ DRAW_TILE = 2048
 
 
 def choose_tokens(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """int64 [S]. A row of logits is contiguous."""
+    """The token of each sample, int64 [S]. Each row of `logits_SV` must be contiguous."""
     samples, vocab = logits_SV.shape
     device = logits_SV.device
     tiles = triton.cdiv(vocab, DRAW_TILE)

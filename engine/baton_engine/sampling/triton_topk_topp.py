@@ -1,14 +1,13 @@
-"""What min-p, top-k and top-p leave of a row of logits, without sorting it.
+"""Min-p, top-k and top-p of a row of logits, without sorting it.
 
-In: logits in float32, and the columns of `draws.Draws`. Out, per sample, an edge and a last token:
-a token stays if its logit / temperature lies above the edge, or on it and its id is not above the
-last.
-Torch twin: `sampling.shaped_logits`.
+In: logits in float32, and the columns of `metadata.Draws`. Out, per sample, an edge and a last
+token: a token stays if its logit / temperature is above the edge, or equal to the edge and its id
+is not above the last token. Torch twin: `sampler.shaped_logits`.
 
-Both top-k and top-p ask for the largest value v for which the values from v upwards weigh enough:
-one each, or exp(v - largest). float32 values are put in order as integers, and v is found four bits
-at a time, in eight passes over the row. Weights are integers, too (units of 2^-40): their sum does
-not depend on the order, so neither does the answer.
+Top-k and top-p both need the largest value v such that the values >= v have enough weight. A value
+x weighs 1 for top-k and exp(x - largest) for top-p. float32 values are mapped to integers in the
+same order, and v is found four bits at a time, in eight passes over the row. Weights are integers,
+too (units of 2^-40), so their sum, and the result, does not depend on the order of addition.
 
 Shapes: S samples, V vocabulary; in a program a tile of the vocabulary at a time.
 """
@@ -22,13 +21,13 @@ import triton.language as tl
 TILE = 1024
 UNIT = tl.constexpr(float(1 << 40))
 ALL_BUT_SIGN = tl.constexpr(0x7FFFFFFF)
-LOWEST = tl.constexpr(1 << 31)  # what makes ordered int32 keys start at 0
+LOWEST = tl.constexpr(1 << 31)  # added to the ordered int32 keys, so that they start at 0
 
 
 def shape(
     logits_SV: torch.Tensor, columns_6S: torch.Tensor, edge_S: torch.Tensor, last_S: torch.Tensor
 ) -> None:
-    """Fill edge and last. A row of logits is contiguous."""
+    """Fill `edge_S` (float32) and `last_S` (int32). Each row of `logits_SV` must be contiguous."""
     samples, vocab = logits_SV.shape
     _shape[(samples,)](
         *(edge_S, last_S, logits_SV, columns_6S),
@@ -84,7 +83,8 @@ def _scaled(
     temperature: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """A tile's tokens and their logits by temperature, divided as torch does; -inf beyond."""
+    """A tile's tokens and their logits / temperature, rounded as torch does; -inf beyond the
+    vocabulary."""
     token = start + tl.arange(0, TILE)
     x = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))
     return token, tl.math.div_rn(x, temperature)
@@ -104,7 +104,7 @@ def _weigh(
     largest: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The mass of what is not below the floor."""
+    """The total mass of the values that are not below the floor."""
     total = tl.zeros((), tl.int64)
     for start in range(0, vocab, TILE):
         _, x = _scaled(row_ptr, start, vocab, temperature, TILE)
@@ -123,10 +123,10 @@ def _search(
     BY_MASS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The largest v such that what is not below v weighs `goal`, counting nothing below the floor;
+    """The largest v such that the values >= v weigh at least `goal`, without those below the floor;
     -inf if there is none."""
     digit = tl.arange(0, 16).to(tl.int64)
-    found = tl.zeros((), tl.int64)  # v's key, counted from 0, as far as it is known
+    found = tl.zeros((), tl.int64)  # the leading bits of v's key, with keys starting at 0
     for step in range(8):
         shift = 28 - 4 * step
         candidate = ((found + (digit << shift)) - LOWEST).to(tl.int32)
@@ -145,7 +145,7 @@ def _search(
 
 @triton.jit
 def _key(x: tl.tensor) -> tl.tensor:
-    """int32 in the order of the floats; -0.0 is 0.0."""
+    """Map floats to int32 in the same order; -0.0 equals 0.0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & ALL_BUT_SIGN)
 
@@ -160,12 +160,12 @@ def _last_on_edge(
     goal: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
-    """The last of the tokens on the edge that are needed to reach the goal, by id."""
+    """The highest id among the tokens on the edge that are needed to reach the goal."""
     above = tl.zeros((), tl.int64)
     for start in range(0, vocab, TILE):
         _, x = _scaled(row_ptr, start, vocab, temperature, TILE)
         above += tl.sum(tl.where(x > edge, _mass(x, largest), 0), axis=0)
-    # As many as bring the mass to the goal; a value on the edge weighs something.
+    # Number of tokens on the edge that bring the mass to the goal; each weighs at least one unit.
     each = _mass(edge, largest)
     needed = (goal - above + each - 1) // each
     last = tl.zeros((), tl.int32)
