@@ -1,1 +1,1 @@
-"""Paged attention: backends and their kernels."""
+"""Paged attention: the backends and their kernels."""

@@ -1,15 +1,15 @@
-"""One-token rows whose tables begin with the same blocks: what they share is read once for all.
+"""Cascade attention: one-token rows with a common prefix of blocks read the shared keys once.
 
-In: the tables of a step's one-token rows; per layer their queries. Out: which rows to compute
-together, and their attention outputs.
+In: the block tables of a step's one-token rows, and per layer their queries. Out: groups of rows to
+compute together, and their attention outputs.
 
-Prefix caching gives requests the same blocks for the same first tokens. Read in place, the keys of
-a system prompt of 1,000 tokens come from memory once per row; here they are copied once per layer
-and multiplied with the queries of all rows at a time, a product large enough for the matrix
-library. What each row has of its own is computed as ever, and the two parts are merged by the sums
-of their exponentials, which is exact: out = sum_i out_i exp(logsum_i) / sum_i exp(logsum_i). On one
-thread, a step of 16 rows with 1,000 shared of 1,100 keys spends 28 instead of 36 ms in attention in
-fp32 and 26 instead of 46 in bf16 (116M model; python -m benchmarks.engine.cpu_step).
+Prefix caching gives requests the same blocks for the same first tokens. Without sharing, the keys
+of a system prompt of 1,000 tokens are read from memory once per row. Here they are copied once per
+layer and multiplied with the queries of all rows, a product large enough for the matrix library.
+Each row's own keys are computed as usual, and the two parts are merged by their log-sum-exp, which
+is exact: out = sum_i out_i exp(logsum_i) / sum_i exp(logsum_i). On one thread, a step of 16 rows
+with 1,000 shared of 1,100 keys spends 28 instead of 36 ms in attention in fp32, and 26 instead of
+46 ms in bf16 (116M model; python -m benchmarks.engine.cpu_step).
 
 Shapes: R rows, M shared blocks, S shared keys, N query heads, K kv heads, G = N / K, X = R G,
 H head_dim, B block size.
@@ -31,15 +31,15 @@ from baton_engine.interface import Row
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Rows, by index, whose tables begin with the same so many blocks."""
+    """Indexes of rows whose block tables begin with the same `num_blocks` blocks."""
 
     rows: list[int]
     num_blocks: int
 
 
 def shared_prefixes(rows: Sequence[Row], block_size: int, tuning: Tuning) -> list[Shared]:
-    """Groups of one-token rows worth computing together; no row is in two. Only blocks before the
-    row's own token count: that one is left to the row, which so always has a key of its own."""
+    """Disjoint groups of one-token rows that are worth computing together. Only full blocks before
+    the row's new token are shared, so each row has at least one key of its own."""
     counts = [row.start // block_size for row in rows]
     together: dict[int, list[int]] = {}
     for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
@@ -51,7 +51,7 @@ def shared_prefixes(rows: Sequence[Row], block_size: int, tuning: Tuning) -> lis
             continue
         table_RM = np.zeros((len(members), max(counts[index] for index in members)), np.int64)
         for line, index in enumerate(members):
-            table_RM[line] = -1 - line  # padding is nobody else's block
+            table_RM[line] = -1 - line  # padding differs from every other line's blocks
             table_RM[line, : counts[index]] = row_blocks(rows[index], counts[index])
         _, groups = _best(table_RM, np.asarray(members), block_size, tuning)
         found += groups
@@ -65,8 +65,9 @@ def row_blocks(row: Row, count: int) -> Table:
 def _best(
     table_RM: Table, members_R: Table, block_size: int, tuning: Tuning
 ) -> tuple[int, list[Shared]]:
-    """The division that saves most, and how many keys that one row reads it saves: either all rows
-    share what they have in common, or those that go on alike share that much more."""
+    """The grouping that saves most, and its saving in key reads of one row. Either all rows form
+    one group with their common prefix, or they split by the next block into groups with longer
+    prefixes."""
     differs_M = (table_RM != table_RM[0]).any(0)
     common = int(differs_M.argmax()) if differs_M.any() else len(differs_M)
     keys = common * block_size
@@ -87,8 +88,8 @@ def _best(
 
 
 class PrefixedRows:
-    """Rows at `places` of the step, which share blocks of keys that all of them see, and go on as
-    `own` has it: groups that together are the same rows in the same order."""
+    """Rows at `places` of the step that share the blocks `blocks_M`, of which all see every key.
+    `own` has the rows' other keys, as groups that together have the same rows in the same order."""
 
     def __init__(
         self, kv: PagedKV, places: Places, blocks_M: Table, own: Sequence[RowsInPlace], rows: int
@@ -125,7 +126,8 @@ class PrefixedRows:
     def _attend_shared(
         self, layer: int, source: torch.Tensor, q_KXH: torch.Tensor, by_head: tuple[int, int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Over the keys of some blocks, all of which every row sees."""
+        """Attention over the keys of some shared blocks: outputs float32 [R, K, G, H] and log-sums
+        [R, K, G]."""
         rows, kv_heads, group = by_head
         k_KSH, v_KSH = self._kv.gather(layer, source).view(2, kv_heads, -1, q_KXH.shape[-1])
         scores_KXS = wide_scores(q_KXH, k_KSH, self._scale)

@@ -1,11 +1,14 @@
-"""Attention in bf16 by products of bf16, with scores in float32.
+"""Attention in bf16 on a CPU: bf16 products with float32 scores.
 
-A CPU's matrix units multiply bf16 several times as fast as fp32, and add in fp32, but torch hands a
-product out rounded to bf16: a score of 20 would be off by 0.06. So there are two products: the
-second adds the first one, negated, before it rounds, and yields what the first had lost. Together
-they hold 16 bits. On 2 threads with AMX, both took 0.18 ms for 564 queries and 188 keys of 4 kv
-heads of 64, the product of copies in fp32 0.31; for 16 rows with 1,100 keys 0.37 instead of 0.68.
-All of attention for a prompt of 188 tokens took 0.63 ms, torch's own, which widens, 1.1.
+A CPU's matrix units multiply bf16 several times as fast as fp32 and add in fp32, but torch returns
+the product rounded to bf16: a score of 20 would be off by 0.06. So each product is computed twice.
+The second time, the rounded first result is subtracted before rounding, which gives the part that
+the first result lost. Together they have 16 bits of precision.
+
+Measured on 2 threads with AMX: both products took 0.18 ms for 564 queries and 188 keys of 4 kv
+heads of 64, and one product of fp32 copies 0.31 ms. For 16 rows with 1,100 keys they took 0.37
+instead of 0.68 ms. All of attention for a prompt of 188 tokens took 0.63 ms here, and 1.1 ms in
+torch's own attention, which converts to fp32.
 
 Shapes: T tokens, N query heads, K kv heads, G = N / K, S keys, H head_dim, X matrices of Y rows.
 """
@@ -21,7 +24,8 @@ from baton_engine.config.engine_config import SCORES_AT_ONCE
 
 @functools.cache
 def multiplies_bf16() -> bool:
-    """Whether this CPU's matrix library has products of bf16. torch tells under a private name."""
+    """Whether this CPU's matrix library multiplies bf16. torch exposes this under a private name
+    only."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return supported is not None and bool(supported())
 
@@ -29,8 +33,8 @@ def multiplies_bf16() -> bool:
 def wide_scores(
     q_XYH: torch.Tensor, k_XSH: torch.Tensor, scale: float, *, native: bool | None = None
 ) -> torch.Tensor:
-    """scale * q k^T as float32 [X, Y, S], of float32 or bfloat16. `native` says whether to use
-    products of bf16; None: where this CPU has them."""
+    """scale * q k^T as float32 [X, Y, S], from float32 or bfloat16. `native` says whether to use
+    bf16 products; None means: if this CPU has them."""
     k_XHS = k_XSH.transpose(1, 2)
     native = multiplies_bf16() if native is None else native
     if q_XYH.dtype == torch.float32 or not native:
@@ -48,9 +52,13 @@ def prompt_attention(
     *,
     most: int = SCORES_AT_ONCE,
 ) -> torch.Tensor:
-    """[T, N, H], of tokens whose last one is at the last key; `mask` is added to the scores. Some
-    kv heads at a time, or some tokens of one, over the keys up to the last of them: `most` scores
-    exist at one time, or those of one token and kv head."""
+    """Attention outputs [T, N, H] of consecutive tokens, the last of which is at the last key.
+    `mask_TS` is added to the scores.
+
+    Computes some kv heads at a time, or some tokens of one kv head, each over the keys up to the
+    last of those tokens. At most `most` scores exist at a time, or the scores of one token and one
+    kv head if these are more.
+    """
     (tokens, heads, dim), (kv_heads, keys) = q_TNH.shape, k_KSH.shape[:2]
     group = heads // kv_heads
     k_KSH, v_KSH = k_KSH.contiguous(), v_KSH.contiguous()
@@ -75,8 +83,8 @@ def prompt_attention(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, rounded once. torch's own makes twice
-    as many passes over bf16."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, rounded once. torch's own rms_norm
+    makes twice as many passes over bf16 data."""
     wide = x.float()
     scale = torch.linalg.vecdot(wide, wide).mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     return wide.mul_(scale[..., None]).mul_(weight).to(x.dtype)

@@ -1,7 +1,7 @@
-"""What a model sees of attention, and what a backend of it has to bring.
+"""The Protocols between a model and an attention backend.
 
-In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs; the new K and V
-are written into the pool first, so that a token sees itself through the cache.
+In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
+are written to the pool first, because a token attends to itself through the cache.
 
 Shapes: T tokens of the step, N query heads, K kv heads, H head_dim, B block size, L layers, P
 blocks of the pool.
@@ -21,7 +21,7 @@ from baton_engine.interface import Row
 @dataclass(frozen=True, slots=True)
 class KVSlots:
     """Where a step's tokens have their KV: token t at pool[s // B, layer, K or V, :, s % B], with
-    s = slots_T[t]; a negative slot has no place, and nothing is stored."""
+    s = slots_T[t]. The KV of a token with a negative slot is not stored."""
 
     pool: torch.Tensor  # [P, L, 2, K, B, H]
     slots_T: torch.Tensor  # int64
@@ -31,7 +31,7 @@ class StepAttention(Protocol):
     """Attention of one step, called by each layer in turn."""
 
     def slots(self) -> KVSlots:
-        """For a kernel that stores K and V itself."""
+        """The slots of the step's tokens, for kernels that store K and V themselves."""
         ...
 
     def attend(
@@ -43,12 +43,13 @@ class StepAttention(Protocol):
         *,
         stored: bool = False,
     ) -> torch.Tensor:
-        """Store K and V, unless a kernel has `stored` them already, then attend; [T, N, H]."""
+        """Store K and V, unless a kernel already has (`stored`), and return the attention outputs
+        [T, N, H]."""
         ...
 
 
 class AttentionBackend(Protocol):
     def begin(self, rows: Sequence[Row]) -> StepAttention:
-        """Prepare a step whose tokens are the rows' tokens one after another. One-token rows that
-        stand together are computed together."""
+        """Prepare a step whose tokens are the rows' tokens, concatenated. Backends may compute
+        neighbouring one-token rows together."""
         ...

@@ -1,7 +1,7 @@
-"""The paged pool as torch's operators want it: as rows that an index chooses.
+"""Views of the paged pool as rows that torch's operators select by index.
 
-In: the pool. Out: views of it per layer, made once, and the indices of a step, which are the same
-for all layers: each layer's view begins where its K or V does.
+In: the pool. Out: one view per layer, made once, and the indices of a step. The indices are the
+same for all layers, because each layer's view begins at that layer's K or V.
 
 Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, B block size, L layers, P blocks.
 """
@@ -24,23 +24,23 @@ Visible = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What attention's speed depends on; outputs are the same up to rounding with any values."""
+    """Parameters of attention's speed. They change outputs by rounding only."""
 
-    # Whether one-token rows on a CPU read the pool in place, where torch has the operators.
+    # Whether one-token rows on a CPU read the pool in place, if torch has the operators.
     in_place: bool = True
-    # Numbers of keys that are copied at one time, 2 MB: fewer take more calls, and more do not stay
-    # in a cache.
+    # How many elements of K are copied at a time, 2 MB in bf16. Smaller parts take more calls, and
+    # larger ones do not fit the CPU's caches.
     max_copied: int = 1 << 20
-    # What sharing a prefix costs, in keys that one row reads in place: a product of few rows is
-    # slow, a row's two parts must be merged, and a dozen small operations cost the same for any
-    # number of rows. So two rows never pay; 3 rows pay from 964 keys on, 4 from 514, 8 from 214, 16
-    # from 129. Measured with 12 heads over 4 kv heads of 64 on one thread; larger heads would pay a
-    # little sooner.
+    # The cost of sharing a prefix, in keys that one row reads in place. A product of few rows is
+    # slow, each row's two parts must be merged, and a dozen small operations cost the same for any
+    # number of rows. Sharing never pays for two rows. It pays for 3 rows from 964 keys on, for 4
+    # from 514, for 8 from 214, and for 16 from 129. Measured with 12 heads over 4 kv heads of 64 on
+    # one thread; larger heads would pay a little sooner.
     rows_paid: int = 2
     keys_paid_each: int = 64
     keys_paid: int = 900
-    # Scores of a shared prefix that exist at one time: beyond some MB they leave the cache between
-    # two passes over them.
+    # How many scores of a shared prefix exist at a time. More than a few MB would not stay in the
+    # CPU's caches between two passes over them.
     max_scores: int = 1 << 20
 
 
@@ -48,9 +48,12 @@ TUNED = Tuning()
 
 
 class PagedKV:
-    """A page is one (block, layer, K or V, head) of [B, H]; a slot is one token's H in it.
+    """Views of the pool by page and by slot.
 
-    `pages`, `k_slots` and `v_slots` have a view per layer. An index counts from layer 0's K."""
+    A page is one (block, layer, K or V, head) of shape [B, H]; a slot is one token's [H] in it.
+    `pages`, `k_slots` and `v_slots` have one view per layer. An index that selects a row of layer 0
+    selects the same row of any layer in that layer's view.
+    """
 
     def __init__(self, memory: TorchMemory, num_heads: int, tuning: Tuning) -> None:
         layout = memory.layout
@@ -62,10 +65,11 @@ class PagedKV:
         self.head_dim = layout.head_dim
         self.block_size = layout.block_size
         layer_pages = 2 * layout.num_kv_heads
-        self.block_pages = layer_pages * layout.num_layers  # from one block to the next
+        self.block_pages = layer_pages * layout.num_layers  # number of pages of a block
         pages = memory.pool.view(-1, layout.block_size * layout.head_dim)
         slots = memory.pool.view(-1, layout.head_dim)
-        # All as long as the last one can be: an operator may want one length for all.
+        # All slot views get the length of the shortest one, because an operator may need equal
+        # lengths.
         last = (self.block_pages - layout.num_kv_heads) * layout.block_size
         starts = [layer * layer_pages for layer in range(layout.num_layers)]
         self.pages = [pages[start:] for start in starts]
@@ -79,11 +83,11 @@ class PagedKV:
         self._copy = pages[:0]
 
     def page_rows(self, table_RM: Table) -> torch.Tensor:
-        """Pages of K and V, ordered [2, R, K, M] and flattened."""
+        """Indexes of the pages of K and V, in order [2, R, K, M], flattened."""
         return self._page_rows(table_RM, 2)
 
     def key_rows(self, table_RM: Table) -> torch.Tensor:
-        """Pages of K alone, ordered [R, K, M] and flattened."""
+        """Indexes of the pages of K, in order [R, K, M], flattened."""
         return self._page_rows(table_RM, 1)
 
     def _page_rows(self, table_RM: Table, kinds: int) -> torch.Tensor:
@@ -92,15 +96,16 @@ class PagedKV:
         return stage(rows.reshape(-1), self.device)
 
     def slot_rows(self, slots_T: Positions) -> torch.Tensor:
-        """Index of each (token, kv head) among the slots, flattened, for tokens at block * B +
-        place in the block."""
+        """Indexes of the slots of each (token, kv head), in order [T, K], flattened. `slots_T` is
+        block * B + offset in the block."""
         blocks, offsets = np.divmod(slots_T, self.block_size)
         pages = blocks[:, None] * self.block_pages + np.arange(self.num_kv_heads)
         return stage((pages * self.block_size + offsets[:, None]).reshape(-1), self.device)
 
     def gather(self, layer: int, source: torch.Tensor) -> torch.Tensor:
-        """A copy of the pages that `page_rows` or `key_rows` gave, valid until the next one. Its
-        memory is kept: what malloc maps anew, 32 MB and more, took twice as long to fill."""
+        """Copy the pages at the indexes from page_rows() or key_rows(). The copy is valid until the
+        next call. Its memory is reused: filling fresh memory of 32 MB and more took twice as long,
+        because malloc maps it from the kernel each time."""
         if len(self._copy) < len(source):
             self._copy = torch.empty(
                 len(source), self._copy.shape[1], dtype=self.pool.dtype, device=self.device
@@ -108,6 +113,7 @@ class PagedKV:
         return torch.index_select(self.pages[layer], 0, source, out=self._copy[: len(source)])
 
     def additive(self, visible: Visible) -> torch.Tensor:
-        """0 where visible, else -inf: torch would make this of a bool mask in each layer."""
+        """An additive mask: 0 where visible, else -inf. From a bool mask, torch would compute this
+        again in each layer."""
         mask = torch.zeros(visible.shape, dtype=self.pool.dtype, device=self.device)
         return mask.masked_fill_(stage(~visible, self.device), -torch.inf)

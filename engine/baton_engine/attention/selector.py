@@ -1,7 +1,7 @@
-"""Which kernels an engine computes with, found out before weights are read.
+"""Choose an engine's kernels, before its weights are read.
 
-In: what the user asked for, the device and the dtype. Out: "torch" or "triton". Imports triton only
-where it is wanted.
+In: the user's choice, the device and the dtype. Out: "torch" or "triton". Imports triton only if it
+is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Kernels = Literal["torch", "triton"]
 
 
 def choose_kernels(asked: str, device: torch.device, dtype: str) -> Kernels:
-    """Raise SettingsError where triton is wanted and cannot compute this."""
+    """The kernels for `asked` ("auto", "torch" or "triton"). Raises SettingsError if triton is
+    needed but is missing, or cannot run on this device or with this dtype."""
     if asked == "torch" or (asked == "auto" and device.type == "cpu"):
         return "torch"
     if find_spec("triton") is None:

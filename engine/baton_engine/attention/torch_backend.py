@@ -1,12 +1,12 @@
-"""Paged attention behind a small interface, and its torch implementation.
+"""Paged attention with torch's own operators.
 
-In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs; the new K and V
-are written into the pool first, so that a token sees itself through the cache.
+In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
+are written to the pool first, because a token attends to itself through the cache.
 
-The torch twin computes one-token rows (decode) in padded groups, a few batched calls per group and
-layer (`decode_rows`; `prefixed_rows` for those that share blocks), and longer rows (prefill) one by
-one, from a copy of their blocks. Rows of a group differ in length by at most a factor of two, so
-padding never dominates.
+One-token rows (decode) are computed in padded groups, with a few batched calls per group and layer
+(see `torch_decode`, and `cascade` for rows that share blocks). Longer rows (prefill) are computed
+one by one, from a copy of their blocks. The lengths in a group differ by at most a factor of two,
+except for short rows, so padding never dominates.
 
 Shapes: T tokens of the step, N query heads, K kv heads, H head_dim, B block size, R rows of a
 group, M blocks of its longest row, S keys of its longest row, L layers, P blocks of the pool.
@@ -37,17 +37,20 @@ from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 
-# Blocks that one padded group may gather: bounds the workspace (8192 blocks of 16 tokens, 8 kv
-# heads of 128 in bf16 are 512 MiB), not the length of a single row.
+# Maximum number of blocks in a padded group of several rows. It bounds the workspace (8192 blocks
+# of 16 tokens with 8 kv heads of 128 in bf16 are 512 MiB), but not the length of a single row.
 MAX_GROUP_BLOCKS = 8192
-# Below this many blocks a row joins any group: padding costs less than another call.
+# Rows of up to this number of blocks share a group whatever their lengths: padding costs less than
+# another call.
 SMALL_ROW_BLOCKS = 16
 
 
 class TorchAttention:
-    """The backend of CPUs, and the twin of kernels everywhere: torch's own operators.
+    """The attention backend for CPUs, and the reference for kernels on any device.
 
-    `windows` is ModelConfig's: one per layer, None where a layer sees all; () if all do."""
+    `windows` is as in ModelConfig: one entry per layer, None for a layer without a window; () if no
+    layer has one.
+    """
 
     def __init__(
         self,
@@ -66,8 +69,8 @@ class TorchAttention:
 
 @dataclass(frozen=True, slots=True)
 class _One:
-    """A one-token row at a token of the step, or at a row of a group; `seen` are the places in its
-    table of the blocks that are read for it."""
+    """A one-token row. `place` is its token in the step, or its row in a group of rows that share
+    blocks. `seen` is the range of its block table that is read for it."""
 
     place: int
     row: Row
@@ -76,8 +79,11 @@ class _One:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One longer row at tokens [begin, end), which sees `keys` keys. Without a past, `source` is
-    None: K and V are at hand. Without a mask it is causal."""
+    """A longer row at tokens [begin, end) of the step, which reads `keys` keys.
+
+    `source` has the pages to copy, or is None if all keys are the step's own K and V. Without a
+    `mask`, attention is causal.
+    """
 
     begin: int
     end: int
@@ -88,7 +94,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """The step as the layers of one window compute it."""
+    """The groups and pieces of the step, for all layers with the same window."""
 
     groups: list[DecodeRows]
     pieces: list[_Piece]
@@ -165,7 +171,7 @@ class TorchStep:
         return out_KGTH.permute(2, 0, 1, 3).reshape(tokens, heads, dim)
 
     def _slots_of(self, rows: Sequence[Row]) -> Positions:
-        """Each token's slot, as KVSlots counts them."""
+        """Each token's slot (see KVSlots)."""
         slots = []
         for row in rows:
             positions = np.arange(row.start, row.start + len(row.tokens))
@@ -192,7 +198,7 @@ class TorchStep:
         return division
 
     def _take_prefixed(self, ones: list[_One], division: _Division) -> list[_One]:
-        """Divide the rows that share enough with others; the rest is returned."""
+        """Add groups of rows that share enough blocks to `division`. Returns the other rows."""
         taken: set[int] = set()
         rows = [one.row for one in ones]
         for shared in shared_prefixes(rows, self._block_size, self._kv.tuning):
@@ -212,7 +218,8 @@ class TorchStep:
         return [one for index, one in enumerate(ones) if index not in taken]
 
     def _keys(self, group: Sequence[_One], window: int | None) -> tuple[Table, Visible]:
-        """The rows' blocks, padded to the longest, and which of their keys they see."""
+        """The rows' block tables [R, M], padded to the longest, and the keys each row sees
+        [R, S]."""
         table_RM = np.zeros((len(group), max(len(one.seen) for one in group)), np.int64)
         for line, one in enumerate(group):
             table_RM[line, : len(one.seen)] = one.row.blocks[one.seen.start : one.seen.stop]
@@ -236,20 +243,20 @@ class TorchStep:
         return _Piece(begin, begin + tokens, len(keys), source, mask)
 
     def _blocks_seen(self, row: Row, window: int | None) -> range:
-        """Places in the row's table of the blocks with keys that its tokens may see."""
+        """The range of the row's block table whose keys its tokens may see."""
         first = 0 if window is None else max(0, row.start + 1 - window)
         end = row.start + len(row.tokens)
         return range(first // self._block_size, -(-end // self._block_size))
 
 
 def _visible(queries: Positions, keys: Positions, window: int | None) -> Visible:
-    """Whether each query sees each key, both given by position."""
+    """Whether each query sees each key. Both are given as positions and broadcast."""
     visible: Visible = keys <= queries
     return visible if window is None else visible & (keys > queries - window)
 
 
 def _similar(ones: Sequence[_One]) -> Iterator[Sequence[_One]]:
-    """Divide rows into groups that follow each other and differ little in length."""
+    """Divide rows into groups of consecutive rows with similar lengths."""
     first = longest = shortest = 0
     for index, one in enumerate(ones):
         size = len(one.seen)

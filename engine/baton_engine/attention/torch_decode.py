@@ -1,15 +1,17 @@
-"""Attention of one-token rows over the paged pool: on a CPU in place, elsewhere through a copy.
+"""Attention of one-token rows over the paged pool: in place on a CPU, from a copy elsewhere.
 
 In: a group of rows with their blocks, padded to the longest, and per layer their queries. Out:
 attention outputs.
 
-The copy of K and V costs more than the attention itself: it reads them once and writes them, and
-they are read again. In fp32 on a CPU two sparse operators do without. Scores are a product sampled
-where a row has keys, and outputs are sums of V weighted by them, an embedding bag: each key and
-value is read once, where it lies. One layer of 16 rows with 176 keys of 4 kv heads of 64 took 0.8
-instead of 1.5 ms, 4 rows with 2,048 keys 2.7 instead of 5.1, 8 kv heads of 128 9 instead of 40.
-The sampled product has no bf16: there values are read where they lie, and keys are copied, a few
-rows at a time, so that they stay in a cache, and multiplied (`bf16_products`).
+Copying K and V costs more than the attention itself: the copy reads and writes them, and attention
+reads them again. In fp32 on a CPU, two sparse operators avoid the copy and read each key and value
+once, in place. The scores are a sampled matrix product, computed only where a row has keys. The
+outputs are weighted sums of V, computed as an embedding bag. One layer of 16 rows with 176 keys of
+4 kv heads of 64 took 0.8 instead of 1.5 ms, 4 rows with 2,048 keys 2.7 instead of 5.1 ms, and with
+8 kv heads of 128 9 instead of 40 ms.
+
+The sampled product does not support bf16. There, values are read in place, and keys are copied and
+multiplied (see `cpu_bf16`), a few rows at a time, so that the copy stays in the CPU's caches.
 
 Shapes: R rows, M blocks of the longest, S keys, N query heads, K kv heads, G = N / K, X some rows'
 kv heads, H head_dim, B block size.
@@ -29,7 +31,7 @@ import torch.nn.functional as F
 from baton_engine.attention.cpu_bf16 import wide_scores
 from baton_engine.attention.kv_views import PagedKV, Table, Visible
 
-# Tokens of the step, or rows of a group: a slice where they stand together, else their indices.
+# Tokens of the step, or rows of a group: a slice if they are consecutive, else their indices.
 Places = slice | torch.Tensor
 
 
@@ -39,7 +41,7 @@ class DecodeRows(Protocol):
     places: Places
 
     def attend(self, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
-        """[R, N, H], from keys and values that are stored already."""
+        """Outputs [R, N, H]. The rows' own K and V must be in the pool already."""
         ...
 
 
@@ -49,27 +51,27 @@ def reads_in_place(kv: PagedKV) -> bool:
 
 
 def decode_rows(kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> DecodeRows:
-    """Rows at `places`. Key s of a row stands in block s // B of its table, which is padded with
-    any block that was written or is zero; a row sees one key at least."""
+    """The rows at `places`. Key s of a row is in block s // B of its table. Tables are padded with
+    any block that has been written or is zero. Each row sees at least one key."""
     kind = rows_in_place if reads_in_place(kv) else GatheredRows
     return kind(kv, places, table_RM, visible_RS)
 
 
 def rows_in_place(kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> RowsInPlace:
-    """As `decode_rows`, where the pool can be read in place."""
+    """Same as decode_rows(), for a pool that can be read in place (see reads_in_place)."""
     kind = SampledRows if kv.pool.dtype == torch.float32 else CopiedKeys
     return kind(kv, places, table_RM, visible_RS)
 
 
 def log_sum(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """log(sum(exp(scores))) over the last axis, of scores whose softmax is at hand: the largest
-    weight is exp(largest score - log sum). A fifth of the time of torch's logsumexp."""
+    """log(sum(exp(scores))) over the last axis. `weights` is the softmax of `scores`: its largest
+    value is exp(largest score - log sum). Takes a fifth of the time of torch's logsumexp."""
     return scores.amax(-1) - weights.amax(-1).log()
 
 
 def hush_beta_notice() -> None:
-    """torch says once per process that CSR tensors are in beta: have it say so where nobody
-    listens. The two operators used here are plain loops, and tested against the definition."""
+    """Trigger and suppress torch's warning, once per process, that CSR tensors are in beta. The two
+    operators used here are plain loops, and tests compare them with the definition."""
     none = torch.zeros(1, dtype=torch.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -77,7 +79,7 @@ def hush_beta_notice() -> None:
 
 
 class GatheredRows:
-    """Copies the rows' pages, then torch's scaled dot-product attention."""
+    """Copies the rows' pages, then calls torch's scaled dot-product attention."""
 
     def __init__(self, kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> None:
         self.places = places
@@ -91,14 +93,15 @@ class GatheredRows:
         kv_heads = self._kv.num_kv_heads
         kv = self._kv.gather(layer, self._source).view(2, rows, kv_heads, -1, dim)
         k_RKSH, v_RKSH = kv[:, :, :, : self._keys]
-        # The G query heads of a kv head stand where a query's tokens would: nothing is repeated.
+        # The G query heads of a kv head take the place of query tokens, so K and V are not
+        # repeated.
         q_RKGH = q_RNH.reshape(rows, kv_heads, heads // kv_heads, dim)
         out_RKGH = F.scaled_dot_product_attention(q_RKGH, k_RKSH, v_RKSH, attn_mask=self._mask)
         return out_RKGH.reshape(rows, heads, dim)
 
 
 class RowsInPlace(ABC):
-    """Reads values where they lie; how keys are read is a subclass's."""
+    """Reads values in place. Subclasses decide how keys are read."""
 
     def __init__(self, kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> None:
         self.places = places
@@ -112,19 +115,19 @@ class RowsInPlace(ABC):
         return self._sums(layer, self._score(layer, q_RNH).softmax(-1))
 
     def attend_part(self, layer: int, q_RNH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[R, N, H] of these keys alone and, to merge it with that of others, the logarithm of
-        the sum of their exponentials [R, N]."""
+        """Outputs [R, N, H] over these keys only, and the log of the sum of their exponentials
+        [R, N], which is needed to merge them with outputs over other keys."""
         scores_RNS = self._score(layer, q_RNH)
         weights_RNS = scores_RNS.softmax(-1)
         return self._sums(layer, weights_RNS), log_sum(scores_RNS, weights_RNS)
 
     @abstractmethod
     def _score(self, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
-        """float32 [R, N, S]; -inf where a row does not see a key."""
+        """Scores, float32 [R, N, S]; -inf for a key that the row does not see."""
         ...
 
     def _sums(self, layer: int, weights_RNS: torch.Tensor) -> torch.Tensor:
-        """Of the values, by weight; [R, N, H]."""
+        """Sums of the values, weighted by `weights_RNS`; [R, N, H]."""
         v_slots = self._kv.v_slots[layer]
         out, *_ = torch.embedding_bag(
             *(v_slots, self._slots, self._bags),
@@ -135,7 +138,7 @@ class RowsInPlace(ABC):
 
 
 class SampledRows(RowsInPlace):
-    """Reads keys where they lie, too."""
+    """Reads keys in place, too (fp32)."""
 
     def __init__(self, kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> None:
         super().__init__(kv, places, table_RM, visible_RS)
@@ -156,18 +159,18 @@ class SampledRows(RowsInPlace):
             *(self._scores, q_RNH.reshape(-1, dim), self._kv.k_slots[layer].t()),
             alpha=self._scale,
             beta=0.0,
-            out=self._scores,  # else its indices would be copied for each layer
+            out=self._scores,  # otherwise torch copies its indices for each layer
         )
         scores_RNS = self._scores.values().view(rows, heads, -1)
         return scores_RNS if self._mask is None else scores_RNS + self._mask
 
 
 class CopiedKeys(RowsInPlace):
-    """Copies keys, those of a few rows, or of some blocks of a long one, at a time."""
+    """Copies the keys of a few rows at a time, or of some blocks of a long row (bf16)."""
 
     def __init__(self, kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> None:
         rows, blocks = table_RM.shape
-        # Of whole blocks, so that no product has gaps between its matrices.
+        # Pad to whole blocks, so that the matrices of a product are contiguous.
         seen_RS = np.zeros((rows, blocks * kv.block_size), np.bool_)
         seen_RS[:, : visible_RS.shape[1]] = visible_RS
         super().__init__(kv, places, table_RM, seen_RS)
@@ -198,7 +201,7 @@ class CopiedKeys(RowsInPlace):
             for part, scores in zip(self._parts, parts, strict=True):
                 scores_RKGS[part.rows, ..., part.keys] = scores
         scores_RNS = scores_RKGS.view(rows, heads, -1)
-        # Whatever stands there, of which a sum could make no -inf.
+        # Overwrite rather than add -inf: a score of unseen memory may be NaN.
         scores_RNS[..., self._all_see :].masked_fill_(self._hidden, -torch.inf)
         return scores_RNS
 
@@ -217,8 +220,9 @@ class _Part:
 
 
 def _slots(kv: PagedKV, table_RM: Table, visible_RS: Visible) -> Table:
-    """Slot of each (row, query head, key), flattened. What a row does not see is its last key
-    again: at hand in a cache, and no number that a weight of zero cannot undo."""
+    """Slot of each (row, query head, key), flattened. A key that the row does not see is replaced
+    by the last one it sees: that is in the CPU's cache already, and its values are finite, so a
+    weight of 0 removes them."""
     rows, keys = visible_RS.shape
     places = np.arange(keys)
     pages_RS = table_RM[:, places // kv.block_size] * kv.block_pages

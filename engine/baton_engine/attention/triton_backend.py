@@ -1,7 +1,8 @@
-"""TritonAttention: the attention backend of GPUs.
+"""TritonAttention: the attention backend for GPUs.
 
-In: the step's rows. Out: a step whose layers store K and V and attend by kernels. Where the rows
-are is computed on the host once per step and goes to the device in one copy.
+In: the step's rows. Out: a step whose layers store K and V and attend with kernels. The rows'
+starts, lengths, block tables and slots are computed on the host once per step and sent to the
+device in one copy.
 
 Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads, H head_dim.
 """
@@ -22,8 +23,8 @@ from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 
-# Parts of the staged buffer begin at multiples of this many int32 (128 bytes): triton compiles a
-# kernel anew for a pointer that is not a multiple of 16 bytes.
+# Parts of the staged buffer begin at multiples of this number of int32 (128 bytes): triton compiles
+# a kernel again for a pointer that is not a multiple of 16 bytes.
 ALIGNMENT = 32
 
 Ints = npt.NDArray[np.int32]
@@ -33,7 +34,7 @@ class TritonAttention:
     def __init__(
         self, memory: TorchMemory, num_heads: int, windows: Sequence[int | None] = ()
     ) -> None:
-        """`windows` as TorchAttention's."""
+        """`windows` is the same as in TorchAttention."""
         self._memory = memory
         self._num_heads = num_heads
         self._windows = tuple(windows) or (None,) * memory.layout.num_layers
@@ -63,7 +64,7 @@ class TritonAttention:
     def over(
         self, slots_P: torch.Tensor, lengths_P: torch.Tensor, table_PM: torch.Tensor
     ) -> TritonStep:
-        """A step of one-token rows over inputs that keep their place (see decode_steps)."""
+        """A step of one-token rows over inputs in fixed buffers (see `cuda_graphs`)."""
         layout = self._memory.layout
         rows, width = table_PM.shape
         starts_R1 = torch.arange(rows + 1, dtype=torch.int32, device=table_PM.device)
@@ -74,7 +75,7 @@ class TritonAttention:
 
 
 class TritonStep:
-    """StepAttention by kernels; made by TritonAttention, or of buffers that keep their place."""
+    """StepAttention with kernels. Made by TritonAttention."""
 
     def __init__(
         self, slots: KVSlots, rows: PagedRows, windows: Sequence[int | None], splits: int
@@ -119,9 +120,10 @@ def _table(rows: Sequence[Row], blocks_R: Ints) -> Ints:
 def _slots(
     starts_R1: Ints, lengths_R: Ints, table_RM: Ints, block_size: int
 ) -> npt.NDArray[np.int64]:
-    """Of each token: block * block size + place in the block."""
+    """Slot of each token: block * block size + offset in the block."""
     row_T = np.repeat(np.arange(len(lengths_R)), np.diff(starts_R1))
-    # A row's new tokens are its last, so the step's last of row r is at lengths[r] - 1.
+    # A row's new tokens are its last ones, so row r's last token in the step is at position
+    # lengths[r] - 1.
     position_T = np.arange(len(row_T)) + (lengths_R - starts_R1[1:])[row_T]
     block_T = table_RM[row_T, position_T // block_size].astype(np.int64)
     slots_T: npt.NDArray[np.int64] = block_T * block_size + position_T % block_size
@@ -129,7 +131,7 @@ def _slots(
 
 
 def _stage_together(arrays: Sequence[Ints], device: torch.device) -> list[torch.Tensor]:
-    """The arrays on the device, by one copy."""
+    """The arrays on the device, sent in one copy."""
     sizes = [-(-len(array) // ALIGNMENT) * ALIGNMENT for array in arrays]
     buffer = np.zeros(sum(sizes), np.int32)
     begins = np.cumsum([0, *sizes[:-1]]).tolist()

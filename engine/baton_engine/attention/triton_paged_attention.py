@@ -1,13 +1,13 @@
-"""Unified paged attention: any mix of prompts, pieces with a past and one-token rows in one launch.
+"""Unified paged attention: prompts, later pieces of prompts and one-token rows in one launch.
 
-In: rotated queries, one layer of the pool, in which the step's own K and V stand already, and where
-each row's tokens and blocks are. Out: attention outputs. Torch twin: `attention.TorchAttention`.
+In: rotated queries; one layer of the pool, which already has the step's own K and V; and each row's
+tokens and blocks. Out: attention outputs. Torch twin: `torch_backend.TorchAttention`.
 
-A program takes one tile of a row's queries against one kv head: the G query heads that share it
-stand side by side in the tile, so that K and V are read once for all of them. Where rows are too
-few to fill the device, the keys of a one-token row are divided among several programs, and a second
-kernel puts their parts together. How many a row needs is decided on the device, by its length: a
-launch depends on the shapes alone, so it can be recorded.
+A program computes one tile of a row's queries for one kv head. The tile has all G query heads of
+that kv head, so K and V are read once for all of them. If there are too few rows to fill the
+device, the keys of a one-token row are divided among several programs, and a second kernel joins
+their parts. The device decides how many programs a row uses, from its length. So a launch depends
+only on shapes and can be recorded in a CUDA graph.
 
 Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads, G = N / K,
 H head_dim, B block size, P blocks of the pool, S splits. In a program: Q queries times heads,
@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-# What a dot product on a GPU wants at least, in each direction.
+# The smallest size of each dimension of a triton dot product.
 LEAST_DOT = 16
 # Queries times heads in a tile of a longer row.
 QUERIES = 64
@@ -30,19 +30,22 @@ QUERIES = 64
 KEY_BYTES, STAGES = 16384, 2
 ONE_TOKEN_KEY_BYTES, ONE_TOKEN_STAGES = 8192, 4
 MOST_KEYS = 64
-# Fewer keys than this are not worth a program of their own.
+# Minimum number of keys for a program of its own.
 SPLIT_KEYS = 128
 MAX_SPLITS = 32
-# Programs that a processor should have, to hide the latency of their loads.
+# Number of programs per multiprocessor that hides the latency of their loads.
 PROGRAMS_PER_PROCESSOR = 4
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Where a step's rows are; int32, on the device. Row r's new tokens are tokens
-    [starts[r], starts[r + 1]) of the step, and the last of its lengths[r] tokens. With `one_token`
-    each row has one, row r token r. A row of length 0 is padding: its output is left alone."""
+    """The rows of a step; int32, on the device.
+
+    Row r's new tokens are tokens [starts[r], starts[r + 1]) of the step and the last of the row's
+    lengths[r] tokens. With `one_token` each row has one new token: row r has token r. A row of
+    length 0 is padding, and its output is not written.
+    """
 
     starts_R1: torch.Tensor
     lengths_R: torch.Tensor
@@ -51,8 +54,9 @@ class PagedRows:
 
 
 def splits_for(rows: int, kv_heads: int, longest: int, processors: int) -> int:
-    """Among how many programs the keys of a one-token row are divided at most: a power of two.
-    `longest` is the most tokens that a row may have."""
+    """Maximum number of programs that share the keys of a one-token row; a power of two.
+    `longest` is the maximum number of tokens of a row, `processors` the number of
+    multiprocessors."""
     room = PROGRAMS_PER_PROCESSOR * processors // (rows * kv_heads)
     most = min(room, -(-longest // SPLIT_KEYS), MAX_SPLITS)
     return 1 << (max(most, 1).bit_length() - 1)
@@ -67,14 +71,18 @@ def paged_attention(
     window: int | None = None,
     splits: int = 1,
 ) -> None:
-    """Fill `out_TNH`, which is contiguous. H of q, and B and H of the pool, are contiguous; other
-    strides are free. `splits` is a power of two."""
+    """Compute attention into `out_TNH`, which must be contiguous.
+
+    The last dimension of q, and the last two (B, H) of the pool, must be contiguous; other strides
+    are free. `splits` is a power of two. Scores are scaled by 1 / sqrt(H).
+    """
     tokens, heads, dim = q_TNH.shape
     _, _, kv_heads, block_size, _ = layer_P2KBH.shape
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
     queries, keys, stages = tile_shape(rows.one_token, group, dim, q_TNH.element_size())
     tiles = num_rows if rows.one_token else tokens // (queries // group) + num_rows
-    # What the splits of a one-token row leave: weighted sums of V; maximum and sum of weights.
+    # Partial results of the splits of a one-token row: weighted sums of V, and the maximum and the
+    # sum of the weights.
     size = (num_rows, heads, splits) if splits > 1 else (0, 0, 0)
     parts_RNSH = torch.empty(*size, dim, dtype=torch.float32, device=q_TNH.device)
     stats_RNS2 = torch.empty(*size, 2, dtype=torch.float32, device=q_TNH.device)
@@ -106,7 +114,7 @@ def paged_attention(
 
 
 def tile_shape(one_token: bool, group: int, dim: int, item_bytes: int) -> tuple[int, int, int]:
-    """Queries times heads, keys and stages of a tile."""
+    """Size of a tile: queries times heads, keys, and pipeline stages."""
     least, key_bytes, stages = QUERIES, KEY_BYTES, STAGES
     if one_token:
         least, key_bytes, stages = LEAST_DOT, ONE_TOKEN_KEY_BYTES, ONE_TOKEN_STAGES
@@ -121,8 +129,8 @@ def tile_shape(one_token: bool, group: int, dim: int, item_bytes: int) -> tuple[
 def _row_of(
     starts: tl.tensor, num_rows: tl.tensor, index: tl.tensor, TOKENS: tl.constexpr
 ) -> tl.tensor:
-    """The row that tile `index` of the queries is for. The tiles of row r begin at
-    starts[r] // TOKENS + r: there is room for all of them before those of row r + 1."""
+    """The row of tile `index` of the queries. The tiles of row r begin at starts[r] // TOKENS + r,
+    which leaves room for all of them before the tiles of row r + 1."""
     low = 0
     high = num_rows
     while low < high:
@@ -143,7 +151,8 @@ def _key_tiles(
     KEYS: tl.constexpr,
     LEAST: tl.constexpr,
 ) -> tl.tensor:
-    """Queries at positions [first, end) see keys of the tiles [begin, stop), so many per split."""
+    """The key tiles [begin, stop) that queries at positions [first, end) see, and the number of
+    tiles per split."""
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(first - WINDOW + 1, 0) // KEYS
@@ -217,10 +226,10 @@ def _attend(
     pool_P2KBH += kv_head * pool_head
     for each in range(tile, stop):
         key_J = each * KEYS + tl.arange(0, KEYS)
-        # What lies behind the row's end may be anything, NaN too: it is not even read.
+        # Memory beyond the row's end may have any value, NaN too, so it is never read.
         known_J = key_J < end
         block_J = tl.load(table_RM + row * table_stride + key_J // BLOCK, mask=known_J, other=0)
-        # A pool has more elements than 32 bits count.
+        # The pool has too many elements for 32-bit offsets.
         place_J = block_J.to(tl.int64) * pool_block + key_J % BLOCK * DIM
         k_DJ = tl.load(
             pool_P2KBH + place_J[None, :] + dim_D[:, None],
@@ -238,7 +247,7 @@ def _attend(
             seen_QJ &= key_J[None, :] > past + token_Q[:, None] - WINDOW
         score_QJ = tl.where(seen_QJ, score_QJ, float("-inf"))
         new_top_Q = tl.maximum(top_Q, tl.max(score_QJ, 1))
-        # Queries that saw no key yet: their window begins in a later tile. -inf - -inf is NaN.
+        # A query whose window begins in a later tile has seen no key yet: avoid -inf - -inf = NaN.
         base_Q = tl.where(new_top_Q == float("-inf"), 0.0, new_top_Q)
         weight_QJ = tl.exp2(score_QJ - base_Q[:, None])
         decay_Q = tl.exp2(top_Q - base_Q)
@@ -254,7 +263,7 @@ def _attend(
         tl.store(stats_RNS2 + part_Q * 2, top_Q, mask=lane_Q < GROUP)
         tl.store(stats_RNS2 + part_Q * 2 + 1, sum_Q, mask=lane_Q < GROUP)
         return
-    # Lanes that stand for no query may have no weights.
+    # Lanes without a query may have a sum of 0.
     result_QD = acc_QD / tl.where(sum_Q == 0.0, 1.0, sum_Q)[:, None]
     out_Q = ((begin + token_Q) * heads + head_Q) * DIM
     value_QD = result_QD.to(out_TNH.dtype.element_ty)
@@ -276,7 +285,8 @@ def _join(
     KEYS: tl.constexpr,
     LEAST: tl.constexpr,
 ) -> None:
-    """The output of a one-token row whose keys were divided; others have theirs."""
+    """Join the parts of a one-token row whose keys were divided. _attend wrote the outputs of all
+    other rows."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     begin = tl.load(starts_R1 + row)
@@ -287,7 +297,7 @@ def _join(
 
     split_S = tl.arange(0, SPLITS)
     dim_D = tl.arange(0, DIM_P)
-    # Splits without keys wrote nothing.
+    # Splits without keys have written nothing.
     used_S = split_S < tl.cdiv(stop - tile, share)
     part_S = (row * tl.num_programs(1) + head) * SPLITS + split_S
     top_S = tl.load(stats_RNS2 + part_S * 2, mask=used_S, other=float("-inf"))

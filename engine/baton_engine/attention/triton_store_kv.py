@@ -1,7 +1,7 @@
-"""Stores a step's K and V into the pool; torch twin: `TorchStep`'s own store.
+"""Store a step's K and V in the pool. Torch twin: `TorchStep._store`.
 
-In: rotated k, and v, and each token's slot. Out: nothing; the pool is written. For models whose
-kernels have not stored K and V while they rotated them.
+In: rotated k, and v, and each token's slot. Out: the written pool. Used when no other kernel has
+stored K and V (see `triton_rope_store`).
 
 Shapes: T tokens, K kv heads, H head_dim (D: the next power of two), B block size, P blocks,
 L layers.
@@ -17,7 +17,8 @@ from baton_engine.attention.interface import KVSlots
 
 
 def store_kv(slots: KVSlots, layer: int, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
-    """H of k and v is contiguous; other strides are free."""
+    """Store K and V of one layer. The last dimension of k and v must be contiguous; other strides
+    are free."""
     tokens, kv_heads, dim = k_TKH.shape
     layer_P2KBH = slots.pool[:, layer]
     _store_kv[(tokens, kv_heads)](
@@ -50,7 +51,7 @@ def _store_kv(
 ) -> None:
     token = tl.program_id(0)
     head = tl.program_id(1)
-    slot = tl.load(slots_T + token)  # int64: a pool has more elements than 32 bits count
+    slot = tl.load(slots_T + token)  # int64: the pool has too many elements for 32-bit offsets
     if slot < 0:
         return
     dim_D = tl.arange(0, DIM_P)

@@ -1,5 +1,5 @@
-"""Model code: one decoder skeleton (`decoder`), its families (`registry`), and their parts.
+"""Models: one decoder (`decoder`) and the families built on it (`registry`).
 
-In: token ids, positions and a StepAttention. Out: hidden states and logits. Weights are declared as
-named slots (`slots`) that the loader fills.
+In: token ids, positions and a StepAttention. Out: hidden states and logits. A model declares its
+weights as named slots (`layers.parameter`), and the loader fills them.
 """

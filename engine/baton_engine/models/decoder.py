@@ -1,6 +1,6 @@
-"""The decoder-only skeleton that Llama, Mistral, Qwen2 and Qwen3 share.
+"""The decoder-only model that Llama, Mistral, Qwen2 and Qwen3 share.
 
-In: token ids, positions and the step's attention. Out: hidden states, and logits of chosen rows.
+In: token ids, positions and the step's attention. Out: hidden states, and logits of selected rows.
 Shapes: T tokens of the step, D hidden size, S rows to sample, V vocabulary.
 """
 
@@ -20,7 +20,7 @@ from baton_engine.layers.rotary import Rope, RopeTables
 class DecoderLayer:
     """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    What a part returns is added to x by the norm that follows it: one pass over x instead of two.
+    The output of attention or MLP is added to x by the next norm: one pass over x instead of two.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class DecoderLayer:
         rope: RopeTables,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """What is to be added to x next; `delta`, of the layer before, is added here. x is this
-        step's own residual stream and is changed in place."""
+        """Add `delta_TD`, the previous layer's output, to the residual stream x in place, compute
+        the layer, and return the MLP's output [T, D], which the caller adds to x next."""
         delta_TD = self._attention(self._attention_norm(x_TD, delta_TD), rope, attention)
         return self._mlp(self._mlp_norm(x_TD, delta_TD))
 
 
 class Decoder:
-    """Llama. Families override what differs."""
+    """The Llama decoder. Other families override what differs."""
 
     attention_type: type[Attention] = Attention
 
@@ -72,14 +72,14 @@ class Decoder:
         slots.when_filled(lambda: self._pack_head(head_VD))
 
     def _pack_head(self, head_VD: torch.Tensor) -> None:
-        """A tied head is then there twice, since an embedding needs its rows as they are: of 16
-        rows in bf16 a product is 2.5 times as fast, in fp32 1.4 times."""
+        """Pack the head's weight. A tied head then exists twice, because the embedding needs plain
+        rows. For 16 rows the product is 2.5 times as fast in bf16, and 1.4 times in fp32."""
         self._head = head_product(head_VD)
 
     def forward(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: StepAttention
     ) -> torch.Tensor:
-        """Hidden states [T, D] before the final norm; writes the tokens' KV."""
+        """Compute the hidden states [T, D] before the final norm, and write the tokens' KV."""
         x_TD = F.embedding(tokens_T, self._embed_VD)
         rope = self._rope.tables(positions_T)
         delta_TD = None
@@ -88,6 +88,6 @@ class Decoder:
         return x_TD if delta_TD is None else x_TD.add_(delta_TD)
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """Logits [S, V], float32 whatever the compute dtype: 256 rows of 150,000 are 155 MB. Only
-        sampled rows come here: the head is often the largest matrix of a small model."""
+        """Logits [S, V], float32 in any compute dtype; 256 rows of 150,000 are 155 MB. Pass only
+        the rows that need logits: the head is often the largest matrix of a small model."""
         return self._head(self._norm(hidden_SD))

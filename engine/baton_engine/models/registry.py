@@ -24,7 +24,8 @@ MODELS: Mapping[str, type[Decoder]] = {
 
 
 def build_model(config: ModelConfig, slots: WeightSlots) -> Decoder:
-    """A model whose slots are not filled yet."""
+    """Build the model of `config.architecture`; its weights are not filled yet. Raises
+    UnsupportedModel for an unknown architecture."""
     model = MODELS.get(config.architecture)
     if model is None:
         raise UnsupportedModel(f"architecture {config.architecture} has no model class")
