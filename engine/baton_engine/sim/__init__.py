@@ -1,1 +1,1 @@
-"""The simulated engine: real blocks and bytes, a timing model. No torch."""
+"""The simulated engine: real blocks and KV bytes, and a timing model. No torch."""

@@ -1,7 +1,7 @@
-"""The simulated engine: everything of the real one but the model. Imports no torch.
+"""Build the simulated engine: all of the real engine except the model. Imports no torch.
 
-In: SimSettings. Out: an EngineCore with real blocks, hashes and KV bytes, whose steps take as long
-as the settings say. Router, scaling and roll-out tests run on it.
+In: SimSettings. Out: an EngineCore with real blocks, hashes and KV bytes, whose steps take the time
+that the settings give. Router, scaling and roll-out tests use it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import Fingerprint
 from baton_protocol.layout import ITEM_BYTES, KVLayout, default_chunk_blocks
 
-# Enters the fingerprint: change it whenever the same tokens would get other bytes.
+# Part of the fingerprint. Change it whenever the same tokens get different KV bytes.
 FORMULA = "sim/1"
 # The built-in byte tokenizer's.
 BYTE_VOCAB_SIZE = 259
 BYTE_EOS_IDS = (257,)
-# Options that a user may leave open.
+# Options for which None means the default below.
 OPEN_SIZES = ("chunk_blocks", "max_model_len", "max_batched_tokens")
-# Settings that cannot change KV: all others enter the fingerprint.
+# Settings that cannot change KV. All others are part of the fingerprint.
 NO_KV_SETTINGS = frozenset(
     {
         "model",  # a name for clients
-        # In the KV layout, which the fingerprint holds whole; there chunk_blocks is never None.
+        # Part of the KV layout, which the fingerprint includes; chunk_blocks is never None there.
         *("layers", "kv_heads", "head_dim", "block_size", "dtype", "chunk_blocks", "kv_shards"),
-        *("eos_ids", "first_id", "end_id", "eos_every"),  # what it says, not what it computes
+        *("eos_ids", "first_id", "end_id", "eos_every"),  # change sampled ids, not KV
         "poison_token",  # ends the process before any KV is written
-        # Sizes and schedules
+        # Sizes, schedules and timing
         *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
         *("overcommit", "overlap"),
         *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
@@ -51,10 +51,10 @@ NO_KV_SETTINGS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class SimSettings(SimConfig):
-    """A simulated model and machine, with nothing left open.
+    """All settings of a simulated engine.
 
-    The defaults are a small geometry (512 bytes of KV per token) without any delay, and the
-    built-in byte tokenizer: ids 0..255 are bytes, then BOS, EOS, PAD.
+    The defaults are a small geometry (512 bytes of KV per token), no delays, and the vocabulary of
+    the built-in byte tokenizer: ids 0..255 are bytes, followed by BOS, EOS and PAD.
     """
 
     model: str = "sim"
@@ -62,20 +62,20 @@ class SimSettings(SimConfig):
     block_size: int = 16  # tokens
     dtype: str = "float32"
     chunk_blocks: int | None = None  # None: see layout.default_chunk_blocks
-    kv_shards: int = 1  # stored values per chunk, each of its own heads
+    kv_shards: int = 1  # stored values per chunk, each with a part of the KV heads
     vocab_size: int = BYTE_VOCAB_SIZE
     eos_ids: tuple[int, ...] = BYTE_EOS_IDS
-    # It generates ids in [first_id, end_id), printable ASCII by default.
+    # The model generates ids in [first_id, end_id); the default is printable ASCII.
     first_id: int = 32
     end_id: int = 127
-    # Size
-    num_blocks: int = 2048
-    host_kv_memory: int = 0  # bytes for blocks that the cache evicts
+    # Sizes
+    num_blocks: int = 2048  # KV blocks, without the padding block
+    host_kv_memory: int = 0  # bytes of the host tier; 0: none
     max_model_len: int = 8192  # tokens; never more than the pool holds
     max_batched_tokens: int = 256  # per step
     max_num_seqs: int = 256
-    overcommit: bool = False  # believe sizes that this machine's memory cannot hold
-    overlap: bool = False  # a step is launched before the one before it is read
+    overcommit: bool = False  # skip the check that the sizes fit this machine's memory
+    overlap: bool = False  # launch a step before the previous one is read
 
     @classmethod
     def of(
@@ -87,8 +87,8 @@ class SimSettings(SimConfig):
         vocab_size: int = BYTE_VOCAB_SIZE,
         eos_ids: tuple[int, ...] = BYTE_EOS_IDS,
     ) -> Self:
-        """What `config` and `sim` ask for, with our defaults for what they leave open; the
-        vocabulary is that of a tokenizer. Raise SettingsError."""
+        """Settings from `config` and `sim`, with defaults for options that are None. `vocab_size`
+        and `eos_ids` are the tokenizer's. Raises SettingsError."""
         asked = config.engine_options()
         sizes = {name: asked[name] for name in OPEN_SIZES if asked[name] is not None}
         settings = cls(
@@ -112,7 +112,7 @@ class SimSettings(SimConfig):
         return settings
 
     def check(self) -> None:
-        """Raise SettingsError naming the field and the value."""
+        """Raise SettingsError, which names the field and the value."""
         check_bounds(self, EngineConfig)
         check_bounds(self, SimConfig, prefix="--sim-")
         if self.num_blocks < 1:
@@ -157,8 +157,9 @@ class SimSettings(SimConfig):
         return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)
 
     def fingerprint(self) -> Fingerprint:
-        """Two sims of equal geometry write the same bytes for the same tokens, whatever their
-        names and speeds."""
+        """Fingerprint of the simulated model. Engines with the same geometry have the same one,
+        whatever their names and speeds, because they write the same KV bytes for the same
+        tokens."""
         shape = (self.vocab_size, self.layers, self.kv_heads, self.head_dim)
         tensor = TensorDigest(name="sim", shape=shape, dtype=self.dtype, digest=FORMULA)
         settings = asdict(self)
@@ -173,8 +174,8 @@ def build_sim(
     sleep: Callable[[float], None] = time.sleep,
     free: Callable[[], int | None] = free_memory,
 ) -> EngineCore:
-    """A simulated engine, ready to step. Raises SettingsError. `free` says how much memory this
-    machine has free."""
+    """Build a simulated engine. `clock` and `sleep` are in seconds. `free` returns this machine's
+    free memory in bytes, or None if it is unknown. Raises SettingsError."""
     settings.check()
     layout = settings.layout()
     info = EngineInfo(

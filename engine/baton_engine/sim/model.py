@@ -1,12 +1,12 @@
-"""What the simulated model says: its logits at a position, and the id chosen from them.
+"""The simulated model: its logits at a position, and the id sampled from them.
 
-In: the digest of all KV up to a token (see sim_runner) and a Sample. Out: a Sampled. Pure.
+In: the digest of all KV up to a token (see `sim.runner`) and a Sample. Out: a Sampled. Pure.
 
-The logits are few and simple: the ids that it says stand in a circle; the likeliest is a hash of
-(digest, position), and each next one around the circle is half a unit less likely. Some logits are
-positive and most negative, so that every way of changing logits (see `logits_processors`, whose
-order is kept here) changes ids. Greedy takes the likeliest; else a hash of (seed, choice) draws one
-of the likeliest few.
+The logits have a simple form. The ids that the model generates form a circle. A hash of (digest,
+position) selects the most likely id, and each next id around the circle has a logit 0.5 lower. Some
+logits are positive and most are negative, so every logits parameter (see `logits_processors`, whose
+order is kept here) can change the sampled id. Greedy sampling takes the most likely id. Otherwise a
+hash that includes (seed, choice) selects one of the most likely few.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_protocol.sampling import MAX_LOGPROBS, SamplingParams
 
 MASK = (1 << 64) - 1
-CANDIDATES = MAX_LOGPROBS + 1  # ids that share the probability at one position
-DRAWN_FROM = 8  # a sampled id is one of so many likeliest
+CANDIDATES = MAX_LOGPROBS + 1  # number of ids that share the probability at a position
+DRAWN_FROM = 8  # a sampled id is one of this number of most likely ids
 TOP_LOGIT = 4.0
 STEP = 0.5
-OUT_OF_REACH = 50.0  # what lies so far below the likeliest is never drawn
+OUT_OF_REACH = 50.0  # an id whose logit is this far below the largest is never sampled
 LOG_TOTAL = math.log(sum(math.exp(-STEP * rank) for rank in range(CANDIDATES)))
 
 
@@ -43,8 +43,8 @@ def mix(*values: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """Ids the simulated model says: those in [first, end), and an EOS about every `eos_every`
-    tokens (0: never)."""
+    """The ids that the simulated model generates: ids in [first, end), and an EOS about every
+    `eos_every` tokens (0: never)."""
 
     first: int
     end: int
@@ -52,13 +52,13 @@ class Vocabulary:
     eos_every: int = 0
 
     def says(self, digest: int, sample: Sample) -> Sampled:
-        """The next token behind `digest`."""
+        """Sample the next token after the tokens whose KV has this digest."""
         params, hash = sample.params, mix(digest, sample.position)
         noise = mix(hash, params.seed or 0, sample.choice) if params.temperature > 0 else hash
         banned = frozenset(sample.banned)
         logits = self._logits(hash, noise, banned)
         ids = _candidates(logits, sample)
-        if not ids:  # all that it says is banned, or does not match: the lowest id that may be
+        if not ids:  # every id it generates is banned or does not match: take the lowest that may
             mask = _mask(sample)
             ids = [next(id for id in count() if id not in banned and _follows(mask, id))]
         place = 0
@@ -70,7 +70,7 @@ class Vocabulary:
         return Sampled(ids[place], logits.logprobs(ids[place], params.logprobs))
 
     def expects(self, digest: int, position: int, id: int, top: int) -> PositionLogprobs:
-        """How likely `id` is at `position`, behind `digest`."""
+        """The logprob of `id` at `position` after `digest`, and of the `top` most likely ids."""
         hash = mix(digest, position)
         return self._logits(hash, hash, frozenset()).logprobs(id, top)
 
@@ -82,8 +82,9 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class _Logits:
-    """Ids [first, first + span) in a circle from offset `start` on; before them an EOS that is due.
-    All other ids are equally unlikely."""
+    """Logits at one position. The most likely id is `eos`, unless it is None. The ids
+    [first, first + span) follow, in a circle from offset `start` on. All other ids are equally
+    unlikely."""
 
     first: int
     span: int
@@ -91,7 +92,7 @@ class _Logits:
     eos: int | None
 
     def ranked(self) -> Iterator[int]:
-        """The likeliest first."""
+        """Ids in order of probability, the most likely first."""
         if self.eos is not None:
             yield self.eos
         for rank in range(self.span):
@@ -101,7 +102,7 @@ class _Logits:
         return id == self.eos or 0 <= id - self.first < self.span
 
     def rank(self, id: int) -> int:
-        """How many are likelier."""
+        """Number of ids that are more likely."""
         if id == self.eos:
             return 0
         place = (id - self.first - self.start) % self.span if self.says(id) else self.span
@@ -121,7 +122,7 @@ class _Logits:
 
 
 def _candidates(logits: _Logits, sample: Sample) -> list[int]:
-    """The likeliest ids after everything the request says about logits, best first."""
+    """The most likely ids after the request's changes to the logits, best first."""
     params, banned, seen = sample.params, frozenset(sample.banned), set[int]()
     mask = _mask(sample)
     if sample.seen is not None:
@@ -129,7 +130,7 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
     biases: dict[int, float] = {}
     for id, bias in params.logit_bias:
         biases[id] = biases.get(id, 0.0) + bias
-    # Of the ids about which nothing is said, only the likeliest few can be among the candidates.
+    # Of the ids without a change, only the most likely few can be among the candidates.
     apart = banned | biases.keys() | seen
     others = (id for id in logits.ranked() if id not in apart and _follows(mask, id))
     plain = list(islice(others, CANDIDATES))

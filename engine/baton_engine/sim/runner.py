@@ -1,17 +1,18 @@
-"""Computes a simulated step: real KV bytes in a real pool, and tokens that depend on all of them.
+"""Compute a simulated step: real KV bytes in a real pool, and tokens that depend on all of them.
 
-In: rows, as the torch runner gets them. Out: sampled ids after as long as the timing model says.
-numpy only.
+In: the same rows as for the torch runner. Out: sampled ids, after the time that the timing model
+gives. numpy only.
 
-Arithmetic is modulo 2^64. Token i of a sequence has a state s[i]; its KV is the words
-s[i] * spread, and a weighted sum of them (its digest) enters D[i], the digest of all KV up to it:
+Arithmetic is modulo 2^64. Token i of a sequence has a state s[i]. Its KV is the words
+s[i] * spread. A weighted sum of these words (its digest) is added to D[i], the digest of all KV up
+to token i:
 
     s[i] = mix(D[i-1], token[i], i)          D[i] = D[i-1] + weight[i] * digest(KV of token i)
 
-All multipliers are odd, so that one changed word anywhere changes D, hence every later token. D is
-taken from the pool, never remembered per request: foreign or missing bytes give other tokens, as
-they would in a model, and it does not matter which steps computed what. The next token is a
-function of D and of what the sample says (see sim_words).
+All multipliers are odd, so one changed word anywhere changes D and therefore every later token. D
+is computed from the pool and never stored per request. Foreign or missing bytes give other tokens,
+as they would in a real model, and it does not matter which steps computed the KV. The next token is
+a function of D and of the Sample (see `sim.model`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ WORD_BYTES = 8
 
 
 def _odd_words(count: int, salt: int) -> Words:
-    """`count` odd multipliers, the same on every machine: `mix` of their index, vectorized."""
+    """`count` odd multipliers, the same on every machine: splitmix64's finalizer over multiples of
+    a constant that `salt` selects."""
     state = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(mix(salt) | 1)
     state = (state ^ state >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ state >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -44,8 +46,9 @@ def _odd_words(count: int, salt: int) -> Words:
 
 
 class SimMemory:
-    """The pool, and beside each token's KV its digest, taken whenever the bytes are written. There
-    is one per head shard, so that two threads may write two shards of a block; they add up."""
+    """The pool, and the digest of each token's KV, updated whenever the bytes are written. Each
+    head shard has its own digest, so two threads may write two shards of a block. A token's digest
+    is the sum over its shards."""
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
@@ -65,7 +68,7 @@ class SimMemory:
         count = layout.token_bytes // WORD_BYTES
         self._spread = _odd_words(count, 1).reshape(*shape, words)
         self._factors = _odd_words(count, 2).reshape(*shape[:2], shards, -1, 1, words)
-        # Digest of a token is its state times this: sum of spread * factor, without the words.
+        # A token's digest is its state times the sum of spread * factor, so it needs no words.
         factors = self._spread.reshape(*shape[:2], shards, -1, 1, words) * self._factors
         self._shard_factors: Words = factors.sum(axis=(0, 1, 3, 4, 5))
         self._digest_factor = int(self._shard_factors.sum())
@@ -77,7 +80,7 @@ class SimMemory:
             np.copyto(out[index], self._bytes[block, :, shard])
 
     def views(self, blocks: Sequence[BlockId]) -> None:
-        """The digests have to know what is written."""
+        """None: each write has to update the digests."""
 
     def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
         source = self._checked(blocks, data)
@@ -88,7 +91,8 @@ class SimMemory:
             self._digests[block, :, shard] = (words * factors).sum(axis=(0, 1, 2, 4))
 
     def _checked(self, blocks: Sequence[BlockId], data: memoryview) -> npt.NDArray[np.uint8]:
-        """`data` as [blocks, layer and K or V, bytes of a shard's heads]."""
+        """View `data` as [blocks, 2 * layers, bytes of a shard's heads]. Raises ValueError for
+        another size."""
         size = self.layout.block_bytes // self.layout.kv_shards
         if data.nbytes != len(blocks) * size:
             raise ValueError(
@@ -98,7 +102,8 @@ class SimMemory:
         return rows.reshape(len(blocks), 2 * self.layout.num_layers, -1)
 
     def extend(self, tokens: Sequence[int], start: int, blocks: Sequence[BlockId]) -> list[int]:
-        """Write KV for `tokens` at [start, start + len(tokens)); return the D of each."""
+        """Write the KV of `tokens` at positions [start, start + len(tokens)). Returns D of each
+        token (see the module's docstring)."""
         size = self.layout.block_size
         end = start + len(tokens)
         table = np.array(blocks[: -(-end // size)], dtype=np.int64)
@@ -113,7 +118,8 @@ class SimMemory:
         states_T = np.array(states, dtype=np.uint64)
         positions_T = np.arange(start, end)
         blocks_T, slots_T = table[positions_T // size], positions_T % size
-        # The index arrays stand apart, so numpy puts their axis first: [T, layer, 2, head, word].
+        # The index arrays are not adjacent, so numpy puts their axis first: [T, layer, 2, head,
+        # word].
         self._pool[blocks_T, :, :, :, slots_T, :] = (
             states_T[:, None, None, None, None] * self._spread
         )
@@ -123,7 +129,9 @@ class SimMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long a step takes, milliseconds. A row decodes if it computes one token and samples."""
+    """Duration of a step, in milliseconds. A row that computes one token and samples counts as
+    decode; the tokens of all other rows count as prefill. A step without rows of a kind has no cost
+    for that kind."""
 
     prefill_base_ms: float = 0.0
     prefill_ms_per_token: float = 0.0
@@ -143,7 +151,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SimStep:
-    """Computed already; its time goes by while it is read."""
+    """A step that is computed at launch. read() waits until the step's simulated end."""
 
     results: list[RowResult]
     wait: Callable[[float], None]
@@ -155,8 +163,8 @@ class SimStep:
 
 
 class SimRunner:
-    """A Runner over SimMemory. `clock` and `sleep` are in seconds. A token `poison` ends the
-    process at once, as a crash would: nothing is flushed, told or given back."""
+    """A Runner over SimMemory. `clock` and `sleep` are in seconds. A row with the token `poison`
+    ends the process at once, without any clean-up, to simulate a crash."""
 
     def __init__(
         self,
@@ -174,12 +182,12 @@ class SimRunner:
         self._poison = poison
         self._clock = clock
         self._sleep = sleep
-        self._free_at = 0.0  # when the last step that was launched ends
-        self._sampled: list[int] = []  # its samples
+        self._free_at = 0.0  # when the last launched step ends, on `clock`
+        self._sampled: list[int] = []  # ids that it sampled
 
     def launch(self, rows: Sequence[Row]) -> SimStep:
-        """Computed here, as what the step launched before says is known; read() waits out its
-        time, which begins where that one's ends."""
+        """Compute the step at once; the samples of the step before are known already. Its simulated
+        time begins when that step's time ends, and read() waits for its end."""
         rows = [self._with_sampled(row) for row in rows]
         if self._poison is not None and any(self._poison in row.tokens for row in rows):
             os._exit(os.EX_SOFTWARE)
@@ -195,7 +203,7 @@ class SimRunner:
             self._sleep(left_s)
 
     def _with_sampled(self, row: Row) -> Row:
-        """The row with the token that it waited for."""
+        """The row with the token that it awaited."""
         if row.after is None:
             return row
         return msgspec.structs.replace(row, tokens=[*row.tokens[:-1], self._sampled[row.after]])
