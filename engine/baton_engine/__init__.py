@@ -5,19 +5,19 @@ In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No netw
     llm         the offline API; `build` makes an engine from a model folder and its settings
     sim         the simulated engine: real blocks and bytes, a timing model, no torch
     core        EngineCore: requests from submission to their last token
-    scheduling  which sequences compute how many tokens in a step, and who gives up blocks
+    scheduling  choose the sequences of a step, the tokens each computes, and which to preempt
     runner      one step of a batch on torch
     models      the decoder and its families; `layers`, `attention`: their parts and kernels
     sampling    from logits to tokens
     weights     reading checkpoints
-    kv          block pool with its prefix cache, its tensors, the copy in host memory
-    memory      how many bytes an engine takes, and whether they fit
+    kv          block pool with its prefix cache, its tensors, and the host tier
+    memory      estimate of an engine's memory, and whether it fits
     config      settings of an engine and of its model
-    interface   what a node sees of an engine; Protocols of the runner and the KV connector
-    progress    how far a long start is
-    errors      what an engine raises
+    interface   Protocols and records between an engine, its runner and a node
+    progress    progress line of a long start
+    errors      errors that are found before an engine runs
 
-`LLM` is imported when it is asked for: a simulated node must not load torch.
+`LLM` is imported on first access, because a simulated node must not load torch.
 """
 
 from __future__ import annotations

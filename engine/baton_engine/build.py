@@ -1,7 +1,8 @@
-"""Puts a torch engine together: settings and a model folder in, an EngineCore out.
+"""Build a torch engine: settings and a model folder in, an EngineCore out.
 
-What can be wrong is found, in one line, before the weights are read (see `runner.plan`). Then: read
-them, on CUDA see what the largest step takes and size the KV pool by it, warm steps of all sizes.
+User errors are found before the weights are read, and reported in one line (see `runner.plan`).
+Then the weights are loaded. On CUDA, the memory of the largest step is measured, the KV pool gets
+what is left, and decode steps of all sizes are recorded.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ from baton_engine.weights.loader import load_weights
 from baton_engine.weights.safetensors_files import weight_files
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 
-# On a CPU torch and oneDNN each keep compiled products, one per shape, 1,024 by default: 0.4 MB
-# apiece that no setting of ours counts. Prompts of all lengths took a small engine from 640 to
-# 1,081 MB; with 256 of both it stays below 700. Read at the first product.
+# On a CPU, torch and oneDNN each cache compiled products, one per shape and 1,024 by default. Each
+# takes 0.4 MB that our memory estimate does not include. Prompts of all lengths took a small engine
+# from 640 to 1,081 MB; with 256 entries in both caches it stays below 700 MB. Both variables are
+# read at the first product.
 PRODUCT_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 PRODUCTS_KEPT = "256"
 
@@ -52,8 +54,9 @@ logger = logging.getLogger(__name__)
 def build_torch(
     settings: TorchSettings, *, free: Callable[[], int | None] = free_memory
 ) -> EngineCore:
-    """Raise SettingsError or ModelError, one line each, for what a user can correct. `free` says
-    how much memory this machine has free."""
+    """Build the engine. Raises SettingsError or ModelError, with a one-line message, for errors
+    that a user can correct. `free` returns this machine's free memory in bytes, or None if it is
+    unknown."""
     started = time.monotonic()
     plan = make_plan(settings, free=free)
     weights_there = settings.load_format != "dummy"
@@ -85,7 +88,7 @@ def build_torch(
 
 
 def build_runner(settings: TorchSettings) -> TorchRunner:
-    """The runner alone, for tests and benchmarks of single steps."""
+    """Build only the runner, for tests and benchmarks of single steps."""
     plan = make_plan(settings)
     return _runner(plan, _load_model(settings, plan))
 
@@ -119,7 +122,7 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
 
 
 def _measured(plan: Plan, model: Decoder) -> Plan:
-    """The plan with what the largest step takes beside the weights, where that can be measured."""
+    """The plan with the measured memory of weights and the largest step, if it can be measured."""
     if not plan.measurable or plan.room is None:
         return plan
     rows = largest_step(
@@ -154,7 +157,7 @@ def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:
 
 @contextmanager
 def _no_memory_left(plan: Plan) -> Iterator[None]:
-    """What a device has free may be gone to others when it is taken."""
+    """Turn out-of-memory into a SettingsError: other processes may take memory after the check."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -180,7 +183,7 @@ def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: fl
 def ops_for(kernels: Kernels) -> Ops:
     if kernels == "torch":
         return TORCH_OPS
-    # Here, since torch wheels for CPUs bring no triton.
+    # Imported here, because torch wheels for CPUs do not include triton.
     from baton_engine.layers.triton_ops import TritonOps
 
     return TritonOps()

@@ -1,19 +1,19 @@
-"""What can be wrong with a model or its settings before the engine runs.
+"""Errors in a model or its settings that are found before the engine runs.
 
     EngineError
-    |-- SettingsError       a flag's value cannot work on this machine or for this model
-    `-- ModelError          the folder holds nothing servable
-        |-- UnsupportedModel   an architecture or feature we do not compute; the value is named
-        `-- WeightsError       tensors missing, left over or of the wrong shape
+    |-- SettingsError       an option's value cannot work on this machine or for this model
+    `-- ModelError          the folder has no model that can be served
+        |-- UnsupportedModel   an unsupported architecture or feature; the message names the value
+        `-- WeightsError       tensors are missing, left over or of the wrong shape
 
-Each message is one line: the offending value and what to do.
+Each message is one line with the offending value and what to do.
 """
 
 from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of every error that a user can correct before the engine starts."""
+    """Base of all errors that a user can correct before the engine starts."""
 
 
 class SettingsError(EngineError):

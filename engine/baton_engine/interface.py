@@ -1,11 +1,11 @@
-"""What the engine is to the rest of a node; imports no torch.
+"""The engine's interface to the rest of a node; imports no torch.
 
-    Engine        (EngineCore, in `core`) one scheduler and one block manager over a Runner
+    Engine        (EngineCore, in `core`) one scheduler and one block pool over a Runner
     Runner        computes a step: `runner` on real weights, `sim` on a timing model
     KVMemory      the paged pool as bytes, for transfers
 
-All of Engine is called by one thread, the step loop. KVMemory may be used by transfer threads,
-on blocks that the step loop holds for them.
+One thread, the step loop, calls all methods of Engine. Transfer threads may use KVMemory on blocks
+that the step loop holds for them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from baton_protocol.store import NodeLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Fixed facts of one engine."""
+    """Properties of one engine that never change. Lengths are in tokens."""
 
     kind: Literal["torch", "sim"]
     model: str
     fingerprint: Fingerprint
     layout: KVLayout
-    num_blocks: int  # block 0 (padding) not counted
+    num_blocks: int  # without block 0 (padding)
     max_model_len: int
     max_batched_tokens: int
     max_num_seqs: int
@@ -41,14 +41,14 @@ class EngineInfo:
 
 
 # --- between scheduler and runner -----------------------------------------------------------
-# Of these and of TokenOut there are a thousand per step: structs are made in a third of the time of
-# dataclasses, and without gc the collector does not walk them.
+# A step creates a thousand of these and of TokenOut. msgspec structs are created in a third of the
+# time of dataclasses, and with gc=False the garbage collector does not traverse them.
 
 
 @dataclass(frozen=True, slots=True)
 class PenaltyCounts:
-    """What penalties look at: the prompt's distinct ids, and how often each id was generated. Kept
-    up by the engine, read by the runner within the step; a function of the tokens alone."""
+    """Input of the penalties: the prompt's distinct ids, and the count of each generated id. The
+    engine updates it, the runner reads it during a step. It depends only on the tokens."""
 
     prompt: Sequence[int]
     outputs: Mapping[int, int]
@@ -56,8 +56,8 @@ class PenaltyCounts:
 
 @dataclass(frozen=True, slots=True)
 class ListedIds:
-    """The ids that a request lists, as arrays: made once, so that a runner takes them as they are
-    in each step."""
+    """The ids of a request's logit_bias and allowed_token_ids, as arrays. Made once per request, so
+    a runner uses them in each step without a conversion."""
 
     biased: array[int]
     biases: array[float]
@@ -74,31 +74,36 @@ class ListedIds:
 
 
 class Matcher(Protocol):
-    """One choice's place in a grammar, see `baton_text.grammar`; a function of its tokens."""
+    """The state of a grammar for one choice (see `baton_text.grammar`). It depends only on the
+    choice's tokens."""
 
     def copy(self) -> Matcher: ...
 
     def accept(self, ids: Sequence[int]) -> bool:
-        """The choice has these tokens more. After False the matcher has `stopped`."""
+        """Advance by these tokens. After a return value of False, the matcher has `stopped`."""
 
     @property
     def stopped(self) -> bool:
-        """Nothing but EOS may follow, or nothing at all (`error`)."""
+        """True if only EOS may follow, or nothing at all (see `error`)."""
 
     @property
     def error(self) -> str:
-        """Why it cannot go on although the text is not complete; "" if it can."""
+        """Why the matcher cannot continue although the text is not complete; "" if there is no
+        error."""
 
     def mask(self) -> bytes:
-        """One bit per id, least significant first: 1 if it may follow."""
+        """One bit per id, least significant first: 1 if the id may follow."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """Ask for one token at the row's last position. `position` is the new token's index
-    in prompt + output, the noise's key with (seed, choice). `banned` ids get no probability (EOS
-    and stop ids before min_tokens, ends of bad words). `seen` is set where the parameters hold a
-    penalty; without `listed` the runner reads the parameters. With a `matcher` only ids of its
-    mask are sampled; the runner asks for the mask when it samples, while the device computes."""
+    """Ask for one token at the row's last position.
+
+    `position` is the new token's index in prompt + output; with (seed, choice) it is the key of the
+    noise. `banned` ids get no probability (EOS and stop ids before min_tokens, last ids of bad
+    words). `seen` is set if the parameters have a penalty. Without `listed`, the runner reads the
+    ids from the parameters. With a `matcher`, only ids in its mask are sampled; the runner gets the
+    mask when it samples, while the device computes.
+    """
 
     choice: int
     position: int
@@ -110,23 +115,24 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptAsk(msgspec.Struct, frozen=True, gc=False):
-    """Ask how likely the prompt itself is: `targets[i]` is the token behind the row's i-th (the
-    prompt's last has none), each wanted with the `top` likeliest."""
+    """Ask for logprobs of the prompt. `targets[i]` is the token after the row's token i (the
+    prompt's last token has none). Each target also gets the `top` most likely tokens."""
 
     targets: tuple[int, ...]
     top: int
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One sequence's part of a step: compute `tokens`, which stand at positions
-    [start, start + len(tokens)), with the KV of [0, start) already in `blocks`.
+    """One sequence's part of a step: compute `tokens` at positions [start, start + len(tokens)).
+    The KV of [0, start) is already in `blocks`.
 
-    `after` is set where the last of `tokens` was not read yet: it is what the step launched before
-    this one samples at that place, counted over all samples of its rows in order; the number that
-    stands in `tokens` means nothing then.
+    `after` is set if the last of `tokens` has not been read yet. It is then an index into the
+    samples of the previously launched step, counted over all its rows in order, and the last number
+    in `tokens` is a placeholder.
 
-    Rows of two steps with the same `key` (0: none) are of one sequence that has kept its blocks in
-    between: `blocks` begins with those it had."""
+    Rows of two steps with the same `key` (0: none) belong to one sequence that kept its blocks in
+    between, so `blocks` begins with the blocks of the earlier row.
+    """
 
     tokens: Sequence[int]
     start: int
@@ -143,18 +149,25 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False):
-    """One Sampled per sample of the row, in order; one PositionLogprobs per target of its ask."""
+    """One Sampled per sample of the row, in order, and one PositionLogprobs per target of its
+    PromptAsk."""
 
     samples: tuple[Sampled, ...] = ()
     prompt: tuple[PositionLogprobs, ...] = ()
 
 
 class KVMemory(Protocol):
-    """The pool as bytes. `read` and `write` copy one head shard of whole blocks in the order given:
-    `[block][layer][K,V][head of the shard][token][dim]`, so a buffer holds `len(blocks) *
-    layout.block_bytes / layout.kv_shards` bytes. `views` is the blocks' own bytes, a writable view
-    each; None where they do not lie so (on a device, in head shards), or the engine has to know of
-    writes. All are thread-safe for blocks that are held; what is read must not change meanwhile."""
+    """The pool as bytes.
+
+    `read` and `write` copy one head shard of whole blocks, in the order given:
+    `[block][layer][K,V][head of the shard][token][dim]`. A buffer has
+    `len(blocks) * layout.block_bytes / layout.kv_shards` bytes.
+
+    `views` returns one writable view of each block's own bytes. It returns None if there are none
+    (blocks on a device, or several head shards) or if the engine has to notice writes.
+
+    All methods are thread-safe for blocks that are held. Blocks must not be written during a read.
+    """
 
     layout: KVLayout
 
@@ -166,16 +179,16 @@ class KVMemory(Protocol):
 
 
 class Launched(Protocol):
-    """A step that the runner was given."""
+    """A launched step."""
 
     def read(self) -> list[RowResult]:
-        """Wait until the rows' KV is written, and give one result per row, in order. Called once,
-        of several steps in the order of their launch."""
+        """Wait until the rows' KV is written, and return one result per row, in order. Call it once
+        per step, in the order of the launches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A step that was computed when it was launched."""
+    """A step whose results were computed at launch."""
 
     results: list[RowResult]
 
@@ -184,15 +197,15 @@ class Ready:
 
 
 class Runner(Protocol):
-    """Computes steps: writes the rows' KV into the pool and samples where asked."""
+    """Computes steps: writes the rows' KV to the pool and samples as the rows ask."""
 
     @property
     def memory(self) -> KVMemory: ...
 
     def launch(self, rows: Sequence[Row]) -> Launched:
-        """Begin a step, at least one row. It runs behind the step launched before, of which at most
-        one may be unread; what it is given of that step's tokens, `Row.after` says. The caller
-        changes nothing that a row holds before it has read the step."""
+        """Start a step of at least one row. It runs after the previously launched step, which may
+        be unread; at most one step may be. `Row.after` refers to that step's samples. The caller
+        must not change anything that a row refers to until it has read the step."""
 
 
 # --- between engine and step loop -----------------------------------------------------------
@@ -200,20 +213,25 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks for all that a request knows (see block_hashes), in order; the first `cached` of them
-    hold KV already (of this node's prefix cache; the last `loaded` of these came from its host
-    tier). Held until submit() or release()."""
+    """Blocks for all known tokens of a request (see Engine.block_hashes), in order. They are held
+    until submit() or release().
+
+    The first `cached` blocks already have KV from this node's prefix cache. The last `loaded` of
+    these came from its host tier.
+    """
 
     request: RequestId
     blocks: tuple[BlockId, ...]
-    hashes: tuple[BlockHash, ...]  # of the full ones
+    hashes: tuple[BlockHash, ...]  # hashes of the full blocks
     cached: int
     loaded: int = 0
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False):
-    """One new token of one choice. `finish` "stop" covers EOS and stop ids (`stop_id` says which),
-    and the end of a grammar (then `stop_id` is None); stop strings are found by the node's server.
+    """One new token of one choice.
+
+    `finish` is "stop" for EOS and stop ids (`stop_id` is the id) and for the end of a grammar
+    (`stop_id` is None). The node's server finds stop strings.
     """
 
     request: RequestId
@@ -227,8 +245,8 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A choice that came with all its tokens, the one that ends it included: nothing is run for it.
-    `finish` and `stop_id` are those its last token would have had."""
+    """A choice that was submitted with all its tokens, including the one that ends it. The engine
+    computes nothing for it. `finish` and `stop_id` are those of its last token."""
 
     request: RequestId
     choice: int
@@ -238,39 +256,42 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How many leading tokens of what a tracked request came with (see block_hashes) have KV, and
-    where. The step loop may `hold` these blocks until the next call of step(), as those of Filled.
-    """
+    """How many of the tokens that a tracked request came with (see Engine.block_hashes) have KV,
+    and their blocks. The step loop may `hold` these blocks until the next call of step()."""
 
     request: RequestId
-    computed: int  # landed tokens that were come to are among them
+    computed: int  # number of leading tokens with KV, including landed ones
     blocks: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A full chunk of a choice, prompt or output: its name and where it is. In a StepResult: the
-    step computed the rest of it; told once, and a prompt's by the choice that leads. The step loop
-    may `hold` the blocks until the next call of step(), even if the request ended in this one."""
+    """A full chunk of a choice's prompt or outputs: its hash and its blocks.
+
+    In a StepResult, it is a chunk that the step completed. Each is reported once, and chunks of the
+    prompt only for the leader. The step loop may `hold` the blocks until the next call of step(),
+    even if the request ended in this step.
+    """
 
     request: RequestId
     choice: int
-    index: int  # of the chunk in the choice's chain
+    index: int  # index of the chunk among the choice's chunks
     hash: BlockHash
     blocks: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptUse:
-    """Where a request's prompt KV came from; given once, when its prompt is computed. Tokens.
-    `logprobs` of the prompt's tokens from the second on, if they were asked for."""
+    """The sources of a request's prompt KV, in tokens. Reported once, when the prompt is computed.
+    `logprobs` are those of the prompt's tokens from the second on, if the request asked for
+    them."""
 
     request: RequestId
     prompt: int
     cached: int
     fetched: int
     computed: int
-    host: int = 0  # from the host tier
+    host: int = 0  # loaded from the host tier
     logprobs: tuple[PositionLogprobs, ...] = ()
 
 
@@ -280,11 +301,11 @@ class StepResult:
     progress: tuple[Progress, ...] = ()
     filled: tuple[Filled, ...] = ()
     prompts: tuple[PromptUse, ...] = ()
-    complete: tuple[Complete, ...] = ()  # of requests that were submitted since the last step
-    finished: tuple[RequestId, ...] = ()  # requests all of whose choices ended in this step
-    num_tokens: int = 0  # tokens computed in this step, in vain or not; 0: nothing could run
-    num_prompt_tokens: int = 0
-    num_seqs: int = 0
+    complete: tuple[Complete, ...] = ()  # submitted with all their tokens since the last step
+    finished: tuple[RequestId, ...] = ()  # requests that ended since the last step
+    num_tokens: int = 0  # computed tokens, including those that were dropped; 0: nothing was read
+    num_prompt_tokens: int = 0  # computed tokens that belong to prompts
+    num_seqs: int = 0  # sequences in the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,26 +317,29 @@ class CacheChange:
 
 
 class Engine(Protocol):
-    """A request is tokens known and KV computed; each step closes gaps under one token budget.
+    """An engine. A request is tokens known and KV computed; each step closes gaps between them
+    under one token budget.
 
-    With overlap a step is launched before the one before it is read, so that one may be under way
-    between two calls of step(). What is told, cached and counted is what was read. What such a step
-    computes for a choice that has ended meanwhile is dropped; blocks that it uses are free for
-    others when it was read, whoever gave them back."""
+    With overlap, a step is launched before the previous one is read, so one step may be in flight
+    between two calls of step(). The engine reports, caches and counts only steps that were read.
+    Results for a choice that has ended in the meantime are dropped. Blocks of an ended choice that
+    a step in flight uses become free when that step is read.
+    """
 
     info: EngineInfo
     memory: KVMemory
 
     def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
-        """Hashes of the full blocks of what the request knows: the prompt, and where n is 1 the
-        outputs too (it was begun elsewhere)."""
+        """Hashes of the full blocks of the request's known tokens: the prompt, and with n = 1 also
+        the outputs that it came with."""
 
     def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading blocks are in this node's prefix cache now."""
+        """Number of leading blocks that are in this node's prefix cache now."""
 
     def reserve(self, request: Request) -> Reservation | None:
-        """Take blocks for all that the request knows, or None (and no effect) if they are not free,
-        or are owed to a waiting request. Raise as submit() does where it can never fit."""
+        """Take blocks for all known tokens of the request. Returns None, without any effect, if the
+        blocks are not free or a waiting request has a claim on them. Raises like submit() for a
+        request that can never run."""
 
     def release(self, reservation: Reservation) -> None: ...
 
@@ -331,47 +355,54 @@ class Engine(Protocol):
         finished: Sequence[int] = (),
         matcher: Matcher | None = None,
     ) -> None:
-        """Queue a request. `landed` are ascending runs [start, end) of the reservation's full
-        blocks that hold verified KV now, beside the `cached` leading ones; the engine computes the
-        holes and goes over each run when it comes to it. `prefill_only` ends every choice after its
-        first new token. `track` asks for Progress, `report_filled` for Filled. Choices in
-        `finished` are not run. `matcher` is at the beginning of the grammar that the parameters
-        name: each choice has a copy, which takes the choice's outputs first; a choice ends where
-        only EOS could follow. One that asks for prompt_logprobs computes all, whatever has landed.
-        Raise PromptTooLong where it can never fit."""
+        """Queue a request.
+
+        - `landed`: ascending runs [start, end) of the reservation's full blocks that have verified
+          KV, in addition to the leading `cached` ones. The engine computes the gaps and skips the
+          runs. With prompt_logprobs it computes everything and ignores `landed`.
+        - `prefill_only`: end each choice after its first new token.
+        - `track`: report Progress. `report_filled`: report Filled.
+        - `finished`: choices that are not run.
+        - `matcher`: the state at the start of the request's grammar; required if and only if the
+          parameters have one. Each choice gets a copy, which first accepts the choice's outputs.
+          The choice ends when only EOS could follow.
+
+        Raises PromptTooLong or InvalidRequest for a request that can never run.
+        """
 
     def full_chunks(self, request: RequestId) -> tuple[Filled, ...]:
-        """All full chunks that a request holds now, each name once; () of an unknown id."""
+        """All full chunks that a request holds now, each hash once; () for an unknown id."""
 
     def finish_choice(self, request: RequestId, choice: int) -> None:
-        """End one choice early (a stop string was found); unknown ids are ignored. It has no more
-        tokens. If it was the last, the next step's `finished` names the request."""
+        """End one choice early, because a stop string was found. It reports no more tokens. If it
+        was the last choice, the next step's `finished` names the request. Ignores unknown ids."""
 
     def abort(self, request: RequestId) -> None:
-        """Forget a request and give its blocks back; unknown ids are ignored."""
+        """Forget a request and release its blocks. Ignores unknown ids."""
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
-        """Reference blocks for a transfer, so that they are not reused."""
+        """Add a reference to blocks for a transfer, so that they are not reused."""
 
     def unhold(self, blocks: Sequence[BlockId]) -> None: ...
 
     def has_work(self) -> bool:
-        """Whether there is anything to compute, to read or to report."""
+        """Whether step() has something to compute, read or report."""
 
     def step(self) -> StepResult:
-        """Compute a step, or read the one that is under way, after launching the next where steps
-        overlap. If the runner raises, nothing is lost: the step can be tried again."""
+        """Launch a step and read it. With overlap, launch the next step and then read the oldest
+        one in flight. If the runner raises, no state is lost: call step() again."""
 
     def starved(self) -> bool:
-        """True when in the last call of step() a request lost its blocks, or nothing could run, for
-        want of blocks: parked ones should give theirs back, youngest first."""
+        """True if the last call of step() preempted a sequence, or ran nothing, because blocks were
+        short. Parked requests should then release their blocks, youngest first."""
 
     def cache_changes(self) -> CacheChange: ...
 
     def cached_chunks(self) -> tuple[BlockHash, ...]: ...
 
     def load(self) -> NodeLoad:
-        """Counters and gauges of the engine's own; the node adds those of its transfers."""
+        """The engine's counters and gauges. The node adds those of its transfers."""
 
     def check_integrity(self) -> None:
-        """Raise with the numbers unless free + held == total and every reference is accounted."""
+        """Raise, with the numbers, unless free + held == total and every reference is accounted
+        for."""

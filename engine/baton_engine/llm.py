@@ -1,8 +1,8 @@
 """The offline API: `LLM(folder).generate(prompts, params)`, in this process, without a server.
 
-In: texts, chats or token ids. Out: RequestOutput per prompt, named as vLLM's users know them. Text
-(tokenizer, template, stop strings) is baton_text's business and imported when first needed; a
-folder without a tokenizer serves token ids.
+In: texts, chats or token ids. Out: one RequestOutput per prompt, with vLLM's names. baton_text does
+the text work (tokenizer, template, stop strings) and is imported when it is first needed. A folder
+without a tokenizer accepts token ids only.
 """
 
 from __future__ import annotations
@@ -56,8 +56,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """`prompt` is the text, if there was one; `cached_tokens` came from the prefix cache.
-    `prompt_logprobs`, if asked for, has an entry per prompt token; the first has None."""
+    """The outputs of one prompt, one per choice.
+
+    `prompt` is the text, or None for a prompt of token ids. `cached_tokens` is the number of prompt
+    tokens from the prefix cache. `prompt_logprobs`, if requested, has one entry per prompt token;
+    the first entry is None.
+    """
 
     request_id: str
     prompt: str | None
@@ -76,8 +80,8 @@ def StructuredOutputsParams(  # as vLLM's users write it
     json_object: bool = False,
     structural_tag: str | Mapping[str, Any] | None = None,
 ) -> StructuredOutput:
-    """What an answer must match, for SamplingParams.structured; exactly one of them. Raise
-    InvalidRequest where that cannot be compiled."""
+    """The grammar that an answer must match, for SamplingParams.structured. Give exactly one
+    argument. Raises InvalidRequest if it cannot be compiled."""
     from baton_text.grammar import GrammarError, grammar_of
 
     values: dict[Any, Any] = {
@@ -113,8 +117,9 @@ class LLM:
         chat_template: Path | str | None = None,
         **options: Any,
     ) -> None:
-        """`options` are the fields of EngineConfig, and of TorchSettings. Raise TypeError for
-        another name, ModelError or SettingsError for what a user can correct."""
+        """Load a model. `options` are the fields of EngineConfig and TorchSettings. Raises
+        TypeError for any other name, and ModelError or SettingsError for errors that a user can
+        correct."""
         settings = TorchSettings(model=Path(model), **options)
         self.engine: Engine = build_torch(settings)
         self._text = _read_text(settings.model, chat_template)
@@ -126,11 +131,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Run one or many prompts together; outputs stand in the order of the prompts. Each
-        output's text continues its prompt's.
+        """Run one or several prompts together. Outputs are in the order of the prompts, and each
+        output's text continues its prompt.
 
-        Without parameters the model's generation_config decides. Raise InvalidRequest or
-        PromptTooLong, and then run nothing.
+        Without parameters, those of default_sampling_params() apply. Raises InvalidRequest or
+        PromptTooLong before any prompt is computed.
         """
         return self._generate(_as_list(prompts), sampling_params, continues_prompt=True)
 
@@ -161,7 +166,7 @@ class LLM:
         add_generation_prompt: bool = True,
         **template_values: Any,
     ) -> list[RequestOutput]:
-        """Render one conversation or several by the model's chat template, then generate."""
+        """Render one or several conversations with the model's chat template, then generate."""
         text = self._need_text("a chat")
         chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [
@@ -178,7 +183,8 @@ class LLM:
         return self._generate(prompts, sampling_params, continues_prompt=False)
 
     def default_sampling_params(self) -> SamplingParams:
-        """SamplingParams' own defaults under those of the model's generation_config.json."""
+        """The defaults of the model's generation_config.json, and SamplingParams' own for the
+        rest."""
         if self._text is None:
             return SamplingParams()
         return msgspec.convert(self._text.defaults, SamplingParams)
@@ -213,7 +219,7 @@ class LLM:
                 self.engine.submit(run.request, matcher=matcher)
             while self.engine.has_work():
                 self._step(by_id)
-        finally:  # after an error nothing must go on running in the background
+        finally:  # after an error, no request may stay in the engine
             for run in runs:
                 self.engine.abort(run.request.id)
         return [run.output(self._named) for run in runs]
@@ -243,7 +249,7 @@ class LLM:
                 self.engine.finish_choice(token.request, token.choice)
 
     def _named(self, positions: Sequence[PositionLogprobs]) -> Sequence[PositionLogprobs]:
-        """With the tokens' texts, where the model has a tokenizer."""
+        """Add the tokens' texts to logprobs, if the model has a tokenizer."""
         if self._text is None:
             return positions
         from baton_text.logprobs import named
@@ -258,7 +264,7 @@ class LLM:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """What baton_text knows of a model."""
+    """A model's tokenizer, chat template and default sampling parameters."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -277,7 +283,7 @@ class _Choice:
     stop_reason: str | int | None = None
 
     def take(self, token: TokenOut, params: SamplingParams) -> bool:
-        """Add a token; True if a stop string ended the choice before the engine did."""
+        """Add a token. Returns True if a stop string ended the choice before the engine did."""
         self.ids.append(token.id)
         if token.logprobs is not None:
             self.logprobs.append(token.logprobs)
@@ -291,7 +297,7 @@ class _Choice:
         if token.finish is not None:
             self.text.append(self.detokenizer.finish())
         if self.detokenizer.stopped is None or token.finish == "length":
-            return False  # the length ends it first, as in vLLM
+            return False  # the length limit takes precedence, as in vLLM
         self.finish, self.stop_reason = "stop", self.detokenizer.stopped
         return token.finish is None
 
@@ -307,7 +313,7 @@ class _Run:
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
     def output(self, named: Named) -> RequestOutput:
-        """`named` gives the tokens of log-probabilities their texts."""
+        """The finished output. `named` adds the tokens' texts to logprobs."""
         params = self.request.params
         asked = params.logprobs is not None
         prompt_asked = params.prompt_logprobs is not None
@@ -370,9 +376,9 @@ def _detokenizer(text: _Text | None, request: Request) -> Detokenizer | None:
 
 
 def _normalised(params: SamplingParams) -> SamplingParams:
-    """With the forms that vLLM's users know as the wire's: lists are tuples, one stop string is a
-    tuple of one, biases may be a dict, None is an empty list. Raise InvalidRequest for a value of
-    another type."""
+    """Convert the forms that vLLM accepts to ours: lists become tuples, a single stop string a
+    tuple of one, a dict of biases a tuple of pairs, and None an empty tuple. Raises InvalidRequest
+    for a value of another type."""
     values = msgspec.structs.asdict(params)
     if isinstance(params.stop, str):
         values["stop"] = (params.stop,)
@@ -391,7 +397,7 @@ def _normalised(params: SamplingParams) -> SamplingParams:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (a text, or ids) or several."""
+    """A list of prompts, from one prompt (a text, or ids) or several."""
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""How far something is that takes a while: one line that changes on a terminal, else log lines.
+"""Progress of a long operation: one changing line on a terminal, log lines elsewhere.
 
-In: texts. Out: on a terminal the newest of them in one line, which is erased at the end; elsewhere
-one for the log every few seconds. What is done at once is said nowhere.
+In: texts. Out: on a terminal, the newest text in one line, which is erased at the end; elsewhere,
+one log line every few seconds. A short operation shows nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ERASE = "\r\x1b[K"
 
 
 class ProgressLine:
-    """Used as a context. `clock` gives seconds."""
+    """A context manager that writes to `out`. `clock` is in seconds."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = out
@@ -48,11 +48,11 @@ class ProgressLine:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """Seconds since the start."""
         return self._clock() - self._began
 
     def show(self, text: str) -> None:
-        """Shown if it is time for it; the seconds so far are added."""
+        """Show `text` with the elapsed seconds, if the last text was shown long enough ago."""
         now = self._clock()
         if now < self._due:
             return
