@@ -1,1 +1,1 @@
-"""Parts of a model, and their kernels."""
+"""The layers of a model, and their kernels."""

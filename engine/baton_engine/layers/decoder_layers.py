@@ -40,7 +40,7 @@ class Linear:
     def _pack(self) -> None:
         assert self._weight_OI is not None
         self._product = packed_product(self._weight_OI, self._bias_O)
-        self._weight_OI = None  # a packed copy has replaced it
+        self._weight_OI = None  # the product owns the weight or a packed copy of it
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         return self._product(x_TI)
@@ -53,12 +53,12 @@ class RMSNorm:
         self._ops = slots.ops
 
     def __call__(self, x_TD: torch.Tensor, delta_TD: torch.Tensor | None = None) -> torch.Tensor:
-        """The norm of x, after delta, if there is one, was added to x in place."""
+        """Add delta, if given, to x in place, and return the norm of x (a new tensor [T, D])."""
         return self._ops.add_norm(x_TD, delta_TD, self.weight_D, self._eps)
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)); gate and up are one product."""
+    """down(silu(gate(x)) * up(x)). gate and up are computed as one product."""
 
     def __init__(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
         size, hidden, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
@@ -83,7 +83,7 @@ class Attention:
         )
         self._layer = layer
         self._heads = (n, k, h)
-        self._norm: HeadNorm | None = None  # of q and k before rope
+        self._norm: HeadNorm | None = None  # norm of q and k before rope
         self._ops = slots.ops
 
     def __call__(
@@ -96,7 +96,8 @@ class Attention:
 
 
 class QKNormAttention(Attention):
-    """Qwen3: RMSNorm per head on q and k before rope, as one norm with a weight per head."""
+    """Qwen3's attention: RMSNorm of each head of q and k before rope, computed as one norm with a
+    weight per head."""
 
     def __init__(self, slots: WeightSlots, name: str, layer: int, config: ModelConfig) -> None:
         super().__init__(slots, name, layer, config)

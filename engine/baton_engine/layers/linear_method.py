@@ -1,15 +1,17 @@
-"""How a linear layer multiplies: plainly, or with its weight packed for this CPU; and how the head
-does, whose product is float32 whatever the weights are.
+"""Products of linear layers, plain or with a weight packed for this CPU, and the product of the
+head, which is float32 for weights of any dtype.
 
-oneDNN reorders a weight into blocks for each product unless it is given one that is packed already.
-Packing once makes a decode step of 4-16 rows 15-40 % faster and a prefill step 10 % (fp32 and bf16,
-AVX-512, 2 threads). torch offers it only under private names, so they are looked up here, in one
-place, and without them the plain product is used.
+oneDNN reorders a weight into blocks for each product, unless the weight is already packed. Packing
+once makes a decode step of 4-16 rows 15-40 % faster, and a prefill step 10 % (fp32 and bf16,
+AVX-512, 2 threads). torch offers packing only under private names. They are looked up only here,
+and without them the plain product is used.
 
-Logits near each other decide what is said. Rounded to bf16, logits of 16 to 32 are multiples of
-1/8: of 2,040 positions of a text, 4 % ended in an exact tie of the two best, and the lower id won.
+Logits need float32, because small differences select the token. In bf16, logits between 16 and 32
+are multiples of 1/8: at 4 % of 2,040 positions of a text, the two best were exactly equal, and the
+lower id won.
 
-Shapes: T rows, O and I a linear's out and in; of the head S rows, D hidden size, V vocabulary.
+Shapes: T rows, O and I a linear's output and input size; for the head S rows, D hidden size,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from baton_engine.attention.cpu_bf16 import multiplies_bf16
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
-# Rows of the head that a CPU multiplies at a time where it needs them twice: 9 MB of 576 columns,
-# which the second time come from its cache. One row took 4.7 ms, with all at once 5.7; 16 rows took
-# 7.6 instead of 10.3 (2 threads, 49,152 x 576).
+# Number of rows of the head that a CPU multiplies at a time if it reads them twice. With 576
+# columns these are 9 MB, which the second read finds in the cache. One input row took 4.7 ms
+# instead of 5.7 ms for the whole head at once, and 16 rows 7.6 instead of 10.3 ms (2 threads,
+# 49,152 x 576).
 HEAD_ROWS = 8192
 
 
@@ -34,7 +37,8 @@ def plain_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Produ
 
 
 def packed_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product:
-    """The product with a packed copy of the weight; the plain one where nothing can be packed."""
+    """The product with a packed copy of the weight, or the plain product if the weight cannot be
+    packed."""
     if not packable(weight_OI):
         return plain_product(weight_OI, bias_O)
     packed = _packed(weight_OI)
@@ -43,8 +47,9 @@ def packed_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Prod
 
 
 def head_product(weight_VD: torch.Tensor) -> Product:
-    """Logits in float32, without a copy of the weight in float32. They are exact to float32 on CUDA
-    and of float32 weights, and to 16 bits of bf16 weights on a CPU."""
+    """A product that gives float32 logits without a float32 copy of the weight. Logits have float32
+    precision on CUDA and for float32 weights, and 16 bits for bf16 weights on a CPU with bf16
+    products."""
     if weight_VD.dtype == torch.float32:
         return packed_product(weight_VD, None)
     if weight_VD.device.type == "cuda":
@@ -55,9 +60,9 @@ def head_product(weight_VD: torch.Tensor) -> Product:
 
 
 def twice_product(weight_VD: torch.Tensor) -> Product:
-    """A CPU adds products of bf16 in float32, but torch hands sums out rounded to bf16. So each is
-    computed twice: the second time what the first one said is subtracted before it is rounded, and
-    what is left is what rounding had lost (see `bf16_products`)."""
+    """Compute the product twice. A CPU adds bf16 products in float32, but torch returns the sums
+    rounded to bf16. The second time, the first result is subtracted before rounding, which leaves
+    the part that rounding lost (see `attention.cpu_bf16`)."""
     multiply = torch.ops.mkldnn._linear_pointwise
     vocab = len(weight_VD)
     parts = [(slice(begin, begin + len(part)), _packed(part)) for begin, part in _parts(weight_VD)]
@@ -74,8 +79,8 @@ def twice_product(weight_VD: torch.Tensor) -> Product:
 
 
 def widened_product(weight_VD: torch.Tensor) -> Product:
-    """For a CPU without products of bf16, on which they are slow anyway. Only some rows of the
-    weight are there in float32 at a time."""
+    """The product for a CPU without fast bf16 products. Converts HEAD_ROWS rows of the weight to
+    float32 at a time."""
 
     def product(x_SD: torch.Tensor) -> torch.Tensor:
         wide_SD = x_SD.float()
@@ -85,7 +90,7 @@ def widened_product(weight_VD: torch.Tensor) -> Product:
 
 
 def _parts(weight_VD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """So many rows of the head at a time, and where they begin."""
+    """Parts of HEAD_ROWS rows of the head, each with its first row's index."""
     for begin in range(0, len(weight_VD), HEAD_ROWS):
         yield begin, weight_VD[begin : begin + HEAD_ROWS]
 
@@ -102,6 +107,6 @@ def packable(weight_OI: torch.Tensor) -> bool:
 
 
 def _packed(weight_OI: torch.Tensor) -> torch.Tensor:
-    # The second argument is the usual number of rows; the packing was as fast for 16 as for 256.
+    # The second argument is the expected number of rows; products were as fast with 16 as with 256.
     packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI, 16)
     return packed

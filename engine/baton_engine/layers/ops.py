@@ -1,7 +1,7 @@
-"""The small operations that a model and the sampler use, and their torch twins.
+"""The small operations of models and the sampler: the Ops Protocol and its torch implementation.
 
-What torch does in several passes over a step's activations, a kernel does in one. `Ops` is where
-the two meet: models call it and do not know which they have.
+torch needs several passes over a step's activations where a kernel needs one. Models call `Ops` and
+do not depend on the implementation.
 
 Shapes: T tokens of the step, D hidden size, F MLP size, N query heads, K kv heads, X = N + K,
 Z = N + 2 K, H head_dim, S samples, V vocabulary.
@@ -29,11 +29,12 @@ class Ops(Protocol):
         weight_D: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        """Add delta, if there is one, to x in place; RMSNorm of the sum, a new tensor."""
+        """Add delta, if given, to x in place. Returns RMSNorm of the sum, a new tensor [T, D]."""
         ...
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of [T, 2 F]; may use the argument's memory."""
+        """silu(gate) * up, [T, F], from [T, 2 F] with gate before up. May overwrite the
+        argument."""
         ...
 
     def attend(
@@ -45,11 +46,13 @@ class Ops(Protocol):
         layer: int,
         attention: StepAttention,
     ) -> torch.Tensor:
-        """Normalise and rotate q and k, store k and v, attend; [T, N, H]. May change `heads`."""
+        """Normalise and rotate q and k, store k and v, and return the attention outputs [T, N, H].
+        `heads_TZH` has q, k and v in this order, and may be overwritten."""
         ...
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """The token of each sample, int64 [S], from logits that nothing more is said about."""
+        """The token of each sample, int64 [S], from float32 logits that are already changed as the
+        requests ask."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""Where weights go: each model part declares the checkpoint's names and gets its tensors here.
+"""Weight slots: each layer declares the checkpoint names of its weights and gets its tensors here.
 
-Projections that read the same input are stacked into one matrix, since one large product is faster
-than three small ones; each checkpoint tensor then has a view of its part as its slot. The loader
-fills every slot and takes a name without a slot for an error.
+Projections with the same input are stacked into one matrix, because one large product is faster
+than three small ones. The slot of a checkpoint tensor is then a view of its part of the matrix. The
+loader fills every slot, and treats a checkpoint name without a slot as an error.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from baton_engine.layers.ops import TORCH_OPS, Ops
 
 
 class WeightSlots:
-    """Allocates tensors of one dtype on one device and remembers which name fills which view; and
-    says by which `ops` the parts compute there."""
+    """Allocates tensors of one dtype on one device and records the view that each checkpoint name
+    fills. `ops` are the operations that the model uses on that device."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, ops: Ops = TORCH_OPS) -> None:
         self.dtype = dtype
@@ -26,7 +26,7 @@ class WeightSlots:
         self._then: list[Callable[[], None]] = []
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """A tensor that one checkpoint entry fills."""
+        """A tensor of the given shape that one checkpoint entry fills."""
         return self.stacked([name], [shape[0]], *shape[1:])
 
     def stacked(self, names: Sequence[str], rows: Sequence[int], *tail: int) -> torch.Tensor:
@@ -41,12 +41,13 @@ class WeightSlots:
         return whole
 
     def when_filled(self, act: Callable[[], None]) -> None:
-        """Have `act` called by `finish`: what a part derives from its weights."""
+        """Register a callback for finish(), for what a layer derives from its weights."""
         self._then.append(act)
 
     def finish(self) -> None:
-        """All slots are filled. Views are dropped first, so that a part that replaces its weight
-        frees it at once and loading never needs the model's memory twice."""
+        """Call the registered callbacks; all slots must be filled. The views are dropped first. A
+        layer that replaces its weight then frees it at once, and loading never needs the model's
+        memory twice."""
         self.views.clear()
         acts, self._then = self._then, []
         for act in acts:

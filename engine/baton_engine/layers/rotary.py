@@ -38,7 +38,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 class Rope:
-    """cos and sin of a step are computed once and used by every layer."""
+    """Computes cos and sin once per step, for use by every layer."""
 
     def __init__(
         self, config: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device
@@ -47,7 +47,7 @@ class Rope:
         self._dtype = dtype
 
     def tables(self, positions_T: torch.Tensor) -> RopeTables:
-        """In the compute dtype."""
+        """cos and sin at these positions, each [T, 1, H/2] in the compute dtype."""
         angles_TH = positions_T.float()[:, None] * self._inv_freq[None, :]
         cos_T1H = angles_TH.cos().to(self._dtype)[:, None, :]
         sin_T1H = angles_TH.sin().to(self._dtype)[:, None, :]

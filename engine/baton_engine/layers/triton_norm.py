@@ -1,8 +1,8 @@
-"""Residual add and RMSNorm in one pass; torch twin: `TorchOps.add_norm`.
+"""Residual add and RMSNorm in one pass. Torch twin: `TorchOps.add_norm`.
 
-In: the residual stream x, what is to be added to it, and the norm's weight. Out: x changed in place
-and its norm. The sum is rounded to x's dtype before it is normalised, as if it had been stored and
-read again; all else is float32. Shapes: T tokens, D hidden size.
+In: the residual stream x, the delta to add to it, and the norm's weight. Out: x changed in place,
+and its norm. The sum is rounded to x's dtype before it is normalised, as if it were stored and read
+again; all other arithmetic is float32. Shapes: T tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 def add_norm(
     x_TD: torch.Tensor, delta_TD: torch.Tensor | None, weight_D: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """x and delta are contiguous."""
+    """Add delta to x in place and return RMSNorm(x) [T, D]. x and delta must be contiguous."""
     tokens, size = x_TD.shape
     out_TD = torch.empty_like(x_TD)
     block = triton.next_power_of_2(size)

@@ -1,6 +1,6 @@
-"""`Ops` by Triton kernels: one launch where `TorchOps` has several.
+"""`Ops` with Triton kernels: one launch where `TorchOps` needs several.
 
-In and out as `Ops` says. Shapes: see `ops`.
+Inputs, outputs and shapes: see `ops`.
 """
 
 from __future__ import annotations

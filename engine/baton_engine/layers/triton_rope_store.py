@@ -1,9 +1,8 @@
-"""QK-norm, rotary embedding and the store of K and V in one pass; torch twin: `TorchOps.attend`.
+"""QK-norm, rotary embedding and the store of K and V in one pass. Torch twin: `TorchOps.attend`.
 
-In: q, k and v of the step as the fused projection gives them. Out: q and k normalised and rotated
-in place, k and v in the pool as well. In between all is float32. A program takes a token's heads,
-HEADS of them; halves (a, b) of a head of q or k become (a cos - b sin, b cos + a sin), and those of
-v stay.
+In: the step's q, k and v from the fused projection. Out: q and k normalised and rotated in place,
+and k and v stored in the pool. Arithmetic is float32. A program computes HEADS heads of a token.
+The halves (a, b) of a head of q or k become (a cos - b sin, b cos + a sin); v does not change.
 
 Shapes: T tokens, N query heads, K kv heads, X = N + K, Z = N + 2 K, H head_dim, B block size,
 P blocks of the pool, L layers.
@@ -18,7 +17,7 @@ import triton.language as tl
 from baton_engine.attention.interface import KVSlots
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 
-# Heads that one program takes at most: 16 of 128 are 2,048 numbers, enough for 4 warps.
+# Maximum number of heads per program: 16 heads of 128 are 2,048 numbers, enough for 4 warps.
 MOST_HEADS = 16
 
 
@@ -30,7 +29,7 @@ def rotate_store(
     layer: int,
     slots: KVSlots,
 ) -> None:
-    """`heads` is contiguous, and the pool's last dimension."""
+    """`heads_TZH` and the pool's last dimension must be contiguous."""
     tokens, all_heads, dim = heads_TZH.shape
     cos_T1H, sin_T1H = rope
     pool = slots.pool

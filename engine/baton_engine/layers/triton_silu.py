@@ -1,7 +1,7 @@
-"""silu(gate) * up in one pass; torch twin: `TorchOps.silu_mul`.
+"""silu(gate) * up in one pass. Torch twin: `TorchOps.silu_mul`.
 
-In: [T, 2 F], gate before up, as the fused projection gives them. Out: [T, F]. In between all is
-float32. Shapes: T tokens, F MLP size.
+In: [T, 2 F] from the fused projection, gate before up. Out: [T, F]. Arithmetic is float32.
+Shapes: T tokens, F MLP size.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BLOCK = 1024
 
 
 def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
-    """The argument is contiguous."""
+    """Returns [T, F]. The argument must be contiguous."""
     tokens, size = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
     out_TF = torch.empty(tokens, size, dtype=gate_up_TF.dtype, device=gate_up_TF.device)
     _silu_mul[(tokens, triton.cdiv(size, BLOCK))](out_TF, gate_up_TF, size, BLOCK=BLOCK)
@@ -31,7 +31,7 @@ def _silu_mul(
     gate_at = gate_up_ptr + 2 * row + column
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
-    # exp of what is not positive: it cannot overflow.
+    # exp of a number <= 0 cannot overflow.
     shrunk = tl.exp(-tl.abs(gate))
     sigmoid = tl.where(gate >= 0, 1.0, shrunk) / (1.0 + shrunk)
     out = gate * sigmoid * up
