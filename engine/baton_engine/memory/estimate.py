@@ -1,14 +1,14 @@
-"""How many bytes an engine takes, from the shapes alone: before a weight is read, without torch.
+"""Estimate an engine's memory from shapes, before weights are read and without torch.
 
-In: the model, the layout of its KV, the largest step. Out: bytes of weights, of the tensors that
-live while a step is computed, of what CUDA graphs keep, and of KV.
+In: the model, the layout of its KV, and the largest step. Out: bytes of weights, of the tensors
+that are alive during a step, of CUDA graphs, and of KV.
 
     pool = share * total - held by others - weights - activations - graphs - spare
 
-The formulas count the most that is alive at one time. Per token, in the compute dtype: the residual
-stream, what is added to it and its norm (3 D), beside attention's q, k and v, rotated ones and
-output (2 Z H + N H), or the MLP's gate, up and product (4 F). Of the rows that are sampled: logits,
-and what sampling makes of them.
+The formulas count the peak of live tensors. Per token, in the compute dtype: the residual stream,
+the delta added to it and its norm (3 D), and either attention's q, k and v, their rotated copies
+and the output (2 Z H + N H), or the MLP's gate, up and product (4 F). Per sampled row: the logits
+and the tensors that sampling makes from them.
 
 Shapes: T tokens of the step, D hidden size, F MLP size, N query heads, K kv heads, Z = N + 2 K,
 H head_dim, V vocabulary.
@@ -23,26 +23,28 @@ from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 
 GIB = 1 << 30
-# So many rows of logits exist at one time where a prompt's own tokens are scored.
+# Number of rows of logits that exist at a time for prompt_logprobs.
 SCORED_ROWS = 128
 LOGIT_BYTES = 4  # float32 in every compute dtype
-# Bytes per logit beside the logit itself: one changed copy and the log-probabilities in float32;
-# without kernels also temperatures applied, the noise and the integers that it is made of.
+# Bytes per logit in addition to the logit itself: a changed copy and the logprobs in float32;
+# without kernels also the scaled logits, the noise and the integers it is computed from.
 SAMPLING_BYTES = {"triton": 12, "torch": 32}
-# Without kernels rows that decode are computed in groups that see no more.
+# Without kernels, decode rows are computed in groups of at most this number of blocks.
 GROUP_BLOCKS = 8192
-SCORE_BYTES = 20  # its place, and three times the score
+# Bytes per score in fp32 on a CPU: its index (8), and the score three times.
+SCORE_BYTES = 20
+# Bytes per score of a prompt in bf16 on a CPU: two bf16 products, two float32, one bf16 weight.
 PRODUCT_BYTES = 14
-# Libraries' workspaces, small tensors, what the allocator cannot use again.
+# Workspaces of libraries, small tensors and fragmentation.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
-# What the driver keeps of one recorded step: some 10 launches for each of a model's layers.
+# What the driver keeps per layer of a recorded step: about 10 launches.
 GRAPH_LAYER_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Bytes found on the device when the weights were there: what this process holds for good, and
-    what the largest step took beside it."""
+    """Bytes measured on the device after the weights were loaded: what this process keeps
+    (`resident`), and what the largest step took in addition (`step`)."""
 
     resident: int
     step: int
@@ -50,9 +52,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What an engine is to hold and to compute. `kv_memory` (bytes) or `kv_blocks` is a pool of a
-    given size; without a `max_model_len` it is what the pool holds. What was `measured` counts
-    instead of the formulas."""
+    """What an engine has to hold and to compute.
+
+    `kv_memory` (bytes) or `kv_blocks` is given for a pool of fixed size. Without `max_model_len`,
+    the limit is what the pool can hold. `measured` bytes replace the formulas.
+    """
 
     config: ModelConfig
     layout: KVLayout
@@ -72,7 +76,7 @@ class Demand:
 
     @property
     def pool_blocks(self) -> int | None:
-        """Blocks of a pool whose size was given."""
+        """Number of blocks of a pool of fixed size; None if the size was not given."""
         if self.kv_blocks is None and self.kv_memory is not None:
             return self.kv_memory // self.layout.block_bytes
         return self.kv_blocks
@@ -80,8 +84,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """What the device has, in bytes: in all, held by others (and for good), the share of all that
-    is not to be exceeded."""
+    """A device's memory, in bytes: in total, and held permanently by others. `share` is the part of
+    the total that may be in use, by the engine and others together."""
 
     total: int
     others: int = 0
@@ -93,7 +97,7 @@ class MemoryBudget:
 
 
 def count_weights(config: ModelConfig) -> int:
-    """How many numbers the slots of this model hold."""
+    """Number of parameters of this model."""
     hidden, width = config.hidden_size, config.head_dim
     queries, keys = config.num_heads * width, config.num_kv_heads * width
     layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size) + 2 * hidden
@@ -104,21 +108,21 @@ def count_weights(config: ModelConfig) -> int:
 
 
 def weight_bytes(demand: Demand) -> int:
-    """Of the weights in the compute dtype. A CPU packs its matrices: the head is there a second
-    time, for good where it is tied to the embedding, else while it is packed."""
+    """Bytes of the weights in the compute dtype. On a CPU, packing makes a second copy of the head:
+    permanently if it is tied to the embedding, else while it is packed."""
     packed = demand.config.vocab_size * demand.config.hidden_size if demand.device == "cpu" else 0
     return (count_weights(demand.config) + packed) * demand.item
 
 
 def resident_bytes(demand: Demand) -> int:
-    """Of what stays on the device whatever is computed; all but weights is in `spare` as long as it
-    was not measured."""
+    """Bytes that stay on the device between steps. Without a measurement these are the weights, and
+    SPARE_BYTES covers the rest."""
     return demand.measured.resident if demand.measured else weight_bytes(demand)
 
 
 def activation_bytes(demand: Demand, length: int) -> int:
-    """Of the largest step: `max_batched_tokens` tokens, `max_num_seqs` sampled rows, a sequence of
-    `length` tokens among them."""
+    """Bytes of the largest step: `max_batched_tokens` tokens and `max_num_seqs` sampled rows, with
+    a sequence of `length` tokens among them."""
     if demand.measured:
         return demand.measured.step
     seen = _reading_bytes(demand, length) if demand.kernels == "torch" else 0
@@ -126,7 +130,7 @@ def activation_bytes(demand: Demand, length: int) -> int:
 
 
 def graph_bytes(demand: Demand) -> int:
-    """All graphs share the tensors of the largest; each keeps its launches."""
+    """Bytes of the CUDA graphs. All share the tensors of the largest; each keeps its launches."""
     if not demand.graphs:
         return 0
     records = num_graphs(demand.max_num_seqs) * demand.config.num_layers * GRAPH_LAYER_BYTES
@@ -134,7 +138,8 @@ def graph_bytes(demand: Demand) -> int:
 
 
 def num_graphs(max_num_seqs: int) -> int:
-    """Sizes of decode steps that are recorded: 1, 2, 4, 8, by 8 to 256, then by 16 to the top."""
+    """Number of decode step sizes that are recorded: 1, 2, 4, multiples of 8 up to 256, then
+    multiples of 16, and `max_num_seqs` itself (see cuda_graphs.buckets)."""
     small = sum(size < min(8, max_num_seqs) for size in (1, 2, 4))
     by_8 = -(-min(max_num_seqs, 256) // 8)
     by_16 = -(-max(0, max_num_seqs - 256) // 16)
@@ -142,18 +147,18 @@ def num_graphs(max_num_seqs: int) -> int:
 
 
 def fixed_bytes(demand: Demand, length: int) -> int:
-    """Everything but KV."""
+    """Bytes of everything except KV, with a sequence of `length` tokens."""
     parts = (resident_bytes(demand), activation_bytes(demand, length), graph_bytes(demand))
     return sum(parts) + SPARE_BYTES[demand.device]
 
 
 def pool_bytes(demand: Demand, num_blocks: int) -> int:
-    """Of a pool with so many usable blocks; the one for padding comes on top."""
+    """Bytes of a pool with `num_blocks` usable blocks and the padding block."""
     return (num_blocks + 1) * demand.layout.block_bytes
 
 
 def blocks_for(demand: Demand, length: int) -> int:
-    """Blocks of one sequence."""
+    """Number of blocks of a sequence of `length` tokens."""
     return -(-length // demand.layout.block_size)
 
 
@@ -165,15 +170,18 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
     layers = tokens * (3 * config.hidden_size + max(attention, mlp)) * demand.item
     rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
     logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
-    # One after the other; of the layers the hidden states are left.
+    # Layers and sampling run one after the other; sampling still holds the hidden states.
     return max(layers, tokens * config.hidden_size * demand.item + logits)
 
 
 def _reading_bytes(demand: Demand, length: int) -> int:
-    """Of what attention makes without kernels, for one layer at a time: for a piece of a prompt a
-    copy of the K and V before it, a mask, and in bf16 on a CPU scores; for rows that decode a copy
-    of all that they see, or in float32 on a CPU, where they read it in place, scores and where they
-    stand. Copies may be made twice: as K and V lie in the pool, and as the product wants them."""
+    """Bytes of the tensors that torch attention allocates, for one layer at a time.
+
+    For a piece of a prompt: a copy of the earlier K and V, a mask, and in bf16 on a CPU scores. For
+    decode rows: a copy of all K and V that they see, or in float32 on a CPU, which reads K and V in
+    place, scores and their indexes. K and V may be copied twice: in the pool's order, and in the
+    order that the product needs.
+    """
     layout = demand.layout
     blocks = min(GROUP_BLOCKS, demand.max_num_seqs * blocks_for(demand, length))
     copied = length

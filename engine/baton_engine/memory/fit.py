@@ -1,8 +1,8 @@
-"""Whether an engine fits its device; and where it does not, what would.
+"""Check whether an engine fits its device, and suggest changes if it does not.
 
-In: a Demand and a MemoryBudget (see `estimate`). Out: how many KV blocks there is room for and how
-long a sequence may be, or a SettingsError with the numbers and with changes each of which is enough
-alone. Pure: the numbers were read elsewhere, and a remedy is only told after it was tried here.
+In: a Demand and a MemoryBudget (see `estimate`). Out: the number of KV blocks that fit, or a
+SettingsError with the numbers and with changes, each of which is enough on its own. Pure: the
+numbers are read elsewhere. Each suggestion is checked here before it is made.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from baton_engine.memory.estimate import (
     resident_bytes,
 )
 
-# Without --max-model-len: the shortest limit that an engine is of use with, in tokens.
+# Without --max-model-len: the shortest useful limit of a sequence, in tokens.
 LEAST_LEN = 256
 MIB = 1 << 20
 STEP_TOKENS = 16  # a suggested --max-batched-tokens is a multiple of it
-MOST_SHARE = 98  # percent: a suggested --gpu-memory-utilization leaves the driver something
+MOST_SHARE = 98  # percent: a suggested --gpu-memory-utilization leaves some memory to the driver
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One change that is enough: what to say, and what it makes of demand and room."""
+    """One change that is enough: its text for the user, and the resulting demand and budget."""
 
     text: str
     demand: Demand
@@ -44,18 +44,18 @@ class Remedy:
 
 
 def fits(demand: Demand, room: MemoryBudget) -> bool:
-    """Whether weights, the largest step, graphs and the least KV find room."""
+    """Whether weights, the largest step, graphs and the minimum KV fit."""
     return needed_bytes(demand) <= room.limit
 
 
 def needed_bytes(demand: Demand) -> int:
-    """At the least: with the given pool, or one that holds one sequence."""
+    """Minimum bytes of the engine: with the given pool, or with a pool for one sequence."""
     length = least_length(demand)
     return fixed_bytes(demand, length) + pool_bytes(demand, _least_blocks(demand))
 
 
 def least_length(demand: Demand) -> int:
-    """Tokens that one sequence must have room for."""
+    """Number of tokens of one sequence that must fit."""
     if demand.max_model_len is not None:
         return demand.max_model_len
     length = min(demand.config.max_positions, LEAST_LEN)
@@ -65,8 +65,8 @@ def least_length(demand: Demand) -> int:
 
 
 def free_blocks(demand: Demand, room: MemoryBudget) -> int:
-    """Usable blocks of the largest pool, for a demand that fits. Where no length was asked for, it
-    is the longest that the pool then holds, and the step is counted with it."""
+    """Number of usable blocks of the largest pool that fits, for a demand that fits. Without a
+    `max_model_len`, the estimate of a step uses the longest sequence that this pool can hold."""
     length = demand.max_model_len
     if length is None:
         size, longest = demand.layout.block_size, demand.config.max_positions
@@ -82,14 +82,14 @@ def free_blocks(demand: Demand, room: MemoryBudget) -> int:
 
 
 def check_fit(demand: Demand, room: MemoryBudget) -> None:
-    """Raise SettingsError unless it fits."""
+    """Raise SettingsError, with the numbers and the remedies, unless the demand fits."""
     if not fits(demand, room):
         ways = [remedy.text for remedy in remedies(demand, room)]
         raise SettingsError(f"{_numbers(demand, room)}; one of these is enough: {', '.join(ways)}")
 
 
 def remedies(demand: Demand, room: MemoryBudget) -> Iterator[Remedy]:
-    """Changes of one thing that make it fit; a larger device is always among them."""
+    """Single changes that make the demand fit. A larger device is always among them."""
     for change in (
         *(_shorter, _smaller_pool, _fewer_tokens, _fewer_seqs),
         *(_bfloat16, _eager, _larger_share),
@@ -101,14 +101,14 @@ def remedies(demand: Demand, room: MemoryBudget) -> Iterator[Remedy]:
 
 
 def gib(size: int) -> str:
-    """Two digits or more that count: 16.1, 0.25."""
+    """GiB with at least two significant digits: 16.1, 0.25."""
     gib = size / GIB
     return f"{gib:.1f}" if gib >= 1 else f"{gib:.2g}"
 
 
 def most_that(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number in [low, high] for which a condition holds that smaller ones meet if
-    larger ones do; `low` where none does."""
+    """The largest number in [low, high] for which `holds` is true, or `low` if there is none.
+    `holds` must be monotonic: true for all smaller numbers, too."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)
@@ -121,7 +121,7 @@ def _least_blocks(demand: Demand) -> int:
 
 
 def _shorter(demand: Demand, room: MemoryBudget) -> Remedy | None:
-    """By whole blocks, and not absurdly short."""
+    """A shorter --max-model-len in whole blocks, unless that would be uselessly short."""
     if demand.max_model_len is None or demand.pool_blocks is not None:
         return None
     size = demand.layout.block_size
@@ -182,7 +182,8 @@ def _bfloat16(demand: Demand, room: MemoryBudget) -> Remedy | None:
 
 
 def _larger_share(demand: Demand, room: MemoryBudget) -> Remedy | None:
-    """In whole percent. A pool of a given size obeys no share."""
+    """A larger --gpu-memory-utilization in whole percent. Does not apply to a pool of fixed
+    size."""
     if demand.device == "cpu" or demand.pool_blocks is not None:
         return None
     percent = math.ceil(100 * (needed_bytes(demand) + room.others) / room.total)
@@ -208,7 +209,7 @@ def _larger_device(demand: Demand, room: MemoryBudget) -> Remedy:
 
 
 def pool_text(demand: Demand, room: MemoryBudget | None, num_blocks: int) -> str:
-    """How large the pool is and why, for the log."""
+    """The pool's size and the reason for it, for the log."""
     size = f"KV pool of {gib(pool_bytes(demand, num_blocks))} GiB"
     if demand.kv_memory is not None:
         return f"{size} by --kv-memory"
@@ -234,7 +235,7 @@ def _numbers(demand: Demand, room: MemoryBudget) -> str:
 
 
 def _parts(demand: Demand, length: int) -> dict[str, int]:
-    """What is not KV, in bytes."""
+    """Bytes of everything except KV, by name."""
     return {
         "weights": resident_bytes(demand),
         "activations": activation_bytes(demand, length),
@@ -252,7 +253,7 @@ def _pool_name(demand: Demand, length: int) -> str:
 
 
 def _what(demand: Demand, room: MemoryBudget) -> str:
-    """What is to blame: the size of the pool where the model would fit with a small one."""
+    """What does not fit: the pool, if the model would fit with a small one, else the model."""
     if demand.pool_blocks is None:
         return "the model"
     small = replace(demand, kv_memory=None, kv_blocks=None)

@@ -1,8 +1,8 @@
-"""How much memory this process may still take: the machine's, and that of the groups it runs in.
+"""Memory that this process may still allocate: the machine's, and the limits of its cgroups.
 
-In: /proc and /sys/fs/cgroup, versions 1 and 2, or a test's folder that looks like them. Out: bytes.
-A container's limit stands in its cgroup alone: /proc/meminfo tells of the whole machine. A limit of
-any group above counts as well, as far as it can be seen from here.
+In: /proc and /sys/fs/cgroup (versions 1 and 2), or a test's folder in the same form. Out: bytes.
+/proc/meminfo describes the whole machine, so a container's limit is only in its cgroup. The limits
+of all visible parent cgroups count, too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CGROUPS = "sys/fs/cgroup"
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """One control group, in bytes. `reclaimable` is the part of `used` that the kernel gives back
-    when somebody needs it: cached files that nobody has looked at for a while."""
+    """One control group, in bytes. `reclaimable` is the part of `used` that the kernel frees on
+    demand: inactive pages of the file cache."""
 
     limit: int
     used: int
@@ -33,13 +33,13 @@ class MemoryGroup:
 
 
 def free_bytes(available: int, groups: Sequence[MemoryGroup]) -> int:
-    """The least of what the machine and each group leave."""
+    """The minimum of the machine's available bytes and each group's free bytes."""
     return min([available, *(group.free for group in groups)])
 
 
 def check_asked(asked: Mapping[str, int], free: int | None) -> None:
-    """Raise SettingsError where the bytes asked for, by flag, are more than is free. None: nobody
-    knows, and whoever asked is believed."""
+    """Raise SettingsError if the bytes asked for, by flag, exceed the free bytes. Checks nothing if
+    `free` is None (unknown)."""
     asked = {flag: size for flag, size in asked.items() if size}
     if free is not None and sum(asked.values()) > free:
         parts = " + ".join(f"{flag} {size / GIB:.2f} GiB" for flag, size in asked.items())
@@ -50,7 +50,7 @@ def check_asked(asked: Mapping[str, int], free: int | None) -> None:
 
 
 def free_memory(root: Path = ROOT) -> int | None:
-    """Bytes that can be had now without swapping; None on a machine that does not say."""
+    """Bytes that can be allocated now without swapping; None if the machine does not report it."""
     for line in _text(root / "proc/meminfo").splitlines():
         key, _, value = line.partition(":")
         if key == "MemAvailable":
@@ -59,8 +59,8 @@ def free_memory(root: Path = ROOT) -> int | None:
 
 
 def read_groups(root: Path = ROOT) -> list[MemoryGroup]:
-    """The groups with a limit that this process is in, its own first. A container may see its own
-    as the top of the tree, whatever path /proc names: what is not there is passed over."""
+    """The cgroups of this process that have a limit, its own first. A container may see its own
+    group as the root of the tree, whatever path /proc gives, so missing folders are skipped."""
     return list(_groups(root))
 
 
@@ -92,7 +92,7 @@ def _upwards(top: Path, path: str) -> Iterator[Path]:
 def _group(
     folder: Path, limit_name: str, used_name: str, stat_name: str, reclaimable_name: str
 ) -> Iterator[MemoryGroup]:
-    """Nothing where there is no limit: "max", or no such file."""
+    """Yield the group, or nothing if it has no limit ("max", or no such file)."""
     limit, used = _number(folder / limit_name), _number(folder / used_name)
     if limit is None or used is None:
         return
@@ -106,7 +106,7 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Empty where it cannot be read: kernels and containers differ in what they show."""
+    """The file's text, or "" if it cannot be read: kernels and containers differ in their files."""
     try:
         return path.read_text(encoding="ascii", errors="replace")
     except OSError:

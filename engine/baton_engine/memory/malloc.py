@@ -1,8 +1,8 @@
-"""Have malloc keep the memory of a step for the next one.
+"""Make malloc keep a step's memory for the next step.
 
-A step on a CPU allocates and frees the same tensors again and again. glibc gives large ones back to
-the kernel, and the kernel fills each page with zeros when it is touched anew: a norm of 512 tokens
-took ten times as long on a virtual machine, a whole prefill step a tenth longer.
+A step on a CPU allocates and frees the same tensors again and again. glibc returns large ones to
+the kernel, and the kernel zeroes each page at its next first use. On a virtual machine, a norm of
+512 tokens took ten times as long, and a whole prefill step a tenth longer.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc takes no larger one
-KEPT = 1 << 30
+LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc's maximum, in bytes
+KEPT = 1 << 30  # bytes
 
 
 def keep_freed_memory() -> bool:
-    """Up to 1 GiB that stands free at the end of the heap, and of tensors up to 32 MiB. False,
-    and nothing changed, where malloc is not glibc's."""
+    """Make glibc's malloc keep up to 1 GiB of free memory at the end of the heap, for tensors of up
+    to 32 MiB. Returns False, without any effect, if there is no mallopt (not glibc), and also if
+    mallopt refuses a value."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -1,7 +1,7 @@
-"""From settings and a model's config to what an engine is to hold; imports no torch.
+"""From settings and a model's config to an engine's memory requirements; imports no torch.
 
-In: TorchSettings, the config, and where it computes. Out: the layout of its KV, and a Demand, whose
-bytes `estimate` counts.
+In: TorchSettings, the config, the device and the kernels. Out: the layout of the KV, and a Demand,
+whose bytes `estimate` counts.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from baton_engine.errors import SettingsError
 from baton_engine.memory.estimate import Demand
 from baton_protocol.layout import KVLayout, default_chunk_blocks
 
-# The pool by default on a CPU, where memory is shared with everything else on the machine.
+# Default size of the pool on a CPU, where other processes share the memory.
 CPU_KV_BYTES = 1 << 30
-# Of what a CPU's machine has free: the rest is for what others may still want.
+# Share of the free memory that an engine on a CPU may use; the rest is for other processes.
 CPU_SHARE = 0.9
-# A step's tokens by default: on a CPU in bf16 as many as it computes in the time of 256 in fp32.
+# Default tokens per step. On a CPU, bf16 computes 512 in the time of 256 in fp32.
 BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 BATCHED_TOKENS_CPU_BF16 = 512
 
@@ -26,8 +26,8 @@ BATCHED_TOKENS_CPU_BF16 = 512
 def demand_of(
     settings: TorchSettings, config: ModelConfig, layout: KVLayout, device: str, kernels: str
 ) -> Demand:
-    """`device` is "cpu" or "cuda", `kernels` "torch" or "triton". Raise SettingsError for a length
-    that the model was not made for."""
+    """`device` is "cpu" or "cuda", `kernels` is "torch" or "triton". Raises SettingsError if
+    --max-model-len exceeds the model's max_position_embeddings."""
     wanted = settings.max_model_len
     if wanted is not None and wanted > config.max_positions:
         raise SettingsError(
@@ -54,7 +54,8 @@ def _batched_tokens(device: str, dtype: str) -> int:
 
 
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
-    """Raise SettingsError where the heads cannot be divided as asked."""
+    """The layout of the engine's KV. Raises SettingsError if --kv-shards does not divide the
+    model's KV heads."""
     shards, heads = settings.kv_shards, config.num_kv_heads
     if heads % shards:
         able = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
