@@ -1,1 +1,1 @@
-"""Settings of an engine and of its model, as read from flags and config.json. No torch."""
+"""Settings of an engine (from flags) and of its model (from config.json). No torch."""

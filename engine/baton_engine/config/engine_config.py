@@ -1,12 +1,12 @@
 """Every option of an engine, declared once: type, default, help text and bounds. Imports no torch.
 
-    EngineConfig   what both engines are told: where to compute, sizes of the KV cache and of steps
-    SimConfig      what only the simulated engine is told: its geometry and its timing
+    EngineConfig   options of both engines: the device, sizes of the KV cache and of steps
+    SimConfig      options of the simulated engine only: its geometry and timing
     TorchSettings  EngineConfig and a model folder
 
-The rest is derived from the fields: flags and environment variables of `baton` (see
+Other settings are derived from these fields: flags and environment variables of `baton` (see
 `baton_cli.options`), the settings of a node (`baton_node.settings`), and the keyword arguments of
-`LLM`. `runner.plan` decides what the user left open.
+`LLM`. `runner.plan` decides options that are None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from baton_engine.errors import SettingsError
 
-# Marks an integer that people write as 1GiB or 512MiB, and a string that names a device.
+# Types of options that are written as 1GiB or 512MiB, and of options that name a device.
 ByteSize = Annotated[int, "bytes"]
 Device = Annotated[str, "device"]
 
@@ -29,8 +29,9 @@ Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
 
-# In bf16 on a CPU a prompt's scores are computed some at a time, 4 MB: more leave the cache between
-# two passes over them. Each is there as two products, in float32 twice, and as a weight.
+# Number of scores of a prompt that exist at a time in bf16 on a CPU, 4 MB in float32. More do not
+# stay in the CPU's caches between two passes. Each score takes two bf16 products, two float32
+# numbers and a bf16 weight.
 SCORES_AT_ONCE = 1 << 20
 
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
@@ -46,15 +47,16 @@ def option(
     most: float | None = None,
     excludes: str = "",
 ) -> Any:
-    """A field that users set. `least` and `most` are allowed; `excludes` names an option that may
-    not be given beside this one; `metavar` stands for the value in --help."""
+    """A dataclass field that users can set. `least` and `most` are inclusive bounds. `excludes`
+    names an option that must not be given together with this one. `metavar` is the name of the
+    value in --help."""
     metadata = {"help": help, "metavar": metavar, "least": least, "most": most}
     return field(default=default, metadata=metadata | {"excludes": excludes})
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What both engines are told. None means: decided from the model and the machine."""
+    """Options of both engines. None means that the model and the machine decide."""
 
     # The heading in --help.
     TITLE: ClassVar[str] = "engine"
@@ -132,11 +134,11 @@ class EngineConfig:
     )
 
     def engine_options(self) -> dict[str, Any]:
-        """These options of any record that has them, as keyword arguments for another one."""
+        """The EngineConfig fields of this record, as keyword arguments for another record."""
         return {each.name: getattr(self, each.name) for each in fields(EngineConfig)}
 
     def check(self) -> None:
-        """Raise SettingsError naming the option and the value."""
+        """Raise SettingsError, which names the option and the value."""
         check_choices(self)
         check_bounds(self, EngineConfig)
         if not is_device(self.device):
@@ -149,10 +151,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SimConfig:
-    """Geometry and timing of the simulated engine; a model folder is not read for them.
+    """Geometry and timing of the simulated engine, which reads no model folder for them.
 
-    A step takes prefill_base_ms (if it holds prompt tokens) + prompt tokens x prefill_ms_per_token
-    + decode_ms + generating sequences x decode_ms_per_seq.
+    A step with prompt tokens takes prefill_base_ms + prompt tokens x prefill_ms_per_token. A step
+    with generating sequences takes decode_ms + generating sequences x decode_ms_per_seq. A step
+    with both takes the sum. See `sim.runner.Timing`.
     """
 
     TITLE: ClassVar[str] = "simulated engine (--engine sim); milliseconds"
@@ -166,19 +169,19 @@ class SimConfig:
     head_dim: int = option(16, "values per KV head", least=1)
     vocab_size: int = option(0, "ids (default: those of a byte tokenizer)", least=0)
     eos_every: int = option(0, "end an answer at each Nth position (default: never)", least=0)
-    # For tests of failover. No id that the simulated model generates.
+    # For failover tests. Must not be an id that the simulated model generates.
     poison_token: int | None = option(
         None, "a prompt with this token id ends the engine process (default: none)", least=0
     )
 
     def sim_options(self) -> dict[str, Any]:
-        """These options of any record that has them, as keyword arguments for another one."""
+        """The SimConfig fields of this record, as keyword arguments for another record."""
         return {each.name: getattr(self, each.name) for each in fields(SimConfig)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchSettings(EngineConfig):
-    """A torch engine for one model folder."""
+    """Settings of a torch engine for one model folder."""
 
     model: Path
     name: str = ""  # as reported in EngineInfo; "" is the folder's last component
@@ -186,25 +189,27 @@ class TorchSettings(EngineConfig):
 
     @classmethod
     def of(cls, config: EngineConfig, model: Path, **more: Any) -> Self:
-        """The engine that `config`, a record with more fields perhaps, asks for."""
+        """Settings with the engine options of `config` (which may be a subclass with more fields),
+        the model folder and the fields in `more`."""
         return cls(model=model, **config.engine_options(), **more)
 
 
 def is_device(name: str) -> bool:
-    """Whether it is cpu, cuda (the first GPU) or cuda:N; the machine need not have it."""
+    """Whether `name` is cpu, cuda (the first GPU) or cuda:N. Does not check that the device
+    exists."""
     return _DEVICE.fullmatch(name) is not None
 
 
 def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> None:
-    """Raise SettingsError for a number in `settings` outside the bounds that `declared_by`, an
-    option record, gives for its name. `prefix` begins the names of its flags."""
+    """Raise SettingsError for a number in `settings` outside the bounds that the option record
+    `declared_by` gives for a field of that name. `prefix` is the beginning of the flag names."""
     for each in fields(declared_by):
         value = getattr(settings, each.name, None)
         if value is None:
             continue
         least, most = each.metadata["least"], each.metadata["most"]
         flag = prefix + each.name.replace("_", "-")
-        # "not >=": a NaN is out of bounds.
+        # "not >=" rather than "<", so that NaN is out of bounds.
         if least is not None and not value >= least:
             raise SettingsError(f"{flag} is {value}; it must be at least {least:g}")
         if most is not None and not value <= most:
@@ -212,7 +217,7 @@ def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> Non
 
 
 def check_choices(settings: object) -> None:
-    """Raise SettingsError for a value that is none of its Literal type."""
+    """Raise SettingsError for a field whose value is not in its Literal type."""
     for name, hint in typing.get_type_hints(type(settings)).items():
         choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
         if choices and getattr(settings, name) not in choices:

@@ -198,7 +198,7 @@ def _eager(demand: Demand, room: MemoryBudget) -> Remedy | None:
 
 
 def _larger_device(demand: Demand, room: MemoryBudget) -> Remedy:
-    """In whole GiB; others hold as much of it as they do now."""
+    """A larger device in whole GiB, of which others hold as many bytes as now."""
     size = math.ceil((needed_bytes(demand) + room.others) / room.share / GIB)
     bigger = replace(room, total=size * GIB)
     if not fits(demand, bigger):  # the share was rounded down

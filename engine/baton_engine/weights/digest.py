@@ -1,17 +1,18 @@
-"""Content digests of a checkpoint's tensors, which name the weights in the fingerprint. No torch.
+"""Content digests of a checkpoint's tensors, which identify the weights in the fingerprint. No
+torch.
 
-In: the folder. Out: one TensorDigest per tensor that determines the model, equal for equal content
-wherever and however sharded it lies. Hashing costs about a second per GiB, so digests are cached:
-in a hidden JSON file in the folder, or, where the folder cannot be written, under
-$XDG_CACHE_HOME/baton. A cache that is missing, stale or corrupt is computed again.
+In: the folder. Out: one TensorDigest per tensor that determines the model. Equal content has equal
+digests, whatever its folder and sharding. Hashing takes about a second per GiB, so digests are
+cached in a hidden JSON file in the folder, or under $XDG_CACHE_HOME/baton if the folder cannot be
+written. A missing, stale or corrupt cache is computed again.
 
-A cached digest holds as long as the file's size, times of change (mtime and ctime) and inode are
-what they were. ctime and inode catch tools that keep the mtime, and files that are replaced. A file
-that changed less than two seconds before it was hashed is not cached: a second change within the
-granularity of the file system's clock would keep its times (git calls such files racily clean). Who
-has fetched the weights and vouches that nobody changes them any more keeps the digests at once, so
-that nodes that may only read find them. What none of this sees, such as a disk that rots or a clock
-that was set back, `verify` finds: it hashes everything again.
+A cached digest is valid while the file's size, mtime, ctime and inode are unchanged. ctime and
+inode detect tools that keep the mtime, and replaced files. A file that changed less than two
+seconds before it was hashed is not cached: a second change within the granularity of the file
+system's clock would not change its times (git calls such files racily clean). keep_digests() caches
+the digests at once. It is for code that has fetched the weights and knows that they no longer
+change, so nodes with a read-only folder find the digests. `verify` hashes everything again, which
+also detects disk corruption and a clock that was set back.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from baton_protocol.fingerprint import TensorDigest
 
 CACHE_NAME = ".baton-digests.json"
 CACHE_VERSION = 2
-FRESH_NS = 2_000_000_000  # the coarsest clock in use, FAT's
+FRESH_NS = 2_000_000_000  # 2 s, the granularity of FAT, the coarsest file system clock in use
 
 logger = logging.getLogger(__name__)
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """What a file system says about a file. Equal states: nobody changed it in between."""
+    """A file's metadata. If two states are equal, the file has not changed in between."""
 
     size: int
     inode: int
@@ -67,8 +68,8 @@ def tensor_digests(
     verify: bool = False,
     clock_ns: Callable[[], int] = time.time_ns,
 ) -> list[TensorDigest]:
-    """Digests of all tensors that the model uses, from the cache where it is valid; `verify` hashes
-    all files again. Raise WeightsError."""
+    """Digests of all tensors that the model uses, from the cache if it is valid. `verify` hashes
+    all files again, with `threads` threads. Raises WeightsError."""
     cached = _read_cache(folder)
     settled_ns = clock_ns() - FRESH_NS
     found = _find(folder, {} if verify else cached, threads)
@@ -91,8 +92,8 @@ def tensor_digests(
 
 
 def keep_digests(folder: Path, *, threads: int = 4) -> None:
-    """Cache the digests of files that nobody changes any more, however new they are. Raise
-    WeightsError."""
+    """Cache the digests of all files, even of files that changed a moment ago. Call it only if the
+    files no longer change. Raises WeightsError."""
     known = _read_cache(folder)
     found = _find(folder, known, threads)
     if found != known:
@@ -100,12 +101,13 @@ def keep_digests(folder: Path, *, threads: int = 4) -> None:
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
-    """Of the checkpoint's files, by name."""
+    """States of the checkpoint's files, by name."""
     return {path.name: _state(path) for path in weight_files(folder)}
 
 
 def check_unchanged(folder: Path, before: Mapping[str, FileState]) -> None:
-    """Raise WeightsError if a file of the checkpoint is no longer what `file_states` said."""
+    """Raise WeightsError if a file of the checkpoint has changed since file_states() returned
+    `before`."""
     now = file_states(folder)
     changed = sorted(
         name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
@@ -125,7 +127,7 @@ def _state(path: Path) -> FileState:
 def _find(
     folder: Path, known: Mapping[str, _FileDigests], threads: int
 ) -> Mapping[str, _FileDigests]:
-    """By file name: what is known where the file has not changed, else computed."""
+    """Digests by file name: the known ones for unchanged files, computed ones for the rest."""
     found: dict[str, _FileDigests] = {}
     for path in weight_files(folder):
         state, cached = _state(path), known.get(path.name)
@@ -151,11 +153,12 @@ def _hash_file(path: Path, threads: int) -> tuple[TensorDigest, ...]:
 
 
 def _cache_places(folder: Path) -> tuple[Path, ...]:
-    """Beside the weights, so that every user of the folder shares it; else the user's own."""
+    """Paths to try in order: beside the weights, where all users of the folder share the cache,
+    then the user's own cache."""
     shared = folder / CACHE_NAME
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # no HOME, and /etc/passwd does not list the user: so in containers
+    except RuntimeError:  # no HOME, and the user is not in /etc/passwd, as in containers
         return (shared,)
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
     return shared, home / "baton" / "digests" / f"{name}.json"
@@ -190,7 +193,7 @@ def _write_cache(folder: Path, found: Mapping[str, _FileDigests]) -> None:
 
 
 def _replace(place: Path, data: bytes) -> None:
-    """Write beside, then rename: a reader never sees half a file."""
+    """Write a temporary file, then rename it, so a reader never sees half a file."""
     handle, name = tempfile.mkstemp(dir=place.parent, prefix=".baton-")
     try:
         with os.fdopen(handle, "wb") as file:

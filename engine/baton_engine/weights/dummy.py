@@ -1,7 +1,7 @@
-"""Random weights in a model's true shapes, so that a shape can be timed without a checkpoint.
+"""Random weights in a model's real shapes, to measure speed without a checkpoint.
 
-In: the config, or the slots a model declared. Out: its identity, filled slots. The same config on
-the same kind of device gives the same weights.
+In: the config, or the slots that a model declared. Out: digests for the fingerprint, or filled
+slots. The same config on the same kind of device gives the same weights.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from baton_engine.memory.estimate import count_weights
 from baton_protocol.fingerprint import TensorDigest
 
 SEED = 0
-# As transformers initialises: activations stay finite through any number of layers.
+# As in transformers' initialisation: activations stay finite through any number of layers.
 STD = 0.02
 NORM = "norm.weight"
 
 
 def dummy_digests(config: ModelConfig, device: str) -> list[TensorDigest]:
-    """What stands for the tensors' digests: no checkpoint's KV is ever taken for a dummy's.
-    `device` is "cpu" or "cuda": each has a random generator of its own."""
+    """The digest of dummy weights. No checkpoint has the same one, so dummies and checkpoints never
+    exchange KV. `device` is "cpu" or "cuda", which have different random generators."""
     digest = f"seed {SEED} on {device}: {config}"
     return [TensorDigest("dummy", (count_weights(config),), config.dtype, digest)]
 
 
 def fill_slots(slots: WeightSlots) -> None:
-    """Norms are 1, biases 0, everything else is normal."""
+    """Fill norms with 1, biases with 0, and all other weights with N(0, STD^2)."""
     noise = torch.Generator(slots.device).manual_seed(SEED)
     for name, view in slots.views.items():
         if name.endswith(NORM):

@@ -1,8 +1,9 @@
-"""Fills a model's weight slots from safetensors files, strictly both ways.
+"""Load a model's weights from safetensors files. Every slot needs a tensor, and every tensor a
+slot.
 
-In: the folder and the slots a model declared. Out: filled slots, or a WeightsError naming what is
-missing, left over or misshapen. Rotary buffers and a tied model's copy of the embedding may be
-there or not; a "tied" head that differs from the embedding is an error.
+In: the folder and the slots that a model declared. Out: filled slots, or a WeightsError that names
+the tensors that are missing, left over or of the wrong shape. Rotary buffers and a tied model's
+copy of the embedding are optional. A tied head that differs from the embedding is an error.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def load_weights(
     slots: WeightSlots,
     progress: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Copy every tensor of the checkpoint into its slot, converting to the slots' dtype.
-    `progress` hears of each tensor's bytes in its file."""
+    """Copy every tensor of the checkpoint into its slot, converted to the slots' dtype. Calls
+    `progress` with the size in bytes of each loaded tensor in its file. Raises WeightsError."""
     owner: dict[str, Path] = {}
     for path in weight_files(folder):
         for entry in read_entries(path):

@@ -1,7 +1,8 @@
-"""What tensors a folder's safetensors files hold, read from their headers alone. No torch.
+"""List the tensors of a folder's safetensors files. Reads only the headers. No torch.
 
-A safetensors file is an 8-byte little-endian header length, a JSON header naming each tensor's
-dtype, shape and byte range, then the bytes. A sharded checkpoint has an index naming the files.
+A safetensors file has an 8-byte little-endian header length, a JSON header with each tensor's
+dtype, shape and byte range, and then the bytes. A sharded checkpoint has an index that names its
+files.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Entry:
 
 
 def weight_names(index: bytes | None, place: str) -> list[str]:
-    """Names of a checkpoint's files, sorted: those of its index, which `place` names in errors, or
-    the single file of one that has no index."""
+    """Sorted names of a checkpoint's files: the files in its `index` (the index file's content), or
+    the single file if there is none. `place` names the index in errors. Raises WeightsError."""
     if index is None:
         return [SINGLE_NAME]
     try:
@@ -60,7 +61,7 @@ def weight_names(index: bytes | None, place: str) -> list[str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The checkpoint's files, in name order."""
+    """The checkpoint's files, ordered by name. Raises WeightsError if one is missing."""
     index = folder / INDEX_NAME
     data = index.read_bytes() if index.is_file() else None
     files = [folder / name for name in weight_names(data, str(index))]
@@ -71,7 +72,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Raise WeightsError for a file that is truncated or no safetensors file."""
+    """The tensors of a file, from its header. Raises WeightsError for a file that is truncated or
+    not a safetensors file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(8)
@@ -104,6 +106,6 @@ def _entry(name: str, value: Mapping[str, list[int]], base: int) -> Entry:
 
 
 def ignorable(name: str, config: ModelConfig) -> bool:
-    """Tensors that some checkpoints carry and that determine nothing: rotary buffers (computed
-    from the config) and a tied model's copy of the embedding."""
+    """Whether the tensor is optional and does not affect the model: a rotary buffer (computed from
+    the config), or a tied model's copy of the embedding."""
     return name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
