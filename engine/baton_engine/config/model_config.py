@@ -1,8 +1,8 @@
-"""Reads a Hugging Face folder's config.json and generation_config.json into one ModelConfig.
+"""Read a Hugging Face folder's config.json and generation_config.json into one ModelConfig.
 
-In: the folder. Out: every number the model code needs, or an error naming the value that we do not
-compute. Both spellings of rope are read: `rope_theta` + `rope_scaling` (transformers 4) and
-`rope_parameters` (transformers 5). No torch: settings are checked before it is imported.
+In: the folder. Out: every number that the model code needs, or an error that names the unsupported
+value. Both spellings of rope are read: `rope_theta` + `rope_scaling` (transformers 4) and
+`rope_parameters` (transformers 5). No torch, because settings are checked before it is imported.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What an architecture fixes outside its config: which biases exist, whether q and k are
-    normalised per head, the head_dim its config class assumes when the file names none, and whether
-    its layers may have sliding windows."""
+    """Properties of an architecture that config.json does not contain: which biases exist, whether
+    q and k are normalised per head, the default head_dim of its config class, and whether its
+    layers may have sliding windows."""
 
     qkv_bias: bool | None = None  # None: `attention_bias` of the config decides
     output_bias: bool | None = None
     qk_norm: bool = False
     default_head_dim: int | None = None
-    # "none": no layer has one. "all": every layer, by `sliding_window` alone. "switched":
-    # `use_sliding_window` switches them on, for the layers that `layer_types` names or else those
-    # from `max_window_layers` on.
+    # "none": no layer has a window. "all": `sliding_window` applies to every layer. "switched":
+    # `use_sliding_window` enables windows, for the layers in `layer_types` or, without that, for
+    # the layers from `max_window_layers` on.
     windows: Literal["none", "all", "switched"] = "none"
 
 
@@ -42,28 +42,28 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3ForCausalLM": Family(qk_norm=True, default_head_dim=128, windows="switched"),
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
-# What the config classes of these families assume when the file names none.
+# Defaults of these families' config classes.
 DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
-# Fields of ModelConfig that cannot change KV: nodes that differ only here may exchange it.
+# Fields of ModelConfig that cannot change KV: nodes that differ only in these may exchange KV.
 NO_KV_FIELDS = frozenset(
     {
-        "eos_ids",  # where an answer ends; no layer sees it
-        # The dtype that the checkpoint claims. What counts is in the fingerprint already: each
-        # tensor's own dtype, and in the KV layout the dtype that this node computes in.
+        "eos_ids",  # ends an answer; no layer uses it
+        # The checkpoint's stated dtype. The fingerprint already has each tensor's own dtype and, in
+        # the KV layout, the dtype that this node computes in.
         "dtype",
     }
 )
-# Keys of config.json whose whole meaning is in ModelConfig: they count by that, not as they are
-# written. A key that is missing here counts twice, which does no harm.
+# Keys of config.json whose whole meaning is in ModelConfig. The fingerprint has the ModelConfig
+# fields instead of these keys. A key that is missing here counts twice, which does no harm.
 READ_KEYS = frozenset(
     {
         "architectures",
         "attention_bias",
         "head_dim",
-        "hidden_act",  # only silu, or swish, which is the same: anything else is refused
+        "hidden_act",  # silu, or swish, which is the same; anything else is refused
         "hidden_size",
         "intermediate_size",
         "layer_types",
@@ -84,7 +84,7 @@ READ_KEYS = frozenset(
         "vocab_size",
     }
 )
-# The same inside rope_scaling and rope_parameters.
+# The same for keys inside rope_scaling and rope_parameters.
 READ_ROPE_KEYS = frozenset(
     {
         "factor",
@@ -97,12 +97,12 @@ READ_ROPE_KEYS = frozenset(
         "type",
     }
 )
-# Keys of config.json that cannot change KV, whoever reads them.
+# Keys of config.json that cannot change KV.
 NO_KV_KEYS = frozenset(
     {
         "_name_or_path",  # where the checkpoint was saved from
         "attention_dropout",  # training only
-        "bos_token_id",  # token ids: requests carry ids, no layer knows which one is special
+        "bos_token_id",  # requests have token ids, and no layer treats an id specially
         "eos_token_id",
         "pad_token_id",
         "dtype",  # see NO_KV_FIELDS; transformers 4 spells it torch_dtype
@@ -116,7 +116,8 @@ NO_KV_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary settings. The last three belong to llama3, `factor` also to linear."""
+    """Rotary embedding settings. `factor` is used by the types linear and llama3, the last three
+    fields by llama3 only."""
 
     type: str
     theta: float
@@ -128,10 +129,10 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only model as our code computes it. `dtype` is the checkpoint's.
+    """A decoder-only model. `dtype` is the checkpoint's.
 
-    `windows` has one entry per layer, or none at all where every layer sees all: key j is visible
-    to the query at position i if j <= i and, in a layer with window w, j > i - w. None: no window.
+    `windows` has one entry per layer, or is empty if no layer has a window; None means no window.
+    Key j is visible to the query at position i if j <= i and, in a layer with window w, j > i - w.
     """
 
     architecture: str
@@ -157,17 +158,20 @@ class ModelConfig:
     unread: tuple[tuple[str, str], ...] = ()
 
     def canonical(self) -> str:
-        """The text that enters the fingerprint: every field but NO_KV_FIELDS, so that a new field
-        counts unless somebody decides otherwise. Two spellings of the same config, and a default
-        that is written out or left out, give the same text. Only of a key that this file does not
-        read nobody knows the default: it counts as it is written."""
+        """The config's part of the fingerprint: canonical JSON of every field except NO_KV_FIELDS,
+        so a new field counts unless it is listed there.
+
+        Two spellings of the same config give the same text, and so does a default that is given or
+        omitted. The default of a key that this file does not read is unknown, so such a key counts
+        as it is written.
+        """
         counted = {name: value for name, value in asdict(self).items() if name not in NO_KV_FIELDS}
         return json.dumps(counted, sort_keys=True)
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Raise ModelError for a folder that is none or lacks config.json, UnsupportedModel for what
-    we do not compute."""
+    """Read the config of a model folder. Raises ModelError if the folder or its config.json is
+    missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
     if not folder.is_dir():
         raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
     if not (folder / "config.json").is_file():
@@ -214,15 +218,15 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def compute_dtype(config: ModelConfig, wanted: str) -> str:
-    """What `--dtype` means for this model. float16 checkpoints run in float32, which holds them
-    exactly; bfloat16 would round their weights."""
+    """The compute dtype for the value of `--dtype`. With "auto", float16 checkpoints run in
+    float32, which represents them exactly; bfloat16 would round their weights."""
     if wanted == "auto":
         return "float32" if config.dtype == "float16" else config.dtype
     return wanted
 
 
 class _Fields:
-    """Typed reads of config.json that name the key when it is missing or of the wrong kind."""
+    """Typed reads of config.json. Errors name a key that is missing or of the wrong type."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
@@ -250,7 +254,7 @@ class _Fields:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An absent file reads as empty."""
+    """The JSON object in a file; {} if the file does not exist. Raises ModelError."""
     if not path.is_file():
         return {}
     try:
@@ -285,7 +289,7 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
 
 
 def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...]:
-    """The window of each layer, as transformers applies it."""
+    """The window of each layer, as in transformers."""
     fields = _Fields(values)
     layers = fields.integer("num_hidden_layers")
     kinds: Sequence[str] | None = values.get("layer_types")
@@ -301,7 +305,7 @@ def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...
             f"layer_types {sorted(set(kinds))} do not fit sliding_window "
             f"{values.get('sliding_window')!r} of this architecture"
         )
-    # One that is as long as the model's longest text hides nothing.
+    # A window as long as the model's maximum length hides no key.
     hides = window is not None and window < fields.integer("max_position_embeddings")
     if hides and family.windows == "none":
         raise UnsupportedModel(f"sliding_window {window} is not supported for this architecture")
@@ -309,7 +313,7 @@ def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...
 
 
 def _window(values: Mapping[str, Any], family: Family) -> int | None:
-    """What `sliding_window` says, or None where it is switched off."""
+    """The value of `sliding_window`, or None if windows are disabled."""
     switched = family.windows == "all" or values.get(
         "use_sliding_window", family.windows != "switched"
     )
@@ -322,7 +326,7 @@ def _window(values: Mapping[str, Any], family: Family) -> int | None:
 def _implied_kinds(
     values: Mapping[str, Any], family: Family, layers: int, windowed: bool
 ) -> list[str]:
-    """What `layer_types` would be if the file names none."""
+    """The default of `layer_types`."""
     if not windowed or family.windows == "none":
         return [FULL] * layers
     if family.windows == "all":
@@ -361,17 +365,19 @@ def _rope(values: Mapping[str, Any]) -> RopeConfig:
 
 
 def _unread(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What config.json says beyond what is read or cannot change KV."""
+    """The keys of config.json, as canonical JSON, that this file does not read and that may change
+    KV."""
     unread = {key: values[key] for key in values.keys() - READ_KEYS - NO_KV_KEYS}
     for part in ("rope_scaling", "rope_parameters"):
         spelled = values.get(part) or {}
-        # Both parts are one setting in two spellings.
+        # Both are spellings of the same setting.
         unread |= {f"rope.{key}": spelled[key] for key in spelled.keys() - READ_ROPE_KEYS}
     return tuple((key, json.dumps(unread[key], sort_keys=True)) for key in sorted(unread))
 
 
 def _eos_ids(generation: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
-    """generation_config.json wins: chat models list their end-of-turn id only there."""
+    """EOS ids. generation_config.json has precedence, because chat models list their end-of-turn id
+    only there."""
     for source in (generation, values):
         named = source.get("eos_token_id")
         if named is not None:
@@ -381,7 +387,7 @@ def _eos_ids(generation: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[
 
 
 def _checkpoint_dtype(values: Mapping[str, Any]) -> str:
-    """transformers 5 writes `dtype`, 4 wrote `torch_dtype`."""
+    """The checkpoint's dtype. transformers 5 writes `dtype`, transformers 4 wrote `torch_dtype`."""
     named = values.get("dtype") or values.get("torch_dtype") or "float32"
     dtype = str(named).removeprefix("torch.")
     if dtype not in DTYPES:
