@@ -95,8 +95,8 @@ class StaticAttention(Protocol):
 
 
 class LazyAttention:
-    """Calls `begin` at the first use by a layer, so that a replayed graph does not prepare
-    attention that nobody uses."""
+    """Calls `begin` at the first use by a layer, so the rows are laid out for attention only if a
+    layer needs it."""
 
     def __init__(self, begin: Callable[[], StepAttention]) -> None:
         self._begin = begin

@@ -13,7 +13,7 @@ from baton_engine.interface import EngineInfo, PromptAsk, Row, Sample
 from baton_engine.scheduling.scheduler import Piece
 from baton_engine.scheduling.sequence import Sequence
 
-UNREAD = (0,)  # placeholder for a token that the previous step samples and nobody has read yet
+UNREAD = (0,)  # placeholder for a token that a step in flight samples
 
 
 def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:

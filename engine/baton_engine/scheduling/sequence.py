@@ -40,20 +40,20 @@ class Sequence:
     """Tokens [0, computed) have KV in `blocks`. Tokens [computed, known) are left to compute,
     except for the token runs in `ahead`, whose KV has already landed.
 
-    What is computed:
+    KV and blocks:
         registered    number of leading blocks that are in the prefix cache (the blocks of `ahead`
                       are there too)
         passed        number of leading chunks already reported, or cached, or landed
         capacity      number of tokens that `blocks` can hold
         tenure        a new number each time the sequence gets its blocks again
 
-    What is in flight:
+    Steps in flight:
         started       the steps in flight compute tokens up to here
         step          number of the last step that was launched for this sequence
         after         index of that step's sample that is the next token; -1 if none is awaited
 
     How it continues:
-        end           the choice ends when it has this number of tokens
+        end           the choice ends at this number of tokens at the latest
         reach         while a token is awaited, the next row can be made only if fewer tokens than
                       this are known, the awaited one included
         plain         True if the sequence decodes, has no penalty, bad words or grammar, and is
