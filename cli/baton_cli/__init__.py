@@ -1,14 +1,14 @@
-"""The `baton` command; composes the rooms.
+"""The `baton` command, which puts the other packages together.
 
 In: the command line and BATON_* variables. Out: a running pool, one role, or an offline answer.
 
-    main        the command tree, and errors turned into one line and an exit code
+    main        the command tree; turns an error into one line and an exit code
     commands    one module per command
-    local_pool  `baton up`: the parts of a pool as child processes, supervised
-    bench       `baton bench`: load on an engine or on a server, and its figures
+    local_pool  `baton up`: supervises the parts of a pool as child processes
+    bench       `baton bench`: load on an engine or a server, and the measured figures
     models      models on this machine: folders, the Hugging Face hub, the demo model
     options     one frozen record per command: flags, defaults, units, environment variables
-    otlp        spans, sent by OpenTelemetry's exporter
-    logs        log lines
-    errors      what a command raises
+    otlp        sends spans with OpenTelemetry's exporter
+    logs        logging setup
+    errors      the errors that a command raises
 """

@@ -1,4 +1,4 @@
-"""`python -m baton`: what the supervisor starts its children with; the same as `baton`."""
+"""`python -m baton_cli`, the same as `baton`; supervisors start their children with it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""main of a node's engine process: python -m baton_cli.engine_process FD PARENT_PID
+"""The main of a node's engine process: python -m baton_cli.engine_process FD PARENT_PID
 
-Its server started it with one end of a socketpair and sends Start. It builds the engine, measures
-it, sends Ready and runs the step loop until the socket closes: it never outlives its server. Both
-roles run the same loop, with the fetching of `baton_decode_node` and the publishing of
-`baton_prefill_node`: `build_loop` puts them together.
+The node's server process starts it with one end of a socketpair and sends Start. The engine process
+builds and measures the engine, sends Ready, and runs the step loop until the socket closes; it
+never outlives the server. Both roles run the same loop: `build_loop` combines the fetcher of
+`baton_decode_node` with the publisher of `baton_prefill_node`.
 
-In: Start and jobs. Out: Ready or SetupFailed, then what the loop sends. Its log goes to stderr.
+In: Start and jobs. Out: Ready or SetupFailed, then the loop's messages. Logs go to stderr.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ logger = logging.getLogger("baton_cli.engine_process")  # __name__ is "__main__"
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: 0 when the server has gone, 1 when the engine could not be built."""
+    """Return the exit code: 0 after the server closed its socket, 1 if the engine could not be
+    built."""
     fd, parent = int(arguments[0]), int(arguments[1])
     die_with(parent)
-    # Ctrl-C reaches the whole process group; the server decides when this process ends.
+    # Ctrl-C signals the whole process group, but the server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = StreamEngineSocket(socket.socket(fileno=fd))
@@ -93,8 +94,8 @@ def _serve(server: StreamEngineSocket, start: Start) -> int:
 
 
 def _grammars(settings: NodeSettings, vocab_size: int) -> Grammars:
-    """What compiles grammars for the model's tokenizer."""
-    from baton_text.grammar import Grammars  # most nodes do not need it: it takes 30 ms
+    """The grammar compiler for the model's tokenizer."""
+    from baton_text.grammar import Grammars  # the import takes 30 ms, and most nodes need none
 
     return Grammars(load_tokenizer(load_artifacts(settings)), vocab_size)
 
@@ -162,7 +163,7 @@ def _options(settings: NodeSettings, epoch: Epoch, speeds: Speeds) -> LoopOption
 
 
 def build_loop(context: LoopContext, compiling: CompilingJobs) -> EngineLoop:
-    """The step loop of a node of either role."""
+    """Build the step loop, which is the same for both roles."""
     outgoing = OutgoingBlocks(context)
     publisher = Publisher(context, outgoing)
     write_behind = WriteBehind(context, outgoing)

@@ -12,14 +12,14 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def configure(level: LogLevel, json_logs: bool, worker: str = "") -> None:
-    """Set up the root logger; call it once, first thing in a process. Each line names the
-    `worker`, where the process is one of several."""
+    """Set up the root logger; call it once, at the start of a process. If `worker` is given, each
+    line names it: the process is one of several router workers."""
     handler = logging.StreamHandler(sys.stderr)
     if worker:
         handler.addFilter(Named(worker))
     handler.setFormatter(formatter(json_logs))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # One line per request is the router's own business.
+    # The router writes its own line for each request.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 

@@ -1,8 +1,8 @@
-"""The command tree: which words start what, and how an error becomes one line and an exit code.
+"""The command tree: maps a command line to a runner, and an error to one line and an exit code.
 
-In: argv and the environment. Out: an exit code: 0 done, 1 it could not be done (one line on stderr
-says why), 2 a flag or variable is wrong. Each command's module is imported when it is chosen, so
-that `baton --help` costs what argparse costs.
+In: argv and the environment. Out: an exit code: 0 success, 1 failure (one line on stderr gives the
+reason), 2 a wrong flag or variable. A command's module is imported only when that command runs:
+`baton --help` costs no more than argparse.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from baton_cli.options.records import (
     VersionOptions,
 )
 
-FIRST_IN_A_CONTAINER = 1  # its process id
+FIRST_IN_A_CONTAINER = 1  # process id
 
 
 class Command(NamedTuple):
-    """`runner` is "module:function"; the function takes the record and returns the exit code.
-    `extra` is the extra of the distribution with all that the command imports, "" for none."""
+    """`runner` is "module:function"; the function takes the options record and returns the exit
+    code. `extra` names the pip extra that installs the command's imports, "" if it needs none."""
 
     words: str
     options: type[CommonOptions]
@@ -144,11 +144,11 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of the process's command line and environment."""
+    """Run one command and return its exit code. `argv` defaults to the process's arguments."""
     words = sys.argv[1:] if argv is None else list(argv)
     if os.getpid() == FIRST_IN_A_CONTAINER:
-        # The kernel gives that process no default action: until a role's own handler is in place,
-        # and in commands without one, SIGTERM would do nothing.
+        # The kernel gives process 1 no default signal actions: without this handler, SIGTERM would
+        # do nothing until a role installs its own, and nothing at all in the other commands.
         signal.signal(signal.SIGTERM, _end)
     try:
         command, options = read_command(words, os.environ)
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output went away (`baton --help | head`); nothing is left to say.
+        # The reader closed our stdout (`baton --help | head`). Silence the flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -179,7 +179,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Command, CommonOptions]:
-    """The chosen command and its record; raise UsageError, or SystemExit from argparse."""
+    """Return the chosen command and its options. Raise UsageError, or SystemExit from argparse."""
     given = vars(build_parser().parse_args(argv))
     command: Command = given.pop("command")
     try:
@@ -190,7 +190,7 @@ def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Comma
 
 
 def known_variables() -> frozenset[str]:
-    """The variables of all commands: the pods of one pool may share one environment."""
+    """The variables of all commands, because the pods of one pool may share one environment."""
     return frozenset(
         item.variable
         for command in COMMANDS

@@ -1,8 +1,8 @@
-"""Sends spans to an OpenTelemetry collector, over OTLP/HTTP, with OpenTelemetry's own library.
+"""Sends spans to an OpenTelemetry collector over OTLP/HTTP, with OpenTelemetry's own library.
 
-In: the flag --otlp-endpoint or OpenTelemetry's variables; spans as they end. Out: what the library
-sends, in a thread of its own. Spans have their places in a trace already: the library is told which
-ids to give. A collector that is away costs a log line and its spans, never a request.
+In: the flag --otlp-endpoint or OpenTelemetry's variables; finished spans. Out: OTLP requests, which
+the library sends in its own thread. Spans arrive with their trace and span ids, and the library
+uses these ids. An unreachable collector costs a log line and its spans, never a request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 DISABLED = "OTEL_SDK_DISABLED"
 SERVICE_NAME = "OTEL_SERVICE_NAME"
 TRACES_PATH = "/v1/traces"
-# Of one export with its repetitions, and so of a process's end while the collector is away.
+# Limit for one export with its retries. It also bounds the delay at exit while the collector is
+# unreachable.
 TIMEOUT_S = 2.0
 
 
@@ -32,8 +33,9 @@ TIMEOUT_S = 2.0
 def exporting(
     endpoint: str, environ: Mapping[str, str], service: str, instance: str
 ) -> Iterator[Sink | None]:
-    """The sink of this process; None where nothing asks for one. What is left goes out at the end.
-    Raise CommandError where it cannot be had."""
+    """Yield the sink for this process's spans, or None if no flag or variable names a collector.
+    Leaving the context flushes pending spans. Raise CommandError if --otlp-endpoint is no URL or
+    the library is missing."""
     wanted = endpoint or any(environ.get(name) for name in ENDPOINTS)
     if not wanted or environ.get(DISABLED, "").lower() == "true":
         yield None
@@ -48,7 +50,7 @@ def exporting(
         problem = f"spans cannot be sent: {error.name} is missing; pip install 'baton-serve[otel]'"
         if endpoint:
             raise CommandError(f"--otlp-endpoint {endpoint}: {problem}") from error
-        logger.warning("%s", problem)  # the variables may be meant for other programs
+        logger.warning("%s", problem)  # no error: the variables may be meant for other programs
         yield None
         return
     try:
@@ -58,7 +60,7 @@ def exporting(
 
 
 class _Exporter:
-    """`endpoint` "" leaves it to OpenTelemetry's variables, `service` "" likewise."""
+    """An empty `endpoint` or `service` leaves that value to OpenTelemetry's variables."""
 
     def __init__(self, endpoint: str, service: str, instance: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -81,7 +83,8 @@ class _Exporter:
         self._tracer = self._provider.get_tracer("baton")
 
     def send(self, span: Span) -> None:
-        """To be called in one thread. What fails is logged: no request is to end by it."""
+        """Send one span. Call it from one thread only. Errors are logged, never raised: a span
+        must not fail its request."""
         try:
             self._send(span)
         except Exception:
@@ -108,7 +111,7 @@ class _Exporter:
 
 
 class _Ids:
-    """Gives the ids of the span that is about to begin."""
+    """Makes the library use the ids of `place`, the span that send() is about to start."""
 
     def __init__(self) -> None:
         self.place = Place("", "")

@@ -1,1 +1,1 @@
-"""`baton up`: the parts of a pool as child processes on one machine."""
+"""`baton up`: runs the parts of a pool as child processes on one machine."""

@@ -1,8 +1,8 @@
-"""One supervised child process: started, its output read, started again when it dies.
+"""One supervised child process: starts it, reads its output and restarts it when it dies.
 
-In: a ChildSpec, and what to call with its output and its end. Out: a state for the live table.
-Children lead process groups of their own: a terminal's Ctrl-C reaches only the supervisor, and a
-kill reaches a child together with the engine process below it.
+In: a ChildSpec, and callbacks for output lines and exits. Out: a state for the live table. Each
+child leads its own process group: a terminal's Ctrl-C reaches only the supervisor, and a kill
+reaches the child together with its engine process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 TAIL_LINES = 40
 LINE_BYTES = 64 << 10
 READ_BYTES = 64 << 10
-# What a child's pipe may still hold once it is gone; a grandchild may keep it open for longer.
+# Time to read a dead child's remaining output; a grandchild may keep the pipe open for longer.
 DRAIN_OUTPUT_S = 1.0
 
 State = Literal["starting", "running", "waiting", "stopping", "ended"]
@@ -27,8 +27,8 @@ State = Literal["starting", "running", "waiting", "stopping", "ended"]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """`name` is unique in the pool and, for nodes, the node's id. `variables` are this child's
-    own, beside those that all children inherit; they may hold a password."""
+    """`name` is unique in the pool and, for nodes, the node's id. `variables` add to the
+    environment that all children inherit; they may hold a password."""
 
     name: str
     role: str
@@ -38,8 +38,8 @@ class ChildSpec:
 
 @dataclass
 class Backoff:
-    """Seconds to wait before a restart: doubled each time, forgotten once the child had served.
-    What served and died was most likely killed, by a user or by a request, and is missed."""
+    """Seconds to wait before a restart: doubles each time, and resets once the child has served.
+    A child that served before it died was most likely killed, so it restarts soon."""
 
     first_s: float = 0.5
     most_s: float = 15.0
@@ -69,7 +69,7 @@ class ChildProcess:
         self.state: State = "starting"
         self.pid = 0
         self.restarts = 0
-        self.pause_s = 0.0  # between its last end and its next start
+        self.pause_s = 0.0  # between the last exit and the next start
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._environment = {**environment, **spec.variables}
         self._on_line = on_line
@@ -79,7 +79,7 @@ class ChildProcess:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Start, watch and restart; returns once the child has ended for good."""
+        """Start, watch and restart the child; return when it has ended for good."""
         try:
             while not self._stopping.is_set():
                 code = await self._live()
@@ -96,16 +96,16 @@ class ChildProcess:
             self.state = "ended"
 
     def served(self) -> None:
-        """It was seen at work: should it die, it is needed again at once."""
+        """Reset the restart backoff: the child was seen serving."""
         self._backoff.forget()
 
     def last_words(self) -> str:
-        """The last line of its present or latest life."""
+        """The last line of output since the latest start."""
         line = next((line for line in reversed(self.tail) if line), "it said nothing")
         return line.removeprefix("baton: ")
 
     async def stop(self, timeout_s: float) -> None:
-        """SIGTERM, then SIGKILL after `timeout_s`; returns when the process is gone."""
+        """Send SIGTERM, then SIGKILL after `timeout_s`; return when the process is gone."""
         self._stopping.set()
         process = self._process
         if process is None:
@@ -122,14 +122,14 @@ class ChildProcess:
             await process.wait()
 
     def kill(self) -> None:
-        """SIGKILL the child's whole process group, and start it no more."""
+        """Send SIGKILL to the child's process group, and do not restart it."""
         self._stopping.set()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _live(self) -> int:
-        """One life of the process: its exit code (negative: the signal that ended it)."""
+        """Run the process once and return its exit code (negative: the signal that ended it)."""
         self.state = "starting"
         self.tail.clear()
         self._process = await asyncio.create_subprocess_exec(
@@ -145,11 +145,11 @@ class ChildProcess:
         self.pid = process.pid
         self.state = "running"
         if self._stopping.is_set():
-            self.kill()  # stop() came while it was being started and found nothing to stop
+            self.kill()  # stop() was called while the process was starting, and found none
         reader = asyncio.create_task(self._read(process.stdout))
         try:
             code = await process.wait()
-            # What it left in its group (an engine) must not outlive it.
+            # Processes left in its group (an engine) must not outlive the child.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             with contextlib.suppress(TimeoutError):
@@ -158,7 +158,7 @@ class ChildProcess:
             reader.cancel()
             self.pid = 0
             if process.returncode is not None:
-                self._process = None  # its number may soon be somebody else's
+                self._process = None  # the kernel may reuse its pid
         return code
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
@@ -180,7 +180,7 @@ class ChildProcess:
 
 
 def describe_end(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,7 +1,7 @@
-"""What a running pool shows: a live table on a terminal, plain lines elsewhere.
+"""The output of a running pool: a live table on a terminal, plain lines elsewhere.
 
-In: rows (the table now) and notes (lines that stay). Out: text. On a terminal the table is the last
-thing on the screen: whatever else is to be said erases it, and it is drawn again below.
+In: rows (the current table) and notes (lines that stay). Out: text. On a terminal the table stays
+at the bottom: printing a line erases the table and draws it again below the line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HEADER = ("NODE", "ROLE", "PID", "STATE", "REQUESTS", "ADDRESS")
 
 @dataclass(frozen=True)
 class Row:
-    """One supervised process. `pid` 0 and `requests` None are not known now."""
+    """One supervised process. `pid` 0 and `requests` None mean unknown."""
 
     node: str
     role: str
@@ -30,12 +30,12 @@ class Row:
         return (self.node, self.role, str(self.pid or "-"), self.state, requests, self.address)
 
     def news(self) -> tuple[object, ...]:
-        """What is worth a line of its own when it changes; load comes and goes too often."""
+        """The fields whose change prints a line. The load is left out: it changes too often."""
         return (self.pid, self.state, self.address)
 
 
 class Display:
-    """`out` gets notes and the table, `err` the children's logs."""
+    """Writes notes and the table to `out`, the children's logs to `err`."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out = out
@@ -64,7 +64,7 @@ class Display:
                 print(f"{row.node}: {row.state}{pid}{where}", file=self._out, flush=True)
 
     def close(self) -> None:
-        """Leave the last table on the screen and draw no more."""
+        """Leave the last table on the screen and stop drawing."""
         self._live = False
 
     def _say(self, stream: TextIO, text: str) -> None:
@@ -75,7 +75,7 @@ class Display:
 
     def _erase(self) -> None:
         if self._drawn:
-            # Up to the table's first line, then erase to the end of the screen.
+            # Move up to the table's first line, then erase to the end of the screen.
             self._out.write(f"\x1b[{self._drawn}A\x1b[J")
             self._out.flush()
             self._drawn = 0
@@ -91,7 +91,7 @@ class Display:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines of aligned columns."""
+    """Format rows as lines with aligned columns."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

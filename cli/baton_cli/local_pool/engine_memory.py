@@ -1,8 +1,8 @@
-"""What each engine of a pool takes of this machine's memory, known before any is started.
+"""Estimates each engine's memory before any engine starts, and divides the machine's memory.
 
-In: flags, the model's config. Out: a Demand (see baton_engine.memory.estimate), and where engines
-share the memory of one machine, how much KV each may have. Engines that start together each find
-all of it free, so it is divided here. Imports no torch.
+In: flags, the model's config. Out: a Demand (see baton_engine.memory.estimate), and for engines
+that share one machine's memory, each engine's KV size. Engines that start together would each count
+all memory as free, so this module divides it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MIB = 1 << 20
 
 
 def demand_of(options: EngineOptions) -> Demand:
-    """Of one engine with these flags, whose dtype is decided. Raise CommandError."""
+    """The memory demand of one torch engine with these flags; its dtype must be resolved. Raise
+    CommandError for settings that the engine refuses."""
     from baton_engine.config.engine_config import TorchSettings
     from baton_engine.config.model_config import read_config
     from baton_engine.errors import EngineError
@@ -43,7 +44,7 @@ def demand_of(options: EngineOptions) -> Demand:
 
 
 def fixed_bytes(options: EngineOptions) -> int:
-    """Of everything but KV, in one engine."""
+    """Bytes that one engine takes besides KV."""
     from baton_engine.memory import estimate, fit
 
     demand = demand_of(options)
@@ -51,10 +52,12 @@ def fixed_bytes(options: EngineOptions) -> int:
 
 
 def check_memory(options: EngineOptions, engines: int, store: int, free: int | None) -> None:
-    """Raise CommandError where the sizes that several engines and the store were given are more
-    than this machine or container has `free`, if anybody knows that; sizes in bytes. Of an engine
-    that sizes its KV cache itself the least counts; where not even that fits, share_memory() says
-    it."""
+    """Raise CommandError if the engines and the store together need more than `free` bytes.
+
+    `store` is the store's size in bytes. `free` is what this machine or container has left; None,
+    if unknown, skips the check. An engine that sizes its own KV cache counts with its minimum; if
+    not even these minimums fit, share_memory() reports it.
+    """
     from baton_engine.memory.requirements import CPU_SHARE
 
     if free is None:
@@ -93,8 +96,8 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
 
 
 def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
-    """Of one engine in this machine's memory: a KV pool whose size was given, and what comes with
-    it; without one the least that an engine takes. A GPU's memory is not counted."""
+    """One engine's bytes in this machine's memory: its KV pool, and the rest. If no pool size was
+    given, the pool is 0 and the rest is the engine's minimum. GPU memory does not count."""
     from baton_engine.errors import EngineError
     from baton_engine.memory import estimate, fit
     from baton_engine.sim.build import SimSettings
@@ -116,9 +119,9 @@ def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
 
 
 def share_memory(options: EngineOptions, engines: int, others: int, free: int | None) -> int | None:
-    """KV memory of each of several engines on this machine's CPU; None where `free` is enough for
-    the default of each, or unknown. `others` is what the pool takes beside them. Raise CommandError
-    where they do not fit."""
+    """Bytes of KV for each of several engines on this machine's CPU; None if `free` is unknown or
+    suffices for each engine's default. `others` is the memory of the pool's other parts. Raise
+    CommandError if the engines do not fit."""
     from baton_engine.errors import SettingsError
     from baton_engine.memory.estimate import MemoryBudget
     from baton_engine.memory.fit import check_fit, free_blocks

@@ -1,8 +1,8 @@
-"""Which GPU each engine of a pool gets, and how much of its memory for KV.
+"""Assigns each engine of a pool a GPU, and a part of its memory for KV.
 
-In: what nvidia-smi says (asking torch would load it), CUDA_VISIBLE_DEVICES, --device, the number of
-engines and what each takes. Out: a Share per engine. Engines that start together on one GPU would
-each see all of it as free.
+In: nvidia-smi's output (torch would be slow to load), CUDA_VISIBLE_DEVICES, --device, the number of
+engines and each one's memory demand. Out: a Share per engine. Without it, engines that start
+together on one GPU would each count all of its memory as free.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from baton_cli.options.sizes import about_size
 ASKED = "index,uuid,memory.free,memory.total"
 QUERY = ("nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 20.0
-# CUDA's context, per process.
+# GPU memory of each process's CUDA context.
 CONTEXT_BYTES = 1 << 30
 LEAST_KV_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """`name` is an index or a UUID, as CUDA_VISIBLE_DEVICES takes them; memory in bytes."""
+    """`name` is an index or UUID that CUDA_VISIBLE_DEVICES accepts; memory is in bytes."""
 
     name: str
     free: int
     total: int
 
     def usable(self, share: float) -> int:
-        """What may be taken so that no more than this share of it is in use."""
+        """Bytes that may still be allocated before `share` of the memory is in use."""
         return max(0, int(self.total * share) - (self.total - self.free))
 
 
 @dataclass(frozen=True)
 class Share:
-    """One engine's GPU. `kv_memory` None: it has the GPU to itself and decides alone."""
+    """One engine's GPU and KV bytes. `kv_memory` None: the engine sizes its KV cache itself."""
 
     gpu: str
     kv_memory: int | None
 
 
 def list_gpus(visible: str | None) -> list[Gpu]:
-    """The GPUs this process may use, in CUDA_VISIBLE_DEVICES' order where it is set."""
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES (`visible`) if it
+    is set. Raise CommandError if nvidia-smi fails or lists none of them."""
     try:
         done = subprocess.run(
             QUERY, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
@@ -71,7 +72,7 @@ def parse_gpus(listing: str, visible: str | None) -> list[Gpu]:
 
 
 def choose_gpus(gpus: Sequence[Gpu], device: str) -> list[Gpu]:
-    """All of them for cuda, the Nth for cuda:N."""
+    """Return all GPUs for cuda, or the one at index N for cuda:N; raise CommandError."""
     index = cuda_index(device)
     if index is None:
         return list(gpus)
@@ -82,8 +83,8 @@ def choose_gpus(gpus: Sequence[Gpu], device: str) -> list[Gpu]:
 
 
 def share_gpus(gpus: Sequence[Gpu], engines: int, needed: int, share: float) -> list[Share]:
-    """Engines in turn; those on one GPU divide what may be used of it alike. Each needs so many
-    bytes beside its KV."""
+    """Assign engines to GPUs round-robin; engines on one GPU divide its usable memory evenly.
+    `needed` is each engine's bytes besides KV. Raise CommandError if too little is left for KV."""
     shares = []
     for engine in range(engines):
         gpu = gpus[engine % len(gpus)]

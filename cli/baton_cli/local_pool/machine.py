@@ -1,7 +1,7 @@
-"""What this machine offers the engines: cores to share, and the dtype it computes fast in.
+"""The machine's cores, divided among engines, and the dtype in which it computes fast.
 
-In: /proc, cgroup and the model's config. Out: thread counts per engine, and the one dtype that all
-engines of a pool get (two that chose for themselves might not understand each other's KV).
+In: /proc, cgroup and the model's config. Out: a thread count per engine, and one dtype for all
+engines of the pool: engines of different dtypes cannot exchange KV.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def cores() -> int:
-    """Cores this process may use: affinity, and the container's quota rounded up."""
+    """Cores that this process may use: the smaller of its affinity and the container's CPU quota,
+    rounded up."""
     allowed = len(os.sched_getaffinity(0))
     try:
         quota, period = CPU_QUOTA.read_text().split()
@@ -33,12 +34,12 @@ def cores() -> int:
 
 
 def share_cores(available: int, engines: int) -> list[int]:
-    """Threads for each engine, at least one. What is left over goes to the first ones: prefill
-    nodes come first, and they are the ones that compute rather than wait for memory.
+    """Return each engine's thread count, at least one. Leftover cores go to the first engines:
+    prefill nodes come first, and prefill is bound by compute, decode by memory bandwidth.
 
-    No core is given twice: two engines with two threads each on two cores generated 4-7 tokens/s,
-    with one each 23-26 (`baton up --once` on the demo model, other work on the machine): threads
-    of a step spin while they wait for each other.
+    Engines do not share cores as long as there is one for each: the threads of a step spin while
+    they wait for each other. Two engines with two threads each on two cores generated 4-7 tokens/s,
+    with one thread each 23-26 (`baton up --once` on the demo model, on a machine with other work).
     """
     each, left = divmod(available, engines)
     return [max(1, each + (index < left)) for index in range(engines)]
@@ -60,7 +61,7 @@ def cpu_flags() -> frozenset[str]:
 def decide_dtype(
     asked: DType, device: str, config: Mapping[str, Any], flags: frozenset[str]
 ) -> DType:
-    """Resolve `auto`. transformers 4 spells the config's key torch_dtype, 5 spells it dtype."""
+    """Resolve `auto` to a dtype. transformers 4 names the config's key torch_dtype, 5 dtype."""
     if asked != "auto":
         return asked
     saved = config.get("dtype") or config.get("torch_dtype")

@@ -1,7 +1,8 @@
-"""The router as the supervisor sees it: plain HTTP with the standard library, in a thread.
+"""The supervisor's client of the router: blocking HTTP with the standard library.
 
-In: the router's address. Out: /pool as records, and one streamed chat request with its timings.
-The supervisor stays small (no aiohttp, 0.2 s and 40 MB) because it starts before everything else.
+In: the router's address. Out: /pool as records, and one streamed chat request with its timings. The
+supervisor calls it in a thread. It does without aiohttp, which costs 0.2 s and 40 MB, because it
+starts before everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ANSWER_TOKENS = 256
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node of /pool, as far as the live table needs it."""
+    """The fields of a node in /pool that the live table needs."""
 
     id: str
     role: str
@@ -38,8 +39,8 @@ class NodeView:
 
 @dataclass(frozen=True)
 class PoolView:
-    """`ready` is /ready's word: a request would be served now. `requests` are the router's,
-    `chunks` says how the nodes' KV travels."""
+    """`ready` is the answer of /ready: a request would be served now. `requests` counts the
+    router's running requests. `chunks` describes the chunks in which nodes exchange KV."""
 
     ready: bool
     requests: int
@@ -49,7 +50,7 @@ class PoolView:
 
 @dataclass(frozen=True)
 class Answer:
-    """One chat answer. Seconds; `tokens` is the completion's count."""
+    """One chat answer. Times are in seconds; `tokens` counts the completion's tokens."""
 
     text: str
     placement: str
@@ -61,7 +62,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class RouterAddress:
-    """Where the router listens, and how to reach it from this machine; `key` is an admin's."""
+    """Where the router listens, and how to reach it from this machine; `key` is the admin key."""
 
     host: str
     port: int
@@ -78,7 +79,7 @@ class RouterAddress:
 
 
 def look(router: RouterAddress) -> PoolView | None:
-    """The pool now, or None while the router does not answer."""
+    """Return the pool's state, or None if the router does not answer."""
     try:
         ready = _get(router, "/ready")[0] == 200
         status, body = _get(router, "/pool")
@@ -96,7 +97,7 @@ def look(router: RouterAddress) -> PoolView | None:
 
 
 def ask(router: RouterAddress, prompt: str) -> Answer:
-    """One streamed chat request, greedy; raise CommandError saying why there is no answer."""
+    """Send one greedy, streamed chat request. Raise CommandError with the reason if it fails."""
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": _answer_tokens(router),
@@ -124,7 +125,7 @@ def ask(router: RouterAddress, prompt: str) -> Answer:
 
 
 def _answer_tokens(router: RouterAddress) -> int:
-    """ANSWER_TOKENS, or half of what a shorter model holds."""
+    """ANSWER_TOKENS, or half of the model's context if that is less."""
     try:
         [model] = json.loads(_get(router, "/v1/models")[1])["data"]
         return max(1, min(ANSWER_TOKENS, int(model["max_model_len"]) // 2))
@@ -156,7 +157,7 @@ def _node(item: dict[str, Any]) -> NodeView:
 
 
 def _chunks(nodes: Sequence[dict[str, Any]]) -> str:
-    """The same of all of them: only then may they exchange KV."""
+    """Describe the first node's chunks: nodes that exchange KV all have the same layout."""
     return chunk_line(msgspec.convert(nodes[0]["layout"], KVLayout)) if nodes else ""
 
 

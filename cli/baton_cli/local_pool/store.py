@@ -1,7 +1,7 @@
-"""The pool's KV store: the user's Redis, checked, or embedded servers that end with the pool.
+"""The pool's KV store: the user's Redis, or embedded servers that end with the pool.
 
-In: UpOptions. Out: URLs for the children, while the context lasts, and servers that are started
-again should somebody kill them.
+In: UpOptions. Out: URLs for the children while the context lasts. The user's Redis is checked
+before it is used; embedded servers are restarted when they die.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class StoreUrls:
-    """They may hold a password."""
+    """The store's URLs, which may hold a password."""
 
     index: str = field(repr=False)
     data: tuple[str, ...] = field(repr=False)
@@ -33,16 +33,18 @@ class StoreUrls:
 
 @dataclass(frozen=True)
 class OpenStore:
-    """`embedded` is None where the user brought a store."""
+    """An open store. `embedded` is None if the user provided the Redis servers."""
 
     urls: StoreUrls
     embedded: EmbeddedStore | None = None
 
     async def keep(self, note: Callable[[str], None]) -> None:
-        """Until cancelled. A server that dies is started again by the embedded store's guardian,
-        and named here; should the guardian be killed, its servers go with it, and it is started
-        again here: empty, at the same addresses, so that nodes and router come back to it by
-        themselves."""
+        """Keep the embedded store alive until cancelled.
+
+        The store's guardian process restarts a server that dies; this task reports it with `note`.
+        If the guardian itself is killed, its servers end with it, and this task restarts them all:
+        empty, at the same addresses, so that nodes and router reconnect by themselves.
+        """
         if self.embedded is None:
             return
         backoff = Backoff()
@@ -71,7 +73,7 @@ class OpenStore:
 
 
 def logged_in(options: StoreLoginOptions, *urls: str) -> list[str]:
-    """The URLs with --redis-username and --redis-password; "" stays "". Raise CommandError."""
+    """Add --redis-username and --redis-password to the URLs; "" stays "". Raise CommandError."""
     from baton_kvstore.connection.endpoint import with_login
 
     login = (options.redis_username, options.redis_password)
@@ -83,7 +85,7 @@ def logged_in(options: StoreLoginOptions, *urls: str) -> list[str]:
 
 @contextmanager
 def open_store(options: UpOptions) -> Iterator[OpenStore]:
-    """Raise CommandError in one line where there is no store to be had."""
+    """Yield the pool's store; raise CommandError if it cannot be reached or started."""
     if options.redis_index:
         yield OpenStore(_check_given(options))
         return

@@ -1,16 +1,16 @@
-"""The life of a pool on one machine: start its children, keep them alive, end them all.
+"""Runs a pool on one machine: starts its children, keeps them alive, and ends them all.
 
-In: a Plan, and signals. Out: a live table, the ready line, and in the end no process.
+In: a Plan, and signals. Out: a live table, and at the end no process.
 
-    starting -> ready -> stopping -> over      a child that exits by itself before the pool was ever
-                                               ready is a mistake to report, not to repeat; later,
-                                               and after a kill, it is started again: soon if it
-                                               had served, with growing pauses if it had not
-    not all ready within the ready timeout     the pool is ready without those nodes if a request
-                                               can be served, and is over if none can
-    first signal   the router finishes its running streams (up to the drain timeout), then the nodes
-                   end, then the store
-    second signal  everything is killed at once
+    starting -> ready -> stopping -> over
+
+    a child exits before the pool is ready   the pool fails with the child's last line
+    a child is killed, or exits later        it restarts: soon if it had served, else with backoff
+    nodes miss the ready timeout             the pool is ready without them if it can serve a
+                                             request, else it fails
+    first signal                             the router finishes its running streams (up to the
+                                             drain timeout), then the nodes end, then the store
+    second signal                            everything is killed at once
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Plan:
-    """`nodes` end after the router, so that running streams have somebody to finish them."""
+    """The pool's processes. `nodes` end after the router, so that they can finish its streams."""
 
     address: RouterAddress
     nodes: tuple[ChildSpec, ...]
@@ -46,8 +46,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds between two looks at a running pool; what a child may take beyond its own drain
-    deadline to close its sockets and exit; and what the last look may take."""
+    """Seconds.
+
+    poll_s        between two polls of a ready pool
+    exit_grace_s  for a child to close its sockets and exit, beyond its drain timeout
+    last_look_s   limit for the poll at shutdown
+    """
 
     poll_s: float = 1.0
     exit_grace_s: float = 3.0
@@ -58,15 +62,15 @@ DEFAULT_TIMING = Timing()
 
 
 class Stop:
-    """What the user asked for: `asked` after the first signal, `at_once` after the second."""
+    """Stop requests of the user: `asked` is set by the first signal, `at_once` by the second."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.at_once = asyncio.Event()
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Own handlers: a script's background job starts with SIGINT ignored, and asyncio.run
-        would leave it so."""
+        """Install signal handlers. A shell script starts background jobs with SIGINT ignored, and
+        asyncio.run would not change that."""
         for number in SIGNALS:
             loop.add_signal_handler(number, self.request)
 
@@ -77,8 +81,8 @@ class Stop:
 
 
 class Supervisor:
-    """run() is the pool's life. `ready` is set once all nodes and the router were ready, or those
-    that came in time can serve."""
+    """Runs a Plan. `ready` is set once all nodes and the router are ready, or once the ready
+    timeout has passed and the nodes that are ready can serve."""
 
     def __init__(
         self,
@@ -104,11 +108,11 @@ class Supervisor:
 
     @property
     def chunks(self) -> str:
-        """How the nodes' KV travels, once they are ready."""
+        """The chunks in which nodes exchange KV, "" before the router answers."""
         return self._view.chunks if self._view is not None else ""
 
     async def run(self) -> None:
-        """Until the user stops it; raise CommandError if the pool could not start."""
+        """Run until the user stops the pool; raise CommandError if it could not start."""
         everyone = [*self._nodes, self._router]
         try:
             async with asyncio.TaskGroup() as group:
@@ -142,7 +146,7 @@ class Supervisor:
         self._show()
 
     async def _poll(self) -> None:
-        """Keep the table true, and notice when the pool is ready."""
+        """Update the table, and set `ready` when the pool is ready."""
         while True:
             self._view = await asyncio.to_thread(self._look_at, self._plan.address)
             self._note_who_serves()
@@ -152,7 +156,8 @@ class Supervisor:
             await asyncio.sleep(self._timing.poll_s if self.ready.is_set() else POLL_STARTING_S)
 
     def _note_readiness(self) -> None:
-        """All are ready; or some are not by now, and the others serve, or nobody does."""
+        """Set `ready` if all nodes are ready. After the ready timeout, set it if the ready nodes
+        can serve, else fail the pool."""
         limit_s = self._plan.ready_timeout_s
         if self._all_ready():
             self.ready.set()
@@ -170,7 +175,7 @@ class Supervisor:
                 self._stop.asked.set()
 
     def _some_ready(self) -> bool:
-        """A request would be served, and each role that was started has a node for it."""
+        """Whether the router would serve a request and each started role has a ready node."""
         roles = {child.spec.role for child in self._nodes}
         there = {child.spec.role for child in self._nodes if self._is_ready(child)}
         return self._view is not None and self._view.ready and there == roles
@@ -209,7 +214,8 @@ class Supervisor:
         return Row("router", "router", self._router.pid, state, requests, self._plan.address.url)
 
     async def _end(self) -> None:
-        """Router first, then the nodes; everything at once when asked a second time."""
+        """Stop the router, then the nodes; kill everything on a second signal. After a failed
+        start, stop all at once."""
         killer = asyncio.create_task(self._kill_when_asked())
         try:
             if not self.failure:
@@ -226,7 +232,7 @@ class Supervisor:
             child.kill()
 
     async def _goodbye(self) -> str:
-        """What is waited for, as of now: the last look may be a second old."""
+        """The shutdown message. Polls again, because the last view may be a second old."""
         view = None
         with contextlib.suppress(TimeoutError):
             view = await asyncio.wait_for(
@@ -241,7 +247,7 @@ class Supervisor:
 
 
 def _process_state(child: ChildProcess) -> str:
-    """The child's own state in the table's words; "starting" until the pool says more."""
+    """The child's state as the table shows it; "starting" until /pool reports the node."""
     if child.state == "waiting":
         return f"restarting ({child.restarts})"
     return "starting" if child.state == "running" else child.state

@@ -1,6 +1,6 @@
-"""What a router is told about admission: what each tenant may, and who waits while nodes are full.
+"""A router's admission flags: the tenants' limits, and how calls queue while all nodes are full.
 
-A part of RouterOptions and UpOptions (see options).
+RouterOptions and UpOptions include them (see `records`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where an engine computes, as people write it: cpu, cuda (the first GPU) or cuda:N."""
+"""Device names on the command line: cpu, cuda (the first GPU) or cuda:N."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ DEVICE_METAVAR = "|".join(DEVICE_CHOICES)
 
 
 def parse_device(text: str) -> str:
-    """Raise ValueError for what names no device; whether there is one is found out later."""
+    """Return `text` if it is a valid device name, else raise ValueError. Does not check that the
+    device exists."""
     if not is_device(text):
         raise ValueError(f"{text!r} is no device; write cpu, cuda or cuda:N")
     return text
@@ -20,6 +21,6 @@ def on_cuda(device: str) -> bool:
 
 
 def cuda_index(device: str) -> int | None:
-    """N of cuda:N; None where no certain GPU was asked for."""
+    """N of cuda:N, None for a device without a number."""
     number = device.partition(":")[2]
     return int(number) if number else None

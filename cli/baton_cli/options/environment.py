@@ -1,8 +1,8 @@
-"""The only reader of the process environment, read once at start.
+"""Selects Baton's variables from a process environment.
 
-In: the variables as they are. Out: those that are ours (BATON_*), checked against the flags that
-exist, and the environment for children. Kubernetes sets a handful of variables per service in each
-pod's namespace; for services called `baton` or `baton-router` they begin like ours and are ignored.
+In: all variables. Out: the BATON_* variables, checked against the existing flags, and the
+environment for child processes. Kubernetes sets several variables per service of a pod's namespace.
+Those of a service called `baton` or `baton-router` start with BATON_ too; they are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LINK_SCHEMES = ("tcp://", "udp://", "sctp://")
 
 
 def is_service_variable(name: str, value: str) -> bool:
-    """Whether this is one of Kubernetes' (or Docker links') variables about a service."""
+    """Whether Kubernetes (or a Docker link) sets this variable for a service."""
     return (
         name.endswith("_SERVICE_HOST")
         or "_SERVICE_PORT" in name
@@ -27,9 +27,9 @@ def is_service_variable(name: str, value: str) -> bool:
 
 
 def own_variables(environ: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
-    """The BATON_* variables that are set; raise UsageError for one that no flag reads.
+    """Return the BATON_* variables that are set; raise UsageError for one that no flag reads.
 
-    An empty value counts as not set (compose files and charts write those).
+    An empty value counts as unset: compose files and charts write empty values.
     """
     found = {}
     for name, value in environ.items():
@@ -47,13 +47,13 @@ def own_variables(environ: Mapping[str, str], known: Collection[str]) -> dict[st
 
 
 def for_children(environ: Mapping[str, str]) -> dict[str, str]:
-    """What children inherit: everything but BATON_*; they are told by flags."""
+    """The environment that children inherit: all but BATON_*. Children get flags instead."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
 def closest(name: str, known: Collection[str], prefix: str) -> str:
-    """The known name that `name` is probably meant to be, or "". All known names share `prefix`,
-    which is not compared."""
+    """Return the known name closest to `name`, or "" if none is close. All known names share
+    `prefix`, which the comparison leaves out."""
     names = {one.removeprefix(prefix): one for one in sorted(known)}
     close = difflib.get_close_matches(name.removeprefix(prefix), names, n=1, cutoff=0.5)
     return names[close[0]] if close else ""

@@ -1,10 +1,10 @@
-"""One frozen record per command says its flags; argparse, variables and argv follow from it.
+"""One frozen record declares a command's flags; argparse flags, variables and argv follow from it.
 
-In: a dataclass whose fields were made with `flag()`, or with the engine's `option()`. Out: flags in
-an argparse parser, the values given by command line and environment merged into a record, and a
-record turned back into argv and variables (how `baton up` tells its children what to do). A flag is
-`--field-name`, its variable BATON_FIELD_NAME. A field that holds a record stands for that record's
-flags: layers of the record in `sim` is `--sim-layers`.
+In: a dataclass whose fields come from `flag()`, or from the engine's `option()`. Out: flags in an
+argparse parser; a record merged from the command line and the environment; and a record turned back
+into argv and variables, with which `baton up` starts its children. The field `field_name` becomes
+the flag `--field-name` and the variable BATON_FIELD_NAME. A field that holds a record contributes
+that record's flags: `layers` of the record in `sim` becomes `--sim-layers`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,15 @@ def flag(
     positional: bool = False,
     several: bool = False,
 ) -> Any:
-    """A field that is a flag. `excludes` names a field that may not be given beside this one;
-    hidden flags have no variable and no line in --help. A secret one may hold a password: it is in
-    no repr, and children are told by its variable. A positional one is a word without a name, which
-    must be given. One for several takes more than one word, and may be given more than once."""
+    """Declare a dataclass field as a flag.
+
+    least, most   inclusive bounds of the value
+    excludes      a field that may not be given together with this one
+    hidden        no variable, and no line in --help
+    secret        may hold a password: left out of repr, and passed to children by variable only
+    positional    a required argument without a flag name
+    several       takes several words, and may be repeated
+    """
     meta = {
         "help": help,
         "metavar": metavar,
@@ -69,7 +74,7 @@ class Flag:
     name: str
     hint: Any
     default: Any
-    title: str  # of its group in --help
+    title: str  # the heading of its group in --help
     help: str
     metavar: str
     least: float | None
@@ -79,11 +84,11 @@ class Flag:
     secret: bool = False
     positional: bool = False
     several: bool = False
-    record: str = ""  # the field whose record it is a field of
+    record: str = ""  # for a flag of a nested record: the field that holds this record
 
     @property
     def field(self) -> str:
-        """Its name in its record."""
+        """The flag's name within its own record: without the prefix of a nested one."""
         return self.name.removeprefix(f"{self.record}_") if self.record else self.name
 
     @property
@@ -103,7 +108,7 @@ class Flag:
         return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
 
     def parse(self, text: str) -> Any:
-        """The typed value; raise ValueError saying what is wrong with `text`."""
+        """Return the typed value, or raise ValueError with the problem."""
         value = _parse(self.hint, text)
         if self.least is not None and value < self.least:
             raise ValueError(f"{text} is too small; at least {self.least:g}")
@@ -126,7 +131,7 @@ class Flag:
 
 
 def flags_of(record: type) -> tuple[Flag, ...]:
-    """The record's flags, in order of definition, base classes first."""
+    """Return the record's flags in the order of dataclasses.fields(), nested records expanded."""
     hints = typing.get_type_hints(record, include_extras=True)
     found: list[Flag] = []
     for item in fields(record):
@@ -150,14 +155,14 @@ def flags_of(record: type) -> tuple[Flag, ...]:
 
 
 def _title(record: type, name: str) -> str:
-    """Of the class that declares the field: the last one that does."""
+    """The TITLE of the class that declares the field, the most derived one if there are several."""
     declares = next(owner for owner in record.__mro__ if name in inspect.get_annotations(owner))
     return str(declares.__dict__["TITLE"])
 
 
 def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
-    """Give `parser` the record's flags, in one group per class, its own first; what is not given
-    stays out of the namespace."""
+    """Add the record's flags to `parser`, one group per class, the record's own group first. The
+    parsed namespace holds only flags that were given."""
     flags = flags_of(record)
     titles = [owner.__dict__["TITLE"] for owner in record.__mro__ if "TITLE" in owner.__dict__]
     titles += [item.title for item in flags if item.record]
@@ -186,7 +191,7 @@ def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
 
 
 class _Several(argparse.Action):
-    """One tuple of all the words that a flag was given, each of which may be a list."""
+    """Collects all values of a flag in one tuple; each word may itself be a list."""
 
     def __call__(
         self,
@@ -200,7 +205,8 @@ class _Several(argparse.Action):
 
 
 def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str]) -> R:
-    """Command line over environment over defaults. `variables` maps names such as BATON_PORT."""
+    """Merge into a record: the command line wins over the environment, which wins over defaults.
+    `variables` is keyed by names such as BATON_PORT. Raise UsageError."""
     known = flags_of(record)
     values = {item.name: given[item.name] for item in known if item.name in given}
     _check_exclusive(known, values, lambda item: item.option)
@@ -216,13 +222,14 @@ def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str
 
 
 def _beaten(known: Sequence[Flag], values: Mapping[str, Any]) -> set[str]:
-    """What the flags that were given exclude: they beat its variable, as they beat their own."""
+    """The fields that the given flags exclude. A flag overrides the variable of an excluded field,
+    just as it overrides its own variable."""
     pairs = [(item.name, item.excludes) for item in known if item.excludes]
     return {b for a, b in pairs if a in values} | {a for a, b in pairs if b in values}
 
 
 def make_record(record: type[R], values: Mapping[str, Any]) -> R:
-    """The record with `values` by the names of its flags."""
+    """Build the record from `values`, which is keyed by flag name."""
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
     for item in flags_of(record):
@@ -236,8 +243,8 @@ def make_record(record: type[R], values: Mapping[str, Any]) -> R:
 
 
 def to_variables(options: Any) -> dict[str, str]:
-    """The variables that make what is secret in `options`: a command line is seen by everybody on
-    the machine, a process's environment by its owner only."""
+    """The variables that carry the secret values of `options`: every user of a machine can read a
+    command line, but only its owner can read a process's environment."""
     return {
         item.variable: item.show(item.value_in(options))
         for item in flags_of(type(options))
@@ -246,7 +253,7 @@ def to_variables(options: Any) -> dict[str, str]:
 
 
 def to_argv(options: Any) -> list[str]:
-    """The flags that, with to_variables(), make `options`."""
+    """The flags that, together with to_variables(), reproduce `options`."""
     argv = []
     for item in flags_of(type(options)):
         value = item.value_in(options)
@@ -255,7 +262,7 @@ def to_argv(options: Any) -> list[str]:
         if item.hint is bool:
             argv.append(item.option if value else "--no-" + item.option.removeprefix("--"))
         else:
-            # One word, so that a value may begin with a dash.
+            # One word: as a separate word, a value that begins with a dash would read as a flag.
             argv.append(f"{item.option}={item.show(value)}")
     return argv
 
@@ -340,5 +347,5 @@ def _metavar(item: Flag) -> str:
 def _help(item: Flag) -> str:
     silent = item.hint is bool or item.default in (None, "", ()) or "(default:" in item.help
     default = "" if silent else f" (default {item.show(item.default)})"
-    # argparse reads % as its own.
+    # argparse formats help with %.
     return f"{item.help}{default} [{item.variable}]".replace("%", "%%")

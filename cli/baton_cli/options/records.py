@@ -6,28 +6,28 @@ CommonOptions
 |   |-- UpOptions         `baton up`
 |   `-- BenchOptions      `baton bench` (see bench.options)
 |-- GenerateOptions       `baton generate`, on EngineConfig too (see commands.generate_options)
-|-- ExchangeOptions       what a node is told about the store
+|-- ExchangeOptions       how a node uses the KV store
 |   |-- NodeOptions
 |   `-- UpOptions
-|-- ServingOptions        what a router is told about requests
+|-- ServingOptions        how a router handles requests
 |   |-- RouterOptions     `baton router`
 |   `-- UpOptions
-|-- AdmissionOptions      who is let in, and who waits (see admission_options)
+|-- TenantOptions         API keys, and what tenants share
 |   |-- RouterOptions, UpOptions
-|-- TenantOptions         who may ask a router, and what its tenants share
-|   |-- RouterOptions, UpOptions
-|-- TraceOptions          where spans go
+|-- TraceOptions          the collector of spans
 |   |-- NodeOptions, RouterOptions, UpOptions
-|-- StoreLoginOptions     who logs in to a Redis of the user's
+|-- StoreLoginOptions     the login to the user's Redis
 |   |-- NodeOptions, RouterOptions, UpOptions
-|   `-- FetchOptions      `baton model fetch` (see fetch_options)
-|-- ChildOptions          what else a process is told that `baton up` started
-|   |-- NodeOptions, RouterOptions
-|-- ServeOptions          `baton bench serve` (see bench_serve_options)
-|-- FetchDemoOptions      `baton model fetch-demo` (see fetch_options)
-|-- ExplainOptions        `baton explain` (see explain_options)
-|-- OperatorOptions       `baton operator` (see operator_options)
+|   `-- FetchOptions      `baton model fetch` (see commands.fetch_options)
+|-- ChildOptions          the supervisor of a process that another Baton process started
+|   |-- NodeOptions, RouterOptions, UpOptions
+|-- ServeOptions          `baton bench serve` (see bench.serve_options)
+|-- FetchDemoOptions      `baton model fetch-demo` (see commands.fetch_options)
+|-- ExplainOptions        `baton explain` (see commands.explain_options)
+|-- OperatorOptions       `baton operator` (see commands.operator_options)
 `-- VersionOptions        `baton version`
+
+AdmissionOptions, a base of RouterOptions and UpOptions, limits tenants and queues (see admission).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_WORKERS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    # The heading in --help over the flags that a class adds.
+    # The heading in --help above the flags that this class adds.
     TITLE: ClassVar[str] = "logging"
 
     log_level: LogLevel = flag("info", "how much to log on stderr")
@@ -64,7 +64,7 @@ class CommonOptions:
 class ChildOptions(CommonOptions):
     TITLE = "supervised"
 
-    # The parent may be gone before the child asks to die with it; this says whose death is meant.
+    # The child checks that its parent still has this pid: the parent may die before prctl().
     supervisor_pid: int = flag(0, "end when this process does", hidden=True)
 
 
@@ -306,7 +306,7 @@ class UpOptions(
 ):
     TITLE = "pool"
 
-    # The table says who is ready; a newcomer's screen needs no more.
+    # The live table shows each node's state, so the children's info lines are left out.
     log_level: LogLevel = flag("warning", "how much the children log on stderr")
     prefill: int = flag(1, "prefill nodes", least=0)
     decode: int = flag(1, "decode nodes", least=0)

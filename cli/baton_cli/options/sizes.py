@@ -20,7 +20,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Bytes; raise ValueError for what is no size."""
+    """Return the number of bytes; raise ValueError if `text` is not a size."""
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
@@ -29,7 +29,7 @@ def parse_size(text: str) -> int:
 
 
 def show_size(size: int) -> str:
-    """The same number, in the largest binary unit that divides it."""
+    """Format `size` (bytes) exactly, in the largest binary unit that divides it."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         factor = _UNITS[unit.lower()]
         if size >= factor and size % factor == 0:
@@ -38,7 +38,7 @@ def show_size(size: int) -> str:
 
 
 def about_size(size: float) -> str:
-    """For people: 1.4 GiB, 312 MiB."""
+    """Format `size` (bytes) rounded, for messages: 1.4 GiB, 312 MiB."""
     if size >= _UNITS["gib"]:
         return f"{size / _UNITS['gib']:.1f} GiB"
     return f"{size / _UNITS['mib']:.0f} MiB"
