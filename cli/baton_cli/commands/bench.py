@@ -1,8 +1,9 @@
-"""`baton bench throughput` and `baton bench latency`: how fast the engine is, in this process.
+"""`baton bench throughput` and `baton bench latency`: measure the engine in this process.
 
 In: ThroughputOptions or LatencyOptions. Out: figures on stdout, and in a JSON file if one is named.
-The engine is driven directly: no router, no store, no tokenizer but for a dataset of texts, and
-nothing is detokenized (in a pool the node's server process does that, beside the engine).
+The benches drive the engine directly, without router or store. They use a tokenizer only to read a
+dataset of texts, and do not detokenize: in a pool, the node's server process does that beside the
+engine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from baton_protocol.errors import BatonError
 if TYPE_CHECKING:
     from baton_engine.core.engine_core import EngineCore
 
-# The first requests are slow: buffers are made, kernels compiled. Tokens of the prompt, new ones.
+# Prompt tokens and new tokens of the warm-up request: the first requests are slow, because they
+# allocate buffers and compile kernels.
 WARM_UP = (16, 16)
 
 
@@ -54,7 +56,7 @@ def latency(options: LatencyOptions) -> int:
     check_room(engine, workload)
     count = options.num_iters_warmup + options.num_iters
     with ProgressBar(sys.stderr, count * workload.output_tokens, time.perf_counter) as bar:
-        # A salt per batch: none finds another's prompts in the prefix cache.
+        # A salt per batch, or later batches would find their prompts in the prefix cache.
         traces = [
             _drive(engine, workload, options, bar, salt=f"batch-{number}-")
             for number in range(count)
@@ -66,7 +68,7 @@ def latency(options: LatencyOptions) -> int:
 
 
 def check_room(engine: EngineCore, workload: Workload) -> None:
-    """Raise CommandError for a request that would end before it has its tokens."""
+    """Raise CommandError if a request is too long for the engine to generate all its tokens."""
     info = engine.info
     room = min(info.max_model_len, info.num_blocks * info.layout.block_size)
     longest = max(len(ask.prompt) + ask.new_tokens for ask in workload.asks)
@@ -109,7 +111,7 @@ def _drive(
     bar: ProgressBar | None = None,
     salt: str = "",
 ) -> Trace:
-    """Run a workload to its end; raise CommandError where it did not get all its tokens."""
+    """Run a workload to its end; raise CommandError if the engine did not generate all tokens."""
     requests = workload.requests(options.seed, salt)
     progress = bar.add if bar else None
     try:

@@ -1,7 +1,7 @@
-"""`baton bench serve`: a load on any server that speaks OpenAI's API, and what it was like there.
+"""`baton bench serve`: sends load to any server with OpenAI's API and measures what clients see.
 
 In: ServeOptions; the variable OPENAI_API_KEY. Out: figures on stdout, and in a JSON file if one is
-asked for; exit code 1 if a request failed, unless that is allowed.
+named; exit code 1 if a request failed, unless --allow-failures is set.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(options: ServeOptions) -> int:
 
 
 def server_of(options: ServeOptions, key: str) -> Server:
-    """Where requests go, and their headers; raise UsageError."""
+    """Return the server's URLs and the requests' headers; raise UsageError."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     base = (options.base_url or f"http://{host}:{options.port}").rstrip("/")
     if not base.startswith(("http://", "https://")):
@@ -83,7 +83,7 @@ def server_of(options: ServeOptions, key: str) -> Server:
 async def _load(
     options: ServeOptions, server: Server, planned: list[Planned], tokenizer: Tokenizer | None
 ) -> tuple[str, list[Outcome], float]:
-    """The model's name, and what became of the requests in how many seconds."""
+    """Send the load. Return the model's name, the outcomes, and the duration in seconds."""
     total = sum(one.ask.new_tokens for one in planned)
     async with session() as http:
         model = options.model or await first_model(http, server)
@@ -102,7 +102,7 @@ async def _load(
 
 
 def _check_warm(outcomes: list[Outcome]) -> None:
-    """Raise CommandError: what fails before it counts would fail a thousand times after."""
+    """Raise CommandError if a warm-up request failed: the measured requests would fail too."""
     for one in outcomes:
         if one.error:
             raise CommandError(f"a warm-up request failed: {one.error}")
@@ -119,7 +119,7 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
 
 
 def _setting(options: ServeOptions, model: str) -> Json:
-    """What was measured, ahead of the figures."""
+    """The run's settings, which precede the figures."""
     return {
         "date": datetime.now().strftime(TIME_FORMAT),
         "backend": "openai",
@@ -158,4 +158,4 @@ def _write(path: Path, found: Json) -> None:
 
 
 def _unseen(tokens: int) -> None:
-    """No progress is shown."""
+    """Ignore progress: for warm-ups and --disable-tqdm."""

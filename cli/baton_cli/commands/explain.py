@@ -1,7 +1,7 @@
-"""`baton explain ID`: how a router served a request, as text or as JSON.
+"""`baton explain ID`: shows how a router served a request, as text or as JSON.
 
 In: the request's id, as in the header x-baton-request-id, and the router's address. Out: text on
-stdout. Plain HTTP with the standard library, so that it starts at once.
+stdout. Uses the standard library's HTTP client, which imports fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def run(options: ExplainOptions) -> int:
 
 
 def ask(options: ExplainOptions) -> dict[str, Any]:
-    """The router's JSON. Raise CommandError with its own words where it has none."""
+    """Return the router's JSON. Raise CommandError if the router does not answer, or with its error
+    message if it has no explanation."""
     base = urlsplit(options.url)
     if base.scheme not in ("http", "https") or not base.hostname:
         raise CommandError(f"--url {options.url} is no address; write http://HOST:PORT")

@@ -1,4 +1,4 @@
-"""Flags of `baton explain`: which request, of which router."""
+"""Flags of `baton explain`: a request, and the router that served it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""An explanation of the router as a person reads it: what was weighed, decided, and what came.
+"""Formats a router's explanation of a request: nodes considered, decisions, predictions, results.
 
-In: the JSON of GET /requests/{id}. Out: lines of text. Raise KeyError or TypeError for JSON that is
-something else.
+In: the JSON of GET /requests/{id}. Out: lines of text. Any other JSON raises KeyError or TypeError.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def _outcome(call: Json) -> str:
 
 
 def _request(request: Json) -> Iterator[str]:
-    """Waits and attempts in the order in which they began."""
+    """Yield the waits and attempts in the order in which they began."""
     entries = [(wait["at_ms"], _wait(wait)) for wait in request["waits"]]
     entries += [(one["at_ms"], list(_attempt(one))) for one in request["attempts"]]
     for _, lines in sorted(entries, key=lambda item: item[0]):
@@ -85,7 +84,7 @@ def _attempt(one: Json) -> Iterator[str]:
 
 
 def _table(one: Json) -> Iterator[str]:
-    """What was weighed, in milliseconds; what was chosen has a star."""
+    """Yield a table of the placements considered, in milliseconds; a star marks the chosen one."""
     if not one["considered"]:
         return
     rows = [COLUMNS]
@@ -100,7 +99,7 @@ def _table(one: Json) -> Iterator[str]:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Names to the left, figures to the right."""
+    """Align the three name columns to the left, the figures to the right."""
     padded = [
         cell.ljust(width) if place < 3 else cell.rjust(width)
         for place, (cell, width) in enumerate(zip(cells, widths, strict=True))

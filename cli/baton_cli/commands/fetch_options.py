@@ -1,4 +1,4 @@
-"""Flags of `baton model`: which model, and the folder that it goes to."""
+"""Flags of `baton model`: the model to fetch, and its target folder."""
 
 from __future__ import annotations
 

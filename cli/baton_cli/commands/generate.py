@@ -1,7 +1,7 @@
-"""`baton generate`: answers without a pool, by the engine in this process.
+"""`baton generate`: answers prompts with an engine in this process, without a pool.
 
-In: GenerateOptions. Out: texts (or one JSON object per prompt) on stdout. torch is imported here,
-after everything that can be wrong with the flags was found without it.
+In: GenerateOptions. Out: texts (or one JSON object per prompt) on stdout. torch is imported late,
+after all checks of the flags that do not need it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(options: GenerateOptions) -> int:
     prompts = read_prompts(options)
     folder = find_model(options.model).path
     try:
-        sampling(options, SamplingParams())  # a wrong flag is said before the weights are read
+        sampling(options, SamplingParams())  # report a wrong flag before loading the weights
         outputs = _generate(options, folder, prompts)
     except BatonError as error:
         raise CommandError(str(error)) from error
@@ -40,7 +40,8 @@ def run(options: GenerateOptions) -> int:
 
 
 def read_prompts(options: GenerateOptions) -> list[str]:
-    """--prompt, or the lines of --prompts-file that are not empty ("-" is stdin)."""
+    """Return --prompt, or the nonblank lines of --prompts-file ("-" is stdin). Raise CommandError
+    if there is none."""
     if options.prompt:
         return [options.prompt]
     if not options.prompts_file:
@@ -59,7 +60,7 @@ def read_prompts(options: GenerateOptions) -> list[str]:
 
 
 def sampling(options: GenerateOptions, defaults: SamplingParams) -> SamplingParams:
-    """The flags over the model's own defaults; raise InvalidRequest for what cannot be."""
+    """Apply the flags to the model's defaults; raise InvalidRequest for invalid parameters."""
     given = {
         name: value
         for name in ("temperature", "top_k", "top_p", "min_p", "seed", "logprobs")
@@ -79,14 +80,14 @@ def sampling(options: GenerateOptions, defaults: SamplingParams) -> SamplingPara
 
 
 def as_text(output: RequestOutput) -> str:
-    """The answers of one prompt; several are numbered."""
+    """Format the answers of one prompt, numbered if there are several."""
     if len(output.outputs) == 1:
         return output.outputs[0].text
     return "\n".join(f"[{choice.index}] {choice.text}" for choice in output.outputs)
 
 
 def as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
-    """One prompt and its choices, ids included."""
+    """One prompt and its choices, with their token ids."""
     return {
         "prompt": prompt,
         "prompt_token_ids": output.prompt_token_ids,

@@ -1,4 +1,4 @@
-"""Flags of `baton generate`: what to answer, with which engine, and how to draw tokens."""
+"""Flags of `baton generate`: prompts, engine and sampling parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--help` teaches beyond one line per flag: what a command is for, and examples to copy."""
+"""Texts of `--help` beside the flags: the purpose of each command, and examples to copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`baton model fetch-demo` and `baton version`: small answers on stdout."""
+"""`baton model fetch-demo` and `baton version`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton_protocol import PROTOCOL_VERSION
 
 
 def fetch_demo(options: FetchDemoOptions) -> int:
-    """Print the demo model's folder on stdout, progress on stderr."""
+    """Make the demo model and print its folder on stdout, progress on stderr."""
     from baton_cli.models import demo_model
 
     cache = Path(options.cache).expanduser() if options.cache else None
@@ -27,7 +27,7 @@ def fetch_demo(options: FetchDemoOptions) -> int:
 
 
 def version(options: VersionOptions) -> int:
-    """Print baton's version, its protocol's, and those of what answers depend on."""
+    """Print the versions of Baton, its protocol, and the libraries that affect answers."""
     parts = [f"baton {_installed('baton-serve')}", f"protocol {PROTOCOL_VERSION}"]
     for name in ("torch", "transformers", "tokenizers", "redis"):
         parts.append(f"{name} {_installed(name)}")

@@ -1,7 +1,7 @@
-"""`baton model fetch`: a model of a hub into a folder, once, for all who share that folder.
+"""`baton model fetch`: downloads a model from a hub once, for all processes that share a folder.
 
 In: FetchOptions; HF_ENDPOINT and HF_TOKEN. Out: the model's folder on stdout, progress in the log
-and, where an index is given, as FetchReports there. The index may be down: the fetch goes on.
+and, if an index is given, FetchReports there. The fetch continues while the index is down.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 LINE_S = 5.0
 REPORT_S = 1.0
 REPORT_TTL_S = 5.0
-LAST_REPORT_TTL_S = 60.0  # whoever looks now and then shall see the end
+LAST_REPORT_TTL_S = 60.0  # long enough for a reader that polls seldom to see the completed fetch
 LOCK_LOOK_S = 0.5
 DOWNLOAD_TRIES = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-RECORDS_BYTES = 1 << 20  # beside the model's files: what was fetched, the weights' digests
+RECORDS_BYTES = 1 << 20  # for our own files beside the model's: download state, weight digests
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def run(options: FetchOptions) -> int:
 
 
 def make_fetch(options: FetchOptions, environ: Mapping[str, str]) -> Fetch:
-    """Raise UsageError for what cannot be fetched at all."""
+    """Build the fetch; raise UsageError for a wrong source, folder or endpoint."""
     try:
         model = parse_source(options.source)
     except SourceError as error:
@@ -92,7 +92,8 @@ def make_fetch(options: FetchOptions, environ: Mapping[str, str]) -> Fetch:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Fetch:
-    """One model into one folder."""
+    """The fetch of one model into one folder. `room` limits the folder's bytes, None does not;
+    `pauses_s` are the waits between retries of the hub."""
 
     model: HubModel
     folder: Fetched
@@ -106,7 +107,7 @@ class Fetch:
     pauses_s: Sequence[float] = PAUSES_S
 
     async def run(self) -> None:
-        """Until the folder is complete. Raise CommandError, OSError."""
+        """Return when the folder is complete. Raise CommandError or OSError."""
         async with AsyncExitStack() as stack:
             registry = await self._open_index(stack)
             watching = asyncio.create_task(self._report_progress(registry))
@@ -119,7 +120,8 @@ class Fetch:
             await self._announce(registry, LAST_REPORT_TTL_S)
 
     async def _fetch(self) -> bool:
-        """False if another process did it while this one waited."""
+        """Fetch the model under the folder's lock. Return False if another process completed it
+        while this one waited."""
         waits = False
         while True:
             with self.folder.locked() as ours:
@@ -134,8 +136,8 @@ class Fetch:
             await asyncio.sleep(LOCK_LOOK_S)
 
     async def _download(self) -> None:
-        """Again where files are missing or wrong in the end: on a volume without locks another
-        process that fetches may still write into a part that this one has taken over."""
+        """Download, and repeat if files are missing or wrong afterwards: on a volume without
+        locks, another fetching process may write to a partial file that this one has taken over."""
         for _ in range(DOWNLOAD_TRIES):
             await self._download_once()
             if self._is_complete():
@@ -161,8 +163,9 @@ class Fetch:
         return self.folder.complete(weights=self.weights) is not None
 
     def _keep_digests(self) -> None:
-        """Before the marker: who is killed here does it again. Else every start of a node that may
-        only read the folder would hash all weights."""
+        """Hash the weights and store the digests: a node that can only read the folder would else
+        hash all weights at every start. This runs before the completion marker is written, so a
+        fetch that is killed here repeats it."""
         logger.info("%s: hashing the weights, once for all nodes", self.model)
         try:
             keep_digests(self.folder.path)
@@ -170,7 +173,7 @@ class Fetch:
             logger.warning("%s: %s", self.model, error)
 
     def _check_room(self, wanted: Wanted) -> None:
-        """Before an hour of fetching, not after it."""
+        """Raise CommandError if the model exceeds --room or the free disk space."""
         if self.room is not None and wanted.bytes + RECORDS_BYTES > self.room:
             raise CommandError(
                 f"{self.model} takes {about_size(wanted.bytes)}, and {about_size(self.room)} are"
@@ -187,7 +190,7 @@ class Fetch:
     # --- how far it is ----------------------------------------------------------------------------
 
     async def _report_progress(self, registry: Registry | None) -> None:
-        """Until cancelled: to the index each second, in the log every few."""
+        """Until cancelled, report to the index every second and to the log every 5 s."""
         line_at, then = time.monotonic(), self.folder.progress()[0]
         while True:
             await self._announce(registry, REPORT_TTL_S)
@@ -224,7 +227,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def show_progress(done: int, total: int, new: int, seconds: float) -> str:
-    """`new` bytes came in the last `seconds`."""
+    """Format the progress. All sizes are bytes; `new` bytes arrived in the last `seconds`."""
     if not total:
         return "the hub has not said yet how much it is"
     rate = max(0, new) / seconds

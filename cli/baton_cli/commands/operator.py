@@ -1,7 +1,7 @@
-"""`baton operator`: the Kubernetes operator in this process.
+"""`baton operator`: runs the Kubernetes operator in this process.
 
-In: a record of flags. Out: the operator's own settings, and its serve() until SIGTERM. A module of
-its own, so that an operator loads nothing that nodes and routers need.
+In: OperatorOptions. Out: OperatorSettings, and the operator's serve() until SIGTERM. This module is
+separate from `roles` so that an operator imports nothing that only nodes and routers need.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(options: OperatorOptions) -> int:
 
 
 def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> OperatorSettings:
-    """Flags as the operator's record; raise UsageError where an image is missing."""
+    """Convert flags to OperatorSettings; raise UsageError if a required value is missing."""
     required = {name: getattr(options, f"{name}_image") for name in ("node", "router", "redis")}
     for name, image in required.items():
         if not image:
@@ -49,7 +49,7 @@ def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> Operato
             pull_secrets=options.pull_secrets,
         ),
         namespaces=options.namespace,
-        # A container that restarts in its pod is the same holder of a lease.
+        # The pod's name: a container that restarts in its pod keeps holding its lease.
         identity=environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
         leader_elect=options.leader_elect,
         index_networks=tuple(_network(text) for text in options.index_networks),

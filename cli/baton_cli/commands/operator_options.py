@@ -1,4 +1,4 @@
-"""Flags of `baton operator`: which pools it looks after, and what their pods are made of."""
+"""Flags of `baton operator`: the namespaces it watches, and the images of its pods."""
 
 from __future__ import annotations
 

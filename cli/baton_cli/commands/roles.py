@@ -1,7 +1,7 @@
-"""One role in this process: what `baton prefill`, `baton decode` and `baton router` run.
+"""`baton prefill`, `baton decode` and `baton router`: each runs one role in this process.
 
-In: a record of flags. Out: the room's own settings, and its serve() until SIGTERM. The rooms are
-imported here, role by role, so that a router's image needs no engine.
+In: a record of flags. Out: the role's settings, and its serve() until SIGTERM. Each function
+imports only its own role's package: a router's image needs no engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from baton_router.server.workers import WorkerPool
     from baton_router.settings import RouterSettings
 
-# The main of a node's engine process. Not imported: a server process loads no engine.
+# The main of a node's engine process. A name, not an import: a server process loads no engine.
 ENGINE_MODULE = "baton_cli.engine_process"
 
 
@@ -80,7 +80,7 @@ def router(options: RouterOptions) -> int:
 
 
 def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
-    """Flags as the node's record; raise CommandError where the model cannot be had."""
+    """Convert flags to NodeSettings; raise CommandError for a wrong flag or a missing model."""
     from baton_node.settings import NodeSettings
 
     check_parsers(options)
@@ -120,7 +120,8 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
 
 
 def new_name(role: Role) -> str:
-    """One that no other node has: in containers, process ids and often host names are the same."""
+    """A unique node name. The digits are random, because containers often share process ids and
+    host names."""
     return f"{socket.gethostname()}-{role}-{secrets.token_hex(4)}"
 
 
@@ -172,7 +173,7 @@ def router_settings(options: RouterOptions) -> RouterSettings:
 
 
 def worker_pool(options: RouterOptions) -> WorkerPool:
-    """The workers of `baton router --workers N`: the same command, without that flag."""
+    """The workers of `baton router --workers N`: each runs the same command without --workers."""
     from baton_router.server.workers import WorkerPool
 
     def command(path: Path, port: int) -> list[str]:
@@ -192,21 +193,22 @@ def worker_pool(options: RouterOptions) -> WorkerPool:
 
 
 def check_name(name: str) -> str:
-    """--node as it is, "" too; raise CommandError for what no router would take."""
+    """Return --node unchanged, even ""; raise CommandError if routers would refuse the name."""
     if name and re.match(NAME, name) is None:
         raise CommandError(f"--node {name!r}: use at most 253 letters, digits and signs, no space")
     return name
 
 
 def check_token(token: str) -> str:
-    """--link-token as it is; raise CommandError for what no HTTP header can carry."""
+    """Return --link-token unchanged; raise CommandError if an HTTP header cannot carry it."""
     if token and not (token.isascii() and token.isprintable() and " " not in token):
         raise CommandError("--link-token holds a space or another character; use letters, digits")
     return token
 
 
 def check_template(path: str) -> str | None:
-    """The absolute path of --chat-template, None without one."""
+    """Return --chat-template as an absolute path, None if empty; raise CommandError if there is no
+    such file."""
     if not path:
         return None
     file = Path(path).expanduser()
@@ -216,7 +218,7 @@ def check_template(path: str) -> str | None:
 
 
 def check_parsers(options: EngineOptions) -> None:
-    """Raise CommandError for a parser that nobody has."""
+    """Raise CommandError for an unknown --tool-parser or --reasoning-parser."""
     from baton_text.artifacts import ArtifactError
     from baton_text.parsers.registry import parsers_artifact
 

@@ -1,7 +1,7 @@
-"""`baton up`: from flags to a running pool on this machine.
+"""`baton up`: runs a whole pool on this machine.
 
-In: UpOptions. Out: a pool until Ctrl-C, or one answer (--once). Everything that can be wrong with
-the flags, the model, the port or the store is found before anything is started.
+In: UpOptions. Out: a pool until Ctrl-C, or one answer (--once). Flags, model, port and store are
+checked before any node or router starts.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Machine(NamedTuple):
-    """How to learn what a machine has for engines: free bytes, if anybody knows them, and the GPUs
-    of a value of CUDA_VISIBLE_DEVICES."""
+    """Functions that read a machine's resources. `free` returns free memory in bytes, None if
+    unknown; `gpus` lists the GPUs for a value of CUDA_VISIBLE_DEVICES."""
 
     free: Callable[[], int | None] = free_memory
     gpus: Callable[[str | None], list[Gpu]] = list_gpus
@@ -74,7 +74,8 @@ def run(options: UpOptions) -> int:
 
 
 def settle(options: UpOptions) -> UpOptions:
-    """Decide once what all engines must agree on: folder, name, dtype."""
+    """Check the flags, and resolve what all engines must agree on: model folder, served name,
+    dtype. Raise CommandError."""
     if options.prefill + options.decode == 0:
         raise CommandError("--prefill 0 --decode 0 leaves nobody to answer; give at least one node")
     if options.missing_role != "aggregate" and 0 in (options.prefill, options.decode):
@@ -105,9 +106,11 @@ def settle(options: UpOptions) -> UpOptions:
 
 
 def settle_tenants(options: UpOptions) -> UpOptions:
-    """Read the files once, so that a wrong one is found now. What secret is not given is made: the
-    table asks the router with its admin key, and of a tenant secret nobody needs to know; what then
-    outlives the pool in a Redis of the user's, nobody will find again."""
+    """Validate the tenants' files, and generate secrets that were not given. Raise CommandError.
+
+    The supervisor polls the router with the admin key. A generated tenant secret is never shown:
+    KV that it salted and that outlives the pool in the user's Redis is never found again.
+    """
     if options.sharing == "tenant" and not options.api_keys:
         raise CommandError(
             "--sharing tenant, and nothing tells tenants apart: give --api-keys FILE, or"
@@ -133,8 +136,8 @@ def settle_tenants(options: UpOptions) -> UpOptions:
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
-    """A bound socket that never listens: the router may bind beside it (SO_REUSEADDR), nobody gets
-    the port as a free one meanwhile. Raise CommandError where somebody listens there already."""
+    """Return a bound socket that never listens. It keeps the kernel from giving the port to others,
+    while the router can still bind it (SO_REUSEADDR). Raise CommandError if the port is in use."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -160,7 +163,8 @@ def make_plan(
     router_folder: str = "",
     machine: Machine = THIS_MACHINE,
 ) -> Plan:
-    """What each child is told. Prefill nodes come first: see share_cores()."""
+    """Build each child's command line and environment. Prefill nodes come first: see
+    share_cores()."""
     variables = {"TMPDIR": router_folder} if router_folder else {}
     nodes = []
     shares = share_machine(options, environment, machine)
@@ -178,14 +182,15 @@ def make_plan(
 
 
 def name_nodes(options: UpOptions) -> list[tuple[str, str]]:
-    """Role and name of each, prefill nodes first."""
+    """The role and name of each node, prefill nodes first."""
     counts = {"prefill": options.prefill, "decode": options.decode}
     return [(role, f"{role}-{i}") for role, count in counts.items() for i in range(count)]
 
 
 @dataclass(frozen=True)
 class NodeShare:
-    """What one engine gets of this machine; `variables` choose its GPU."""
+    """One engine's share of this machine: threads, bytes of KV (None: its own default), and the
+    variables that select its GPU."""
 
     threads: int
     kv_memory: int | None
@@ -195,7 +200,7 @@ class NodeShare:
 def share_machine(
     options: UpOptions, environment: Mapping[str, str], machine: Machine = THIS_MACHINE
 ) -> list[NodeShare]:
-    """One share per engine, prefill nodes first."""
+    """Return one share per engine, prefill nodes first. Raise CommandError if they do not fit."""
     engines = options.prefill + options.decode
     threads = share_cores(cores(), engines)
     if options.threads is not None:
@@ -229,10 +234,11 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
         for record in (EngineOptions, ExchangeOptions, TraceOptions)
         for item in fields(record)
     }
-    # What the nodes take together was counted here; each alone would count the others' as gone.
+    # share_machine() has checked the memory of all nodes. A node's own check would count the
+    # others' memory as taken, hence overcommit.
     shared |= {"threads": share.threads, "kv_memory": share.kv_memory, "overcommit": True}
     if VISIBLE in share.variables:
-        shared["device"] = CUDA  # the only one that it sees
+        shared["device"] = CUDA  # the node sees only one GPU
     return NodeOptions(
         **shared,
         node=name,
@@ -273,7 +279,7 @@ def _child(
 async def _up(options: UpOptions, started: float) -> None:
     stop = Stop()
     stop.install(asyncio.get_running_loop())
-    # With --once stdout is the answer's alone, so that a script can read it.
+    # With --once only the answer goes to stdout, for scripts that read it.
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
     with open_store(options) as store, folder_of_routers(options) as folder:
         plan = make_plan(options, store.urls, os.environ, folder)
@@ -288,15 +294,15 @@ async def _up(options: UpOptions, started: float) -> None:
             display.close()
     answered = greeter.done() and not greeter.cancelled()
     if answered:
-        greeter.result()  # raises where there was no answer
+        greeter.result()  # raises if the question failed
     elif options.once:
         raise CommandError("ended before there was an answer")
 
 
 @contextmanager
 def folder_of_routers(options: UpOptions) -> Iterator[str]:
-    """Several router processes meet in a folder, which is gone at the end, also where they are
-    killed."""
+    """Yield a temporary folder for the sockets of several router processes, "" for one process. It
+    is removed at the end even if the routers were killed."""
     if options.routers == 1:
         yield ""
         return
@@ -307,7 +313,7 @@ def folder_of_routers(options: UpOptions) -> Iterator[str]:
 async def _greet(
     options: UpOptions, supervisor: Supervisor, stop: Stop, display: Display, started: float
 ) -> None:
-    """When the pool is ready: say so, ask what was to be asked."""
+    """When the pool is ready, send the question of --once or --ask, and print the ready lines."""
     await supervisor.ready.wait()
     ready_s = time.monotonic() - started
     address = RouterAddress(options.host, options.port)
@@ -328,7 +334,8 @@ async def _greet(
 
 
 def show_answer(answer: Answer, ready_s: float) -> str:
-    """Answer, placement and timings. The rate leaves out the first token, whose time is prefill."""
+    """Format answer, placement and timings. The rate leaves out the first token, because its time
+    is mostly prefill."""
     after_first_s = answer.total_s - answer.first_token_s
     rate = (answer.tokens - 1) / after_first_s if answer.tokens > 1 and after_first_s > 0 else 0.0
     return "\n".join(
