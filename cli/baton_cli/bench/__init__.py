@@ -1,1 +1,1 @@
-"""`baton bench`: load on an engine or on a server, and its figures."""
+"""`baton bench`: puts load on an engine or a server, and reports figures."""

@@ -1,7 +1,7 @@
-"""When requests are sent: gaps drawn from a gamma distribution.
+"""Draws arrival times, with gaps from a gamma distribution.
 
-In: a rate, a shape, a seed. Out: seconds since the start, one per request. At shape 1 the gaps are
-exponential, that is, arrivals are a Poisson process.
+In: a rate, a shape (the burstiness), a seed. Out: one time per request, in seconds since the start.
+With shape 1 the gaps are exponential: arrivals are a Poisson process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from baton_cli.errors import UsageError
 
 
 def parse_rate(text: str) -> float:
-    """Requests a second, or infinity; raise UsageError."""
+    """Return --request-rate in requests per second, or infinity; raise UsageError."""
     try:
         rate = float(text)
     except ValueError:
@@ -24,8 +24,9 @@ def parse_rate(text: str) -> float:
 
 
 def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """The first arrives at 0. The mean gap is 1 / rate whatever the burstiness: the gamma
-    distribution's mean is shape * scale, its variance shape * scale^2."""
+    """Return `count` arrival times in seconds; the first is 0. The burstiness does not change the
+    mean gap of 1 / rate: a gamma distribution has mean shape * scale and variance shape * scale^2.
+    """
     if math.isinf(rate):
         return [0.0] * count
     draw = random.Random(seed)

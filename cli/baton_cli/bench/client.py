@@ -1,7 +1,7 @@
-"""Sends requests at their times and notes what comes back.
+"""Sends requests at their arrival times and records the answers.
 
-In: encoded bodies with their arrival times, a server. Out: an Outcome per request, whatever became
-of it: what fails is a reason in it, never an exception.
+In: encoded bodies with their arrival times, a server. Out: an Outcome per request. A failed request
+gives an Outcome with an error, never an exception.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """`url` is that of the endpoint; `headers` go with each request."""
+    """The server under load. `url` is `base` plus the endpoint's path; every request carries
+    `headers` and has `timeout_s` seconds in all."""
 
     base: str
     url: str
@@ -34,7 +35,8 @@ class Server:
 
 
 class Job(NamedTuple):
-    """`at` is in seconds since the run's beginning; the tokens are those asked for and sent."""
+    """One request to send. `at` is in seconds since the run began; `new_tokens` is the number of
+    tokens requested, `prompt_tokens` the number sent."""
 
     at: float
     body: bytes
@@ -46,7 +48,7 @@ Progress = Callable[[int], None]
 
 
 def session() -> aiohttp.ClientSession:
-    """As many connections as there are requests under way; the run's own limit is elsewhere."""
+    """Open a session without a connection limit: send_all() bounds the concurrency."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
         timeout=aiohttp.ClientTimeout(total=None),
@@ -55,7 +57,7 @@ def session() -> aiohttp.ClientSession:
 
 
 async def first_model(http: aiohttp.ClientSession, server: Server) -> str:
-    """The first name of /v1/models; raise CommandError."""
+    """Return the first model name of /v1/models; raise CommandError."""
     url = server.base + "/v1/models"
     limit = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
     try:
@@ -79,7 +81,8 @@ async def send_all(
     max_concurrency: int | None,
     progress: Progress,
 ) -> tuple[list[Outcome], float]:
-    """Outcomes in the order of the jobs, and the seconds from the first sending to the last end."""
+    """Send all jobs. Return the outcomes in the order of the jobs, and the run's duration in
+    seconds. `progress` is called with numbers of newly received tokens."""
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     begun = time.perf_counter()
 
@@ -95,7 +98,7 @@ async def send_all(
 async def send(
     http: aiohttp.ClientSession, server: Server, job: Job, zero: float, progress: Progress
 ) -> Outcome:
-    """One request; `zero` is the run's beginning."""
+    """Send one request; `zero` is the run's start on time.perf_counter()."""
     begun = time.perf_counter()
     outcome = Outcome(begun - zero, job.new_tokens, job.prompt_tokens)
     reader = AnswerReader(outcome, begun)
@@ -136,7 +139,8 @@ async def _status(response: aiohttp.ClientResponse) -> str:
 
 
 def _broken(error: Exception) -> str:
-    """Without addresses and ports of the client, or each failure would be a reason of its own."""
+    """Describe a broken connection without the client's addresses and ports, so that equal failures
+    have equal reasons."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"no connection: {error.os_error.strerror or error.os_error}"
     return f"the connection broke: {type(error).__name__}"

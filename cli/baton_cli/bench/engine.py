@@ -1,7 +1,7 @@
-"""From a bench's flags to an engine in this process.
+"""Builds a bench's engine in this process.
 
-In: BenchOptions. Out: an EngineCore, or a CommandError of one line. torch, and what a node needs
-beside it, is imported when the engine of choice asks for it.
+In: BenchOptions. Out: an EngineCore, or a CommandError of one line. torch and the node's package
+are imported only if the chosen engine needs them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEMO = "demo"
 
 
 def find_folder(options: BenchOptions) -> Path | None:
-    """The model's folder; None for a simulated engine that was given none."""
+    """Return the model's folder, None for a simulated engine without a model."""
     if options.load_format == "dummy":
         return _dummy_folder(options)
     if options.model == DEMO:
@@ -44,7 +44,7 @@ def build(options: BenchOptions, folder: Path | None) -> EngineCore:
 
 
 def read_tokenizer(folder: Path | None) -> Tokenizer:
-    """The model's, or the one of a simulated engine without a model."""
+    """Read the model's tokenizer; without a folder, use the byte tokenizer of the sim engine."""
     from baton_text.artifacts import ArtifactError, byte_artifacts, read_artifacts
     from baton_text.tokenizer import Tokenizer
 

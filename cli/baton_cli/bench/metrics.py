@@ -1,7 +1,7 @@
-"""What a bench says at its end: figures out of traces, as JSON and as text.
+"""Computes the figures of an engine bench from its traces.
 
-In: a Trace per run. Out: records whose fields are the JSON's; those that vLLM's bench has too bear
-its names. Times are in milliseconds where the name says so, else in seconds.
+In: a Trace per run. Out: records that become the JSON report. Figures that vLLM's bench also has
+use its names. Times are in milliseconds if the name says so, else in seconds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Mean and percentiles; the keys are those of PERCENTILES."""
+    """Mean and percentiles, keyed by the numbers of PERCENTILES as strings."""
 
     mean: float
     percentiles: dict[str, float]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured."""
+    """The engine and workload that were measured."""
 
     model: str
     engine: str
@@ -42,20 +42,21 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int
     max_num_seqs: int
     seed: int
-    overlap: bool  # steps were launched before those before them were read
-    enforce_eager: bool  # no CUDA graphs, also where there could be some
+    overlap: bool  # a step is launched before the previous step's results are read
+    enforce_eager: bool  # CUDA graphs are disabled
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
-    """(Allocated - used) / allocated tokens of KV: over the steps that computed no prompt token,
-    and over all. None where there was no such step to look at."""
+    """The unused share of allocated KV, (allocated - used) / allocated tokens: `steady` over the
+    sampled steps without prompt tokens, `run` over all sampled steps. None without such a step."""
 
     steady: float | None
     run: float | None
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """`steps` computed something; `sampling_steps` of them gave tokens."""
+    """The figures of `baton bench throughput`. `steps` counts the steps that computed tokens,
+    `sampling_steps` those that also sampled new ones."""
 
     elapsed_time: float
     num_requests: int
@@ -81,7 +82,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Of batches, each from its submission to its last token."""
+    """The figures of `baton bench latency`: seconds per batch, from submission to last token."""
 
     avg_latency: float
     latencies: tuple[float, ...]
@@ -162,13 +163,14 @@ def latency_of(traces: Sequence[Trace], workload: Workload, setting: Setting) ->
 
 
 def waste_of(looks: Sequence[CacheUse]) -> float | None:
-    """Weighted by what was allocated: an almost empty cache counts for little."""
+    """The wasted share of KV, weighted by allocation, so that an almost empty cache counts little.
+    None if nothing was allocated."""
     allocated = sum(look.allocated for look in looks)
     return sum(look.empty for look in looks) / allocated if allocated else None
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Percentiles lie between the two nearest values; of nothing, all are 0."""
+    """Mean and interpolated percentiles; all are 0 if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return Spread(0.0, {str(percent): 0.0 for percent in PERCENTILES})
@@ -177,7 +179,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between the two nearest of some values in ascending order."""
+    """Interpolate linearly between the two nearest values; `ordered` is ascending and not empty."""
     place = (len(ordered) - 1) * percent / 100
     low, high = math.floor(place), math.ceil(place)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

@@ -1,7 +1,7 @@
-"""Flags of `baton bench`, named and preset as in vLLM's bench where it has the same thing.
+"""Flags of `baton bench`, with vLLM's names and defaults where its bench has the same flag.
 
 EngineOptions
-`-- BenchOptions            what both measure
+`-- BenchOptions            flags of both benches
     |-- ThroughputOptions   `baton bench throughput`
     `-- LatencyOptions      `baton bench latency`
 """
@@ -28,7 +28,7 @@ DEFAULT_OUTPUT_LEN = 128
 class BenchOptions(EngineOptions):
     TITLE = "bench"
 
-    # What is printed is the result; the engine's own news are not.
+    # Only the result is printed, not the engine's info lines.
     log_level: LogLevel = flag("warning", "how much to log on stderr")
     model: str = flag(
         "", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured), or demo", metavar="MODEL"

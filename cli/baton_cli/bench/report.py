@@ -1,4 +1,4 @@
-"""A bench on the screen: how far it is while it runs, and its figures at the end.
+"""A bench's output: a progress bar while it runs, and its figures at the end.
 
 In: counts of tokens, and the figures. Out: one line that is redrawn on a terminal, and text.
 """
@@ -15,7 +15,7 @@ BAR_WIDTH = 30
 
 
 class ProgressBar:
-    """Redraws one line of `out`, and wipes it at the end; says nothing where that is no terminal.
+    """Redraws one line on `out` and erases it at the end; silent unless `out` is a terminal.
     `total` is in tokens."""
 
     def __init__(self, out: TextIO, total: int, clock: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
-"""Drives an engine through requests, and notes when what came out of it.
+"""Drives an engine through requests, and records when it computes which tokens.
 
-In: an engine, requests, a clock. Out: a Trace. Reading the figures out of it is bench_figures'
-business; here stands only what must happen while the clock runs.
+In: an engine, requests, a clock. Out: a Trace. This module does only what must happen while the
+clock runs; `metrics` computes the figures afterwards.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 
 STEP_LIMIT = 10_000_000
-# Asking an engine for its load walks over its requests: 0.2 ms for 256. A prime, or requests of one
-# length would always be looked at with their last block equally full.
+# Sample the KV cache every 13 steps, because engine.load() walks over all requests: 0.2 ms for 256.
+# A prime, so that samples do not always find requests of one length with equally full last blocks.
 LOOK_EVERY = 13
 
 
 @dataclass(slots=True)
 class BenchRequest:
-    """One request: when its tokens came, and, until the first of them, how much of its prompt had
-    KV in how many blocks."""
+    """One request: the times of its tokens in seconds since the start and, until the first token,
+    how many prompt tokens have KV (`computed`) in how many blocks."""
 
     prompt_len: int
     times: list[float] = field(default_factory=list)
@@ -33,7 +33,7 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BenchStep:
-    """When a step ended, in seconds since the start, and what it computed."""
+    """A step's end in seconds since the start, and the number of tokens it computed and sampled."""
 
     end: float
     prompt_tokens: int
@@ -42,8 +42,8 @@ class BenchStep:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """The KV cache within a step, in tokens: room that requests hold, and how much of it holds
-    nothing. `steady`: no prompt was being computed."""
+    """A sample of the KV cache in a step, in tokens: capacity that requests hold, and how much of
+    it is empty. `steady`: the step computed no prompt tokens."""
 
     allocated: int
     empty: int
@@ -52,8 +52,8 @@ class CacheUse:
 
 @dataclass(slots=True)
 class Trace:
-    """Seconds since the start. Of the prompts, `cached_tokens` came from the prefix cache and
-    `host_tokens` from the host tier."""
+    """The record of a run. Times are seconds since the start. `cached_tokens` counts prompt tokens
+    found in the prefix cache, `host_tokens` those loaded from the host tier."""
 
     lives: dict[RequestId, BenchRequest]
     steps: list[BenchStep] = field(default_factory=list)
@@ -75,8 +75,8 @@ def drive(
     clock: Callable[[], float],
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
-    """Submit all, then step until all have ended; the clock runs from the first submission on.
-    `progress` hears of each step's new tokens."""
+    """Submit all requests, then step until all have ended. The clock starts before the first
+    submission. `progress` is called with the number of each step's new tokens."""
     before = engine.load().preemptions_total
     trace = Trace({each.id: BenchRequest(len(each.prompt_ids)) for each in requests})
     began = clock()
@@ -84,7 +84,7 @@ def drive(
         for request in requests:
             engine.submit(request, track=True)
         _step_all(engine, trace, lambda: clock() - began, progress)
-    finally:  # after an error nothing must go on running in the background
+    finally:  # after an error, no request may keep running in the background
         for request in requests:
             engine.abort(request.id)
     trace.preemptions = engine.load().preemptions_total - before
@@ -101,7 +101,7 @@ def _step_all(
         if not engine.has_work():
             return
         result = engine.step()
-        if not result.num_tokens:  # it only reported ends
+        if not result.num_tokens:  # the step only reported finished requests
             continue
         trace.elapsed = now()
         _note(trace, result, number)
@@ -127,8 +127,9 @@ def _note(trace: Trace, result: StepResult, number: int) -> None:
 
 
 def _look(engine: Engine, trace: Trace, result: StepResult, number: int) -> CacheUse:
-    """Blocks that requests share are full, so each request's emptiness is its own. Those that ended
-    in this step still hold theirs: they were tracked."""
+    """Sample the KV cache. Shared blocks are full, so summing each request's empty slots counts
+    none twice. Requests that ended in this step still hold their blocks, because they are tracked.
+    """
     size, load = engine.info.layout.block_size, engine.load()
     empty = sum(_empty(live, size) for live in trace.lives.values() if live.seen == number)
     allocated = (load.total_blocks - load.free_blocks) * size
@@ -136,8 +137,8 @@ def _look(engine: Engine, trace: Trace, result: StepResult, number: int) -> Cach
 
 
 def _empty(live: BenchRequest, size: int) -> int:
-    """Tokens that a request's blocks have room for and do not hold. One that generates has KV of
-    all its tokens but the last, and no block more than that takes."""
+    """The empty token slots in a request's blocks. A generating request has KV for all its tokens
+    but the last, in the fewest blocks that hold it."""
     if not live.times:
         return live.blocks * size - live.computed
     return -(live.prompt_len + len(live.times) - 1) % size

@@ -1,8 +1,8 @@
-"""What a load on a server came to: figures by the names of vLLM's bench.
+"""Computes the figures of a load on a server, under the names of vLLM's bench.
 
-In: Outcomes. Out: a flat record for JSON, of which the text is made too. Times are in milliseconds
-where the name says so, else in seconds. A failed request counts in `failed` and its reason, and in
-no other figure.
+In: Outcomes. Out: a flat record, the source of the JSON and the text report. Times are in
+milliseconds if the name says so, else in seconds. Failed requests count only in `failed` and
+`failures`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which metrics' percentiles are reported, and what a good request holds (ms by metric)."""
+    """The metrics whose percentiles are reported, and a good request's goals (ms by metric)."""
 
     metrics: tuple[str, ...]
     percentiles: tuple[float, ...]
@@ -39,7 +39,7 @@ class Wanted:
     def read(
         cls, metrics: Sequence[str], percentiles: Sequence[str], goodput: Sequence[str]
     ) -> Wanted:
-        """Raise UsageError for a name or a number that is none."""
+        """Parse the flags; raise UsageError for an unknown metric or an invalid number."""
         for name in metrics:
             _check_metric("--percentile-metrics", name, name)
         return cls(
@@ -82,7 +82,7 @@ def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Jso
 
 
 def samples(outcomes: Sequence[Outcome], metric: str) -> list[float]:
-    """Milliseconds: one per gap for itl, else at most one per request."""
+    """Return a metric's values in milliseconds: one per gap for itl, else at most one per request."""
     if metric == "itl":
         return [1e3 * gap for one in outcomes for gap in one.gaps]
     if metric == "tpot":
@@ -91,15 +91,16 @@ def samples(outcomes: Sequence[Outcome], metric: str) -> list[float]:
 
 
 def is_good(outcome: Outcome, goals: Mapping[str, float]) -> bool:
-    """Whether each sample of a request holds each goal; one without a second token holds tpot and
-    itl."""
+    """Whether the request succeeded and all its samples meet the goals. A request with a single
+    token has no tpot and no itl, and meets these goals."""
     return not outcome.error and all(
         value <= most for name, most in goals.items() for value in samples([outcome], name)
     )
 
 
 def most_at_once(outcomes: Sequence[Outcome]) -> int:
-    """Of those that did not fail; one that ends as another starts is not beside it."""
+    """The most successful requests in flight at once. Requests do not overlap if one ends at the
+    moment when the other starts."""
     good = [one for one in outcomes if not one.error]
     turns = sorted(
         [(one.start, 1) for one in good] + [(one.start + one.latency, -1) for one in good]
@@ -112,7 +113,7 @@ def most_at_once(outcomes: Sequence[Outcome]) -> int:
 
 
 def detailed(outcomes: Sequence[Outcome]) -> Json:
-    """Each request's own figures, in the order of the requests; seconds."""
+    """Each request's own figures in the order of the requests, in seconds."""
     return {
         "start_times": [one.start for one in outcomes],
         "input_lens": [one.prompt_tokens for one in outcomes],
@@ -125,7 +126,7 @@ def detailed(outcomes: Sequence[Outcome]) -> Json:
 
 
 def _spread(name: str, values: list[float], wanted: Wanted) -> Json:
-    """Of nothing, all are None."""
+    """Mean, median, standard deviation and percentiles; all are None if there are no values."""
     ordered = sorted(values)
     figures: Json = {
         f"mean_{name}_ms": statistics.fmean(ordered) if ordered else None,

@@ -1,10 +1,10 @@
-"""Flags of `baton bench serve`, named and preset as in vLLM's bench where it has the same thing.
+"""Flags of `baton bench serve`, with vLLM's names and defaults where its bench has the same flag.
 
 CommonOptions
-`-- TargetOptions           which server is asked, and how it is addressed
-    `-- PromptOptions       what it is asked
-        `-- ArrivalOptions  when
-            `-- ServeOptions  what is said of the answers
+`-- TargetOptions             the server and its endpoint
+    `-- PromptOptions         the requests
+        `-- ArrivalOptions    their times
+            `-- ServeOptions  the figures that are reported
 """
 
 from __future__ import annotations

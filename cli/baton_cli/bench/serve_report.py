@@ -1,4 +1,4 @@
-"""A load on a server, columns as vLLM's bench tells it: one figure a line.
+"""Formats the figures of a load on a server as vLLM's bench does: one figure per line.
 
 In: the figures. Out: text.
 """
@@ -14,7 +14,7 @@ LABEL_WIDTH = 40
 
 
 def serve_text(found: Json, wanted: Wanted) -> str:
-    """Failures, where there are some, come last: that is what is read."""
+    """Format the report. Failures come last, where readers look first."""
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
         _line("Successful requests:", found["completed"]),
@@ -54,7 +54,7 @@ def _metric_lines(name: str, found: Json, wanted: Wanted) -> list[str]:
 
 
 def _line(label: str, value: Any) -> str:
-    """Empty for what there is not."""
+    """Format one figure; "" if it is None."""
     if value is None:
         return ""
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,7 +1,8 @@
-"""What `baton bench serve` asks and when: prompts, arrival times, JSON bodies.
+"""The requests of `baton bench serve`: prompts, arrival times, JSON bodies.
 
-In: ServeOptions, a tokenizer where one is needed. Out: the plan, the same for the same flags.
-Prompts are token ids, which /v1/completions takes as they are; a chat gets their text.
+In: ServeOptions, and a tokenizer for sharegpt or chat. Out: a plan, which is the same for equal
+flags. Prompts are token ids: /v1/completions accepts these directly, a chat endpoint gets them
+decoded to text.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Arrivals = Callable[[int], list[float]]
 
 
 class Planned(NamedTuple):
-    """`at` is in seconds since the run's beginning."""
+    """A prompt and its arrival time `at`, in seconds since the run began."""
 
     at: float
     ask: Ask
@@ -40,7 +41,7 @@ def is_self_timed(options: ServeOptions) -> bool:
 
 
 def check_prompts(options: ServeOptions) -> None:
-    """Raise UsageError for flags that do not fit together."""
+    """Raise UsageError for flags that contradict each other."""
     name, defaults = options.dataset_name, ServeOptions()
     if (name == "random") == bool(options.dataset_path):
         raise UsageError(
@@ -61,8 +62,8 @@ def check_prompts(options: ServeOptions) -> None:
 
 
 def plan(options: ServeOptions, tokenizer: Tokenizer | None, drawn: Arrivals) -> list[Planned]:
-    """At most --num-prompts requests in the order of their times; `drawn` gives times where the
-    dataset has none that are to be kept. Raise CommandError for a file that does not do."""
+    """Return at most --num-prompts requests in order of arrival. `drawn` makes the arrival times,
+    unless a trace brings its own. Raise CommandError for an unusable file."""
     path = Path(options.dataset_path).expanduser()
     times: list[float] | None = None
     if options.dataset_name == "trace":
@@ -98,7 +99,7 @@ def plan(options: ServeOptions, tokenizer: Tokenizer | None, drawn: Arrivals) ->
 
 
 class Speaker:
-    """Makes the JSON bodies of one run."""
+    """Encodes the JSON bodies of one run."""
 
     def __init__(self, options: ServeOptions, model: str, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer if is_chat(options) else None

@@ -1,8 +1,8 @@
-"""Prompts and answer lengths out of a file in ShareGPT's form.
+"""Reads prompts and answer lengths from a file in ShareGPT's format.
 
 In: a JSON list of objects whose `conversations` list holds turns with a `value`. Out: a Workload of
-first turns, each with as many new tokens as the turn behind it has. Too short and too long ones are
-left out, by the limits that vLLM's bench uses, so that figures can be compared.
+first turns; each gets as many new tokens as the second turn has. Conversations that are too short
+or too long are left out by the limits of vLLM's bench, so that figures are comparable.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from baton_cli.bench.workload import Ask, Workload
 from baton_cli.errors import CommandError
 from baton_text.tokenizer import Tokenizer
 
-LEAST_TOKENS = 4  # of a prompt, and of an answer
+LEAST_TOKENS = 4  # of a prompt, and of an answer whose length the dataset gives
 MOST_PROMPT_TOKENS = 1024
-MOST_TOKENS = 2048  # of both
+MOST_TOKENS = 2048  # of prompt and answer together
 
 
 class _Turn(msgspec.Struct, frozen=True):
@@ -33,8 +33,8 @@ class _Conversation(msgspec.Struct, frozen=True):
 def sharegpt(
     path: Path, tokenizer: Tokenizer, *, count: int, output_len: int | None, seed: int
 ) -> Workload:
-    """At most `count` requests, in an order drawn by `seed`; raise CommandError for a file without
-    any. `output_len` replaces the answers' lengths."""
+    """Read at most `count` requests, in an order drawn with `seed`. `output_len` replaces the
+    answers' lengths. Raise CommandError if the file has no usable conversation."""
     pairs = _read(path)
     random.Random(seed).shuffle(pairs)
     asks = []
@@ -63,7 +63,7 @@ def _usable(
 
 
 def _read(path: Path) -> list[tuple[str, str]]:
-    """The first two turns of each conversation that has two."""
+    """Return the first two turns of each conversation with at least two."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
     except (OSError, msgspec.MsgspecError) as error:

@@ -1,6 +1,6 @@
-"""A streamed answer as its client sees it: server-sent events, and when tokens came.
+"""Reads a streamed answer (server-sent events) and records when tokens arrived.
 
-In: bytes as they arrive, and the time. Out: an Outcome. No I/O: the clock is the caller's.
+In: bytes as they arrive, and the time. Out: an Outcome. Does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ DONE = b"[DONE]"
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. Seconds: `start` since the run's beginning, the others since `start`; `gaps`
-    lie between two chunks with tokens, `latency` ends with the last chunk of a choice. `cached`
-    are those prompt tokens that the server did not compute, None where it does not say. An `error`
-    is a reason in few words, empty where all went well."""
+    """The outcome of one request; times are in seconds.
+
+    start    since the run began
+    ttft     from `start` to the first chunk with tokens
+    gaps     between two consecutive chunks with tokens
+    latency  from `start` to the last chunk of a choice
+    cached   prompt tokens that the server took from a cache, None if it does not report them
+    error    a short reason, "" on success
+    """
 
     start: float
     asked_tokens: int = 0
@@ -32,7 +37,7 @@ class Outcome:
 
     @property
     def tpot(self) -> float | None:
-        """Mean seconds of a token behind the first; None where there is none."""
+        """Mean seconds per token after the first; None with fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.latency - self.ttft) / (self.output_tokens - 1)
@@ -52,7 +57,8 @@ class _Choice(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
 
     def speaks(self) -> bool:
-        """Whether it brings tokens: not a chat's opening chunk, which names the role alone."""
+        """Whether the choice carries tokens. A chat's opening chunk, which only names the role,
+        does not."""
         delta = self.delta
         return bool(
             self.text
@@ -83,14 +89,14 @@ class _Chunk(msgspec.Struct, frozen=True):
 
 
 class SseReader:
-    """Cuts a byte stream into the payloads of its events, wherever its pieces end."""
+    """Splits a byte stream into the payloads of its events. Pieces may end anywhere."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The payloads of the events that `piece` completes."""
+        """Return the payloads of the events that `piece` completes."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         found = []
         for line in lines:
@@ -104,20 +110,20 @@ class SseReader:
 
 
 class AnswerReader:
-    """Fills one Outcome from a stream's bytes. `begun` is on the clock that feed() is given."""
+    """Fills one Outcome from a stream's bytes. `begun` and the times of feed() share a clock."""
 
     def __init__(self, outcome: Outcome, begun: float) -> None:
         self._outcome = outcome
         self._begun = begun
         self._events = SseReader()
         self._decode = msgspec.json.Decoder(_Chunk).decode
-        self._counted = 0  # tokens by ids, or chunks that had none
+        self._counted = 0  # token ids, and 1 for each choice without ids
         self._usage: _Usage | None = None
         self._done = False
 
     def feed(self, piece: bytes, now: float) -> int:
-        """How many chunks with tokens `piece` completed; raise msgspec.MsgspecError for what is no
-        chunk."""
+        """Read a piece, and return how many tokens it completed: token ids, and 1 for each choice
+        without ids. Raise msgspec.MsgspecError for an event that is not a chunk."""
         before = self._counted
         for payload in self._events.feed(piece):
             if payload == DONE:
@@ -127,7 +133,7 @@ class AnswerReader:
         return self._counted - before
 
     def close(self) -> None:
-        """The stream is over: count its tokens, and say whether it was whole."""
+        """End the stream: set the token counts, and an error if the answer is incomplete."""
         usage, outcome = self._usage, self._outcome
         outcome.output_tokens = usage.completion_tokens if usage else self._counted
         if usage and usage.prompt_tokens:
@@ -159,7 +165,7 @@ class AnswerReader:
 
 
 def error_word(error: Any) -> str:
-    """A server's error in a word that many requests can share."""
+    """Shorten a server's error to a code or type, so that equal errors count together."""
     detail = error.get("error", error) if isinstance(error, dict) else error
     if isinstance(detail, dict):
         words = (detail.get(key) for key in ("code", "type", "message"))

@@ -1,9 +1,9 @@
-"""Requests out of a trace in Mooncake's form: when, how long, and which blocks they share.
+"""Reads requests from a trace in Mooncake's format: arrival times, lengths and shared blocks.
 
 In: a JSONL file whose lines hold `timestamp` in ms, `input_length` and `output_length` in tokens
 and `hash_ids`, one per 512 tokens of the prompt. Out: a Workload and its arrival times. Equal hash
-ids give equal tokens, so prompts share the prefixes that the traced ones shared; what no hash id
-covers is a request's own.
+ids give equal tokens, so prompts share the same prefixes as in the trace. Tokens that no hash id
+covers are unique to their request.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Line(msgspec.Struct, frozen=True):
 def trace(
     path: Path, *, count: int, vocab_size: int, output_len: int | None, seed: int
 ) -> tuple[Workload, list[float]]:
-    """The first `count` lines, in order of time; seconds since the first of them. Raise
-    CommandError naming the line that is wrong."""
+    """Return the file's first `count` requests in order of time, and their arrival times in seconds
+    since the first. Raise CommandError, which names a malformed line."""
     lines = sorted(_read(path, count), key=lambda line: line.timestamp)
     if not lines:
         raise CommandError(f"--dataset-path {path} holds no request")
@@ -49,7 +49,8 @@ def trace(
 
 
 def prompt(line: Line, number: int, vocab_size: int, seed: int) -> tuple[int, ...]:
-    """A line's token ids; `number` makes those its own that no hash id covers."""
+    """Return a line's token ids. Those that no hash id covers are drawn from `number`, so they are
+    unique to the request."""
     covered = min(line.input_length, BLOCK_TOKENS * len(line.hash_ids))
     ids = [
         one

@@ -1,6 +1,6 @@
-"""What a bench asks of an engine: prompts of token ids, and how many new tokens each gets.
+"""The workloads of the engine benches: prompts of token ids, and numbers of new tokens.
 
-In: flags and the size of the vocabulary. Out: a Workload, the same for the same seed.
+In: flags and the size of the vocabulary. Out: a Workload, which is the same for equal seeds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 
-# The reference workload of nano-vllm's and mini-sglang's offline bench: its draws and its totals.
+# The reference workload of nano-vllm's and mini-sglang's offline bench: its ranges and its totals.
 NANO_SEED = 0
 NANO_PROMPTS = 256
 NANO_LENGTHS = (100, 1024)
 NANO_LAST_ID = 10_000
 NANO_TEMPERATURE = 0.6
 NANO_TOTALS = (142_827, 133_966, 1_024)
-# What a preset decides itself.
+# Flags that cannot be combined with --preset.
 PRESET_DECIDES = (
     *("dataset_name", "dataset_path", "input_len", "output_len"),
     *("random_range_ratio", "random_prefix_len"),
@@ -37,7 +37,7 @@ PRESET_DECIDES = (
 
 
 class Ask(NamedTuple):
-    """One prompt and the number of tokens it gets."""
+    """One prompt and the number of tokens to generate."""
 
     prompt: tuple[int, ...]
     new_tokens: int
@@ -45,7 +45,7 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests that are sent at once; none ends before it has its tokens."""
+    """Requests that are submitted at once. Each generates all its tokens: EOS is ignored."""
 
     name: str
     asks: tuple[Ask, ...]
@@ -61,11 +61,12 @@ class Workload:
 
     @property
     def longest_answer(self) -> int:
-        """Also the fewest steps in which an engine can be done with it."""
+        """The most new tokens of a prompt: also the fewest steps that the workload can take."""
         return max(ask.new_tokens for ask in self.asks)
 
     def requests(self, seed: int, salt: str = "") -> list[Request]:
-        """Another `salt` gives the same tokens, and nothing of them is in the prefix cache."""
+        """Build the engine's requests. A different `salt` gives the same prompts, but separates
+        them in the prefix cache."""
         return [
             Request(
                 id=RequestId(f"{salt}{index}"),
@@ -85,7 +86,7 @@ class Workload:
 
 
 def check_flags(options: ThroughputOptions) -> None:
-    """Raise UsageError for flags of which one would do nothing."""
+    """Raise UsageError for combinations in which one flag has no effect."""
     defaults = ThroughputOptions()
     given = [name for name in PRESET_DECIDES if getattr(options, name) != getattr(defaults, name)]
     if options.preset and given:
@@ -102,7 +103,7 @@ def check_flags(options: ThroughputOptions) -> None:
 
 
 def synthetic(options: ThroughputOptions, vocab_size: int) -> Workload:
-    """The preset, or random prompts."""
+    """Build the preset's workload, or random prompts."""
     if options.preset:
         return nano_vllm(vocab_size, options.num_prompts or NANO_PROMPTS)
     return random_prompts(
@@ -117,7 +118,7 @@ def synthetic(options: ThroughputOptions, vocab_size: int) -> Workload:
 
 
 def batch(options: LatencyOptions, vocab_size: int) -> Workload:
-    """Prompts of one length."""
+    """Build one batch of prompts of equal length."""
     return random_prompts(
         vocab_size,
         count=options.batch_size,
@@ -137,7 +138,8 @@ def random_prompts(
     range_ratio: float = 0.0,
     prefix_len: int = 0,
 ) -> Workload:
-    """Uniform ids behind one prefix; lengths are uniform within `range_ratio` of those given."""
+    """Build prompts of uniform random ids after a shared prefix. Lengths are uniform within a
+    relative distance of `range_ratio` from the given ones."""
     draw, ids = random.Random(seed), range(vocab_size)
 
     def length(middle: int) -> int:
@@ -153,8 +155,8 @@ def random_prompts(
 
 
 def nano_vllm(vocab_size: int, count: int = NANO_PROMPTS) -> Workload:
-    """The first `count` requests of the reference workload. The order of the draws is part of it:
-    each prompt's length before its ids, all prompts before the numbers of new tokens."""
+    """Build the first `count` requests of the reference workload. Its draws must keep their order:
+    each prompt's length before its ids, and all prompts before the numbers of new tokens."""
     if vocab_size <= NANO_LAST_ID:
         raise CommandError(
             f"--preset nano-vllm draws ids up to {NANO_LAST_ID}; this model has {vocab_size}"

@@ -1,11 +1,11 @@
-"""From the GGUF file of SmolLM2-135M-Instruct to a Hugging Face folder.
+"""Converts the GGUF file of SmolLM2-135M-Instruct to a Hugging Face folder.
 
 In: the file (Llama architecture; weights in 4 and 8 bits, vocabulary, merges, chat template). Out:
-bf16 safetensors, config, tokenizer.json and template in a given folder, after the folder answered a
-question through transformers.
+bf16 safetensors, config, tokenizer.json and template in a given folder. The conversion succeeds
+only if transformers, run on that folder, answers a question correctly.
 
-The tensors are dequantized here rather than by transformers' own GGUF loader, which demands
-`accelerate` and ignores that this tokenizer splits digits one by one. The values are the same.
+This module dequantizes the tensors itself: transformers' GGUF loader gives the same values, but
+requires `accelerate` and ignores that this tokenizer splits digits one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NUM_TENSORS = 272
 QUESTION = "What is the capital of France?"
-# The question as the model's chat template puts it: system, user, and the answer's beginning.
+# The question as rendered by the model's chat template: system, user, generation prompt.
 QUESTION_IDS = (
     *(1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407),
     *(19712, 8182, 2, 198, 1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198),
@@ -39,11 +39,11 @@ Tensors = dict[str, "npt.NDArray[np.float32]"]
 
 
 class DemoModelError(Exception):
-    """The demo model cannot be had; the message is one line that says what to do."""
+    """The demo model is not available. The message is one line that says what to do."""
 
 
 def convert(gguf: Path, target: Path, progress: Progress) -> None:
-    """Write the folder's files into `target`, prove that it answers; raises DemoModelError."""
+    """Write the model's files into `target`, and check its answer. Raise DemoModelError."""
     for module in ("gguf", "torch", "transformers"):
         if importlib.util.find_spec(module) is None:
             raise DemoModelError(
@@ -63,7 +63,7 @@ def convert(gguf: Path, target: Path, progress: Progress) -> None:
 
 
 def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
-    """Metadata and fp32 tensors under the names of transformers' Llama."""
+    """Return the metadata, and fp32 tensors under the names of transformers' Llama."""
     import numpy as np
     from gguf import GGUFReader
     from gguf.quants import dequantize
@@ -76,7 +76,7 @@ def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
     }
     tensors: Tensors = {}
     for tensor in reader.tensors:
-        # Copied, because an fp32 tensor comes back as a read-only view of the file.
+        # Copy: dequantize returns an fp32 tensor as a read-only view of the file.
         values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         kind = tensor.name.split(".")[-2]
         if kind in heads:
@@ -86,15 +86,16 @@ def _read_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
 
 
 def _rotary_halves(weight_OD: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Rows of each head from GGUF's order (rotary pairs side by side) to transformers' (all first
-    members, then all second). O = heads * head_dim outputs, D = hidden inputs."""
+    """Reorder each head's rows from GGUF's order (rotary pairs side by side) to transformers' (all
+    first members, then all second). O = heads * head_dim outputs, D = hidden inputs."""
     rows, columns = weight_OD.shape
     paired = weight_OD.reshape(heads, rows // heads // 2, 2, columns)
     return paired.swapaxes(1, 2).reshape(rows, columns)
 
 
 def _llama_name(name: str) -> str:
-    """transformers' name of a GGUF tensor: blk.7.attn_q.weight -> model.layers.7.self_attn..."""
+    """Map a GGUF tensor's name to transformers': blk.7.attn_q.weight becomes
+    model.layers.7.self_attn.q_proj.weight."""
     whole = {
         "token_embd.weight": "model.embed_tokens.weight",
         "output_norm.weight": "model.norm.weight",
@@ -138,7 +139,7 @@ def _write_model(meta: Mapping[str, Any], tensors: Tensors, target: Path) -> Non
         num_key_value_heads=int(meta["llama.attention.head_count_kv"]),
         head_dim=hidden // heads,
         max_position_embeddings=int(meta["llama.context_length"]),
-        # The file keeps them as fp32: 9.999999747378752e-06 is 1e-05.
+        # The file stores it as fp32: 9.999999747378752e-06 is 1e-05.
         rms_norm_eps=float(f"{meta['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         rope_parameters={
             "rope_type": "default",
@@ -199,7 +200,7 @@ def _write_tokenizer(meta: Mapping[str, Any], target: Path) -> None:
 
 
 def _ask(folder: Path) -> str:
-    """The folder's greedy answer through transformers; raises DemoModelError if it is wrong."""
+    """Return the model's greedy answer from transformers; raise DemoModelError if it is wrong."""
     import torch
     import transformers
 
@@ -231,7 +232,7 @@ def _ask(folder: Path) -> str:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No progress bars and no warnings of transformers'; its settings as they were afterwards."""
+    """Silence transformers' progress bars and warnings; restore its settings afterwards."""
     import transformers.utils.logging
 
     hf_logging: Any = transformers.utils.logging

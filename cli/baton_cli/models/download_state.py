@@ -1,14 +1,14 @@
-"""A fetched model's folder on disk: what is complete, what is under way, who works on it.
+"""The on-disk state of a model download: complete files, partial files, and a lock.
 
-    ORG--NAME/model.safetensors               complete, of the right size and content
-    ORG--NAME/model.safetensors.OWNER.part    its first bytes, written by one process alone
-    ORG--NAME/.fetching.json                  what is wanted: the commit, names, sizes, digests
-    ORG--NAME/.fetched.json                   the same, written last: all of it is there
-    .ORG--NAME.lock                           locked by the one process that fetches
+    ORG--NAME/model.safetensors               a complete file: right size and content
+    ORG--NAME/model.safetensors.OWNER.part    a partial file, written by one process only
+    ORG--NAME/.fetching.json                  the plan: commit, names, sizes, digests
+    ORG--NAME/.fetched.json                   the same, written when all files are complete
+    .ORG--NAME.lock                           held by the process that fetches
 
-In: what the hub says is to be there. Out: a folder that is complete or can be resumed, whenever its
-process was killed. Other processes, also of other machines that share the folder, see how far it
-is. On a volume whose locks hold nobody off, two fetch it twice, each into parts of its own.
+In: the hub's listing. Out: a folder that is complete or can be resumed, even if its process was
+killed. Other processes, also on other machines that share the folder, can read its progress. On a
+volume without working locks, two processes may both download, each into its own partial files.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ SHA256_DIGITS = 64
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder is to hold: the hub's commit, and bytes by file name. `digests` are what the
-    hub says of them: a sha256, or a git blob's name. `weights` False: all but the weights."""
+    """The files that a folder should hold: the hub's commit, and sizes in bytes by file name.
+    `digests` are the hub's, each a sha256 or a git blob name. `weights` False leaves out weights.
+    """
 
     commit: str
     files: Mapping[str, int]
@@ -46,13 +47,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Fetched:
-    """`path` is the model's folder. `owner`, without dots, is this process and no other one."""
+    """A model's folder `path`. `owner` is this process's unique name; it contains no dots."""
 
     path: Path
     owner: str
 
     def complete(self, *, weights: bool = True) -> Wanted | None:
-        """What was fetched, if all of it is here."""
+        """Return the completed plan if all its files are here, else None. A plan without weights
+        counts only with `weights` False."""
         wanted = self._read(MARKER)
         if wanted is None or wanted.weights < weights:
             return None
@@ -60,7 +62,7 @@ class Fetched:
         return wanted if here else None
 
     def progress(self) -> tuple[int, int]:
-        """Bytes here, by whomever, and bytes wanted; (0, 0) while nobody knows."""
+        """Return the bytes here, from any process, and the bytes wanted; (0, 0) without a plan."""
         wanted = self._read(PLAN) or self._read(MARKER)
         if wanted is None:
             return 0, 0
@@ -71,16 +73,17 @@ class Fetched:
         return done, wanted.bytes
 
     def part(self, name: str) -> Path:
-        """Where this process writes a file."""
+        """This process's partial file for `name`."""
         return self.path / f"{name}.{self.owner}{PART}"
 
     def have(self, name: str) -> int:
-        """Bytes that this process has of a file."""
+        """The size in bytes of this process's partial file, 0 without one."""
         return _size(self.part(name)) or 0
 
     def begin(self, wanted: Wanted) -> None:
-        """Keep what is here of this very commit, drop what is of another. What a process that
-        ended has left of a file is ours from now on, the largest part of each."""
+        """Start or resume a download: write the plan, keep files of the same commit and remove
+        those of another. For each file, take over the largest partial file that another process
+        left."""
         self.path.mkdir(parents=True, exist_ok=True)
         before = self._read(PLAN) or self._read(MARKER)
         same = before is not None and before.commit == wanted.commit
@@ -88,7 +91,7 @@ class Fetched:
         for name in {*wanted.files, *old}:
             size = _size(self.path / name)
             if size is None:
-                continue  # another process may put it there right now
+                continue  # missing: no unlink, another process may be creating it now
             if not same or (name in wanted.files and size != wanted.files[name]):
                 (self.path / name).unlink(missing_ok=True)
         for name, parts in self._parts().items():
@@ -102,20 +105,22 @@ class Fetched:
     def _adopt(self, name: str, parts: Mapping[Path, int]) -> None:
         if parts:
             largest = max(parts, key=parts.__getitem__)
-            # Where locks hold nobody off, its writer may live and take it back. It may also go on
-            # writing into the file that it has open, so there that file is copied.
+            # Without working locks the writer may still be alive, and may take the file back or
+            # keep writing to its open file. In that case the file is copied, not renamed.
             take = Path.rename if self._is_locked() else shutil.copyfile
             with contextlib.suppress(FileNotFoundError):
                 take(largest, self.part(name))
 
     def drop(self, name: str) -> None:
-        """What this process has of a file."""
+        """Delete this process's partial file."""
         self.part(name).unlink(missing_ok=True)
 
     def settle(self, name: str, wanted: Wanted) -> bool:
-        """A file's last byte is here: from now on it has its name. False, and nothing kept, if it
-        is not what the hub says: a part can hold what a machine that lost power left in it, and
-        can be gone on a volume without locks."""
+        """Check a fully downloaded file, and rename it to its final name.
+
+        Return False, and keep nothing, if its size or digest is wrong (a power loss can corrupt a
+        partial file) or if it is gone (possible on a volume without locks).
+        """
         part, digest = self.part(name), wanted.digests.get(name, "")
         try:
             with part.open("rb+") as file:
@@ -135,8 +140,8 @@ class Fetched:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
-        """Whether this process may fetch now; not, while another one holds the lock. The kernel
-        frees it when its process ends, however."""
+        """Try to take the lock, and yield whether this process holds it. The kernel releases the
+        lock when its process ends, even by a kill."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = self._open_lock()
         try:
@@ -145,7 +150,7 @@ class Fetched:
             os.close(handle)
 
     def _is_locked(self) -> bool:
-        """Whether somebody holds the lock: within locked(), whether locks work on this volume."""
+        """Whether the lock is held. Inside locked() this tells whether locks work on this volume."""
         handle = self._open_lock()
         try:
             return not _takes_lock(handle)
@@ -157,7 +162,7 @@ class Fetched:
         return os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def _parts(self) -> dict[str, dict[Path, int]]:
-        """Everybody's parts and their sizes, by file name."""
+        """The partial files of all processes with their sizes in bytes, by file name."""
         found: dict[str, dict[Path, int]] = {}
         for part in self.path.glob(f"*{PART}"):
             name, size = part.name.removesuffix(PART).rpartition(".")[0], _size(part)
@@ -166,14 +171,14 @@ class Fetched:
         return found
 
     def _read(self, name: str) -> Wanted | None:
-        """None for what is not there, and for what is damaged: it is fetched again."""
+        """Read a plan; None if it is missing, or damaged and so to be fetched again."""
         try:
             return msgspec.json.decode((self.path / name).read_bytes(), type=Wanted)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
     def _write(self, name: str, wanted: Wanted) -> None:
-        """Beside, then by a rename: nobody reads half of it."""
+        """Write a plan atomically: to a temporary file, then by a rename."""
         new = self.part(name)
         with new.open("wb") as file:
             file.write(msgspec.json.encode(wanted))
@@ -183,7 +188,7 @@ class Fetched:
 
 
 def _takes_lock(handle: int) -> bool:
-    """Whether nobody held it through another handle, also one of this process."""
+    """Try to take the lock. False if another handle holds it, even one of this process."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -199,11 +204,11 @@ def _size(path: Path) -> int | None:
 
 
 def _digest(path: Path, like: str) -> str:
-    """Of a file's content, of the kind that `like` is."""
+    """The digest of a file's content: a sha256 if `like` is one, else a git blob name."""
     with path.open("rb") as file:
         if len(like) == SHA256_DIGITS:
             return hashlib.file_digest(file, "sha256").hexdigest()
-        # As git names a blob.
+        # Git names a blob by the SHA-1 of this header and the content.
         head = b"blob %d\0" % os.fstat(file.fileno()).st_size
         begun = hashlib.sha1(head, usedforsecurity=False)
         return hashlib.file_digest(file, lambda: begun).hexdigest()

@@ -1,12 +1,12 @@
-"""A Hugging Face hub over plain HTTP: what a repository holds, and its files from any byte on.
+"""An HTTP client for a Hugging Face hub: lists a repository and downloads files resumably.
 
-In: a HubModel, the hub's address and perhaps a token. Out: `Wanted`, and bytes in a folder. What
-breaks is tried again, with pauses, as long as bytes come in between; what cannot be is a HubError
-of one line.
+In: a HubModel, the hub's address and optionally a token. Out: `Wanted`, and files in a folder.
+Failed requests are retried with backoff; a download resets its backoff whenever bytes arrive.
+Final failures raise a HubError of one line.
 
-Not by huggingface_hub (2.4): it writes each file under a name of this process alone, so that what a
-killed process fetched is neither resumed nor removed; it compares sizes, not digests; and it gives
-up at the first 503.
+Why not huggingface_hub (2.4): it downloads each file under a name private to the process, so the
+partial files of a killed process are neither resumed nor removed; it compares sizes, not digests;
+and it gives up at the first 503.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONTENT_TRIES = 2
 CHUNK_BYTES = 1 << 20
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-# Before each next try; a server's Retry-After counts up to the longest.
+# Waits before each retry. A server's Retry-After may extend a wait up to LONGEST_PAUSE_S.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 LONGEST_PAUSE_S = 60.0
 
@@ -52,11 +52,11 @@ GIT_BLOB = re.compile(r"[0-9a-f]{40}")
 
 
 class HubError(CommandError):
-    """The hub does not give it; the message is one line and says what to do."""
+    """The hub refuses or cannot deliver the model. The message is one line that says why."""
 
 
 class _Broken(Exception):
-    """This try failed, another may not. `wait_s`: the server's word on when."""
+    """A retryable failure. `wait_s` is the server's Retry-After in seconds, 0 if none."""
 
     def __init__(self, message: str, wait_s: float = 0.0) -> None:
         super().__init__(message)
@@ -68,7 +68,8 @@ class _Lfs(msgspec.Struct, frozen=True):
 
 
 class _Sibling(msgspec.Struct, frozen=True):
-    """One file of a list. A large one's blob is a pointer to it: its `lfs` is of the file."""
+    """One file of a listing. The blob of a large file is only an LFS pointer; `lfs` describes the
+    file itself."""
 
     rfilename: str
     size: int | None = None
@@ -77,7 +78,8 @@ class _Sibling(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """A sha256 or a git blob's name, in small hex digits; "" where the hub says neither."""
+        """The file's sha256, or its git blob name, in lower-case hex; "" if the hub gives
+        neither."""
         digest = (self.lfs.sha256 if self.lfs is not None else self.blob_id or "").lower()
         return digest if (SHA256 if self.lfs is not None else GIT_BLOB).fullmatch(digest) else ""
 
@@ -89,7 +91,7 @@ class _Listing(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Hub:
-    """One repository of one hub. `session` carries the token and is the caller's to close."""
+    """One repository of one hub. `session` carries the token; the caller closes it."""
 
     session: aiohttp.ClientSession
     endpoint: str
@@ -97,13 +99,13 @@ class Hub:
     pauses_s: Sequence[float] = PAUSES_S
 
     async def list(self, *, weights: bool) -> Wanted:
-        """What of the repository a node reads, in one commit. Raise HubError."""
+        """List the files of one commit that a node reads. Raise HubError."""
         listing = await self._retried(self._list)
         commit = listing.sha or self.model.revision or MAIN
         held = {one.rfilename: one for one in listing.siblings if _is_shown(one.rfilename)}
         if "tokenizer.json" not in held:
             raise HubError(f"{self.model} holds no tokenizer.json: Baton cannot serve it")
-        # What takes longest comes first.
+        # Weights come first, because they take longest.
         names = [*await self._weights(commit, held)] if weights else []
         names += [name for name in held if any(fnmatchcase(name, one) for one in SMALL_FILES)]
         return Wanted(
@@ -114,7 +116,7 @@ class Hub:
         )
 
     async def _weights(self, commit: str, held: Container[str]) -> Sequence[str]:
-        """What a node would read: repositories also hold weights for other programs."""
+        """The weight files that a node reads; repositories also hold weights in other formats."""
         index = None
         if INDEX_NAME in held:
             index = await self._retried(partial(self._read, commit, INDEX_NAME))
@@ -136,7 +138,7 @@ class Hub:
         return await self._retried(partial(self._ask_size, commit, file.rfilename))
 
     async def download(self, folder: Fetched, wanted: Wanted) -> None:
-        """Every file that is not there yet, a few at once. Raise HubError, OSError."""
+        """Download every missing file, a few in parallel. Raise HubError or OSError."""
         few = asyncio.Semaphore(PARALLEL_FILES)
 
         async def one(name: str) -> None:
@@ -182,7 +184,7 @@ class Hub:
             return await answer.read()
 
     async def _ask_size(self, commit: str, name: str) -> int:
-        """From a hub whose list does not say it."""
+        """Ask for a file's size in bytes, if the hub's listing does not give it."""
         async with self._open(commit, name, {"Range": "bytes=0-0"}) as answer:
             if answer.status == 416:  # an empty file
                 return 0
@@ -203,7 +205,7 @@ class Hub:
                 folder.drop(name)
                 raise _Broken(f"the hub has no byte {have} of {name}")
             self._check(answer)
-            # A server that ignores Range sends all of it.
+            # A server that ignores Range sends the whole file.
             have = have if answer.status == 206 else 0
             with folder.part(name).open("ab") as file:
                 file.truncate(have)
@@ -225,7 +227,8 @@ class Hub:
     async def _retried(
         self, work: Callable[[], Awaitable[T]], have: Callable[[], int] = lambda: 0
     ) -> T:
-        """`work` until it succeeds. Give up after a row of tries in which no byte came."""
+        """Repeat `work` until it succeeds. `have` returns the bytes received so far; raise HubError
+        after len(pauses_s) + 1 failures in a row without a new byte."""
         failures = 0
         while True:
             before = have()
@@ -242,7 +245,7 @@ class Hub:
                 await asyncio.sleep(pause_s)
 
     def _check(self, answer: aiohttp.ClientResponse) -> None:
-        """Raise HubError for a refusal, _Broken for what may pass."""
+        """Raise HubError for a final refusal, _Broken for a retryable status."""
         status, model = answer.status, self.model
         if status < 400:
             return
@@ -268,9 +271,9 @@ class Hub:
 
 
 def open_session(token: str) -> aiohttp.ClientSession:
-    """To a hub and to where it redirects; the token stays with the hub. Proxies are the
-    environment's (HTTPS_PROXY, NO_PROXY)."""
-    # Sizes and ranges are of the bytes as stored.
+    """Open a session to a hub. Redirects to other hosts do not get the token. Proxies come from the
+    environment (HTTPS_PROXY, NO_PROXY)."""
+    # No compression: sizes and ranges refer to the bytes as stored.
     headers = {"Accept-Encoding": "identity"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
@@ -283,5 +286,5 @@ def open_session(token: str) -> aiohttp.ClientSession:
 
 
 def _is_shown(name: str) -> bool:
-    """A file of the repository's top folder, and not a hidden one: a node reads no other."""
+    """Whether a file is in the repository's top folder and not hidden: a node reads no others."""
     return "/" not in name and not name.startswith(".")

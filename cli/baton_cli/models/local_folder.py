@@ -1,7 +1,8 @@
-"""From what --model says to a folder on this machine.
+"""Resolves --model to a folder on this machine.
 
 In: a folder, or a hub id such as Qwen/Qwen3-0.6B. Out: the folder and the model's name for clients.
-A hub that cannot be reached is said within seconds; what it gave before is used without it.
+If the hub is unreachable, its local cache is used; without a cached copy, the error comes within
+seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from baton_cli.errors import CommandError
 
 HUB_TIMEOUT_S = 5.0
-# Weights in other formats (pickles, GGUF, ONNX) are not read, so they are not fetched.
+# No weights in other formats (pickles, GGUF, ONNX): the engine does not read them.
 SMALL_FILES = ("*.json", "*.jinja", "LICENSE*")
 HUB_FILES = (*SMALL_FILES, "*.safetensors")
 
@@ -27,15 +28,15 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """`name` is what clients call the model unless --served-model-name says otherwise."""
+    """`name` is the model's name for clients unless --served-model-name sets another."""
 
     path: Path
     name: str
 
 
 def find_model(model: str, *, weights: bool = True) -> ModelFolder:
-    """The folder behind --model; raise CommandError in one line. `weights` False (the sim engine)
-    asks for a tokenizer only."""
+    """Resolve --model and check its folder; raise CommandError. With `weights` False (the sim
+    engine) the folder needs only a tokenizer."""
     if not model:
         raise CommandError(
             "--model is missing: give a Hugging Face folder; `baton model fetch-demo` makes one"
@@ -55,7 +56,8 @@ def find_model(model: str, *, weights: bool = True) -> ModelFolder:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as it is; {} where there is none (the sim engine needs none)."""
+    """Return the content of config.json, {} without the file (the sim engine needs none). Raise
+    CommandError if it is not a JSON object."""
     path = folder / "config.json"
     if not path.is_file():
         return {}
@@ -85,7 +87,8 @@ def _check_folder(folder: Path, weights: bool) -> None:
 
 
 def _check_readable(path: Path, mode: int) -> None:
-    """In a pod the files may be another user's; the engine would say so much later."""
+    """Raise CommandError if this user may not read `path`. In a pod another user may own the files,
+    and the engine would report it much later."""
     if not os.access(path, mode, effective_ids=True):
         raise CommandError(
             f"--model: user {os.geteuid()} may not read {path}; chmod -R a+rX makes it readable"
@@ -93,7 +96,7 @@ def _check_readable(path: Path, mode: int) -> None:
 
 
 def _from_hub(model: str) -> Path:
-    """Fetch (or find in the hub's cache) and return the snapshot's folder."""
+    """Fetch the model, or find it in the hub's cache, and return the snapshot's folder."""
     try:
         from huggingface_hub import constants, snapshot_download
     except ImportError as error:
@@ -112,7 +115,7 @@ def _from_hub(model: str) -> Path:
             etag_timeout=HUB_TIMEOUT_S,
             local_files_only=bool(problem),
         )
-    except Exception as error:  # whatever the hub's client raises, the user gets one line
+    except Exception as error:  # the hub's client raises many types; the user gets one line
         reason = problem or " ".join(str(error).split())[:200]
         raise CommandError(
             f"--model {model}: there is no such folder, and {constants.ENDPOINT} did not give it:"
@@ -122,12 +125,13 @@ def _from_hub(model: str) -> Path:
 
 
 def _unreachable(endpoint: str, model: str) -> str:
-    """Why the hub does not answer, or "". Its own client retries for minutes."""
+    """Return why the hub does not answer, "" if it does. Checked here, because the hub's client
+    would retry for minutes."""
     try:
         with urllib.request.urlopen(f"{endpoint}/api/models/{model}", timeout=HUB_TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as answer:
         answer.close()
-        return ""  # it answered; its client words a refusal better
+        return ""  # the hub answered; its client reports the refusal better
     except (OSError, ValueError) as error:
         return str(getattr(error, "reason", error))
