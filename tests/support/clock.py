@@ -1,4 +1,4 @@
-"""A clock that stands still, but for what a test adds."""
+"""A clock that advances only when a test advances it."""
 
 from __future__ import annotations
 

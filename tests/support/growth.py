@@ -1,7 +1,7 @@
-"""What grows in a part of Baton that runs for long, found by walking through its objects.
+"""Finds containers that grow in a long-running part of Baton, by walking its object graph.
 
-In: an object, before and after a stretch of the same work. Out: the containers that hold more than
-before, by the attributes that lead to them; and floats that are no numbers any more.
+In: an object, before and after a period of uniform work. Out: the containers that hold more items
+than before, by attribute path; and the paths of floats that became NaN.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _PLAIN = (str, bytes, bytearray, memoryview, int, float, complex, type(None), ty
 
 
 def sizes(root: object) -> Counter[str]:
-    """How many items the containers below `root` hold, those at one path together: "view.nodes[]"
-    is every value of the mapping `nodes` of `view`. Objects of others are not looked into."""
+    """Return how many items the containers below `root` hold, summed per path: "view.nodes[]"
+    stands for every value of the mapping `nodes` of `view`. Objects of other packages are not
+    entered."""
     found: Counter[str] = Counter()
     for path, value in _walk(root):
         if isinstance(value, Mapping | Set | Sequence | deque) and not isinstance(value, _PLAIN):
@@ -29,7 +30,8 @@ def sizes(root: object) -> Counter[str]:
 
 
 def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """What holds more: not by a few items, which may be there or not at any moment."""
+    """Return the paths that hold clearly more items, with both counts. Growth within 10 % plus 8
+    items is ignored as fluctuation."""
     return {
         path: (before.get(path, 0), size)
         for path, size in after.items()
@@ -38,7 +40,7 @@ def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tupl
 
 
 def broken_numbers(root: object) -> list[str]:
-    """Where there is NaN: what became of an overflow, or of nothing divided by nothing."""
+    """Return the paths of NaN values, which come from an overflow or a division of 0 by 0."""
     return [path for path, value in _walk(root) if isinstance(value, float) and math.isnan(value)]
 
 
@@ -56,7 +58,7 @@ def _walk(root: object) -> Iterator[tuple[str, object]]:
         elif isinstance(value, Set | Sequence | deque):
             left += [(f"{path}[]", each) for each in list(value)]
         elif type(value).__module__.startswith(OURS):
-            for name, each in _attributes(value):  # along a chain it is one path
+            for name, each in _attributes(value):  # a linked chain is one path
                 left.append((path if path.endswith(f".{name}") else f"{path}.{name}", each))
 
 

@@ -1,9 +1,9 @@
-"""What a test may need that a machine may lack; the only vocabulary of skips.
+"""The needs of tests that a machine may not meet; every skip names one of them.
 
-    needs("gpu")      skips with the reason "needs: gpu" where there is none
+    needs("gpu")      skips with the reason "needs: gpu" if the machine has no GPU
 
-Each word knows two things: whether the machine has it now, and whether the machine could have it by
-Python, Go, root or apt. A skip for something that could be had fails `.ci/run` (see `skips`).
+Each need knows whether the machine meets it now, and whether the machine could meet it with Python,
+Go, root or apt. A skip for a need that could be met fails `.ci/run` (see `skips`).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Need(NamedTuple):
 
 
 def _can_install() -> bool:
-    """Packages of the distribution: apt, as root."""
+    """Whether this process can install packages of the distribution: apt, as root."""
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
 def _has_apt() -> bool:
-    """It fetches packages for whoever asks; only to install them takes root."""
+    """Whether apt can download packages. Only installing them needs root."""
     return all(shutil.which(name) for name in ("apt-get", "apt-cache", "dpkg"))
 
 
@@ -56,7 +56,7 @@ def _has_demo_model() -> bool:
 
 @cache
 def _has_gpu() -> bool:
-    # Not by asking torch: it would be loaded into every test process.
+    # Do not ask torch: every test process would load it.
     return Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is not None
 
 
@@ -69,12 +69,12 @@ def _control_plane() -> bool:
 def _cluster() -> bool:
     if not (_control_plane() and _can_install()):
         return False
-    # Being root is not enough: an unprivileged container is, too.
+    # Root is not enough: an unprivileged container also runs as root.
     probe = ["unshare", "--net", "--mount", "--pid", "--fork", "true"]
     return subprocess.run(probe, capture_output=True).returncode == 0
 
 
-# What the linters of the API document want: their package.json names it.
+# The Node.js version that the API document's linters require, from their package.json.
 _NODE = (20, 19)
 
 
@@ -88,7 +88,7 @@ def _has_npm() -> bool:
 
 @cache
 def _npm_by_apt() -> bool:
-    """A distribution may have it in a version that is too old, as Debian 12 does."""
+    """Whether apt has a recent enough Node.js. Debian 12's is too old."""
     if not _can_install():
         return False
     command = ["apt-cache", "policy", "nodejs"]
@@ -103,7 +103,7 @@ def _new_enough(text: str) -> bool:
 
 @cache
 def _has_registry() -> bool:
-    # For one small package; nothing is installed.
+    # A dry run for one small package: it installs nothing.
     words = ("install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", "packaging")
     return (
         subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True).returncode == 0
@@ -134,14 +134,14 @@ NEEDS = {
 
 
 def needs(*names: str) -> None:
-    """Skip the calling test (or module) unless the machine has all of them."""
+    """Skip the calling test or module unless the machine meets all the named needs."""
     for name in names:
         if not NEEDS[name].present():
             pytest.skip(PREFIX + name, allow_module_level=True)
 
 
 def complaint(reason: str) -> str:
-    """Why a skip with this reason is not to be accepted on this machine; "" where it is."""
+    """Why a skip with this reason is unacceptable on this machine, "" if it is acceptable."""
     if not reason.startswith(PREFIX):
         return f"its reason does not begin with {PREFIX!r} (tests/support/needs.py)"
     need = NEEDS.get(reason.removeprefix(PREFIX))

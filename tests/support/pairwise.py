@@ -1,8 +1,8 @@
-"""Which cases of a product of parameters run in `make test`; the others are marked `long`.
+"""Chooses the parameter combinations that run in `make test`, and marks the others `long`.
 
-A test with several `parametrize` marks, and `@pytest.mark.pairwise` above them, runs in `make test`
-with so many of its cases that every two values of different parameters still meet in one of them.
-`make test-long` runs the rest of the product.
+For a test with several `parametrize` marks below `@pytest.mark.pairwise`, `make test` runs enough
+cases that every two values of different parameters occur together in one of them. `make test-long`
+runs the rest of the product.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import combinations
 
 import pytest
 
-Case = Mapping[str, int]  # parameter -> a number for its value
+Case = Mapping[str, int]  # parameter -> a number that identifies its value
 Pair = tuple[tuple[str, int], tuple[str, int]]
 
 
@@ -23,8 +23,8 @@ def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
             groups[item.nodeid.partition("[")[0]].append(item)
     for group in groups.values():
-        # By identity: all cases hold the values of the same lists. pytest's `indices` of a
-        # parameter that is no fixture's is the case's number.
+        # Values are compared by identity: all cases take them from the same lists. pytest's
+        # `indices` do not help: for a parameter without a fixture they hold the case's number.
         params = [item.callspec.params for item in group]
         chosen = covering([{name: id(value) for name, value in each.items()} for each in params])
         for number, item in enumerate(group):
@@ -33,8 +33,8 @@ def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
 
 
 def covering(cases: Sequence[Case]) -> set[int]:
-    """Numbers of cases that hold every pair of values that any case holds; greedily, so few. All,
-    where there are no pairs."""
+    """Return the indices of few cases (chosen greedily) that together contain every pair of values
+    that any case contains. Return all indices if there are no pairs."""
     pairs = [_pairs(case) for case in cases]
     left = set().union(*pairs)
     if not left:

@@ -1,8 +1,8 @@
-"""Keeps tests of units apart from those of processes and sockets.
+"""Fails unit tests that use processes or sockets.
 
-A test with neither the mark `integration` nor `long` starts no process and opens no connection, so
-that `make test-quick` is quick and depends on nothing. One that does so fails here, and says what
-it used.
+A test without the marks `integration` and `long` must not start a process, bind a socket or
+connect: `make test-quick` stays quick and needs nothing from outside. This plugin fails a test that
+does, and names the calls.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import pytest
 OUTSIDE = frozenset(
     {"os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "subprocess.Popen"}
 )
-# A library asks it where a shared object lies: once per process, so in whichever test comes first.
+# Libraries run it once per process to find shared objects, so it may appear in any test.
 LOADER = "/sbin/ldconfig"
 
 
 class UnitGuard:
-    """A pytest plugin. It looks at setup and call, but not at fixtures of a whole session, which
-    whoever comes first sets up, and not at teardown, in which fixtures of a whole module end. It
-    looks at the main thread, as others may belong to an earlier test."""
+    """A pytest plugin that watches a test's setup and call in the main thread.
+
+    It ignores session fixtures, which the first test to need them sets up; teardown, in which
+    module fixtures end; and other threads, which may belong to an earlier test.
+    """
 
     def __init__(self) -> None:
         self._watching = False

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, for far longer than it takes."""
+"""Waits for a condition, with a limit far above the time it usually takes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ WAIT_S = 120.0
 
 
 async def until(done: Callable[[], object]) -> None:
-    """Return once `done()` is true; TimeoutError after WAIT_S."""
+    """Return once `done()` is true; raise TimeoutError after WAIT_S."""
     async with asyncio.timeout(WAIT_S):
         while not done():
             await asyncio.sleep(0.01)
 
 
 async def until_is(look: Callable[[], Awaitable[object]], wanted: object) -> None:
-    """Return once `await look()` is `wanted`; TimeoutError after WAIT_S."""
+    """Return once `await look()` equals `wanted`; raise TimeoutError after WAIT_S."""
     async with asyncio.timeout(WAIT_S):
         while await look() != wanted:
             await asyncio.sleep(0.01)

@@ -1,8 +1,8 @@
-"""A wrong time of day for some of a test's processes: libfaketime, from the distribution's package.
+"""Gives some of a test's processes a wrong time of day, with the distribution's libfaketime.
 
-In: by how many seconds it is ahead, which may change while they run. Out: the environment of a
-process with that time of day, or a script that starts a program so. Only the time of day is off:
-monotonic clocks are what they are, as on a machine that was set wrong.
+In: the seconds by which the clock is ahead, which may change while the processes run. Out: the
+environment of a process with that time of day, or a script that starts a program in it. Only the
+time of day is wrong: monotonic clocks stay true, as on a machine whose clock was set wrong.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.support.project.cache import made_once
 from tests.support.project.debian import unpack_faketime
 
 HOUR_S = 3600
-# libfaketime fails time.sleep(), which sleeps until a moment of the monotonic clock, where that
-# clock is to stay true. Python runs this before anything else.
+# With a true monotonic clock, libfaketime breaks time.sleep(), which sleeps until a moment of that
+# clock. Python runs this replacement (sitecustomize) before any other code.
 SLEEP = """\
 import select
 import time
@@ -28,7 +28,7 @@ time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 
 class WrongClock:
-    """Of all processes with this `environment`; `folder` is its own."""
+    """The time of day of all processes with this `environment`. `folder` must not be shared."""
 
     def __init__(self, folder: Path, ahead_s: int = 0) -> None:
         library = _library()
@@ -40,20 +40,20 @@ class WrongClock:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "LD_PRELOAD": str(library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            "FAKETIME_NO_CACHE": "1",  # read at each look: a step is seen at once
+            "FAKETIME_NO_CACHE": "1",  # read the file at each call: a change takes effect at once
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DISABLE_SHM": "1",  # a process that is killed would leave its segment behind
+            "FAKETIME_DISABLE_SHM": "1",  # a killed process would leave its segment behind
         }
         self.set(ahead_s)
 
     def set(self, ahead_s: int) -> None:
-        """From now on; a step for who runs already."""
+        """Set the clock ahead by `ahead_s`; running processes see it jump."""
         written = self._file.with_suffix(".new")
         written.write_text(f"{ahead_s:+d}\n")
         written.replace(self._file)
 
     def before(self, program: Path) -> Path:
-        """A script that starts the program with this time of day."""
+        """Write a script that starts the program with this time of day."""
         script = self._folder / program.name
         words = " ".join(f"{name}={shlex.quote(text)}" for name, text in self.environment.items())
         script.write_text(f'#!/bin/sh\n{words} exec {shlex.quote(str(program))} "$@"\n')
@@ -62,7 +62,7 @@ class WrongClock:
 
 
 def _library() -> Path:
-    """Skip the calling test where it cannot be had. The one for programs with threads."""
+    """Return libfaketime for multithreaded programs; skip the calling test without apt."""
     needs("apt")
     known = platform.freedesktop_os_release()
     release = f"{known['ID']}-{known.get('VERSION_ID', '')}"

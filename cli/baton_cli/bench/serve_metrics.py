@@ -82,7 +82,7 @@ def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Jso
 
 
 def samples(outcomes: Sequence[Outcome], metric: str) -> list[float]:
-    """Return a metric's values in milliseconds: one per gap for itl, else at most one per request."""
+    """A metric's values in milliseconds: one per gap for itl, else at most one per request."""
     if metric == "itl":
         return [1e3 * gap for one in outcomes for gap in one.gaps]
     if metric == "tpot":

@@ -150,7 +150,7 @@ class Fetched:
             os.close(handle)
 
     def _is_locked(self) -> bool:
-        """Whether the lock is held. Inside locked() this tells whether locks work on this volume."""
+        """Whether the lock is held. Inside locked(), this shows whether the volume's locks work."""
         handle = self._open_lock()
         try:
             return not _takes_lock(handle)

@@ -1,7 +1,7 @@
-"""Many clients of one router at once, each with a connection of its own and nothing else.
+"""Simulates many concurrent clients of one router, each on its own bare connection.
 
-In: the router's port. Out: connections that idle, streams that have begun, or requests one after
-the other; a connection is closed with its `Crowd`.
+In: the router's port. Out: idle connections, streams in progress, or requests in sequence. A
+`Crowd` closes its connections when its context ends.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from types import TracebackType
 
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 
-DIALS_AT_ONCE = 64  # fewer than a listening socket queues
+DIALS_AT_ONCE = 64  # below the backlog of a listening socket
 ANSWER_S = 300.0
 Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def allow_files(count: int) -> bool:
-    """Raise this process's limit on open files, which its children get; False if it may not."""
+    """Raise the open-file limit of this process and its children to `count`; False if the hard
+    limit is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
         return False
@@ -30,7 +31,7 @@ def allow_files(count: int) -> bool:
 
 
 class Crowd:
-    """`async with Crowd(port) as crowd:`"""
+    """A set of client connections; use it as `async with Crowd(port) as crowd:`."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -53,15 +54,15 @@ class Crowd:
                 await writer.wait_closed()
 
     async def idle(self, count: int) -> None:
-        """Connections that have had an answer and are kept."""
+        """Open `count` connections that get one answer each and then idle."""
         await asyncio.gather(*(self._idle() for _ in range(count)))
 
     async def stream(self, count: int, max_tokens: int) -> None:
-        """Streams whose first token has come."""
+        """Start `count` streams; return when each has its first token."""
         await asyncio.gather(*(self._stream(number, max_tokens) for number in range(count)))
 
     async def ask(self, count: int, connections: int) -> None:
-        """So many completions of one token, over so many connections."""
+        """Request `count` one-token completions, divided evenly over `connections` connections."""
         each = count // connections
         await asyncio.gather(*(self._ask(each) for _ in range(connections)))
 
@@ -98,7 +99,7 @@ def _post(body: dict[str, object]) -> bytes:
 
 
 async def _exchange(link: Link, request: bytes) -> int:
-    """The status of an answer that says how long it is."""
+    """Send a request and return the status of its answer, which must have a content-length."""
     reader, writer = link
     async with asyncio.timeout(ANSWER_S):
         writer.write(request)

@@ -1,4 +1,4 @@
-"""A plain HTTP client for end-to-end tests: what a user's curl would send, nothing clever."""
+"""A plain HTTP client for end-to-end tests, which sends what a user's curl would."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def hang_up(
 def events(
     url: str, path: str, body: Json, headers: Mapping[str, str] | None = None
 ) -> Generator[Json, None, None]:
-    """The JSON events of one SSE stream, up to [DONE]; an early end is an error. A client that has
-    enough close()s it, and with it the connection."""
+    """Yield the JSON events of one SSE stream up to [DONE]; an early end raises AssertionError.
+    close() on the generator closes the connection."""
     with _open(url, path, {**body, "stream": True}, headers) as response:
         assert response.status == 200, response.read()
         for raw in response:
@@ -95,7 +95,7 @@ def events(
 
 
 def complete(url: str, prompt: Sequence[int] | str, **fields: Any) -> Answer:
-    """One /v1/completions request; ids come back in choices[].token_ids."""
+    """Send one /v1/completions request; token ids come back in choices[].token_ids."""
     prompt = prompt if isinstance(prompt, str) else list(prompt)
     answer = exchange(
         url, "/v1/completions", {"prompt": prompt, "return_token_ids": True, **fields}
@@ -105,12 +105,12 @@ def complete(url: str, prompt: Sequence[int] | str, **fields: Any) -> Answer:
 
 
 def ids_of(answer: Answer) -> list[list[int]]:
-    """Ids of each choice, in choice order."""
+    """Return the token ids of each choice, in the order of choice indices."""
     choices = sorted(answer.body["choices"], key=lambda c: c["index"])
     return [choice["token_ids"] for choice in choices]
 
 
 def all_at_once(url: str, prompts: Sequence[Sequence[int]], **fields: Any) -> list[Answer]:
-    """Every prompt as its own request, all of them in flight together."""
+    """Send each prompt as its own request, all concurrently."""
     with ThreadPoolExecutor(len(prompts)) as threads:
         return list(threads.map(lambda prompt: complete(url, prompt, **fields), prompts))

@@ -1,8 +1,8 @@
-"""A random mix of requests for soaks on the simulated engine, and what an answer comes to.
+"""A random mix of requests for soak tests on the simulated engine, and comparable results.
 
-In: a seeded random generator. Out: request bodies of all kinds whose answers depend on nothing but
-the body (greedy, or with a seed), and Result: the part of an answer that must not depend on the
-pool that gave it, however it was delivered.
+In: a seeded random generator. Out: request bodies of all kinds whose answers depend only on the
+body (greedy, or with a seed), and Result: the part of an answer that must be the same for every
+pool and every way of delivery.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from tests.support.clients.http import Json
 
 LONGEST_PROMPT = 600
 MOST_TOKENS = 48
-# The sim's byte tokenizer says printable ASCII.
+# The ids that the sim engine's byte tokenizer decodes to printable ASCII.
 FIRST_ID, END_ID = 32, 127
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(frozen=True)
 class ClientCall:
-    """One request. `leave`: the client hangs up after so many events (0: before the first)."""
+    """One request. `leave` is the number of events after which the client hangs up (0: before the
+    first), or None."""
 
     path: str
     body: Json
@@ -33,7 +34,7 @@ class ClientCall:
 
 @dataclass
 class ChoiceResult:
-    """One choice."""
+    """The comparable part of one choice."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -49,7 +50,7 @@ class Result:
     usage: tuple[int, int, int] | None = None
 
     def add(self, body: Json) -> None:
-        """Take in an answer, or one event of a stream."""
+        """Add an answer, or one event of a stream."""
         for choice in body["choices"]:
             said = self.choices.setdefault(choice["index"], ChoiceResult())
             message = choice.get("message") or choice.get("delta")
@@ -66,7 +67,7 @@ class Result:
             self.usage = (usage[names[0]], usage[names[1]], usage[names[2]])
 
     def check_begins(self, whole: Result) -> None:
-        """Raise unless this is the beginning of `whole`."""
+        """Raise AssertionError unless this result is a prefix of `whole`."""
         for index, said in self.choices.items():
             full = whole.choices[index]
             assert said.ids == full.ids[: len(said.ids)], f"choice {index}: {said} of {full}"
@@ -81,7 +82,7 @@ def result_of(bodies: Iterable[Json]) -> Result:
 
 
 def _positions(logprobs: Json | None) -> list[Any]:
-    """Per position what was told, in either endpoint's form."""
+    """The log-probabilities of each position, in either endpoint's format."""
     if logprobs is None:
         return []
     if "content" in logprobs:
@@ -91,7 +92,7 @@ def _positions(logprobs: Json | None) -> list[Any]:
 
 
 class Mix:
-    """Makes requests. A third of the prompts begin with one of a few shared prefixes."""
+    """Draws random requests. 40 % of the prompts begin with one of four shared prefixes."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

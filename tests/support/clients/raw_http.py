@@ -1,7 +1,7 @@
-"""One exchange over a bare socket: bytes as a test wrote them, and what a server answered.
+"""One HTTP exchange over a bare socket, with exactly the bytes that a test wrote.
 
-In: a port of this machine, and the bytes of a request. Out: status, headers by their lower-case
-names, body. Nothing is added, so a test decides on each header; `post` writes a usual request.
+In: a port of this machine, and the bytes of a request. Out: status, headers by lower-case name,
+body. Nothing is added, so a test controls each header; `post` sends a usual request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JSON_TYPE = "application/json"
 
 @dataclass(frozen=True)
 class RawResponse:
-    """`headers` of one name are joined with ", "."""
+    """One answer. Headers of the same name are joined with ", "."""
 
     status: int
     headers: Mapping[str, str]
@@ -29,14 +29,14 @@ class RawResponse:
 
     @property
     def code(self) -> str:
-        """Of an error in OpenAI's shape."""
+        """The code of an error in OpenAI's format."""
         code: str = self.json()["error"]["code"]
         return code
 
 
 async def exchange(port: int, data: bytes, then: bytes = b"") -> RawResponse:
-    """Send `data`, and read one answer; its end is told by its length, its chunks or the close.
-    `then` is sent once the server has answered 100."""
+    """Send `data`, and read one answer up to its content-length, its last chunk or the close.
+    `then` is sent after the server's 100 Continue."""
     async with asyncio.timeout(END_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -53,7 +53,8 @@ async def exchange(port: int, data: bytes, then: bytes = b"") -> RawResponse:
 def raw_request(
     method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, length: bool = True
 ) -> bytes:
-    """The bytes of a request with these headers, and Content-Length where it has a body."""
+    """The bytes of a request with these headers. With `length`, a POST or a request with a body
+    also gets Content-Length."""
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {told}" for name, told in headers.items())]
     if length and (body or method == "POST"):
         lines.append(f"Content-Length: {len(body)}")

@@ -1,6 +1,7 @@
-"""A client that remembers everything about one answer: what was said, when, and how it ended.
+"""A client that records one answer: its content, the times of its events, and its end.
 
-In: a body. Out: Told. It never sends anything twice: what the pool does not deliver is missing.
+In: a body. Out: StreamedAnswer. The client never retries: what the pool fails to deliver is missing
+in the record.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ TIMEOUT_S = 240.0
 
 @dataclass
 class StreamedAnswer:
-    """One answer, as far as it has come. `cached` is usage's cached_tokens; `at` holds the time of
-    asking, of each event or comment line, and of the end."""
+    """One answer, as far as it has arrived. `cached` is cached_tokens of the usage; `at` holds the
+    times (time.monotonic()) of the request, of each event or comment line, and of the end."""
 
     status: int = 0
     request: str = ""
@@ -29,7 +30,7 @@ class StreamedAnswer:
     result: Result = field(default_factory=Result)
     cached: int | None = None
     error: Json | None = None
-    whole: bool = False  # it ended as answers end: [DONE], or all of its JSON
+    whole: bool = False  # the answer is complete: [DONE] arrived, or all of its JSON
     at: list[float] = field(default_factory=list)
 
     @property
@@ -52,8 +53,8 @@ def ask(
     heard: Callable[[StreamedAnswer], bool] = lambda told: True,
     timeout_s: float = TIMEOUT_S,
 ) -> StreamedAnswer:
-    """POST `body` and read the answer to its end, or until `heard`, called at each event, is false:
-    then the client hangs up."""
+    """POST `body` and read the answer to its end. `heard` is called after each event; if it returns
+    false, the client hangs up."""
     told = StreamedAnswer(at=[time.monotonic()])
     parts = urlsplit(url)
     assert parts.hostname is not None

@@ -1,9 +1,9 @@
-"""Clients that keep a pool busy with a bit of everything, as long as they are let.
+"""Clients that keep a pool busy with mixed requests until they are stopped.
 
-In: a pool's URL, a seed. Out: Done, and the first answer that was wrong. What they ask: the random
-mix (new prompts, shared prefixes, several choices, streams, clients that leave), conversations
-whose each turn begins with all that was said before, and a refrain: a few requests asked again and
-again, whose answer may never change.
+In: a pool's URL, a seed. Out: Done, and the first wrong answer. The clients send three kinds of
+requests: the random mix (new prompts, shared prefixes, several choices, streams, clients that
+leave); conversations, in which each turn's prompt repeats all earlier turns; and a refrain, a few
+requests that are repeated and whose answers must not change.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from tests.support.faults.chaos_run import Known, ask_as, problem_with
 TALK_SHARE, REFRAIN_SHARE = 0.25, 0.2
 MOST_TURNS, LONGEST_TALK = 5, 550
 REFRAIN = 12
-# Of all clients together, however fast the pool is (what it keeps for a while grows with the rate);
-# a conversation's turns follow each other at once, so that these are some 10 requests.
+# Limit for all clients together: the state that a pool keeps for a while grows with the rate. A
+# conversation counts once, and its turns follow each other directly, so this is about 10
+# requests/s.
 QUESTIONS_PER_S = 6.0
 
 
 @dataclass
 class Done:
     requests: int = 0
-    left: int = 0  # by the client
-    turns: int = 0  # of conversations, the first of each left out
+    left: int = 0  # the client hung up
+    turns: int = 0  # turns of conversations after the first
     repeated: int = 0
     tokens: int = 0
-    cached: int = 0  # tokens of prompts that need not be computed
+    cached: int = 0  # prompt tokens that came from a cache
 
     def __str__(self) -> str:
         return (
@@ -44,8 +45,9 @@ class Done:
 
 
 class Traffic:
-    """`with Traffic(url, seed, clients) as traffic:` asks until the end of the block; `check()`
-    raises what was wrong. With `exact` a refrain's answer must always be the first one."""
+    """`with Traffic(url, seed, clients) as traffic:` sends requests until the block ends; `check()`
+    raises for a wrong answer. With `exact`, repeated answers of the refrain must equal the first.
+    """
 
     def __init__(self, url: str, seed: int, clients: int, *, exact: bool) -> None:
         self.done = Done()
@@ -127,7 +129,7 @@ class Traffic:
         return told
 
     def _talk(self, rng: random.Random) -> None:
-        """Turns, each a prompt of all that was said."""
+        """Hold a conversation; each turn's prompt repeats all earlier prompts and answers."""
         said: list[int] = []
         for turn in range(rng.randint(2, MOST_TURNS)):
             said += [rng.randrange(FIRST_ID, END_ID) for _ in range(rng.randint(10, 120))]
@@ -150,7 +152,7 @@ class Traffic:
             self._wrong.append(problem)
 
     def _staying(self) -> ClientCall:
-        """A request whose client does not leave."""
+        """A request of the mix whose client does not hang up early."""
         while (asked := self._mix.request()).leave is not None:
             pass
         return asked
