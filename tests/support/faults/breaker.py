@@ -1,7 +1,7 @@
-"""Does to a cluster what a chaos plan says, and undoes it in time.
+"""Injects the faults of a chaos plan into a cluster, and ends each one in time.
 
-In: a plan, a cluster. Out: a timeline of what was done, and the share of the time in which a decode
-node was up: started, ready, awake and connected.
+In: a plan, a cluster. Out: a timeline of the faults, and the share of time in which a decode node
+was up: started, ready, awake and connected.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Sight = tuple[float, str]
 
 
 class Breaker:
-    """`with Breaker(cluster, plan) as breaker:` breaks things in a thread of its own. `failure` is
-    what ended that thread too early."""
+    """`with Breaker(cluster, plan) as breaker:` injects faults in its own thread. `failure` is the
+    exception that ended this thread early, or None."""
 
     def __init__(self, cluster: Cluster, plan: Sequence[Fault]) -> None:
         self._cluster = cluster
         self._due: list[tuple[float, int, Callable[[], None], str]] = []
         self._hit_now: set[str] = set()  # nodes
-        self._ready: dict[str, int] = {}  # node -> pid that was seen to be ready
+        self._ready: dict[str, int] = {}  # node -> pid that was seen ready
         self._looks = self._looks_up = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="breaker")
@@ -52,7 +52,7 @@ class Breaker:
 
     @property
     def decode_share(self) -> float:
-        """Share of the looks at which a decode node was up."""
+        """The share of samples in which a decode node was up."""
         return self._looks_up / max(1, self._looks)
 
     def _plan(self, at: float, act: Callable[[], None], told: str) -> None:
@@ -102,7 +102,7 @@ class Breaker:
         self._plan(until, partial(self._mend, nodes), f"{fault.what} mended")
 
     def _nodes(self, fault: Fault) -> list[Node]:
-        """None where it is the store that is hit."""
+        """The nodes that the fault hits; an empty list for a fault of the store."""
         if fault.what == ALL_DECODE:
             return self._cluster.of_role("decode")
         return [node for name, node in self._cluster.nodes.items() if name == fault.what]

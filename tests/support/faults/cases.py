@@ -1,7 +1,8 @@
-"""The requests of one row, each with the answer that an undisturbed pool gives.
+"""The requests of one row of the fault table, each with an undisturbed pool's answer.
 
-In: a calm pool, a seed. Out: one Case per kind of request. The first is the row's target, with a
-prompt of many chunks; the others run beside it. Prompts are new in each row: nothing is cached.
+In: a calm pool (one without faults), a seed. Out: one Case per kind of request. The first is the
+row's target, whose prompt has many chunks; the others run beside it. Each row has new prompts, so
+none is cached.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.rows import KINDS, Kind, When
 
 PATH = "/v1/completions"
-# Nothing of a stop string that begins with the first token is known before the hand-off.
+# Moments at which a stop string must begin with the first token: the hand-off then happens before
+# any of it has been matched.
 EARLY: tuple[When, ...] = ("first computed", "first told", "first seen")
 
-HALF = "\ufffd"  # what half a character decodes to
+HALF = "\ufffd"  # the decoding of an incomplete character
 
-# Longer than an answer may be, so that it is cut in the middle of the grammar.
+# A match is longer than an answer may be, so the answer is cut in the middle of the grammar.
 PEOPLE: Json = {
     "type": "array",
     "items": {
@@ -79,16 +81,16 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Ids of choice 0."""
+        """The number of token ids in choice 0 of the reference."""
         return len(self.reference.result.choices[0].ids)
 
     @property
     def middle(self) -> int:
-        """How many ids of choice 0 are known in mid-stream: with a stop string, half of it."""
+        """The number of choice 0's ids at mid-stream. With a stop string, a point inside it."""
         return self.tokens - 2 if "stop" in self.body else self.tokens // 2
 
     def check(self, told: StreamedAnswer) -> None:
-        """Raise unless the client was told what the undisturbed pool says, and nothing else."""
+        """Raise AssertionError unless the client got exactly the undisturbed pool's answer."""
         label = f"the {self.kind} request {told.request}"
         assert told.status == 200, f"{label}: {told.status} {told.error}"
         assert told.error is None, f"{label}: {told.error}"
@@ -101,7 +103,7 @@ class Case:
 def make_cases(
     calm: str, target: Kind, when: When, seed: str, sizes: Sizes, kinds: Sequence[Kind] = KINDS
 ) -> list[Case]:
-    """Ask the calm pool at the URL `calm` for every answer; the target's kind comes first."""
+    """Make one case per kind, the target's first, with answers of the pool at the URL `calm`."""
     rng = random.Random(seed)
     cases: list[Case] = []
     for kind in (target, *(kind for kind in kinds if kind != target)):
@@ -124,8 +126,8 @@ def make_cases(
 
 
 def straddling(text: str, *, early: bool) -> str:
-    """A few characters around the middle of a text, or at its beginning, that come nowhere before
-    and are no halves of others."""
+    """Choose a stop string of 3 or 5 characters from the middle of a text on (`early`: from its
+    start on) that does not occur earlier and has no incomplete character."""
     for size in (5, 3):
         for start in range(0 if early else len(text) // 2 - 2, len(text) - size):
             stop = text[start : start + size]

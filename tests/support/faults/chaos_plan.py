@@ -1,9 +1,9 @@
-"""What will go wrong in a chaos run: a pure function of its seed.
+"""Plans the faults of a chaos run, as a pure function of its seed.
 
-In: a seed, a duration, the names of nodes and data servers. Out: faults in order of time. One fault
-comes every few seconds, sometimes to all decode nodes at once. Else, while a decode node is hit the
-others are mostly spared, and the store has one fault at a time: of a server or of the link to it,
-mostly one data server's.
+In: a seed, a duration, the names of nodes and data servers. Out: faults in order of time. A fault
+starts every few seconds, and sometimes hits all decode nodes at once. Otherwise, while a decode
+node is hit, the others are mostly spared. The store has one fault at a time, of a server or its
+link, and mostly of a single data server.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Relative frequency of each way to hit a node or the store, and for how many seconds, at most. Of a
-# link: slow, stalled, cut, or lossy.
+# Each kind of fault with its relative frequency and its longest duration in seconds. Links can be
+# slow, stalled, cut or lossy.
 NODE_FAULTS: tuple[tuple[str, int, float], ...] = (
-    ("kill", 6, 1.0),  # then it is started again
+    ("kill", 6, 1.0),  # restarted afterwards
     ("kill engine", 2, 1.0),
     ("freeze", 4, 6.0),
     ("freeze engine", 2, 6.0),
@@ -38,14 +38,14 @@ FIRST_S = 1.5
 GAP_S = (1.2, 3.0)
 STORE_SHARE = 0.35
 ALL_SHARE = 0.08
-CRUEL_SHARE = 0.2  # of faults that hit a decode node while another is hit
-RECOVERY_S = 2.5  # from the end of a fault until its node counts as whole
+CRUEL_SHARE = 0.2  # chance that another decode node may be hit while one is
+RECOVERY_S = 2.5  # from the end of a fault until its node may be hit again
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`what` is a node's name, ALL_DECODE, "index", a data server's name, "data" for all of those,
-    or "both" for the whole store."""
+    """One fault; times are in seconds. `what` is a node's name, ALL_DECODE, "index", a data
+    server's name, "data" for all data servers, or "both" for the whole store."""
 
     at: float
     what: str
@@ -59,7 +59,7 @@ class Fault:
 def make_plan(
     seed: int, duration_s: float, nodes: Sequence[str], data: Sequence[str]
 ) -> tuple[Fault, ...]:
-    """Faults in [FIRST_S, duration_s)."""
+    """Plan faults that start in [FIRST_S, duration_s)."""
     rng = random.Random(f"chaos {seed}")
     busy = dict.fromkeys((*nodes, "store"), 0.0)
     faults: list[Fault] = []
@@ -85,7 +85,7 @@ def _hit_by(what: str, nodes: Sequence[str]) -> list[str]:
 def _choose(
     rng: random.Random, now: float, busy: dict[str, float], data: Sequence[str]
 ) -> tuple[str, str, float] | None:
-    """Whom and how; None where all are busy."""
+    """Choose (what, how, longest duration in seconds), None if every candidate is busy."""
     free = [name for name, until in busy.items() if until <= now]
     hit = [name for name in busy if name not in free]
     if "store" in free and rng.random() < STORE_SHARE:

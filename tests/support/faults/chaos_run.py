@@ -1,4 +1,4 @@
-"""Many clients on a cluster while a breaker does its work; every answer is compared.
+"""Runs many clients on a cluster while a breaker injects faults, and compares every answer.
 
 In: a cluster, a calm pool's answers. Out: Tally. The first wrong answer ends the run.
 """
@@ -32,7 +32,7 @@ PENALTIES: Json = {
 
 @dataclass(frozen=True)
 class Known:
-    """A request, and the answer it has to get."""
+    """A request and its correct answer."""
 
     asked: ClientCall
     answer: Result
@@ -41,7 +41,7 @@ class Known:
 @dataclass
 class Tally:
     requests: int = 0
-    left: int = 0  # by the client, before the end
+    left: int = 0  # the client hung up early
     tokens: int = 0
     worst_pause_s: float = 0.0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -54,13 +54,16 @@ class Tally:
 
 
 class Wrong(AssertionError):
-    """An answer that is not the undisturbed one."""
+    """An answer differs from the undisturbed one."""
 
 
 class Clients:
-    """`with` it, `count` of them each ask one thing after another. `kinds` holds the same requests
-    for each kind of nodes that may answer, with its answers; `by` counts the answers of each.
-    `as_good` may accept an answer that is another one. `wrong` says what was."""
+    """`count` clients, each of which sends one request after another while the context lasts.
+
+    `kinds` holds the same requests for each kind of node that may answer, with that kind's correct
+    answers; `by` counts the answers per kind. `as_good` may accept a different answer. `wrong`
+    describes the first wrong answer.
+    """
 
     def __init__(
         self,
@@ -104,13 +107,13 @@ class Clients:
                 raise Wrong(self.wrong[0])
 
     def go_on(self, duration_s: float, breaker: Breaker) -> None:
-        """Ask for `duration_s`, or until something is wrong."""
+        """Wait for `duration_s`, or until an answer is wrong or the breaker fails."""
         until = time.monotonic() + duration_s
         while time.monotonic() < until and not self.wrong and breaker.failure is None:
             time.sleep(0.05)
 
     def await_answers(self, kind: int = 0, count: int = 1) -> None:
-        """Wait for so many more answers of this kind, unless something is wrong."""
+        """Wait for `count` more answers of a kind, or for a wrong answer."""
         enough = self.by[kind] + count
         self._cluster.wait(lambda: self.wrong or self.by[kind] >= enough, "answer")
 
@@ -142,7 +145,7 @@ class Clients:
         tally.statuses[told.status] += 1
 
     def story(self, breaker: Breaker) -> str:
-        """What was done around the first wrong answer, and where its request was placed."""
+        """Describe the faults around the first wrong answer, and its request's placements."""
         began, ended = self._last.at[0], self._last.at[-1]
         seen = [*breaker.timeline, (began, "asked"), (ended, "ended")]
         placed = self._cluster.witness.of(RequestId(self._last.request))
@@ -155,7 +158,7 @@ class Clients:
 
 
 def ask_as(url: str, asked: ClientCall) -> StreamedAnswer:
-    """One request in the way its client wants it."""
+    """Send one request as its client does: streamed or not, perhaps hanging up early."""
     body: Json = dict(asked.body)
     if asked.stream or asked.leave is not None:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -172,7 +175,7 @@ def ask_as(url: str, asked: ClientCall) -> StreamedAnswer:
 
 
 def problem_with(told: StreamedAnswer, known: Known) -> str:
-    """ "" for an answer as it has to be."""
+    """Describe what is wrong with an answer, "" if it is correct."""
     label = f"request {told.request} {known.asked}\ngot {told}\nwanted {known.answer}"
     if told.error is not None or (told.status != 200 and known.asked.leave != 0):
         return f"{told.status} {told.error}: {label}"
@@ -190,7 +193,8 @@ def problem_with(told: StreamedAnswer, known: Known) -> str:
 def known_answers(
     calm: str, seed: int, count: int, wanted: Callable[[ClientCall], bool] = lambda asked: True
 ) -> list[Known]:
-    """Requests of all `wanted` kinds with the answers of the calm pool."""
+    """Draw `count` requests of the mix, keep those that are `wanted`, and pair each with the calm
+    pool's answer."""
     rng = random.Random(seed)
     mix = Mix(rng)
     asked = [one for _ in range(count) if wanted(one := mix.request())]

@@ -1,5 +1,5 @@
-"""Draining a cluster's nodes as a user does, over the router's HTTP, and seeing what came of it:
-where requests were placed again, and what the streams that ran meanwhile said."""
+"""Drains a cluster's nodes over the router's HTTP API, as a user does, and observes the effects:
+retried placements, and the answers of streams that were running."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from tests.support.faults.cases import PATH, Case, Sizes, make_cases
 from tests.support.faults.rows import KINDS, Kind
 from tests.support.pools.processes import Cluster
 
-BEGUN = 4  # ids by which a stream decodes
+BEGUN = 4  # a stream with this many ids is decoding
 PATIENCE_S = 240.0
 _RETRIES = re.compile(r'^baton_router_retries_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 def tell(pool: Cluster, node: str, act: str, **words: Any) -> Json:
-    """`act` is drain or resume; the router's answer, which must be a 200."""
+    """Send `act` (drain or resume) for a node; return the router's answer, which must be 200."""
     answer = exchange(pool.url, f"/nodes/{node}/{act}", words)
     assert answer.status == 200, answer.body
     return answer.body
 
 
 def node_of(pool: Cluster, name: str) -> Json:
-    """What /pool says of it."""
+    """The node's entry in /pool."""
     node: Json = next(node for node in pool.pool()["nodes"] if node["id"] == name)
     return node
 
 
 def empty(pool: Cluster, name: str) -> bool:
-    """Whether a draining node has nothing left."""
+    """Whether a node is draining and has no requests left."""
     node = node_of(pool, name)
     kinds = ("requests", "running", "waiting", "parked")
     return node["state"] == "draining" and not any(node["load"][kind] for kind in kinds)
 
 
 class Retries:
-    """Requests that were placed again since this was made."""
+    """Counts the router's retries by cause since this object was made."""
 
     def __init__(self, pool: Cluster) -> None:
         self._pool = pool
@@ -56,7 +56,7 @@ class Retries:
 
 
 class Load:
-    """One request of each kind, all at once; all streams decode when it is made."""
+    """One concurrent request of each kind. The constructor returns when all streams decode."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Load:
         return list(zip(self.cases, told, strict=True))
 
     def check(self) -> None:
-        """Every answer is the undisturbed one."""
+        """Raise AssertionError unless every answer equals the undisturbed one."""
         for case, told in self.ends():
             case.check(told)
 
@@ -95,7 +95,7 @@ class Load:
         return [case for case in self.cases if self.attempts(case) > 1]
 
     def on(self, case: Case) -> list[str]:
-        """The nodes that were to decode it, in turn."""
+        """The nodes that got the case's decode jobs, in order."""
         placed = self.pool.witness.placements(case.prompt)
         return [each.node for each in placed if each.role == "decode"]
 

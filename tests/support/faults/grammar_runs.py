@@ -1,9 +1,9 @@
-"""Answers with grammars whose node is killed in the middle: the matrix, and how a part of it runs.
+"""Answers with grammars whose node is killed mid-answer: the matrix of runs, and its execution.
 
 In: a pool with two decode nodes, and a calm one. Out: nothing, or an AssertionError about one run.
-Runs of a part go on at once. Each decode node is killed as soon as one of its runs has a number of
-tokens that is drawn at random: all runs there are cut where they are. Those that had ended run
-again, until each one has lost its node in mid-answer.
+The runs of a part are concurrent. Each decode node is killed when one of its answers reaches a
+random number of tokens, which interrupts all its runs. Runs that were not interrupted run again,
+until each has lost its node mid-answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from tests.support.wires.wire import Passing
 from tests.support.wires.witness import Trap
 
 Sampling = Literal["greedy", "seeded", "unseeded"]
-AT_ONCE = 40  # runs of a part
+AT_ONCE = 40  # concurrent runs of a part
 ROUNDS = 16
-# How many tokens an answer has at most when its node dies, in turn: short ones are caught too.
+# Upper limits of the number of tokens at which a node is killed, used in turn: the small ones catch
+# short answers.
 LATEST = (90, 12, 3)
 PROMPT = 48  # tokens
-LONG, SHORT = 140, 20  # tokens of an answer; the short ones are cut
+LONG, SHORT = 140, 20  # max_tokens of an answer; SHORT cuts many answers
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Run:
         return f"{self.structure}, {self.sampling}, n {self.n}, draw {self.draw}"
 
     def body(self, turn: int) -> Json:
-        """With a prompt that no other run and turn has."""
+        """The request's body, with a prompt that is unique to this run and turn."""
         rng = random.Random(f"{self}/{turn}")
         asked: Structure = STRUCTURES[self.structure]
         return {
@@ -73,7 +74,8 @@ def parts(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def selection(count: int) -> list[Run]:
-    """One run of each structure, as far as `count` goes; in turn of each sampling and number."""
+    """The first `count` of a selection with one run per structure, which cycles through pairs of
+    sampling and n."""
     kinds = [("greedy", 1), ("seeded", 3), ("unseeded", 1), ("seeded", 1), ("unseeded", 3)]
     of_structure = {
         structure: kinds[number % len(kinds)] for number, structure in enumerate(STRUCTURES)
@@ -88,8 +90,8 @@ def selection(count: int) -> list[Run]:
 
 @dataclass
 class Counts:
-    """Choices that ended, and that were cut; nodes that were killed; runs that lost no node, and
-    are made again."""
+    """Counts of choices that ended, choices that were cut, nodes that were killed, and runs that
+    are repeated because they lost no node."""
 
     ended: int = 0
     cut: int = 0
@@ -98,7 +100,7 @@ class Counts:
 
 
 class PartRun:
-    """Some runs, until each has lost its node."""
+    """Executes some runs until each has lost its node."""
 
     def __init__(self, pool: Cluster, calm: Cluster, grammars: Grammars, seed: str) -> None:
         self._pool = pool
@@ -118,7 +120,8 @@ class PartRun:
         raise AssertionError(f"in {ROUNDS} rounds no node was killed under {[*map(str, left)]}")
 
     def _round(self, runs: Sequence[Run], turn: int) -> set[Run]:
-        """Those that moved to another node; of all of them the answers were right."""
+        """Execute the runs once, check their answers, and return those that moved to another
+        node."""
         bodies = {run: run.body(turn) for run in runs}
         witness = self._pool.witness
         witness.forget()
@@ -142,11 +145,12 @@ class PartRun:
         return ask(self._pool.url, PATH, body)
 
     def _reference(self, body: Json) -> StreamedAnswer:
-        """The undisturbed answer. The router gave a seed to whoever had none."""
+        """The undisturbed answer to the same request, with the seed that the router chose if the
+        request had none."""
         return ask(self._calm.url, PATH, {**body, "seed": self._pool.witness.seed(body["prompt"])})
 
     def _trap(self, node: Node, tokens: int) -> Trap:
-        """Kill the node when an answer that it gives has so many tokens."""
+        """A trap that kills the node when one of its answers reaches `tokens` tokens."""
 
         def fits(passing: Passing) -> bool:
             frame = passing.frame

@@ -1,7 +1,6 @@
-"""The fault table: what is hit, when, and how. Data only; `fault_runs` carries it out.
+"""The fault table: what is hit, when, and how. Data only; `runs` executes it.
 
-In: nothing. Out: rows. A row's words are checked when it is made, so that a misspelt one fails at
-collection.
+In: nothing. Out: rows. A row checks its values when it is made: a misspelt one fails at collection.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Literal, get_args
 What = Literal["prefill", "decode", "all decode", "index", "data", "both"]
 When = Literal[
     "job sent",  # the prefill node has its job; nothing is published
-    "half published",  # one chunk of the prompt exists at least, and not all
-    "first computed",  # the prefill node's answer leaves it, and is lost
+    "half published",  # some of the prompt's chunks exist, but not all
+    "first computed",  # the prefill node has sent its answer, which is lost
     "first seen",  # the client has its first token
     "parked",  # the decode node has its job; no token exists
-    "first told",  # the router's word with the first token goes to the decode node, and is lost
+    "first told",  # the router has sent the first token to the decode node, which is lost
     "mid-stream",
     "one left",  # the client lacks the last token
     "last lost",  # the decode node has sent the last token, which is lost
@@ -29,16 +28,16 @@ How = Literal[
     "freeze",  # SIGSTOP until the request is on another node; then SIGCONT
     "freeze engine",
     "blink",  # SIGSTOP for a second
-    "cut",  # connections reset, new ones too, until the request is on another node
-    "blip",  # connections reset once
-    "hold",  # nothing flows until the request is on another node
-    "stutter",  # nothing flows for a second
-    "drain",  # by hand and at once; resumed when the request is on another node
-    "end",  # SIGTERM; what outlives its short deadline moves
-    "fill",  # maxmemory reached
-    "take away",  # killed, and it stays away until the request is over
+    "cut",  # connections are reset, new ones too, until the request is on another node
+    "blip",  # connections are reset once
+    "hold",  # no data flows until the request is on another node
+    "stutter",  # no data flows for a second
+    "drain",  # a manual drain with deadline 0; resumed when the request is on another node
+    "end",  # SIGTERM; requests that outlive the short drain deadline move
+    "fill",  # Redis reaches maxmemory
+    "take away",  # killed, and restarted only when the request is over
 ]
-# A kind of request: what is asked, beside greedy ids.
+# A kind of request: the features that it uses.
 Kind = Literal[
     "greedy", "seeded", "two", "penalties", "logprobs", "stop", "whole", "echo", "scores", "grammar"
 ]
@@ -68,7 +67,7 @@ class Row:
 
     @property
     def loses_attempt(self) -> bool:
-        """Whether the request cannot go on where it was: what is short may pass unnoticed."""
+        """Whether the fault forces a new attempt. Short faults may pass unnoticed."""
         if self.on_store or self.how in ("blink", "blip", "stutter", "drain", "end"):
             return False
         return not (self.what == "prefill" and self.when in ("first seen", "mid-stream"))
@@ -82,7 +81,7 @@ DECODE_WHENS: tuple[When, ...] = (
 STORE_WHENS: tuple[When, ...] = (
     *("job sent", "half published", "first seen", "mid-stream", "one left"),
 )
-# Moments of requests that are not split, too.
+# Moments that also occur in requests without a hand-off.
 UNSPLIT: tuple[When, ...] = ("parked", "first seen", "mid-stream", "one left", "last lost")
 NODE_HOWS: tuple[How, ...] = (
     *("kill", "freeze", "cut", "blip", "blink", "hold", "stutter", "drain", "end"),
@@ -102,21 +101,21 @@ def _places() -> list[tuple[What, When, How]]:
     places += [("all decode", when, "kill") for when in ("parked", "first seen", "mid-stream")]
     places += [("all decode", "mid-stream", how) for how in ("freeze", "cut", "hold", "drain")]
     places += [(what, when, how) for what in STORE for when in STORE_WHENS for how in STORE_HOWS]
-    # A frame cannot be lost from a connection that stays: these acts need it to break.
+    # A frame is lost only if its connection breaks, which these faults do not cause.
     gentle = ("freeze", "blink", "hold", "stutter", "drain", "end")
     lost = ("first computed", "first told", "last lost")
     return [place for place in places if not (place[1] in lost and place[2] in gentle)]
 
 
 def all_rows() -> list[Row]:
-    """The table. Each row's target is of one kind, in turn; the other kinds run beside it."""
+    """The table. The rows' targets cycle through the kinds; the other kinds run beside each."""
     kinds = cycle(KINDS)
     return [Row(*place, _fitting(kinds, place)) for place in _places()]
 
 
 def _fitting(kinds: Iterator[Kind], place: tuple[What, When, How]) -> Kind:
-    """The next kind; one with the prompt's log-probabilities has no hand-off, and one without a
-    stream no first event."""
+    """The next kind that can meet the row's moment. Requests for the prompt's log-probabilities
+    (echo, scores) have no hand-off, and scores has no stream and so no first event."""
     what, when, _ = place
     unfit: set[Kind] = set()
     if when not in UNSPLIT or what == "prefill":
@@ -126,7 +125,8 @@ def _fitting(kinds: Iterator[Kind], place: tuple[What, When, How]) -> Kind:
     return next(kind for kind in kinds if kind not in unfit)
 
 
-# A selection for every run: rows of the failure contract; each what, when, how and kind.
+# Rows for every test run, from the failure contract. Together they have each what, when, how and
+# kind.
 SHORT_ROWS: tuple[Row, ...] = (
     Row("prefill", "job sent", "kill", "greedy"),
     Row("prefill", "half published", "kill engine", "two"),
@@ -149,7 +149,7 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("data", "job sent", "fill", "stop"),
     Row("both", "half published", "kill", "penalties"),
 )
-# Chosen too, and run with the whole table: kinds of requests that matter at these places.
+# Extra rows of the long run: kinds of requests that matter at these moments.
 MORE_ROWS: tuple[Row, ...] = (
     Row("prefill", "first seen", "kill", "stop"),
     Row("decode", "parked", "kill", "echo"),
@@ -171,5 +171,5 @@ MORE_ROWS: tuple[Row, ...] = (
 
 
 def long_rows() -> list[Row]:
-    """All but the selection."""
+    """All rows of the table and MORE_ROWS, without SHORT_ROWS."""
     return [row for row in dict.fromkeys((*all_rows(), *MORE_ROWS)) if row not in SHORT_ROWS]

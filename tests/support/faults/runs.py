@@ -1,8 +1,8 @@
-"""Carries out one row of the fault table on a cluster, and judges it.
+"""Executes one row of the fault table on a cluster, and checks the answers.
 
-In: a row, a cluster that is whole, a calm pool to compare with. Out: nothing, or an AssertionError
-with what was wrong. The moment is a frame on a wire, a marker in the index or an event at the
-client, never a time.
+In: a row, a healthy cluster, a calm pool for comparison. Out: nothing, or an AssertionError with
+the problem. The fault is triggered by a frame on a wire, a marker in the index or an event at the
+client, never by a time.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from tests.support.wires.witness import Role, Trap
 
 POLL_S = 0.002
 SHORT_S = 1.0
-QUICK_S = 0.5  # half of the router's patience with a broken link
+QUICK_S = 0.5  # half of the router's link_patience
 LIMIT_S = 240.0
-TURNS = 10  # at most, until one meets its moment
-CALM_S = 0.2  # between two of our looks: a machine that is slower than that breaks links itself
+TURNS = 10  # tries to meet the row's moment
+CALM_S = 0.2  # a larger gap between two polls means that the machine itself may break links
 AGAIN = ("freeze", "freeze engine", "cut", "hold", "drain")
 
 
 class Missed(Exception):
-    """The moment was over before the fault; possible only for what happens in the store."""
+    """The moment had passed before the fault; possible only for moments in the store."""
 
 
 class FaultRun:
-    """One row, once."""
+    """One execution of a row."""
 
     def __init__(self, cluster: Cluster, row: Row, cases: list[Case]) -> None:
         self._cluster = cluster
@@ -63,7 +63,8 @@ class FaultRun:
         self.struck: set[str] = set()  # names of nodes
 
     def run(self) -> None:
-        """Ask, strike, wait for every answer, check them. Raise Missed."""
+        """Send the requests, inject the fault, and check every answer. Raise Missed or
+        AssertionError."""
         self._cluster.witness.forget()
         self._set_trap()
         with ThreadPoolExecutor(len(self._cases)) as threads:
@@ -109,7 +110,7 @@ class FaultRun:
         return lambda frame: isinstance(frame, kind) and frame.request == self._id()
 
     def _reaches(self, tokens: int) -> Callable[[ToNode | ToRouter], bool]:
-        """A frame with choice 0's `tokens`-th id."""
+        """A predicate for frames with the `tokens`-th id of choice 0."""
 
         def fits(frame: ToNode | ToRouter) -> bool:
             return isinstance(frame, Deltas) and any(
@@ -134,7 +135,8 @@ class FaultRun:
         return ask(self._cluster.url, PATH, case.body, heard, LIMIT_S)
 
     def _attend(self, asked: list[Future[StreamedAnswer]]) -> None:
-        """Watch the index for the moment and the wires for the end of the fault."""
+        """Poll until all answers are there: strike at a moment in the index, and end the fault in
+        time."""
         until = time.monotonic() + LIMIT_S
         keys = self._marker_keys() if self._row.when == "half published" else []
         looked_at = time.monotonic()
@@ -158,7 +160,7 @@ class FaultRun:
         ]
 
     def _watch_markers(self, keys: list[bytes]) -> list[bytes]:
-        """Strike while some markers exist; no keys where all of them do already."""
+        """Strike if some but not all markers exist. Return the keys to watch, none if all exist."""
         assert self._cluster.store is not None
         with self._cluster.store.client("index") as client:
             found = int(client.exists(*keys))
@@ -174,7 +176,7 @@ class FaultRun:
         self._struck_at = time.monotonic()
         try:
             self._hit()
-        except Exception as error:  # in a thread that nobody joins
+        except Exception as error:  # this may be a thread that nobody joins
             self._problem = error
 
     def _hit(self) -> None:
@@ -192,7 +194,8 @@ class FaultRun:
                 _hit_node(node, row.how)
 
     def _begin_drain(self, node: Node) -> None:
-        """Elsewhere: the answer comes over the wires, in whose thread this may be."""
+        """Drain in another thread: the answer comes over the wires, and the caller may be their
+        thread."""
 
         def drain() -> None:
             try:
@@ -214,7 +217,7 @@ class FaultRun:
         return [self._cluster.nodes[self._cluster.witness.where(self._target.prompt, role)]]
 
     def _is_over(self, answered: bool) -> bool:
-        """Whether the fault ends now, in the middle of the row."""
+        """Whether the fault should end now."""
         if self._row.how in ("blink", "stutter"):
             return time.monotonic() > self._struck_at + SHORT_S
         if self._row.how in AGAIN and not self._row.on_store:
@@ -239,7 +242,7 @@ class FaultRun:
         for case in self._cases:
             placed = self._cluster.witness.placements(case.prompt)
             first = {one.role: one.node for one in placed if one.attempt == 1}
-            # A job sent into a wire that was cut is not seen.
+            # The witness does not see a job that was sent into a cut wire.
             known = "decode" in first and ("prefill" in first or self._row.what != "prefill")
             nodes = set(first.values())
             if known and not self.struck & nodes and not self._was_slow(nodes):
@@ -252,13 +255,14 @@ class FaultRun:
             assert target[-1].attempt == 1, f"it was short, and yet: {target}"
 
     def _was_slow(self, nodes: set[str]) -> bool:
-        """Whether the machine itself may have moved requests, or broke links of these nodes."""
+        """Whether this machine was so slow that requests may have moved or links of these nodes
+        broke."""
         again = [self._cluster.witness.linked_again(node, self._began) for node in nodes]
         return self._longest_look_s > CALM_S or any(at is not None for at in again)
 
     def _should_go_on(self) -> bool:
-        """Whether so little was amiss that the request stays where it is: the link was back, or
-        the node awake, well before anybody gives up."""
+        """Whether the fault was so short that the request must stay on its node: the link or the
+        node was back well before any timeout."""
         if self._row.how in ("blink", "stutter"):
             return self._mended_at - self._struck_at < 1.5 * SHORT_S and not self._was_slow(set())
         if self._row.how != "blip":
@@ -294,9 +298,9 @@ def run_row(
     kinds: Sequence[Kind] = KINDS,
     judge: Callable[[Case], Case] = lambda case: case,
 ) -> None:
-    """Run a row with prompts drawn from `seed`, once more with others where its moment had passed
-    already; repair the cluster, and wait until nobody holds anything. `judge` may turn a case into
-    one that is checked in another way."""
+    """Run a row with prompts drawn from `seed`; retry with other prompts if the moment was missed.
+    Then repair the cluster, and wait until it holds no requests. `judge` may replace a case by one
+    with a different check."""
     try:
         for turn in range(TURNS):
             seeds = f"{seed}/{row}/{turn}"

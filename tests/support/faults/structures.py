@@ -1,8 +1,8 @@
-"""What answers must match in the grammar faults: schemas, regexes, grammars, choices, structural
-tags and calls of functions, each with a check of a finished answer. Data only.
+"""The structures that answers must match in the grammar faults: schemas, regexes, grammars,
+choices, structural tags and function calls, each with a check of a finished answer. Data only.
 
-The simulated model says printable ASCII at random, so markers that it is to meet by chance in free
-text are one character, and made likelier.
+The simulated model generates random printable ASCII. Markers that it must generate by chance in
+free text are therefore single characters with a logit bias.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Check = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Structure:
-    """`fields` ask for it; `grammar` is the text that the router sends; `check` raises for a text
-    that has ended and does not match."""
+    """One structure. `fields` request it; `grammar` is the text that the router sends to nodes;
+    `check` raises if a finished answer does not match; `bias` is the request's logit_bias."""
 
     fields: Json
     grammar: str
@@ -114,7 +114,7 @@ CHOICES = (
     ["alpha-one-two", "alpha-one-three", "beta-one-two"],
     ['say "maybe" and wait', "say {nothing} at all"],
 )
-# With a regex of the same answers.
+# Each grammar with a regex for the same language.
 GRAMMARS = (
     ('start: "a" ("b" | "c")~6', r"a[bc]{6}"),
     ('start: NUMBER ("+" NUMBER)~3\nNUMBER: /[0-9]{1,3}/', r"[0-9]{1,3}(\+[0-9]{1,3}){3}"),
@@ -130,7 +130,7 @@ TOOLS: Tools = {
     "note": _object(text=WORD, urgent=FLAG),
 }
 THINK = ReasoningParser("brackets", "[", "]", marks=("[", "]"))
-# Calls in free text, and reasoning, that begin and end with one character.
+# A format of calls that begins and ends with one character.
 TILDE = replace(
     HERMES,
     form=CallForm(
@@ -158,7 +158,8 @@ def _one_of(strings: list[str]) -> Check:
 
 
 def _tagged(schemas: Mapping[str, Json], end: str) -> Check:
-    """Each beginning in the text has what matches behind it."""
+    """Check that after each tag's beginning in the text, a value matches its schema and `end`
+    follows."""
 
     def check(text: str) -> None:
         at = 0
@@ -176,7 +177,8 @@ def _calls(
     tools: Tools, *, content: Check | None = None, reasoning: ReasoningParser | None = None,
     begun: bool = False, most: int = 99,
 ) -> Check:  # fmt: skip
-    """Hermes's calls with arguments that match, or `content`."""
+    """Check that the text holds Hermes calls whose arguments match, or content that passes
+    `content`."""
 
     def check(text: str) -> None:
         one = reader(tools, HERMES, reasoning, begun=begun)
