@@ -1,4 +1,4 @@
-"""What a block pool has reported of its cached chunks, kept up by its changes alone.
+"""Tracks the cached chunks that a block pool reports, from its changes alone.
 
 In: a pool, and the chunk hashes reported so far. Out: those reported now, checked against the pool.
 """
@@ -10,7 +10,8 @@ from baton_protocol.ids import BlockHash
 
 
 def follow(pool: BlockPool, reported: set[BlockHash]) -> set[BlockHash]:
-    """Nothing is reported that is known, nothing is evicted that is not, and both sides agree."""
+    """Apply the pool's changes. Raise AssertionError if it reports a known chunk as stored or an
+    unknown one as evicted, or if the result differs from its cached chunks."""
     changes = pool.take_changes()
     assert not set(changes.stored) & reported
     assert set(changes.evicted) <= reported

@@ -1,7 +1,7 @@
-"""Drives a torch runner step by step, read at once or one step late, without an engine.
+"""Drives a torch runner step by step without an engine, and reads steps at once or one step late.
 
-In: a tiny model and streams, each a sequence of its own with blocks of its own. Out: the ids that
-each stream was given.
+In: a tiny model and streams, each a sequence with its own blocks. Out: the ids that each stream
+got.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.support.engines.tiny_models import prompt_of
 
 BLOCK = 8
 BLOCKS = 400
-WIDTH = 12  # blocks that a line may have
+WIDTH = 12  # the most blocks of a row
 GREEDY = SamplingParams(temperature=0.0)
-# One of each kind that a plain decode step takes.
+# One of each kind of sampling parameters that a plain decode step supports.
 KINDS = (
     GREEDY,
     SamplingParams(seed=1),
@@ -43,7 +43,7 @@ KINDS = (
 
 
 class RecordingGraphs:
-    """In place of recorded graphs: calls at once, and notes to which size each step is padded."""
+    """Replaces recorded graphs: computes directly, and records the padded size of each step."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -62,7 +62,8 @@ def make_runner(
     make_staging: Callable[[int, torch.device], Staging] = staging_for,
     device: torch.device | None = None,
 ) -> TorchRunner:
-    """In float32, with a pool of BLOCKS blocks of BLOCK tokens; padded to `sizes`, if any."""
+    """Build a float32 runner with a pool of BLOCKS blocks of BLOCK tokens. Decode steps are padded
+    to `sizes`, if any."""
     config, device = read_config(folder), device or torch.device("cpu")
     slots = WeightSlots(torch.float32, device, ops_for(kernels))
     model = build_model(config, slots)
@@ -84,7 +85,7 @@ def make_runner(
 
 
 class OverwrittenCopy:
-    """A copy that is over; what was copied from is then anything."""
+    """A finished copy: synchronize() overwrites the source, which may then hold anything."""
 
     def __init__(self, host: torch.Tensor) -> None:
         self.host = host
@@ -98,14 +99,15 @@ class OverwrittenCopy:
 
 
 def spoiled_staging(size: int, device: torch.device) -> Staging:
-    """As on CUDA, in plain memory: a step has to write all that it sends, and to send it."""
+    """Staging as on CUDA, but in plain memory. It spoils its buffers after each copy, so a step
+    must write everything that it sends."""
     hosts = [torch.zeros(size, dtype=torch.int32) for _ in range(STAGING_BUFFERS)]
     return Staging(size, device, [(host, OverwrittenCopy(host)) for host in hosts])
 
 
 @dataclass
 class Stream:
-    """A sequence: its prompt, then what it was given. `started` tokens have been launched."""
+    """A sequence: its prompt, then the ids `given` to it. `started` tokens have been launched."""
 
     params: SamplingParams
     prompt: list[int]
@@ -115,8 +117,9 @@ class Stream:
     given: list[int] = field(default_factory=list)
 
     def row(self, after: int | None = None) -> Row:
-        """All tokens known and not launched; with `after` the one that is not read yet. Blocks are
-        those needed so far, and one more, as an engine hands them out."""
+        """A row with all known tokens that were not launched; with `after`, with the one token
+        whose step is not read yet. Like an engine, it includes up to one block beyond those in
+        use."""
         known = [*self.prompt, *self.given]
         tokens = known[self.started :] if after is None else [-1]
         end = self.started + len(tokens)
@@ -126,7 +129,8 @@ class Stream:
 
 
 def streams(lengths: Sequence[int], kinds: Sequence[SamplingParams] = KINDS) -> list[Stream]:
-    """Prompts of these lengths; of all kinds by turns. Blocks are not in order."""
+    """Make streams with prompts of these lengths, cycling through `kinds`. Their blocks are not in
+    ascending order."""
     made = []
     free = iter(range(BLOCKS, 0, -1))
     for number, length in enumerate(lengths):
@@ -137,7 +141,7 @@ def streams(lengths: Sequence[int], kinds: Sequence[SamplingParams] = KINDS) -> 
 
 
 class Driver:
-    """Launches steps, of which at most two are under way."""
+    """Launches steps; at most two are in flight."""
 
     def __init__(self, runner: TorchRunner) -> None:
         self._runner = runner
@@ -150,7 +154,8 @@ class Driver:
         late: bool = False,
         change: Callable[[Row], Row] = lambda r: r,
     ) -> None:
-        """One step of these streams. `late` launches it before the step before it is read."""
+        """Launch one step of these streams. With `late`, launch it before the previous step is
+        read."""
         if not late:
             self.read()
         before = [] if self._unread is None else self._unread[1]
@@ -173,7 +178,7 @@ class Driver:
 
 
 def alone(runner: TorchRunner, lengths: Sequence[int], steps: int) -> list[list[int]]:
-    """What each stream is given if it has every step for itself and all is laid out anew."""
+    """The ids of each stream when it runs alone, with a new driver."""
     made = streams(lengths)
     for each in made:
         each.key = 0

@@ -1,4 +1,4 @@
-"""Engines as numbers: shapes of models, and what they are asked to hold."""
+"""Model configs and memory demands of engines, without engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kv_layout(
 
 
 def config_of(*, max_positions: int = 40960, tied: bool = False, **sizes: Any) -> ModelConfig:
-    """Qwen3-8B but for what is said."""
+    """Qwen3-8B's config with the given changes."""
     chosen: dict[str, Any] = {**EIGHT_B, **sizes}
     return ModelConfig(
         architecture="Qwen3ForCausalLM",
@@ -68,7 +68,8 @@ def demand_of(
     block_size: int = 16,
     **asked: Any,
 ) -> Demand:
-    """On CUDA, with graphs, steps of 2,048 tokens and 256 sequences, but for what is said."""
+    """A demand on CUDA with graphs and steps of 2,048 tokens and 256 sequences; `asked` changes
+    its fields."""
     config = config or config_of()
     layout = kv_layout(
         layers=config.num_layers,

@@ -36,7 +36,7 @@ LAYOUT = kv_layout(chunk=2)
 
 
 class NoMemory:
-    """A KVMemory without bytes."""
+    """A KVMemory without memory: every access raises."""
 
     def __init__(self, layout: KVLayout) -> None:
         self.layout = layout
@@ -52,8 +52,11 @@ class NoMemory:
 
 
 class ScriptedRunner:
-    """Says `script(sample)` and, of a prompt, its positions; keeps copies of each step's rows, in
-    which a token that was awaited stands where it belongs. Steps are read one by one in order."""
+    """Samples `script(sample)`; a prompt token's log-probability is minus its position.
+
+    It keeps copies of each step's rows, with tokens of unread steps filled in. Steps must be read
+    in order, one by one.
+    """
 
     def __init__(
         self, script: Callable[[Sample], int] | None = None, layout: KVLayout = LAYOUT
@@ -84,7 +87,7 @@ class ScriptedRunner:
         return ScriptedStep(self, number, results)
 
     def work(self) -> list[list[tuple[int, int]]]:
-        """Per step, (start, tokens) of each row."""
+        """(start, number of tokens) of each row, per step."""
         return [[(row.start, len(row.tokens)) for row in rows] for rows in self.steps]
 
 
@@ -103,7 +106,7 @@ class ScriptedStep:
 
 
 def _copy(row: Row, said: Sequence[int]) -> Row:
-    """What the engine goes on changing is copied."""
+    """Copy a row with the lists and counts that the engine keeps changing."""
     samples = tuple(
         msgspec.structs.replace(
             each, seen=PenaltyCounts(tuple(each.seen.prompt), dict(each.seen.outputs))
@@ -119,7 +122,7 @@ def _copy(row: Row, said: Sequence[int]) -> Row:
 
 
 def _told(row: Row) -> tuple[PositionLogprobs, ...]:
-    """Of each target of the row its id, and its position as the log-probability."""
+    """A log-probability for each prompt target of the row: its id, and minus its position."""
     targets = row.prompt.targets if row.prompt else ()
     return tuple(
         PositionLogprobs(TokenLogprob(id, -float(position)))
@@ -157,7 +160,8 @@ def make_request(
     attempt: int = 1,
     **params: Any,
 ) -> Request:
-    """A greedy request for `prompt` (ids, or so many ids of its own) and 4 new tokens."""
+    """A greedy request for 4 new tokens. `prompt` is ids, or a number of ids to derive from
+    `name`."""
     params.setdefault("temperature", 0.0)
     params.setdefault("max_tokens", 4)
     if isinstance(prompt, int):
@@ -175,7 +179,7 @@ def make_request(
 
 @dataclass
 class Run:
-    """All that an engine said while it was driven."""
+    """All results of an engine's steps."""
 
     tokens: list[TokenOut] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
@@ -196,7 +200,7 @@ class Run:
         return {key: self.ids(*key) for key in keys}
 
     def use(self, request: str) -> tuple[int, int, int]:
-        """(cached, fetched, computed) prompt tokens of a request; what is left is the host's."""
+        """(cached, fetched, computed) prompt tokens of a request; the host tier gave the rest."""
         (use,) = [each for each in self.prompts if each.request == request]
         assert use.cached + use.host + use.fetched + use.computed == use.prompt
         return use.cached, use.fetched, use.computed
@@ -217,7 +221,7 @@ class Run:
 
 
 def drive(engine: EngineCore, max_steps: int = 3000, into: Run | None = None) -> Run:
-    """Step until nothing is left to do; the pool's books are checked after every step."""
+    """Step until the engine has no work, and check the pool's integrity after every step."""
     run = into or Run()
     while engine.has_work():
         assert len(run.steps) < max_steps, f"not done after {max_steps} steps"

@@ -1,9 +1,9 @@
-"""Greedy ids of transformers as the reference, and the one rule by which ids may differ from it.
+"""Compares greedy ids with transformers' as the reference, within one tolerance rule.
 
-Another batch shape changes the last bits of a logit. So a difference is accepted where, in the
-reference's own logits, the two candidates lie within 1e-4 of each other; at most once per 1,000
-compared positions; and the rest of that request is not compared, since it has another past.
-References are cached in the model's folder: an fp32 `generate` is the slow part of these tests.
+A different batch shape changes the last bits of a logit. A difference is therefore accepted if the
+two candidates' logits in the reference are within 1e-4, at most once per 1,000 compared positions.
+The rest of that request is not compared, because it follows a different token. References are
+cached in the model's folder: an fp32 `generate` is the slow part of these tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CANDIDATES = 5
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy ids, and per position the likeliest candidates with their logits, best first."""
+    """Greedy ids, and each position's likeliest candidates as (id, logit), best first."""
 
     ids: tuple[int, ...]
     candidates: tuple[tuple[tuple[int, float], ...], ...]
@@ -38,7 +38,7 @@ class Reference:
 
 @dataclass
 class Tally:
-    """What was compared so far, over any number of requests."""
+    """Counts comparisons and accepted differences over any number of requests."""
 
     positions: int = 0
     requests: int = 0
@@ -57,7 +57,7 @@ class Tally:
 
 
 def compare(reference: Reference, ids: Sequence[int], tally: Tally, label: str = "") -> None:
-    """Raise AssertionError at the first difference that rounding does not explain."""
+    """Compare one request. Raise AssertionError if its first difference is beyond the tolerance."""
     tally.requests += 1
     assert len(ids) == len(reference.ids), f"{label}: {len(ids)} ids, not {len(reference.ids)}"
     for position, (expected, got) in enumerate(zip(reference.ids, ids, strict=True)):
@@ -74,7 +74,8 @@ def compare(reference: Reference, ids: Sequence[int], tally: Tally, label: str =
 def rounding_explains(
     folder: Path, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]
 ) -> bool:
-    """Whether the first other id of a greedy answer is as likely, by transformers' logits."""
+    """Whether the first differing id of a greedy answer is within the tolerance, by transformers'
+    logits. False if the ids do not differ."""
     exact = reference(folder, prompt, len(expected))
     for position, (one, other) in enumerate(zip(expected, got, strict=False)):
         if one != other:
@@ -85,7 +86,7 @@ def rounding_explains(
 
 
 def reference(folder: Path, prompt: Sequence[int], new_tokens: int) -> Reference:
-    """What transformers' greedy generate gives for a prompt in fp32, EOS ignored."""
+    """The result of transformers' greedy generate for a prompt in fp32, with EOS ignored."""
     name = hashlib.sha256(json.dumps([list(prompt), new_tokens]).encode()).hexdigest()[:24]
     place = folder / ".reference" / f"{name}.json"
     if place.is_file():
@@ -118,7 +119,7 @@ def _generate(
 
     ids = torch.tensor([list(prompt)])
     threads = torch.get_num_threads()
-    # A tiny model is no faster with more, and other workers and pools want the cores.
+    # More threads do not speed up a tiny model, and other test workers need the cores.
     torch.set_num_threads(1)
     try:
         result = _reference_model(folder).generate(

@@ -1,9 +1,8 @@
-"""Compiles kernels for GPUs that this machine need not have; a process of its own, since triton is
-either an interpreter or a compiler.
+"""Compiles kernels for an A100 (sm_80) or H100 (sm_90), without a GPU.
 
-In: nothing. Out, on stdout: JSON, for each kernel the shared memory in bytes that a program takes,
-on an A100 (sm_80) or an H100 (sm_90). What does not compile ends the process with the compiler's
-words.
+This is a separate process, because triton is either an interpreter or a compiler. In: nothing. Out,
+on stdout: JSON with the bytes of shared memory that a program of each kernel takes. A kernel that
+does not compile ends the process with the compiler's error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from baton_engine.sampling import triton_sampler, triton_topk_topp
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """`types`: those of the arguments that are no constants, in order; a star is a pointer."""
+    """A kernel to compile. `types` lists the types of its arguments that are not constants, in
+    order; a star marks a pointer."""
 
     kernel: Any
     types: str
@@ -97,8 +97,8 @@ def _attention(
 
 
 def compile_one(build: Build) -> int:
-    """Shared memory of a program, in bytes. What triton looks at, when it is launched, is taken to
-    be a multiple of 16."""
+    """Compile a kernel and return a program's shared memory in bytes. Arguments on whose values
+    triton specializes are assumed to be multiples of 16."""
     names, types = build.kernel.arg_names, iter(build.types.split())
     signature = {name: "constexpr" if name in build.constants else next(types) for name in names}
     assert next(types, None) is None, f"{build.kernel.__name__} has fewer arguments"

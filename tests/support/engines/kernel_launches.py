@@ -1,9 +1,9 @@
-"""Compiles kernels with the arguments of real launches, for a GPU that this machine need not have.
+"""Compiles kernels with the arguments of real launches, without a GPU.
 
-The interpreter lets pass what the compiler does not: types that differ between branches, or an
-argument that happens to be 1 and so becomes a constant. A process of its own, since triton is
-either an interpreter or a compiler. Out, on stdout: the names of the kernels it compiled. What does
-not compile ends the process with the compiler's words.
+triton's interpreter accepts code that the compiler rejects: types that differ between branches, or
+an argument that happens to be 1 and so becomes a constant. This is a separate process, because
+triton is either an interpreter or a compiler. Out, on stdout: the names of the compiled kernels. A
+kernel that does not compile ends the process with the compiler's error.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tests.support.engines.demands import kv_layout
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 N, K, H, LAYERS = 16, 8, 128, 2
-# One decode row, whose launches have arguments that are 1, and a mixed step.
+# A step of one decode row, whose launches have arguments equal to 1, and a mixed step.
 STEPS = [
     [Row([0], 300, [BlockId(1)] * 19)],
     [Row([0], 20, [BlockId(1)] * 2), Row([0] * 40, 16, [BlockId(2)] * 4)],
 ]
 
 
-PADDED = 8  # lines of a step whose inputs keep their place
+PADDED = 8  # rows of a padded step, whose inputs stay at the same addresses
 
 
 class AbsentGpu:
-    """What triton asks of a driver before it compiles."""
+    """The parts of a driver that triton calls before it compiles."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)

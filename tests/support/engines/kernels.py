@@ -1,7 +1,7 @@
-"""Where kernels are tested, and by how much they may be off.
+"""The device and the tolerances of kernel tests.
 
-On a machine with a GPU they run there, in bfloat16 as well; elsewhere in triton's interpreter,
-which computes bfloat16 wrongly.
+On a machine with a GPU, kernels run there, also in bfloat16. Elsewhere they run in triton's
+interpreter, which computes bfloat16 wrongly.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ DTYPES = [
     torch.float16,
     pytest.param(torch.bfloat16, marks=pytest.mark.gpu),
 ]
-# A kernel rounds once where torch rounds after each operation: a few units of the last place.
+# A kernel rounds once, torch after each operation: they differ by a few units in the last place.
 ROUNDING = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 def can_compute(dtype: torch.dtype) -> None:
-    """Skip the calling test where kernels cannot compute this."""
+    """Skip the calling test if kernels cannot compute `dtype` on this machine."""
     if dtype == torch.bfloat16:
         needs("gpu")
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Normally distributed, the same on every machine."""
+    """Normally distributed values on DEVICE, the same on every machine."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within what the dtype of `found` rounds."""
+    """Compare within the rounding tolerance of `found`'s dtype."""
     rounding = ROUNDING[found.dtype]
     torch.testing.assert_close(
         found.double(), expected.double(), rtol=rounding, atol=rounding, check_device=False
@@ -46,7 +46,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """What torch allocates without filling it holds NaN, or the largest integer."""
+    """Make torch fill uninitialized allocations with NaN, or with the largest integer."""
     torch.use_deterministic_algorithms(True)
     try:
         yield

@@ -1,5 +1,5 @@
-"""Engines for tests of landed KV: a pool full of poison, a runner that is watched, bytes that come
-from another engine."""
+"""Engines for tests of landed KV (blocks whose bytes arrived from elsewhere): a pool filled with
+poison, a runner that checks its rows, bytes from another engine."""
 
 from __future__ import annotations
 
@@ -19,26 +19,31 @@ POISON = 0xA5
 
 
 def sim(**changes: Any) -> EngineCore:
-    """A sim with blocks of 4 tokens (128 bytes) and chunks of 2 blocks; 400 of them, 40 tokens at
-    most, and no host tier."""
+    """A sim engine with 400 blocks of 4 tokens (128 bytes), chunks of 2 blocks, a context of 40
+    tokens and no host tier."""
     sizes = {"num_blocks": 400, "max_model_len": 40, "block_size": BLOCK} | changes
     return build_sim(SimSettings(layers=1, kv_heads=1, head_dim=4, chunk_blocks=2, **sizes))
 
 
 def host_bytes(slots: int) -> int:
-    """--host-kv-memory for so many blocks of sim()."""
+    """The bytes of --host-kv-memory for `slots` blocks of sim()."""
     return slots * 2 * BLOCK * 4 * 4
 
 
 class DeviceLostError(Exception):
-    """What a WatchedRunner raises when it is to fail."""
+    """The scripted failure of a WatchedRunner."""
 
 
 class WatchedRunner:
-    """Runs the rows of another runner. Fails where one writes into a block that others may read:
-    one that is in the prefix cache (whatever landed is), or has another holder; where a block of a
-    step that was not read is handed out, registered, or used by another sequence; and where a row
-    awaits anything but its own next token. `fails` says what fails next, once: "launch", "read"."""
+    """Wraps an engine's runner, and raises AssertionError for a row that breaks a rule:
+
+    - no write to a block that others may read: one in the prefix cache (which includes landed
+      blocks), or one with another holder;
+    - no block of an unread step may be allocated, registered or used by another sequence;
+    - a row may wait only for its own next token.
+
+    `fails` names the operation that fails next, once: "launch" or "read".
+    """
 
     def __init__(self, engine: EngineCore) -> None:
         self._runner = engine.runner
@@ -49,7 +54,7 @@ class WatchedRunner:
         self.steps: list[list[tuple[int, int]]] = []  # (start, tokens) of each row
 
     def watch(self, engine: EngineCore) -> None:
-        """The engine that this runner works for."""
+        """Attach the runner to its engine, and check the block allocations of its pool."""
         self._pool = pool = engine._pool
         allocate = pool.allocate
 
@@ -100,7 +105,8 @@ class WatchedRunner:
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """`used` are the rows' blocks when it was launched. Rows of one sequence hold one list."""
+    """A launched step. `used` are copies of the rows' blocks at launch. Rows of the same sequence
+    share one list of blocks."""
 
     runner: WatchedRunner
     rows: Sequence[Row]
@@ -117,7 +123,7 @@ class WatchedStep:
         return any(not set(used).isdisjoint(blocks) for used in self.used)
 
     def check_next(self, row: Row, written: Sequence[BlockId]) -> None:
-        """A row of the next step."""
+        """Check a row of the next step against this unread one."""
         for mine, used in zip(self.rows, self.used, strict=True):
             if mine.blocks is row.blocks:
                 assert tuple(row.blocks[: len(used)]) == used, "blocks were taken away"
@@ -133,7 +139,7 @@ class WatchedStep:
 
 
 def watched_sim(**changes: Any) -> tuple[EngineCore, WatchedRunner]:
-    """A sim whose whole pool is poison."""
+    """A sim engine whose pool is filled with poison."""
     plain = sim(**changes)
     runner = WatchedRunner(plain)
     slots = slots_for(changes.get("host_kv_memory", 0), plain.info.layout)
@@ -163,8 +169,8 @@ def land(
     request: Request,
     wanted: Iterable[int],
 ) -> list[tuple[int, int]]:
-    """Copy those of the wanted blocks that the donor has and the reservation lacks; poison the
-    others. Return the runs that have landed."""
+    """Copy the wanted blocks that the donor has and the reservation lacks, and poison the others.
+    Return the runs [start, end) of block indices that landed."""
     source = donor.reserve(request)
     assert source is not None
     able = range(reservation.cached, min(source.cached, len(reservation.hashes)))

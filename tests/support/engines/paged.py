@@ -1,7 +1,7 @@
-"""Cases of paged attention that would show a kernel's slips.
+"""Cases of paged attention that expose a kernel's mistakes.
 
-In: rows as (start, tokens). Out: queries, a pool in which all that no row may read is NaN, and what
-attention is by its definition.
+In: rows as (start, tokens). Out: queries, a pool that holds NaN wherever no row may read, and
+attention computed from its definition.
 
 Shapes: T tokens, K kv heads, H head_dim, B block size, P blocks of the pool.
 """
@@ -18,16 +18,17 @@ from baton_engine.attention.triton_paged_attention import PagedRows
 from tests.support.engines.kernels import DEVICE
 from tests.support.engines.small_pool import attention_of
 
-# Absolute and relative difference from float64 that rounding explains.
+# Absolute and relative tolerances against float64.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-SPARE_BLOCKS = 3  # that no row has
+SPARE_BLOCKS = 3  # blocks that belong to no row
 
 Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`spans`: rows as (start, tokens). `heads`: of queries, of K and V."""
+    """One case. `spans` are rows as (start, tokens); `heads` are the numbers of query heads and of
+    kv heads; `window` is in tokens."""
 
     spans: Spans
     heads: tuple[int, int] = (4, 2)
@@ -46,8 +47,9 @@ class Inputs:
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Rows have blocks of their own, scattered over the pool; what is behind a row's end in its
-    last block, in blocks that no row has, and in block 0, which fills the table up, is NaN."""
+    """Make a case's tensors. Rows have their own blocks, scattered over the pool. NaN fills the
+    slots after a row's end in its last block, the spare blocks, and block 0, which pads the table.
+    """
     (heads, kv_heads), noise = case.heads, torch.Generator().manual_seed(1)
     lengths = [start + tokens for start, tokens in case.spans]
     used = [-(-length // case.block) for length in lengths]

@@ -1,4 +1,4 @@
-"""A small KV pool full of noise, and what attention over it is by its definition.
+"""A small KV pool filled with noise, and attention over it computed from its definition.
 
 In: the number of kv heads; a row with its queries. Out: a TorchMemory; outputs in float64.
 
@@ -27,7 +27,7 @@ def memory_of(kv_heads: int, dtype: str = "float32") -> TorchMemory:
 def expected_of(
     memory: TorchMemory, layer: int, row: Row, q_TNH: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """attention_of a row's queries over its blocks in the pool."""
+    """Apply attention_of to a row's queries and its blocks in the pool."""
     table_M2KBH = memory.pool[list(row.blocks), layer]
     k_KSH, v_KSH = table_M2KBH.permute(1, 2, 0, 3, 4).flatten(2, 3)
     return attention_of(q_TNH, k_KSH, v_KSH, row.start, window)

@@ -35,7 +35,7 @@ CHATML = (
 
 
 def byte_level_artifacts(template: str = CHATML) -> dict[str, bytes]:
-    """A byte-level BPE of 400 entries; emoji and most of CJK take several tokens."""
+    """A byte-level BPE of 400 entries; emoji and most CJK characters take several tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -67,7 +67,7 @@ def metaspace_artifacts(template: str = CHATML) -> dict[str, bytes]:
 
 
 def metaspace_decoder_artifacts() -> dict[str, bytes]:
-    """The same vocabulary with tokenizers' own Metaspace on both sides."""
+    """The same vocabulary with tokenizers' Metaspace as pre-tokenizer and as decoder."""
     backend = _with_bytes()
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback()])
@@ -75,7 +75,7 @@ def metaspace_decoder_artifacts() -> dict[str, bytes]:
 
 
 def unigram_artifacts() -> dict[str, bytes]:
-    """A Unigram with Metaspace on both sides; a character that it does not know is <unk>."""
+    """A Unigram with Metaspace as pre-tokenizer and decoder; unknown characters become <unk>."""
     backend = Backend(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -143,7 +143,7 @@ def artifacts_of(backend: Backend, template: str) -> dict[str, bytes]:
 
 
 def write_artifacts(artifacts: Mapping[str, bytes], folder: Path) -> Path:
-    """The folder form, for AutoTokenizer."""
+    """Write artifacts to a folder that AutoTokenizer can read."""
     for name, data in artifacts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def write_artifacts(artifacts: Mapping[str, bytes], folder: Path) -> Path:
     return folder
 
 
-# One of each family that causal language models use.
+# One tokenizer of each family in use by causal language models.
 FAMILIES: Mapping[str, Callable[[], dict[str, bytes]]] = {
     "bytes": byte_artifacts,
     "byte-level": byte_level_artifacts,
@@ -160,5 +160,5 @@ FAMILIES: Mapping[str, Callable[[], dict[str, bytes]]] = {
     "unigram": unigram_artifacts,
     "wordpiece": wordpiece_artifacts,
 }
-# Those that have ids for every text.
+# The families that can encode every text.
 LOSSLESS = ("bytes", "byte-level", "metaspace", "metaspace-decoder")

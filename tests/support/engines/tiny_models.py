@@ -1,8 +1,8 @@
-"""Random tiny models that transformers saved, each with a tokenizer: whole folders to serve.
+"""Random tiny models, saved by transformers with a tokenizer as complete model folders.
 
 In: a name. Out: a folder in the test cache, built on first use and the same in every run (seeded).
-Weights are redrawn at std 0.1-0.3: at transformers' 0.02 a tied model repeats one id and ignores
-its KV, and a test of exactness would pass with any cache.
+Weights are redrawn with std 0.1-0.3: with transformers' 0.02 a tied model repeats one id and
+ignores its KV, and a test of exactness would pass with any cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CACHE = Path(__file__).resolve().parents[3] / ".pytest_cache" / "baton"
-RECIPE = 1  # raise it when this file makes other folders from the same specs
+RECIPE = 1  # increase it when this file builds different folders from the same specs
 
 VOCAB = 320
 SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>", "<|spare|>")
@@ -28,7 +28,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# What the tokenizer's merges are learned from.
+# The training text of the tokenizer's merges.
 TEXT = (
     "the prefill node computes the prompt and the decode node generates the answer; ",
     "every chunk of the cache has a name, and a name is enough to find it again. ",
@@ -38,7 +38,7 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Tiny:
-    """One model: a transformers config class by model_type, what it sets, and the weights' std."""
+    """One model: the model_type of a transformers config, its values, and the weights' std."""
 
     kind: str
     std: float
@@ -64,9 +64,9 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 256,
 }
 
-# Together: Llama, Qwen3 and Mistral; GQA 1, 2 and 4; tied and untied; with bias; head_dim other
-# than hidden / heads; Llama 3 rope scaling; a window shorter than most prompts, no multiple of a
-# block.
+# Together they cover Llama, Qwen3 and Mistral; GQA 1, 2 and 4; tied and untied embeddings; bias;
+# head_dim other than hidden / heads; Llama 3 rope scaling; and a window that is shorter than most
+# prompts and not a multiple of the block size.
 TINY_MODELS: dict[str, Tiny] = {
     "llama-gqa1": Tiny("llama", 0.15, _sizes(4, 4, layers=3)),
     "llama-gqa2-tied": Tiny("llama", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
@@ -78,7 +78,7 @@ TINY_MODELS: dict[str, Tiny] = {
     "qwen3-gqa4": Tiny("qwen3", 0.15, {**_sizes(8, 2, hidden=96), "head_dim": 16}),
     "mistral-window": Tiny("mistral", 0.2, {**_sizes(4, 2), "sliding_window": 40}),
 }
-# Families and settings that the engine's own tests cover beyond those.
+# More families and settings, for the engine's own tests.
 MORE_MODELS: dict[str, Tiny] = {
     "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
     "mistral": Tiny("mistral", 0.2, {**_sizes(4, 2), "head_dim": 24, "sliding_window": None}),
@@ -108,13 +108,13 @@ MORE_MODELS: dict[str, Tiny] = {
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
-    """`length` random ids without specials; the same for the same arguments."""
+    """`length` random ids without special tokens; equal arguments give equal ids."""
     draw = random.Random(f"{length}/{seed}")
     return [draw.randrange(FIRST_SPECIAL) for _ in range(length)]
 
 
 def make_tiny_model(name: str, root: Path = CACHE) -> Path:
-    """The folder of model `name`, built if it is not there yet. Safe in parallel processes."""
+    """Return the folder of model `name`, built if it is missing. Safe in parallel processes."""
     spec = {**TINY_MODELS, **MORE_MODELS}[name]
     import transformers
 

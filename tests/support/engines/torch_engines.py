@@ -1,4 +1,4 @@
-"""Drives engines and runners in the engine room's tests, with every loop bounded."""
+"""Drives torch engines and runners in the engine's tests, with bounded loops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 
 def small_engine(folder: Path, **settings: Any) -> EngineCore:
-    """A torch engine on one thread in fp32, with a pool of 200 blocks and chunks of 2."""
+    """A torch engine on one thread in fp32, with a pool of 200 blocks and chunks of 2 blocks."""
     chosen = {"dtype": "float32", "threads": 1, "kv_blocks": 200, "chunk_blocks": 2, **settings}
     return build_torch(TorchSettings(model=folder, **chosen))
 
@@ -27,7 +27,7 @@ def small_engine(folder: Path, **settings: Any) -> EngineCore:
 def run_requests(
     engine: EngineCore, requests: Sequence[Request]
 ) -> dict[RequestId, list[TokenOut]]:
-    """Submit all and step until all have ended."""
+    """Submit all requests, and step until all have ended."""
     tokens: dict[RequestId, list[TokenOut]] = {request.id: [] for request in requests}
     for token in run_all(engine, requests).tokens:
         tokens[token.request].append(token)
@@ -47,7 +47,7 @@ def make_request(name: str, prompt: Sequence[int], params: SamplingParams = GREE
 def generate_ids(
     engine: EngineCore, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
 ) -> list[list[int]]:
-    """Ids per prompt, all prompts submitted at once (params.n == 1)."""
+    """Return the ids generated for each prompt; all are submitted at once (params.n == 1)."""
     requests = [make_request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
     tokens = run_requests(engine, requests)
     return [[token.id for token in tokens[request.id]] for request in requests]
@@ -60,7 +60,8 @@ def ask(position: int, params: SamplingParams = GREEDY, choice: int = 0) -> tupl
 def decode_alone(
     runner: Runner, known: Sequence[int], blocks: Sequence[BlockId], steps: int
 ) -> list[int]:
-    """Greedy ids after `known`, whose KV but for the last token's stands in `blocks`."""
+    """Return `steps` greedy ids after `known`. `blocks` hold the KV of all known tokens but the
+    last."""
     ids = list(known)
     for _ in range(steps):
         end = len(ids)

@@ -1,4 +1,4 @@
-"""`baton model fetch` in tests: a hub with a small model, processes that fetch it."""
+"""Tests of `baton model fetch`: a hub with a small model, and processes that fetch it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from baton_cli.models.download_state import MARKER, PART, PLAN
 from baton_engine.weights.digest import CACHE_NAME
 from tests.support.hubs.stub_hub import StubHub
 
-# A safetensors file of 1 MiB: no two parts of it are alike.
+# A safetensors file of 1 MiB in which no two parts are equal.
 DATA = b"%08d" * 131046 % tuple(range(131046))
 TENSOR = {"dtype": "U8", "shape": [len(DATA)], "data_offsets": [0, len(DATA)]}
 WEIGHTS = struct.pack("<Q", 200) + json.dumps({"t": TENSOR}).encode().ljust(200) + DATA
@@ -46,7 +46,7 @@ DEADLINE_S = 180.0
 
 @contextlib.contextmanager
 def model_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
-    """The hub of all that is fetched meanwhile."""
+    """Run a stub hub, and point HF_ENDPOINT to it."""
     for name in ("HF_TOKEN", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     with StubHub({**FILES, **UNREAD}) as running:
@@ -65,7 +65,7 @@ def fetch(to: Path, source: str = "hf://org/model", pauses_s: tuple[float, ...] 
 
 
 def start(to: Path, *, before: str = "") -> subprocess.Popen[str]:
-    """`before` is Python that the process runs first."""
+    """Start a fetch into `to`. `before` is Python code that the process runs first."""
     code = f"{before}\nimport sys; from baton_cli.main import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.Popen(
         [sys.executable, "-c", code, "model", "fetch", "hf://org/model", f"--to={to}"],
@@ -88,7 +88,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def interrupt(folder: Path, part: bytes) -> None:
-    """As if a process had ended while it fetched the weights."""
+    """Turn a complete folder into one whose fetch died while it downloaded the weights; `part` is
+    the partial file's content."""
     (folder / MARKER).rename(folder / PLAN)
     (folder / "model.safetensors").unlink()
     (folder / f"model.safetensors.gone{PART}").write_bytes(part)

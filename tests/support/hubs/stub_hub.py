@@ -1,8 +1,8 @@
-"""A Hugging Face hub on this machine: lists of files, and the files from any byte on.
+"""A stub of a Hugging Face hub on this machine: serves listings, and files with Range requests.
 
-In: files by name. Out: a real HTTP server at `url` that tests tell to refuse, break off, hold or
-redirect. `asked` are the paths of the requests for files, with their Range; `tokens` what was said
-to the hub, `cdn_tokens` to the other address that it redirects to.
+In: files by name. Out: a real HTTP server at `url`, which tests can make refuse, break off, hold or
+redirect. `asked` holds the path and Range of each file request; `tokens` holds the tokens sent to
+the hub, `cdn_tokens` those sent to the address that it redirects to.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "c" * 40
 WAIT_S = 180.0
-POLL_S = 0.02  # how long closing a server takes
+POLL_S = 0.02  # poll interval of the servers, which bounds the time to close them
 
 
 class StubHub:
-    """`with StubHub({"config.json": b"{}"}) as hub:`."""
+    """A running hub: `with StubHub({"config.json": b"{}"}) as hub:`."""
 
     def __init__(
         self, files: Mapping[str, bytes], *, name: str = "org/model", host: str = "127.0.0.1"
@@ -36,13 +36,13 @@ class StubHub:
         self.tells_sizes = True
         self.tells_digests = True
         self.claimed_sizes: dict[str, int] = {}
-        self.token = ""  # "" lets everybody in
-        self.refuses = 0  # this status to every request
+        self.token = ""  # the token that requests need; "" accepts all
+        self.refuses = 0  # if set, every request gets this status
         self.redirects = False
         self.ranges = True
-        self.breaks: dict[str, int] = {}  # so many answers with this file end in the middle
-        self.garbles: dict[str, int] = {}  # so many answers with this file end in zeros
-        self.held: threading.Event | None = None  # answers with a file wait for it in the middle
+        self.breaks: dict[str, int] = {}  # the number of answers per file that end in the middle
+        self.garbles: dict[str, int] = {}  # the number of answers per file that end in zeros
+        self.held: threading.Event | None = None  # file answers wait for it in the middle
         self.asked: list[tuple[str, str]] = []
         self.tokens: set[str] = set()
         self.cdn_tokens: set[str] = set()
@@ -83,7 +83,7 @@ class StubHub:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                with suppress(ConnectionError):  # a client that was killed
+                with suppress(ConnectionError):  # the client was killed
                     _answer(hub, self, cdn)
 
             def log_message(self, format: str, *args: Any) -> None:
@@ -129,7 +129,7 @@ def _list(hub: StubHub, blobs: bool) -> dict[str, Any]:
 
 
 def _digest(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Weights are large files, whose blob is a pointer to them."""
+    """A file's digest as the hub lists it. Weights are LFS files, whose blob is only a pointer."""
     data = files[name]
     if name.endswith(".safetensors"):
         return {"blobId": "0" * 40, "lfs": {"sha256": hashlib.sha256(data).hexdigest()}}
