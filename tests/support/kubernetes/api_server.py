@@ -1,8 +1,8 @@
-"""An API server in memory, for the operator's own client. It stores objects by path; it neither
-validates them nor runs controllers.
+"""An in-memory API server for the operator's client. It stores objects by path, without validation
+and without controllers.
 
-In: requests over HTTP. Out: the API's answers, a record of the writes, and a refusal where a test
-wants one. Unlike in Kubernetes, a field that is no longer applied stays.
+In: requests over HTTP. Out: the API's answers, a record of the writes, and refusals that a test
+scripts. Unlike Kubernetes, it keeps fields that are no longer applied.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Body = dict[str, Any]
 
 
 class ApiServer:
-    """`refuses` says of each request (method, path) which status it gets instead of an answer; 0
-    is none. `writes` are the requests that changed something, as "PATCH services/demo-router"."""
+    """The server. `refuses` maps a request (method, path) to a status that refuses it, 0 to serve
+    it. `writes` lists the requests that changed something, as "PATCH services/demo-router"."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -33,7 +33,7 @@ class ApiServer:
         self._version = 0
 
     def put(self, body: Body) -> Body:
-        """What anybody else writes: a new object, or fields of one that is there."""
+        """Write as another client than the operator: create an object, or change its fields."""
         path = kind_of(body).path(body["metadata"]["namespace"], body["metadata"]["name"])
         return self._merge(path, body, "somebody")
 
@@ -97,7 +97,7 @@ _CHECKED = ("uid", "resourceVersion", "generation")
 
 
 def _is_meant(known: Body, body: Body) -> bool:
-    """Whether it is the object, and the version of it, that the request names, if it names any."""
+    """Whether the stored object has the uid and resourceVersion that the request names, if any."""
     named = body.get("metadata", {}) | body.get("preconditions", {})
     checked = ("uid", "resourceVersion")
     return all(named.get(one, known["metadata"][one]) == known["metadata"][one] for one in checked)

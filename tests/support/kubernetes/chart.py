@@ -1,6 +1,6 @@
-"""The chart, rendered by Helm, as data.
+"""Renders the chart with Helm.
 
-In: a Kubernetes of the tests and words for Helm. Out: manifests; the values that the chart knows.
+In: a test's Kubernetes, and arguments for Helm. Out: manifests; the chart's values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPERATOR = "baton-operator"
 CRD = "inferencepools.baton.dev"
 SCALERS = "poolscalers.baton.dev"
 Manifest = dict[str, Any]
-# Values that tests give: a rule of topologySpreadConstraints, a peer of networkPolicy.monitoring.
+# Values for tests: a rule of topologySpreadConstraints, a peer of networkPolicy.monitoring.
 SPREAD = {
     "maxSkew": 1,
     "topologyKey": "topology.kubernetes.io/zone",
@@ -30,7 +30,7 @@ MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name
 
 
 def values() -> Manifest:
-    """The defaults."""
+    """The chart's default values."""
     found: Manifest = yaml.safe_load((CHART / "values.yaml").read_text())
     return found
 
@@ -41,7 +41,7 @@ def schema() -> Manifest:
 
 
 def leaves(part: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The paths in a schema of which something can be set: `operator.replicas`, ..."""
+    """Yield the paths of a schema's settable values: `operator.replicas`, ..."""
     for name, inner in part["properties"].items():
         if "properties" in inner:
             yield from leaves(inner, f"{prefix}{name}.")
@@ -50,12 +50,12 @@ def leaves(part: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def set_words(changes: Mapping[str, Any]) -> list[str]:
-    """Values by path as Helm's flags."""
+    """Convert values by path to Helm's flags."""
     return [f"--set-json={path}={json.dumps(value)}" for path, value in changes.items()]
 
 
 def render(kubernetes: Kubernetes, *words: str, namespace: str = "baton-system") -> str:
-    """What `helm install baton` would make; raises CommandFailed as that would."""
+    """Render what `helm install baton` would create; raise CommandFailed if Helm fails."""
     return kubernetes.helm("template", "baton", str(CHART), f"--namespace={namespace}", *words)
 
 

@@ -16,7 +16,7 @@ _FENCED = r"^```{}\n(.*?)^```$"
 
 
 def cluster_commands() -> list[tuple[str, str]]:
-    """Blocks fenced as "sh cluster" in their order, each with the heading over it."""
+    """The blocks fenced as "sh cluster", in order, as pairs of (heading, block)."""
     return [
         (_HEADING.findall(_TEXT[: match.start()])[-1], match[1])
         for match in re.finditer(_FENCED.format("sh cluster"), _TEXT, re.MULTILINE | re.DOTALL)
@@ -24,11 +24,11 @@ def cluster_commands() -> list[tuple[str, str]]:
 
 
 def commands_of(block: str) -> list[str]:
-    """One line each."""
+    """Split a block into commands, with continued lines joined."""
     return re.sub(r"\\\n\s*", "", block).splitlines()
 
 
 def excerpts() -> list[dict[str, Any]]:
-    """The pools' specs that stand in the text."""
+    """The pool specs in the text's YAML blocks."""
     fenced = re.compile(_FENCED.format("yaml"), re.MULTILINE | re.DOTALL)
     return [yaml.safe_load(block)["spec"] for block in fenced.findall(_TEXT)]

@@ -1,7 +1,7 @@
-"""Everything that a namespace shows to whoever may read it.
+"""Reads everything that a namespace shows to its readers.
 
-In: a cluster, a namespace. Out: the names of all its objects, of every kind there is; all their
-text, and what all containers said.
+In: a cluster, a namespace. Out: the names of its objects of every kind; their text; and the logs of
+all containers.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ import json
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.clients.http import Json
 
-# What happened stays on record when its object is gone.
+# Events outlive the objects that they are about.
 RECORDS = ("events", "events.events.k8s.io")
 
 
 def kinds(kubernetes: Kubernetes, *words: str) -> list[str]:
-    """All that can be listed; `words` are more flags of `kubectl api-resources`."""
+    """The kinds that can be listed; `words` are more flags of `kubectl api-resources`."""
     found = kubernetes.kubectl("api-resources", "--verbs=list", "-o", "name", *words).split()
     return sorted(set(found))
 
 
 def object_names(kubernetes: Kubernetes, namespace: str) -> set[str]:
-    """Of every kind but events."""
+    """The names of the namespace's objects of every kind but events."""
     wanted = [one for one in kinds(kubernetes, "--namespaced=true") if one not in RECORDS]
     words = ("get", ",".join(wanted), "-n", namespace, "-o", "name", "--ignore-not-found")
     return set(kubernetes.kubectl(*words).split())
 
 
 def cluster_object_names(kubernetes: Kubernetes) -> set[str]:
-    """Of what belongs to no namespace. Namespaces come and go with other tests."""
+    """The names of cluster-scoped objects, without namespaces, which other tests create."""
     wanted = [one for one in kinds(kubernetes, "--namespaced=false") if one != "namespaces"]
     words = ("get", ",".join(wanted), "-o", "name", "--ignore-not-found")
     return set(kubernetes.kubectl(*words).split())
 
 
 def shown(kubernetes: Kubernetes, namespace: str) -> dict[str, str]:
-    """Text by where it is found: each object, events too, and each container's log, also that of
-    the run before. Secrets hold secrets, and are left out."""
+    """Return texts by their source: each object, events included, and each container's log, also of
+    its previous run. Secrets are left out, because they hold secrets."""
     wanted = [one for one in kinds(kubernetes, "--namespaced=true") if one != "secrets"]
     words = (
         "get",
@@ -62,6 +62,6 @@ def _logs(kubernetes: Kubernetes, namespace: str, pod: Json) -> dict[str, str]:
         try:
             before = kubernetes.kubectl(*words, "--previous")
         except CommandFailed:
-            continue  # it is its first run
+            continue  # the container has no previous run
         found[f"log of the former {name} {container['name']}"] = before
     return found

@@ -1,4 +1,4 @@
-"""Pools as the operator's tests use them, and what a kubelet would make of their manifests.
+"""Sample pools for the operator's tests, and the kubelet's view of their manifests.
 
 In: golden/*.pool.yaml. Out: resources, pools with fixed credentials, and each container's
 environment and arguments as its process would see them.
@@ -19,7 +19,7 @@ from baton_operator.builders import Manifest
 
 GOLDEN = Path(__file__).resolve().parents[2] / "operator" / "golden"
 SAMPLES = sorted(path.name.removesuffix(".pool.yaml") for path in GOLDEN.glob("*.pool.yaml"))
-# One says openly that it needs a folder of the cluster's nodes.
+# All samples fit the `restricted` policy but "host", which mounts a folder of the cluster's nodes.
 RESTRICTED = [name for name in SAMPLES if name != "host"]
 IMAGES = Images(
     node="registry.example/baton-node:0.1.0",
@@ -31,7 +31,7 @@ INSTALLATION = Installation(images=IMAGES, namespace="baton-system")
 CREDENTIALS = Credentials(
     redis_password="5ec1e7aa" * 8, link_token="70ce7bb0" * 8, tenant_secret="7e7a7700" * 8
 )
-# The Secrets that users made, by name, as the samples name them.
+# The Secrets of users that the samples refer to, by name.
 USER_SECRETS = {
     "redis-login": {"username": "reader-writer", "password": "pass:word@with/signs"},
     "hub-login": {"token": "hf_of-nobody"},
@@ -58,26 +58,26 @@ def sample_pool(
 
 
 def template_of(manifest: Manifest) -> Manifest | None:
-    """That of its pods, where it is about pods."""
+    """The manifest's pod template, None if it has none."""
     template: Manifest | None = manifest.get("spec", {}).get("template")
     return template
 
 
 def templates(manifests: Iterable[Manifest]) -> dict[str, Manifest]:
-    """The pods' templates by their workloads' names."""
+    """The pod templates by workload name."""
     found = ((one["metadata"]["name"], template_of(one)) for one in manifests)
     return {name: template for name, template in found if template is not None}
 
 
 def containers(template: Manifest | None) -> Iterator[Manifest]:
-    """Those that run before, then the others."""
+    """Yield the init containers, then the others."""
     spec = template["spec"] if template else {}
     yield from spec.get("initContainers", ())
     yield from spec.get("containers", ())
 
 
 def secret_values(manifests: Iterable[Manifest]) -> dict[str, dict[str, str]]:
-    """What is in the Secrets among the manifests, by name and key."""
+    """The decoded values of the Secrets among the manifests, by name and key."""
     return {
         one["metadata"]["name"]: {
             key: base64.b64decode(text).decode() for key, text in one["data"].items()
@@ -90,8 +90,8 @@ def secret_values(manifests: Iterable[Manifest]) -> dict[str, dict[str, str]]:
 def environment(
     container: Manifest, fields: Mapping[str, str], secrets: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    """The container's variables; `fields` are the pod's, by path. KeyError: the kubelet would
-    refuse to start it."""
+    """The container's variables; `fields` are the pod's fields by path. Raise KeyError where the
+    kubelet would refuse to start the container."""
     found = {}
     for item in container.get("env", ()):
         source = item.get("valueFrom", {})
@@ -109,7 +109,7 @@ def environment(
 
 
 def expanded(container: Manifest, variables: Mapping[str, str]) -> list[str]:
-    """The arguments as the kubelet gives them: $(NAME) replaced where known, $$ a dollar."""
+    """The arguments as the kubelet passes them: known $(NAME) replaced, $$ as a dollar."""
 
     def value(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])

@@ -1,7 +1,7 @@
-"""Who may connect to whom under a set of NetworkPolicies, as their documentation says. Pure.
+"""Evaluates NetworkPolicies: which pods may connect to which. Pure.
 
-In: policies about what comes in, pods with namespaces and labels. Out: yes or no. Only the parts
-that the pool's manifests may hold; another one is a KeyError or an assertion, not a guess.
+In: ingress policies, pods with namespaces and labels. Out: yes or no, by Kubernetes' documentation.
+Only the fields that a pool's manifests use are supported; others raise KeyError or AssertionError.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """A pod, as policies see it. Every namespace has its name as a label."""
+    """A pod as policies see it. Each namespace is assumed to have its name as a label."""
 
     namespace: str
     labels: Mapping[str, str]
 
 
 def may_connect(policies: Iterable[dict[str, Any]], source: Place, to: Place, port: int) -> bool:
-    """A pod that no policy selects takes everybody; else one rule of one policy must allow it."""
+    """Whether `source` may connect to a port of `to`. A pod that no policy selects accepts all
+    connections; otherwise one rule of one policy must allow it."""
     about = [one for one in policies if _selects(one, to)]
     return not about or any(
         _allows(rule, one["metadata"]["namespace"], source, port)
@@ -43,7 +44,8 @@ def _allows(rule: dict[str, Any], namespace: str, source: Place, port: int) -> b
 
 
 def _is_peer(peer: dict[str, Any], namespace: str, source: Place) -> bool:
-    """Both selectors of one peer must match; without one for namespaces, it is the policy's."""
+    """Whether the source matches both selectors of a peer. Without a namespaceSelector, the peer is
+    in the policy's namespace."""
     assert peer, "an empty peer selects nothing"
     assert peer.keys() <= {"namespaceSelector", "podSelector"}
     if "namespaceSelector" in peer:

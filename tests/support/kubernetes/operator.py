@@ -1,9 +1,9 @@
-"""Baton's operator in a cluster, as the chart installs it: by Helm, in a `restricted` namespace.
+"""Installs Baton's operator in a cluster with Helm, in a `restricted` namespace.
 
-In: a cluster and the names of the images that its nodes hold. Out: an operator that runs. All test
-files share one release, since its CRD belongs to the whole cluster. On a cluster that is not ours
-it has a namespace of its own, takes a CRD that is there as it is, and goes at the end; where an
-operator runs already Helm refuses, since both would have the same cluster roles.
+In: a cluster and the names of images on its nodes. Out: a running operator. All test files share
+one release, because its CRD is cluster-scoped. On a cluster that the tests did not create, the
+operator gets its own namespace, keeps an existing CRD, and is uninstalled at the end. If the
+cluster already runs an operator, Helm refuses, because both would own the same cluster roles.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CRD = "crd/inferencepools.baton.dev"
 DEPLOYMENT = "deployment/baton-operator"
 PODS = "app.kubernetes.io/name=baton-operator"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
-# Never pulled: every node of a test cluster holds them.
+# These images are never pulled: every node of a test cluster holds them.
 IMAGES = {
     "operator": OPERATOR_IMAGE,
-    # For pods that bring torch by themselves (see `torch_pods`).
+    # The image has no torch; pods that need it mount it (see `torch_pods`).
     "node": SIM_IMAGE,
     "sim": SIM_IMAGE,
     "router": ROUTER_IMAGE,
@@ -38,7 +38,7 @@ LOG_LINES = 60
 
 
 def install_operator(kubernetes: Kubernetes) -> None:
-    """Also where it is installed already: then nothing changes."""
+    """Install the operator. Idempotent."""
     namespace = {
         "apiVersion": "v1",
         "kind": "Namespace",
@@ -57,19 +57,19 @@ def install_operator(kubernetes: Kubernetes) -> None:
 
 
 def uninstall_operator(kubernetes: Kubernetes) -> None:
-    """Also where there is none."""
+    """Uninstall the operator if it is installed."""
     words = ("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
     kubernetes.helm(*words, "--wait", "--timeout=300s")
 
 
 def kill_operator(kubernetes: Kubernetes) -> None:
-    """Without a goodbye; its Deployment makes another one."""
+    """Kill the operator's pods without a grace period; the Deployment replaces them."""
     words = ("delete", "pods", "-l", PODS, "-n", NAMESPACE)
     kubernetes.kubectl(*words, "--grace-period=0", "--force")
 
 
 def operator_log(kubernetes: Kubernetes, lines: int = LOG_LINES) -> str:
-    """What its pods are and said; -1 is all of it."""
+    """The operator's pods, and the last `lines` lines of their logs (-1: all)."""
     told = []
     for words in (
         ("get", "pods", "-o", "wide"),

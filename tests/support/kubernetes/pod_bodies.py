@@ -1,7 +1,7 @@
 """Pods, workloads and routes as scheduler, kubelet and controllers of a real cluster write them.
 
-In: what happens to a container. Out: objects of the API, with the fields of Kubernetes 1.36 that
-say how it goes. Messages are such as were seen.
+In: states of containers. Out: API objects with the status fields of Kubernetes 1.36. The messages
+were observed on real clusters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def container(
 
 
 def conditions(**statuses: str | Body) -> list[Body]:
-    """By type: a status, or the fields that differ."""
+    """Build conditions. Each type maps to a status, or to fields that differ from status False."""
     return [
         {"type": kind, "lastProbeTime": None, "lastTransitionTime": THEN}
         | ({"status": told} if isinstance(told, str) else {"status": "False"} | told)
@@ -74,8 +74,8 @@ def pod(
     status: Body | None = None,
     **metadata: Any,
 ) -> Body:
-    """`containers` are their statuses; without `status` the pod is placed and prepared, and ready
-    if all of them are."""
+    """A pod. `containers` are container statuses. Without `status`, the pod is scheduled and
+    initialized, and ready if all containers are."""
     ready = bool(containers) and all(item["ready"] for item in containers)
     unready = {"reason": "ContainersNotReady", "message": "containers with unready status: [node]"}
     built: Body = {
@@ -112,13 +112,13 @@ def pod(
 
 
 def unplaced(message: str, reason: str = "Unschedulable") -> Body:
-    """A pod that the scheduler cannot place."""
+    """A pod that the scheduler cannot place on any node."""
     told = {"reason": reason, "message": message}
     return pod(status={"phase": "Pending", "conditions": conditions(PodScheduled=told)})
 
 
 def workload(name: str, component: str, **status: Any) -> Body:
-    """A Deployment of 2, whose controller has seen it."""
+    """A Deployment with 2 replicas whose latest generation its controller has observed."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -134,7 +134,7 @@ def workload(name: str, component: str, **status: Any) -> Body:
 
 
 def http_route(*parents: Body, generation: int = 2) -> Body:
-    """With two parents."""
+    """An HTTPRoute with two parentRefs, and the given parent statuses."""
     return {
         "metadata": {"name": "demo-router", "namespace": "serving", "generation": generation},
         "spec": {"parentRefs": [{"name": "public"}, {"name": "internal"}]},

@@ -1,8 +1,8 @@
-"""A pool on a cluster as its user sees it: what kubectl prints, and the router's address.
+"""A pool on a cluster as its user sees it: kubectl's output, and the router's address.
 
 In: a cluster, a namespace, a spec. Out: the printed columns, conditions, pods, the URL of the
-Service. Every wait is bounded, and one that fails shows what `kubectl get`, `describe` and `logs`
-say.
+Service. Every wait is bounded; a failed wait shows the output of `kubectl get`, `describe` and
+`logs`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOG_LINES = 40
 
 
 class Row(NamedTuple):
-    """A line of `kubectl get bpool`."""
+    """A row of `kubectl get bpool`."""
 
     name: str
     ready: str
@@ -49,7 +49,8 @@ class Pod:
 
 
 class ClusterPool:
-    """One InferencePool. Nothing is made before `apply`; leaving closes the way to it, no more."""
+    """One InferencePool. `apply` creates it. Leaving the context closes the connection to its
+    Service, but does not delete the pool."""
 
     def __init__(self, kubernetes: Kubernetes, namespace: str, name: str) -> None:
         self.kubernetes = kubernetes
@@ -68,7 +69,7 @@ class ClusterPool:
         return self.kubernetes.kubectl("-n", self.namespace, *words, stdin=stdin)
 
     def read(self, *words: str) -> Json:
-        """What `kubectl get` says, as JSON."""
+        """The JSON output of `kubectl get`."""
         found: Json = json.loads(self.kubectl("get", *words, "-o", "json"))
         return found
 
@@ -88,7 +89,7 @@ class ClusterPool:
         self.kubectl("patch", "bpool", self.name, "--type=merge", f"--patch={change}")
 
     def delete(self) -> None:
-        """Until it and all that it owned is gone."""
+        """Delete the pool; return when all its objects are gone."""
         self.kubectl("delete", "bpool", self.name, "--timeout=300s")
         self.wait(lambda: not self._owned(), "be gone with all its objects")
 
@@ -110,7 +111,7 @@ class ClusterPool:
         return {one["type"]: one for one in status.get("conditions", ())}
 
     def pods(self, component: str) -> list[Pod]:
-        """Those that are not ending, by name."""
+        """The component's pods that are not terminating."""
         words = ("pods", "-l", self._label(component))
         return [
             _pod(body)
@@ -124,7 +125,7 @@ class ClusterPool:
 
     @property
     def url(self) -> str:
-        """The router's Service, as this machine reaches it."""
+        """The URL at which this machine reaches the router's Service."""
         if not self._url:
             service = f"{self.name}-router"
             [port] = self.read("service", service)["spec"]["ports"]
@@ -139,8 +140,9 @@ class ClusterPool:
         return told
 
     def ready_nodes(self) -> list[str]:
-        """Those that its router uses. None where the Service leads nowhere: after an outage of the
-        API server the cluster may take its machines for lost, until they have reported again."""
+        """The ids of nodes that the router reports ready. Empty if the Service is unreachable:
+        after an outage of its API server, a cluster may treat its machines as lost until they
+        report again."""
         try:
             nodes = self.state()["nodes"]
         except URLError:
@@ -148,7 +150,7 @@ class ClusterPool:
         return [node["id"] for node in nodes if node["state"] == "ready"]
 
     def busiest(self, role: str) -> Pod:
-        """The pod of the role's node that has most to do, once one has."""
+        """Wait until a node of the role has work, and return the pod of the busiest one."""
         found: list[str] = []
 
         def busy() -> bool:
@@ -161,27 +163,27 @@ class ClusterPool:
         return next(pod for pod in self.pods(role) if pod.name == found[0])
 
     def router_log(self) -> list[Json]:
-        """Its lines about requests."""
+        """The router's log lines about requests."""
         text = self.kubectl("logs", "-l", self._label("router"), "--tail=-1")
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         return [line for line in lines if "attempts" in line]
 
     def moved(self, requests: Sequence[str]) -> int:
-        """How many of these, which were answered, were placed more than once."""
+        """The number of these answered requests that had more than one attempt."""
         asked, lines = set(requests), list[Json]()
 
         def told() -> bool:
             lines[:] = [line for line in self.router_log() if line["request"] in asked]
             return len(lines) == len(asked)
 
-        # It is written after an answer's last word.
+        # The router writes the line after it has sent the answer's last bytes.
         self.wait(told, "log all of these requests", timeout_s=60)
         return sum(line["attempts"] > 1 for line in lines)
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, done: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
-        """Poll until `done()`; else fail with all that kubectl knows."""
+        """Poll until `done()`; after `timeout_s` raise AssertionError with kubectl's output."""
         until = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > until:
@@ -191,8 +193,8 @@ class ClusterPool:
             time.sleep(POLL_S)
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Until the operator calls it ready, for the spec as it is now, no old pod is left, and its
-        Service leads to a router."""
+        """Wait until the operator reports the current spec ready, no old pods are left, and the
+        Service reaches a router."""
         self.wait(self._settled, "become ready", timeout_s)
         self.wait(self._reached, "answer at its Service", timeout_s=60)
 
@@ -204,8 +206,8 @@ class ClusterPool:
         return observed and truth["Ready"] == "True" and truth["Updated"] == "True"
 
     def _reached(self) -> bool:
-        """kube-proxy hears of a ready pod after the API server does, and refuses connections to a
-        Service for which it knows none."""
+        """Whether the Service answers. kube-proxy learns of ready pods after the API server, and
+        until then refuses connections to the Service."""
         try:
             urllib.request.urlopen(f"{self.url}/health", timeout=HTTP_S).close()
         except URLError:
@@ -213,7 +215,7 @@ class ClusterPool:
         return True
 
     def describe(self) -> str:
-        """For a failure's message."""
+        """Describe the pool, its events and its logs, for a failure's message."""
         words = [
             ("get", "bpool,deployments,pods,services", "-o", "wide"),
             ("describe", "bpool", self.name),
@@ -234,7 +236,7 @@ class ClusterPool:
 
 
 def _work(node: Json) -> int:
-    """Requests that the router has booked there, and those that the node says it runs."""
+    """The number of requests that the router has booked on a node or that the node runs."""
     work: int = node["booked"]["requests"] + node["load"]["running"]
     return work
 

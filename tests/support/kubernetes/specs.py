@@ -1,8 +1,8 @@
-"""Specs of pools for a small cluster, and the flags by which `baton up` serves the same.
+"""Specs of pools for a small cluster, and `baton up` flags that serve the same.
 
-In: what a test wants beside one small node of each role. Out: an InferencePool's `spec`, to be
-changed freely. All hand every prompt over, in chunks of one block, so that KV really travels.
-Where pods are to run is said by parts of pod templates.
+In: a test's deviations from one small node per role. Out: an InferencePool's `spec`, which the
+caller may change. All pools hand off every prompt, in chunks of one block, so that nodes really
+exchange KV. Helpers build the parts of pod templates that choose where pods run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ HOSTS = "kubernetes.io/hostname"
 def sim_spec(
     *, prefill: int = 1, decode: int = 1, decode_ms: int = 0, prefill_ms_per_token: int = 0
 ) -> Json:
-    """Simulated nodes. Times change no token."""
+    """A spec with simulated nodes. The times do not affect tokens."""
     times = {"decode-ms": decode_ms, "prefill-ms-per-token": prefill_ms_per_token}
     words = [f"--sim-{name}={value}" for name, value in times.items() if value]
     return _spec({"kind": "sim", "chunkBlocks": 1, "extraArgs": words}, {}, prefill, decode)
 
 
 def torch_spec(model: str, pod_template: Json) -> Json:
-    """Real ones on CPUs. `pod_template` brings Python's environment and the model's folder."""
+    """A spec with torch engines on CPUs. `pod_template` mounts the Python environment and the
+    model's folder."""
     engine = {"kind": "torch", "dtype": "float32", "chunkBlocks": 1, "extraArgs": TORCH_WORDS}
     spec = _spec(engine, {"podTemplate": pod_template}, 1, 1)
     return {**spec, "model": {"path": model, "name": Path(model).name}}
@@ -65,7 +66,7 @@ def _spec(engine: Json, role: Json, prefill: int, decode: int) -> Json:
 
 
 def spread(role: str) -> Json:
-    """The role's pods evenly, as far as that can be."""
+    """Spread the role's pods evenly over the cluster's nodes if possible."""
     constraint = {
         "maxSkew": 1,
         "topologyKey": HOSTS,
@@ -80,7 +81,7 @@ def only_on(host: str) -> Json:
 
 
 def rather_on(host: str) -> Json:
-    """Elsewhere, while that one is gone."""
+    """Prefer `host`, but allow other nodes while it is gone."""
     term = {"matchExpressions": [{"key": HOSTS, "operator": "In", "values": [host]}]}
     wished = [{"weight": 100, "preference": term}]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wished}}

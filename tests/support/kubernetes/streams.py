@@ -1,7 +1,7 @@
-"""The same questions to a pool on a cluster and to `baton up`, calmly or while something breaks.
+"""Sends the same questions to a pool on a cluster and to `baton up`, with or without faults.
 
-In: a URL and questions whose answers depend on nothing but the question. Out: what the official
-client was told, or streams that run until all have ended; and what `baton up` answers.
+In: a URL and questions whose answers depend only on the question. Out: the official client's
+answers, or concurrent streams and their answers; and the answers of `baton up`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from tests.support.pools.baton_up import Pool
 
 CLIENT_S = 240.0
 STREAM_S = 240.0
-# More than the 128 tokens below which nobody hands over, in every tokenizer of these tests.
+# In every tokenizer of these tests, longer than the 128 tokens below which the router does not hand
+# off.
 LONG_TEXT = "the prefill node computes the prompt and the decode node generates the answer; " * 8
 PROMPT_TOKENS = 200
-# What the official client has no name for.
+# Fields that the official client has no parameters for.
 EXTRA = ("return_token_ids", "ignore_eos")
 
 
@@ -44,7 +45,7 @@ class Question:
 
 
 def completion(number: int, *, prompt_tokens: int = PROMPT_TOKENS, **fields: Any) -> Question:
-    """The prompt is made of ids that every tokenizer has, others for each number."""
+    """A completion whose prompt depends on `number`, of ids that every tokenizer has."""
     draw = random.Random(number)
     prompt = [draw.randrange(FIRST_ID, END_ID) for _ in range(prompt_tokens)]
     return Question(COMPLETIONS, {"prompt": prompt, "return_token_ids": True, **fields})
@@ -68,8 +69,8 @@ def few_questions() -> list[Question]:
 
 
 def long_streams(count: int, tokens: int, first: int = 0) -> list[Question]:
-    """Of `tokens` tokens each, half of them greedy; prompts of other numbers than `first` and the
-    next ones are computed anew."""
+    """Streams of `tokens` tokens each, half of them greedy. Their prompts are numbered from
+    `first`; prompts of other numbers share no cached prefix with them."""
     kinds: list[Json] = [{"temperature": 0}, {"temperature": 1.0, "seed": 3}]
     fields: Json = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
     return [completion(first + i, **fields, **kinds[i % 2]) for i in range(count)]
@@ -79,7 +80,7 @@ def long_streams(count: int, tokens: int, first: int = 0) -> list[Question]:
 
 
 def answers_of(url: str, questions: Sequence[Question]) -> list[dict[int, ChoiceResult]]:
-    """What a plain client is told, one question after the other."""
+    """A plain client's answers to the questions, sent one after the other."""
     return [_told(ask(url, one.path, one.body, timeout_s=STREAM_S)) for one in questions]
 
 
@@ -97,7 +98,7 @@ class ClientAnswer:
 
 
 def ask_by_openai(url: str, question: Question) -> ClientAnswer:
-    """Through the official client, which must understand every part of it."""
+    """Send a question with the official client, which must parse the whole answer."""
     with openai.OpenAI(
         base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=CLIENT_S
     ) as client:
@@ -116,7 +117,7 @@ def ask_by_openai(url: str, question: Question) -> ClientAnswer:
 
 
 class Streams:
-    """`with Streams(url, questions) as running:` asks all at once; leaving waits for their ends."""
+    """`with Streams(url, questions) as running:` sends all concurrently; leaving waits for all."""
 
     def __init__(self, url: str, questions: Sequence[Question]) -> None:
         self._url = url
@@ -141,7 +142,7 @@ class Streams:
         return ask(self._url, question.path, question.body, heard, STREAM_S)
 
     def wait_tokens(self, least: int) -> None:
-        """Until every stream has so many. The first may be over when the last one begins."""
+        """Wait until each stream has had `least` tokens; early ones may have ended by then."""
         self._wait(lambda: min(self._heard) >= least, f"each have {least} tokens")
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
@@ -156,11 +157,11 @@ class Streams:
         return not all(one.done() for one in self._asked)
 
     def answers(self) -> list[dict[int, ChoiceResult]]:
-        """All of them; an AssertionError for one that did not end as answers end."""
+        """Return all answers; raise AssertionError for an incomplete one."""
         return [_told(one.result()) for one in self._asked]
 
     def requests(self) -> list[str]:
-        """Their ids, as the router's log has them."""
+        """The requests' ids, as in the router's log."""
         return [one.result().request for one in self._asked]
 
     def worst_pause_s(self) -> float:
