@@ -1,4 +1,4 @@
-"""Nodes that may be chosen, one by one: what placement has as arrays, written and read by hand."""
+"""Candidate nodes as single records, where placement itself uses arrays."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def place_among(
     rng: random.Random,
     turn: int = 0,
 ) -> Placement | Missing:
-    """place() among nodes of both roles."""
+    """Call place() with the prefill and decode nodes among `nodes`."""
     prefills, decodes = (
         group_of([node for node in nodes if node.role == role]) for role in ("prefill", "decode")
     )

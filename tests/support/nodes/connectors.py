@@ -1,6 +1,6 @@
-"""A connector over the pool of a simulated engine, whose events one can wait for.
+"""A connector over the pool of a simulated engine, with waits for its events.
 
-In: a store. Out: blocks to fill and read, calls of a step loop, and the events they led to.
+In: a store. Out: blocks to fill and read, the calls of a step loop, and the resulting events.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ E = TypeVar("E", bound=ConnectorEvent)
 
 
 class Harness:
-    """A connector over the pool of a simulated engine, and the events it gave."""
+    """A connector over the pool of a simulated engine, and the events that it reported."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class Harness:
         self.events: list[ConnectorEvent] = []
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Sleep on the file descriptor, as the step loop does."""
+        """Poll events until `condition` holds, sleeping on the file descriptor as the step loop
+        does."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             left = deadline - time.monotonic()
@@ -77,7 +78,7 @@ class Harness:
         return set(self.raw(block))
 
     def raw(self, block: int) -> bytes:
-        """The block's bytes, one head shard after the other."""
+        """The block's bytes, shard by shard."""
         shards = self.memory.layout.kv_shards
         data = bytearray(self.block_bytes)
         size = self.block_bytes // shards
@@ -87,7 +88,7 @@ class Harness:
         return bytes(data)
 
     def next(self, kind: type[E]) -> E:
-        """Wait for an event of this kind and take it."""
+        """Wait for an event of this kind, remove it and return it."""
         self.until(lambda: self.last(kind) is not None)
         found = next(event for event in self.events if isinstance(event, kind))
         self.events.remove(found)
@@ -104,7 +105,7 @@ class Harness:
         priority: Priority = Priority.HANDOFF,
         inbox: tuple[str, str] | None = None,
     ) -> None:
-        """Ask for it, and wait for nothing."""
+        """Start to publish a chunk, without waiting."""
         self.connector.publish(ref(name), [BlockId(block) for block in blocks], priority, inbox)
 
     def publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> Marker:

@@ -1,7 +1,8 @@
-"""A node without an engine: a real aiohttp server that speaks the link and says a fixed reply.
+"""A node without an engine: a real aiohttp server that speaks the link protocol and gives a fixed
+reply.
 
-In: frames of a router; a Script that tests change at will. Out: frames of a node, artifacts of the
-byte tokenizer. Its tokens are the bytes of the reply, so that texts and ids are easy to expect.
+In: a router's frames; a Script, which tests may change at any time. Out: a node's frames, and
+artifacts of the byte tokenizer. Its tokens are the reply's bytes, so that tests know texts and ids.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ Doing = Literal["answer", "fail", "silent", "half"]
 
 @dataclass
 class Script:
-    """What the node does with jobs. "half" says half of the reply and then nothing."""
+    """What the node does with jobs. "half" sends half of the reply and then falls silent."""
 
     reply: bytes = b"Hello, world!"
     prefill: Doing = "answer"
     run: Doing = "answer"
     token_s: float = 0.0
-    stats: RequestStats | None = None  # in place of what it says by itself
+    stats: RequestStats | None = None  # replaces the node's own statistics
     failure: ErrorRecord = field(
         default_factory=lambda: ErrorRecord("the engine said no", "engine_error", status=500)
     )
@@ -105,10 +106,12 @@ def make_report(name: str, role: Role, **changes: Any) -> NodeReport:
 
 
 class FakeNode:
-    """`async with FakeNode(...) as node`: listens at node.address. `got` are all frames received,
-    `report` is what the next hello says; without `pongs` it answers no pings. It keeps no state of
-    a job: one that is sent again goes on behind the outputs it came with. `obeys`: told to drain or
-    to resume, it says that it does."""
+    """`async with FakeNode(...) as node`: a node that listens at node.address.
+
+    `got` holds all received frames; the next hello sends `report`; without `pongs` it ignores
+    pings; with `obeys` it acknowledges drain and resume. It keeps no state of jobs: a job that is
+    sent again continues after the outputs in it.
+    """
 
     def __init__(self, name: str, role: Role, script: Script | None = None, **report: Any) -> None:
         self.script = script or Script()
@@ -120,8 +123,8 @@ class FakeNode:
         self.chunks: tuple[BlockHash, ...] = ()
         self.events = 0  # frames of cache events that were sent
         self.links = 0
-        self.routers: list[str] = []  # what each link's router said of itself
-        self.token = ""  # "" lets every router in
+        self.routers: list[str] = []  # the name that each link's router sent
+        self.token = ""  # the token that links need; "" accepts every router
         self.refused = 0
         self.pongs = True
         self.obeys = True
@@ -134,11 +137,11 @@ class FakeNode:
         self._runner: web.AppRunner | None = None
 
     def rename(self, name: str) -> None:
-        """From the next hello on."""
+        """Change the node's name from the next hello on."""
         self.report = msgspec.structs.replace(self.report, node=NodeId(name))
 
     def serve_artifacts(self, files: Mapping[str, bytes]) -> None:
-        """From the next hello on."""
+        """Change the served artifacts from the next hello on."""
         self.artifacts |= {digest(data): data for data in files.values()}
         names = {name: digest(data) for name, data in files.items()}
         self.report = msgspec.structs.replace(self.report, artifacts=names)
@@ -160,7 +163,7 @@ class FakeNode:
         self.report = msgspec.structs.replace(self.report, address=address)
 
     async def stop(self) -> None:
-        """From here on connections are refused."""
+        """Close all links and refuse new connections."""
         if self._runner is not None:
             for site in list(self._runner.sites):
                 await site.stop()
@@ -170,7 +173,7 @@ class FakeNode:
             self._runner = None
 
     async def restart(self, epoch: str) -> None:
-        """The same node with a new engine at the same address."""
+        """Restart at the same address with a new engine epoch."""
         port = int(self.address.rsplit(":", 1)[1])
         await self.stop()
         self.report = msgspec.structs.replace(self.report, epoch=Epoch(epoch))
@@ -192,21 +195,21 @@ class FakeNode:
             await socket.close()
 
     def cut_links(self) -> None:
-        """The connections are gone without a word; the node goes on, into nothing."""
+        """Abort the connections. The node keeps running, and its frames go nowhere."""
         for transport in self._sockets.values():
             if transport is not None:
                 transport.abort()
         self._sockets.clear()
 
     def freeze(self) -> None:
-        """Like SIGSTOP: connections stand, and nothing is answered."""
+        """Behave as after SIGSTOP: keep the connections, but answer nothing."""
         self._awake.clear()
 
     def wake(self) -> None:
         self._awake.set()
 
     async def say(self, frame: ToRouter) -> None:
-        """Send a frame to every router that is there."""
+        """Send a frame to every linked router."""
         await self._awake.wait()
         data = self._encoder.encode(frame)
         for socket in list(self._sockets):
@@ -214,7 +217,7 @@ class FakeNode:
                 await socket.send_bytes(data)
 
     async def say_raw(self, data: bytes) -> None:
-        """Send bytes that may be no frame."""
+        """Send bytes that may not be a valid frame."""
         for socket in list(self._sockets):
             with suppress(ConnectionError):
                 await socket.send_bytes(data)
@@ -317,7 +320,7 @@ class FakeNode:
         await self.say(PrefillDone(request.id, request.attempt, firsts, self.script.stats or stats))
 
     async def _run(self, job: RunJob, doing: Doing) -> None:
-        """`doing` is what the script says when the job arrives."""
+        """Run a job; `doing` is the script's choice at its arrival."""
         request, outputs, ended = job.request, job.request.outputs, set(job.finished)
         if doing == "fail":
             await self.say(JobFailed(request.id, request.attempt, self.script.failure))

@@ -1,8 +1,8 @@
-"""One end of the KV exchange: a node's engine and connector, without desk, server and process.
+"""One end of the KV exchange: a node's engine and connector, without step loop and server.
 
-In: a store and an engine. Out: a prompt computed, its chunks published from the pages they stand
-in, looked up, and fetched into others; and the pool itself, page by page, as it lies in memory (not
-as the transfers' own `read` would tell it).
+In: a store and an engine. Out: a computed prompt, whose chunks can be published from its pages,
+looked up, and fetched into other pages; and a copy of the pool's memory, page by page (taken
+directly, not through the transfers' own `read`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEP_LIMIT = 1000
 
 
 class End:
-    """`with End(store, name, epoch, engine) as end:`"""
+    """An engine with its connector: `with End(store, name, epoch, engine) as end:`."""
 
     def __init__(self, store: EmbeddedStore, name: str, epoch: str, engine: EngineCore) -> None:
         self.engine = engine
@@ -65,8 +65,8 @@ class End:
         self._connector.close()
 
     def compute(self, request: Request) -> tuple[Reservation, list[int]]:
-        """Run a request to its end and take hold of the pages that its prompt stands in; and the
-        ids that it said."""
+        """Run a request to its end. Return a reservation of its prompt's pages, and the generated
+        ids."""
         self.engine.submit(request)
         said = self.run()
         reservation = self.reserve(request)
@@ -74,7 +74,7 @@ class End:
         return reservation, said
 
     def run(self) -> list[int]:
-        """Step until nothing is left to do; the ids that were said."""
+        """Step until the engine has no work, and return the generated ids."""
         said: list[int] = []
         for _ in range(STEP_LIMIT):
             if not self.engine.has_work():
@@ -92,8 +92,8 @@ class End:
         return reservation.blocks[chunk * size : (chunk + 1) * size]
 
     def publish(self, reservation: Reservation, gone: Callable[[], None]) -> list[Marker]:
-        """All chunks of a prompt, in order. `gone` is called when the source is no longer needed:
-        before the bytes are known to be stored."""
+        """Publish all chunks of a prompt, and return their markers in order. `gone` is called once
+        the source pages are copied, which is before the bytes are known to be stored."""
         refs = self.refs(reservation)
         for ref in refs:
             self._connector.publish(ref, self.pages_of(reservation, ref.index), Priority.HANDOFF)
@@ -120,7 +120,7 @@ class End:
         chunks: Iterable[int],
         into: Callable[[int], Sequence[BlockId]] | None = None,
     ) -> None:
-        """Some chunks into the pages where they belong, or into others."""
+        """Fetch chunks into the reservation's own pages, or into those that `into` gives."""
         refs = self.refs(reservation)
         places = into or (lambda chunk: self.pages_of(reservation, chunk))
         asked = list(chunks)
@@ -130,13 +130,13 @@ class End:
         assert lost == []
 
     def refs(self, reservation: Reservation) -> list[ChunkRef]:
-        """The prompt's full chunks."""
+        """References to the prompt's full chunks."""
         size = self.layout.chunk_blocks
         names = reservation.hashes[size - 1 :: size]
         return [ChunkRef(reservation.request, 1, index, name) for index, name in enumerate(names)]
 
     def _await(self, kind: type[E], wanted: int) -> list[E]:
-        """Take so many events of a kind, sleeping until they have come."""
+        """Wait for `wanted` events of a kind, remove them and return them."""
         until = time.monotonic() + PATIENCE_S
         while sum(isinstance(event, kind) for event in self._events) < wanted:
             left = until - time.monotonic()
@@ -150,7 +150,7 @@ class End:
 
 
 def dump(memory: KVMemory) -> Pages:
-    """A copy of the whole pool."""
+    """Copy the whole pool."""
     if isinstance(memory, TorchMemory):
         flat = memory.pool.cpu().contiguous().view(torch.uint8).reshape(len(memory.pool), -1)
         return np.array(flat.numpy())
@@ -159,8 +159,8 @@ def dump(memory: KVMemory) -> Pages:
 
 
 def flood(memory: KVMemory, seed: int) -> None:
-    """Noise into every page, so that each that is written, and each that is not, can be told. It
-    is a finite number in every dtype, as all that a pool may hold."""
+    """Fill every page with noise, which shows later which pages were written. The noise is finite
+    in every dtype, as everything in a pool must be."""
     noise = np.random.default_rng(seed).integers(0, 0x7F, dump(memory).shape, np.uint8)
     if isinstance(memory, TorchMemory):
         raw = memory.pool.view(torch.uint8)

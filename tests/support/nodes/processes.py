@@ -83,7 +83,7 @@ class NodeProcess:
         )
 
     async def ready(self) -> None:
-        """Wait until /ready says so; fail with its stderr if it ends before."""
+        """Wait until /ready answers 200; fail with stderr if the process ends before that."""
         async with aiohttp.ClientSession() as session, asyncio.timeout(PATIENCE_S):
             while True:
                 assert self.process.returncode is None, (await self.errors())[-2000:]
@@ -109,7 +109,7 @@ class NodeProcess:
             return await self.process.wait()
 
     async def stop(self) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM, and return the exit code."""
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
         return await self.ended()
@@ -121,7 +121,7 @@ class NodeProcess:
 
 
 def is_alive(pid: int) -> bool:
-    """False also for a process that has ended and was not waited for."""
+    """Whether a process runs. A zombie does not count as alive."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -130,7 +130,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def gone(pid: int) -> None:
-    """What was killed takes a moment to be."""
+    """Wait until a killed process is gone."""
     async with asyncio.timeout(PATIENCE_S):
         while is_alive(pid):
             await asyncio.sleep(0.01)
@@ -138,7 +138,7 @@ async def gone(pid: int) -> None:
 
 @asynccontextmanager
 async def running(*settings: NodeSettings) -> AsyncIterator[list[NodeProcess]]:
-    """Nodes that are ready; killed at the end if they still run."""
+    """Yield ready nodes; kill those that still run at the end."""
     nodes = [NodeProcess(each) for each in settings]
     try:
         for node in nodes:
@@ -152,13 +152,13 @@ async def running(*settings: NodeSettings) -> AsyncIterator[list[NodeProcess]]:
 
 
 class Standby:
-    """Nodes that several tests use, by name; one that a test has ended is started again."""
+    """Nodes that several tests share, by name. A node that a test has ended is restarted."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeProcess] = {}
 
     async def node(self, name: str, settings: Callable[[], NodeSettings]) -> NodeProcess:
-        """It is ready."""
+        """Return the named node when it is ready."""
         node = self._nodes.get(name)
         if node is None or node.process.returncode is not None:
             node = self._nodes[name] = NodeProcess(settings())
@@ -172,7 +172,7 @@ class Standby:
 
 
 class LinkClient:
-    """What a router is to a node. `frames` keeps all that came, in order."""
+    """A router's end of a link. `frames` holds all received frames in order."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -185,7 +185,7 @@ class LinkClient:
         await self.send_bytes(self._out.encode(frame))
 
     async def send_bytes(self, data: bytes) -> None:
-        """What may be no frame."""
+        """Send bytes that may not be a valid frame."""
         await self._socket.send_bytes(data)
 
     async def read(self) -> None:
@@ -219,12 +219,12 @@ class LinkClient:
         return [frame for frame in self.frames if isinstance(frame, Load)][-1]
 
     async def load(self) -> Load:
-        """The last one, once there is one."""
+        """Wait for a load report, and return the latest."""
         await self.until(lambda: any(isinstance(frame, Load) for frame in self.frames))
         return self.last_load()
 
     def cached(self) -> set[bytes]:
-        """Chunk hashes in the node's own cache, as its events tell."""
+        """The chunk hashes in the node's own cache, from its cache events."""
         held: set[bytes] = set()
         for frame in self.frames:
             if isinstance(frame, CacheEvents):
@@ -245,7 +245,7 @@ class LinkClient:
         return found()[0]
 
     async def finished(self, name: str, choices: int = 1) -> list[Delta]:
-        """The request's deltas once all its choices have ended."""
+        """Wait until all choices of a request have ended, and return its deltas."""
         await self.until(
             lambda: sum(delta.finish is not None for delta in self.of(name)) == choices
         )
@@ -259,7 +259,7 @@ class LinkClient:
 
 @asynccontextmanager
 async def linked(node: NodeProcess) -> AsyncIterator[LinkClient]:
-    """A link whose hello has come."""
+    """Yield a link that has received the node's hello, or was closed."""
     async with (
         aiohttp.ClientSession() as session,
         session.ws_connect(f"{node.url}/link", max_msg_size=0) as socket,

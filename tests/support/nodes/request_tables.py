@@ -1,6 +1,7 @@
-"""A node's table of requests without sockets and without an engine, and a router that reads it.
+"""A node's request table without sockets and engine, and a router that reads its frames.
 
-In: what a test says in the engine's and the routers' name. Out: what a router would have got.
+In: messages that a test sends as the engine and as routers. Out: the frames that a router would
+get.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EPOCH_S = 1_000_000.0  # when the clock of a TableNode was 0, in Unix seconds
 
 
 class Pipe(RouterLink):
-    """A link whose frames a test reads. `broken`: they go nowhere."""
+    """A link whose frames a test reads. If `broken`, it drops frames."""
 
     def __init__(self, router: str = "") -> None:
         self.router = router
@@ -49,7 +50,7 @@ class Pipe(RouterLink):
 
 
 class TableNode:
-    """A table; `sent` is what its engine was told, `spans` what it traced."""
+    """A request table. `sent` holds the messages to its engine, `spans` its traced spans."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self.spans: list[Span] = []
@@ -71,7 +72,7 @@ class TableNode:
         )
 
     def take(self, job: RunJob, link: RouterLink) -> None:
-        """What the service does with a job that no role refuses."""
+        """Take a job as the node's service does once its role has accepted it."""
         if not self.table.goes_on(job, link):
             self.table.open(job, link)
 
@@ -85,7 +86,7 @@ Finish = Literal["stop", "length"]
 def tokens_of(
     request: Request, choice: int, ids: Sequence[int], finish: Finish | None = "length"
 ) -> list[Token]:
-    """What an engine says of a choice; `finish` is the last one's."""
+    """The tokens that an engine reports for a choice; the last one carries `finish`."""
     last = len(ids) - 1
     return [
         Token(
@@ -103,7 +104,7 @@ def tokens_of(
 
 @dataclass
 class Reader:
-    """A router's record of one request: each delta must come in order, once and whole."""
+    """A router's record of one request. Deltas must arrive in order, complete and only once."""
 
     request: Request
     outputs: list[list[int]] = field(default_factory=list)
@@ -130,7 +131,7 @@ class Reader:
         return len(self.ends) == self.request.params.n
 
     def job(self, attempt: int = 1) -> RunJob:
-        """The job as the router would send it now."""
+        """The job that the router would send now."""
         outputs = tuple(tuple(ids) for ids in self.outputs)
         request = msgspec.structs.replace(self.request, attempt=attempt, outputs=outputs)
         return RunJob(request, finished=tuple(self.ends))
@@ -159,7 +160,7 @@ def come_back(node: TableNode, job: RunJob | PrefillJob) -> Pipe:
 
 
 def values_of(page: bytes) -> dict[str, float]:
-    """A metrics page's values by sample name; of histograms only sum and count."""
+    """A metrics page's values by sample name, without histogram buckets."""
     families = text_string_to_metric_families(page.decode())
     samples = (sample for family in families for sample in family.samples)
     return {sample.name: sample.value for sample in samples if "le" not in sample.labels}

@@ -1,4 +1,4 @@
-"""One node of either role, as the cli runs it.
+"""Runs one node of either role as the CLI does.
 
 Usage: python -m tests.support.nodes.serve_node SETTINGS_JSON
 """

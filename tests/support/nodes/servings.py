@@ -1,4 +1,4 @@
-"""What a router serves with, without a router: the byte tokenizer, and a node's report."""
+"""A router's Serving without a router: a byte-level tokenizer, and a node's report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.nodes.fake_node import make_report
 
 
 def make_serving(max_model_len: int = 100, **report: Any) -> Serving:
-    """`report` changes the node's."""
+    """Build a Serving; `report` changes fields of the node's report."""
     artifacts = byte_level_artifacts()
     tokenizer = Tokenizer.from_artifacts(artifacts)
     sample = make_report("d", "decode", **({"vocab_size": tokenizer.vocab_size} | report))

@@ -1,6 +1,6 @@
-"""Step loops in the test's own process: simulated engines, a real store, no sockets.
+"""Step loops in the test's process: simulated engines, a real store, no sockets.
 
-In: SimSettings, a store. Out: `LoopNode`s that are turned by hand, so that a test decides what
+In: SimSettings, a store. Out: `LoopNode`s whose loop the test turns, so that it controls what
 happens between two steps.
 """
 
@@ -34,7 +34,7 @@ PATIENCE_S = 120.0
 
 
 class FakePort:
-    """The server's side of a step loop: frames to take, frames it sent."""
+    """A fake socket between a step loop and its server: frames to receive, and frames sent."""
 
     def __init__(self) -> None:
         self.incoming: list[ToEngine] = []
@@ -52,14 +52,14 @@ class FakePort:
 
 
 def byte_grammars() -> Grammars:
-    """What compiles grammars for a simulated engine."""
+    """The grammar compiler for a simulated engine."""
     return Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
 
 
 class LoopNode:
-    """One node without its server; its engine is a simulated one unless it is given. `ahead` is by
-    how many seconds its clock is, `grammars` makes what compiles grammars. It fetches whatever the
-    store has: a simulated engine computes for nothing."""
+    """One node without its server, with a simulated engine unless `engine` is given. `ahead` is the
+    number of seconds by which its clock is ahead; `grammars` makes its grammar compiler. It fetches
+    everything that the store has, although a simulated engine computes at no cost."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class LoopNode:
 
     @property
     def freed(self) -> bool:
-        """Every block can be had, and the books are right."""
+        """Whether every block is free. Raise if the engine's integrity check fails."""
         self.engine.check_integrity()
         load = self.engine.load()
         return load.free_blocks == load.total_blocks
@@ -126,9 +126,9 @@ def store_node(
     patient: bool = True,
     **options: Any,
 ) -> LoopNode:
-    """A node on a real store; the test closes it. It writes nothing behind unless it is given a
-    bandwidth. `kind` of connector: one that takes notes. A `patient` one takes no server that is
-    slow on a busy machine for one that is gone."""
+    """A node on a real store; the test closes it. It writes behind only with a `write_behind`
+    bandwidth. `kind` may be a connector that records its calls. With `patient`, a server that is
+    slow on a busy machine does not count as lost."""
 
     def connect(engine: EngineCore) -> StoreConnector:
         connector = kind(
@@ -149,7 +149,7 @@ def store_node(
         assert connector.plane.wait_connected(PATIENCE_S)
         return connector
 
-    # A busy machine is no reason to compute what the store holds.
+    # Wait long for lookups: on a busy machine the node must not compute what the store holds.
     return LoopNode(name, connect, settings, **{"lookup_wait_s": PATIENCE_S, **options})
 
 
@@ -164,7 +164,7 @@ def spin(nodes: Sequence[LoopNode], condition: Callable[[], bool], what: str) ->
 
 
 def settle(nodes: Sequence[LoopNode]) -> None:
-    """Turn until nothing is left, and check the books of every engine."""
+    """Turn the loops until no work is left, and check the integrity of every engine."""
     spin(nodes, lambda: all(n.loop.idle and not n.engine.has_work() for n in nodes), "idleness")
     assert all(node.freed for node in nodes)
 
@@ -172,7 +172,7 @@ def settle(nodes: Sequence[LoopNode]) -> None:
 def hand_off(
     prefill: LoopNode, decode: LoopNode, request: Request, *, say_first: bool = True
 ) -> None:
-    """What a router does with a request, up to the first token."""
+    """Do what a router does with a request up to the first token."""
     decode.take(RunJob(request, await_first=True))
     prefill.take(PrefillJob(request, decode.name, decode.epoch))
     choices = range(request.params.n)
@@ -184,7 +184,7 @@ def hand_off(
 
 
 def alone(node: LoopNode, request: Request) -> list[list[int]]:
-    """The ids of each choice as one node computes them by itself."""
+    """Return the ids of each choice as one node computes them alone."""
     node.take(RunJob(request))
     count = request.params.n
 
@@ -196,6 +196,6 @@ def alone(node: LoopNode, request: Request) -> list[list[int]]:
 
 
 def undisturbed(request: Request, settings: SimSettings) -> list[list[int]]:
-    """The ids of each choice as a node without a store computes them."""
+    """Return the ids of each choice as a node without a store computes them."""
     with closing(LoopNode("undisturbed", lambda _: NoStore(), settings)) as node:
         return alone(node, request)
