@@ -1,8 +1,8 @@
-"""A pool as a user starts it: `baton up` in a process of its own, on a free port.
+"""A pool as a user starts it: `baton up` in a separate process, on a free port.
 
-In: flags of `up`. Out: its URL, its /pool and metrics; after stop() the promise that it exited with
-0 and left neither a process nor a temporary file. Every wait is bounded, and a failure shows the
-end of the pool's own log.
+In: flags of `up`. Out: its URL, its /pool and metrics. stop() checks that it exits with 0 and
+leaves no process and no temporary file. Every wait is bounded, and a failure shows the end of the
+pool's log.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import psutil
 READY_TIMEOUT_S = 280.0
 STOP_TIMEOUT_S = 180.0
 HTTP_TIMEOUT_S = 120.0
-# Ten of the nodes' load reports (each 0.2 s): counters that did not move for so long with nothing
-# running have arrived, also on a busy machine.
+# The time of ten load reports of a node (every 0.2 s). Counters of an idle pool that are unchanged
+# for this time are final, even on a busy machine.
 SETTLED_S = 2.0
-GONE_S = 60.0  # what was killed takes a moment to be gone
+GONE_S = 60.0  # limit for killed processes to disappear
 LOG_TAIL = 6000
-# Each process below a pool carries it, whoever its parent is by then.
+# Each process of a pool carries this variable, even after its parent has died.
 MARK = "POOL_UNDER_TEST"
 
 UP = (sys.executable, "-m", "baton_cli", "up", "--port", "0")
@@ -42,7 +42,8 @@ _METRIC = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 
 
 class Pool:
-    """`with Pool(["--model", DIR, "--prefill", "1"]) as pool:` starts, waits and stops."""
+    """`with Pool(["--model", DIR, "--prefill", "1"]) as pool:` starts a pool, waits until it is
+    ready, and stops it at the end."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Pool:
         self._extra = dict(environment or {})
         self._ready_timeout_s = ready_timeout_s
         self._mark = uuid.uuid4().hex
-        # Short, since sockets of the embedded store lie below it.
+        # A short path: the embedded store's sockets lie below it.
         self._home = Path(tempfile.mkdtemp(prefix="bp-", dir="/tmp"))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -100,8 +101,8 @@ class Pool:
         return self._home / "t"
 
     def start(self) -> None:
-        """Type the command; do not wait. The pool dies with the calling thread, so that a killed
-        test run leaves none behind."""
+        """Start the command without waiting. The pool dies with the calling thread, so a killed
+        test run leaves no pool behind."""
         self.temporary.mkdir()
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
         with open(self._home / "log", "wb") as log:
@@ -115,7 +116,7 @@ class Pool:
             )
 
     def wait_ready(self) -> None:
-        """Wait for the line that says where the pool listens; all its nodes are ready then."""
+        """Wait for the ready line, which gives the pool's URL; all its nodes are ready by then."""
 
         def ready() -> bool:
             if not self.running:
@@ -128,7 +129,7 @@ class Pool:
         self.url, self.model = found[1], found[2]
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
-        """Poll until `condition` holds; fail with the log if it does not in time."""
+        """Poll until `condition` holds; after `timeout_s` raise AssertionError with the log."""
         until = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > until:
@@ -136,7 +137,7 @@ class Pool:
             time.sleep(0.02)
 
     def log(self) -> str:
-        """All that `baton up` and its children wrote."""
+        """The output of `baton up` and its children so far."""
         try:
             return (self._home / "log").read_text(errors="replace")
         except FileNotFoundError:
@@ -151,12 +152,12 @@ class Pool:
             return text
 
     def pool(self) -> dict[str, Any]:
-        """GET /pool, as it is now."""
+        """The current answer of GET /pool."""
         state: dict[str, Any] = json.loads(self.get("/pool"))
         return state
 
     def totals(self) -> dict[str, int]:
-        """/pool's totals, once nothing runs and the nodes' reports have caught up."""
+        """Wait until the pool is idle and the nodes' reports are final; return /pool's totals."""
         before, since = self.pool(), time.monotonic()
         until = since + HTTP_TIMEOUT_S
         while time.monotonic() - since < SETTLED_S or _busy(before):
@@ -170,7 +171,7 @@ class Pool:
         return totals
 
     def metrics(self, name: str) -> dict[str, float]:
-        """One metric of the router's /metrics: value by `node` label ("" where there is none)."""
+        """One metric of the router's /metrics: values by `node` label, "" without this label."""
         found = {}
         for metric, labels, value in _METRIC.findall(self.get("/metrics")):
             if metric == name:
@@ -179,17 +180,17 @@ class Pool:
         return found
 
     def processes(self) -> list[psutil.Process]:
-        """Everything alive that this pool started, `baton up` included."""
+        """All live processes of this pool, `baton up` included."""
         return [one for one in psutil.process_iter() if mark_of(one) == self._mark]
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """One signal, as Ctrl-C would; then exit code 0, no process, no temporary file."""
+        """Send one signal, as Ctrl-C does, and check for exit code 0 and no leftovers."""
         self.process.send_signal(number)
         self.check_over()
         assert self.process.returncode == 0, self._describe(f"exited {self.process.returncode}")
 
     def check_over(self) -> None:
-        """Wait for the end of `baton up` and check that nothing is left."""
+        """Wait until `baton up` has ended, and check that no process and no file is left."""
         try:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -207,7 +208,7 @@ class Pool:
         )
 
     def _discard(self) -> None:
-        """Whatever happened, leave nothing behind for the next test."""
+        """Kill and remove everything that the pool left, also after a failure."""
         for one in self.processes():
             try:
                 one.kill()
@@ -227,10 +228,10 @@ def _busy(state: dict[str, Any]) -> bool:
 
 
 def mark_of(process: psutil.Process) -> str:
-    """The mark that a living process carries."""
+    """The mark of a live process, "" if it has none or cannot be read."""
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return ""
         return str(process.environ().get(MARK, ""))
     except (psutil.Error, OSError):
-        return ""  # gone meanwhile, or somebody else's
+        return ""  # the process has ended, or belongs to another user

@@ -1,6 +1,7 @@
-"""An OpenTelemetry collector, as far as spans go: OTLP over HTTP, decoded and kept.
+"""An OpenTelemetry collector for spans only: receives, decodes and keeps OTLP over HTTP.
 
-In: POST /v1/traces of real exporters. Out: the spans, each with what its sender said of itself.
+In: POST /v1/traces from real exporters. Out: the spans, each with its sender's service name and
+instance.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TRACES = "/v1/traces"
 
 @dataclass(frozen=True)
 class Seen:
-    """One span; ids in hex digits, times in Unix nanoseconds."""
+    """One received span. Ids are in hex digits, times in Unix nanoseconds."""
 
     service: str
     instance: str
@@ -38,7 +39,7 @@ class Seen:
 
 
 class Collector:
-    """`with Collector() as collector`: listens at `url`; `spans` are all that came."""
+    """`with Collector() as collector`: listens at `url`; `spans` holds all received spans."""
 
     def __init__(self) -> None:
         self.spans: list[Seen] = []

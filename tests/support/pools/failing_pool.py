@@ -1,6 +1,6 @@
-"""Asking a router whose fake nodes fail, and looking at what it knows by then.
+"""Sends requests to a router whose fake nodes fail, and inspects the router's records.
 
-In: the client of tests/router/conftest. Out: answers that are checked to be whole.
+In: the client of tests/router/conftest. Out: answers, after checks that they are complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def completing(client: Any, **more: Any) -> asyncio.Task[tuple[int, Any, dict[st
 
 
 def text(answer: tuple[int, Any, dict[str, str]]) -> str:
-    """The text of an answer that is right in all else."""
+    """Check an answer's other fields, and return its text."""
     status, body, _ = answer
     assert status == 200, body
     (choice,) = body["choices"]
@@ -38,7 +38,7 @@ def text(answer: tuple[int, Any, dict[str, str]]) -> str:
 
 
 async def streamed(client: Any) -> str:
-    """The text of a stream that ends as it should."""
+    """Read a stream, check that it ends with [DONE], and return its text."""
     url, body = client.url + "/v1/completions", ask(stream=True)
     async with client.session.post(url, json=body) as response:
         lines = (await response.text()).split("\n\n")
@@ -52,7 +52,7 @@ def records(client: Any) -> list[Any]:
 
 
 async def half_said(client: Any) -> None:
-    """The router has all that a node says before it falls silent in mid-reply."""
+    """Wait until the router has everything that a node sends before it falls silent mid-reply."""
     half = list(REPLY.encode()[: len(REPLY) // 2])
     await until(lambda: any(all(ids == half for ids in r.outputs) for r in records(client)))
 
@@ -78,7 +78,7 @@ async def join(client: Any, node: FakeNode) -> None:
 
 
 async def replace(client: Any, *nodes: FakeNode, leaving: bool = True) -> None:
-    """Tell the nodes to drain, since r2 takes their place; their deadline is over at once."""
+    """Drain the nodes with deadline 0, as replaced by r2."""
     for node in nodes:
         words = {"deadline_s": 0, "replaced_by": "r2"}
         assert (await client.post(f"/nodes/{node.report.node}/drain", words))[0] == 200

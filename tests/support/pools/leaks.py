@@ -1,7 +1,7 @@
-"""Whether a cluster at rest holds anything that it should have given back.
+"""Checks that an idle cluster has released its resources.
 
-In: a cluster that is whole and serves nobody. Out: nothing, or an AssertionError that names what is
-held: blocks, requests, bookings, file descriptors, threads, tasks, memory, keys that never expire.
+In: a healthy cluster without requests. Out: nothing, or an AssertionError that names what is still
+held: blocks, requests, bookings, file descriptors, threads, tasks, memory, keys without a TTL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _METRIC = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 def metrics_of(url: str) -> dict[str, float]:
-    """A /metrics page, labels left out: of metrics with several rows, their sum."""
+    """The values of a /metrics page by name, summed over labels."""
     found: dict[str, float] = {}
     for name, value in _METRIC.findall(text_of(url, "/metrics")):
         found[name] = found.get(name, 0.0) + float(value)
@@ -29,7 +29,7 @@ def metrics_of(url: str) -> dict[str, float]:
 
 
 def held_by_pool(state: Json) -> list[str]:
-    """What /pool says that a pool which nobody uses would not."""
+    """The resources that /pool reports as held; an idle pool has none."""
     wrong = []
     for node in state["nodes"]:
         load, booked = node["load"], node["booked"]
@@ -43,7 +43,7 @@ def held_by_pool(state: Json) -> list[str]:
 
 
 def held_by_node(node: Node) -> list[str]:
-    """The same in the node's own words, router or not."""
+    """The resources that the node itself reports as held, independent of routers."""
     figures = metrics_of(node.url)
     held = {
         "blocks": figures["baton_kv_blocks"] - figures["baton_kv_blocks_free"],
@@ -55,7 +55,7 @@ def held_by_node(node: Node) -> list[str]:
 
 
 def settle(cluster: Cluster, timeout_s: float = SETTLE_S) -> None:
-    """Wait until nothing is held by any request."""
+    """Wait until requests hold no resources; raise AssertionError after `timeout_s`."""
     until = time.monotonic() + timeout_s
     while wrong := held(cluster):
         assert time.monotonic() < until, f"after {timeout_s:g} s: {wrong}"
@@ -77,7 +77,7 @@ class Level:
     rss: int
 
     def above(self, base: Level, spare: Level) -> list[str]:
-        """What has grown beyond what is spare."""
+        """The figures that exceed `base` by more than `spare`."""
         return [
             f"{name} {getattr(base, name)} then {getattr(self, name)}"
             for name in ("fds", "threads", "tasks", "rss")
@@ -85,21 +85,21 @@ class Level:
         ]
 
 
-# Pools of connections and threads grow with what was in flight at most; a leak with each request.
+# Pools of connections and threads grow with the peak load, leaks with every request.
 SPARE = Level(fds=16, threads=16, tasks=8, rss=128 << 20)
 # torch keeps buffers for each shape of batch that it has met.
 SPARE_WITH_TORCH = Level(fds=16, threads=16, tasks=8, rss=768 << 20)
 
 
 class Levels:
-    """What each process has open, since it was first seen at rest."""
+    """Compares each process with its level when it was first seen idle."""
 
     def __init__(self, spare: Level = SPARE) -> None:
         self._base: dict[int, Level] = {}
         self._spare = spare
 
     def check(self, cluster: Cluster) -> None:
-        """Note processes that are new; wait until the others are back at their level."""
+        """Record new processes; wait until the others are back at their level."""
         until = time.monotonic() + SETTLE_S
         for one in cluster.processes():
             while wrong := self._above(one):

@@ -1,9 +1,9 @@
-"""A pool's manifests run as processes of this machine: the commands that its pods would run.
+"""Runs a pool's manifests as processes on this machine, with the commands of its pods.
 
-In: a Pool with a managed store. Out: addresses, after every readiness probe passed. Stands in for
-cluster and images in three things only: ports and addresses are replaced by free ones of the
-loopback, volumes are folders below a folder of the caller's, and a redis-server older than 7 is
-spared the flag that it does not know.
+In: a Pool with a managed store. Out: addresses, after every readiness probe has passed. It differs
+from a cluster in three points only: ports and addresses are free ones on the loopback, volumes are
+folders below the caller's folder, and a redis-server older than 7 runs without the flag that it
+does not know.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def redis_client(url: str, password: str | None = None) -> redis.Redis:
 
 
 class ManifestPool:
-    """`with ManifestPool(pool, folder) as running:`; logs and volumes lie in `folder`."""
+    """`with ManifestPool(pool, folder) as running:`. Logs and volumes are in `folder`."""
 
     def __init__(self, pool: Pool, folder: Path) -> None:
         self._folder = folder
@@ -91,7 +91,7 @@ class ManifestPool:
         return (self._folder / f"{component}.log").read_text(errors="replace")
 
     def command_line(self, component: str) -> str:
-        """As everybody on the machine can read it."""
+        """A component's command line, which every user of the machine can read."""
         return Path(f"/proc/{self._processes[component].pid}/cmdline").read_text()
 
     def _container(self, component: str) -> Manifest:
@@ -120,7 +120,7 @@ class ManifestPool:
         self._stack.callback(process.kill)
 
     def _mount(self, component: str) -> dict[str, str]:
-        """The folder that stands for each mount path."""
+        """Create the folders that replace the component's volumes, and map mount paths to them."""
         template = template_of(self._manifests[component])
         assert template is not None
         folders = {}
@@ -149,7 +149,7 @@ class ManifestPool:
         words = [word.replace(f":{own}", f":{port}") for word in words]
         words = [word.replace(f"--port={own}", f"--port={port}") for word in words]
         words = [word.replace("0.0.0.0", "127.0.0.1") for word in words]
-        # What the Services' names stand for.
+        # Replace the Services' names by their addresses on this machine.
         index, data = self.url_of("kv-index"), self.url_of("kv-data")
         words = [re.sub(r"redis://[^:,]*-kv-data-0\.[^:,]*:6379", data, word) for word in words]
         words = [re.sub(r"redis://[^:,]*-kv-index\.[^:,]*:6379", index, word) for word in words]
@@ -164,9 +164,9 @@ class ManifestPool:
             time.sleep(0.05)
 
     def _await_nodes(self, roles: set[str]) -> None:
-        """The router is ready with the first node; these tests want one of each role."""
+        """Wait for a ready node of each role: the router is ready with the first node."""
         until = time.monotonic() + WAIT_S
-        key = USER_SECRETS["tenants"]["keys.txt"].split()[1]  # who wants none takes any
+        key = USER_SECRETS["tenants"]["keys.txt"].split()[1]  # ignored by pools without keys
         headers = {"Authorization": f"Bearer {key}"}
         while True:
             nodes = exchange(self.url_of("router"), "/pool", headers=headers).body["nodes"]
@@ -190,7 +190,7 @@ class ManifestPool:
 
 
 def _moved(text: str, folders: dict[str, str]) -> str:
-    """A path below a mount, as it is called on this machine; also as a flag's value."""
+    """Replace a mount path, also in a flag's value, by its folder on this machine."""
     flag, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
     for path, folder in folders.items():
         if value == path or value.startswith(f"{path}/"):
@@ -199,7 +199,7 @@ def _moved(text: str, folders: dict[str, str]) -> str:
 
 
 def _for_this_server(words: list[str]) -> list[str]:
-    """The command with this machine's redis-server, without what only newer ones know."""
+    """The command for this machine's redis-server, without a flag that it does not know."""
     binary = str(find_redis_server())
     said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=WAIT_S)
     version = re.search(r"v=(\d+)", said.stdout)

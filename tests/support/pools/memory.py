@@ -1,12 +1,11 @@
-"""How much memory each process of a pool has, over time; and a store in which time passes faster.
+"""Watches the memory of a pool's processes over time, and shortens the life of its store's markers.
 
-In: a pool, the URLs of its store's servers. Out: per process (and per server, in its own count) the
-mean of a stretch's first and last quarter. Store servers also say how much they have evicted.
+In: a pool with an embedded store. Out: the mean memory in the first and in the last quarter of a
+period, per process, and per store server also by its own count; and each server's evictions.
 
-A marker on the index outlives its chunk by up to an hour: what the index holds grows for so long
-before it is level. Markers are therefore made to die after `marker_life_s`, again and again, as if
-time passed faster for them; and what the living ones take, which follows the rate of requests, is
-not counted.
+A marker in the index outlives its chunk by up to an hour, so the index grows for an hour before it
+is level. The watch therefore shortens all TTLs to `marker_life_s`, again and again. It leaves out
+the memory of live markers, because that follows the rate of requests.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from tests.support.pools.baton_up import Pool
 
 MIB = 1 << 20
 SAMPLE_S = 1.0
-MARKER_BYTES = 290  # of used_memory, measured: key, value, TTL and their places in two tables
+MARKER_BYTES = 290  # measured used_memory of a marker: key, value, TTL, entries in two tables
 
 
 @dataclass(frozen=True)
 class Course:
-    """The mean of the first and of the last quarter, in bytes."""
+    """The mean memory in the first and in the last quarter, in bytes."""
 
     first: float
     last: float
 
     @property
     def growth(self) -> float:
-        """0.05 is 5 % more."""
+        """The relative growth: 0.05 means 5 % more."""
         return self.last / self.first - 1
 
     def __str__(self) -> str:
@@ -44,8 +43,8 @@ class Course:
 
 
 class MemoryWatch:
-    """`with MemoryWatch(pool, life) as watch:` looks every second until the end of the block.
-    `failure` is what ended that too early."""
+    """`with MemoryWatch(pool, life) as watch:` samples every second until the block ends.
+    `failure` is the exception that ended the sampling early, or None."""
 
     def __init__(self, pool: Pool, marker_life_s: float) -> None:
         self._pool = pool
@@ -71,11 +70,11 @@ class MemoryWatch:
         self._thread.join()
 
     def begin(self) -> None:
-        """Forget what was before."""
+        """Drop all earlier samples."""
         self._samples = []
 
     def courses(self) -> dict[str, Course]:
-        """Of each process that was there all the time; raise if others were."""
+        """The course of each process; raise AssertionError if processes started or ended."""
         assert self.failure is None, self.failure
         samples = self._samples
         quarter = len(samples) // 4
@@ -121,12 +120,12 @@ class MemoryWatch:
                 memory = client.info("memory")
             less = marked if name == "index" else 0
             found[used(name)] = int(memory["used_memory"]) - less
-            # Not by its process: a Redis writes its title over its environment, and so its mark.
+            # Not from its process: Redis overwrites its environment, and so its mark, by a title.
             found[f"{name}'s resident memory"] = int(memory["used_memory_rss"]) - less
         return found
 
     def _age_markers(self) -> int:
-        """How many there are."""
+        """Shorten the markers' TTLs to the life given, and return the number of markers."""
         with _client(self._sockets["index"]) as client:
             keys = list(client.scan_iter("kv1:*", count=1000))
             pipeline = client.pipeline(transaction=False)
@@ -140,12 +139,12 @@ class MemoryWatch:
 
 
 def used(name: str) -> str:
-    """A server's own count of its memory, among the courses."""
+    """The name, among the courses, of a server's own count of its memory."""
     return f"{name}'s used_memory"
 
 
 def _name(process: psutil.Process) -> str:
-    """Its pid, and enough of its command line to know it; an engine's has its server's pid."""
+    """Name a process by the telling part of its command line and its pid."""
     words = process.cmdline()[1:]
     node = [word for word in words if word.startswith("--node=")]
     return " ".join([*(node or words[:4]), f"(pid {process.pid})"])

@@ -1,7 +1,7 @@
-"""One role per process, as in pods: configured by variables, ended by SIGTERM.
+"""Runs one role in a process as a pod does: configured by variables, ended by SIGTERM.
 
 In: the words of its command and BATON_ variables. Out: its address, read from its log, which the
-caller may keep; and the promise that it ended with code 0.
+caller may keep; and a check that it exits with 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 WAIT_S = 200.0
-# A namespace with services called `baton`, `baton-router` and `baton-node`.
+# Kubernetes' variables in a namespace with services `baton`, `baton-router` and `baton-node`.
 KUBERNETES = {
     "BATON_PORT": "tcp://10.0.0.1:8000",
     "BATON_SERVICE_HOST": "10.0.0.1",
@@ -33,8 +33,8 @@ KUBERNETES = {
 def role(
     *words: str, log: list[str] | None = None, pids: list[int] | None = None, **variables: str
 ) -> Iterator[str]:
-    """One role's address; afterwards SIGTERM and exit code 0. `log` gets all it writes, `pids` its
-    process id."""
+    """Yield a role's address; then send SIGTERM and check for exit code 0. `log` receives its
+    stderr lines, `pids` its process id."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "baton_cli", *words],

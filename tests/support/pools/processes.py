@@ -1,8 +1,8 @@
-"""A pool of real processes that a test breaks and repairs: nodes, a router, a store, no supervisor.
+"""A pool of real processes without a supervisor, which a test breaks and repairs.
 
-In: how many nodes of each role, and their flags. Out: a pool behind one router; each link between
-router and node is a Wire, each process a RoleProcess, the store a FaultyStore. repair() makes all
-of it whole again. At the end nothing is left.
+In: the number of nodes of each role, and their flags. Out: a pool behind one router. Each link
+between router and node is a Wire, each process a RoleProcess, the store a FaultyStore. repair()
+ends all faults and restarts dead processes. No process is left at the end.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Node(RoleProcess):
         self.wire.refuse()
 
     def mend(self) -> None:
-        """Undo what was done to it, but for its death."""
+        """Wake the node and mend its wire; does not restart a dead node."""
         self.wake()
         if self.alive:
             self.wire.mend()
@@ -72,10 +72,12 @@ class Node(RoleProcess):
 
 
 class Cluster:
-    """`with Cluster(2, 2) as cluster:`. `store`: one of its own with one data server, none, or the
-    one given, which it starts and stops. `static` gives the router a list of its nodes, too. Of
-    several `routers` the first is the one that others mean; /pool is asked with the headers
-    `asking`."""
+    """`with Cluster(2, 2) as cluster:`.
+
+    `store` is True for its own store with one data server, False for none, or a store that the
+    cluster starts and stops. With `static`, the router also gets a list of its nodes. Of several
+    `routers`, the first is the default. Requests for /pool carry the headers `asking`.
+    """
 
     def __init__(
         self,
@@ -153,12 +155,12 @@ class Cluster:
     # --- nodes that come and go -------------------------------------------------------------------
 
     def join(self, name: str, role: str, *flags: str) -> None:
-        """One more node starts, with flags of its own."""
+        """Start one more node, with additional flags."""
         self.nodes[name] = self._node(name, [*self._words[role], *flags])
         self.nodes[name].start()
 
     def leave(self, name: str) -> None:
-        """SIGTERM; it is nobody's any more once it has ended."""
+        """End a node with SIGTERM, wait for exit code 0, and remove it from the cluster."""
         node = self.nodes[name]
         node.end()
         self.wait(lambda: not node.alive, f"end {name}")
@@ -176,7 +178,7 @@ class Cluster:
         return [node for node in self.nodes.values() if node.role == role]
 
     def processes(self) -> list[RoleProcess]:
-        """Nodes first: they take longer to start."""
+        """All processes, nodes first because they take longer to start."""
         return [*self.nodes.values(), *self.routers]
 
     def pool(self) -> Json:
@@ -188,7 +190,7 @@ class Cluster:
     # --- repair -----------------------------------------------------------------------------------
 
     def repair(self) -> None:
-        """Undo every fault, start what is dead, and return when the pool is whole."""
+        """End every fault, restart dead processes, and return when the pool is healthy."""
         if self.store is not None:
             self.store.mend()
         for node in self.nodes.values():
@@ -196,7 +198,7 @@ class Cluster:
         self.wait(lambda: self._revived() and self._whole(), "be whole again", READY_S)
 
     def await_ready(self) -> None:
-        """Until each process runs and the router uses each node as it is now."""
+        """Wait until each process runs and the router uses each node's current process."""
         self.wait(lambda: self._all_live() and self._whole(), "be whole", READY_S)
 
     def wait(self, condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
@@ -206,7 +208,8 @@ class Cluster:
             time.sleep(POLL_S)
 
     def _revived(self) -> bool:
-        """Start what is dead, also what dies only now of something done to it before."""
+        """Restart dead processes, and return whether none was dead. Repeated, because a process may
+        die late from an earlier fault."""
         dead = [one for one in self.processes() if not one.alive]
         for one in dead:
             one.start()

@@ -1,8 +1,8 @@
-"""One role of a pool as a process that a test starts, kills, freezes and starts again.
+"""One role of a pool as a process that a test starts, kills, freezes and restarts.
 
-In: the words of its command. Out: a process group (a node's server and its engine) under one name
-and port, whatever its process id is. Nobody restarts it but the test. It ends with the thread that
-started it at the latest (--supervisor-pid), so a killed test run leaves nothing.
+In: the words of its command. Out: a process group (a node's server and its engine) that keeps its
+name and port across restarts. Only the test restarts it. It dies with the thread that started it
+(--supervisor-pid), so a killed test run leaves no process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ LOG_TAIL = 3000
 
 
 class RoleProcess:
-    """`start()` may be called again after the process has ended; `environment` is added to ours."""
+    """One process. `start()` may be called again after it has ended; `environment` extends the
+    test's own."""
 
     def __init__(
         self, loop: WireLoop, name: str, words: Sequence[str], folder: Path, mark: str
@@ -77,18 +78,18 @@ class RoleProcess:
                     start_new_session=True,
                 )
 
-        # The kernel ends the child with the *thread* that forked it; that one lives long enough.
+        # The kernel kills the child when the *thread* that forked it ends; the loop's lives on.
         self._process = self._loop.call(spawn)
         self.starts += 1
 
     def kill(self) -> None:
-        """SIGKILL to server and engine at once; returns when the server is dead."""
+        """Send SIGKILL to server and engine, and return when the server is dead."""
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait(END_S)
 
     def end(self) -> None:
-        """SIGTERM to the server, as Kubernetes does; it ends when it is ready to."""
+        """Send SIGTERM to the server, as Kubernetes does, without waiting for its end."""
         if self._process is not None:
             self._process.terminate()
 
@@ -111,7 +112,7 @@ class RoleProcess:
         self._held_port.close()
 
     def log_text(self) -> str:
-        """All that it has written on stdout and stderr, in each of its starts."""
+        """The output on stdout and stderr of all its starts."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def log_tail(self) -> str:
@@ -121,7 +122,7 @@ class RoleProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
-            # By group: its leader may be dead and its engine not.
+            # Signal the group: the server may be dead while its engine lives.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
