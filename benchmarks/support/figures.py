@@ -1,8 +1,8 @@
-"""What the benchmarks have in common: medians with their ranges, ratios, and whether a goal is met.
+"""Statistics that the benchmarks share: medians with ranges, ratios, and verdicts on goals.
 
-Contenders take turns in the same run, so a slow minute of the machine hits all of them: a ratio is
-the median of the passes' own ratios. A ratio that misses its goal by less than the passes scatter
-(the ranges overlap) counts as equal, and is called so.
+Contenders take turns in the same run, so that a slow minute of the machine hits all of them; a
+ratio is the median of the ratios per pass. A ratio that misses its goal by less than the scatter of
+the passes (the ranges overlap) counts as met, and the text says so.
 
 In: one number per pass. Out: text for the table, and a `Verdict`.
 """
@@ -20,25 +20,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Verdict:
-    """`value` beside its goal, in words."""
+    """Whether a figure meets its goal, and a text with both."""
 
     met: bool
     text: str
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median and range."""
+    """Format the median and the range."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:.{digits}f} [{low:.{digits}f}-{high:.{digits}f}]"
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the passes' ratios."""
+    """The median of the ratios per pass."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def at_least(ours: Sequence[float], theirs: Sequence[float], goal: float) -> Verdict:
-    """Where more is better: ours should be `goal` times theirs."""
+    """Judge figures where more is better: ours should be at least `goal` times theirs."""
     found = ratio(ours, theirs)
     if found >= goal:
         return Verdict(True, f"{found:5.2f}x  goal {goal:.2f}x met")
@@ -58,19 +58,19 @@ def times_at_most(ours: Sequence[float], theirs: Sequence[float], goal: float) -
 
 
 def at_most(values: Sequence[float], limit: float, unit: str, digits: int = 2) -> Verdict:
-    """Where less is better: the median should be under `limit`."""
+    """Judge figures where less is better: the median should be below `limit`."""
     met = statistics.median(values) < limit
     return Verdict(met, f"goal < {limit:.{digits}f} {unit} {'met' if met else 'MISSED'}")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of all are at or below."""
+    """The percentile at `share` (0 to 1), without interpolation."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def rotated(items: Sequence[T], by: int) -> Sequence[T]:
-    """Another one goes first in each pass."""
+    """Rotate the order of contenders, so that each pass starts with a different one."""
     cut = by % len(items)
     return [*items[cut:], *items[:cut]]
 
@@ -81,7 +81,7 @@ def machine() -> str:
 
 
 def exit_code(verdicts: Iterable[Verdict], *, quick: bool) -> int:
-    """1 where a goal is missed; too few passes to say so in the quick form."""
+    """Return 1 if a goal is missed. The quick form has too few passes, and always returns 0."""
     missed = sum(not verdict.met for verdict in verdicts)
     if missed:
         print(f"{missed} goals missed" + (" (quick form: too few passes to tell)" * quick))

@@ -1,9 +1,10 @@
-"""What a benchmark and the processes it watches tell each other, in a folder that they share.
+"""Shared memory and files through which a benchmark communicates with measured processes.
 
     Meter   two counters in shared memory: bytes that should move, bytes that have moved
-    Notes   times (of one clock for all processes), kept in memory and written at the end
+    Notes   times (on a clock that all processes share), kept in memory and written at the end
 
-In: a folder, also through the environment. Out: numbers, at no cost to whoever is measured.
+In: a folder, which the environment may name. Out: numbers, at almost no cost to the measured
+process.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _COUNTER = struct.Struct("@Q")
 
 
 def folder() -> Path:
-    """The one that this process was started with."""
+    """The shared folder, from this process's environment."""
     return Path(os.environ[FOLDER])
 
 
 class Meter:
-    """Each counter has one writer."""
+    """Two byte counters in shared memory. Each must have only one writer."""
 
     def __init__(self, place: Path) -> None:
         path = place / "meter"
@@ -42,11 +43,11 @@ class Meter:
         return self._read(1)
 
     def ask(self, count: int) -> None:
-        """Let so many bytes more move."""
+        """Ask for `count` more bytes to be moved."""
         _COUNTER.pack_into(self._shared, 0, self.asked + count)
 
     def move(self, count: int) -> None:
-        """So many bytes more have moved."""
+        """Report that `count` more bytes have been moved."""
         _COUNTER.pack_into(self._shared, _COUNTER.size, self.moved + count)
 
     def _read(self, number: int) -> int:
@@ -55,7 +56,7 @@ class Meter:
 
 
 class Notes:
-    """Pairs of a time (time.monotonic()) and a number."""
+    """Pairs of a time (time.monotonic(), in seconds) and a number."""
 
     def __init__(self) -> None:
         self._values = array("d")
@@ -74,11 +75,11 @@ class Notes:
         return notes
 
     def between(self, begin: float, end: float) -> list[float]:
-        """Numbers of that time."""
+        """The numbers noted in [begin, end)."""
         times, values = self._values[::2], self._values[1::2]
         return [value for at, value in zip(times, values, strict=True) if begin <= at < end]
 
     def times_of(self, wanted: float) -> list[float]:
-        """When that number was noted."""
+        """The times at which the number `wanted` was noted."""
         times, values = self._values[::2], self._values[1::2]
         return [at for at, value in zip(times, values, strict=True) if value == wanted]

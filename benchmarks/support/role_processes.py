@@ -1,7 +1,7 @@
-"""Roles of a pool, and whatever else is measured, as processes that end with a block.
+"""Runs roles of a pool, and other measured programs, as processes for the duration of a block.
 
-In: settings or a command line. Out: processes, for whoever counts their CPU time; and, from their
-own HTTP answers, that they serve and which model.
+In: settings or a command line. Out: processes, whose CPU time a benchmark can read; and, from their
+HTTP answers, whether they are ready and which model they serve.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def process(
     *,
     quiet: bool = False,
 ) -> Iterator[psutil.Process]:
-    """A child that ends with the block; `settings` is its stdin. What a quiet one says is lost."""
+    """Run a child until the block ends. `settings` is its stdin; `quiet` drops its output."""
     output = subprocess.DEVNULL if quiet else None
     child = subprocess.Popen(
         list(words),
@@ -77,29 +77,29 @@ def process(
 
 
 def decode_node(settings: NodeSettings) -> AbstractContextManager[psutil.Process]:
-    """A node's server; its engine is a process below it."""
+    """Run a decode node's server, whose engine is a child process."""
     return process((sys.executable, "-c", NODE_MAIN), settings.to_json())
 
 
 def router(settings: RouterSettings, profile: str = "") -> AbstractContextManager[psutil.Process]:
-    """`profile`: the file that its cProfile goes to when it ends, "" for none."""
+    """Run a router. `profile` is the file for its cProfile output, "" for none."""
     main = (PROFILED.format(path=profile) if profile else "") + ROUTER_MAIN
     return process((sys.executable, "-c", main), msgspec.json.encode(settings))
 
 
 def tree(root: psutil.Process) -> tuple[psutil.Process, ...]:
-    """It and all below it."""
+    """The process and all its descendants."""
     return (root, *root.children(recursive=True))
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """User and system time so far, of all threads."""
+    """The processes' user and system time so far, in seconds, over all threads."""
     times = [process.cpu_times() for process in processes]
     return float(sum(one.user + one.system for one in times))
 
 
 def answer_of(url: str, accept: Callable[[bytes], bool] = lambda body: True) -> bytes:
-    """The first answer of 200 that is accepted; SystemExit if none comes."""
+    """Poll `url` until an answer with status 200 is accepted; raise SystemExit after START_S."""
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         try:
@@ -114,6 +114,6 @@ def answer_of(url: str, accept: Callable[[bytes], bool] = lambda body: True) -> 
 
 
 def model_of(port: int) -> str:
-    """What is served there."""
+    """The name of the model served at a port of this machine."""
     body = answer_of(f"http://{HOST}:{port}/v1/models", lambda body: bool(json.loads(body)["data"]))
     return str(json.loads(body)["data"][0]["id"])

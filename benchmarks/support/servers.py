@@ -1,6 +1,6 @@
-"""Data servers that all contenders can reach alike: our own redis-servers, on TCP and unix sockets.
+"""Data servers for all contenders: redis-servers that listen on TCP and on unix sockets.
 
-In: how many, how much memory. Out: running servers and their addresses, gone with the block.
+In: their number and memory. Out: running servers and their addresses, until the block ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 @contextmanager
 def data_servers(count: int, memory: int, binary: Path | None) -> Iterator[list[Server]]:
-    """`memory` is what each may take. `binary`: the one that the library finds by itself."""
+    """Run `count` servers of `memory` bytes each. `binary` None: the library finds redis-server."""
     ports = [free_port() for _ in range(count)]
     specs = [
         ServerSpec(f"data{n}", memory, "volatile-ttl", ("--bind", HOST, "--port", str(port)))
@@ -54,7 +54,7 @@ def version(url: str) -> str:
 
 
 def empty(urls: list[str]) -> None:
-    """All values away; what the server's allocator holds stays with it, and is warm."""
+    """Delete all values. The server's allocator keeps its memory, which stays warm."""
     for url in urls:
         with redis.Redis.from_url(url, protocol=2) as client:
             client.flushall()

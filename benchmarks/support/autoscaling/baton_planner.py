@@ -1,6 +1,6 @@
-"""Baton's planner as one of the contenders: the pure function, and the memory it hands back.
+"""Baton's planner as a contender: the pure function, with the memory that it returns.
 
-In: a `Situation`. Out: the counts of its decision; how often it gave which reason is kept.
+In: a `Situation`. Out: the decision's node counts; it also counts the decisions per reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An autoscaler at work on a simulated pool: what users felt, and what it cost.
+"""Runs an autoscaler on a simulated pool, and measures users' latencies and the cost.
 
-A request attains its targets when its time to the first token and the mean time between its tokens
-are both within them; one that never ends does not. GPU time counts until the load ends; what is
-unfinished then is still served, with the autoscaler at work, and still counts for attainment.
+A request attains its targets if its time to the first token and its mean time between tokens are
+both within them; a request that never ends does not. GPU time counts until the load ends.
+Unfinished requests are then still served, with the autoscaler active, and count for attainment.
 
 In: a load, a seed, an autoscaler. Out: an `Outcome`.
 """
@@ -23,9 +23,9 @@ from benchmarks.support.autoscaling.pool_observer import Observer, Sight
 from benchmarks.support.autoscaling.reference_autoscalers import Counts, Scaler, Static
 from benchmarks.support.figures import percentile
 
-PATIENCE_S = HOUR_S  # for what is unfinished at the load's end
+PATIENCE_S = HOUR_S  # limit for serving requests that are unfinished at the load's end
 TTFT_WINDOW_S = 300.0
-TTFT_LEAST = 20  # requests that a percentile of a window needs
+TTFT_LEAST = 20  # a window needs this many requests for a percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Shares of all requests; `worst_ttft_s` is the highest p99 of any five minutes' arrivals."""
+    """The result of a run. `both`, `ttft` and `itl` are the shares of requests that attain these
+    targets; `worst_ttft_s` is the highest p99 among five-minute windows of arrivals."""
 
     requests: int
     both: float
@@ -52,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """All that a run depends on, but for the autoscaler."""
+    """The inputs of a run, except the autoscaler."""
 
     load: Load
     seed: int
@@ -119,7 +120,8 @@ def _reversals(changes: Sequence[int]) -> int:
 
 
 def _worst_ttft(answers: Sequence[Answer], now_s: float) -> float:
-    """Whoever has no first token yet has waited until now."""
+    """The highest p99 of TTFT among windows; a request without a first token counts as waiting
+    until `now_s`."""
     windows: dict[int, list[float]] = {}
     for one in answers:
         waited_s = now_s - one.ask.at_s if one.ttft_s is None else one.ttft_s

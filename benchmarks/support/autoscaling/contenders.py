@@ -1,8 +1,9 @@
-"""Rivals at their best: the targets and the fixed splits that hindsight would have chosen.
+"""Tunes the rivals in hindsight: their best targets, and the best fixed splits of nodes.
 
-Prompts do not wait for answers: how many requests attain the TTFT target depends on the prefill
-nodes alone, and never falls with more of them; the same holds for decode nodes and the ITL target
-once the prefill nodes are given. So each role is searched on its own.
+The number of requests that attain the TTFT target depends on the prefill nodes alone, because
+prompts do not wait for answers, and it never falls with more of these nodes. Given the prefill
+nodes, the same holds for decode nodes and the ITL target. Each role is therefore searched
+separately.
 
 In: a course. Out: the choice, and its outcome.
 """
@@ -20,8 +21,8 @@ from benchmarks.support.autoscaling.reference_autoscalers import Counts, Scaler
 # usual pair is the one of the grid that did best on the day curve.
 USUAL: Mapping[Role, float] = {"prefill": 1.0, "decode": 30.0}
 GRID: tuple[tuple[float, float], ...] = ((0.75, 20.0), (1.0, 30.0), (1.5, 40.0), (2.0, 50.0))
-GOOD = 0.99  # attainment that is enough
-EQUAL = 0.001  # attainment that is the same
+GOOD = 0.99  # sufficient attainment
+EQUAL = 0.001  # attainments within this difference count as equal
 
 
 class Rival(Protocol):
@@ -31,7 +32,8 @@ class Rival(Protocol):
 def in_hindsight(
     course: Course, rival: Rival, limits: tuple[int, int]
 ) -> tuple[Mapping[Role, float], Outcome]:
-    """Per role the target that costs least where its part attains `GOOD`, else the best one."""
+    """Choose for each role the cheapest target whose attainment reaches `GOOD`; if none does, the
+    one with the highest attainment."""
     found = []
     for prefill, decode in GRID:
         targets: Mapping[Role, float] = {"prefill": prefill, "decode": decode}
@@ -52,7 +54,7 @@ def in_hindsight(
 
 
 def best_split(course: Course, most: int) -> tuple[Counts, Outcome]:
-    """Of all with at most so many nodes per role: the fewest that attain what the most do."""
+    """The smallest split that attains as much as `most` nodes of each role."""
     goal = course.static({"prefill": most, "decode": most})
     prefill = _fewest(most, lambda n: _split(course, n, most).ttft >= goal.ttft - EQUAL / 2)
     decode = _fewest(most, lambda n: _split(course, prefill, n).both >= goal.both - EQUAL)
@@ -60,7 +62,7 @@ def best_split(course: Course, most: int) -> tuple[Counts, Outcome]:
 
 
 def split_of(course: Course, nodes: int, most: int) -> tuple[Counts, Outcome]:
-    """Of all with that many nodes in all: the one that attains most."""
+    """The split of `nodes` nodes, at most `most` per role, with the highest attainment."""
     least = max(1, nodes - most)
     found = {
         prefill: _split(course, prefill, nodes - prefill)
@@ -75,7 +77,7 @@ def _split(course: Course, prefill: int, decode: int) -> Outcome:
 
 
 def _fewest(most: int, enough: Callable[[int], bool]) -> int:
-    """By halving; the most are enough."""
+    """The smallest sufficient count, by binary search; `most` must be sufficient."""
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
