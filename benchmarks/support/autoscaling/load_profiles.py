@@ -1,11 +1,11 @@
 """Loads for autoscalers: a day, a mix that shifts, a burst, and noise around a constant.
 
-Arrivals are a Poisson process whose rate follows a curve. Prompts and answers are log-normal; a
-part of the requests are a conversation's next turn and find most of their prompt in a cache. Each
+Arrivals are a Poisson process whose rate follows a curve. The lengths of prompts and answers are
+log-normal. Some requests continue a conversation and find most of their prompt in a cache. Each
 load is a function of one seed.
 
-In: a seed, and how much of the load's length to use. Out: requests in order, and with how many
-nodes a pool begins.
+In: a seed, and whether to use the shorter form. Out: requests in order, and a pool's initial node
+counts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from baton_protocol.store import Role
 from benchmarks.support.autoscaling.pool_nodes import Ask
 
 HOUR_S = 3600.0
-PROMPT_TOKENS = (16, 16_000)  # least and most
+PROMPT_TOKENS = (16, 16_000)  # minimum and maximum
 OUTPUT_TOKENS = (4, 4_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """What requests are like: means in tokens, and sigmas of the logarithms."""
+    """The distribution of requests: mean lengths in tokens, and sigmas of their logarithms."""
 
     prompt: float
     output: float
@@ -37,7 +37,8 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`rate` is requests per second at a time, never above `peak`; `share` of the second mix."""
+    """A load over `length_s` seconds. `rate` maps a time to requests per second, never above
+    `peak`; `share` maps a time to the second mix's share of requests."""
 
     name: str
     what: str
@@ -62,8 +63,8 @@ class Load:
 
 
 class _Wobble:
-    """Slow noise on the rate, which Poisson arrivals alone would not have: minutes that are busier
-    than others, by a tenth either way."""
+    """Slow noise on the rate, which Poisson arrivals alone lack: some minutes are busier than
+    others, with a standard deviation of a tenth."""
 
     STEP_S, MEMORY, WIDTH, MOST = 20.0, 0.9, 0.1, 1.3
 
@@ -88,7 +89,7 @@ def _ask(at_s: float, mix: Mix, rng: random.Random) -> Ask:
 
 
 def _length(rng: random.Random, mean: float, sigma: float, bounds: tuple[int, int]) -> int:
-    """Log-normal, with that mean."""
+    """Draw a log-normal length with the given mean, limited to `bounds`."""
     drawn = rng.lognormvariate(math.log(mean) - sigma * sigma / 2.0, sigma)
     return min(bounds[1], max(bounds[0], round(drawn)))
 
@@ -99,12 +100,12 @@ ANSWER_HEAVY = Mix(prompt=900.0, output=900.0)
 
 
 def loads(*, quick: bool) -> tuple[Load, ...]:
-    """The quick ones are as steep, and shorter."""
+    """All loads. The quick ones are shorter."""
     return (day(2.0 if quick else 4.0), shift(quick=quick), burst(quick=quick), steady(quick=quick))
 
 
 def day(hours: float) -> Load:
-    """24 hours in `hours`: a night, a morning's rise, a lunch dip, an evening's peak."""
+    """A day compressed into `hours`: night, morning rise, lunch dip, evening peak."""
     length_s = hours * HOUR_S
 
     def rate(now_s: float) -> float:
@@ -115,7 +116,7 @@ def day(hours: float) -> Load:
 
 
 def shift(*, quick: bool) -> Load:
-    """The same rate; prompts become short and answers long within five minutes in the middle."""
+    """A constant rate. Within five minutes in the middle, prompts become short and answers long."""
     length_s = (0.75 if quick else 1.0) * HOUR_S
 
     def share(now_s: float) -> float:
@@ -134,7 +135,7 @@ def shift(*, quick: bool) -> Load:
 
 
 def burst(*, quick: bool) -> Load:
-    """Ten times as many within 30 s, for ten minutes."""
+    """The rate rises tenfold within 30 s, and stays there for ten minutes."""
     before_s, high_s, after_s = (600.0, 600.0, 900.0) if quick else (1200.0, 600.0, 2400.0)
 
     def rate(now_s: float) -> float:
@@ -147,7 +148,7 @@ def burst(*, quick: bool) -> Load:
 
 
 def steady(*, quick: bool) -> Load:
-    """Nothing happens but noise."""
+    """A constant rate with noise."""
     length_s = (0.75 if quick else 1.0) * HOUR_S
     what = "7 requests/s, and noise"
     return _alike("steady", what, length_s, 7.0, lambda now_s: 7.0, {"prefill": 3, "decode": 4})
@@ -161,13 +162,13 @@ def _alike(
     rate: Callable[[float], float],
     initial: Mapping[Role, int] | None = None,
 ) -> Load:
-    """Of chat requests only."""
+    """A load of chat requests only."""
     first = initial or {"prefill": 1, "decode": 1}
     most = peak * _Wobble.MOST
     return Load(name, what, length_s, most, rate, (CHAT, CHAT), lambda now_s: 0.0, first)
 
 
 def _hill(hour: float, middle: float, width: float) -> float:
-    """1 in the middle; a day's end is the next one's beginning."""
+    """A bell curve with maximum 1 at `middle`, periodic over 24 hours."""
     away = min(abs(hour - middle), 24.0 - abs(hour - middle))
     return math.exp(-((away / width) ** 2))

@@ -1,13 +1,13 @@
-"""A disaggregated pool as queues, under a clock of its own: a day of requests in seconds.
+"""A disaggregated pool modelled as queues with a simulated clock: a day of requests in seconds.
 
-A request goes to the ready prefill node with the least work before it; its first token leaves from
-there. `HANDOFF_S` later it joins the decode node that has promised the least KV. While a role has
-no ready node, requests are held, and go as soon as both have one. A new node costs GPU time at once
-and serves after its start-up; a removed one takes nothing new, ends what it has, and costs until
-then. Removed first are nodes that still start, the newest first, then the one with the least to
-lose. Events, not steps: between two events everything is known in closed form (pool_nodes.py).
+A request goes to the ready prefill node with the least queued work, which sends its first token.
+`HANDOFF_S` later it joins the decode node with the least promised KV. While a role has no ready
+node, requests are held until both roles have one. A new node costs GPU time at once and serves
+after its start-up; a removed node drains, and costs GPU time until it is empty. Starting nodes are
+removed first, newest first, then the node with the least to lose. The simulation goes from event to
+event: between two events the state is known in closed form (pool_nodes.py).
 
-In: requests in order of their times, how many nodes are desired. Out: answers, nodes, GPU time.
+In: requests in order of their times, desired node counts. Out: answers, nodes, GPU time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from benchmarks.support.autoscaling.pool_nodes import (
     PrefillNode,
 )
 
-HANDOFF_S = 0.05  # what of the KV's transfer is not hidden behind the prefill
-START_SPREAD = 0.25  # of the start-up time, either way
+HANDOFF_S = 0.05  # the part of the KV transfer that does not overlap with the prefill
+START_SPREAD = 0.25  # relative variation of the start-up time, in both directions
 
 N = TypeVar("N", bound=Life)
 
 
 class Pool:
-    """`initial` nodes are ready at time 0. `prefill` and `decode` are those that are not gone."""
+    """A simulated pool. `initial` nodes are ready at time 0. `prefill` and `decode` hold the nodes
+    that are not gone."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Pool:
         self.finished: list[Answer] = []
         self.held: deque[Answer] = deque()
         self.starts_s: list[float] = []  # how long each start-up took
-        self._parked: deque[Answer] = deque()  # with a first token and no decode node
+        self._parked: deque[Answer] = deque()  # have a first token but no decode node
         self._all: list[Node] = []
         self._rng = rng
         self._asks = iter(asks)
@@ -67,7 +68,7 @@ class Pool:
         self._expect()
 
     def scale(self, desired: Mapping[Role, int]) -> None:
-        """Creates and removes nodes now; draining ones are not counted."""
+        """Create and remove nodes to reach the desired counts; draining nodes do not count."""
         self.desired = dict(desired)
         for role in ROLES:
             nodes = [node for node in self.nodes(role) if node.phase is not Phase.DRAINING]
@@ -79,7 +80,7 @@ class Pool:
                 self._remove(node)
 
     def run_until(self, time_s: float) -> None:
-        """Everything that happens up to and at that time."""
+        """Process all events up to and including `time_s`."""
         events = self._events
         while events and events[0][0] <= time_s:
             self.now_s, _, happen, what = heapq.heappop(events)
@@ -92,24 +93,24 @@ class Pool:
         return self.prefill if role == "prefill" else self.decode
 
     def gpu_s(self, role: Role, until_s: float) -> float:
-        """Node seconds of the role, those of nodes that are gone included."""
+        """The role's node-seconds, including nodes that are gone."""
         return sum(node.gpu_s(until_s) for node in self._all if node.role == role)
 
     def generated(self) -> float:
-        """Output tokens so far; as of the last `run_until`."""
+        """Output tokens as of the last `run_until`."""
         return len(self.started) + sum(n.tokens for n in self._all if isinstance(n, DecodeNode))
 
     def steps(self) -> float:
-        """Of all decode nodes, so far."""
+        """Steps of all decode nodes so far."""
         return sum(node.steps for node in self._all if isinstance(node, DecodeNode))
 
     @property
     def live(self) -> int:
-        """Requests that have arrived and not ended."""
+        """The number of requests that have arrived and not ended."""
         return len(self.answers) - len(self.finished)
 
     def _at(self, time_s: float, happen: Callable[[Any], None], what: object) -> None:
-        self._count += 1  # events at the same time happen in the order of their making
+        self._count += 1  # events at the same time run in the order of creation
         heapq.heappush(self._events, (time_s, self._count, happen, what))
 
     def _expect(self) -> None:
@@ -150,7 +151,7 @@ class Pool:
         self._next(node)
 
     def _next(self, node: DecodeNode) -> None:
-        """Foresees the next end in the batch, after a change of it."""
+        """Schedule the next end in the batch, after the batch has changed."""
         node.admit()
         if node.batch:
             self._at(node.next_end_s(), self._end, (node, node.turn))
@@ -190,7 +191,7 @@ class Pool:
                 take(answer)
 
     def _loss(self, node: Node) -> tuple[bool, float]:
-        """What goes first has the least of it."""
+        """The sort key for removal: the node with the smallest goes first."""
         if node.phase is Phase.STARTING:
             return False, -node.born_s
         return True, node.free_s if isinstance(node, PrefillNode) else float(node.promised)
