@@ -1,6 +1,6 @@
-"""Nodes of a simulated pool: how long prompts and answers take, solved and not stepped through.
+"""Nodes of a simulated pool: the durations of prompts and answers, in closed form.
 
-A prefill node computes prompts one after another, `prefill_tokens` uncached tokens per second.
+A prefill node computes prompts one after another, at `prefill_tokens` uncached tokens per second.
 
 A decode node generates in one batch. With b sequences that hold K tokens of KV a step takes
 `base + b * per_seq + K * per_kv_token`, and gives each sequence one token, so K grows by b per
@@ -8,12 +8,12 @@ step. Between two changes of the batch, x steps therefore take
 
     t(x) = (base + b * per_seq + K * per_kv_token) * x  +  (b * per_kv_token / 2) * x^2
 
-which is solved for x (how far the batch is now) and for t (when the next sequence ends). Steps are
-a continuous number: it is wrong by less than one step at either end of an answer. A request joins
-the batch when the KV it will have at its end fits beside that of all others there; so nothing is
-ever preempted, which costs about half an answer's length of capacity for each sequence.
+which is solved for x (the batch's progress) and for t (the end of the next sequence). The number of
+steps is continuous, which is wrong by less than one step at either end of an answer. A request
+joins the batch when the KV that it will have at its end fits beside that of all others. So nothing
+is ever preempted, at the cost of about half an answer's length of capacity per sequence.
 
-In: requests and times. Out: when their parts end, and the gauges a node reports.
+In: requests and times. Out: the ends of prompts and answers, and the gauges that a node reports.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from typing import NamedTuple
 from baton_operator.autoscaling.planner.records import Capability, Phase
 from baton_protocol.store import Role
 
-# Steps, of rounding: a batch has made at most 1e7 when a day ends, and a float has 16 digits.
+# Tolerance for rounding, in steps: a day has at most 1e7 steps, and a float has 16 digits.
 WHOLE = 1e-6
 
 
 class Ask(NamedTuple):
-    """One request, as the load has it. Tokens; of the prompt, `uncached` must be computed."""
+    """One request of a load. Lengths are in tokens; `uncached` tokens of the prompt must be
+    computed."""
 
     at_s: float
     prompt: int
@@ -42,7 +43,7 @@ class Ask(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What became of it. `ends` counts, so that a test can see that nothing ends twice."""
+    """The outcome of a request. `ends` counts its ends, so that tests can check for just one."""
 
     ask: Ask
     first_s: float | None = None
@@ -55,7 +56,7 @@ class Answer:
 
     @property
     def itl_s(self) -> float | None:
-        """The mean over its tokens after the first, waiting for a place in the batch included."""
+        """The mean seconds per token after the first, including the wait for the batch."""
         if self.first_s is None or self.end_s is None:
             return None
         return (self.end_s - self.first_s) / (self.ask.output - 1)
@@ -63,7 +64,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """What both kinds of node have in common."""
+    """The base of both kinds of node."""
 
     name: str
     born_s: float
@@ -76,20 +77,20 @@ class Life:
         self.phase, self.since_s = phase, now_s
 
     def gpu_s(self, until_s: float) -> float:
-        """From its creation until it was gone."""
+        """Seconds of GPU time from the node's creation until it is gone, or until `until_s`."""
         end = until_s if self.gone_s is None else min(self.gone_s, until_s)
         return max(0.0, end - self.born_s)
 
 
 @dataclass(slots=True, eq=False)
 class PrefillNode(Life):
-    known: int = 0  # prompts that it has and that are not done
-    free_s: float = 0.0  # when the last of them will be
-    work_s: float = 0.0  # all that it was ever given
+    known: int = 0  # prompts that the node has and has not finished
+    free_s: float = 0.0  # the time when the last of them is done
+    work_s: float = 0.0  # total work that the node was ever given
     role: Role = "prefill"
 
     def take(self, uncached: int, now_s: float) -> float:
-        """When this prompt will be done."""
+        """Take a prompt, and return the time when it is done."""
         work = uncached / self.truth.prefill_tokens
         self.known += 1
         self.work_s += work
@@ -100,7 +101,7 @@ class PrefillNode(Life):
         return max(0.0, self.free_s - now_s)
 
     def busy_s(self, now_s: float) -> float:
-        """Computed so far."""
+        """Seconds of computation so far."""
         return self.work_s - self.queue_s(now_s)
 
     @property
@@ -110,7 +111,7 @@ class PrefillNode(Life):
 
 @dataclass(slots=True, eq=False)
 class DecodeNode(Life):
-    turn: int = 0  # changes of the batch: an end foreseen before the last one is void
+    turn: int = 0  # counts changes of the batch: ends scheduled before the last one are void
     at_s: float = 0.0
     steps: float = 0.0
     tokens: float = 0.0
@@ -132,13 +133,13 @@ class DecodeNode(Life):
         )
 
     def advance(self, now_s: float) -> None:
-        """Everything up to now, in a batch that does not change."""
+        """Advance the unchanged batch to `now_s`."""
         passed, self.at_s = now_s - self.at_s, now_s
         b = len(self.batch)
         if not b or passed <= 0.0:
             return
         step, bend = self.step_s, b * self.truth.step_per_kv_token_s
-        # The root that stays exact when bend is 0 or tiny.
+        # This form of the root stays exact if bend is 0 or tiny.
         steps = 2.0 * passed / (step + math.sqrt(step * step + 2.0 * bend * passed))
         self.steps += steps
         self.tokens += b * steps
@@ -146,7 +147,7 @@ class DecodeNode(Life):
         self.worked_s += passed
 
     def next_end_s(self) -> float:
-        """When the first of the batch will have ended; the batch is not empty."""
+        """The time when the batch's next sequence ends. The batch must not be empty."""
         left = max(0.0, self.batch[0][0] - self.steps)
         bend = len(self.batch) * self.truth.step_per_kv_token_s
         return self.at_s + left * (self.step_s + bend * left / 2.0)
@@ -156,7 +157,7 @@ class DecodeNode(Life):
         self.waiting.append(answer)
 
     def admit(self) -> None:
-        """From those that wait, in order, whoever fits. Call `advance` first."""
+        """Admit waiting requests in order until one does not fit. Call `advance` first."""
         capacity = self.truth.kv_capacity
         while self.waiting:
             need = _kv_at_end(self.waiting[0].ask)
@@ -170,7 +171,7 @@ class DecodeNode(Life):
             heapq.heappush(self.batch, (end, self.turn, answer))
 
     def ended(self) -> list[Answer]:
-        """Takes those out of the batch that have all their tokens. Call `advance` first."""
+        """Remove and return the sequences that have all their tokens. Call `advance` first."""
         done = []
         while self.batch and self.batch[0][0] <= self.steps + WHOLE:
             answer = heapq.heappop(self.batch)[2]
@@ -181,7 +182,7 @@ class DecodeNode(Life):
             done.append(answer)
         self.turn += 1
         if not self.batch:
-            self.kv = 0.0  # what rounding has left
+            self.kv = 0.0  # remove rounding errors
         return done
 
     @property
