@@ -1,4 +1,4 @@
-"""Nodes of a KV fault stage: what their transfers came to, and what is in their pages.
+"""Nodes of a KV fault stage, with their transfers' results and the bytes of their pages.
 
 In: a connector's events, an engine. Out: reasons and counts; pages by name.
 """
@@ -24,7 +24,7 @@ Wrap = Callable[[KVMemory], KVMemory]
 
 
 class Watched(StoreConnector):
-    """Keeps what it told the step loop."""
+    """A connector that records the events it reports to the step loop."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Watched(StoreConnector):
 
 
 class StageNode(LoopNode):
-    """A node whose connector's events are kept."""
+    """A node whose connector records its events."""
 
     connector: Watched
 
@@ -52,14 +52,14 @@ class StageNode(LoopNode):
         return self.connector.seen
 
     def lost(self) -> list[str]:
-        """Why chunks that were asked for did not come."""
+        """The reasons of failed fetches."""
         return [e.reason for e in self.events if isinstance(e, Fetched) and not e.ok]
 
     def fetched(self) -> int:
         return sum(isinstance(event, Fetched) and event.ok for event in self.events)
 
     def refused(self) -> list[str]:
-        """Why chunks were not published."""
+        """The reasons of failed publications."""
         return [e.reason for e in self.events if isinstance(e, Published) and e.marker is None]
 
     def published(self) -> int:
@@ -67,7 +67,7 @@ class StageNode(LoopNode):
 
 
 def pages(node: LoopNode, request: Request) -> Pages:
-    """The bytes of the prompt's pages that the node's prefix cache holds, all shards."""
+    """The bytes, over all shards, of the prompt's pages in the node's prefix cache."""
     engine = node.engine
     request = msgspec.structs.replace(request, id=RequestId(f"pages-of-{request.id}"))
     reservation = engine.reserve(request)

@@ -47,9 +47,9 @@ SMALL = SimSettings(chunk_blocks=1, num_blocks=96, max_batched_tokens=2 * BLOCK)
 # 128 KiB per chunk: a transfer that takes time and many packets.
 LARGE = replace(SMALL, layers=8, kv_heads=4, head_dim=32)
 NOBODY = (NodeId("nobody"), Epoch("never"))
-MACHINE_S = 30.0  # what a busy machine may need beside what the store may cost
+MACHINE_S = 30.0  # allowance for a busy machine, beyond the fault's own limit
 PATIENCE_S = 120.0
-TRIES = 3  # to store a prompt while nothing is hurt
+TRIES = 3  # to store a prompt without a fault
 # Longer than a small command may take: else a busy machine makes a node compute what is there.
 LOOKUP_S = 2.0
 PATIENT_LOOKUP_S = 60.0
@@ -62,8 +62,8 @@ def prompt_of(seed: int) -> bytes:
 
 
 class Stage:
-    """`limit_s` is what the fault may cost beside the machine's own time. Nodes made while
-    `patient` is set do not take a server that is slow on a busy machine for one that is gone."""
+    """Nodes on a store, and a fault. `limit_s` bounds the seconds that the fault may cost, beyond
+    MACHINE_S. For nodes made while `patient` is set, a slow server does not count as lost."""
 
     def __init__(
         self,
@@ -125,18 +125,18 @@ class Stage:
         return self.nodes[name]
 
     def mishaps(self) -> Counter[Mishap]:
-        """Of all links together."""
+        """The mishaps of all links."""
         total: Counter[Mishap] = Counter()
         for link in self._links.values():
             total += link.mishaps
         return total
 
     def drop(self, name: str) -> None:
-        """The node is gone, as after a crash."""
+        """Remove a node, as after a crash."""
         self.nodes.pop(name).close()
 
     def link(self, node: str, server: str) -> LinkProxy:
-        """Between a node and "index" or "dataN"."""
+        """The link between a node and "index" or "dataN"."""
         if (node, server) not in self._links:
             self._links[node, server] = LinkProxy(self._loop, self.servers.url(server))
         return self._links[node, server]
@@ -169,7 +169,7 @@ class Stage:
         self.servers.hurt(act, *servers)
 
     def mend(self) -> None:
-        """Servers and links are whole again."""
+        """Repair all servers and links."""
         for link in self._links.values():
             link.mend()
         self.servers.mend()
@@ -177,7 +177,7 @@ class Stage:
     # --- what is stored ---------------------------------------------------------------------------
 
     def names(self, request: Request | None = None) -> list[BlockHash]:
-        """Of the prompt's full chunks."""
+        """The hashes of the prompt's full chunks."""
         hashes = self._calm.engine.block_hashes(request or self.request)
         return list(chunk_hashes(hashes, self.layout.chunk_blocks))
 
@@ -311,7 +311,7 @@ class Stage:
         self.finish(decode, request, first=len(first[0]))
 
     def strike(self, act: Callable[[Stage], None]) -> None:
-        """From here on the time counts."""
+        """Inject a fault; its time limit starts here."""
         act(self)
         self.struck_at = time.monotonic()
 
@@ -344,7 +344,7 @@ class Stage:
         return [f.error.retryable for f in node.failures() if f.request == request.id]
 
     def truth(self, request: Request) -> list[int]:
-        """What an undisturbed engine says."""
+        """The ids that an undisturbed engine generates."""
         key = (request.prompt_ids, request.salt)
         if key not in self._truths:
             self._asked += 1

@@ -1,4 +1,4 @@
-"""What the store's tests share: a small layout, records, and transfers one can wait for."""
+"""Shared parts of the store's tests: a small layout, records, and transfers with waits."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from baton_protocol.store import Marker, NodeReport, Priority
 FINGERPRINT = Fingerprint("0123456789abcdef0123456789abcdef")
 EPOCH = Epoch("epoch-1")
 PATIENCE_S = 120.0
-# Of planes whose servers answer: a busy machine is no reason to give up.
+# For planes whose servers are healthy: a busy machine must not cause timeouts.
 PATIENT = Tuning(deadline_base_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
 
 
 def patient_index(url: str, pool: str) -> Index:
-    """An index that no busy machine makes seem lost."""
+    """An index client with a long timeout, which a busy machine does not exceed."""
     return Index(url, pool, timeout_s=PATIENCE_S)
 
 
-# 64 KiB per chunk: big enough to need many packets, small enough for thousands.
+# 64 KiB per chunk: large enough for many packets, small enough for thousands of chunks.
 LAYOUT = KVLayout(
     num_layers=4, num_kv_heads=4, head_dim=32, block_size=16, dtype="float32", chunk_blocks=1
 )
@@ -56,7 +56,7 @@ def chunk_name(number: int) -> BlockHash:
 
 
 def payload_of(chunk: BlockHash, layout: KVLayout = LAYOUT) -> bytes:
-    """Bytes that only this chunk has."""
+    """Random bytes that are unique to the chunk."""
     return random.Random(chunk).randbytes(layout.chunk_bytes)
 
 
@@ -86,14 +86,14 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def plain_client(url: str) -> redis.Redis:
-    """redis-py as a second opinion, and as the hand that breaks things."""
+    """A redis-py client, independent of our own, to inspect and to break a server."""
     endpoint = parse_endpoint(url)
     return redis.Redis(unix_socket_path=endpoint.path, db=endpoint.db, protocol=2)
 
 
 @contextmanager
 def frozen(*pids: int) -> Iterator[None]:
-    """The processes stand still meanwhile."""
+    """Stop the processes (SIGSTOP) for the duration of the block."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -105,23 +105,23 @@ def frozen(*pids: int) -> Iterator[None]:
 
 @contextmanager
 def held_down(servers: EmbeddedServers, name: str) -> Iterator[None]:
-    """The server is killed, and started again, empty, only at the end."""
+    """Kill a server, and let its guardian restart it, empty, only after the block."""
     victim = psutil.Process(servers.pid(name))
     with frozen(victim.ppid()):
         victim.kill()
-        # Its frozen guardian has not buried it yet.
+        # A zombie: its frozen guardian cannot reap it.
         wait_until(lambda: victim.status() == psutil.STATUS_ZOMBIE, "the server to end")
         yield
 
 
 def immortal_keys(url: str) -> list[bytes]:
-    """Keys that would stay for ever."""
+    """The keys without a TTL."""
     with plain_client(url) as client:
         return [key for key in client.scan_iter() if client.pttl(key) == -1]
 
 
 class SharedStore:
-    """A store for many tests, one after the other; each finds it as if it had just been started."""
+    """A store that many tests use in turn; each test gets it in the state of a new one."""
 
     def __init__(self, store_memory: int, data_instances: int = 1) -> None:
         self._size = (store_memory, data_instances)
@@ -129,7 +129,7 @@ class SharedStore:
         self._started: list[object] = []
 
     def as_new(self) -> EmbeddedStore:
-        """Emptied; started again where a test has ended a server or changed its settings."""
+        """Empty the store, or restart it if a test ended a server or changed its settings."""
         if self._store is None or _state(self._store) != self._started:
             self.close()
             memory, instances = self._size
@@ -152,7 +152,7 @@ def _urls(store: EmbeddedStore) -> tuple[str, ...]:
 
 
 def _state(store: EmbeddedStore) -> list[object]:
-    """Which processes run, and how they are set; nothing where one cannot be asked."""
+    """The servers' run ids and settings; empty if one is unreachable."""
     found: list[object] = []
     try:
         for url in _urls(store):
@@ -165,7 +165,7 @@ def _state(store: EmbeddedStore) -> list[object]:
 
 
 class Transfers:
-    """Puts and gets of a data plane that return their results."""
+    """Puts and gets of a data plane that wait for their results."""
 
     def __init__(self, plane: DataPlane, layout: KVLayout = LAYOUT) -> None:
         self.plane = plane
@@ -229,7 +229,7 @@ class Transfers:
         return self.put_later(chunk, data, depth)()
 
     def stored(self, chunk: BlockHash, depth: int = 0) -> Marker:
-        """Put the chunk's own payload; its marker."""
+        """Put the chunk's own payload, and return its marker."""
         result = self.put(chunk, depth=depth)
         assert result.marker is not None, result.reason
         return result.marker
@@ -238,7 +238,7 @@ class Transfers:
         return self.get_later(chunk, marker, depth)()
 
     def stored_at_last(self, chunk: BlockHash) -> Marker:
-        """For a plane with short deadlines, whose server may be late, or was away just now."""
+        """Put until it succeeds, for short deadlines and servers that just came back."""
         results: list[PutResult] = []
 
         def put() -> bool:
@@ -251,7 +251,7 @@ class Transfers:
         return marker
 
     def got_at_last(self, chunk: BlockHash, marker: Marker) -> bytes:
-        """The same for a get; a chunk that is gone has no bytes."""
+        """Get until it succeeds, or until the chunk is gone, which returns no bytes."""
         found: list[bytes] = []
 
         def get() -> bool:
@@ -276,7 +276,7 @@ class Transfers:
 
 
 def shared_by_instances(**tuning: Any) -> Shared:
-    """What the instances of a data plane share, for values of 100 bytes."""
+    """The shared state of a data plane's instances, for values of 100 bytes."""
     return Shared(
         staging=StagingPool(100, 1),
         fingerprint=FINGERPRINT,

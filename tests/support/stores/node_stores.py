@@ -1,4 +1,4 @@
-"""Fixtures: real stores for nodes; each test finds one as if it had just been started."""
+"""Fixtures: real stores for nodes; each test gets one in the state of a new store."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def store(two: SharedStore) -> EmbeddedStore:
 
 @pytest.fixture
 def single(one: SharedStore) -> EmbeddedStore:
-    """One index, one data server."""
+    """A store with one index and one data server."""
     return one.as_new()

@@ -1,6 +1,6 @@
-"""Redis servers that tests start: the one that users have, and a newer one with jemalloc.
+"""The Redis builds that tests start: the users' default, and a newer one with jemalloc.
 
-    bundled   what baton_kvstore finds: 6.2, with the C library's allocator
+    bundled   the one that baton_kvstore finds: 6.2, with the C library's allocator
     debian    the distribution's (7.0 in Debian 12), unpacked into the user's cache, never installed
 
 In: the name of a build. Out: a program that starts as if it were installed.
@@ -22,7 +22,7 @@ WRAPPER = "redis-server"
 
 
 def redis_server(build: str) -> Path:
-    """Skip the calling test where the build cannot be had."""
+    """Return a build's program; skip the calling test if it is not available."""
     return find_redis_server() if build == "bundled" else debian_redis()
 
 
@@ -34,7 +34,7 @@ def debian_redis() -> Path:
 
 
 def _unpack(folder: Path) -> None:
-    """Redis with the libraries that it came with, and a script that has it find them."""
+    """Unpack Redis with its libraries, and write a script that starts it with these."""
     root = folder / "root"
     root.mkdir()
     unpack_redis(root, print)
