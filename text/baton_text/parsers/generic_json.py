@@ -6,8 +6,8 @@ a grammar enforced because the family's own form is not JSON.
 
 from __future__ import annotations
 
-from baton_text.parsers.json_calls import json_calls
-from baton_text.parsers.parser import CallForm, Pieces, ToolParser, Tools, all_content
+from baton_text.parsers.json_calls import json_calls, json_form
+from baton_text.parsers.parser import Pieces, ToolParser, Tools, all_content
 from baton_text.parsers.source import Source
 
 FENCE = "```"
@@ -30,12 +30,5 @@ GENERIC_JSON = ToolParser(
     name="json",
     parse=_parse,
     marks=(),
-    form=CallForm(
-        open="[",
-        before_name='{"name": "',
-        before_arguments='", "parameters": ',
-        after_arguments="}",
-        between=", ",
-        close="]",
-    ),
+    form=json_form(arguments="parameters", open="[", between=", ", close="]"),
 )

@@ -6,8 +6,8 @@ form.
 
 from __future__ import annotations
 
-from baton_text.parsers.json_calls import json_calls
-from baton_text.parsers.parser import CallForm, Pieces, ToolParser, Tools, content
+from baton_text.parsers.json_calls import json_calls, json_form
+from baton_text.parsers.parser import Pieces, ToolParser, Tools, content
 from baton_text.parsers.source import Source
 
 BEGIN, END = "<|tool_call|>", "</tool_call>"
@@ -27,12 +27,5 @@ GRANITE = ToolParser(
     parse=_parse,
     marks=("<|start_of_role|>", BEGIN),
     reads_special=True,
-    form=CallForm(
-        open=f"{BEGIN}[",
-        before_name='{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments="}",
-        between=", ",
-        close="]",
-    ),
+    form=json_form(open=f"{BEGIN}[", between=", ", close="]"),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton_text.parsers.json_calls import json_call
-from baton_text.parsers.parser import CallForm, Pieces, ToolParser, Tools, content
+from baton_text.parsers.json_calls import json_call, json_form
+from baton_text.parsers.parser import Pieces, ToolParser, Tools, content
 from baton_text.parsers.source import Source
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -21,10 +21,5 @@ HERMES = ToolParser(
     name="hermes",
     parse=_parse,
     marks=(BEGIN, '"arguments"'),
-    form=CallForm(
-        before_name=f'{BEGIN}\n{{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments=f"}}\n{END}",
-        between="\n",
-    ),
+    form=json_form(f"{BEGIN}\n", f"\n{END}", between="\n"),
 )

@@ -6,12 +6,33 @@ import json
 import re
 from collections.abc import Collection, Generator
 
-from baton_text.parsers.parser import Piece, as_pieces
-from baton_text.parsers.source import Source, Texts
+from baton_text.parsers.parser import CallForm, Piece, as_pieces, listed_calls, whole
+from baton_text.parsers.source import Source
 
 NAMES = ("name", "function")
 ARGUMENTS = ("arguments", "parameters")
 _NAME = re.compile(r"[^\s<>{}\"]+")
+
+
+def json_form(
+    before: str = "",
+    after: str = "",
+    *,
+    arguments: str = "arguments",
+    open: str = "",
+    between: str = "",
+    close: str = "",
+) -> CallForm:
+    """The form of calls that are JSON objects, each between `before` and `after`. `arguments` is
+    the object's key for the arguments; the rest is as in CallForm."""
+    return CallForm(
+        before_name=f'{before}{{"name": "',
+        before_arguments=f'", "{arguments}": ',
+        after_arguments=f"}}{after}",
+        open=open,
+        between=between,
+        close=close,
+    )
 
 
 def json_calls(
@@ -25,19 +46,13 @@ def json_calls(
 
     The list ends after its last object that is a call. For the other parameters see json_call.
     """
-    bracket = yield from source.starts_with("[")
-    if bracket is None:
-        return number + (yield from json_call(source, number, *markers, known=known, before=before))
-    before += bracket + (yield from source.skip_space())
-    while (yield from json_call(source, number, *markers, known=known, before=before)):
-        number += 1
-        before = ""
-        yield from source.skip_space()
-        comma = (yield from source.starts_with(",", "]")) == ","
-        yield from source.skip_space()
-        if not comma:
-            break
-    return number
+
+    def call(number: int, before: str) -> Generator[Piece | None, None, bool]:
+        return json_call(source, number, *markers, known=known, before=before)
+
+    if (yield from source.starts_with("[")):
+        return (yield from listed_calls(source, number, before, call))
+    return number + (yield from call(number, before))
 
 
 def json_call(
@@ -56,18 +71,7 @@ def json_call(
     read = [before] if before else []  # text to yield as content if this is not a call
     held = ""  # arguments that precede the name; not empty once the arguments are read
     called = False
-    whole = False
-
-    def texts(parts: Texts[bool]) -> Generator[None, None, bool]:
-        while True:
-            try:
-                text = next(parts)
-            except StopIteration as stop:
-                return bool(stop.value)
-            if text is None:
-                yield None
-            else:
-                read.append(text)
+    closed = False
 
     separator = yield from source.starts_with("{")
     while separator is not None:
@@ -99,21 +103,20 @@ def json_call(
                 held = "{}"
                 if not (yield from as_pieces("arguments", source.json_value(*markers), number)):
                     return True
-            case name if name in ARGUMENTS and not held:
-                begun = len(read)
-                if not (yield from texts(source.json_value(*markers))):
+            case name:
+                text, complete = yield from whole(source.json_value(*markers))
+                read.append(text)
+                if not complete:
                     break
-                held = "".join(read[begun:])
-            case _:
-                if not (yield from texts(source.json_value(*markers))):
-                    break
+                if name in ARGUMENTS and not held:
+                    held = text
         read.append((yield from source.skip_space()))
         separator = yield from source.starts_with(",", "}")
         if separator == "}":
             read.append(separator)
-            whole = True
+            closed = True
             break
-    if called and not held and whole:
+    if called and not held and closed:
         yield Piece("arguments", "{}", number)
     elif not called and any(read):
         yield Piece("content", "".join(read))

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from baton_text.parsers.json_calls import json_call
-from baton_text.parsers.parser import CallForm, Pieces, ToolParser, Tools, content
+from baton_text.parsers.json_calls import json_call, json_form
+from baton_text.parsers.parser import Pieces, ToolParser, Tools, content
 from baton_text.parsers.source import Source
 
 TAG = "<|python_tag|>"
@@ -34,10 +34,5 @@ LLAMA3_JSON = ToolParser(
     parse=_parse,
     marks=('{"name": function name, "parameters": ',),
     reads_special=True,
-    form=CallForm(
-        before_name='{"name": "',
-        before_arguments='", "parameters": ',
-        after_arguments="}",
-        between="; ",
-    ),
+    form=json_form(arguments="parameters", between="; "),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 
-from baton_text.parsers.json_calls import json_calls
+from baton_text.parsers.json_calls import json_calls, json_form
 from baton_text.parsers.parser import CallForm, Piece, Pieces, ToolParser, Tools, as_pieces, content
 from baton_text.parsers.source import Source
 
@@ -66,6 +66,7 @@ MISTRAL_NAMED = ToolParser(
     parse=_parse,
     marks=(CALLS, ARGS),
     reads_special=True,
+    short_ids=True,
     form=CallForm(
         before_name=CALLS,
         before_arguments=ARGS,
@@ -77,12 +78,6 @@ MISTRAL = ToolParser(
     parse=_parse,
     marks=(CALLS,),
     reads_special=True,
-    form=CallForm(
-        open=f"{CALLS}[",
-        before_name='{"name": "',
-        before_arguments='", "arguments": ',
-        after_arguments="}",
-        between=", ",
-        close="]",
-    ),
+    short_ids=True,
+    form=json_form(open=f"{CALLS}[", between=", ", close="]"),
 )

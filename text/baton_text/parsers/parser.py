@@ -55,6 +55,7 @@ class ToolParser:
     reads_special    its markers are special tokens, so the text must include special tokens
     reads_reasoning  it also reads reasoning, without a separate reasoning parser
     form             how the family writes calls; None if arguments are not JSON or vary in form
+    short_ids        its chat template refuses ids of calls that are not 9 letters and digits
     """
 
     name: str
@@ -63,6 +64,7 @@ class ToolParser:
     reads_special: bool = False
     reads_reasoning: bool = False
     form: CallForm | None = None
+    short_ids: bool = False
 
 
 # Text that opens the assistant's message in prompts of the reasoning families.
@@ -212,6 +214,29 @@ def content(source: Source, *markers: str) -> Generator[Piece | None, None, str 
     if found is not None:
         yield from source.skip_space()
     return found
+
+
+def listed_calls(
+    source: Source,
+    number: int,
+    before: str,
+    read: Callable[[int, str], Generator[Piece | None, None, bool]],
+) -> Generator[Piece | None, None, int]:
+    """Read calls, numbered from `number`, of a list whose "[" was just read; return the next free
+    number. The list ends after its last element that is a call.
+
+    `read(number, before)` reads one element and returns whether it is a call. `before`, with the
+    bracket, is the text that becomes content if the first element is none."""
+    before += "[" + (yield from source.skip_space())
+    while (yield from read(number, before)):
+        number += 1
+        before = ""
+        yield from source.skip_space()
+        comma = (yield from source.starts_with(",", "]")) == ","
+        yield from source.skip_space()
+        if not comma:
+            break
+    return number
 
 
 def all_content(source: Source, tools: Tools) -> Pieces:

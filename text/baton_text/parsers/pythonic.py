@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
-from baton_text.parsers.parser import Piece, Pieces, ToolParser, Tools, content
+from baton_text.parsers.parser import Piece, Pieces, ToolParser, Tools, content, listed_calls
 from baton_text.parsers.source import Source
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -35,21 +35,16 @@ _STRING_OR_KEYWORD = re.compile(
 
 
 def _parse(source: Source, tools: Tools) -> Pieces:
+    def call(number: int, before: str) -> Generator[Piece | None, None, bool]:
+        return _call(source, number, tools, before)
+
     calls = 0
     before = yield from source.skip_space()
     if (yield from source.starts_with(START)):
         before = yield from source.skip_space()
     while True:
         if (yield from source.starts_with("[")):
-            before += "[" + (yield from source.skip_space())
-            while (yield from _call(source, calls, tools, before)):
-                calls += 1
-                before = ""
-                yield from source.skip_space()
-                comma = (yield from source.starts_with(",", "]")) == ","
-                yield from source.skip_space()
-                if not comma:
-                    break
+            calls = yield from listed_calls(source, calls, before, call)
         elif before:
             yield Piece("content", before)
         before = ""
