@@ -101,12 +101,12 @@ class EngineOptions(CommonOptions, EngineConfig):
     )
     tool_parser: str = flag(
         "",
-        "who reads an answer's tool calls, or none (default: the family that the template shows)",
+        "parser of tool calls, or none (default: the one that fits the chat template)",
         metavar="NAME",
     )
     reasoning_parser: str = flag(
         "",
-        "who reads an answer's reasoning, or none (default: the family that the template shows)",
+        "parser of reasoning, or none (default: the one that fits the chat template)",
         metavar="NAME",
     )
     sim: SimConfig = SimConfig()

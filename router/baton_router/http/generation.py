@@ -209,8 +209,8 @@ class GenerationRoutes:
                 model=served.name,
                 system_fingerprint=served.kind.fingerprint,
             )
-            reading = prepared[0].reading
-            return call.shape(common, prompts, served.model.tokenizer, reading)
+            parsing = prepared[0].parsing
+            return call.shape(common, prompts, served.model.tokenizer, parsing)
 
         watch = Stopwatch(self.observers.metrics, self.clock, trail.started)
         trail.answer = answer = Answer(call, shape, in_flight, len(prepared), output, watch)

@@ -264,12 +264,12 @@ class Answer:
     async def _whole_usage(self) -> Usage:
         """Final usage, with reasoning tokens if the model's reasoning is separated."""
         usage, prepared = self.usage(), self.in_flight[0].prepared
-        reading = prepared.reading
-        if reading is None:
+        parsing = prepared.parsing
+        if parsing is None:
             return usage
         choices = [ids for one in self.in_flight for ids in one.record.outputs]
         count = partial(
-            reading.reasoning_tokens,
+            parsing.reasoning_tokens,
             prepared.serving.model.tokenizer,
             choices,
             skip_special=prepared.request.params.skip_special_tokens,

@@ -6,7 +6,8 @@ level (of a stream's first chunk) and `token_ids` into each choice; answers in o
 `prompt_logprobs`. These fields are null if the client did not ask for them.
 
 If the client sends tools, or the router can separate the model's reasoning, each choice's text is
-parsed (see `reading`). An event then shows what its delta adds to reasoning, content and calls.
+parsed (see `answer_parsing`). An event then shows what its delta adds to reasoning, content and
+calls.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from baton_protocol.link import Delta, FinishReason
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
 from baton_router.openai.answers import (
     CalledFunction,
     ChatChoice,
@@ -57,17 +59,16 @@ from baton_router.openai.endpoint import (
     sampling_fields,
 )
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
-from baton_router.openai.reading import AnswerReading, ChoiceReader
-from baton_router.openai.structured_output import AskedGrammar, asked_grammar
+from baton_router.openai.structured_output import RequestedGrammar, requested_grammar
 from baton_router.openai.tools import (
     CALLS_SCHEMA,
     PLAIN,
-    AskedReasoning,
-    AskedTools,
-    asked_reasoning,
-    asked_tools,
+    RequestedReasoning,
+    RequestedTools,
     calls_size,
     check_calls,
+    requested_reasoning,
+    requested_tools,
     with_objects,
 )
 from baton_router.openai.tools import FIELDS as TOOL_FIELDS
@@ -106,15 +107,15 @@ MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     """A parsed chat body. `echoed` is the text put before each choice's generated text.
-    `special_tokens_asked`: the client set `skip_special_tokens`."""
+    `special_tokens_requested`: the client set `skip_special_tokens`."""
 
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
-    special_tokens_asked: bool
-    grammar: AskedGrammar | None
-    tools: AskedTools | None
-    reasoning: AskedReasoning
+    special_tokens_requested: bool
+    grammar: RequestedGrammar | None
+    tools: RequestedTools | None
+    reasoning: RequestedReasoning
     messages: list[Json]
     template_kwargs: Json
     add_generation_prompt: bool
@@ -150,10 +151,10 @@ class ChatCall:
             options=Options.read(fields),
             sampling=sampling,
             bad_words=bad_words(fields),
-            special_tokens_asked=fields.given(("skip_special_tokens",)),
-            grammar=asked_grammar(fields),
-            tools=asked_tools(fields) if asks else None,
-            reasoning=asked_reasoning(fields) if asks else PLAIN,
+            special_tokens_requested=fields.given(("skip_special_tokens",)),
+            grammar=requested_grammar(fields),
+            tools=requested_tools(fields) if asks else None,
+            reasoning=requested_reasoning(fields) if asks else PLAIN,
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
             messages=messages,
             template_kwargs=_template_kwargs(fields),
@@ -190,22 +191,22 @@ class ChatCall:
         )
         return [TextPrompt(text, self.add_special_tokens)]
 
-    def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerReading | None:
+    def parsing(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerParsing | None:
         [prompt] = prompts
         assert isinstance(prompt, TextPrompt), "a template makes text"
         final = self.messages[-1]["content"] if self.continues_prompt else None
-        return AnswerReading.of(model, self.tools, self.reasoning, self.grammar, prompt.text, final)
+        return AnswerParsing.of(model, self.tools, self.reasoning, self.grammar, prompt.text, final)
 
     def shape(
         self,
         common: CommonFields,
         prompts: PromptIds,
         tokenizer: Tokenizer,
-        reading: AnswerReading | None = None,
+        parsing: AnswerParsing | None = None,
     ) -> ChatShape:
-        if reading is None or not self.sampling["detokenize"]:
+        if parsing is None or not self.sampling["detokenize"]:
             return ChatShape(self, common, prompts[0])
-        return ReadChatShape(self, common, prompts[0], tokenizer, reading)
+        return ParsedChatShape(self, common, prompts[0], tokenizer, parsing)
 
 
 class ChatShape:
@@ -301,7 +302,7 @@ class ChatShape:
         return chat_logprobs(positions, self._logprobs, self._names_are_ids)
 
 
-class ReadChatShape(ChatShape):
+class ParsedChatShape(ChatShape):
     """The JSON of an answer whose text is parsed into reasoning, content and calls."""
 
     def __init__(
@@ -310,16 +311,16 @@ class ReadChatShape(ChatShape):
         common: CommonFields,
         prompt_ids: Sequence[int],
         tokenizer: Tokenizer,
-        reading: AnswerReading,
+        parsing: AnswerParsing,
     ) -> None:
         super().__init__(call, common, prompt_ids)
         self._tokenizer = tokenizer
-        self._reading = reading
+        self._parsing = parsing
         self._readers: dict[int, ChoiceReader] = {}
         # The text has special tokens only for the parser, and the client wants its stop included.
         self._hides_end = (
-            reading.reads_special
-            and not call.special_tokens_asked
+            parsing.reads_special
+            and not call.special_tokens_requested
             and call.sampling["include_stop_str_in_output"]
         )
 
@@ -346,18 +347,18 @@ class ReadChatShape(ChatShape):
             refusal=None,
             tool_calls=calls or UNSET,
         )
-        if self._reading.reasoning_parser is not None:
+        if self._parsing.reasoning_parser is not None:
             message.reasoning_content = message.reasoning = reasoning or None
         return message, self._finish(one, finish)
 
     def _reader(self, index: int) -> ChoiceReader:
         one = self._readers.get(index)
         if one is None:
-            one = self._readers[index] = ChoiceReader(self._reading, f"{self._common.id}/{index}")
+            one = self._readers[index] = ChoiceReader(self._parsing, f"{self._common.id}/{index}")
         return one
 
     def _finish(self, one: ChoiceReader, finish: FinishReason) -> ChatFinish:
-        called = one.called and self._reading.calls_end
+        called = one.called and self._parsing.calls_end
         return "tool_calls" if called and finish == "stop" else finish
 
     def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:

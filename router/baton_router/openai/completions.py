@@ -30,6 +30,7 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import (
     CommonFields,
     Completion,
@@ -58,8 +59,7 @@ from baton_router.openai.endpoint import (
     sampling_fields,
 )
 from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
-from baton_router.openai.reading import AnswerReading
-from baton_router.openai.structured_output import AskedGrammar, asked_grammar
+from baton_router.openai.structured_output import RequestedGrammar, requested_grammar
 from baton_text.detokenizer import TextReader, context_of
 from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
@@ -118,8 +118,8 @@ class CompletionCall:
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
-    special_tokens_asked: bool
-    grammar: AskedGrammar | None
+    special_tokens_requested: bool
+    grammar: RequestedGrammar | None
     given: list[Prompt]
     echo: bool
     prompt_logprobs: int | None
@@ -157,8 +157,8 @@ class CompletionCall:
             options=Options.read(fields, generates=generates),
             sampling=sampling,
             bad_words=bad_words(fields),
-            special_tokens_asked=fields.given(("skip_special_tokens",)),
-            grammar=asked_grammar(fields),
+            special_tokens_requested=fields.given(("skip_special_tokens",)),
+            grammar=requested_grammar(fields),
             given=_prompts(fields.raw("prompt", PROMPT, required=True), special),
             echo=echo,
             prompt_logprobs=asked,
@@ -177,7 +177,7 @@ class CompletionCall:
     def prompts(self, model: PoolModel) -> list[Prompt]:
         return list(self.given)
 
-    def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> None:
+    def parsing(self, model: PoolModel, prompts: Sequence[Prompt]) -> None:
         """None: a completion is plain text."""
 
     def shape(
@@ -185,7 +185,7 @@ class CompletionCall:
         common: CommonFields,
         prompts: PromptIds,
         tokenizer: Tokenizer,
-        reading: AnswerReading | None = None,
+        parsing: AnswerParsing | None = None,
     ) -> CompletionShape:
         echoes = None
         if self.echo:

@@ -38,6 +38,7 @@ from baton_protocol.sampling import (
     SamplingParams,
 )
 from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.answers import CommonFields, Usage
 from baton_router.openai.body_reader import (
     ANY,
@@ -51,8 +52,7 @@ from baton_router.openai.body_reader import (
     needs,
     wrong,
 )
-from baton_router.openai.reading import AnswerReading
-from baton_router.openai.structured_output import AskedGrammar
+from baton_router.openai.structured_output import RequestedGrammar
 from baton_text.tokenizer import Tokenizer
 
 MAX_METADATA = 16
@@ -387,12 +387,12 @@ class Call(Protocol):
     def bad_words(self) -> tuple[str, ...]: ...
 
     @property
-    def grammar(self) -> AskedGrammar | None:
+    def grammar(self) -> RequestedGrammar | None:
         """The grammar that each answer must match, if any."""
         ...
 
     @property
-    def special_tokens_asked(self) -> bool:
+    def special_tokens_requested(self) -> bool:
         """Whether the client itself said if its text has special tokens."""
         ...
 
@@ -421,7 +421,7 @@ class Call(Protocol):
 
     def prompts(self, model: PoolModel) -> list[Prompt]: ...
 
-    def reading(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerReading | None:
+    def parsing(self, model: PoolModel, prompts: Sequence[Prompt]) -> AnswerParsing | None:
         """How to parse the answers to these prompts; None if they are plain text."""
         ...
 
@@ -434,7 +434,7 @@ class Call(Protocol):
         common: CommonFields,
         prompts: PromptIds,
         tokenizer: Tokenizer,
-        reading: AnswerReading | None = None,
+        parsing: AnswerParsing | None = None,
     ) -> Shape: ...
 
 

@@ -1,6 +1,6 @@
 """Reads what an answer must match: OpenAI's field, vLLM's, or vLLM's older ones.
 
-In: a body's fields. Out: an AskedGrammar, which becomes the text of a grammar once the model is
+In: a body's fields. Out: an RequestedGrammar, which becomes the text of a grammar once the model is
 known (see `nodes.model_grammars`). This module checks only the form, as the API document has it.
 Whether a schema, regex or grammar compiles depends on the model's tokenizer.
 """
@@ -49,7 +49,7 @@ KINDS: tuple[Kind, ...] = ("json", "json_object", "regex", "choice", "grammar", 
 
 
 @dataclass(frozen=True, slots=True)
-class AskedGrammar:
+class RequestedGrammar:
     """`value` is in the form that `grammar_of` expects for `kind`; JSON is text. `field` is its
     path in the client's body."""
 
@@ -64,7 +64,7 @@ class AskedGrammar:
         return InvalidRequest(f"{self.field}: {told}", param=self.field.partition(".")[0])
 
 
-def asked_grammar(fields: Fields) -> AskedGrammar | None:
+def requested_grammar(fields: Fields) -> RequestedGrammar | None:
     """The grammar the client asks for. Raise InvalidRequest for the first wrong field, or for two
     that exclude each other."""
     if not fields.given(NAMES):
@@ -99,7 +99,7 @@ def asked_grammar(fields: Fields) -> AskedGrammar | None:
     return found[0]
 
 
-def _response_format(value: Any) -> AskedGrammar | None:
+def _response_format(value: Any) -> RequestedGrammar | None:
     if value is None:
         return None
     given = object_at(FORMAT, value)
@@ -113,13 +113,13 @@ def _response_format(value: Any) -> AskedGrammar | None:
         case "structural_tag":
             parts = {name: given.get(name) for name in TYPES[kind]}
             _check_tag(FORMAT, parts)
-            return AskedGrammar("structural_tag", encoded(FORMAT, parts), FORMAT)
+            return RequestedGrammar("structural_tag", encoded(FORMAT, parts), FORMAT)
         case "json_object":
-            return AskedGrammar("json_object", "", FORMAT)
+            return RequestedGrammar("json_object", "", FORMAT)
     return None
 
 
-def _json_schema(at: str, value: Any) -> AskedGrammar:
+def _json_schema(at: str, value: Any) -> RequestedGrammar:
     given = object_at(at, value)
     _only(at, given, MEMBERS["chat", at].fields)
     for name in ("name", "description"):
@@ -128,10 +128,10 @@ def _json_schema(at: str, value: Any) -> AskedGrammar:
     if not isinstance(given.get("strict"), bool | None):
         raise wrong(f"{at}.strict", given["strict"], "it must be true or false")
     schema = object_at(f"{at}.schema", given.get("schema"))
-    return AskedGrammar("json", encoded(f"{at}.schema", schema), f"{at}.schema")
+    return RequestedGrammar("json", encoded(f"{at}.schema", schema), f"{at}.schema")
 
 
-def _structured_outputs(value: Any) -> AskedGrammar | None:
+def _structured_outputs(value: Any) -> RequestedGrammar | None:
     if value is None:
         return None
     given = object_at(OUTPUTS, value)
@@ -152,8 +152,8 @@ def _structured_outputs(value: Any) -> AskedGrammar | None:
     return _of_kind(kinds[0], given[kinds[0]], f"{OUTPUTS}.{kinds[0]}")
 
 
-def _of_kind(kind: Kind, value: Any, at: str) -> AskedGrammar | None:
-    return None if value is None else AskedGrammar(kind, _READERS[kind](at, value), at)
+def _of_kind(kind: Kind, value: Any, at: str) -> RequestedGrammar | None:
+    return None if value is None else RequestedGrammar(kind, _READERS[kind](at, value), at)
 
 
 def _true(at: str, value: Any) -> str:

@@ -1,7 +1,7 @@
 """Reads the functions that a client offers to the model, and the reasoning effort it asks for.
 
-In: a chat's fields. Out: AskedTools and AskedReasoning. This module checks only the form, as the
-API document has it. Whether a function's schema can be enforced depends on the model.
+In: a chat's fields. Out: RequestedTools and RequestedReasoning. This module checks only the form,
+as the API document has it. Whether a function's schema can be enforced depends on the model.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedTools:
+class RequestedTools:
     """The tools of a chat. `functions` maps names, in the client's order; `size` is their length as
     JSON, in characters. `named` is the function that must be called. Without `parallel`, at most
     one call is allowed."""
@@ -111,7 +111,7 @@ class AskedTools:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedReasoning:
+class RequestedReasoning:
     """What the client wants of reasoning. `included`: the answer shows it. `budget`: the most
     reasoning tokens (None: no limit). `kwargs` are values for the chat template."""
 
@@ -120,10 +120,10 @@ class AskedReasoning:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-PLAIN = AskedReasoning()
+PLAIN = RequestedReasoning()
 
 
-def asked_tools(fields: Fields) -> AskedTools | None:
+def requested_tools(fields: Fields) -> RequestedTools | None:
     """None if the model may call nothing. Raise InvalidRequest for the first wrong field."""
     fields.rule({"description": TOOLS_AGREE})
     functions, size = _functions(fields.raw("tools", _TOOLS_SCHEMA))
@@ -140,7 +140,7 @@ def asked_tools(fields: Fields) -> AskedTools | None:
         raise wrong("tool_choice", named, f"tools have no such function; they have {known}")
     if not functions or choice == "none":
         return None
-    return AskedTools(
+    return RequestedTools(
         functions=functions,
         choice=choice or "auto",
         named=named,
@@ -149,19 +149,19 @@ def asked_tools(fields: Fields) -> AskedTools | None:
     )
 
 
-def asked_reasoning(fields: Fields) -> AskedReasoning:
+def requested_reasoning(fields: Fields) -> RequestedReasoning:
     """Read the reasoning fields. Raise InvalidRequest for the first wrong field."""
     effort = fields.raw("reasoning_effort", {"enum": [None, *EFFORTS]})
     included = fields.boolean("include_reasoning", True)
     budget = fields.integer("thinking_token_budget", 0, MAX_BUDGET)
     if effort is None:
-        return AskedReasoning(included, budget)
+        return RequestedReasoning(included, budget)
     if effort not in EFFORTS:
         raise wrong("reasoning_effort", effort, f"use one of {', '.join(EFFORTS)}")
     kwargs: Json = {"reasoning_effort": effort}
     if effort == "none":
         kwargs["enable_thinking"] = False
-    return AskedReasoning(included, budget, kwargs)
+    return RequestedReasoning(included, budget, kwargs)
 
 
 def _functions(value: Any) -> tuple[dict[str, Function], int]:

@@ -17,7 +17,7 @@ from baton_protocol.store import Kind
 from baton_router.errors import RequestFailed
 from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.pool_view import PoolView
-from baton_router.openai.reading import AnswerReading
+from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.requests.state import RequestRecord
 from baton_router.settings import Ranking
 
@@ -157,7 +157,7 @@ class Prepared:
     `chunks` names the prompt's full chunks. Only nodes of `kind` can run the request. `deadline` is
     a time of the router's clock (None: no deadline). `wanted` is the model name from the client, if
     it sent one. If `fills` is True, the answer may use the rest of the context. `ranking` is the
-    placement policy the client asked for. `reading` parses the answer (None: plain text)."""
+    placement policy the client asked for. `parsing` parses the answer (None: plain text)."""
 
     request: Request
     chunks: tuple[BlockHash, ...]
@@ -166,7 +166,7 @@ class Prepared:
     fills: bool
     ranking: Ranking | None = None
     deadline: float | None = None
-    reading: AnswerReading | None = None
+    parsing: AnswerParsing | None = None
 
     @property
     def kind(self) -> Kind:

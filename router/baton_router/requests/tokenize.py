@@ -24,6 +24,7 @@ from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.model_grammars import AnswerRules
+from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.openai.endpoint import (
     Call,
     Prompt,
@@ -32,8 +33,7 @@ from baton_router.openai.endpoint import (
     check_scores,
     complete,
 )
-from baton_router.openai.reading import AnswerReading
-from baton_router.openai.structured_output import AskedGrammar
+from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.in_flight import Prepared
 from baton_router.settings import Ranking
 from baton_text.grammar import GrammarError
@@ -68,8 +68,8 @@ async def prepare(
     is a time of the router's clock."""
     prompts = await _prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), most_sequences)
-    reading = call.reading(serving.model, prompts)
-    sampling = await _sampling(call, serving, len(prompts), reading)
+    parsing = call.parsing(serving.model, prompts)
+    sampling = await _sampling(call, serving, len(prompts), parsing)
     prepared = []
     tokens = 0
     for slot, prompt in enumerate(prompts):
@@ -109,7 +109,7 @@ async def prepare(
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
         prepared.append(
             Prepared(
-                *(request, chunks, serving, call.options.model, fills, ranking, deadline), reading
+                *(request, chunks, serving, call.options.model, fills, ranking, deadline), parsing
             )
         )
     return prepared
@@ -244,7 +244,7 @@ def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
 
 
 async def _sampling(
-    call: Call, serving: Serving, prompts: int, reading: AnswerReading | None
+    call: Call, serving: Serving, prompts: int, parsing: AnswerParsing | None
 ) -> Mapping[str, Any]:
     """The call's sampling fields: token ids checked against the vocabulary, bad words as ids, and
     the answer's format as a compiled grammar."""
@@ -253,19 +253,19 @@ async def _sampling(
     _check_ids("logit_bias", biased, serving.vocab_size)
     for name in ("stop_token_ids", "allowed_token_ids"):
         _check_ids(name, fields.get(name, ()), serving.vocab_size)
-    if reading is not None and reading.reads_special and not call.special_tokens_asked:
+    if parsing is not None and parsing.reads_special and not call.special_tokens_requested:
         fields = {**fields, "skip_special_tokens": False}
     if call.grammar is not None:
         fields = {**fields, "structured": await _structured(call.grammar, serving, prompts)}
-    if reading is not None and reading.rules is not None:
-        fields = {**fields, "structured": await _whole_answer(reading, reading.rules, serving)}
+    if parsing is not None and parsing.rules is not None:
+        fields = {**fields, "structured": await _whole_answer(parsing, parsing.rules, serving)}
     if not call.bad_words:
         return fields
     banned = await asyncio.to_thread(_spellings, call.bad_words, serving.model.tokenizer)
     return {**fields, "bad_words": banned}
 
 
-async def _structured(asked: AskedGrammar, serving: Serving, prompts: int) -> StructuredOutput:
+async def _structured(asked: RequestedGrammar, serving: Serving, prompts: int) -> StructuredOutput:
     try:
         grammar = await serving.model.grammar(asked.kind, asked.value)
     except GrammarError as error:
@@ -281,13 +281,13 @@ async def _structured(asked: AskedGrammar, serving: Serving, prompts: int) -> St
 
 
 async def _whole_answer(
-    reading: AnswerReading, rules: AnswerRules, serving: Serving
+    parsing: AnswerParsing, rules: AnswerRules, serving: Serving
 ) -> StructuredOutput:
     """The grammar of a whole answer. Its content was checked alone before, for a clearer error."""
     try:
         return StructuredOutput(await serving.model.answer_grammar(rules))
     except GrammarError as error:
-        raise reading.refusal(error) from None
+        raise parsing.refusal(error) from None
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

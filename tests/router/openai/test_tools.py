@@ -321,8 +321,8 @@ ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
 def shape(asked: Json, *, stream: bool = True, **parsers: bool) -> Any:
     call = chat(**{**OFFERED, "stream": stream, **asked})
     served = model(**parsers)
-    reading = call.reading(served, call.prompts(served))
-    return call.shape(COMMON, [(1, 2)], TOKENIZER, reading)
+    parsing = call.parsing(served, call.prompts(served))
+    return call.shape(COMMON, [(1, 2)], TOKENIZER, parsing)
 
 
 def cuts(text: str) -> Iterator[list[str]]:
@@ -456,7 +456,7 @@ async def test_text_has_special_tokens_where_markers_are_some(asked: Json, skipp
 )
 def test_the_special_token_that_ends_an_answer_is_no_content(asked: Json, shown: str) -> None:
     served, call = special(include_stop_str_in_output=True, **asked)
-    one = call.shape(*(COMMON, [(1, 2)], TOKENIZER), call.reading(served, call.prompts(served)))
+    one = call.shape(*(COMMON, [(1, 2)], TOKENIZER), call.parsing(served, call.prompts(served)))
     eos = TOKENIZER.token_text(BYTE_EOS_ID)
     end = Delta(RequestId("r"), 1, 0, 1, ids=(BYTE_EOS_ID,), text=f"s.{eos}", finish="stop")
     output = ChoiceOutput()

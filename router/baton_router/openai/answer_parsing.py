@@ -1,8 +1,8 @@
 """Parses a chat's answers into reasoning, content and tool calls.
 
-In: what the client asked for, the model's parsers, and the prompt. Out: an AnswerReading, which
+In: what the client asked for, the model's parsers, and the prompt. Out: an AnswerParsing, which
 stays the same on whatever node the request runs, and a ChoiceReader per choice, which splits text
-into reasoning, content and calls. A chat that needs no parsing has no AnswerReading.
+into reasoning, content and calls. A chat that needs no parsing has no AnswerParsing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.nodes.model_grammars import AnswerRules
-from baton_router.openai.structured_output import AskedGrammar
-from baton_router.openai.tools import AskedReasoning, AskedTools
+from baton_router.openai.structured_output import RequestedGrammar
+from baton_router.openai.tools import RequestedReasoning, RequestedTools
 from baton_text.grammar import GrammarError
 from baton_text.parsers.generic_json import GENERIC_JSON
 from baton_text.parsers.parser import Piece, Reader, ReasoningParser, ToolParser
@@ -26,34 +26,32 @@ from baton_text.parsers.registry import enforced, reader
 from baton_text.tokenizer import Tokenizer
 
 ID_BYTES = 12  # bytes in a call's id
-# The templates of these families accept only ids of 9 letters and digits.
-SHORT_IDS = frozenset({"mistral", "mistral_v11"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerReading:
+class AnswerParsing:
     """How to parse the answers of one chat. `begun`: the answer starts inside reasoning.
-    `tells_reasoning`: the client gets the reasoning. `rules` are what the whole answer must match,
-    beyond a grammar for its content; `asked` are the client's fields that require them."""
+    `includes_reasoning`: the client gets the reasoning. `rules` are what the whole answer must
+    match, beyond a grammar for its content; `fields` are the client's fields that require them."""
 
-    tools: AskedTools | None
+    tools: RequestedTools | None
     tool_parser: ToolParser | None
     reasoning_parser: ReasoningParser | None
     begun: bool
-    tells_reasoning: bool
+    includes_reasoning: bool
     rules: AnswerRules | None = None
-    asked: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     @classmethod
     def of(
         cls,
         model: PoolModel,
-        tools: AskedTools | None,
-        reasoning: AskedReasoning,
-        content: AskedGrammar | None,
+        tools: RequestedTools | None,
+        reasoning: RequestedReasoning,
+        content: RequestedGrammar | None,
         prompt: str,
         continued: str | None,
-    ) -> AnswerReading | None:
+    ) -> AnswerParsing | None:
         """None if the whole answer is content. `continued` is the text of the last message if the
         answer continues it. Raise InvalidRequest."""
         thinks = model.reasoning_parser
@@ -67,9 +65,9 @@ class AnswerReading:
         if tools is None and thinks is None:
             return None
         begun = False
-        if thinks is not None and continued is None:
-            begun = thinks.begun(prompt)
-        elif thinks is not None and continued is not None:
+        if continued is None:
+            begun = thinks is not None and thinks.begun(prompt)
+        elif thinks is not None:
             begun = continued.rfind(thinks.begin) > continued.rfind(thinks.end)
             # A continued message whose reasoning has ended gets no more reasoning.
             thinks = thinks if begun or not continued else None
@@ -83,11 +81,11 @@ class AnswerReading:
             tool_parser=parser,
             reasoning_parser=thinks,
             begun=begun,
-            tells_reasoning=reasoning.included,
+            includes_reasoning=reasoning.included,
         )
         return plain._ruled(reasoning.budget if thinks is not None else None, content)
 
-    def _ruled(self, budget: int | None, content: AskedGrammar | None) -> AnswerReading:
+    def _ruled(self, budget: int | None, content: RequestedGrammar | None) -> AnswerParsing:
         """This reading, with the rules that must be enforced."""
         tools, parser = self.tools, self.tool_parser
         limits = False
@@ -95,14 +93,14 @@ class AnswerReading:
             # The other families' calls are parsed as they come, even with strict tools.
             may_be_strict = parser.form is not None and not parser.reads_reasoning
             limits = tools.required or content is not None or (bool(tools.strict) and may_be_strict)
-        asked = []
+        fields = []
         if limits:
-            asked.append("tools")
+            fields.append("tools")
         if budget is not None:
-            asked.append("thinking_token_budget")
+            fields.append("thinking_token_budget")
         if content is not None:
-            asked.append(content.field)
-        if not asked:
+            fields.append(content.field)
+        if not fields:
             return self
         rules = AnswerRules(reasoning=self.reasoning_parser, begun=self.begun, budget=budget)
         if content is not None and not (tools is not None and tools.required):
@@ -116,7 +114,7 @@ class AnswerReading:
                 strict=tools.strict,
                 parallel=tools.most_calls is None,
             )
-        return replace(self, rules=rules, asked=tuple(asked))
+        return replace(self, rules=rules, fields=tuple(fields))
 
     @property
     def reads_special(self) -> bool:
@@ -154,7 +152,7 @@ class AnswerReading:
             field = f"{one.field}.parameters"
             return InvalidRequest(f"{field}: {why}", param=field)
         return InvalidRequest(
-            f"{', '.join(self.asked)}: {error}", param=self.asked[0].partition(".")[0]
+            f"{', '.join(self.fields)}: {error}", param=self.fields[0].partition(".")[0]
         )
 
 
@@ -162,14 +160,14 @@ class ChoiceReader:
     """Splits one choice's text into the pieces that its client gets. Leaves out calls beyond the
     limit, and reasoning that the client does not want."""
 
-    def __init__(self, reading: AnswerReading, name: str) -> None:
+    def __init__(self, parsing: AnswerParsing, name: str) -> None:
         """`name` identifies the choice; its calls' ids derive from it."""
-        tools = reading.tools
-        self._reader = reading.reader()
+        tools = parsing.tools
+        self._reader = parsing.reader()
         self._most_calls = 0 if tools is None else tools.most_calls
-        self._tells_reasoning = reading.tells_reasoning
+        self._includes_reasoning = parsing.includes_reasoning
         self._name = name
-        self._short = reading.tool_parser is not None and reading.tool_parser.name in SHORT_IDS
+        self._short = parsing.tool_parser is not None and parsing.tool_parser.short_ids
         self.called = False
 
     def read(self, text: str, *, ended: bool) -> list[Piece]:
@@ -190,7 +188,7 @@ class ChoiceReader:
 
     def _shows(self, piece: Piece) -> bool:
         if piece.kind == "reasoning":
-            return self._tells_reasoning
+            return self._includes_reasoning
         if piece.kind in ("call", "arguments"):
             return self._most_calls is None or piece.call < self._most_calls
         return True
