@@ -1,4 +1,4 @@
-"""Figures out of bounds are refused where they are decoded, and cost no token."""
+"""Decoding rejects figures out of bounds, and keeps the tokens of a frame that carries them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from baton_protocol.link import (
 from baton_protocol.store import DataInstance, NodeLoad, RouterReport, Speeds
 from baton_protocol.wire import WireError
 
-NUMBERS: list[tuple[type, dict[str, Any]]] = [
+RECORDS: list[tuple[type, dict[str, Any]]] = [
     (Speeds, {}),
     (DataInstance, {}),
     (NodeLoad, {}),
     (RequestStats, {}),
     (RouterReport, {"router": "r", "uptime_s": 1.0}),
 ]
-EACH = [
+FIGURES = [
     (kind, more, field.name)
-    for kind, more in NUMBERS
+    for kind, more in RECORDS
     for field in msgspec.structs.fields(kind)
     if type(field.default) in (int, float) or field.name == "uptime_s"
 ]
 
 
-@pytest.mark.parametrize(("kind", "more", "name"), EACH)
-def test_no_figure_is_negative_infinite_or_no_number(
+@pytest.mark.parametrize(("kind", "more", "name"), FIGURES)
+def test_negative_infinite_and_nan_figures_are_rejected(
     kind: type, more: dict[str, Any], name: str
 ) -> None:
     assert msgspec.convert({**more, name: 1}, kind)
@@ -51,14 +51,14 @@ def test_no_figure_is_negative_infinite_or_no_number(
 
 @pytest.mark.parametrize("name", Speeds.__struct_fields__)
 @pytest.mark.parametrize("value", [5e-324, 1e-9, 0.00099])
-def test_a_speed_whose_inverse_is_absurd_is_none(name: str, value: float) -> None:
+def test_a_speed_close_to_zero_is_rejected(name: str, value: float) -> None:
     with pytest.raises(msgspec.ValidationError, match=r"0 \(not measured\)"):
         msgspec.convert({name: value}, Speeds)
 
 
 BAD = RequestStats(queue_ms=math.nan)
 DELTA = Delta(RequestId("r"), 1, 0, 3, ids=(7,), text="x")
-TOLD: list[tuple[Any, Any]] = [
+FRAMES: list[tuple[Any, Any]] = [
     (
         Deltas((DELTA, msgspec.structs.replace(DELTA, finish="stop", stats=BAD))),
         Deltas((DELTA, msgspec.structs.replace(DELTA, finish="stop"))),
@@ -74,30 +74,28 @@ TOLD: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "left"), TOLD)
-def test_what_a_frame_says_of_requests_is_kept_without_its_wrong_figures(
-    said: Any, left: Any
-) -> None:
-    data = to_router_codec().encode(said)
+@pytest.mark.parametrize(("frame", "expected"), FRAMES)
+def test_a_frame_with_bad_figures_keeps_its_deltas_and_errors(frame: Any, expected: Any) -> None:
+    data = to_router_codec().encode(frame)
     with pytest.raises(WireError):
         to_router_codec().decode(data)
-    assert rescued(data) == left
+    assert rescued(data) == expected
 
 
-def frame(record: object) -> bytes:
+def encoded(record: object) -> bytes:
     return msgspec.msgpack.encode((PROTOCOL_VERSION, record))
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        frame({"type": "load", "speeds": {"decode_step_ms": -1.0}}),
-        frame({"type": "of another version"}),
-        frame({}),
-        frame({"type": ["deltas"]}),
+        encoded({"type": "load", "speeds": {"decode_step_ms": -1.0}}),
+        encoded({"type": "of another version"}),
+        encoded({}),
+        encoded({"type": ["deltas"]}),
     ],
 )
-def test_of_a_frame_that_says_nothing_of_requests_nothing_is_left(data: bytes) -> None:
+def test_a_bad_frame_without_requests_is_dropped(data: bytes) -> None:
     assert rescued(data) is None
 
 
@@ -106,13 +104,13 @@ def test_of_a_frame_that_says_nothing_of_requests_nothing_is_left(data: bytes) -
     [
         b"",
         b"\xc1",
-        frame([]),
-        frame({"type": "deltas"}),
-        frame({"type": "deltas", "items": {"a": 1}}),
-        frame({"type": "deltas", "items": [{"request": "r"}]}),
-        frame({"type": "failed", "request": 7, "attempt": 1}),
+        encoded([]),
+        encoded({"type": "deltas"}),
+        encoded({"type": "deltas", "items": {"a": 1}}),
+        encoded({"type": "deltas", "items": [{"request": "r"}]}),
+        encoded({"type": "failed", "request": 7, "attempt": 1}),
     ],
 )
-def test_tokens_that_cannot_be_read_are_an_error(data: bytes) -> None:
+def test_deltas_that_cannot_be_read_are_a_wire_error(data: bytes) -> None:
     with pytest.raises(WireError):
         rescued(data)

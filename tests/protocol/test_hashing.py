@@ -1,4 +1,4 @@
-"""Names of blocks: every process must compute the same ones, and nothing else may share them."""
+"""Block hashes: every process computes the same ones, and different content never shares one."""
 
 import hashlib
 import struct
@@ -27,7 +27,7 @@ def test_the_formula_is_sha256_over_length_framed_little_endian_parts() -> None:
 
 
 @pytest.mark.integration
-def test_another_process_computes_the_same_names() -> None:
+def test_another_process_computes_the_same_hashes() -> None:
     code = (
         "from baton_protocol.hashing import *; "
         "print(extend_hashes(root_hash('f' * 32), range(8), 4)[-1].hex())"
@@ -37,7 +37,7 @@ def test_another_process_computes_the_same_names() -> None:
 
 
 @given(TOKENS, st.integers(1, 8))
-def test_only_full_blocks_have_a_name(tokens: list[int], block: int) -> None:
+def test_only_full_blocks_have_a_hash(tokens: list[int], block: int) -> None:
     assert len(extend_hashes(ROOT, tokens, block)) == len(tokens) // block
 
 
@@ -50,16 +50,18 @@ def test_a_chain_continues_from_any_of_its_blocks(tokens: list[int], block: int,
 
 
 @given(st.lists(st.integers(0, 99), min_size=8, max_size=40), st.integers(0, 39))
-def test_a_changed_token_renames_its_block_and_all_behind_it(tokens: list[int], at: int) -> None:
+def test_a_changed_token_changes_the_hashes_of_its_block_and_all_later_blocks(
+    tokens: list[int], at: int
+) -> None:
     at %= len(tokens)
-    other = [*tokens[:at], tokens[at] + 1, *tokens[at + 1 :]]
+    changed = [*tokens[:at], tokens[at] + 1, *tokens[at + 1 :]]
     for index, (a, b) in enumerate(
-        zip(extend_hashes(ROOT, tokens, 4), extend_hashes(ROOT, other, 4), strict=True)
+        zip(extend_hashes(ROOT, tokens, 4), extend_hashes(ROOT, changed, 4), strict=True)
     ):
         assert (a == b) == (index < at // 4)
 
 
-def test_adapter_salt_and_extra_are_part_of_the_name() -> None:
+def test_the_adapter_the_salt_and_the_extra_bytes_change_the_hash() -> None:
     fp = Fingerprint("f" * 32)
     roots = {
         root_hash(fp),
@@ -74,24 +76,24 @@ def test_adapter_salt_and_extra_are_part_of_the_name() -> None:
     assert extend_hashes(ROOT, [1, 2], 1, [b"", b"image"])[1] != plain[1]
 
 
-def test_a_chunk_is_named_by_its_last_block() -> None:
+def test_a_chunk_has_the_hash_of_its_last_block() -> None:
     blocks = extend_hashes(ROOT, range(14), 2)
     assert chunk_hashes(blocks, 3) == [blocks[2], blocks[5]]
 
 
-def test_blocks_named_one_by_one_have_the_names_of_their_chain() -> None:
+def test_block_hasher_gives_the_hashes_of_the_whole_chain() -> None:
     first, second = extend_hashes(ROOT, range(8), 4, [b"image", b""])
-    name = block_hasher(4)
-    assert name(ROOT, range(4), b"image") == first
-    assert name(first, range(4, 8)) == second
+    hash_block = block_hasher(4)
+    assert hash_block(ROOT, range(4), b"image") == first
+    assert hash_block(first, range(4, 8)) == second
 
 
-def test_an_id_that_is_no_token_is_refused() -> None:
+def test_a_negative_token_id_is_refused() -> None:
     with pytest.raises(OverflowError):
         extend_hashes(ROOT, [-1], 1)
 
 
-def test_bytes_are_ids_like_any_others() -> None:
+def test_bytes_hash_like_the_same_token_ids_in_a_list() -> None:
     assert extend_hashes(ROOT, b"abcdefgh", 4) == extend_hashes(ROOT, list(b"abcdefgh"), 4)
 
 

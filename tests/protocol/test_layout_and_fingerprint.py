@@ -1,4 +1,4 @@
-"""KVLayout's arithmetic, and what a fingerprint sees."""
+"""The sizes that KVLayout computes, and the fields that a fingerprint depends on."""
 
 import msgspec
 import pytest
@@ -15,14 +15,14 @@ TENSORS = [
 ]
 
 
-def test_sizes_of_the_demo_model() -> None:
+def test_a_layout_computes_the_sizes_of_the_demo_model() -> None:
     assert SMOLLM.token_bytes == 23_040
     assert SMOLLM.block_bytes == 368_640
     assert SMOLLM.chunk_bytes == 1_105_920
     assert SMOLLM.chunk_tokens == 48
 
 
-def test_the_order_of_tensors_does_not_matter() -> None:
+def test_a_fingerprint_does_not_depend_on_the_order_of_tensors() -> None:
     assert fingerprint(TENSORS, SMOLLM, "r") == fingerprint(reversed(TENSORS), SMOLLM, "r")
     assert len(fingerprint(TENSORS, SMOLLM, "r")) == 32
 
@@ -39,12 +39,12 @@ def test_the_order_of_tensors_does_not_matter() -> None:
         {"num_layers": 31},
     ],
 )
-def test_every_field_of_the_layout_counts(changes: dict[str, object]) -> None:
+def test_a_fingerprint_depends_on_every_field_of_the_layout(changes: dict[str, object]) -> None:
     other = msgspec.structs.replace(SMOLLM, **changes)
     assert fingerprint(TENSORS, other, "r") != fingerprint(TENSORS, SMOLLM, "r")
 
 
-def test_rope_and_each_part_of_a_tensor_count() -> None:
+def test_a_fingerprint_depends_on_rope_and_on_each_field_of_a_tensor() -> None:
     base = fingerprint(TENSORS, SMOLLM, "r")
     one = TENSORS[0]
     others = [

@@ -1,4 +1,4 @@
-"""A log line says which request and attempt it is about, in text and in JSON."""
+"""A log line names its request and attempt, in text and in JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(*args: object, **extra: Any) -> logging.LogRecord:
     return made
 
 
-def test_a_json_line_has_the_message_and_all_that_came_as_extra() -> None:
+def test_a_json_line_has_the_message_and_all_extra_fields() -> None:
     line = JsonFormatter().format(record("decode-0", request="r1", attempt=2, cause="link"))
     assert json.loads(line) == {
         "time": 1700000000.123,
@@ -31,7 +31,7 @@ def test_a_json_line_has_the_message_and_all_that_came_as_extra() -> None:
     }
 
 
-def test_a_json_line_stays_one_line_with_a_traceback_and_values_that_json_does_not_know() -> None:
+def test_tracebacks_and_values_unknown_to_json_stay_on_one_json_line() -> None:
     made = record("x", node={1})
     try:
         raise ValueError("why")
@@ -48,11 +48,11 @@ def test_a_text_line_ends_with_request_and_attempt() -> None:
     assert line.endswith(" WARNING baton.test: decode-0 was lost request=r1 attempt=2")
 
 
-def test_a_text_line_about_no_request_is_left_alone() -> None:
+def test_a_text_line_without_a_request_is_unchanged() -> None:
     assert TextFormatter().format(record("decode-0", node="n")).endswith(": decode-0 was lost")
 
 
-def test_a_text_line_s_traceback_comes_after_its_request() -> None:
+def test_the_traceback_of_a_text_line_follows_the_request() -> None:
     made = record("x", request="r1", attempt=1)
     try:
         raise ValueError("why")

@@ -1,4 +1,4 @@
-"""A model's source as a user writes it, and the folder that a fetched one gets."""
+"""Parsing a model's source as users write it, and the folder for a downloaded model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from baton_protocol.model_source import (
         ("hf://org/m@refs/pr/1", "org/m", "refs/pr/1", "org--m@refs--pr--1"),
     ],
 )
-def test_a_repository_of_a_hub_has_one_folder(
+def test_a_hub_repository_gets_one_folder_per_revision(
     text: str, repository: str, revision: str, folder: str
 ) -> None:
     source = parse_source(text)
@@ -39,7 +39,9 @@ def test_a_repository_of_a_hub_has_one_folder(
         ("pvc://models/qwen/0.6B/", "models", "qwen/0.6B", "0.6B"),
     ],
 )
-def test_a_claim_is_read_with_its_folder(text: str, claim: str, folder: str, name: str) -> None:
+def test_a_claim_source_has_a_claim_and_a_folder(
+    text: str, claim: str, folder: str, name: str
+) -> None:
     source = parse_source(text)
     assert source == ClaimFolder(claim=claim, folder=folder)
     assert str(source) == text.rstrip("/")
@@ -71,7 +73,7 @@ def test_a_claim_is_read_with_its_folder(text: str, claim: str, folder: str, nam
         ("pvc://models/a\nb", "is not a valid folder"),
     ],
 )
-def test_a_source_that_cannot_be_read_is_named_with_what_to_write(text: str, named: str) -> None:
+def test_the_error_for_a_bad_source_quotes_it_and_says_what_to_write(text: str, named: str) -> None:
     with pytest.raises(SourceError) as caught:
         parse_source(text)
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""Frames survive the wire, ignore what they do not know, and bad input is named."""
+"""Frames round-trip, ignore unknown fields, and errors name the bad field."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ REQUEST = Request(
 )
 
 
-def test_a_job_survives_the_wire() -> None:
+def test_jobs_and_first_tokens_round_trip() -> None:
     codec = to_node_codec()
     for frame in (
         RunJob(REQUEST, await_first=True),
@@ -39,7 +39,7 @@ def test_a_job_survives_the_wire() -> None:
         assert codec.decode(codec.encode(frame)) == frame
 
 
-def test_deltas_carry_logprobs_and_bytes() -> None:
+def test_deltas_round_trip_with_logprobs_and_bytes() -> None:
     logprobs = PositionLogprobs(
         TokenLogprob(5, -0.5, 1, "\ufffd", b"\xf0"), (TokenLogprob(6, -1.5),)
     )
@@ -67,7 +67,7 @@ def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"nonsense", msgspec.msgpack.encode([0, {}])])
-def test_bytes_that_are_no_frame_are_a_wire_error(data: bytes) -> None:
+def test_bytes_that_are_not_a_frame_are_a_wire_error(data: bytes) -> None:
     with pytest.raises(WireError, match="frame"):
         to_node_codec().decode(data)
 
@@ -98,18 +98,18 @@ def test_a_frame_older_than_the_oldest_readable_version_is_refused() -> None:
         ("stop_token_ids", (1,) * 1025),
     ],
 )
-def test_a_bad_sampling_value_is_named(field: str, value: object) -> None:
+def test_the_error_for_a_bad_sampling_value_names_its_field(field: str, value: object) -> None:
     params = msgspec.structs.replace(SamplingParams(), **{field: value})
     with pytest.raises(InvalidRequest, match=field) as caught:
         params.check()
     assert caught.value.param == field
 
 
-def test_the_defaults_are_good() -> None:
+def test_the_default_sampling_parameters_are_valid() -> None:
     SamplingParams().check()
 
 
-def test_retryable_is_a_type() -> None:
+def test_the_type_of_an_error_says_whether_it_is_retryable() -> None:
     assert Unavailable("gone").record().retryable
     assert not InvalidRequest("bad").record().retryable
 
@@ -121,8 +121,8 @@ def test_retryable_is_a_type() -> None:
         b"\x92\x01\x81\xa1x" + b"\x91" * 100_000 + b"\xc0",
         b"\x92\x01" + b"\x81\xa1x" * 100_000 + b"\xc0",
     ],
-    ids=["text that is no UTF-8", "arrays in arrays", "maps in maps"],
+    ids=["invalid UTF-8", "nested arrays", "nested maps"],
 )
-def test_a_frame_that_the_decoder_stumbles_over_is_unreadable_like_any_other(data: bytes) -> None:
+def test_bad_utf8_and_deep_nesting_are_a_wire_error(data: bytes) -> None:
     with pytest.raises(WireError, match="unreadable frame"):
         Codec[FetchReport](FetchReport).decode(data)

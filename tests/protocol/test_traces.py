@@ -1,4 +1,4 @@
-"""traceparent, as W3C has it: what is followed, what begins anew, what is not recorded."""
+"""W3C `traceparent`: which traces are continued, replaced by a new one, or not recorded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton_protocol.traces import Place, begin, below
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def test_a_client_s_trace_goes_on_below_its_span() -> None:
+def test_a_client_s_trace_continues_below_its_span() -> None:
     place = begin(f" 00-{TRACE}-{SPAN}-01 ")
     assert place is not None
     assert (place.trace_id, place.parent_id) == (TRACE, SPAN)
@@ -17,13 +17,13 @@ def test_a_client_s_trace_goes_on_below_its_span() -> None:
     assert place.traceparent == f"00-{TRACE}-{place.span_id}-01"
 
 
-def test_a_trace_that_its_client_does_not_record_is_not_recorded() -> None:
+def test_a_trace_without_the_sampled_flag_is_not_recorded() -> None:
     assert begin(f"00-{TRACE}-{SPAN}-00") is None
     assert begin(f"00-{TRACE}-{SPAN}-02") is None
     assert begin(f"00-{TRACE}-{SPAN}-03") is not None
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_a_later_version_may_have_more_fields() -> None:
     place = begin(f"cc-{TRACE}-{SPAN}-01-what-the-future-brings")
     assert place is not None
     assert place.trace_id == TRACE
@@ -43,7 +43,7 @@ def test_a_later_version_may_say_more() -> None:
         f"00-{TRACE}\n-{SPAN}-01",
     ],
 )
-def test_what_is_invalid_begins_a_trace_of_its_own(header: str) -> None:
+def test_an_invalid_header_starts_a_new_trace(header: str) -> None:
     first, second = begin(header), begin(header)
     assert first is not None
     assert second is not None
@@ -52,7 +52,7 @@ def test_what_is_invalid_begins_a_trace_of_its_own(header: str) -> None:
     assert (len(first.trace_id), len(first.span_id)) == (32, 16)
 
 
-def test_a_child_is_in_the_same_trace() -> None:
+def test_a_child_span_is_in_the_same_trace() -> None:
     place = Place(TRACE, SPAN)
     child = below(place)
     assert (child.trace_id, child.parent_id) == (TRACE, SPAN)
