@@ -1,4 +1,4 @@
-"""Each test finds a store as if it had just been started."""
+"""Each test gets a store in the state of a new one."""
 
 from tests.support.stores.node_stores import one, single, store, two
 

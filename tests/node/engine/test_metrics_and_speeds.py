@@ -21,7 +21,7 @@ from baton_node.server.metrics import (
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
-from tests.support.nodes.request_tables import values_of
+from tests.support.nodes.request_tables import metric_values
 
 # A line of the table of nodes' metrics.
 LINE = re.compile(r"^\| `(baton_\w+)` \| (`node`[^|]*) \|", re.MULTILINE)
@@ -97,9 +97,9 @@ async def test_the_documents_table_says_what_the_page_does() -> None:
 
 
 async def test_the_servers_tasks_are_counted() -> None:
-    before = values_of(page())["baton_asyncio_tasks"]
+    before = metric_values(page())["baton_asyncio_tasks"]
     more = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
-    assert values_of(page())["baton_asyncio_tasks"] == before + 3
+    assert metric_values(page())["baton_asyncio_tasks"] == before + 3
     for task in more:
         task.cancel()
 

@@ -1,4 +1,4 @@
-"""A node on a loopback address answers no page in a browser whose name was made to lead to it."""
+"""DNS rebinding: a node on a loopback address refuses requests for foreign host names."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PATHS = (
 )
 
 
-async def ask(settings: NodeSettings, path: str, host: str) -> int:
-    """The status; the server listens on 127.0.0.1, whatever the settings say."""
+async def status_of(settings: NodeSettings, path: str, host: str) -> int:
+    """Return the response's status. The server listens on 127.0.0.1, whatever the settings say."""
     runner = NodeServer(settings, Epoch("e"), ARTIFACTS).runner()
     await runner.setup()
     try:
@@ -37,16 +37,20 @@ async def ask(settings: NodeSettings, path: str, host: str) -> int:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("host", ["evil.example:9000", "evil.example", "0.0.0.0:9000"])
-async def test_a_foreign_name_is_refused_on_a_loopback_address(path: str, host: str) -> None:
-    assert await ask(NodeSettings(node="n", role="decode"), path, host) == 403
+async def test_a_node_on_a_loopback_address_refuses_foreign_host_names(
+    path: str, host: str
+) -> None:
+    assert await status_of(NodeSettings(node="n", role="decode"), path, host) == 403
 
 
 @pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:9000", "[::1]", "tunnel:9000"])
-async def test_the_machine_s_names_and_the_node_s_own_address_are_answered(host: str) -> None:
+async def test_a_node_on_a_loopback_address_accepts_local_names_and_its_own_address(
+    host: str,
+) -> None:
     settings = NodeSettings(node="n", role="decode", address="http://tunnel:7000")
-    assert await ask(settings, "/health", host) == 200
+    assert await status_of(settings, "/health", host) == 200
 
 
-async def test_elsewhere_a_node_is_reached_by_any_name() -> None:
+async def test_a_node_on_any_other_address_accepts_every_host_name() -> None:
     settings = NodeSettings(node="n", role="decode", host="0.0.0.0")
-    assert await ask(settings, "/health", "pod.models.svc:9000") == 200
+    assert await status_of(settings, "/health", "pod.models.svc:9000") == 200

@@ -1,4 +1,4 @@
-"""A node with a link token lets only routers in that say it; probes and metrics stay open."""
+"""A node with a link token refuses clients without it, except for probes and metrics."""
 
 from __future__ import annotations
 
@@ -32,46 +32,49 @@ async def guarded() -> AsyncIterator[TestClient[aiohttp.web.Request, aiohttp.web
 
 @pytest.mark.parametrize("path", ["/link", f"/artifacts/{DIGEST}", "/artifacts/feed"])
 @pytest.mark.parametrize(
-    "said", [None, "", "Bearer", "Bearer wrong", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "ü"]
+    "authorization",
+    [None, "", "Bearer", "Bearer wrong", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "ü"],
 )
-async def test_who_does_not_say_the_token_is_refused(
-    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application], path: str, said: str | None
+async def test_a_client_without_the_token_is_refused(
+    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application],
+    path: str,
+    authorization: str | None,
 ) -> None:
-    headers = {} if said is None else {"Authorization": said}
-    async with guarded.get(path, headers=headers) as answer:
-        assert answer.status == 401
-        assert answer.headers["WWW-Authenticate"] == "Bearer"
-        assert TOKEN not in await answer.text()
+    headers = {} if authorization is None else {"Authorization": authorization}
+    async with guarded.get(path, headers=headers) as response:
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert TOKEN not in await response.text()
 
 
-async def test_who_says_it_gets_artifacts_and_is_heard_at_the_link(
+async def test_a_client_with_the_token_gets_artifacts_and_reaches_the_link(
     guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application],
 ) -> None:
     headers = link_headers(TOKEN)
-    async with guarded.get(f"/artifacts/{DIGEST}", headers=headers) as answer:
-        assert answer.status == 200
-        assert digest(await answer.read()) == DIGEST
-    async with guarded.get("/link", headers=headers) as answer:
-        assert answer.status == 503  # the engine is not ready
+    async with guarded.get(f"/artifacts/{DIGEST}", headers=headers) as response:
+        assert response.status == 200
+        assert digest(await response.read()) == DIGEST
+    async with guarded.get("/link", headers=headers) as response:
+        assert response.status == 503  # the engine is not ready
 
 
-async def test_a_page_in_a_browser_gets_no_link_whatever_it_says(
+async def test_a_request_from_a_browser_s_page_gets_no_link_even_with_the_token(
     guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application],
 ) -> None:
     headers = {**link_headers(TOKEN), "Origin": "http://127.0.0.1"}
-    async with guarded.get("/link", headers=headers) as answer:
-        assert answer.status == 403
+    async with guarded.get("/link", headers=headers) as response:
+        assert response.status == 403
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 503), ("/metrics", 200)])
-async def test_probes_and_metrics_ask_for_nothing(
+async def test_probes_and_metrics_need_no_token(
     guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application], path: str, status: int
 ) -> None:
-    async with guarded.get(path) as answer:
-        assert answer.status == status
+    async with guarded.get(path) as response:
+        assert response.status == status
 
 
-def test_settings_show_neither_token_nor_login() -> None:
+def test_the_repr_of_settings_hides_the_token_and_the_store_s_password() -> None:
     settings = NodeSettings(
         node="n",
         role="decode",

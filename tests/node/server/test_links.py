@@ -1,4 +1,4 @@
-"""A link's queue is bounded, and its frames are in order."""
+"""A link sends its frames in order, and bounds its queue."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.integration
 @asynccontextmanager
 async def pair() -> AsyncIterator[tuple[RouterLink, aiohttp.ClientWebSocketResponse]]:
     """The node's end and the router's end of one real WebSocket."""
-    made: asyncio.Queue[RouterLink] = asyncio.Queue()
+    links: asyncio.Queue[RouterLink] = asyncio.Queue()
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(compress=False)
         await socket.prepare(request)
         link = RouterLink(socket, "test")
         writer = asyncio.create_task(link.write())
-        await made.put(link)
+        await links.put(link)
         async for _ in socket:
             pass
         link.lose()
@@ -47,19 +47,19 @@ async def pair() -> AsyncIterator[tuple[RouterLink, aiohttp.ClientWebSocketRespo
             aiohttp.ClientSession() as session,
             session.ws_connect(f"http://127.0.0.1:{port}/", max_msg_size=0) as socket,
         ):
-            yield await made.get(), socket
+            yield await links.get(), socket
     finally:
         await runner.cleanup()
 
 
-async def test_frames_arrive_in_the_order_they_were_sent() -> None:
+async def test_frames_arrive_in_the_order_in_which_they_were_sent() -> None:
     async with pair() as (link, socket):
         for number in range(500):
             link.send(CacheEvents(Epoch(str(number))))
         codec = to_router_codec()
         async with asyncio.timeout(120):
-            got = [codec.decode(await socket.receive_bytes()) for _ in range(500)]
-        assert got == [CacheEvents(Epoch(str(number))) for number in range(500)]
+            frames = [codec.decode(await socket.receive_bytes()) for _ in range(500)]
+        assert frames == [CacheEvents(Epoch(str(number))) for number in range(500)]
 
 
 async def test_a_router_that_does_not_read_loses_its_link() -> None:
@@ -75,6 +75,6 @@ async def test_a_router_that_does_not_read_loses_its_link() -> None:
         assert socket.closed
 
 
-def test_a_router_that_stands_still_for_a_second_or_two_keeps_its_links() -> None:
-    # Reading one body of 16 MB takes it one. Half of it is the time for the answer to a ping.
+def test_a_router_that_is_blocked_for_two_seconds_keeps_its_links() -> None:
+    # Parsing a body of 16 MB blocks a router for 1 s. It has PING_S / 2 to answer a ping.
     assert PING_S / 2 >= 3

@@ -1,4 +1,4 @@
-"""A node that idles for a year, or runs for a week, is as it was: by a clock of the tests' own."""
+"""A node works and does not grow after a year without work or a week of work, by a fake clock."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from baton_protocol.link import Abort, JobFailed, Load, NoFirstTokens, PrefillJo
 from baton_protocol.store import NodeLoad
 from tests.support.growth import HOUR_S, YEAR_S, broken_numbers, grown, sizes
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.request_tables import Pipe, TableNode, tokens_of
+from tests.support.nodes.request_tables import FakeLink, TableNode, tokens_of
 from tests.support.nodes.step_loops import LoopNode, alone, hand_off, settle, spin, store_node
 
-ENDED = ErrorRecord("it ended", "engine_error", status=500)
+FAILURE = ErrorRecord("it failed", "engine_error", status=500)
 SETTINGS = SimSettings(chunk_blocks=1, max_num_seqs=4)
 
 
 def prompt(number: int) -> bytes:
-    """One of a few: what the cache holds has its own bound."""
+    """One of 5 prompts, since the cache may grow up to its own bound."""
     return bytes((number % 5 * 7 + i * 5) % 95 + 32 for i in range(100))
 
 
-def ways(node: LoopNode, hour: int) -> None:
-    """Requests that end in each way: whole, with choices and stop strings, aborted while they wait,
-    run or compute, past their time, without their first token, in an older attempt, in a drain."""
+def run_hour(node: LoopNode, hour: int) -> None:
+    """Run requests that end in different ways: complete, with two choices and a stop string;
+    aborted; without first tokens; as a prefill job; replaced by a newer attempt; in a drain."""
     name = f"hour-{hour}"
     alone(node, make_request(f"{name}-whole", prompt(hour), n=2, stop=("~~",)))
     node.take(RunJob(make_request(f"{name}-aborted", prompt(hour + 1), max_tokens=4000)))
     node.loop.turn()
     node.take(Abort(make_request(f"{name}-aborted", b"").id, 1))
-    waits = make_request(f"{name}-waits", prompt(hour + 2))
-    node.take(RunJob(waits, await_first=True))
+    waiting = make_request(f"{name}-waits", prompt(hour + 2))
+    node.take(RunJob(waiting, await_first=True))
     node.loop.turn()
-    node.take(NoFirstTokens(waits.id, 1, "it is gone"))
+    node.take(NoFirstTokens(waiting.id, 1, "it is gone"))
     settle([node])
     node.take(
         PrefillJob(make_request(f"{name}-prefill", prompt(hour + 3)), NodeId("d"), Epoch("e"))
@@ -54,11 +54,11 @@ def ways(node: LoopNode, hour: int) -> None:
     node.loop.turn()
     node.take(Undrain())
     settle([node])
-    # What a test keeps of the node's words is no part of the node.
+    # The frames that the fake port keeps are not the node's memory.
     node.port.sent.clear()
 
 
-def test_a_node_that_idled_for_a_year_serves_as_before() -> None:
+def test_a_node_without_work_for_years_serves_as_before() -> None:
     node = LoopNode("n0", lambda _: NoStore(), SETTINGS)
     try:
         request = make_request("first", prompt(1))
@@ -77,35 +77,35 @@ def test_a_node_that_idled_for_a_year_serves_as_before() -> None:
         node.close()
 
 
-def run_desk(node: LoopNode, hours: int) -> None:
-    looks = []
+def check_growth(node: LoopNode, hours: int) -> None:
+    samples = []
     for hour in range(hours):
-        ways(node, hour)
+        run_hour(node, hour)
         node.ahead += HOUR_S
         node.loop.turn()
         if hour + 1 in (hours // 2, hours):
-            looks.append(sizes(node.loop) + sizes(node.connector))
-    # The latest attempts of so many requests are known, which is bounded: see desk.REMEMBERED.
-    kept = {path: size for path, size in grown(*looks).items() if not path.endswith("._attempts")}
-    assert kept == {}
+            samples.append(sizes(node.loop) + sizes(node.connector))
+    # _attempts is bounded by baton_node.engine.loop.REMEMBERED.
+    grew = {path: size for path, size in grown(*samples).items() if not path.endswith("._attempts")}
+    assert grew == {}
     assert broken_numbers(node.loop) == []
 
 
-def test_a_node_that_runs_for_a_day_keeps_nothing_of_it() -> None:
+def test_a_node_does_not_grow_in_a_day_of_work() -> None:
     node = LoopNode("n0", lambda _: NoStore(), SETTINGS)
     try:
-        run_desk(node, 24)
+        check_growth(node, 24)
     finally:
         settle([node])
         node.close()
 
 
 @pytest.mark.long
-def test_a_node_that_runs_for_a_week_beside_a_store_keeps_nothing_of_it() -> None:
+def test_a_node_with_a_store_does_not_grow_in_a_week_of_work() -> None:
     with EmbeddedStore(64 << 20) as store:
         prefill, decode = store_node("p0", store, SETTINGS), store_node("d0", store, SETTINGS)
         with closing(prefill), closing(decode):
-            looks = []
+            samples = []
             for hour in range(168):
                 request = make_request(f"handed-{hour}", prompt(hour))
                 hand_off(prefill, decode, request)
@@ -116,45 +116,45 @@ def test_a_node_that_runs_for_a_week_beside_a_store_keeps_nothing_of_it() -> Non
                 settle([prefill, decode])
                 if hour + 1 in (84, 168):
                     both = (prefill, decode)
-                    looks.append(sum((sizes(node.loop) for node in both), sizes(())))
-            found = {path for path in grown(*looks) if not path.endswith("._attempts")}
-            assert found == set()
+                    samples.append(sum((sizes(node.loop) for node in both), sizes(())))
+            grew = {path for path in grown(*samples) if not path.endswith("._attempts")}
+            assert grew == set()
 
 
-def test_of_requests_that_are_over_the_server_keeps_nothing() -> None:
-    """A week of routers that come, lose their links, and come back or not."""
+def test_the_server_does_not_keep_ended_requests() -> None:
+    """One week of requests that are aborted, lose their link, fail or finish."""
     node = TableNode()
-    looks = []
+    samples = []
     for hour in range(168):
         for number in range(20):
-            link = Pipe()
+            link = FakeLink()
             request = make_request(f"r{hour}-{number}", b"prompt")
             node.take(RunJob(request), link)
-            end = number % 4
-            if end == 0:
+            way = number % 4
+            if way == 0:
                 node.table.abort(Abort(request.id, 1))
-            elif end == 1:
+            elif way == 1:
                 node.table.orphan(link)
-            elif end == 2:
-                node.table.failed(JobFailed(request.id, 1, ENDED))
+            elif way == 2:
+                node.table.failed(JobFailed(request.id, 1, FAILURE))
             else:
-                node.say(*tokens_of(request, 0, [65] * 8))
+                node.emit(*tokens_of(request, 0, [65] * 8))
             node.clock.advance(HOUR_S / 20)
             node.table.tidy()
         node.sent.clear()
         node.spans.clear()
         if hour in (83, 167):
-            looks.append(sizes(node.table))
-    # The newest 4,096 aborts are known, in case they were faster than their jobs.
-    assert {path for path in grown(*looks) if not path.endswith("._aborted")} == set()
+            samples.append(sizes(node.table))
+    # _aborted is bounded by Bounds.aborted.
+    assert {path for path in grown(*samples) if not path.endswith("._aborted")} == set()
     assert len(node.table) == 0
 
 
-def test_what_the_engine_has_taken_is_not_counted_again_after_many_jobs() -> None:
-    untaken = UnacknowledgedJobs()
+def test_jobs_that_the_engine_has_received_are_forgotten() -> None:
+    unacknowledged = UnacknowledgedJobs()
     job = RunJob(make_request("r", b"prompt"))
     for number in range(100_000):
-        untaken.given(job)
-        untaken.taken(number)
-    assert untaken.added_to(NodeLoad()).waiting == 1
-    assert sizes(untaken)["UnacknowledgedJobs._waiting"] == 1
+        unacknowledged.given(job)
+        unacknowledged.taken(number)
+    assert unacknowledged.added_to(NodeLoad()).waiting == 1
+    assert sizes(unacknowledged)["UnacknowledgedJobs._waiting"] == 1

@@ -1,4 +1,4 @@
-"""Links, table and engine put together, without processes: who is refused, what a hello says."""
+"""A Node with fake links and a fake engine: hello, refusals, drain, and who owns a request."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import NodeLoad, Speeds
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.request_tables import TOKENIZER, Pipe, tokens_of
+from tests.support.nodes.request_tables import TOKENIZER, FakeLink, tokens_of
 from tests.support.stores.kvstore import FINGERPRINT, LAYOUT
 from tests.support.waiting import until
 
 
-class Engine(EngineProcess):
-    """Hears everything and does nothing."""
+class FakeEngine(EngineProcess):
+    """Records the frames that it receives, and does nothing."""
 
     def __init__(self) -> None:
-        self.heard: list[ToEngine] = []
+        self.received: list[ToEngine] = []
         self.unread = 0
 
     def send(self, record: ToEngine) -> None:
-        self.heard.append(record)
+        self.received.append(record)
 
     @property
     def unread_bytes(self) -> int:
@@ -55,191 +55,195 @@ class Engine(EngineProcess):
 
 
 @pytest.fixture
-def engine() -> Engine:
-    return Engine()
+def engine() -> FakeEngine:
+    return FakeEngine()
 
 
 @pytest.fixture
-def service(engine: Engine) -> Node:
-    return make_service(engine)
+def node(engine: FakeEngine) -> Node:
+    return make_node(engine)
 
 
-def make_service(engine: Engine, waits: EndWaits | None = None, **settings: Any) -> Node:
+def make_node(engine: FakeEngine, waits: EndWaits | None = None, **settings: Any) -> Node:
     ready = Ready("sim", FINGERPRINT, LAYOUT, 100, 259, (), Speeds(), NodeLoad(), store="down")
-    told = NodeSettings(node="n", role="decode", **settings)
-    identity = Identity(told, Epoch("e"), ready, "http://127.0.0.1:1", {})
+    node_settings = NodeSettings(node="n", role="decode", **settings)
+    identity = Identity(node_settings, Epoch("e"), ready, "http://127.0.0.1:1", {})
     metrics = NodeMetrics(NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad()))
     return Node(identity, engine, TOKENIZER, DecodeRole(), metrics, waits=waits)
 
 
-def refusals(link: Pipe) -> list[tuple[str, bool]]:
+def refusals(link: FakeLink) -> list[tuple[str, bool]]:
     failed = [frame for frame in link.frames if isinstance(frame, JobFailed)]
-    return [(each.error.code, each.error.retryable) for each in failed]
+    return [(frame.error.code, frame.error.retryable) for frame in failed]
 
 
-def test_a_hello_and_the_first_load_say_how_the_store_is(service: Node) -> None:
-    link = Pipe()
-    service.joined(link)
+def test_the_hello_and_the_first_load_have_the_store_s_health(node: Node) -> None:
+    link = FakeLink()
+    node.joined(link)
     hello, load = link.frames[0], link.frames[2]
     assert isinstance(hello, Hello)
     assert isinstance(load, Load)
     assert (hello.report.store, load.store) == ("down", "down")
 
 
-def test_jobs_that_the_engine_does_not_read_pile_up_to_a_bound(
-    service: Node, engine: Engine
+def test_a_node_refuses_jobs_while_its_engine_has_too_many_unread_bytes(
+    node: Node, engine: FakeEngine
 ) -> None:
-    link = Pipe()
+    link = FakeLink()
     engine.unread = MAX_UNREAD_BYTES + 1
-    service.heard(link, RunJob(make_request("r", b"p")))
-    assert (refusals(link), engine.heard) == ([("saturated", True)], [])
+    node.heard(link, RunJob(make_request("r", b"p")))
+    assert (refusals(link), engine.received) == ([("saturated", True)], [])
     engine.unread = 0
-    service.heard(link, RunJob(make_request("r", b"p")))
-    assert engine.heard == [RunJob(make_request("r", b"p"))]
+    node.heard(link, RunJob(make_request("r", b"p")))
+    assert engine.received == [RunJob(make_request("r", b"p"))]
 
 
-async def test_a_draining_node_refuses_what_is_new_and_knows_its_own(
-    service: Node, engine: Engine
+async def test_a_draining_node_refuses_new_requests_and_continues_its_own(
+    node: Node, engine: FakeEngine
 ) -> None:
     request = make_request("r", b"p", max_tokens=3)
-    first, second = Pipe(), Pipe()
-    service.heard(first, RunJob(request))
-    service.heard(first, DrainNode(60.0, "scale-down"))
-    service.said(Step(tuple(tokens_of(request, 0, b"abc"))))
-    service.heard(second, RunJob(make_request("late", b"p")))
-    service.heard(second, RunJob(request))
+    first, second = FakeLink(), FakeLink()
+    node.heard(first, RunJob(request))
+    node.heard(first, DrainNode(60.0, "scale-down"))
+    node.said(Step(tuple(tokens_of(request, 0, b"abc"))))
+    node.heard(second, RunJob(make_request("late", b"p")))
+    node.heard(second, RunJob(request))
     assert refusals(second) == [("draining", True)]
     assert [delta.text for delta in second.deltas()] == ["a", "b", "c"]
 
 
-async def test_a_draining_node_says_so_why_and_what_is_left(service: Node) -> None:
-    service.heard(Pipe(), RunJob(make_request("r", b"p")))
-    service.heard(Pipe(), DrainNode(60.0, "scale-down"))
-    for told in (service.load, service.report()):
-        assert (told.state, told.reason, told.load.requests) == ("draining", "scale-down", 1)
-    assert not service.load.leaving
+async def test_a_draining_node_reports_its_state_the_reason_and_its_requests(node: Node) -> None:
+    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
+    node.heard(FakeLink(), DrainNode(60.0, "scale-down"))
+    for report in (node.load, node.report()):
+        assert (report.state, report.reason, report.load.requests) == ("draining", "scale-down", 1)
+    assert not node.load.leaving
 
 
-async def test_a_draining_node_says_what_replaces_it_until_it_resumes(service: Node) -> None:
-    service.heard(Pipe(), DrainNode(60.0, "roll-out", "r2"))
-    assert (service.load.replaced_by, service.report().replaced_by) == ("r2", "r2")
-    service.heard(Pipe(), DrainNode(60.0, "roll-out"))
-    assert service.load.replaced_by == ""
-    service.heard(Pipe(), DrainNode(60.0, "roll-out", "r3"))
-    service.heard(Pipe(), ResumeNode())
-    assert (service.load.replaced_by, service.report().replaced_by) == ("", "")
+async def test_a_draining_node_reports_its_replacement_until_it_resumes(node: Node) -> None:
+    node.heard(FakeLink(), DrainNode(60.0, "roll-out", "r2"))
+    assert (node.load.replaced_by, node.report().replaced_by) == ("r2", "r2")
+    node.heard(FakeLink(), DrainNode(60.0, "roll-out"))
+    assert node.load.replaced_by == ""
+    node.heard(FakeLink(), DrainNode(60.0, "roll-out", "r3"))
+    node.heard(FakeLink(), ResumeNode())
+    assert (node.load.replaced_by, node.report().replaced_by) == ("", "")
 
 
-async def test_a_draining_node_has_its_chunks_published_while_requests_still_run(
-    service: Node, engine: Engine
+async def test_a_draining_node_publishes_its_chunks_while_requests_still_run(
+    node: Node, engine: FakeEngine
 ) -> None:
-    service.heard(Pipe(), RunJob(make_request("r", b"p")))
-    service.heard(Pipe(), DrainNode())
-    assert service.requests == 1
-    assert engine.heard[-1] == Drain()
+    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
+    node.heard(FakeLink(), DrainNode())
+    assert node.requests == 1
+    assert engine.received[-1] == Drain()
 
 
-async def test_the_same_words_again_change_nothing_and_others_count(
-    service: Node, engine: Engine
+async def test_a_repeated_drain_frame_is_idempotent_and_a_different_one_applies(
+    node: Node, engine: FakeEngine
 ) -> None:
     for _ in range(2):
-        service.heard(Pipe(), DrainNode(60.0, "roll-out"))
-    assert engine.heard == [Drain()]
-    service.heard(Pipe(), DrainNode(0.0, "spot"))
-    await until(lambda: len(engine.heard) == 3)
-    service.said(Saved())
-    assert (service.load.reason, service.load.leaving) == ("spot", True)
-    service.heard(Pipe(), DrainNode(60.0, "later"))
-    assert not service.load.leaving
+        node.heard(FakeLink(), DrainNode(60.0, "roll-out"))
+    assert engine.received == [Drain()]
+    node.heard(FakeLink(), DrainNode(0.0, "spot"))
+    await until(lambda: len(engine.received) == 3)
+    node.said(Saved())
+    assert (node.load.reason, node.load.leaving) == ("spot", True)
+    node.heard(FakeLink(), DrainNode(60.0, "later"))
+    assert not node.load.leaving
 
 
-async def test_past_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
-    service: Node, engine: Engine
+async def test_after_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
+    node: Node, engine: FakeEngine
 ) -> None:
-    service.heard(Pipe(), RunJob(make_request("r", b"p")))
-    service.heard(Pipe(), DrainNode(0.0))
-    service.said(Saved())  # of what it had at the start: more may have come since
-    await until(lambda: engine.heard[1:] == [Drain(), Drain()])
-    assert not service.load.leaving
-    service.said(Saved())
-    assert (service.load.leaving, service.requests) == (True, 1)
+    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
+    node.heard(FakeLink(), DrainNode(0.0))
+    node.said(Saved())  # the answer to the first Drain: more chunks may have filled since
+    await until(lambda: engine.received[1:] == [Drain(), Drain()])
+    assert not node.load.leaving
+    node.said(Saved())
+    assert (node.load.leaving, node.requests) == (True, 1)
 
 
-async def test_a_node_that_is_told_no_deadline_has_that_of_its_own_end(engine: Engine) -> None:
-    service = make_service(engine, drain_s=0.0)
-    service.heard(Pipe(), DrainNode())
-    await until(lambda: len(engine.heard) == 2)
-    service.said(Saved())
-    assert service.load.leaving
+async def test_a_drain_without_a_deadline_uses_the_node_s_own_limit(engine: FakeEngine) -> None:
+    node = make_node(engine, drain_s=0.0)
+    node.heard(FakeLink(), DrainNode())
+    await until(lambda: len(engine.received) == 2)
+    node.said(Saved())
+    assert node.load.leaving
 
 
-async def test_a_store_that_saves_nothing_does_not_keep_a_node(engine: Engine) -> None:
-    service = make_service(engine, EndWaits(save_s=0.01))
-    service.heard(Pipe(), DrainNode(0.0))
-    await until(lambda: service.load.leaving)
-
-
-async def test_a_node_that_resumes_takes_requests_and_publishes_as_before(
-    service: Node, engine: Engine
+async def test_a_store_that_saves_nothing_does_not_delay_leaving_for_long(
+    engine: FakeEngine,
 ) -> None:
-    link = Pipe()
-    service.heard(link, DrainNode(0.0, "by mistake"))
-    await until(lambda: len(engine.heard) == 2)
-    service.heard(link, ResumeNode())
-    service.said(Saved())
-    assert (service.state, service.load.reason, service.load.leaving) == ("ready", "", False)
+    node = make_node(engine, EndWaits(save_s=0.01))
+    node.heard(FakeLink(), DrainNode(0.0))
+    await until(lambda: node.load.leaving)
+
+
+async def test_a_node_that_resumes_accepts_requests_and_publishes_as_before(
+    node: Node, engine: FakeEngine
+) -> None:
+    link = FakeLink()
+    node.heard(link, DrainNode(0.0, "by mistake"))
+    await until(lambda: len(engine.received) == 2)
+    node.heard(link, ResumeNode())
+    node.said(Saved())
+    assert (node.state, node.load.reason, node.load.leaving) == ("ready", "", False)
     job = RunJob(make_request("r", b"p"))
-    service.heard(link, job)
-    assert (refusals(link), engine.heard[2:]) == ([], [Undrain(), job])
-    service.heard(link, DrainNode(60.0, "by mistake"))
-    assert service.state == "draining"
+    node.heard(link, job)
+    assert (refusals(link), engine.received[2:]) == ([], [Undrain(), job])
+    node.heard(link, DrainNode(60.0, "by mistake"))
+    assert node.state == "draining"
 
 
-async def test_a_node_that_ends_hands_back_what_nobody_took_and_is_not_called_back(
-    engine: Engine,
+async def test_a_node_that_shuts_down_hands_back_remaining_requests_and_cannot_resume(
+    engine: FakeEngine,
 ) -> None:
-    # The test says when the chunks are saved and published; only the move ends by time.
+    # The test sends Saved and Drained itself; only the wait for routers ends by time.
     waits = EndWaits(save_s=600.0, move_s=0.05, publish_s=600.0)
-    service, link = make_service(engine, waits, drain_s=0.0), Pipe()
+    node, link = make_node(engine, waits, drain_s=0.0), FakeLink()
     request = make_request("r", b"p")
-    service.heard(link, RunJob(request))
-    ending = asyncio.create_task(service.drain())
-    await until(lambda: engine.heard[1:] == [Drain(), Drain()])
-    service.heard(link, ResumeNode())
-    service.said(Saved())
-    await until(lambda: service.requests == 0)
+    node.heard(link, RunJob(request))
+    ending = asyncio.create_task(node.drain())
+    await until(lambda: engine.received[1:] == [Drain(), Drain()])
+    node.heard(link, ResumeNode())
+    node.said(Saved())
+    await until(lambda: node.requests == 0)
     assert refusals(link) == [("drained", True)]
-    assert engine.heard[3:] == [Abort(request.id, request.attempt)]
+    assert engine.received[3:] == [Abort(request.id, request.attempt)]
     assert not ending.done()
-    service.said(Drained())
+    node.said(Drained())
     await ending
 
 
-async def test_a_node_that_ends_has_no_longer_than_it_was_given_before(engine: Engine) -> None:
-    service = make_service(engine, drain_s=600.0)
-    service.heard(Pipe(), RunJob(make_request("r", b"p")))
-    service.heard(Pipe(), DrainNode(0.0, "scale-down"))
-    await until(lambda: len(engine.heard) == 3)
-    service.said(Saved())
-    ending = asyncio.create_task(service.drain())
-    await until(lambda: len(engine.heard) > 3)
-    assert (service.load.leaving, service.load.reason) == (True, "scale-down")
-    service.heard(Pipe(), Abort(RequestId("r"), 1))  # a router has moved it
-    service.said(Drained())
+async def test_shutdown_keeps_the_deadline_of_an_earlier_drain_if_it_is_sooner(
+    engine: FakeEngine,
+) -> None:
+    node = make_node(engine, drain_s=600.0)
+    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
+    node.heard(FakeLink(), DrainNode(0.0, "scale-down"))
+    await until(lambda: len(engine.received) == 3)
+    node.said(Saved())
+    ending = asyncio.create_task(node.drain())
+    await until(lambda: len(engine.received) > 3)
+    assert (node.load.leaving, node.load.reason) == (True, "scale-down")
+    node.heard(FakeLink(), Abort(RequestId("r"), 1))  # a router has moved the request
+    node.said(Drained())
     await ending
 
 
 def test_a_refusal_is_logged_with_request_and_attempt(
-    service: Node, engine: Engine, caplog: pytest.LogCaptureFixture
+    node: Node, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.unread = MAX_UNREAD_BYTES + 1
     with caplog.at_level("INFO"):
-        service.heard(Pipe(), RunJob(make_request("r", b"p")))
-    (told,) = caplog.records
-    assert (vars(told)["request"], vars(told)["attempt"]) == ("r", 1)
+        node.heard(FakeLink(), RunJob(make_request("r", b"p")))
+    (record,) = caplog.records
+    assert (vars(record)["request"], vars(record)["attempt"]) == ("r", 1)
 
 
-# --- whose requests they are ----------------------------------------------------------------------
+# --- which router owns a request ------------------------------------------------------------------
 
 REQUEST = make_request("r", b"p", max_tokens=3)
 FOREIGN: dict[str, ToNode] = {
@@ -247,50 +251,53 @@ FOREIGN: dict[str, ToNode] = {
     "an abort of any attempt": Abort(REQUEST.id, 1 << 40),
     "the first token": FirstTokens(REQUEST.id, 1, ((120,),)),
     "the end of the request": FirstTokens(REQUEST.id, 1, ((120,),), finished=(0,)),
-    "that there is none": NoFirstTokens(REQUEST.id, 1, "b says so"),
+    "no first token": NoFirstTokens(REQUEST.id, 1, "router b lost it"),
     "the same job": RunJob(REQUEST, await_first=True),
     "a newer attempt": RunJob(msgspec.structs.replace(REQUEST, attempt=2)),
     "a prefill job": PrefillJob(REQUEST, NodeId("d"), Epoch("e")),
 }
 
 
-@pytest.mark.parametrize("word", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("frame", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("away", [False, True], ids=["linked", "its router is away"])
-async def test_what_one_router_says_changes_nothing_of_another_s_request(
-    service: Node, engine: Engine, word: ToNode, away: bool
+async def test_a_router_cannot_change_the_request_of_another_router(
+    node: Node, engine: FakeEngine, frame: ToNode, away: bool
 ) -> None:
-    owner, other = Pipe("a"), Pipe("b")
-    service.heard(owner, RunJob(REQUEST, await_first=True))
+    owner, other = FakeLink("a"), FakeLink("b")
+    node.heard(owner, RunJob(REQUEST, await_first=True))
     if away:
-        service.left(owner)
-    service.heard(other, word)
+        node.left(owner)
+    node.heard(other, frame)
     if away:
-        owner = Pipe("a")
-        service.heard(owner, RunJob(REQUEST, await_first=True))
-    service.heard(owner, FirstTokens(REQUEST.id, 1, ((97,),)))
-    service.said(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
+        owner = FakeLink("a")
+        node.heard(owner, RunJob(REQUEST, await_first=True))
+    node.heard(owner, FirstTokens(REQUEST.id, 1, ((97,),)))
+    node.said(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
     assert [delta.text for delta in owner.deltas()] == ["b", "c"]
-    assert engine.heard == [RunJob(REQUEST, await_first=True), FirstTokens(REQUEST.id, 1, ((97,),))]
+    assert engine.received == [
+        RunJob(REQUEST, await_first=True),
+        FirstTokens(REQUEST.id, 1, ((97,),)),
+    ]
     assert other.deltas() == []
-    jobs = isinstance(word, RunJob | PrefillJob)
-    assert refusals(other) == ([("request_taken", False)] if jobs else [])
+    is_job = isinstance(frame, RunJob | PrefillJob)
+    assert refusals(other) == ([("request_taken", False)] if is_job else [])
 
 
-def test_an_abort_that_comes_before_another_router_s_job_does_not_keep_it_away(
-    service: Node, engine: Engine
+def test_an_early_abort_does_not_cancel_the_job_of_another_router(
+    node: Node, engine: FakeEngine
 ) -> None:
-    service.heard(Pipe("b"), Abort(REQUEST.id, 1 << 40))
-    service.heard(Pipe("a"), RunJob(REQUEST))
-    assert engine.heard == [RunJob(REQUEST)]
+    node.heard(FakeLink("b"), Abort(REQUEST.id, 1 << 40))
+    node.heard(FakeLink("a"), RunJob(REQUEST))
+    assert engine.received == [RunJob(REQUEST)]
 
 
-def test_a_router_ends_its_request_through_a_new_link(service: Node, engine: Engine) -> None:
-    service.heard(Pipe("a"), RunJob(REQUEST))
-    service.heard(Pipe("a"), Abort(REQUEST.id, 1))
-    assert engine.heard == [RunJob(REQUEST), Abort(REQUEST.id, 1)]
+def test_a_router_can_abort_its_request_through_a_new_link(node: Node, engine: FakeEngine) -> None:
+    node.heard(FakeLink("a"), RunJob(REQUEST))
+    node.heard(FakeLink("a"), Abort(REQUEST.id, 1))
+    assert engine.received == [RunJob(REQUEST), Abort(REQUEST.id, 1)]
 
 
-def test_a_model_was_made_when_its_configuration_was_written(tmp_path: Path) -> None:
+def test_a_model_s_creation_time_is_that_of_its_config_file(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text("{}")
     os.utime(config, (1_700_000_000, 1_700_000_000))

@@ -1,7 +1,7 @@
-"""Wherever a stream is cut, whoever goes on with it gives the text and the end it would have had.
+"""A stream that is cut anywhere and continued has the text and the end of an uncut stream.
 
-Replies are bytes of half characters, and stop strings of the same few characters: they straddle the
-cuts, and meet min_tokens, the last allowed token and EOS.
+Each reply consists of a few characters and parts of characters. Stop strings consist of the same
+characters, so they cross the cuts and coincide with min_tokens, the last allowed token and EOS.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from baton_protocol.request import Request
 from baton_text.artifacts import BYTE_EOS_ID
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.request_tables import (
+    FakeLink,
     Finish,
-    Pipe,
     Reader,
     TableNode,
-    begin,
-    come_back,
-    lose,
+    lose_link,
+    open_job,
+    reconnect,
     tokens_of,
 )
 
@@ -32,20 +32,20 @@ PIECES = st.sampled_from([b"a", b"b", b"c", "é".encode(), "€".encode(), b"\xc
 
 @dataclass(frozen=True)
 class Stream:
-    """What an engine would say of each choice, were it not stopped."""
+    """A request, and the ids and the end that an unstopped engine reports for each choice."""
 
     request: Request
     replies: tuple[tuple[int, ...], ...]
     ends: tuple[Finish, ...]
 
     def tokens(self, attempt: int = 1) -> list[Token]:
-        """Of all choices, step by step."""
+        """Return the tokens of all choices in the order of the steps."""
         request = make_request(self.request.id, b"p", attempt, n=len(self.replies))
-        each = [
+        per_choice = [
             tokens_of(request, choice, ids, end)
             for choice, (ids, end) in enumerate(zip(self.replies, self.ends, strict=True))
         ]
-        return sorted((token for tokens in each for token in tokens), key=lambda t: t.offset)
+        return sorted((token for tokens in per_choice for token in tokens), key=lambda t: t.offset)
 
 
 @st.composite
@@ -72,68 +72,69 @@ def streams(draw: st.DrawFn) -> Stream:
 
 def undisturbed(stream: Stream) -> Reader:
     node, router = TableNode(), Reader(stream.request)
-    link = begin(node, RunJob(stream.request))
-    node.say(*stream.tokens())
+    link = open_job(node, RunJob(stream.request))
+    node.emit(*stream.tokens())
     router.read(link.deltas())
-    assert router.over
+    assert router.finished
     return router
 
 
 @given(streams(), st.data())
-def test_another_node_goes_on_as_if_nothing_had_happened(
+def test_another_node_continues_a_stream_without_a_difference(
     stream: Stream, data: st.DataObject
 ) -> None:
     router = Reader(stream.request)
     for attempt in (1, 2, 3):
         node, job = TableNode(), router.job(attempt)
-        link = begin(node, job)
+        link = open_job(node, job)
         for token in stream.tokens(attempt):
             if token.offset >= len(job.request.outputs[token.choice]):
-                node.say(token)
-        seen = link.deltas()
-        router.read(seen if attempt == 3 else seen[: data.draw(st.integers(0, len(seen)))])
-        if router.over:
+                node.emit(token)
+        deltas = link.deltas()
+        router.read(deltas if attempt == 3 else deltas[: data.draw(st.integers(0, len(deltas)))])
+        if router.finished:
             break
     assert router == undisturbed(stream)
 
 
 @given(streams(), st.data())
-def test_a_link_that_breaks_again_and_again_costs_nothing(
+def test_repeatedly_broken_links_do_not_change_a_stream(
     stream: Stream, data: st.DataObject
 ) -> None:
     node, router = TableNode(), Reader(stream.request)
-    link = begin(node, RunJob(stream.request))
-    read = 0
+    link = open_job(node, RunJob(stream.request))
+    num_read = 0
 
-    def see(everything: bool) -> None:
-        nonlocal read
-        unread = link.deltas()[read:]
-        some = unread if everything else unread[: data.draw(st.integers(0, len(unread)))]
-        router.read(some)
-        read += len(some)
+    def read(everything: bool) -> None:
+        nonlocal num_read
+        deltas = link.deltas()[num_read:]
+        if not everything:
+            deltas = deltas[: data.draw(st.integers(0, len(deltas)))]
+        router.read(deltas)
+        num_read += len(deltas)
 
     for token in stream.tokens():
-        node.say(token)
+        node.emit(token)
         if data.draw(st.booleans()):
-            see(everything=False)
-            if router.over:
+            read(everything=False)
+            if router.finished:
                 break
-            lose(node, link)
-            link, read = come_back(node, router.job()), 0
-    see(everything=True)
+            lose_link(node, link)
+            link, num_read = reconnect(node, router.job()), 0
+    read(everything=True)
     assert router == undisturbed(stream)
 
 
 @given(streams())
-def test_a_first_token_from_elsewhere_changes_nothing_either(stream: Stream) -> None:
-    first, second = TableNode(), TableNode()
-    router, link = Reader(stream.request), Pipe()
-    begin(second, RunJob(stream.request, await_first=True))
-    one = begin(first, RunJob(stream.request))
-    first.say(*(token for token in stream.tokens() if token.offset == 0))
-    router.read(one.deltas())
-    if not router.over:
-        assert second.table.goes_on(router.job(), link)
-        second.say(*(token for token in stream.tokens() if token.offset > 0))
+def test_a_first_token_from_a_prefill_node_does_not_change_a_stream(stream: Stream) -> None:
+    prefill, decode = TableNode(), TableNode()
+    router, link = Reader(stream.request), FakeLink()
+    open_job(decode, RunJob(stream.request, await_first=True))
+    prefill_link = open_job(prefill, RunJob(stream.request))
+    prefill.emit(*(token for token in stream.tokens() if token.offset == 0))
+    router.read(prefill_link.deltas())
+    if not router.finished:
+        assert decode.table.goes_on(router.job(), link)
+        decode.emit(*(token for token in stream.tokens() if token.offset > 0))
         router.read(link.deltas())
     assert router == undisturbed(stream)

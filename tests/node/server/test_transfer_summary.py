@@ -1,4 +1,4 @@
-"""How a node says in one line what travels, and what the store loses by it."""
+"""The log line about a chunk: its size, and the memory that the store's allocator wastes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ def layout(heads: int, dim: int, chunk_blocks: int, kv_shards: int = 1) -> KVLay
 
 
 @pytest.mark.parametrize(
-    ("given", "start"),
+    ("kv_layout", "start"),
     [
         (layout(2, 64, 6), "chunks: 6 blocks of 16 tokens, 1.5 MiB, "),
         (layout(2, 64, 6, 2), "chunks: 6 blocks of 16 tokens, 1.5 MiB in 2 shards, "),
         (layout(1, 8, 1), "chunks: 1 block of 16 tokens, 16 KiB, "),
     ],
 )
-def test_the_line_tells_size_and_loss(given: KVLayout, start: str) -> None:
-    line = chunk_line(given)
+def test_the_line_has_the_chunk_s_size_and_the_wasted_memory(
+    kv_layout: KVLayout, start: str
+) -> None:
+    line = chunk_line(kv_layout)
     assert line.startswith(start)
-    assert line.removeprefix(start) == f"{100 * given.waste:.1f} % lost to the store's allocator"
+    assert (
+        line.removeprefix(start) == f"{100 * kv_layout.waste:.1f} % lost to the store's allocator"
+    )

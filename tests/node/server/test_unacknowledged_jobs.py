@@ -1,4 +1,4 @@
-"""What routers are told of jobs that the engine has not heard of, and when."""
+"""How the server adds jobs to the load that the engine has not received, and when it reports."""
 
 from __future__ import annotations
 
@@ -21,64 +21,64 @@ def run(prompt: int = 5, **job: Any) -> RunJob:
 
 
 def added(*jobs: RunJob | PrefillJob, taken: int = 0) -> tuple[int, int]:
-    """Sequences and tokens beside those of the load."""
-    untaken = UnacknowledgedJobs()
+    """Return how many sequences and tokens the jobs add to the load."""
+    unacknowledged = UnacknowledgedJobs()
     for job in jobs:
-        untaken.given(job)
-    untaken.taken(taken)
-    load = untaken.added_to(LOAD)
+        unacknowledged.given(job)
+    unacknowledged.taken(taken)
+    load = unacknowledged.added_to(LOAD)
     return load.waiting - LOAD.waiting, load.queued_tokens - LOAD.queued_tokens
 
 
-def test_a_job_counts_as_its_router_has_booked_it() -> None:
+def test_a_job_adds_its_open_choices_and_its_uncached_tokens() -> None:
     assert added(run(uncached=3)) == (2, 3)
     assert added(run(uncached=3, finished=(1,))) == (1, 3)
     assert added(run(uncached=3), run(uncached=0)) == (4, 3)
 
 
-def test_of_a_router_that_does_not_say_all_counts() -> None:
+def test_without_an_uncached_count_all_tokens_of_a_job_count() -> None:
     assert added(run(prompt=5)) == (2, 5)
 
 
-def test_what_a_partner_computes_is_the_partners() -> None:
+def test_tokens_that_the_prefill_node_computes_count_only_there() -> None:
     job = PrefillJob(make_request("r", b"prompt"), NodeId("d"), Epoch("e"), uncached=4)
     assert added(run(await_first=True, uncached=0)) == (2, 0)
     assert added(run(await_first=True)) == (2, 0)
     assert added(job) == (1, 4)
 
 
-def test_what_the_engine_has_heard_of_is_in_its_own_load() -> None:
+def test_jobs_that_the_engine_has_received_are_not_added() -> None:
     jobs = [run(uncached=1), run(uncached=2), run(uncached=4)]
     assert [added(*jobs, taken=taken)[1] for taken in range(4)] == [7, 6, 4, 0]
-    untaken = UnacknowledgedJobs()
+    unacknowledged = UnacknowledgedJobs()
     for job in jobs:
-        untaken.given(job)
-    untaken.taken(3)
-    assert untaken.added_to(LOAD) is LOAD
-    untaken.given(run(uncached=8))
-    untaken.taken(3)  # an older load says nothing of it
-    assert untaken.added_to(LOAD).queued_tokens == 18
+        unacknowledged.given(job)
+    unacknowledged.taken(3)
+    assert unacknowledged.added_to(LOAD) is LOAD
+    unacknowledged.given(run(uncached=8))
+    unacknowledged.taken(3)  # this load is older than the last job
+    assert unacknowledged.added_to(LOAD).queued_tokens == 18
 
 
-async def test_many_changes_are_said_once_and_soon() -> None:
-    said: list[float] = []
+async def test_many_changes_are_reported_once_and_within_the_interval() -> None:
+    reported_at: list[float] = []
     clock = Clock()
 
-    def say() -> None:
+    def report() -> None:
         soon.said()
-        said.append(clock.now)
+        reported_at.append(clock.now)
 
-    soon = Soon(say, clock)
+    soon = Soon(report, clock)
     for _ in range(5):
         soon.changed()
-    await until(lambda: said == [100.0])
+    await until(lambda: reported_at == [100.0])
     for _ in range(5):
         soon.changed()
-    clock.advance(SAY_EVERY_S)  # what is said meanwhile for another reason says it too
-    say()
+    clock.advance(SAY_EVERY_S)
+    report()  # for another reason; it covers the changes, too
     await asyncio.sleep(5 * SAY_EVERY_S)
-    assert len(said) == 2
+    assert len(reported_at) == 2
     soon.changed()
     soon.close()
     await asyncio.sleep(5 * SAY_EVERY_S)
-    assert len(said) == 2
+    assert len(reported_at) == 2

@@ -32,7 +32,7 @@ GRACE_S = 5.0
 EPOCH_S = 1_000_000.0  # when the clock of a TableNode was 0, in Unix seconds
 
 
-class Pipe(RouterLink):
+class FakeLink(RouterLink):
     """A link whose frames a test reads. If `broken`, it drops frames."""
 
     def __init__(self, router: str = "") -> None:
@@ -76,7 +76,7 @@ class TableNode:
         if not self.table.goes_on(job, link):
             self.table.open(job, link)
 
-    def say(self, *tokens: Token) -> None:
+    def emit(self, *tokens: Token) -> None:
         self.table.stepped(Step(tokens))
 
 
@@ -127,7 +127,7 @@ class Reader:
                 self.ends[delta.choice] = (delta.finish, delta.stop)
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return len(self.ends) == self.request.params.n
 
     def job(self, attempt: int = 1) -> RunJob:
@@ -137,8 +137,8 @@ class Reader:
         return RunJob(request, finished=tuple(self.ends))
 
 
-def begin(node: TableNode, job: RunJob | PrefillJob) -> Pipe:
-    link = Pipe()
+def open_job(node: TableNode, job: RunJob | PrefillJob) -> FakeLink:
+    link = FakeLink()
     assert not node.table.goes_on(job, link)
     node.table.open(job, link)
     return link
@@ -148,18 +148,18 @@ def prefill(request: Request) -> PrefillJob:
     return PrefillJob(request, NodeId("d"), Epoch("e"))
 
 
-def lose(node: TableNode, link: Pipe) -> None:
+def lose_link(node: TableNode, link: FakeLink) -> None:
     link.broken = True
     node.table.orphan(link)
 
 
-def come_back(node: TableNode, job: RunJob | PrefillJob) -> Pipe:
-    link = Pipe()
+def reconnect(node: TableNode, job: RunJob | PrefillJob) -> FakeLink:
+    link = FakeLink()
     assert node.table.goes_on(job, link)
     return link
 
 
-def values_of(page: bytes) -> dict[str, float]:
+def metric_values(page: bytes) -> dict[str, float]:
     """A metrics page's values by sample name, without histogram buckets."""
     families = text_string_to_metric_families(page.decode())
     samples = (sample for family in families for sample in family.samples)
