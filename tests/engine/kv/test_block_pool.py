@@ -1,4 +1,4 @@
-"""The block pool: LRU order, references, the prefix cache and its change log."""
+"""The block pool: LRU order, reference counts, the prefix cache and its change log."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def ids(*numbers: int) -> list[BlockId]:
 
 
 def register(pool: BlockPool, blocks: list[BlockId], *hashes: BlockHash) -> None:
-    """Chunks are of 2 blocks."""
+    """Register the leading blocks under `hashes`, with chunks of 2 blocks."""
     for index, (block, hash) in enumerate(zip(blocks, hashes, strict=False)):
         pool.register(block, hash, ends_chunk=index % 2 == 1)
 
 
-def test_a_new_pool_hands_out_blocks_in_id_order_and_never_block_0() -> None:
+def test_a_new_pool_allocates_blocks_in_id_order_and_never_block_0() -> None:
     pool = BlockPool(3)
     assert pool.num_free == 3
     assert pool.allocate(3) == [1, 2, 3]
@@ -33,7 +33,7 @@ def test_a_new_pool_hands_out_blocks_in_id_order_and_never_block_0() -> None:
     pool.check_integrity(dict.fromkeys(ids(1, 2, 3), 1))
 
 
-def test_asking_for_too_many_blocks_changes_nothing() -> None:
+def test_allocating_more_blocks_than_are_free_raises_and_changes_nothing() -> None:
     pool = BlockPool(2)
     with pytest.raises(ValueError, match="3 blocks asked for, 2 are free"):
         pool.allocate(3)
@@ -45,13 +45,13 @@ def test_a_pool_without_blocks_is_refused() -> None:
         BlockPool(0)
 
 
-def test_a_freed_request_loses_its_tail_before_its_head() -> None:
+def test_the_tail_of_a_freed_request_is_reused_before_its_head() -> None:
     pool = BlockPool(6)
     pool.release(pool.allocate(4))
     assert pool.free_order() == [5, 6, 4, 3, 2, 1]
 
 
-def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
+def test_a_shared_block_becomes_free_when_its_last_holder_releases_it() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(2)
     pool.touch(blocks[:1])
@@ -61,27 +61,27 @@ def test_a_shared_block_is_free_only_when_its_last_holder_lets_go() -> None:
     assert pool.num_free == 4
 
 
-def test_giving_back_what_nobody_holds_is_an_error() -> None:
+def test_releasing_a_free_block_raises() -> None:
     pool = BlockPool(2)
     with pytest.raises(ValueError, match="block 1 is given back and nobody holds it"):
         pool.release(ids(1))
 
 
 @pytest.mark.parametrize("block", [0, -1, 3])
-def test_padding_and_unknown_blocks_cannot_be_held(block: int) -> None:
+def test_the_padding_block_and_unknown_blocks_cannot_be_touched(block: int) -> None:
     pool = BlockPool(2)
     with pytest.raises(ValueError, match=rf"block {block} is not in 1\.\.2"):
         pool.touch(ids(block))
 
 
-def test_a_free_block_stays_findable_until_it_is_handed_out_again() -> None:
+def test_a_free_block_stays_cached_until_it_is_reused() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(2)
     register(pool, blocks, H0, H1)
     pool.release(blocks)
     assert pool.lookup([H0, H1]) == [1, 2]
     assert pool.num_cached_free == 2
-    pool.allocate(2)  # 3, then 2: the tail of the freed request
+    pool.allocate(2)  # blocks 3 and 2; block 2 is the tail of the freed request
     assert pool.lookup([H0, H1]) == [1]
     assert pool.hash_of(BlockId(2)) is None
     assert pool.num_cached_free == 1
@@ -95,7 +95,7 @@ def test_a_lookup_stops_at_the_first_miss() -> None:
     assert pool.lookup([H0, H1]) == [1]
 
 
-def test_a_hit_in_the_free_queue_counts_as_demand() -> None:
+def test_a_hit_in_the_free_queue_leaves_one_block_less_to_allocate() -> None:
     pool = BlockPool(4)
     blocks = pool.allocate(4)
     register(pool, blocks, H0, H1)
@@ -107,7 +107,7 @@ def test_a_hit_in_the_free_queue_counts_as_demand() -> None:
     assert pool.num_free == pool.num_cached_free == 0
 
 
-def test_the_same_content_in_two_blocks_is_found_until_both_are_gone() -> None:
+def test_duplicate_content_stays_cached_until_its_last_block_is_reused() -> None:
     pool = BlockPool(3)
     first, second, third = pool.allocate(3)
     for block in (first, second, third):
@@ -127,7 +127,7 @@ def test_the_same_content_in_two_blocks_is_found_until_both_are_gone() -> None:
     pool.check_integrity(dict.fromkeys(ids(1, 2, 3), 1))
 
 
-def test_registering_a_block_twice_under_one_hash_changes_nothing() -> None:
+def test_registering_a_block_again_under_the_same_hash_changes_nothing() -> None:
     pool = BlockPool(1)
     (block,) = pool.allocate(1)
     pool.register(block, H0, ends_chunk=True)
@@ -137,7 +137,7 @@ def test_registering_a_block_twice_under_one_hash_changes_nothing() -> None:
         pool.register(block, H1, ends_chunk=True)
 
 
-def test_a_block_that_nobody_holds_is_not_registered() -> None:
+def test_registering_a_free_block_raises() -> None:
     with pytest.raises(AssertionError, match="nobody holds it"):
         BlockPool(1).register(BlockId(1), H0, ends_chunk=False)
 
@@ -157,7 +157,7 @@ def test_only_chunk_ends_enter_the_change_log() -> None:
     assert pool.take_changes() == type(changes)()
 
 
-def test_what_came_and_went_between_two_reports_is_no_news() -> None:
+def test_a_chunk_stored_and_evicted_between_two_reports_is_not_reported() -> None:
     pool = BlockPool(1)
     for _ in range(2):
         (block,) = pool.allocate(1)
@@ -169,12 +169,12 @@ def test_what_came_and_went_between_two_reports_is_no_news() -> None:
     assert pool.take_changes() == type(pool.take_changes())()
 
 
-def test_the_trace_of_a_small_pool_is_the_known_one() -> None:
-    """Blocks of 4 tokens; A has tokens 1..13, B shares 8 and C 12 of them, D shares nothing."""
+def test_a_scripted_sequence_of_requests_gives_the_expected_free_order() -> None:
+    """Blocks of 4 tokens. Request A has tokens 1..13. B shares 8 of A's tokens, C 12 and D none."""
     pool = BlockPool(7)
     a = pool.allocate(3)
     register(pool, a, H0, H1)
-    pool.register(a[2], H2, ends_chunk=False)  # token 12 is computed
+    pool.register(a[2], H2, ends_chunk=False)
     a += pool.allocate(1)
     assert pool.free_order() == [5, 6, 7]
     pool.release(a)
@@ -184,7 +184,7 @@ def test_the_trace_of_a_small_pool_is_the_known_one() -> None:
     b += pool.allocate(1)
     assert b == [1, 2, 5]
     assert pool.free_order() == [6, 7, 4, 3]
-    c = pool.lookup([H0, H1])  # the third block too is cached, but one token must be left
+    c = pool.lookup([H0, H1])  # H2 is cached too, but at least one token must be computed
     pool.touch(c)
     c += pool.allocate(1)
     pool.register(c[2], H2, ends_chunk=False)
@@ -203,7 +203,7 @@ def test_the_trace_of_a_small_pool_is_the_known_one() -> None:
     pool.check_integrity({})
 
 
-def test_the_books_tell_when_they_do_not_balance() -> None:
+def test_check_integrity_reports_wrong_reference_counts() -> None:
     pool = BlockPool(2)
     blocks = pool.allocate(1)
     with pytest.raises(IntegrityError, match="block 1 has 1 references, 0 are accounted for"):
@@ -247,7 +247,7 @@ def corrupt_chunks(pool: BlockPool) -> None:
         (corrupt_chunks, "chunks listed"),
     ],
 )
-def test_each_kind_of_corruption_is_named(corrupt: object, message: str) -> None:
+def test_check_integrity_describes_each_kind_of_corruption(corrupt: object, message: str) -> None:
     pool = BlockPool(3)
     register(pool, pool.allocate(2), H0, H1)
     assert callable(corrupt)
@@ -256,10 +256,10 @@ def test_each_kind_of_corruption_is_named(corrupt: object, message: str) -> None
         pool.check_integrity({BlockId(1): 1, BlockId(2): 1})
 
 
-def test_a_held_block_in_the_free_queue_is_named() -> None:
+def test_check_integrity_reports_a_held_block_in_the_free_queue() -> None:
     pool = BlockPool(2)
     pool.allocate(1)
-    pool._free.popleft()  # block 2 is lost, and block 1 queued in its place
+    pool._free.popleft()  # the free queue now holds block 1 in place of block 2
     pool._free.append(pool._blocks[1])
     with pytest.raises(IntegrityError, match="held block is in the free queue"):
         pool.check_integrity({BlockId(1): 1})

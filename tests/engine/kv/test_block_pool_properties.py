@@ -1,4 +1,4 @@
-"""The block pool against a naive model: lists and dictionaries instead of links and counts."""
+"""The block pool against a naive model that uses lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
-        """A cache hit, or a hold for a transfer: any blocks, held or free, each once."""
+        """A cache hit, or a hold for a transfer: distinct blocks, held or free."""
         blocks = data.draw(
             st.lists(st.integers(1, self.size).map(BlockId), unique=True, max_size=4)
         )
@@ -75,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
         owner = data.draw(st.sampled_from(self.owners))
         for block, name in zip(owner, names, strict=False):
             if block not in self.hashes:
-                # Names of even number end a chunk: a hash always does, or never.
+                # Even names end a chunk, because a hash must always or never end a chunk.
                 hash = BlockHash(bytes([name]) * 16)
                 self.pool.register(block, hash, ends_chunk=name % 2 == 0)
                 self.hashes[block] = hash
@@ -85,7 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.reported = follow(self.pool, self.reported)
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def the_pool_equals_the_model(self) -> None:
         if not hasattr(self, "pool"):
             return
         self.pool.check_integrity(self.refs)
@@ -95,8 +95,8 @@ class PoolMachine(RuleBasedStateMachine):
         present = set(self.hashes.values())
         assert set(self.pool.cached_chunks()) == {each for each in present if each[0] % 2 == 0}
         for hash in present:
-            (found,) = self.pool.lookup([hash])
-            assert self.hashes[found] == hash
+            (block,) = self.pool.lookup([hash])
+            assert self.hashes[block] == hash
         assert self.pool.lookup([BlockHash(b"absent" * 2)]) == []
 
 

@@ -1,7 +1,7 @@
-"""The torch engine's greedy ids are those of transformers also where KV goes through host memory.
+"""The torch engine's greedy ids equal those of transformers also when KV goes through host memory.
 
-A pool of 44 blocks holds one prompt of 600 tokens with its answer and little else, so that on the
-way through the prompts everything is evicted; the second round finds it in the host tier.
+A pool of 44 blocks holds one prompt of 600 tokens with its output and little else. The first round
+over the prompts evicts every block, and the second round loads the blocks from the host tier.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.support.engines.torch_engines import generate_ids, small_engine
 
 NEW_TOKENS = 64
 PROMPTS = [prompt_of(length, seed=seed) for length in (17, 600, 33) for seed in (1, 2)]
-ENOUGH = 1 << 26  # bytes: more than all blocks of a tiny model
+ENOUGH = 1 << 26  # bytes, more than all blocks of the prompts need
 Report = Callable[[str, object], None]
 
 
-def check(folder: Path, found: list[list[int]], tally: Tally, label: str) -> None:
-    for prompt, ids in zip(PROMPTS, found, strict=True):
+def check(folder: Path, actual: list[list[int]], tally: Tally, label: str) -> None:
+    for prompt, ids in zip(PROMPTS, actual, strict=True):
         expected = reference(folder, prompt, NEW_TOKENS)
         compare(expected, ids, tally, f"{label}, prompt of {len(prompt)}")
 
@@ -37,7 +37,7 @@ def check(folder: Path, found: list[list[int]], tally: Tally, label: str) -> Non
         ("mistral-window", "of all blocks"),
     ],
 )
-def test_ids_equal_those_of_transformers_in_a_pool_so_small_that_all_goes_through_the_host(
+def test_ids_equal_those_of_transformers_when_all_kv_goes_through_the_host_tier(
     name: str, tier: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()

@@ -1,4 +1,4 @@
-"""Copies between blocks and slots of host memory: bytes, order, both kinds of memory."""
+"""Copies between KV blocks and slots of host memory: bytes and order, for each kind of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ KINDS = ["sim", "cpu", "bfloat16", "pinned", pytest.param("cuda", marks=GPU)]
 SLOTS = 3
 
 
-def room(kind: str, shards: int = 1) -> tuple[KVMemory, HostMemory]:
+def memories(kind: str, shards: int = 1) -> tuple[KVMemory, HostMemory]:
+    """The KV memory and the host memory of this kind."""
     layout = kv_layout(
         layers=3,
         heads=2,
@@ -39,8 +40,8 @@ def room(kind: str, shards: int = 1) -> tuple[KVMemory, HostMemory]:
     return pool, CopiedBlocks(pool, SLOTS)
 
 
-def written(memory: KVMemory, block: int) -> list[bytes]:
-    """Random bytes, now in the block; by shard."""
+def write_random(memory: KVMemory, block: int) -> list[bytes]:
+    """Fill the block with random bytes. Returns the bytes of each shard."""
     shards = range(memory.layout.kv_shards)
     data = [os.urandom(memory.layout.block_bytes // len(shards)) for _ in shards]
     for shard in shards:
@@ -62,12 +63,12 @@ def blocks_of(*ids: int) -> list[BlockId]:
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_saved_comes_back_into_any_blocks(kind: str, shards: int) -> None:
-    memory, host = room(kind, shards)
-    data = {block: written(memory, block) for block in (2, 5, 7)}
+def test_saved_content_can_be_loaded_into_any_block(kind: str, shards: int) -> None:
+    memory, host = memories(kind, shards)
+    data = {block: write_random(memory, block) for block in (2, 5, 7)}
     host.save(blocks_of(7, 2, 5), [0, 2, 1])
     for block in (2, 5, 7):
-        written(memory, block)
+        write_random(memory, block)
     host.load([2, 0], blocks_of(8, 2))
     host.settle()
     assert content(memory, 8) == data[2]
@@ -75,10 +76,10 @@ def test_what_was_saved_comes_back_into_any_blocks(kind: str, shards: int) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_block_s_neighbours_are_left_alone(kind: str) -> None:
-    memory, host = room(kind)
-    around = {block: written(memory, block) for block in (3, 5)}
-    written(memory, 4)
+def test_copies_do_not_change_neighbouring_blocks(kind: str) -> None:
+    memory, host = memories(kind)
+    around = {block: write_random(memory, block) for block in (3, 5)}
+    write_random(memory, 4)
     host.save(blocks_of(4), [1])
     host.load([1], blocks_of(4))
     host.settle()
@@ -86,42 +87,43 @@ def test_a_block_s_neighbours_are_left_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_copies_are_made_in_the_order_in_which_they_were_decided(kind: str) -> None:
-    """A slot is read, used anew and read again, and the same block is sent out twice, in one go."""
-    memory, host = room(kind)
+def test_queued_copies_run_in_the_order_in_which_they_were_queued(kind: str) -> None:
+    """One queue reads a slot, overwrites it and reads it again, and loads one hash into a block
+    whose old content it has saved."""
+    memory, host = memories(kind)
     tier, names = HostTier(host), [BlockHash(bytes([n]) * 16) for n in range(5)]
-    data = {block: written(memory, block) for block in (1, 2, 3, 4)}
+    data = {block: write_random(memory, block) for block in (1, 2, 3, 4)}
     for number, block in enumerate(blocks_of(1, 2, 3)):
         tier.keep(names[number], block, ends_chunk=False)
     assert tier.bring(names[:1], blocks_of(5)) == [False]
     assert tier.keep(names[3], BlockId(4), ends_chunk=False) == [(names[0], False)]
-    assert tier.bring(names[3:4], blocks_of(1)) == [False]  # from the slot of the first
+    assert tier.bring(names[3:4], blocks_of(1)) == [False]  # from the slot that names[0] had
     assert tier.bring(names[1:2], blocks_of(2)) == [False]
     tier.settle()
     assert content(memory, 5) == data[1]
     assert content(memory, 1) == data[4]
     assert content(memory, 2) == data[2]
-    tier.move()  # nothing is due twice
+    tier.move()  # the queue is empty
     assert content(memory, 1) == data[4]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
-def test_for_a_pool_on_a_gpu_the_room_is_pinned() -> None:
-    _, host = room("cuda")
+def test_the_host_memory_of_a_gpu_pool_is_pinned() -> None:
+    _, host = memories("cuda")
     assert isinstance(host, PinnedBlocks)
     assert host._slots_NZ.is_pinned()
 
 
-def test_room_that_the_machine_does_not_have_is_refused() -> None:
-    memory: Any = room("cpu")[0]
+def test_more_host_memory_than_the_machine_has_raises() -> None:
+    memory: Any = memories("cpu")[0]
     for kind in (CopiedBlocks, PinnedBlocks):
         with pytest.raises(SettingsError, match=r"no host memory for \d+ KV blocks.*--host-kv-me"):
             kind(memory, 1 << 50)
 
 
-def test_the_books_tell_when_a_slot_is_lost() -> None:
-    tier = HostTier(room("sim")[1])
+def test_fault_reports_a_lost_slot() -> None:
+    tier = HostTier(memories("sim")[1])
     tier.keep(BlockHash(b"a" * 16), BlockId(1), ends_chunk=False)
     assert tier.fault() == ""
     tier._kept.clear()

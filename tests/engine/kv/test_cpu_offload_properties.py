@@ -1,8 +1,8 @@
 """Both tiers of the prefix cache against a naive model, bytes included.
 
-The model is lists and dictionaries: which blocks are free in what order, what each block and the
-host tier hold. Decisions are made as in a step: any number of them, then all copies in one go, then
-the blocks that are new get their content.
+The model is lists and dictionaries: the free blocks in order, and the content of each block and of
+the host tier. It works like a step: any number of allocations, then all copies at once, then writes
+to the new blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.engines.demands import kv_layout
 
 LAYOUT = kv_layout(heads=2, block=2, chunk=2, shards=2)
 NAMES = 12
-CHAINS = st.tuples(st.sampled_from([0, 4, 8]), st.integers(1, 4))  # first name, how many
+CHAINS = st.tuples(st.sampled_from([0, 4, 8]), st.integers(1, 4))  # (first name, number of names)
 BLOCKS = 7
 
 
@@ -36,20 +36,22 @@ def name(number: int) -> BlockHash:
 
 
 class TierMachine(RuleBasedStateMachine):
-    """Owners take, share, fill and release at random. Names of even number end a chunk."""
+    """Owners take, share, fill and release blocks at random. Hashes with an even name end a
+    chunk."""
 
     @initialize(size=st.integers(3, BLOCKS), slots=st.integers(1, 6))
     def start(self, size: int, slots: int) -> None:
         self.memory = SimMemory(LAYOUT, size)
         self.pool = BlockPool(size, HostTier(CopiedBlocks(self.memory, slots)))
         self.size, self.slots = size, slots
-        self.owners: list[tuple[list[BlockId], list[BlockHash]]] = []  # and what is to be there
+        # Each owner's blocks, and the hashes of the content that they are to hold.
+        self.owners: list[tuple[list[BlockId], list[BlockHash]]] = []
         self.refs: dict[BlockId, int] = {}
         self.free = [BlockId(id) for id in range(1, size + 1)]
         self.hashes: dict[BlockId, BlockHash] = {}
-        self.host: list[BlockHash] = []  # used longest ago first
+        self.host: list[BlockHash] = []  # least recently used first
         self.reported: set[BlockHash] = set()
-        self.moved = True
+        self.copied = True
 
     # --- the model ------------------------------------------------------------------------------
 
@@ -60,7 +62,7 @@ class TierMachine(RuleBasedStateMachine):
             self.refs[block] = self.refs.get(block, 0) + 1
 
     def evict(self, count: int) -> list[BlockId]:
-        """What the next `count` blocks of the free queue held goes to the host."""
+        """Take the next `count` blocks of the free queue. Their content moves to the host tier."""
         taken = self.free[:count]
         for block in taken:
             hash = self.hashes.pop(block, None)
@@ -77,7 +79,7 @@ class TierMachine(RuleBasedStateMachine):
         missing = [index for index, hash in enumerate(wanted) if hash not in self.host]
         return wanted[: missing[0]] if missing else wanted
 
-    # --- decisions ------------------------------------------------------------------------------
+    # --- allocations ----------------------------------------------------------------------------
 
     @rule(chain=CHAINS, more=st.integers(0, 2))
     def take(self, chain: tuple[int, int], more: int) -> None:
@@ -88,30 +90,30 @@ class TierMachine(RuleBasedStateMachine):
         room = len([each for each in self.free if each not in hits])
         while new > room and self.owners:
             assert self.pool.take(len(wanted) + more, wanted) is None
-            self.let_go(len(self.owners) - 1)  # the youngest is preempted
+            self.drop_owner(len(self.owners) - 1)  # the youngest is preempted
             room = len([each for each in self.free if each not in hits])
-        found = self.pool.take(len(wanted) + more, wanted)
-        assert (found is None) == (new > room)
-        if found is None:
+        taken = self.pool.take(len(wanted) + more, wanted)
+        assert (taken is None) == (new > room)
+        if taken is None:
             return
-        self.moved = False
+        self.copied = False
         self.hold(hits)
         beyond = wanted[len(hits) :]
         for hash in reversed(self.leading(beyond)):
             self.host.remove(hash)
             self.host.append(hash)
         fresh = self.evict(new)
-        brought = self.leading(beyond)
-        assert found.blocks == hits + fresh
-        assert (found.cached, found.loaded) == (len(hits), len(brought))
-        self.hashes.update(zip(fresh, brought, strict=False))
-        self.owners.append((found.blocks, wanted))
+        loaded = self.leading(beyond)
+        assert taken.blocks == hits + fresh
+        assert (taken.cached, taken.loaded) == (len(hits), len(loaded))
+        self.hashes.update(zip(fresh, loaded, strict=False))
+        self.owners.append((taken.blocks, wanted))
 
     @rule()
     @precondition(lambda self: any(self.owners))
     def grow(self) -> None:
         if self.pool.fits(1):
-            self.moved = False
+            self.copied = False
             expected = self.evict(1)
             assert self.pool.allocate(1) == expected
             self.owners[-1][0].extend(expected)
@@ -119,9 +121,9 @@ class TierMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: any(self.owners))
     def release(self, data: st.DataObject) -> None:
-        self.let_go(data.draw(st.integers(0, len(self.owners) - 1)))
+        self.drop_owner(data.draw(st.integers(0, len(self.owners) - 1)))
 
-    def let_go(self, owner: int) -> None:
+    def drop_owner(self, owner: int) -> None:
         blocks, _ = self.owners.pop(owner)
         self.pool.release(blocks)
         for block in reversed(blocks):
@@ -133,9 +135,10 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(budget=st.integers(1, BLOCKS))
     def step(self, budget: int) -> None:
-        """All copies, then every block that holds nothing yet is overwritten, and some filled."""
+        """Make all copies, overwrite every block without content, then fill up to `budget`
+        blocks."""
         self.pool.host.move()
-        self.moved = True
+        self.copied = True
         for block in range(1, self.size + 1):
             if BlockId(block) not in self.hashes:
                 self.write(BlockId(block), 0xEE)
@@ -157,20 +160,20 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(chain=CHAINS)
     def serve(self, chain: tuple[int, int]) -> None:
-        """A request from its start to its end."""
+        """Run one request from start to end."""
         self.take(chain, more=1)
         self.step(BLOCKS)
         if self.owners:
-            self.let_go(len(self.owners) - 1)
+            self.drop_owner(len(self.owners) - 1)
 
     @rule()
     def report(self) -> None:
         self.reported = follow(self.pool, self.reported)
 
-    # --- what holds always ------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------
 
     @invariant()
-    def the_books_balance(self) -> None:
+    def the_pool_equals_the_model(self) -> None:
         if not hasattr(self, "pool"):
             return
         self.pool.check_integrity(self.refs)
@@ -183,15 +186,15 @@ class TierMachine(RuleBasedStateMachine):
             assert self.pool.cached([hash]) == (hash in present)
 
     @invariant()
-    def each_named_block_holds_what_its_name_says(self) -> None:
-        if not hasattr(self, "pool") or not self.moved:
+    def each_cached_block_holds_the_content_of_its_hash(self) -> None:
+        if not hasattr(self, "pool") or not self.copied:
             return
         share = LAYOUT.block_bytes // LAYOUT.kv_shards
         for block, hash in self.hashes.items():
             for shard in range(LAYOUT.kv_shards):
-                found = np.zeros(share, np.uint8)
-                self.memory.read([block], found.data, shard)
-                assert set(found.tolist()) == {hash[0]}
+                content = np.zeros(share, np.uint8)
+                self.memory.read([block], content.data, shard)
+                assert set(content.tolist()) == {hash[0]}
 
 
 TestTier = TierMachine.TestCase

@@ -1,4 +1,4 @@
-"""The pool as bytes: block order, layout of a block, threads; on CUDA the same by staging."""
+"""The KV pool as bytes: block order, layout of a block and threads, on the CPU and on CUDA."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def blocks_of(*ids: int) -> list[BlockId]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_was_written_is_read_in_the_order_asked_for(device: str, dtype: str) -> None:
+def test_blocks_are_read_in_the_requested_order(device: str, dtype: str) -> None:
     layout = layout_of(dtype)
     memory = TorchMemory(layout, 10, torch.device(device))
     size = layout.block_bytes
     data = os.urandom(3 * size)
     memory.write(blocks_of(7, 2, 10), memoryview(data))
-    found = bytearray(4 * size)
-    memory.read(blocks_of(10, 7, 3, 2), memoryview(found))
-    assert found == data[2 * size :] + data[:size] + bytes(size) + data[size : 2 * size]
+    actual = bytearray(4 * size)
+    memory.read(blocks_of(10, 7, 3, 2), memoryview(actual))
+    assert actual == data[2 * size :] + data[:size] + bytes(size) + data[size : 2 * size]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -62,12 +62,12 @@ def test_a_block_is_layer_then_k_and_v_then_head_then_token_then_dim(device: str
 
 # --- head shards --------------------------------------------------------------------------------
 
-# KV heads of models with grouped queries, and how many shards they are cut into.
-CUTS = [(1, 1), (2, 1), (2, 2), (8, 1), (8, 2), (3, 3), (6, 2)]
+# (number of KV heads, number of shards)
+HEADS_AND_SHARDS = [(1, 1), (2, 1), (2, 2), (8, 1), (8, 2), (3, 3), (6, 2)]
 
 
 def shards_of(layout: KVLayout, block: bytes) -> list[bytes]:
-    """A block's shards, cut out with nothing but slices of bytes."""
+    """A block's shards, cut out by slicing bytes."""
     head = layout.block_size * layout.head_dim * ITEM_BYTES[layout.dtype]
     share = layout.num_kv_heads // layout.kv_shards * head
     pieces = [block[at : at + share] for at in range(0, len(block), share)]
@@ -76,51 +76,51 @@ def shards_of(layout: KVLayout, block: bytes) -> list[bytes]:
 
 def read(memory: TorchMemory, blocks: list[BlockId], shard: int) -> bytes:
     layout = memory.layout
-    found = bytearray(len(blocks) * layout.block_bytes // layout.kv_shards)
-    memory.read(blocks, memoryview(found), shard)
-    return bytes(found)
+    data = bytearray(len(blocks) * layout.block_bytes // layout.kv_shards)
+    memory.read(blocks, memoryview(data), shard)
+    return bytes(data)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("heads", "shards"), CUTS)
-def test_a_shard_is_its_heads_of_each_layers_k_and_v(
+@pytest.mark.parametrize(("heads", "shards"), HEADS_AND_SHARDS)
+def test_a_shard_is_the_k_and_v_of_its_heads_in_each_layer(
     device: str, dtype: str, heads: int, shards: int
 ) -> None:
     layout = layout_of(dtype, heads, shards)
-    plain = TorchMemory(layout_of(dtype, heads), 10, torch.device(device))
+    unsharded = TorchMemory(layout_of(dtype, heads), 10, torch.device(device))
     memory = TorchMemory(layout, 10, torch.device(device))
     size = layout.block_bytes
     data = os.urandom(3 * size)
-    plain.write(blocks_of(7, 2, 10), memoryview(data))
-    memory.pool.copy_(plain.pool)
+    unsharded.write(blocks_of(7, 2, 10), memoryview(data))
+    memory.pool.copy_(unsharded.pool)
     cut = [shards_of(layout, data[at : at + size]) for at in range(0, 3 * size, size)]
     for shard in range(shards):
-        wanted = b"".join(cut[index][shard] for index in (2, 0, 1))
-        assert read(memory, blocks_of(10, 7, 2), shard) == wanted
+        expected = b"".join(cut[index][shard] for index in (2, 0, 1))
+        assert read(memory, blocks_of(10, 7, 2), shard) == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("heads", "shards"), CUTS)
-def test_shards_that_were_gathered_and_scattered_are_the_whole_blocks(
+@pytest.mark.parametrize(("heads", "shards"), HEADS_AND_SHARDS)
+def test_shards_that_are_read_and_written_one_by_one_make_whole_blocks(
     device: str, dtype: str, heads: int, shards: int
 ) -> None:
     layout = layout_of(dtype, heads, shards)
     source, target = (TorchMemory(layout, 10, torch.device(device)) for _ in range(2))
-    plain = TorchMemory(layout_of(dtype, heads), 10, torch.device(device))
+    unsharded = TorchMemory(layout_of(dtype, heads), 10, torch.device(device))
     data = os.urandom(3 * layout.block_bytes)
-    plain.write(blocks_of(4, 9, 1), memoryview(data))
-    source.pool.copy_(plain.pool)
+    unsharded.write(blocks_of(4, 9, 1), memoryview(data))
+    source.pool.copy_(unsharded.pool)
     for shard in reversed(range(shards)):
         part = read(source, blocks_of(4, 9, 1), shard)
         target.write(blocks_of(3, 8, 5), memoryview(part), shard)
-    plain.pool.copy_(target.pool)
-    assert read(plain, blocks_of(3, 8, 5), 0) == data
-    assert not plain.pool[[0, 1, 2, 4, 6, 7, 9, 10]].any()
+    unsharded.pool.copy_(target.pool)
+    assert read(unsharded, blocks_of(3, 8, 5), 0) == data
+    assert not unsharded.pool[[0, 1, 2, 4, 6, 7, 9, 10]].any()
 
 
-def test_views_are_the_blocks_themselves_in_the_order_asked_for() -> None:
+def test_views_share_memory_with_the_blocks_in_the_requested_order() -> None:
     layout = layout_of("bfloat16")
     memory = TorchMemory(layout, 10, CPU)
     views = memory.views(blocks_of(7, 2))
@@ -134,18 +134,18 @@ def test_views_are_the_blocks_themselves_in_the_order_asked_for() -> None:
     assert not any(views[1])
 
 
-def test_head_shards_have_no_views() -> None:
+def test_a_pool_with_head_shards_has_no_views() -> None:
     assert TorchMemory(layout_of(shards=2), 4, CPU).views(blocks_of(1)) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
-def test_memory_of_a_gpu_has_no_views() -> None:
+def test_a_gpu_pool_has_no_views() -> None:
     assert TorchMemory(layout_of(), 4, torch.device("cuda")).views(blocks_of(1)) is None
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_clear_zeroes_whole_blocks_and_no_others(device: str) -> None:
+def test_clear_zeroes_exactly_the_given_blocks(device: str) -> None:
     layout = layout_of()
     memory = TorchMemory(layout, 4, torch.device(device))
     memory.write(blocks_of(1, 2, 3), memoryview(bytes([1]) * (3 * layout.block_bytes)))
@@ -155,7 +155,7 @@ def test_clear_zeroes_whole_blocks_and_no_others(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shards", [1, 2])
-def test_threads_may_read_and_write_their_own_shards_of_a_block_at_once(
+def test_threads_can_read_and_write_different_shards_of_a_block_concurrently(
     device: str, shards: int
 ) -> None:
     layout = layout_of(shards=shards)
@@ -189,6 +189,6 @@ def test_a_buffer_of_the_wrong_size_is_refused() -> None:
         memory.read(blocks_of(1, 2), memoryview(bytearray(layout_of().block_bytes)))
 
 
-def test_a_pool_that_does_not_fit_the_machine_names_the_flags() -> None:
+def test_the_error_for_a_pool_larger_than_memory_names_the_flags() -> None:
     with pytest.raises(SettingsError, match="--kv-memory, --kv-blocks or --gpu-memory-utilization"):
         TorchMemory(layout_of(), 1 << 50, CPU)

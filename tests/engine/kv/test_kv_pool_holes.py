@@ -1,5 +1,6 @@
-"""Blocks that landed shard by shard, with holes between them, on real weights: the ids and the KV
-are those of an undisturbed run, though everything else in the pool is NaN."""
+"""Landed KV with holes, on real weights: some blocks of a prompt arrive shard by shard, and the
+engine computes the rest. Its ids and KV equal those of an undisturbed run, although every other
+block of the pool is NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ from tests.support.engines.engine_core import drive
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import make_request, small_engine
 
-HOLES = [[(1, 3), (5, 6)], [(0, 1), (2, 3), (4, 5)], [(2, 6)], [(0, 2), (4, 6)]]
+LANDED_RANGES = [  # ranges of blocks [start, end) that arrive
+    [(1, 3), (5, 6)],
+    [(0, 1), (2, 3), (4, 5)],
+    [(2, 6)],
+    [(0, 2), (4, 6)],
+]
 
 
 def pool_of(engine: EngineCore) -> torch.Tensor:
@@ -25,13 +31,13 @@ def pool_of(engine: EngineCore) -> torch.Tensor:
 
 
 @pytest.mark.pairwise
-@pytest.mark.parametrize("landed", HOLES)
+@pytest.mark.parametrize("landed", LANDED_RANGES)
 @pytest.mark.parametrize("budget", [10, 256])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("model", "shards"), [("llama-gqa2-tied", 1), ("llama-gqa2-tied", 2), ("qwen3-gqa4", 2)]
 )
-def test_holes_are_computed_between_what_landed(
+def test_the_engine_computes_the_holes_between_landed_blocks(
     model: str,
     shards: int,
     dtype: str,
@@ -49,7 +55,7 @@ def test_holes_are_computed_between_what_landed(
     source.submit(request)
     undisturbed = drive(source)
     pool_of(target)[1:] = torch.nan
-    target.hold([BlockId(1)])  # so that the blocks have other numbers there
+    target.hold([BlockId(1)])  # the target's blocks then have other ids than the source's
     reservation = target.reserve(request)
     assert reservation is not None
     size = source.info.layout.block_bytes // shards
@@ -61,11 +67,11 @@ def test_holes_are_computed_between_what_landed(
     target.submit(request, reservation=reservation, landed=landed)
     run = drive(target)
     assert run.use("a")[1] == 16 * sum(end - start for start, end in landed)
-    if dtype == "float32":  # bfloat16 rounds too coarsely for another batch shape
+    if dtype == "float32":  # in bfloat16 another batch shape may change the ids
         assert run.ids("a") == undisturbed.ids("a")
     tolerance = {"float32": 1e-4, "bfloat16": 0.1}[dtype]
-    found, expected = (
+    actual, expected = (
         pool_of(engine)[list(blocks)].float()
         for engine, blocks in ((target, reservation.blocks[:6]), (source, range(1, 7)))
     )
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
