@@ -20,8 +20,8 @@ from baton_protocol.store import Marker, Priority, Speeds
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
-    alone,
     hand_off,
+    run_alone,
     settle,
     spin,
     store_node,
@@ -80,7 +80,7 @@ def make(store: EmbeddedStore) -> Iterator[Make]:
 def run(node: LoopNode, name: str, prompt: bytes) -> None:
     """One whole request; its ids must be right."""
     request = make_request(name, prompt)
-    assert alone(node, request) == undisturbed(request, SETTINGS)
+    assert run_alone(node, request) == undisturbed(request, SETTINGS)
     settle([node])
 
 
@@ -161,7 +161,7 @@ def test_of_what_is_declined_a_chunk_per_server_is_read_now_and_then_into_nothin
     run(node, "declined", SECOND)
     run(node, "soon after", THIRD)
     assert asked(node, "") == [Priority.BEHIND] * 2
-    node.ahead += SAMPLE_EVERY_S
+    node.clock_ahead_s += SAMPLE_EVERY_S
     run(node, "later", FOURTH)
     assert asked(node, "") == [Priority.BEHIND] * 4
     notes = getattr(node.connector, "asked", [])

@@ -24,8 +24,8 @@ from baton_protocol.store import Priority
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
-    alone,
     hand_off,
+    run_alone,
     settle,
     spin,
     store_node,
@@ -85,13 +85,13 @@ def data_keys(store: EmbeddedStore) -> int:
 def test_a_second_node_finds_what_the_first_one_generated(make: Make) -> None:
     first, second = make("a"), make("b")
     request = asked("r")
-    (answer,) = alone(first, request)
+    (answer,) = run_alone(first, request)
     settle([first])
     assert first.loop.counters.behind_chunks == FULL
     assert first.loop.counters.behind_bytes == FULL * SETTINGS.layout().chunk_bytes
     assert first.loop.counters.behind_skipped == 0
     follow_up = going_on(request, answer)
-    assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
+    assert run_alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == FULL * CHUNK > len(PROMPT)
     settle([first, second])
 
@@ -99,12 +99,12 @@ def test_a_second_node_finds_what_the_first_one_generated(make: Make) -> None:
 def test_each_choice_s_answer_is_found(make: Make) -> None:
     first, second = make("a"), make("b")
     request = asked("r", n=2, temperature=1.0, seed=3)
-    answers = alone(first, request)
+    answers = run_alone(first, request)
     settle([first])
     assert answers[0] != answers[1]
     for choice, answer in enumerate(answers):
         follow_up = going_on(request, answer, name=f"choice {choice}")
-        assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
+        assert run_alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
         cached = second.prompted(follow_up.id).stats.cached_tokens
         fetched = second.prompted(follow_up.id).stats.fetched_tokens
         assert cached + fetched >= FULL * CHUNK
@@ -113,13 +113,13 @@ def test_each_choice_s_answer_is_found(make: Make) -> None:
 def test_what_was_fetched_or_cached_is_not_written_again(make: Make) -> None:
     first, second = make("a"), make("b")
     request = asked("r")
-    (answer,) = alone(first, request)
+    (answer,) = run_alone(first, request)
     settle([first])
-    alone(first, asked("again"))  # the prompt is cached, the answer is computed anew
+    run_alone(first, asked("again"))  # the prompt is cached, the answer is computed anew
     settle([first])
     assert first.loop.counters.behind_chunks == FULL + FULL - OF_PROMPT
     follow_up = going_on(request, answer)
-    alone(second, follow_up)
+    run_alone(second, follow_up)
     settle([second])
     new = (len(follow_up.prompt_ids) + ANSWER - 1) // CHUNK - FULL
     assert second.loop.counters.behind_chunks == new
@@ -127,9 +127,9 @@ def test_what_was_fetched_or_cached_is_not_written_again(make: Make) -> None:
 
 def test_what_the_store_is_known_to_hold_is_computed_and_not_written_again(make: Make) -> None:
     first, second = make("a"), make("b", fetch="never")
-    alone(first, asked("r"))
+    run_alone(first, asked("r"))
     settle([first])
-    alone(second, asked("again"))
+    run_alone(second, asked("again"))
     settle([second])
     assert second.loop.counters.fetched_chunks == 0
     assert second.loop.counters.behind_chunks == FULL - OF_PROMPT
@@ -171,12 +171,12 @@ def test_a_chunk_that_was_lost_is_written_behind_once_computed(
     make: Make, store: EmbeddedStore
 ) -> None:
     first, second = make("a"), make("b")
-    alone(first, asked("r"))
+    run_alone(first, asked("r"))
     settle([first])
     for url in store.data_urls:
         with plain_client(url) as client:
             client.flushall()
-    assert alone(second, asked("again")) == undisturbed(asked("again"), SETTINGS)
+    assert run_alone(second, asked("again")) == undisturbed(asked("again"), SETTINGS)
     settle([second])
     assert second.loop.counters.lost_chunks == OF_PROMPT
     assert second.loop.counters.behind_chunks == data_keys(store) == FULL
@@ -206,12 +206,12 @@ def test_what_the_server_may_still_cut_off_is_not_written(make: Make, store: Emb
 def test_what_the_server_has_let_pass_is_written_and_found(make: Make) -> None:
     first, second = make("a"), make("b")
     request = stoppable("r")
-    (answer,) = alone(first, request)
+    (answer,) = run_alone(first, request)
     assert len(answer) >= LAST_FILLED + STOP_LAG - 1
     settle([first])
     assert first.loop.counters.behind_chunks == FULL
     follow_up = going_on(request, answer)
-    assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
+    assert run_alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == FULL * CHUNK
 
 
@@ -241,7 +241,7 @@ def test_a_drain_too_leaves_out_what_may_still_be_cut_off(make: Make) -> None:
 
 def test_without_bandwidth_for_it_nothing_is_written(make: Make, store: EmbeddedStore) -> None:
     node = make("a", write_behind=0)
-    alone(node, asked("r"))
+    run_alone(node, asked("r"))
     settle([node])
     assert node.loop.counters.behind_chunks == 0
     assert node.loop.counters.behind_skipped == FULL
@@ -255,7 +255,7 @@ def test_into_a_store_over_half_full_nothing_is_written(make: Make) -> None:
             for number in range(10):
                 client.set(f"somebody's {number}", bytes(1 << 20), px=60_000)
         wait_until(lambda: not node.connector.take_behind(1), "the plane to see it")
-        alone(node, asked("r"))
+        run_alone(node, asked("r"))
         settle([node])
         assert node.loop.counters.behind_chunks == 0
         assert node.loop.counters.behind_skipped == FULL
@@ -267,7 +267,7 @@ def test_a_store_that_stands_still_is_given_no_more_than_an_eighth_of_the_pool(
     settings = replace(SETTINGS, num_blocks=48)
     with closing(store_node("small", store, settings, write_behind=PLENTY)) as node:
         with frozen(store.pid("data0"), store.pid("data1")):
-            alone(node, asked("r"))
+            run_alone(node, asked("r"))
             spin([node], lambda: not node.engine.has_work(), "the request's blocks")
             load = node.engine.load()
             assert load.free_blocks < load.total_blocks

@@ -234,7 +234,7 @@ def past_deadline(stage: Stage) -> None:
     link.hold()
     node.take(RunJob(request))
     stage.spin(lambda: not node.freed, "a fetch in flight")
-    node.ahead += 2 * HOUR_S
+    node.clock_ahead_s += 2 * HOUR_S
     stage.spin(lambda: bool(node.failures()), "the end")
     assert not node.freed
     assert [failed.error.code for failed in node.failures()] == ["deadline_exceeded"]

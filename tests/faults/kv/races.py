@@ -150,7 +150,7 @@ class Race:
         these are looked at every 0.1 s."""
         node, key = self.node, (request.id, request.attempt)
         if number % LATE_EVERY == 1 and request.time_left:
-            node.ahead += request.time_left + 1
+            node.clock_ahead_s += request.time_left + 1
             self.stage.spin(lambda: bool(node.failures()), "the deadline")
             return
         if number % 2 == 0:

@@ -31,7 +31,7 @@ from baton_text.artifacts import BYTE_VOCAB_SIZE, ArtifactError, byte_artifacts
 from baton_text.grammar import Grammars, Matcher, grammar_of
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.processes import free_port, linked, make_request, running
-from tests.support.nodes.step_loops import LoopNode, alone, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin, store_node
 
 PATIENCE_S = 120.0
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))  # 12 blocks of 16 and a tail
@@ -111,7 +111,7 @@ def ended(node: LoopNode, request: str, choices: int = 1) -> bool:
 
 def last_load(node: LoopNode) -> Load:
     """What it says of itself, in time."""
-    node.ahead += 1
+    node.clock_ahead_s += 1
     node.loop.turn()
     return [frame for frame in node.port.sent if isinstance(frame, Load)][-1]
 
@@ -140,7 +140,7 @@ def test_a_job_without_a_grammar_has_no_matcher_and_loads_no_tokenizer() -> None
 
     with closing(LoopNode("n0", lambda _: NoStore(), grammars=never)) as node:
         given = matchers(node)
-        alone(node, make_request("r", PROMPT))
+        run_alone(node, make_request("r", PROMPT))
         assert given == [None]
 
 
@@ -149,7 +149,7 @@ def test_others_go_on_while_a_grammar_is_compiled(node: LoopNode, held: HeldGram
     spin([node], lambda: len(node.ids("before")) > 2, "some tokens")
     wait(node, held, RunJob(structured("r")))
     count = len(node.ids("before"))
-    assert alone(node, make_request("after", PROMPT[::-1]))
+    assert run_alone(node, make_request("after", PROMPT[::-1]))
     assert len(node.ids("before")) > count
     assert not node.tokens("r")
     node.take(Abort(make_request("before", PROMPT).id, 1))
@@ -168,10 +168,10 @@ def test_the_loop_wakes_up_when_a_grammar_is_compiled(node: LoopNode, held: Held
 
 def test_a_grammar_that_is_known_is_not_waited_for(node: LoopNode, held: HeldGrammars) -> None:
     held.go.set()
-    alone(node, structured("first"))
+    run_alone(node, structured("first"))
     held.go.clear()
     given = matchers(node)
-    alone(node, structured("second"))
+    run_alone(node, structured("second"))
     assert held.asked == [WORD]
     assert given[0] is not None
     counters = node.loop.counters
@@ -262,7 +262,7 @@ def test_an_abort_while_compiling_forgets_the_job_and_its_frames(
     node.loop.turn()
     assert node.loop.idle
     held.go.set()
-    alone(node, structured("next"))
+    run_alone(node, structured("next"))
     assert not node.tokens("r")
     assert not node.failures()
 
@@ -274,7 +274,7 @@ def test_jobs_that_were_aborted_in_the_queue_are_not_compiled(
     node.take(Abort(structured("b").id, 1))
     node.loop.turn()
     held.go.set()
-    alone(node, structured("c", grammar_of("regex", "[A-Z]{20}")))
+    run_alone(node, structured("c", grammar_of("regex", "[A-Z]{20}")))
     assert DIGITS not in held.asked
 
 
@@ -282,10 +282,10 @@ def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(
     node: LoopNode, held: HeldGrammars
 ) -> None:
     wait(node, held, RunJob(due(structured("r"), 1000.0)))
-    node.ahead += 900
+    node.clock_ahead_s += 900
     turn(node)
     assert not node.failures()
-    node.ahead += 100
+    node.clock_ahead_s += 100
     node.loop.turn()
     (failed,) = node.failures()
     assert (failed.request, failed.error.code) == ("r", "deadline_exceeded")
@@ -299,10 +299,10 @@ def test_the_time_that_compiling_takes_counts_towards_the_deadline(
     node: LoopNode, held: HeldGrammars
 ) -> None:
     wait(node, held, RunJob(due(structured("r"), 1000.0), await_first=True))
-    node.ahead += 900
+    node.clock_ahead_s += 900
     held.go.set()
     spin([node], lambda: not node.compiling, "the grammar")
-    node.ahead += 100
+    node.clock_ahead_s += 100
     spin([node], lambda: bool(node.failures()), "the end")
     assert node.failures()[0].error.code == "deadline_exceeded"
 
@@ -360,7 +360,7 @@ def test_a_grammar_that_does_not_compile_fails_its_job_and_says_why(
     assert (error.status, error.code, error.retryable) == (400, "invalid_value", False)
     assert "missing" in error.message
     assert node.loop.idle
-    assert alone(node, structured("next"))
+    assert run_alone(node, structured("next"))
 
 
 def test_a_tokenizer_that_cannot_be_used_fails_the_job_for_this_node_alone() -> None:
@@ -396,7 +396,7 @@ def test_a_compiler_that_breaks_fails_its_job_and_compiles_the_next(
         spin([node], lambda: bool(node.failures()), "the refusal")
     assert node.failures()[0].error.status == 500
     held.go.set()
-    assert alone(node, structured("next"))
+    assert run_alone(node, structured("next"))
 
 
 def test_what_is_wrong_with_the_request_itself_is_said_without_compiling(

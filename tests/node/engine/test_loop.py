@@ -16,7 +16,7 @@ from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, CacheEvents, FirstTokens, Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, hand_off, run_alone, settle, spin, store_node
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
 NOBODY = (NodeId("nobody"), Epoch("never"))
@@ -62,7 +62,7 @@ def test_a_first_word_with_impossible_ids_fails_its_request_alone(node: LoopNode
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True), FirstTokens(request.id, 1, ((-5,),)))
     spin([node], lambda: bool(node.failures()), "the refusal")
-    assert alone(node, make_request("other", PROMPT))
+    assert run_alone(node, make_request("other", PROMPT))
 
 
 def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(node: LoopNode) -> None:
@@ -152,7 +152,7 @@ def test_words_for_another_attempt_are_not_heard(node: LoopNode) -> None:
 
 
 def test_load_and_cache_events_are_reported(node: LoopNode) -> None:
-    alone(node, make_request("r", PROMPT))
+    run_alone(node, make_request("r", PROMPT))
     spin([node], lambda: any(isinstance(f, CacheEvents) for f in node.port.sent), "cache events")
     events = [frame for frame in node.port.sent if isinstance(frame, CacheEvents)]
     assert {chunk for event in events for chunk in event.stored} == set(node.engine.cached_chunks())
@@ -182,7 +182,7 @@ def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedS
     both = (prefill, decode)
     with closing(prefill), closing(decode):
         parked = make_request("parked", PROMPT[:130], max_tokens=4)
-        hand_off(*both, parked, say_first=False)
+        hand_off(*both, parked, send_first=False)
         spin(both, lambda: decode.loop.counters.fetched_chunks == 8, "the parked one's chunks")
         running = make_request("running", b"x" + PROMPT[:40], max_tokens=150)
         decode.take(RunJob(running))
@@ -195,5 +195,5 @@ def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedS
         roomy = LoopNode("roomy", lambda _: NoStore())
         for request in (parked, running):
             ids = prefill.ids(request.id) + decode.ids(request.id)
-            assert [ids] == alone(roomy, request)
+            assert [ids] == run_alone(roomy, request)
         roomy.close()

@@ -18,7 +18,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, alone, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin, store_node
 from tests.support.stores.kvstore import plain_client
 
 pytestmark = pytest.mark.integration
@@ -90,7 +90,7 @@ class Router:
         for request in self.running.values():
             tokens = self.decode.tokens(request.id)
             firsts = self.prefill.ids(request.id)[:1] if tokens[0].offset else []
-            assert [firsts + self.decode.ids(request.id)] == alone(reference, request)
+            assert [firsts + self.decode.ids(request.id)] == run_alone(reference, request)
         reference.close()
 
 

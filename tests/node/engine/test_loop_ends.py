@@ -13,7 +13,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, alone, settle, spin
+from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
 ONE_AT_A_TIME = SimSettings(chunk_blocks=1, max_num_seqs=1)
@@ -70,11 +70,11 @@ def test_an_abort_in_the_turn_of_the_last_token_leaves_nothing(node: LoopNode) -
 
 def test_an_abort_after_the_last_token_changes_nothing(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=5)
-    alone(node, request)
+    run_alone(node, request)
     node.take(Abort(request.id, 1))
     node.loop.turn()
     assert not node.failures()
-    assert alone(node, make_request("next", PROMPT))
+    assert run_alone(node, make_request("next", PROMPT))
 
 
 def test_an_abort_of_a_job_that_waits_for_its_first_token_forgets_it(node: LoopNode) -> None:
@@ -103,9 +103,9 @@ def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: LoopNod
     request = due(make_request("r", PROMPT, max_tokens=4000), 1000.0)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
-    node.ahead += 900
+    node.clock_ahead_s += 900
     spin([node], lambda: len(node.ids("r")) > 100, "more tokens")
-    node.ahead += 100
+    node.clock_ahead_s += 100
     spin([node], lambda: bool(node.failures()), "the end")
     assert node.freed
     (failed,) = node.failures()
@@ -127,7 +127,7 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
         node.take(RunJob(request, await_first=stage == "parked"))
     spin([node], lambda: len(node.ids("running")) > 20, "some turns")
     assert not node.failures()
-    node.ahead += 1000
+    node.clock_ahead_s += 1000
     spin([node], lambda: bool(node.failures()), "the end")
     node.take(Abort(running.id, 1))
     settle([node])
@@ -137,7 +137,7 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
 
 def test_a_request_that_ended_in_time_is_not_failed_later(node: LoopNode) -> None:
     request = due(make_request("r", PROMPT), 1000.0)
-    alone(node, request)
-    node.ahead += 2000
-    alone(node, make_request("next", PROMPT))
+    run_alone(node, request)
+    node.clock_ahead_s += 2000
+    run_alone(node, make_request("next", PROMPT))
     assert not node.failures()

@@ -15,8 +15,8 @@ from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
-    alone,
     hand_off,
+    run_alone,
     settle,
     spin,
     store_node,
@@ -75,9 +75,9 @@ def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
 ) -> None:
     request = make_request("r", PROMPT, max_tokens=4)
     prefill, decode = pair
-    hand_off(*pair, request, say_first=False)
+    hand_off(*pair, request, send_first=False)
     spin(pair, lambda: decode.loop.counters.fetched_chunks == 6, "the prompt's chunks")
-    decode.ahead += 1000
+    decode.clock_ahead_s += 1000
     outputs = (tuple(prefill.ids("r")),)
     decode.take(FirstTokens("r", 1, outputs) if first else NoFirstTokens("r", 1, "it is gone"))  # type: ignore[arg-type]
     finish(pair, request)
@@ -114,7 +114,7 @@ def test_a_second_request_with_the_prefix_computes_only_its_tail_wherever_it_lan
     finish(pair, first)
     with closing(store_node("d1", store, CHUNK2)) as third:
         request = make_request("r2", PROMPT + b"and more of it")
-        assert alone(third, request) == undisturbed(request, CHUNK2)
+        assert run_alone(third, request) == undisturbed(request, CHUNK2)
         assert third.prompted("r2").stats.fetched_tokens == 192
         settle([third])
     again = make_request("r3", PROMPT)
@@ -158,7 +158,7 @@ def test_without_a_first_token_the_decode_node_samples_it_itself(
     pair: tuple[LoopNode, LoopNode],
 ) -> None:
     request = make_request("r", PROMPT[:192])  # chunks cover the prompt: one token is left
-    hand_off(*pair, request, say_first=False)
+    hand_off(*pair, request, send_first=False)
     pair[1].take(NoFirstTokens(request.id, 1, "the prefill node went away"))
     spin(pair, lambda: len(pair[1].ids("r")) == 8, "the request's end")
     settle(pair)
@@ -187,7 +187,7 @@ def test_a_damaged_chunk_costs_time_and_not_tokens(
     _damage_one_chunk(store, damage)
     with closing(store_node("d1", store, CHUNK2)) as other:
         request = make_request("r2", PROMPT)
-        assert alone(other, request) == undisturbed(request, CHUNK2)
+        assert run_alone(other, request) == undisturbed(request, CHUNK2)
         assert other.loop.counters.lost_chunks == 1
         settle([other])
         assert other.loop.counters.reused_chunks < 6

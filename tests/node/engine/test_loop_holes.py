@@ -17,8 +17,8 @@ from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
     LoopNode,
-    alone,
     hand_off,
+    run_alone,
     settle,
     spin,
     store_node,
@@ -70,7 +70,7 @@ def test_of_five_chunks_one_is_lost_and_four_are_used(
     filler, reader = pair
     lose(store, filler, 2)
     request = make_request("r", PROMPT, max_tokens=24)
-    assert alone(reader, request) == undisturbed(request, SETTINGS)
+    assert run_alone(reader, request) == undisturbed(request, SETTINGS)
     settle(pair)
     stats, count = reader.prompted("r").stats, reader.loop.counters
     assert (stats.matched_tokens, stats.fetched_tokens) == (5 * CHUNK, 4 * CHUNK)
@@ -88,7 +88,7 @@ def test_wherever_the_holes_are_the_tokens_are_right(
     filler, reader = pair
     lose(store, filler, *lost)
     request = make_request("r", PROMPT, n=2, temperature=1.0, seed=5, max_tokens=16)
-    assert alone(reader, request) == undisturbed(request, SETTINGS)
+    assert run_alone(reader, request) == undisturbed(request, SETTINGS)
     settle(pair)
     assert reader.prompted("r").stats.fetched_tokens == (5 - len(lost)) * CHUNK
 
@@ -112,12 +112,12 @@ def test_a_lost_chunk_is_found_again_once_another_has_put_it(
 ) -> None:
     filler, reader = pair
     lose(store, filler, 2)
-    alone(reader, make_request("finds the hole", PROMPT))
+    run_alone(reader, make_request("finds the hole", PROMPT))
     settle(pair)
     put(filler, make_request("filling again", PROMPT), 1)
     with closing(store_node("other", store, SETTINGS)) as other:
         request = make_request("r", PROMPT)
-        assert alone(other, request) == undisturbed(request, SETTINGS)
+        assert run_alone(other, request) == undisturbed(request, SETTINGS)
         assert other.prompted("r").stats.fetched_tokens == 5 * CHUNK
         settle([other])
 
@@ -181,9 +181,9 @@ def test_each_request_is_counted_once_however_it_ends(
     settle(pair)
     count = reader.loop.counters
     assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (10, 10, 0)
-    alone(reader, make_request("fetches", PROMPT))
+    run_alone(reader, make_request("fetches", PROMPT))
     settle(pair)
     assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (20, 20, 10)
-    alone(reader, make_request("has it", PROMPT))
+    run_alone(reader, make_request("has it", PROMPT))
     settle(pair)
     assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (30, 30, 10)

@@ -31,7 +31,7 @@ def loads(node: LoopNode) -> list[tuple[int, int, int]]:
 
 def turn(node: LoopNode, times: int = 1) -> None:
     for _ in range(times):
-        node.ahead += SOON_S
+        node.clock_ahead_s += SOON_S
         node.loop.turn()
 
 

@@ -18,7 +18,7 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import Abort, Load, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, hand_off, run_alone, settle, spin, store_node
 from tests.support.stores.kvstore import frozen
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(330))
@@ -110,9 +110,9 @@ def test_chunks_of_a_store_in_trouble_are_not_waited_for() -> None:
 
 def test_a_request_for_its_prompts_logprobs_asks_no_store_and_no_cache() -> None:
     node, connector = moody(well=True)
-    plain = alone(node, make_request("plain", PROMPT[::-1]))
+    plain = run_alone(node, make_request("plain", PROMPT[::-1]))
     for name, prompt in (("cold", PROMPT), ("warm", PROMPT[::-1])):
-        ids = alone(node, make_request(name, prompt, prompt_logprobs=2))
+        ids = run_alone(node, make_request(name, prompt, prompt_logprobs=2))
         assert (ids == plain) == (name == "warm")
         prompted = node.prompted(name)
         assert prompted.stats.computed_tokens == len(prompt)
@@ -172,7 +172,7 @@ def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedSto
         with frozen(store.pid("data0"), store.pid("data1")):
             decode.take(RunJob(request, await_first=True))
             spin([decode], lambda: not decode.freed, "blocks for the fetch")
-            decode.ahead += 10
+            decode.clock_ahead_s += 10
             spin([decode], lambda: bool(decode.failures()), "the end")
             assert not decode.freed
         settle(both)
@@ -207,7 +207,7 @@ def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
         running = make_request("running", PROMPT[::-1], max_tokens=40)
         decode.take(RunJob(running))
         request = make_request("r", PROMPT)
-        hand_off(prefill, decode, request, say_first=False)
+        hand_off(prefill, decode, request, send_first=False)
         spin(both, lambda: decode.engine.load().free_blocks < 21, "a pool too full for another")
         decode.take(Abort(request.id, 1))
         decode.loop.turn()
@@ -230,7 +230,7 @@ def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
                 stand_still(node)
                 # Not at once: what settled late gives the next ones the same time again.
                 spin([node], lambda: node.engine.load().free_blocks >= 12, "half the pool")
-            assert len(alone(node, make_request("other", PROMPT[:150]))[0]) == 8
+            assert len(run_alone(node, make_request("other", PROMPT[:150]))[0]) == 8
         settle([node])
 
 

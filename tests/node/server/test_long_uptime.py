@@ -18,7 +18,7 @@ from baton_protocol.store import NodeLoad
 from tests.support.growth import HOUR_S, YEAR_S, broken_numbers, grown, sizes
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.request_tables import FakeLink, TableNode, tokens_of
-from tests.support.nodes.step_loops import LoopNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, hand_off, run_alone, settle, spin, store_node
 
 FAILURE = ErrorRecord("it failed", "engine_error", status=500)
 SETTINGS = SimSettings(chunk_blocks=1, max_num_seqs=4)
@@ -33,7 +33,7 @@ def run_hour(node: LoopNode, hour: int) -> None:
     """Run requests that end in different ways: complete, with two choices and a stop string;
     aborted; without first tokens; as a prefill job; replaced by a newer attempt; in a drain."""
     name = f"hour-{hour}"
-    alone(node, make_request(f"{name}-whole", prompt(hour), n=2, stop=("~~",)))
+    run_alone(node, make_request(f"{name}-whole", prompt(hour), n=2, stop=("~~",)))
     node.take(RunJob(make_request(f"{name}-aborted", prompt(hour + 1), max_tokens=4000)))
     node.loop.turn()
     node.take(Abort(make_request(f"{name}-aborted", b"").id, 1))
@@ -62,11 +62,11 @@ def test_a_node_without_work_for_years_serves_as_before() -> None:
     node = LoopNode("n0", lambda _: NoStore(), SETTINGS)
     try:
         request = make_request("first", prompt(1))
-        ids = alone(node, request)
+        ids = run_alone(node, request)
         for number in range(3):
-            node.ahead += YEAR_S
+            node.clock_ahead_s += YEAR_S
             node.loop.turn()
-            assert alone(node, make_request(f"r{number}", prompt(1))) == ids
+            assert run_alone(node, make_request(f"r{number}", prompt(1))) == ids
         loads = [frame for frame in node.port.sent if isinstance(frame, Load)]
         speeds = loads[-1].speeds
         assert speeds.prefill_tokens_per_s > 0
@@ -81,7 +81,7 @@ def check_growth(node: LoopNode, hours: int) -> None:
     samples = []
     for hour in range(hours):
         run_hour(node, hour)
-        node.ahead += HOUR_S
+        node.clock_ahead_s += HOUR_S
         node.loop.turn()
         if hour + 1 in (hours // 2, hours):
             samples.append(sizes(node.loop) + sizes(node.connector))
@@ -112,7 +112,7 @@ def test_a_node_with_a_store_does_not_grow_in_a_week_of_work() -> None:
                 spin([prefill, decode], lambda: len(decode.ids(request.id)) == 7, "the answer")  # noqa: B023
                 for node in (prefill, decode):
                     node.port.sent.clear()
-                    node.ahead += HOUR_S
+                    node.clock_ahead_s += HOUR_S
                 settle([prefill, decode])
                 if hour + 1 in (84, 168):
                     both = (prefill, decode)

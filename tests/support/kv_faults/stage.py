@@ -33,7 +33,7 @@ from baton_protocol.wire import Codec
 from tests.support.kv_faults.nodes import Pages, StageNode, Watched, Wrap, pages
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import LoopNode, alone
+from tests.support.nodes.step_loops import LoopNode, run_alone
 from tests.support.stores.kvstore import PATIENT, patient_index, wait_until
 from tests.support.wires.link_proxy import LinkProxy, Mishap
 from tests.support.wires.wire import WireLoop
@@ -350,7 +350,7 @@ class Stage:
             self._asked += 1
             name = RequestId(f"calm-{self._asked}")
             calm = msgspec.structs.replace(request, id=name, attempt=1, time_left=None)
-            [self._truths[key]] = alone(self._calm, calm)
+            [self._truths[key]] = run_alone(self._calm, calm)
         return self._truths[key]
 
     def expected_pages(self, request: Request | None = None) -> Pages:

@@ -57,8 +57,8 @@ def byte_grammars() -> Grammars:
 
 
 class LoopNode:
-    """One node without its server, with a simulated engine unless `engine` is given. `ahead` is the
-    number of seconds by which its clock is ahead; `grammars` makes its grammar compiler. It fetches
+    """One node without its server, with a simulated engine unless `engine` is given. Its clock is
+    `clock_ahead_s` ahead of the real one; `grammars` makes its grammar compiler. It fetches
     everything that the store has, although a simulated engine computes at no cost."""
 
     def __init__(
@@ -75,13 +75,13 @@ class LoopNode:
         self.engine = engine or build_sim(settings or SimSettings(chunk_blocks=1))
         self.connector = connect(self.engine)
         self.port = FakePort()
-        self.ahead = 0.0
+        self.clock_ahead_s = 0.0
         context = LoopContext(
             self.engine,
             self.connector,
             self.port,
             LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
-            clock=lambda: time.monotonic() + self.ahead,
+            clock=lambda: time.monotonic() + self.clock_ahead_s,
         )
         self.compiling = CompilingJobs(grammars, context.counters)
         self.loop = build_loop(context, self.compiling)
@@ -154,10 +154,10 @@ def store_node(
 
 
 def spin(nodes: Sequence[LoopNode], condition: Callable[[], bool], what: str) -> None:
-    """Turn the loops until the condition holds."""
-    until = time.monotonic() + PATIENCE_S
+    """Turn the loops deadline the condition holds."""
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < until, f"waited {PATIENCE_S:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s for {what}"
         for node in nodes:
             node.loop.turn()
         time.sleep(0.0002)
@@ -170,7 +170,7 @@ def settle(nodes: Sequence[LoopNode]) -> None:
 
 
 def hand_off(
-    prefill: LoopNode, decode: LoopNode, request: Request, *, say_first: bool = True
+    prefill: LoopNode, decode: LoopNode, request: Request, *, send_first: bool = True
 ) -> None:
     """Do what a router does with a request up to the first token."""
     decode.take(RunJob(request, await_first=True))
@@ -178,24 +178,24 @@ def hand_off(
     choices = range(request.params.n)
     both = (prefill, decode)
     spin(both, lambda: len(prefill.tokens(request.id)) == len(choices), "the first tokens")
-    if say_first:
+    if send_first:
         outputs = tuple(tuple(prefill.ids(request.id, choice)) for choice in choices)
         decode.take(FirstTokens(request.id, request.attempt, outputs))
 
 
-def alone(node: LoopNode, request: Request) -> list[list[int]]:
+def run_alone(node: LoopNode, request: Request) -> list[list[int]]:
     """Return the ids of each choice as one node computes them alone."""
     node.take(RunJob(request))
     count = request.params.n
 
-    def ended() -> bool:
+    def finished() -> bool:
         return sum(t.finish is not None for t in node.tokens(request.id)) == count
 
-    spin([node], ended, "the request's end")
+    spin([node], finished, "the request's end")
     return [node.ids(request.id, choice) for choice in range(count)]
 
 
 def undisturbed(request: Request, settings: SimSettings) -> list[list[int]]:
     """Return the ids of each choice as a node without a store computes them."""
     with closing(LoopNode("undisturbed", lambda _: NoStore(), settings)) as node:
-        return alone(node, request)
+        return run_alone(node, request)
