@@ -1,4 +1,4 @@
-"""What several of the command line's tests need."""
+"""Fixtures that several command-line tests share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.hubs.stub_hub import StubHub
 
 @pytest.fixture(autouse=True)
 def _root_logger() -> Iterator[None]:
-    """Commands set up the root logger of their process; the tests that follow get it back."""
+    """Restore the root logger, which commands set up for their whole process."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector: when they are sent, with which ids, and when not."""
+"""Export of spans to a collector: when spans are sent, with which ids, and when not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def test_a_span_arrives_with_its_own_ids_and_times(path: str) -> None:
 
 
 @pytest.mark.integration
-def test_the_standard_variables_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_otel_variables_name_the_collector_and_the_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with Collector() as collector:
         variables = {
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
@@ -59,7 +61,7 @@ def test_the_standard_variables_do_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert [seen.service for seen in collector.spans] == ["my-llm"]
 
 
-def test_nothing_is_sent_where_nobody_asks_or_it_is_disabled() -> None:
+def test_no_span_is_sent_without_an_endpoint_or_with_the_sdk_disabled() -> None:
     with exporting("", {}, "baton-node", "n") as send:
         assert send is None
     with exporting("http://127.0.0.1:1", {"OTEL_SDK_DISABLED": "true"}, "s", "n") as send:
@@ -67,7 +69,7 @@ def test_nothing_is_sent_where_nobody_asks_or_it_is_disabled() -> None:
 
 
 @pytest.mark.integration
-def test_a_collector_that_is_away_holds_nobody_up() -> None:
+def test_an_unreachable_collector_does_not_delay_the_process() -> None:
     with exporting("http://127.0.0.1:1", {}, "baton-node", "n") as send:
         assert send is not None
         began = time.monotonic()
@@ -75,18 +77,20 @@ def test_a_collector_that_is_away_holds_nobody_up() -> None:
     assert time.monotonic() - began < 30
 
 
-def test_an_endpoint_that_is_no_url_is_named() -> None:
+def test_an_endpoint_that_is_no_url_is_named_in_the_error() -> None:
     with pytest.raises(CommandError, match="--otlp-endpoint collector:4318 is no URL"):
         exporting("collector:4318", {}, "baton-node", "n").__enter__()
 
 
-def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_an_error_that_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(CommandError, match=r"pip install 'baton-serve\[otel\]'"):
         exporting("http://127.0.0.1:1", {}, "baton-node", "n").__enter__()
 
 
-def test_without_the_library_variables_for_others_stop_nobody(
+def test_without_the_library_otel_variables_only_cause_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
@@ -96,7 +100,7 @@ def test_without_the_library_variables_for_others_stop_nobody(
     assert "pip install 'baton-serve[otel]'" in caplog.text
 
 
-def test_a_span_that_cannot_be_sent_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_span_that_cannot_be_sent_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with exporting("http://127.0.0.1:1", {}, "baton-node", "n") as send:
         assert send is not None
         send(Span("decode", Place("no hex", "either"), 1, 2))

@@ -1,4 +1,4 @@
-"""`baton bench`: figures on stdout and in JSON, for either engine; errors of one line."""
+"""`baton bench`: figures on stdout and in JSON for both engines, and one-line errors."""
 
 from __future__ import annotations
 
@@ -20,78 +20,78 @@ from baton_engine.config.engine_config import Overlap
 from tests.support.project.command import baton, baton_process, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")
-WIDE = ("--engine", "sim", "--sim-vocab-size", "10001")  # has the preset's ids
+WIDE = ("--engine", "sim", "--sim-vocab-size", "10001")  # the preset's ids fit into it
 
 
-def test_throughput_of_the_simulated_engine(tmp_path: Path) -> None:
-    words = ("--num-prompts", "6", "--input-len", "64", "--output-len", "20", "--seed", "3")
-    found = figures(tmp_path / "f", "throughput", *SIM, *words, "--random-prefix-len", "32")
-    assert (found["num_requests"], found["total_num_tokens"]) == (6, 6 * (64 + 32 + 20))
-    assert (found["prompt_tokens"], found["output_tokens"]) == (6 * 96, 6 * 20)
-    assert found["cached_prompt_tokens"] > 0
-    assert found["elapsed_time"] * found["tokens_per_second"] == pytest.approx(6 * 116)
-    assert found["steps"] >= found["sampling_steps"] >= 20
-    assert found["setting"] | {"engine": "sim", "seed": 3, "kv_blocks": 1000} == found["setting"]
+def test_throughput_reports_exact_token_counts_on_the_simulated_engine(tmp_path: Path) -> None:
+    flags = ("--num-prompts", "6", "--input-len", "64", "--output-len", "20", "--seed", "3")
+    report = figures(tmp_path / "f", "throughput", *SIM, *flags, "--random-prefix-len", "32")
+    assert (report["num_requests"], report["total_num_tokens"]) == (6, 6 * (64 + 32 + 20))
+    assert (report["prompt_tokens"], report["output_tokens"]) == (6 * 96, 6 * 20)
+    assert report["cached_prompt_tokens"] > 0
+    assert report["elapsed_time"] * report["tokens_per_second"] == pytest.approx(6 * 116)
+    assert report["steps"] >= report["sampling_steps"] >= 20
+    assert report["setting"] | {"engine": "sim", "seed": 3, "kv_blocks": 1000} == report["setting"]
 
 
-def test_the_preset_in_part_wastes_little_kv(tmp_path: Path) -> None:
-    words = ("--preset", "nano-vllm", "--num-prompts", "4")
-    found = figures(tmp_path / "f", "throughput", *WIDE, *words)
-    assert found["setting"]["workload"] == "nano-vllm"
-    assert 0.0 < found["kv_waste"]["steady"] < 0.04
-    assert 0.0 < found["kv_waste"]["run"] < 0.04
+def test_a_part_of_the_preset_wastes_less_than_four_percent_of_the_kv_cache(tmp_path: Path) -> None:
+    flags = ("--preset", "nano-vllm", "--num-prompts", "4")
+    report = figures(tmp_path / "f", "throughput", *WIDE, *flags)
+    assert report["setting"]["workload"] == "nano-vllm"
+    assert 0.0 < report["kv_waste"]["steady"] < 0.04
+    assert 0.0 < report["kv_waste"]["run"] < 0.04
 
 
 @pytest.mark.long
 def test_the_whole_preset_takes_as_many_steps_as_its_longest_answer(tmp_path: Path) -> None:
-    words = ("--preset", "nano-vllm", "--max-batched-tokens", "150000", "--kv-blocks", "20000")
-    found = figures(tmp_path / "f", "throughput", *WIDE, *words, "--sim-layers", "1")
-    assert (found["prompt_tokens"], found["output_tokens"]) == (142_827, 133_966)
-    assert (found["steps"], found["preemptions"]) == (1_024, 0)
-    assert found["kv_waste"]["run"] < 0.04
+    flags = ("--preset", "nano-vllm", "--max-batched-tokens", "150000", "--kv-blocks", "20000")
+    report = figures(tmp_path / "f", "throughput", *WIDE, *flags, "--sim-layers", "1")
+    assert (report["prompt_tokens"], report["output_tokens"]) == (142_827, 133_966)
+    assert (report["steps"], report["preemptions"]) == (1_024, 0)
+    assert report["kv_waste"]["run"] < 0.04
 
 
 @pytest.mark.integration
-def test_a_run_of_its_own_process_is_silent_on_stderr() -> None:
+def test_a_run_in_its_own_process_prints_nothing_on_stderr() -> None:
     done = baton_process("bench", "throughput", *SIM, "--num-prompts", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout != ""
 
 
-def test_conversations_of_a_file(tmp_path: Path) -> None:
+def test_prompts_and_answer_lengths_come_from_a_sharegpt_file(tmp_path: Path) -> None:
     turns = [{"value": "what is a block?"}, {"value": "16 tokens"}]
     (tmp_path / "texts").write_text(json.dumps([{"conversations": turns}]))
-    words = ("--dataset-name", "sharegpt", "--dataset-path", str(tmp_path / "texts"))
-    found = figures(tmp_path / "f", "throughput", *SIM, *words)
-    assert (found["num_requests"], found["output_tokens"]) == (1, len("16 tokens"))
+    flags = ("--dataset-name", "sharegpt", "--dataset-path", str(tmp_path / "texts"))
+    report = figures(tmp_path / "f", "throughput", *SIM, *flags)
+    assert (report["num_requests"], report["output_tokens"]) == (1, len("16 tokens"))
 
 
-def test_latency_of_the_simulated_engine(tmp_path: Path) -> None:
-    words = ("--batch-size", "3", "--num-iters-warmup", "1", "--num-iters", "2")
-    found = figures(tmp_path / "f", "latency", *SIM, *words, "--sim-decode-ms", "1")
-    assert (found["setting"]["overlap"], found["setting"]["enforce_eager"]) == (False, False)
-    assert found["batch_size"] == 3
-    assert len(found["latencies"]) == 2
-    assert found["avg_latency"] == pytest.approx(sum(found["latencies"]) / 2)
-    # 127 steps that generate, of 1 ms each at least.
-    assert min(found["latencies"]) >= 0.127
+def test_latency_reports_each_batch_on_the_simulated_engine(tmp_path: Path) -> None:
+    flags = ("--batch-size", "3", "--num-iters-warmup", "1", "--num-iters", "2")
+    report = figures(tmp_path / "f", "latency", *SIM, *flags, "--sim-decode-ms", "1")
+    assert (report["setting"]["overlap"], report["setting"]["enforce_eager"]) == (False, False)
+    assert report["batch_size"] == 3
+    assert len(report["latencies"]) == 2
+    assert report["avg_latency"] == pytest.approx(sum(report["latencies"]) / 2)
+    # 127 decode steps of at least 1 ms each.
+    assert min(report["latencies"]) >= 0.127
 
 
-def test_a_shape_is_timed_from_its_config_alone(
+def test_dummy_weights_need_only_the_config(
     tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tmp_path / "shape"
     folder.mkdir()
     shutil.copy(tiny_model("qwen3-gqa2") / "config.json", folder)
     model = ("--model", str(folder), "--load-format", "dummy", "--threads", "1")
-    words = ("--num-prompts", "3", "--input-len", "20", "--output-len", "4", "--kv-blocks", "50")
-    found = figures(tmp_path / "f", "throughput", *model, *words)
-    assert (found["output_tokens"], found["setting"]["load_format"]) == (12, "dummy")
-    assert found["setting"]["engine"] == "torch"
+    flags = ("--num-prompts", "3", "--input-len", "20", "--output-len", "4", "--kv-blocks", "50")
+    report = figures(tmp_path / "f", "throughput", *model, *flags)
+    assert (report["output_tokens"], report["setting"]["load_format"]) == (12, "dummy")
+    assert report["setting"]["engine"] == "torch"
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("flags", "line"),
     [
         (["throughput"], "baton: --model is missing: give a Hugging Face folder"),
         (["throughput", "--model", "/no/such"], "baton: --model /no/such: there is no such folder"),
@@ -118,8 +118,8 @@ def test_a_shape_is_timed_from_its_config_alone(
         (["latency", "--engine", "sim", "--kv-shards", "7"], "baton: sim kv_shards is 7"),
     ],
 )
-def test_what_cannot_be_is_one_line(words: list[str], line: str) -> None:
-    done = baton("bench", *words)
+def test_a_usage_error_is_one_line_on_stderr(flags: list[str], line: str) -> None:
+    done = baton("bench", *flags)
     assert done.returncode in (1, 2)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
@@ -135,7 +135,7 @@ def test_a_request_may_fill_the_engine_to_its_last_token() -> None:
         check_room(engine, random_prompts(99, count=1, input_len=20, output_len=13, seed=0))
 
 
-def test_flags_of_the_engine_reach_it() -> None:
+def test_engine_flags_reach_the_engine() -> None:
     options = ThroughputOptions(
         engine="sim", kv_blocks=40, block_size=8, max_batched_tokens=70, max_num_seqs=9
     )
@@ -145,18 +145,18 @@ def test_flags_of_the_engine_reach_it() -> None:
     assert (info.max_batched_tokens, info.max_num_seqs) == (70, 9)
 
 
-def test_both_engines_are_told_every_flag_that_has_a_setting() -> None:
-    asked = {field.name for field in fields(EngineOptions)} - {
+def test_engine_options_hold_every_engine_flag() -> None:
+    flags = {field.name for field in fields(EngineOptions)} - {
         field.name for field in fields(CommonOptions)
     }
-    of_servers = {"model", "served_model_name", "engine", "chat_template", "sim"}
-    of_servers |= {"tool_parser", "reasoning_parser"}
-    assert asked - of_servers == EngineOptions().engine_options().keys()
+    server_flags = {"model", "served_model_name", "engine", "chat_template", "sim"}
+    server_flags |= {"tool_parser", "reasoning_parser"}
+    assert flags - server_flags == EngineOptions().engine_options().keys()
 
 
-@pytest.mark.parametrize(("asked", "overlaps"), [("auto", False), ("on", True), ("off", False)])
-def test_the_simulated_engine_overlaps_steps_where_it_is_told_to(
-    asked: Overlap, overlaps: bool
+@pytest.mark.parametrize(("flag", "overlaps"), [("auto", False), ("on", True), ("off", False)])
+def test_the_simulated_engine_overlaps_steps_only_with_overlap_on(
+    flag: Overlap, overlaps: bool
 ) -> None:
-    options = LatencyOptions(engine="sim", kv_blocks=20, overlap=asked)
+    options = LatencyOptions(engine="sim", kv_blocks=20, overlap=flag)
     assert build(options, None).overlap is overlaps

@@ -1,4 +1,4 @@
-"""What `baton bench serve` reads off a stream, and what it says of many: exact, by hand."""
+"""What `baton bench serve` measures on a stream, and its figures over many, computed by hand."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def event(**chunk: Any) -> bytes:
     return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
-def text(words: str, **more: Any) -> bytes:
-    return event(choices=[{"index": 0, "text": words, **more}])
+def text(content: str, **more: Any) -> bytes:
+    return event(choices=[{"index": 0, "text": content, **more}])
 
 
 def delta(**fields: Any) -> bytes:
@@ -29,7 +29,7 @@ def delta(**fields: Any) -> bytes:
 
 
 def read(*pieces: tuple[float, bytes], begun: float = 100.0) -> Outcome:
-    """What came of pieces at so many seconds since the request was sent."""
+    """The outcome of a stream whose pieces arrive at these seconds after the request was sent."""
     outcome = Outcome(0.0, asked_tokens=3, prompt_tokens=5)
     reader = AnswerReader(outcome, begun)
     for at, piece in pieces:
@@ -38,16 +38,16 @@ def read(*pieces: tuple[float, bytes], begun: float = 100.0) -> Outcome:
     return outcome
 
 
-def test_events_are_cut_wherever_their_bytes_are() -> None:
+def test_events_are_read_whatever_the_size_of_the_received_pieces() -> None:
     stream = b": waiting\n\ndata: one\r\n\r\nevent: x\ndata:two\ndata: three\n\ndata: [DONE]\n\n"
     for size in range(1, len(stream) + 1):
         reader = SseReader()
         pieces = [stream[begin : begin + size] for begin in range(0, len(stream), size)]
-        found = [payload for piece in pieces for payload in reader.feed(piece)]
-        assert found == [b"one", b"two\nthree", b"[DONE]"]
+        payloads = [payload for piece in pieces for payload in reader.feed(piece)]
+        assert payloads == [b"one", b"two\nthree", b"[DONE]"]
 
 
-def test_times_of_a_stream() -> None:
+def test_ttft_gaps_and_tpot_are_measured_between_chunks_with_tokens() -> None:
     outcome = read(
         (0.5, text("a")),
         (0.7, text("b") + text("c")),
@@ -62,7 +62,7 @@ def test_times_of_a_stream() -> None:
     assert outcome.tpot == pytest.approx(0.1)
 
 
-def test_a_chat_s_opening_chunk_brings_no_token() -> None:
+def test_a_chat_s_first_chunk_without_content_is_no_token() -> None:
     outcome = read(
         (0.1, delta(role="assistant", content="")),
         (0.4, delta(reasoning_content="hm")),
@@ -72,13 +72,13 @@ def test_a_chat_s_opening_chunk_brings_no_token() -> None:
     assert (outcome.ttft, outcome.output_tokens) == pytest.approx((0.4, 2))
 
 
-def test_without_usage_tokens_are_counted_by_ids_and_else_by_chunks() -> None:
+def test_without_usage_tokens_are_counted_by_their_ids_or_else_by_chunks() -> None:
     outcome = read((0.1, text("", token_ids=[7, 8])), (0.2, text("a") + b"data: [DONE]\n\n"))
     assert (outcome.output_tokens, outcome.ttft) == pytest.approx((3, 0.1))
-    assert outcome.prompt_tokens == 5  # as many as were sent
+    assert outcome.prompt_tokens == 5  # the length of the prompt that was sent
 
 
-def test_an_answer_without_text_has_its_first_token_when_it_ends() -> None:
+def test_an_answer_without_text_has_its_first_token_at_its_end() -> None:
     outcome = read((0.3, text("", finish_reason="length")), (0.4, b"data: [DONE]\n\n"))
     assert (outcome.ttft, outcome.latency) == pytest.approx((0.3, 0.3))
     assert (outcome.error, outcome.tpot) == ("", None)
@@ -92,17 +92,17 @@ def test_an_answer_without_text_has_its_first_token_when_it_ends() -> None:
         ([text("a"), event(error={"message": "m", "code": "lost"})], "in the stream: lost"),
     ],
 )
-def test_a_stream_that_is_not_whole_has_a_reason(pieces: list[bytes], error: str) -> None:
+def test_an_incomplete_stream_has_an_error(pieces: list[bytes], error: str) -> None:
     assert read(*((0.1, piece) for piece in pieces)).error == error
 
 
-def test_what_is_no_chunk_is_refused() -> None:
+def test_a_chunk_that_is_no_json_is_refused() -> None:
     with pytest.raises(msgspec.MsgspecError):
         read((0.1, b"data: <html>\n\n"))
 
 
 @pytest.mark.parametrize(
-    ("body", "word"),
+    ("body", "reason"),
     [
         ({"error": {"code": "rate_limited", "message": "slow down"}}, "rate_limited"),
         ({"error": {"code": None, "type": "NotFound"}}, "NotFound"),
@@ -110,8 +110,8 @@ def test_what_is_no_chunk_is_refused() -> None:
         ("x" * 100, "x" * 80),
     ],
 )
-def test_an_error_is_a_short_word(body: Any, word: str) -> None:
-    assert error_word(body) == word
+def test_an_error_body_becomes_a_short_reason(body: Any, reason: str) -> None:
+    assert error_word(body) == reason
 
 
 def outcomes() -> list[Outcome]:
@@ -123,9 +123,9 @@ def outcomes() -> list[Outcome]:
     ]
 
 
-def test_figures_of_a_run() -> None:
-    found = figures(outcomes(), 2.0, PLAIN)
-    told = {
+def test_figures_of_a_run_follow_from_its_outcomes() -> None:
+    report = figures(outcomes(), 2.0, PLAIN)
+    expected = {
         "completed": 3,
         "failed": 1,
         "failures": {"HTTP 429 rate_limited": 1},
@@ -142,19 +142,19 @@ def test_figures_of_a_run() -> None:
         # Between the second and the third of three: 200 + 0.98 * 100.
         "p99_ttft_ms": pytest.approx(298.0),
         "p50_e2el_ms": pytest.approx(400.0),
-        # Of the two that have a second token: (500 - 100) / 2 and (400 - 200) / 1.
+        # The two requests with a second token: (500 - 100) / 2 and (400 - 200) / 1.
         "mean_tpot_ms": pytest.approx(200.0),
         "std_tpot_ms": pytest.approx(0.0),
         "mean_itl_ms": pytest.approx(200.0),
         "p99_itl_ms": pytest.approx(298.0),
     }
-    assert {key: found[key] for key in told} == told
+    assert {key: report[key] for key in expected} == expected
 
 
-def test_nothing_is_said_of_what_nobody_answered() -> None:
-    found = figures([Outcome(0.0, error="gone")], 1.0, PLAIN)
-    assert (found["completed"], found["mean_ttft_ms"], found["p99_itl_ms"]) == (0, None, None)
-    assert found["total_cached_tokens"] is None
+def test_figures_without_any_answer_are_none() -> None:
+    report = figures([Outcome(0.0, error="gone")], 1.0, PLAIN)
+    assert (report["completed"], report["mean_ttft_ms"], report["p99_itl_ms"]) == (0, None, None)
+    assert report["total_cached_tokens"] is None
 
 
 @pytest.mark.parametrize(
@@ -162,33 +162,33 @@ def test_nothing_is_said_of_what_nobody_answered() -> None:
     [
         ({"ttft": 300.0}, [True, True, True]),
         ({"ttft": 299.0}, [True, False, True]),
-        ({"itl": 250.0}, [False, True, True]),  # each of its gaps
+        ({"itl": 250.0}, [False, True, True]),  # every gap must meet it
         ({"tpot": 199.0}, [False, True, False]),
         ({"e2el": 450.0, "ttft": 250.0}, [False, False, True]),
     ],
 )
-def test_a_good_request_holds_each_goal(goals: dict[str, float], good: list[bool]) -> None:
-    *whole, failed = outcomes()
-    for one in whole:  # so that 300 ms are 300
+def test_a_good_request_meets_every_goal(goals: dict[str, float], good: list[bool]) -> None:
+    *answered, failed = outcomes()
+    for one in answered:  # 0.3 s must compare as exactly 300 ms
         one.ttft, one.latency = round(one.ttft, 6), round(one.latency, 6)
-    assert [is_good(one, goals) for one in whole] == good
+    assert [is_good(one, goals) for one in answered] == good
     assert not is_good(failed, goals)
-    found = figures([*whole, failed], 2.0, Wanted((), (), goals))
-    assert found["request_goodput"] == sum(good) / 2.0
+    report = figures([*answered, failed], 2.0, Wanted((), (), goals))
+    assert report["request_goodput"] == sum(good) / 2.0
 
 
-def test_requests_at_once_are_those_under_way() -> None:
+def test_the_peak_concurrency_is_found() -> None:
     assert most_at_once(outcomes()) == 2
     assert most_at_once([]) == 0
 
 
-def test_wishes_are_read() -> None:
-    read = Wanted.read(("ttft", "e2el", "ttft"), ("50", "99.9"), ("ttft:500", "itl:50.5"))
-    assert read == Wanted(("ttft", "e2el"), (50.0, 99.9), {"ttft": 500.0, "itl": 50.5})
+def test_metrics_percentiles_and_goals_are_parsed() -> None:
+    wanted = Wanted.read(("ttft", "e2el", "ttft"), ("50", "99.9"), ("ttft:500", "itl:50.5"))
+    assert wanted == Wanted(("ttft", "e2el"), (50.0, 99.9), {"ttft": 500.0, "itl": 50.5})
 
 
 @pytest.mark.parametrize(
-    ("wish", "problem"),
+    ("flags", "problem"),
     [
         ((("ttfb",), (), ()), "--percentile-metrics ttfb: 'ttfb' is none of ttft, tpot, itl, e2el"),
         (((), ("101",), ()), "--metric-percentiles 101: give numbers from 0 to 100"),
@@ -197,12 +197,14 @@ def test_wishes_are_read() -> None:
         (((), (), ("speed:3",)), "--goodput speed:3: 'speed' is none of"),
     ],
 )
-def test_a_wish_that_cannot_be_is_named(wish: tuple[Any, Any, Any], problem: str) -> None:
+def test_an_invalid_metric_percentile_or_goal_is_named_in_the_error(
+    flags: tuple[Any, Any, Any], problem: str
+) -> None:
     with pytest.raises(UsageError, match=problem):
-        Wanted.read(*wish)
+        Wanted.read(*flags)
 
 
-def test_the_text_holds_the_wanted_figures_and_ends_with_what_failed() -> None:
+def test_the_text_report_holds_the_wanted_figures_and_ends_with_the_failures() -> None:
     wanted = Wanted(("ttft",), (99.9,), {"ttft": 250.0})
     setting = {"max_concurrency": None, "request_rate": "inf"}
     lines = serve_text(setting | figures(outcomes(), 2.0, wanted), wanted).splitlines()

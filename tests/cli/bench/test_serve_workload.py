@@ -1,4 +1,4 @@
-"""What `baton bench serve` asks, and when: arrivals, traces, bodies, flags that fit together."""
+"""What `baton bench serve` sends and when: arrival times, traces, bodies, flag combinations."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ def gaps(rate: float, burstiness: float, count: int = 20_001) -> list[float]:
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_gaps_have_the_rate_s_mean_and_the_gamma_distribution_s_spread(burstiness: float) -> None:
-    found = gaps(5.0, burstiness)
-    assert statistics.fmean(found) == pytest.approx(0.2, rel=0.05)
-    # Deviation over mean of a gamma distribution: 1 / sqrt(shape).
-    spread = statistics.stdev(found) / statistics.fmean(found)
+def test_arrival_gaps_have_the_mean_and_spread_of_their_gamma_distribution(
+    burstiness: float,
+) -> None:
+    sample = gaps(5.0, burstiness)
+    assert statistics.fmean(sample) == pytest.approx(0.2, rel=0.05)
+    # A gamma distribution's deviation over its mean is 1 / sqrt(shape).
+    spread = statistics.stdev(sample) / statistics.fmean(sample)
     assert spread == pytest.approx(1 / math.sqrt(burstiness), rel=0.1)
 
 
-def test_an_infinite_rate_sends_all_at_once_and_a_seed_repeats_the_others() -> None:
+def test_an_infinite_rate_sends_all_at_once_and_a_seed_makes_arrivals_reproducible() -> None:
     assert arrivals(3, parse_rate("inf"), 1.0, 0) == [0.0, 0.0, 0.0]
     assert arrivals(9, 2.0, 1.0, 3) == arrivals(9, 2.0, 1.0, 3) != arrivals(9, 2.0, 1.0, 4)
     assert arrivals(9, 2.0, 1.0, 3)[0] == 0.0
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "fast"])
-def test_a_rate_that_is_none_is_named(text: str) -> None:
+def test_an_invalid_request_rate_is_named_in_the_error(text: str) -> None:
     with pytest.raises(UsageError, match=f"--request-rate {text}: give requests a second"):
         parse_rate(text)
 
 
-def traced(path: Path, *lines: tuple[float, int, int, list[int]]) -> Path:
+def write_trace(path: Path, *lines: tuple[float, int, int, list[int]]) -> Path:
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     path.write_text("\n".join(json.dumps(dict(zip(names, line, strict=True))) for line in lines))
     return path
@@ -58,13 +60,13 @@ def read(path: Path, **more: Any) -> tuple[tuple[Ask, ...], list[float]]:
 
 
 def common(one: Ask, other: Ask) -> int:
-    """Tokens that both prompts begin with."""
+    """The length of the prefix that both prompts share."""
     pairs = enumerate(zip(one.prompt, other.prompt, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(map(len, (one[0], other[0]))))
 
 
-def test_prompts_of_a_trace_share_as_many_tokens_as_their_hash_ids_say(tmp_path: Path) -> None:
-    path = traced(
+def test_trace_prompts_share_the_blocks_that_their_hash_ids_share(tmp_path: Path) -> None:
+    path = write_trace(
         tmp_path / "t",
         (1000, 1200, 7, [4, 5, 6]),
         (3500, 1300, 9, [4, 5, 8]),
@@ -74,21 +76,21 @@ def test_prompts_of_a_trace_share_as_many_tokens_as_their_hash_ids_say(tmp_path:
     assert [len(ask.prompt) for ask in (first, second, third)] == [1200, 1300, 600]
     assert [ask.new_tokens for ask in (first, second, third)] == [7, 9, 1]
     assert times == [0.0, 2.5, 2.6]
-    # The third block's first ids may agree by chance, one in 256 each.
+    # The third block's first ids may agree by chance, each with probability 1/256.
     assert 2 * BLOCK_TOKENS <= common(first, second) < 2 * BLOCK_TOKENS + 10
-    # Equal ids are equal blocks wherever they stand.
+    # Equal hash ids give equal blocks at any position.
     assert third.prompt[BLOCK_TOKENS:] == first.prompt[BLOCK_TOKENS:600]
     assert common(first, third) < 10
 
 
-def test_what_no_hash_id_covers_is_a_request_s_own(tmp_path: Path) -> None:
-    (first, second), _ = read(traced(tmp_path / "t", (0, 700, 1, [3]), (0, 700, 1, [3])))
+def test_tokens_without_a_hash_id_are_unique_to_their_request(tmp_path: Path) -> None:
+    (first, second), _ = read(write_trace(tmp_path / "t", (0, 700, 1, [3]), (0, 700, 1, [3])))
     assert BLOCK_TOKENS <= common(first, second) < BLOCK_TOKENS + 10
     assert len(first.prompt) == 700
 
 
-def test_a_trace_is_cut_to_its_first_requests_and_sent_in_order_of_time(tmp_path: Path) -> None:
-    path = traced(tmp_path / "t", (20, 3, 1, []), (10, 4, 0, []), (0, 5, 1, []))
+def test_a_trace_is_cut_to_its_first_requests_and_sorted_by_time(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t", (20, 3, 1, []), (10, 4, 0, []), (0, 5, 1, []))
     asks, times = read(path, count=2, output_len=6)
     assert [(len(ask.prompt), ask.new_tokens) for ask in asks] == [(4, 6), (3, 6)]
     assert times == [0.0, 0.01]
@@ -102,16 +104,14 @@ def test_a_trace_is_cut_to_its_first_requests_and_sent_in_order_of_time(tmp_path
         ("\n\n", "holds no request"),
     ],
 )
-def test_a_trace_that_does_not_do_is_named_with_its_line(
-    tmp_path: Path, text: str, problem: str
-) -> None:
+def test_a_bad_trace_line_is_named_in_the_error(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "t").write_text(text)
     with pytest.raises(CommandError, match=problem):
         read(tmp_path / "t")
 
 
-def test_a_trace_keeps_its_times_unless_it_is_told_not_to(tmp_path: Path) -> None:
-    path = str(traced(tmp_path / "t", (0, 3, 1, []), (50, 3, 1, [])))
+def test_a_trace_keeps_its_times_unless_self_timed_is_off(tmp_path: Path) -> None:
+    path = str(write_trace(tmp_path / "t", (0, 3, 1, []), (50, 3, 1, [])))
 
     def times(**more: Any) -> list[float]:
         options = ServeOptions(dataset_name="trace", dataset_path=path, **more)
@@ -121,7 +121,7 @@ def test_a_trace_keeps_its_times_unless_it_is_told_not_to(tmp_path: Path) -> Non
     assert times(self_timed=False) == [9.0, 9.0]
 
 
-def test_random_prompts_have_the_lengths_asked_for() -> None:
+def test_random_prompts_have_the_requested_lengths() -> None:
     options = ServeOptions(
         num_prompts=3, random_input_len=20, random_output_len=5, random_prefix_len=4
     )
@@ -133,17 +133,17 @@ def test_random_prompts_have_the_lengths_asked_for() -> None:
     assert len({one.ask.prompt for one in planned}) == 3
 
 
-def test_conversations_are_asked_in_their_own_words(tmp_path: Path) -> None:
+def test_a_conversation_s_first_turn_is_the_prompt_text(tmp_path: Path) -> None:
     turns = [{"value": "what is a block?"}, {"value": "16 tokens"}]
     (tmp_path / "f").write_text(json.dumps([{"conversations": turns}]))
     options = ServeOptions(
         dataset_name="sharegpt", dataset_path=str(tmp_path / "f"), tokenizer="bytes"
     )
-    [one] = plan(options, read_tokenizer(None), lambda count: [0.0] * count)
-    assert one == Planned(0.0, Ask(tuple(b"what is a block?"), len("16 tokens")))
+    [request] = plan(options, read_tokenizer(None), lambda count: [0.0] * count)
+    assert request == Planned(0.0, Ask(tuple(b"what is a block?"), len("16 tokens")))
 
 
-def test_a_body_holds_ids_or_for_a_chat_their_text() -> None:
+def test_a_completion_body_holds_ids_and_a_chat_body_their_text() -> None:
     ask = Ask(tuple(b"hello"), 9)
     plain = json.loads(Speaker(ServeOptions(), "m", None).body(ask))
     assert plain == {
@@ -176,6 +176,6 @@ def test_a_body_holds_ids_or_for_a_chat_their_text() -> None:
         ),
     ],
 )
-def test_flags_that_do_not_fit_together_are_refused(flags: dict[str, Any], problem: str) -> None:
+def test_conflicting_flags_are_refused(flags: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         check_prompts(ServeOptions(**flags))

@@ -1,4 +1,4 @@
-"""What a bench asks: the published workload, random prompts, conversations out of a file."""
+"""What a benchmark sends: the published workload, random prompts, conversations from a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def lengths(workload: Workload) -> list[tuple[int, int]]:
     return [(len(ask.prompt), ask.new_tokens) for ask in workload.asks]
 
 
-def test_the_preset_has_the_totals_that_were_published() -> None:
+def test_the_preset_has_the_published_totals() -> None:
     whole = nano_vllm(VOCAB)
     assert len(whole.asks) == 256
     assert (whole.prompt_tokens, whole.output_tokens) == (142_827, 133_966)
@@ -31,7 +31,7 @@ def test_the_preset_has_the_totals_that_were_published() -> None:
     assert whole.requests(0)[0].params.temperature == 0.6
 
 
-def test_a_part_of_the_preset_is_its_first_requests() -> None:
+def test_num_prompts_takes_the_preset_s_first_requests() -> None:
     part = synthetic(ThroughputOptions(preset="nano-vllm", num_prompts=3), VOCAB)
     assert part.asks == nano_vllm(VOCAB).asks[:3]
 
@@ -42,23 +42,23 @@ def test_the_preset_is_refused_for_a_vocabulary_that_lacks_its_ids() -> None:
         nano_vllm(10_000)
 
 
-def test_random_prompts_have_the_lengths_asked_for() -> None:
+def test_random_prompts_have_the_requested_lengths() -> None:
     options = ThroughputOptions(num_prompts=5, input_len=7, output_len=3)
     assert lengths(synthetic(options, 50)) == [(7, 3)] * 5
     assert len(synthetic(ThroughputOptions(input_len=1), 50).asks) == 1000
 
 
-def test_random_lengths_vary_within_their_ratio_behind_one_prefix() -> None:
-    found = random_prompts(
+def test_random_lengths_vary_within_their_ratio_after_a_shared_prefix() -> None:
+    workload = random_prompts(
         50, count=200, input_len=10, output_len=20, range_ratio=0.5, prefix_len=4, seed=1
     )
-    assert {prompt for prompt, _ in lengths(found)} == set(range(4 + 5, 4 + 15 + 1))
-    assert {new for _, new in lengths(found)} == set(range(10, 30 + 1))
-    assert len({ask.prompt[:4] for ask in found.asks}) == 1
-    assert all(0 <= id < 50 for ask in found.asks for id in ask.prompt)
+    assert {prompt for prompt, _ in lengths(workload)} == set(range(4 + 5, 4 + 15 + 1))
+    assert {new for _, new in lengths(workload)} == set(range(10, 30 + 1))
+    assert len({ask.prompt[:4] for ask in workload.asks}) == 1
+    assert all(0 <= id < 50 for ask in workload.asks for id in ask.prompt)
 
 
-def test_a_seed_gives_the_same_prompts_and_another_seed_others() -> None:
+def test_the_seed_decides_the_random_prompts() -> None:
     def drawn(seed: int) -> Workload:
         return random_prompts(50, count=3, input_len=10, output_len=1, seed=seed)
 
@@ -79,9 +79,7 @@ def test_a_seed_gives_the_same_prompts_and_another_seed_others() -> None:
         ),
     ],
 )
-def test_flags_of_which_one_would_do_nothing_are_refused(
-    flags: dict[str, Any], problem: str
-) -> None:
+def test_a_flag_without_effect_is_refused(flags: dict[str, Any], problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         check_flags(ThroughputOptions(**flags))
 
@@ -97,7 +95,7 @@ def read(path: Path, count: int = 100, output_len: int | None = None, seed: int 
     return sharegpt(path, tokenizer, count=count, output_len=output_len, seed=seed)
 
 
-def test_a_conversation_s_first_turn_is_the_prompt_and_the_second_says_how_many(
+def test_a_conversation_s_first_turn_is_the_prompt_and_its_second_gives_the_output_length(
     tmp_path: Path,
 ) -> None:
     path = conversations(tmp_path / "f", [["hello there", "general", "more"]])
@@ -108,10 +106,10 @@ def test_a_conversation_s_first_turn_is_the_prompt_and_the_second_says_how_many(
 
 
 def test_conversations_too_short_or_too_long_are_left_out(tmp_path: Path) -> None:
-    much = "x" * MOST_PROMPT_TOKENS
-    left_out = [["hi!", "answer"], ["prompt", "no"], ["alone"], [much + "x", "answer"]]
-    left_out.append([much, much + "x"])
-    path = conversations(tmp_path / "f", [*left_out, [much, much], ["four", "four"]])
+    longest = "x" * MOST_PROMPT_TOKENS
+    left_out = [["hi!", "answer"], ["prompt", "no"], ["alone"], [longest + "x", "answer"]]
+    left_out.append([longest, longest + "x"])
+    path = conversations(tmp_path / "f", [*left_out, [longest, longest], ["four", "four"]])
     assert sorted(lengths(read(path))) == [(4, 4), (1024, 1024)]
 
 
@@ -131,7 +129,7 @@ def test_the_seed_decides_which_conversations_are_taken(tmp_path: Path) -> None:
         (None, "--dataset-path .*: .*No such file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(
+def test_an_unusable_dataset_file_is_named_in_the_error(
     content: str | None, problem: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "f"
