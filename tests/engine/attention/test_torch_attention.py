@@ -1,4 +1,4 @@
-"""The torch twin against attention written down token by token in float64."""
+"""TorchAttention against attention computed token by token in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_
 
 
 def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:
-    """Rows (start, tokens) with blocks of their own, scattered over the pool."""
+    """Rows from spans (start, tokens), each with its own blocks, scattered over the pool."""
     free = list(range(1, POOL + 1))
     random.Random(seed).shuffle(free)
     rows = []
@@ -27,21 +27,22 @@ def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:
 
 
 SPANS = {
-    "one token alone": [(0, 1)],
+    "one token": [(0, 1)],
     "decode rows of one length": [(11, 1)] * 3,
     "decode rows of many lengths": [(200, 1), (90, 1), (70, 1), (13, 1), (4, 1), (0, 1)],
     "a prompt": [(0, 13)],
-    "pieces with a past": [(3, 7), (16, 5), (40, 4)],
+    "chunked prefill": [(3, 7), (16, 5), (40, 4)],
     "mixed": [(33, 1), (5, 1), (0, 9), (8, 7), (7, 2)],
 }
 
 
-# One per layer: none at all, in all layers, in one, two of unlike length; with 1, itself alone.
+# The sliding window of each layer: none at all, all layers, one layer, and two sizes. With a window
+# of 1 a token sees only itself.
 WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
 
 
-# In fp32 keys are read where they lie; in bf16 from a copy, here of a few blocks at a time.
-# Elsewhere than on a CPU all is copied.
+# On a CPU, attention reads float32 keys in place and bfloat16 keys from copies, here of a few
+# blocks at a time. On other devices it copies all keys (in_place=False).
 @pytest.mark.pairwise
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
@@ -74,20 +75,20 @@ def test_attention_equals_the_definition(
             end = begin + len(row.tokens)
             window = windows[layer] if windows else None
             expected = expected_of(memory, layer, row, q[begin:end], window)
-            found = out_TNH[begin:end].double()
-            torch.testing.assert_close(found, expected, rtol=near, atol=near)
+            actual = out_TNH[begin:end].double()
+            torch.testing.assert_close(actual, expected, rtol=near, atol=near)
             for index, position in enumerate(range(row.start, row.start + len(row.tokens))):
                 block, slot = row.blocks[position // BLOCK], position % BLOCK
                 assert torch.equal(memory.pool[block, layer, 0, :, slot], k[begin + index])
                 assert torch.equal(memory.pool[block, layer, 1, :, slot], v[begin + index])
                 before[block, :, :, :, slot] = memory.pool[block, :, :, :, slot]
             begin = end
-    assert torch.equal(memory.pool, before)  # no other slot was touched
+    assert torch.equal(memory.pool, before)  # no other slot was written
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_decode_row_reads_nothing_but_the_keys_that_it_sees(dtype: str) -> None:
-    """Blocks that were somebody else's may hold anything; here, NaN."""
+def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None:
+    """Other slots may hold anything from earlier requests; this test fills them with NaN."""
     memory, rows = memory_of(2, dtype), rows_of(SPANS["decode rows of many lengths"])
     for layer, window in enumerate(windows := (None, 16)):
         seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
@@ -107,7 +108,7 @@ def test_a_decode_row_reads_nothing_but_the_keys_that_it_sees(dtype: str) -> Non
 
 
 def groups_of(lengths: Sequence[int]) -> list[int]:
-    """Sizes of the groups that decode rows with so many blocks fall into."""
+    """Sizes of the groups for decode rows with these numbers of blocks."""
     rows = [
         Row([0], blocks * BLOCK - 1, [BlockId(1 + index)] * blocks)
         for index, blocks in enumerate(lengths)
@@ -117,7 +118,7 @@ def groups_of(lengths: Sequence[int]) -> list[int]:
     return [each.stop - each.start for each in places if isinstance(each, slice)]
 
 
-def test_rows_of_unlike_length_are_not_padded_to_each_other() -> None:
+def test_rows_of_very_different_lengths_are_in_different_groups() -> None:
     assert groups_of([100, 60, 50, 49, 20, 3, 2, 1]) == [3, 1, 1, 3]
     assert groups_of([SMALL_ROW_BLOCKS, 1, 1]) == [3]
 

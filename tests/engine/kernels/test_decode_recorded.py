@@ -1,4 +1,4 @@
-"""Padded decode steps by kernels over inputs that keep their place; recorded as graphs on a GPU."""
+"""Padded decode steps with kernels over inputs at fixed addresses; on a GPU, as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 4
 SIZES = (1, 2, 4, 5)
 
 
-def make(folder: Path, staging: MakeStaging = spoiled_staging) -> TorchRunner:
+def make_triton_runner(folder: Path, staging: MakeStaging = spoiled_staging) -> TorchRunner:
     on_gpu = DEVICE.type == "cuda"
     return make_runner(
         folder,
@@ -45,10 +45,10 @@ def pool_of(runner: TorchRunner) -> torch.Tensor:
 @pytest.mark.parametrize(
     "count", [3, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 4, 5))]
 )
-def test_ids_are_those_of_the_torch_twin(count: int, name: str, tiny_model: Folders) -> None:
+def test_ids_equal_those_of_the_torch_runner(count: int, name: str, tiny_model: Folders) -> None:
     folder = tiny_model(name)
-    runner = make(folder)
-    pool_of(runner)[1:].fill_(torch.nan)  # of others: a kernel does not even read it
+    runner = make_triton_runner(folder)
+    pool_of(runner)[1:].fill_(torch.nan)  # kernels must not read what they did not write
     made, driver = streams(LENGTHS[:count]), Driver(runner)
     for _ in range(STEPS):
         driver.step(made, late=True)
@@ -56,8 +56,8 @@ def test_ids_are_those_of_the_torch_twin(count: int, name: str, tiny_model: Fold
     assert [each.given for each in made] == alone(make_runner(folder), LENGTHS[:count], STEPS)
 
 
-def test_warming_and_padding_write_nowhere(tiny_model: Folders) -> None:
-    runner = make(tiny_model("llama-gqa2-tied"))
+def test_warm_up_and_padding_write_no_block(tiny_model: Folders) -> None:
+    runner = make_triton_runner(tiny_model("llama-gqa2-tied"))
     before = pool_of(runner).clone()
     for size in runner.buckets[::-1]:
         runner.warm(size)
@@ -71,22 +71,22 @@ def test_warming_and_padding_write_nowhere(tiny_model: Folders) -> None:
     assert 0 not in changed
 
 
-def test_a_line_that_was_anothers_is_padding_in_the_next_step(tiny_model: Folders) -> None:
-    """What stands in its place would write into blocks that are somebody else's by now."""
-    runner = make(tiny_model("llama-gqa2-tied"), staging_for)
+def test_a_line_that_no_request_uses_any_more_becomes_padding(tiny_model: Folders) -> None:
+    """Stale slots in the line would write into blocks that now belong to another request."""
+    runner = make_triton_runner(tiny_model("llama-gqa2-tied"), staging_for)
     made = streams((9, 9, 9, 9))
     driver = Driver(runner)
     driver.step(made)
-    driver.step(made)  # four lines of four
+    driver.step(made)  # uses all four lines
     driver.read()
     pool_of(runner)[made[3].blocks] = 7.0
-    driver.step(made[:3])  # three lines of four
+    driver.step(made[:3])  # uses three of the four lines
     driver.read()
     assert bool((pool_of(runner)[made[3].blocks] == 7.0).all())
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_steps_are_recorded_on_cuda_alone_and_not_where_that_is_forbidden(
+def test_steps_are_recorded_only_on_cuda_and_not_with_enforce_eager(
     enforce_eager: bool, tiny_model: Folders
 ) -> None:
     from baton_engine.build import ops_for
@@ -94,7 +94,7 @@ def test_steps_are_recorded_on_cuda_alone_and_not_where_that_is_forbidden(
     from baton_engine.layers.parameter import WeightSlots
     from baton_engine.models.registry import build_model
 
-    runner = make(tiny_model("llama-gqa2-tied"))
+    runner = make_triton_runner(tiny_model("llama-gqa2-tied"))
     memory = runner.memory
     assert isinstance(memory, TorchMemory)
     config = read_config(tiny_model("llama-gqa2-tied"))

@@ -1,4 +1,4 @@
-"""Sampling by kernels: the noise of noise.py, and the sets and ids of the torch sampler."""
+"""The sampling kernels: their noise, filters and ids equal those of the torch sampler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARAMS = {
     "top-k": SamplingParams(seed=3, temperature=0.7, top_k=5),
     "top-1": SamplingParams(seed=4, top_k=1),
     "top-k of all": SamplingParams(seed=5, top_k=VOCAB),
-    "top-k of more than int32 counts": SamplingParams(seed=5, top_k=10**12),
+    "top-k larger than int32": SamplingParams(seed=5, top_k=10**12),
     "top-p": SamplingParams(seed=6, top_p=0.9),
     "top-p of nearly all": SamplingParams(seed=7, temperature=1.3, top_p=0.999),
     "top-p of one": SamplingParams(seed=8, top_p=1e-9),
@@ -54,22 +54,23 @@ def store_noise(
 
 
 @pytest.mark.parametrize("seed", [0, 7, -1, 2**62])
-def test_the_bits_are_those_of_the_torch_noise_and_the_floats_as_exact(seed: int) -> None:
+def test_noise_bits_equal_those_of_torch_and_its_floats_are_as_accurate(seed: int) -> None:
     tokens = 8192
     keys = noise_keys(seed, 1, 2)
     a, b = torch.tensor(keys, device=DEVICE).to(torch.int32).chunk(2)
     bits = torch.empty(tokens, dtype=torch.int32, device=DEVICE)
-    found = torch.empty(tokens, device=DEVICE)
-    store_noise[(1,)](bits, found, a, b, TOKENS=tokens)
+    actual = torch.empty(tokens, device=DEVICE)
+    store_noise[(1,)](bits, actual, a, b, TOKENS=tokens)
     assert torch.equal(bits, random_bits([keys], tokens, DEVICE)[0])
     w = ((bits.long() & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
     exact = -(-torch.log1p(-w.clamp(max=W_MAX).double())).log()
-    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found, gumbel([keys], tokens, DEVICE)[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual, gumbel([keys], tokens, DEVICE)[0], rtol=1e-6, atol=1e-6)
 
 
-def stays(logits_SV: torch.Tensor, samples: list[Sample]) -> torch.Tensor:
-    """What the kernel's two numbers say, as the draw reads them."""
+def kept_tokens(logits_SV: torch.Tensor, samples: list[Sample]) -> torch.Tensor:
+    """Mask [S, V] of the tokens that pass the filters, from the kernel's two outputs as the draw
+    kernel reads them."""
     edge = torch.full((len(samples),), torch.nan, device=DEVICE)
     last = torch.full((len(samples),), -7, dtype=torch.int32, device=DEVICE)
     shape(logits_SV, draws_of(samples, DEVICE).columns_6S, edge, last)
@@ -82,62 +83,63 @@ def stays(logits_SV: torch.Tensor, samples: list[Sample]) -> torch.Tensor:
 
 @pytest.mark.parametrize("step", [0.0, 0.25], ids=["no ties", "many ties"])
 @pytest.mark.parametrize("name", FILTERED)
-def test_what_stays_is_what_stays_in_torch(name: str, step: float) -> None:
+def test_the_filters_keep_the_same_tokens_as_in_torch(name: str, step: float) -> None:
     logits = noise(1, VOCAB, seed=len(name)) * 2
     if step:
         logits = (logits / step).round() * step
     samples = samples_of(name)
     expected = shaped_logits(logits.clone(), [PARAMS[name]]) > -math.inf
-    found = stays(logits, samples)
-    assert torch.equal(found, expected)
-    assert bool(found.any())
+    actual = kept_tokens(logits, samples)
+    assert torch.equal(actual, expected)
+    assert bool(actual.any())
 
 
-def test_of_equal_tokens_on_the_edge_those_with_the_lowest_ids_stay() -> None:
-    """Half the mass of a flat row; its middle lies in the second tile that a program reads."""
+def test_of_tied_tokens_at_the_threshold_those_with_the_lowest_ids_are_kept() -> None:
+    """All logits are equal and top_p is 0.5. The last kept token lies in the second tile of a
+    program."""
     vocab = 2 * TILE + 900
     logits = torch.zeros(1, vocab, device=DEVICE)
-    found = stays(logits, [Sample(0, 0, SamplingParams(top_p=0.5))])
-    assert found[0].nonzero()[:, 0].tolist() == list(range(vocab // 2))
+    actual = kept_tokens(logits, [Sample(0, 0, SamplingParams(top_p=0.5))])
+    assert actual[0].nonzero()[:, 0].tolist() == list(range(vocab // 2))
 
 
-def test_banned_tokens_neither_count_nor_stay() -> None:
+def test_tokens_with_a_logit_of_minus_infinity_are_not_counted_or_kept() -> None:
     logits = noise(1, 300)
     logits[0, 100:] = -math.inf
     samples = [Sample(0, 0, SamplingParams(top_k=250, top_p=0.99))]
     expected = shaped_logits(logits.clone(), [samples[0].params]) > -math.inf
-    found = stays(logits, samples) & (logits > -math.inf)
-    assert torch.equal(found, expected)
+    actual = kept_tokens(logits, samples) & (logits > -math.inf)
+    assert torch.equal(actual, expected)
 
 
-def test_ids_are_those_of_the_torch_sampler() -> None:
-    """Rows lie in a wider buffer, and what stands behind them is NaN."""
+def test_ids_equal_those_of_the_torch_sampler() -> None:
+    """The rows are slices of a wider buffer that holds NaN after each row."""
     samples = samples_of(*PARAMS)
     buffer = torch.full((len(samples), VOCAB + 100), torch.nan, device=DEVICE)
     logits = buffer[:, :VOCAB]
     logits.copy_(noise(len(samples), VOCAB) * 2)
     with poisoned():
-        found = choose_tokens(logits, draws_of(samples, DEVICE))
-    assert found.tolist() == draw(logits, draws_of(samples, DEVICE)).tolist()
+        actual = choose_tokens(logits, draws_of(samples, DEVICE))
+    assert actual.tolist() == draw(logits, draws_of(samples, DEVICE)).tolist()
 
 
-def test_drawn_ids_are_those_of_the_torch_sampler_over_many_positions() -> None:
+def test_sampled_ids_equal_those_of_the_torch_sampler_at_many_positions() -> None:
     count, vocab = 40, DRAW_TILE + 100
     logits = noise(1, vocab).expand(count, vocab)
     samples = [Sample(0, position, SamplingParams(seed=5)) for position in range(count)]
-    found = choose_tokens(logits, draws_of(samples, DEVICE)).tolist()
-    assert found == draw(logits, draws_of(samples, DEVICE)).tolist()
-    assert len(set(found)) > count // 2
+    actual = choose_tokens(logits, draws_of(samples, DEVICE)).tolist()
+    assert actual == draw(logits, draws_of(samples, DEVICE)).tolist()
+    assert len(set(actual)) > count // 2
 
 
 @pytest.mark.parametrize("best", [0, DRAW_TILE - 1, DRAW_TILE, DRAW_TILE + 499])
-def test_a_greedy_sample_takes_the_largest_logit_wherever_it_stands(best: int) -> None:
+def test_a_greedy_sample_takes_the_largest_logit_at_any_position(best: int) -> None:
     logits = noise(1, DRAW_TILE + 500)
     logits[0, best] = 50.0
     assert choose_tokens(logits, draws_of(samples_of("greedy"), DEVICE)).tolist() == [best]
 
 
-def test_of_equal_logits_a_greedy_sample_takes_the_lowest_id() -> None:
+def test_a_greedy_sample_takes_the_lowest_id_of_equal_logits() -> None:
     logits = torch.zeros(1, 2 * DRAW_TILE, device=DEVICE)
     logits[0, [900, DRAW_TILE + 3]] = 1.0
     assert choose_tokens(logits, draws_of(samples_of("greedy"), DEVICE)).tolist() == [900]

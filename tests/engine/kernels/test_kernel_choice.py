@@ -1,4 +1,4 @@
-"""Which kernels an engine computes with, and what it says where they cannot compute."""
+"""Which kernels an engine uses, and the errors when they cannot run."""
 
 from __future__ import annotations
 
@@ -29,29 +29,31 @@ def test_auto_is_torch_on_a_cpu_and_triton_on_a_gpu() -> None:
     assert choose_kernels("auto", CUDA, "float32") == "triton"
 
 
-def test_what_is_asked_for_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert choose_kernels("torch", CUDA, "bfloat16") == "torch"
     assert choose_kernels("triton", CPU, "float32") == "triton"
 
 
-def test_triton_on_a_cpu_wants_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_on_a_cpu_requires_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(SettingsError, match=r"--kernels triton on cpu .* set TRITON_INTERPRET=1"):
         choose_kernels("triton", CPU, "float32")
 
 
-def test_the_interpreter_refuses_what_it_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_refused_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(SettingsError, match=r"--dtype bfloat16 .* use --dtype float32"):
         choose_kernels("triton", CPU, "bfloat16")
 
 
-@pytest.mark.parametrize("asked", ["auto", "triton"])
-def test_a_machine_without_triton_is_told_so(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "triton"])
+def test_without_triton_gpu_kernels_are_refused(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(SettingsError, match=rf"--kernels {asked} on cuda needs triton"):
-        choose_kernels(asked, CUDA, "bfloat16")
+    with pytest.raises(SettingsError, match=rf"--kernels {kernels} on cuda needs triton"):
+        choose_kernels(kernels, CUDA, "bfloat16")
 
 
 @pytest.mark.integration
@@ -62,7 +64,7 @@ def test_a_machine_without_triton_is_told_so(asked: str, monkeypatch: pytest.Mon
         ({"kernels": "triton", "dtype": "bfloat16"}, "--dtype bfloat16"),
     ],
 )
-def test_an_engine_is_refused_before_its_weights_are_read(
+def test_bad_kernel_settings_are_refused_before_weights_are_read(
     settings: dict[str, Any],
     message: str,
     tiny_model: Callable[[str], Path],
@@ -74,7 +76,7 @@ def test_an_engine_is_refused_before_its_weights_are_read(
 
 
 @pytest.mark.integration
-def test_the_flag_reaches_a_node_s_engine(
+def test_the_kernels_flag_reaches_a_nodes_engine(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -85,11 +87,11 @@ def test_the_flag_reaches_a_node_s_engine(
 
 
 @pytest.mark.integration
-def test_the_flag_reaches_generate(tiny_model: Callable[[str], Path]) -> None:
-    words = ["generate", "--model", str(tiny_model("llama-gqa4")), "--prompt", "a"]
+def test_the_kernels_flag_reaches_generate(tiny_model: Callable[[str], Path]) -> None:
+    arguments = ["generate", "--model", str(tiny_model("llama-gqa4")), "--prompt", "a"]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "baton_cli", *words, "--kernels", "triton"],
+        [sys.executable, "-m", "baton_cli", *arguments, "--kernels", "triton"],
         env=environment,
         capture_output=True,
         text=True,

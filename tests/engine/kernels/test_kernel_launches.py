@@ -1,4 +1,4 @@
-"""What the interpreter does not show: kernels compile with the arguments that they are given."""
+"""Kernels compile with the arguments of their launches. The interpreter does not compile them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 SMALL_KERNELS = {"_add_norm", "_draw", "_pick", "_rotate_store", "_shape", "_silu_mul"}
 
 
-def test_kernels_compile_as_a_models_layers_and_the_sampler_launch_them(tmp_path: Path) -> None:
+def test_kernels_compile_with_the_arguments_of_models_and_the_sampler(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the interpreter does not show: kernels compile, and fit a GPU's shared memory."""
+"""Kernels compile and fit a GPU's shared memory. The interpreter shows neither."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-# Of a program on the smallest of the GPUs since Ampere.
+# The least shared memory that a program can use on a GPU since Ampere.
 SHARED_BYTES = 99 << 10
 
 
@@ -26,6 +26,6 @@ def test_kernels_compile_and_fit_the_shared_memory_of_gpus(tmp_path: Path) -> No
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == 13
-    assert {name: size for name, size in found.items() if size > SHARED_BYTES} == {}
+    shared_bytes = json.loads(done.stdout)  # by kernel
+    assert len(shared_bytes) == 13
+    assert {name: size for name, size in shared_bytes.items() if size > SHARED_BYTES} == {}

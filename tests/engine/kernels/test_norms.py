@@ -1,4 +1,4 @@
-"""Residual add and RMSNorm in one kernel, against its torch twin and the definition."""
+"""Residual add and RMSNorm in one kernel, against torch and the definition."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ SHAPES = [(1, 64), (5, 96), (18, 128), (3, 1000), (2, 4096)]
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_sum_and_its_norm_are_those_of_torch(
+def test_the_sum_and_its_norm_equal_those_of_torch(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     can_compute(dtype)
     x, delta = noise(*shape, dtype=dtype, seed=1), noise(*shape, dtype=dtype, seed=2)
     weight = noise(shape[1], dtype=dtype, seed=3)
-    their_x = x.clone()
-    expected = TORCH_OPS.add_norm(their_x, delta, weight, EPS)
+    torch_x = x.clone()
+    expected = TORCH_OPS.add_norm(torch_x, delta, weight, EPS)
     with poisoned():
-        found = add_norm(x, delta, weight, EPS)
-    assert_close(found, expected)
-    assert torch.equal(x, their_x)
+        actual = add_norm(x, delta, weight, EPS)
+    assert_close(actual, expected)
+    assert torch.equal(x, torch_x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_without_a_delta_x_stays_and_its_norm_is_the_definition(dtype: torch.dtype) -> None:
+def test_without_a_delta_x_is_unchanged_and_its_norm_equals_the_definition(
+    dtype: torch.dtype,
+) -> None:
     can_compute(dtype)
     x, weight = noise(7, 80, dtype=dtype), noise(80, dtype=dtype, seed=1)
     before = x.clone()
     with poisoned():
-        found = add_norm(x, None, weight, EPS)
+        actual = add_norm(x, None, weight, EPS)
     exact = x.double()
     expected = exact / (exact.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-    assert_close(found, expected)
+    assert_close(actual, expected)
     assert torch.equal(x, before)
 
 
-def test_what_stands_behind_the_rows_is_neither_read_nor_written() -> None:
+def test_memory_after_the_rows_is_not_read_or_written() -> None:
     buffer = noise(4, 48)
     buffer[3] = torch.nan
     x, delta = buffer[:3], noise(3, 48, seed=1)
-    found = add_norm(x, delta, noise(48, seed=2), EPS)
-    assert bool(found.isfinite().all())
+    actual = add_norm(x, delta, noise(48, seed=2), EPS)
+    assert bool(actual.isfinite().all())
     assert bool(buffer[3].isnan().all())

@@ -1,4 +1,4 @@
-"""Both Ops over the same attention and in the same model, and the slots of a step."""
+"""Triton and torch Ops give the same attention and logits. Also: the KV slots of a step."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from tests.support.engines.kernels import DEVICE, assert_close, noise
 from tests.support.engines.tiny_models import prompt_of
 
 N, K, H, BLOCK, LAYERS = 4, 2, 16, 4, 2
-# A decode row, a piece with a past and a prompt, their blocks scattered over the pool.
+# A decode row, a later piece of a prompt and a whole prompt. Their blocks are scattered over the
+# pool.
 ROWS = [
     Row([0], 9, [BlockId(7), BlockId(2), BlockId(11)]),
     Row([0] * 3, 3, [BlockId(4), BlockId(9)]),
     Row([0] * 6, 0, [BlockId(1), BlockId(12)]),
 ]
 POSITIONS = [9, 3, 4, 5, 0, 1, 2, 3, 4, 5]
-# Block * BLOCK + place in the block.
+# block id * BLOCK + offset in the block
 SLOTS = [45, 19, 36, 37, 4, 5, 6, 7, 48, 49]
 
 
@@ -44,19 +45,19 @@ def memory_of(kv_heads: int, dim: int, layers: int) -> TorchMemory:
     return memory
 
 
-def test_a_steps_slots_are_where_its_tokens_kv_stands() -> None:
+def test_a_steps_slots_are_where_it_stores_its_tokens_kv() -> None:
     memory = memory_of(K, H, LAYERS)
     step = TorchAttention(memory, N).begin(ROWS)
     assert step.slots().slots_T.tolist() == SLOTS
     k, v = noise(len(SLOTS), K, H, seed=1), noise(len(SLOTS), K, H, seed=2)
     step.attend(1, noise(len(SLOTS), N, H), k, v)
     for token, slot in enumerate(SLOTS):
-        block, place = divmod(slot, BLOCK)
-        found = step.slots().pool[block, 1, :, :, place]
-        assert torch.equal(found, torch.stack([k[token], v[token]]))
+        block, offset = divmod(slot, BLOCK)
+        stored = step.slots().pool[block, 1, :, :, offset]
+        assert torch.equal(stored, torch.stack([k[token], v[token]]))
 
 
-def test_kv_that_a_kernel_has_stored_is_not_stored_again() -> None:
+def test_torch_attention_does_not_store_kv_that_is_marked_as_stored() -> None:
     memory = memory_of(K, H, LAYERS)
     before = memory.pool.clone()
     q, k, v = (noise(len(SLOTS), heads, H) for heads in (N, K, K))
@@ -64,24 +65,26 @@ def test_kv_that_a_kernel_has_stored_is_not_stored_again() -> None:
     assert torch.equal(memory.pool, before)
 
 
-@pytest.mark.parametrize("normed", [False, True], ids=["Llama", "Qwen3"])
-def test_attention_and_the_pool_are_the_same_by_kernels_and_by_torch(normed: bool) -> None:
-    norm = HeadNorm(noise(N + K, H, seed=5), 1e-6) if normed else None
+@pytest.mark.parametrize("with_norm", [False, True], ids=["Llama", "Qwen3"])
+def test_attention_outputs_and_the_pool_are_the_same_with_kernels_and_with_torch(
+    with_norm: bool,
+) -> None:
+    norm = HeadNorm(noise(N + K, H, seed=5), 1e-6) if with_norm else None
     rope = Rope(RopeConfig(type="default", theta=1e4), H, torch.float32, DEVICE)
     tables = rope.tables(torch.tensor(POSITIONS, device=DEVICE))
-    found = []
+    results = []  # (outputs, pool) of torch, then of the kernels
     for ops in (TORCH_OPS, ops_for("triton")):
         memory = memory_of(K, H, LAYERS)
         step = TorchAttention(memory, N).begin(ROWS)
         heads = noise(len(SLOTS), N + 2 * K, H, seed=6)
         out_TNH = ops.attend(heads, N, norm, tables, 1, step)
-        found.append((out_TNH, memory.pool))
-    assert_close(found[1][0], found[0][0])
-    assert_close(found[1][1], found[0][1])
+        results.append((out_TNH, memory.pool))
+    assert_close(results[1][0], results[0][0])
+    assert_close(results[1][1], results[0][1])
 
 
 @pytest.mark.parametrize("name", ["llama3-rope", "qwen3-gqa4"])
-def test_a_models_logits_are_the_same_by_kernels_and_by_torch(
+def test_a_models_logits_are_the_same_with_kernels_and_with_torch(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tiny_model(name)
@@ -103,8 +106,8 @@ def test_a_models_logits_are_the_same_by_kernels_and_by_torch(
 
 
 @pytest.mark.integration
-def test_an_engine_that_computes_by_torch_never_loads_triton() -> None:
-    """Torch wheels for CPUs bring none."""
+def test_an_engine_with_torch_kernels_never_imports_triton() -> None:
+    """CPU wheels of torch do not install triton."""
     script = """
 import sys
 from baton_engine.build import ops_for

@@ -1,4 +1,4 @@
-"""The paged attention kernels against attention by its definition."""
+"""The paged attention kernels against attention computed from its definition."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES = {
     "one-token rows": Case(spans=DECODE),
     "a mix": Case(spans=MIXED),
     "a prompt longer than a tile of queries": Case(spans=[(0, 70)], heads=(4, 1)),
-    "pieces that begin and end in mid-block": Case(spans=[(3, 7), (31, 2), (30, 3)]),
+    "chunked prefill that starts and ends inside a block": Case(spans=[(3, 7), (31, 2), (30, 3)]),
     "as many kv heads as heads": Case(spans=MIXED, heads=(4, 4)),
     "four heads per kv head": Case(spans=MIXED, heads=(8, 2)),
     "five heads per kv head": Case(spans=MIXED, heads=(5, 1)),
@@ -92,13 +92,13 @@ def test_attention_in_bfloat16_equals_the_definition(name: str) -> None:
 
 @pytest.mark.parametrize("window", [None, 200])
 @pytest.mark.parametrize("splits", [2, 8])
-def test_divided_keys_give_the_definition(splits: int, window: int | None) -> None:
+def test_split_keys_give_the_same_attention(splits: int, window: int | None) -> None:
     spans = [(470, 1), (256, 1), (128, 1), (127, 1), (0, 1)]  # most have splits without keys
     inputs = make_inputs(Case(spans=spans, heads=(2, 1), window=window))
     assert_near(attend(inputs, window, splits), inputs.expected_TNH)
 
 
-def test_the_keys_of_one_token_rows_are_divided_beside_longer_rows() -> None:
+def test_the_keys_of_one_token_rows_can_be_split_in_a_step_with_longer_rows() -> None:
     case = Case(spans=[(0, 19), (300, 1), (290, 3), (150, 1)], heads=(2, 1), dtype=torch.float16)
     inputs = make_inputs(case)
     assert_near(attend(inputs, splits=4), inputs.expected_TNH)
@@ -109,15 +109,15 @@ def test_rows_of_length_0_are_padding(splits: int) -> None:
     inputs = make_inputs(Case(spans=[(140, 1), (9, 1), (200, 1)]))
     lengths_R = inputs.rows.lengths_R.clone()
     lengths_R[1] = 0
-    found = attend(replace(inputs, rows=replace(inputs.rows, lengths_R=lengths_R)), splits=splits)
-    assert found[1].isnan().all()
-    assert_near(found[[0, 2]], inputs.expected_TNH[[0, 2]])
+    actual = attend(replace(inputs, rows=replace(inputs.rows, lengths_R=lengths_R)), splits=splits)
+    assert actual[1].isnan().all()
+    assert_near(actual[[0, 2]], inputs.expected_TNH[[0, 2]])
 
 
-def test_a_pool_may_have_more_elements_than_32_bits_count() -> None:
+def test_a_pool_can_have_more_elements_than_int32_can_count() -> None:
     kv_heads, block, dim, stride = 1, 16, 32, 1 << 30
     noise = torch.Generator().manual_seed(1)
-    # On a CPU nothing but the blocks touched takes memory.
+    # On a CPU only the pages that the test touches take memory.
     size = 3 * stride
     flat = torch.from_numpy(np.zeros(size, np.float16)) if DEVICE.type == "cpu" else None
     if flat is None:
@@ -138,7 +138,7 @@ def test_a_pool_may_have_more_elements_than_32_bits_count() -> None:
     assert_near(attend(inputs), inputs.expected_TNH)
 
 
-def test_keys_are_divided_only_where_rows_are_too_few_for_the_device() -> None:
+def test_keys_are_split_only_when_there_are_too_few_rows_for_the_device() -> None:
     assert splits_for(rows=256, kv_heads=8, longest=4096, processors=132) == 1
     assert splits_for(rows=32, kv_heads=8, longest=4096, processors=132) == 2
     assert splits_for(rows=8, kv_heads=8, longest=4096, processors=132) == 8

@@ -1,4 +1,4 @@
-"""QK-norm, rope and the store of K and V in one kernel, against their torch twin."""
+"""QK-norm, rope and the store of K and V in one kernel, against torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_comp
 
 LAYERS, BLOCK, BLOCKS = 3, 4, 9
 LAYER = 1
-# Query heads, kv heads, dim. The last two need several programs per token.
+# (query heads, kv heads, dim). The last two shapes need several programs per token.
 SHAPES = [(4, 4, 32), (8, 2, 96), (5, 1, 64), (5, 1, 128), (16, 4, 64), (24, 8, 128)]
 POSITIONS = [0, 7, 33, 1000, 2]
-# A slot per token, scattered over the pool; the last token has no place.
+# The slot of each token, scattered over the pool. The last token is not stored.
 SLOTS = [5, 35, 16, 19, -1]
 
 
 @dataclass
-class Recorded:
-    """The attention of a step that keeps what it is given."""
+class RecordingAttention:
+    """The attention of a step that records its arguments q, k and v."""
 
-    given: list[torch.Tensor] = field(default_factory=list)
+    arguments: list[torch.Tensor] = field(default_factory=list)
 
     def slots(self) -> KVSlots:
-        raise AssertionError("the twin leaves storing to attention")
+        raise AssertionError("TorchOps leaves the store of K and V to attention")
 
     def attend(
         self,
@@ -43,7 +43,7 @@ class Recorded:
         stored: bool = False,
     ) -> torch.Tensor:
         assert not stored
-        self.given = [q_TNH, k_TKH, v_TKH]
+        self.arguments = [q_TNH, k_TKH, v_TKH]
         return q_TNH
 
 
@@ -53,7 +53,7 @@ def tables(dim: int, dtype: torch.dtype) -> RopeTables:
 
 
 def pool_of(kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-    """Full of NaN."""
+    """A pool full of NaN."""
     shape = (BLOCKS, LAYERS, 2, kv_heads, BLOCK, dim)
     return torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
 
@@ -63,28 +63,29 @@ def slots_of(pool: torch.Tensor) -> KVSlots:
 
 
 def check(n: int, k: int, dim: int, dtype: torch.dtype, norm: HeadNorm | None) -> None:
-    """q and k in place, and K, V and nothing else in the pool."""
+    """rotate_store() changes q and k in place like torch, and stores K and V and nothing else in
+    the pool."""
     rope, pool = tables(dim, dtype), pool_of(k, dim, dtype)
-    given = noise(len(POSITIONS), n + 2 * k, dim, dtype=dtype)
-    twin = Recorded()
-    TORCH_OPS.attend(given.clone(), n, norm, rope, LAYER, twin)
-    q_TNH, k_TKH, v_TKH = twin.given
-    rotate_store(given, n, norm, rope, LAYER, slots_of(pool))
-    assert_close(given[:, :n], q_TNH)
-    assert_close(given[:, n : n + k], k_TKH)
-    assert torch.equal(given[:, n + k :], v_TKH)
+    heads = noise(len(POSITIONS), n + 2 * k, dim, dtype=dtype)
+    expected = RecordingAttention()
+    TORCH_OPS.attend(heads.clone(), n, norm, rope, LAYER, expected)
+    q_TNH, k_TKH, v_TKH = expected.arguments
+    rotate_store(heads, n, norm, rope, LAYER, slots_of(pool))
+    assert_close(heads[:, :n], q_TNH)
+    assert_close(heads[:, n : n + k], k_TKH)
+    assert torch.equal(heads[:, n + k :], v_TKH)
     for token, slot in enumerate(SLOTS):
         if slot >= 0:
-            block, place = divmod(slot, BLOCK)
-            stored = pool[block, LAYER, :, :, place]
-            assert torch.equal(stored, given[token, n:].view(2, k, dim))
-            pool[block, LAYER, :, :, place] = torch.nan
+            block, offset = divmod(slot, BLOCK)
+            stored = pool[block, LAYER, :, :, offset]
+            assert torch.equal(stored, heads[token, n:].view(2, k, dim))
+            pool[block, LAYER, :, :, offset] = torch.nan
     assert bool(pool.isnan().all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k", "dim"), SHAPES)
-def test_rotated_heads_and_the_pool_are_those_of_torch(
+def test_rotated_heads_and_the_pool_equal_those_of_torch(
     n: int, k: int, dim: int, dtype: torch.dtype
 ) -> None:
     can_compute(dtype)
@@ -100,26 +101,27 @@ def test_heads_are_normalised_before_they_are_rotated(
     check(n, k, dim, dtype, HeadNorm(noise(n + k, dim, dtype=dtype, seed=4), 1e-6))
 
 
-def test_an_offset_beyond_int32_in_the_pool_is_reached() -> None:
-    """The pool has 2^31 numbers before its last block; only the pages written are ever touched."""
+def test_kv_is_stored_at_pool_offsets_beyond_int32() -> None:
+    """The pool has 2^31 numbers before its last block. Only the pages that are written take
+    memory."""
     dim, kv_heads = 64, 1
     numbers = LAYERS * 2 * kv_heads * BLOCK * dim
     blocks = 2**31 // numbers + 2
-    # Not torch's zeros, which touch every page.
+    # torch.zeros would touch every page.
     zeros = np.zeros((blocks, LAYERS, 2, kv_heads, BLOCK, dim), np.float16)
     pool = torch.from_numpy(zeros).to(DEVICE)
     slots = KVSlots(pool, torch.tensor([blocks * BLOCK - 1], device=DEVICE))
-    given = noise(1, 4, dim, dtype=torch.float16)
+    heads = noise(1, 4, dim, dtype=torch.float16)
     cos_T1H, sin_T1H = tables(dim, torch.float16)
-    rotate_store(given, 2, None, (cos_T1H[:1], sin_T1H[:1]), LAYERS - 1, slots)
-    assert torch.equal(pool[-1, -1, :, 0, -1], given[0, 2:])
+    rotate_store(heads, 2, None, (cos_T1H[:1], sin_T1H[:1]), LAYERS - 1, slots)
+    assert torch.equal(pool[-1, -1, :, 0, -1], heads[0, 2:])
 
 
-def test_a_value_that_is_infinite_stays_as_it_is() -> None:
-    """v is not multiplied by 1 and 0."""
+def test_an_infinite_value_is_stored_unchanged() -> None:
+    """A rotation of v by 1 and 0 would turn infinity into NaN."""
     pool = pool_of(1, 32, torch.float32)
-    given = noise(len(POSITIONS), 3, 32)
-    given[:, 2, 5] = torch.inf
-    rotate_store(given, 1, None, tables(32, torch.float32), LAYER, slots_of(pool))
-    block, place = divmod(SLOTS[0], BLOCK)
-    assert torch.equal(pool[block, LAYER, 1, 0, place], given[0, 2])
+    heads = noise(len(POSITIONS), 3, 32)
+    heads[:, 2, 5] = torch.inf
+    rotate_store(heads, 1, None, tables(32, torch.float32), LAYER, slots_of(pool))
+    block, offset = divmod(SLOTS[0], BLOCK)
+    assert torch.equal(pool[block, LAYER, 1, 0, offset], heads[0, 2])

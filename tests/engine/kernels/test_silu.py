@@ -1,4 +1,4 @@
-"""silu(gate) * up in one kernel, against its torch twin."""
+"""silu(gate) * up in one kernel, against torch."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_comp
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 8), (18, 96), (3, BLOCK), (2, BLOCK + 476)])
-def test_the_product_is_that_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_the_product_equals_that_of_torch(shape: tuple[int, int], dtype: torch.dtype) -> None:
     can_compute(dtype)
     tokens, size = shape
     gate_up = noise(tokens, 2 * size, dtype=dtype) * 4
     with poisoned():
-        found = silu_mul(gate_up)
-    assert_close(found, TORCH_OPS.silu_mul(gate_up.clone()))
+        actual = silu_mul(gate_up)
+    assert_close(actual, TORCH_OPS.silu_mul(gate_up.clone()))
 
 
 def test_a_gate_of_any_size_gives_a_finite_product() -> None:
     gate = torch.tensor([[-3e38, -1e4, -90.0, 0.0, 90.0, 1e4]], device=DEVICE)
-    found = silu_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))
-    assert found[0].tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0, 90.0, 1e4], abs=1e-30)
+    actual = silu_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))
+    assert actual[0].tolist() == pytest.approx([0.0, 0.0, 0.0, 0.0, 90.0, 1e4], abs=1e-30)
 
 
-def test_what_stands_behind_the_rows_is_not_read() -> None:
+def test_memory_after_the_rows_is_not_read() -> None:
     buffer = noise(3, 20)
     buffer[2] = torch.nan
     assert bool(silu_mul(buffer[:2]).isfinite().all())

@@ -1,4 +1,4 @@
-"""The plain store of K and V against its definition."""
+"""The kernel that stores K and V without a rotation, against its definition."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LAYERS, BLOCK = 3, 16
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("kv_heads", "dim"), [(1, 24), (2, 32), (4, 128)])
-def test_tokens_go_to_their_slots_and_nothing_else_is_touched(
+def test_tokens_are_stored_in_their_slots_and_nothing_else_is_written(
     kv_heads: int, dim: int, dtype: torch.dtype
 ) -> None:
     can_compute(dtype)
     pool = noise(6, LAYERS, 2, kv_heads, BLOCK, dim, dtype=dtype)
     expected = pool.clone()
-    slots = [3 * BLOCK + 5, 16, 5 * BLOCK + 15, -1, 31]  # the fourth has no place
+    slots = [3 * BLOCK + 5, 16, 5 * BLOCK + 15, -1, 31]  # the fourth token is not stored
     # Slices of a wider tensor, as a model's projections give them.
     qkv = noise(len(slots), 3 * kv_heads, dim, dtype=dtype, seed=1)
     k_TKH, v_TKH = qkv[:, kv_heads : 2 * kv_heads], qkv[:, 2 * kv_heads :]

@@ -1,4 +1,4 @@
-"""TritonAttention does what its torch twin does, given the same rows."""
+"""TritonAttention gives the same outputs, pool and slots as TorchAttention."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ SPANS = {
 }
 
 
-def memory() -> TorchMemory:
+def make_memory() -> TorchMemory:
     layout = kv_layout(layers=len(WINDOWS), heads=KV_HEADS, dim=DIM, block=BLOCK)
-    made = TorchMemory(layout, POOL, DEVICE)
-    made.pool.copy_(noise(*made.pool.shape))
-    return made
+    memory = TorchMemory(layout, POOL, DEVICE)
+    memory.pool.copy_(noise(*memory.pool.shape))
+    return memory
 
 
 def rows_of(spans: Sequence[tuple[int, int]]) -> list[Row]:
-    """Rows (start, tokens) with blocks of their own, and one more than they need."""
+    """Rows from spans (start, tokens), each with its own blocks and one block more than it
+    needs."""
     free = list(range(1, POOL + 1))
     random.Random(0).shuffle(free)
     return [
@@ -47,45 +48,47 @@ def rows_of(spans: Sequence[tuple[int, int]]) -> list[Row]:
 
 
 @pytest.mark.parametrize("name", SPANS)
-def test_outputs_and_the_pool_are_those_of_the_twin(name: str) -> None:
+def test_outputs_and_the_pool_equal_those_of_torch(name: str) -> None:
     rows, tokens = rows_of(SPANS[name]), sum(count for _, count in SPANS[name])
-    both = memory(), memory()
-    twin: StepAttention = TorchAttention(both[0], HEADS, WINDOWS).begin(rows)
+    both = make_memory(), make_memory()
+    torch_step: StepAttention = TorchAttention(both[0], HEADS, WINDOWS).begin(rows)
     step: StepAttention = TritonAttention(both[1], HEADS, WINDOWS).begin(rows)
     for layer in range(len(WINDOWS)):
         qkv = noise(tokens, HEADS + 2 * KV_HEADS, DIM, seed=layer)
         q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
-        assert_near(step.attend(layer, q, k, v), twin.attend(layer, q, k, v).cpu().double())
+        expected = torch_step.attend(layer, q, k, v).cpu().double()
+        assert_near(step.attend(layer, q, k, v), expected)
     assert torch.equal(both[0].pool, both[1].pool)
 
 
 @pytest.mark.parametrize("name", SPANS)
-def test_slots_are_those_of_the_twin(name: str) -> None:
-    rows, held = rows_of(SPANS[name]), memory()
-    twin = TorchAttention(held, HEADS).begin(rows).slots()
-    slots = TritonAttention(held, HEADS).begin(rows).slots()
-    assert torch.equal(slots.slots_T, twin.slots_T)
-    assert slots.pool is twin.pool is held.pool
+def test_slots_equal_those_of_torch(name: str) -> None:
+    rows, memory = rows_of(SPANS[name]), make_memory()
+    expected = TorchAttention(memory, HEADS).begin(rows).slots()
+    slots = TritonAttention(memory, HEADS).begin(rows).slots()
+    assert torch.equal(slots.slots_T, expected.slots_T)
+    assert slots.pool is expected.pool is memory.pool
 
 
-def test_what_a_kernel_stored_is_not_stored_again() -> None:
-    rows, held = rows_of(SPANS["a mix"]), memory()
-    before = held.pool.clone()
-    step = TritonAttention(held, HEADS).begin(rows)
+def test_triton_attention_does_not_store_kv_that_is_marked_as_stored() -> None:
+    rows, memory = rows_of(SPANS["a mix"]), make_memory()
+    before = memory.pool.clone()
+    step = TritonAttention(memory, HEADS).begin(rows)
     qkv = noise(20, HEADS + 2 * KV_HEADS, DIM)
     q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     step.attend(0, q, k, v, stored=True)
-    assert torch.equal(held.pool, before)
+    assert torch.equal(memory.pool, before)
 
 
-@pytest.mark.parametrize("starts", [[290], [30, 7, 0]], ids=["keys divided", "several rows"])
-def test_a_step_over_inputs_that_keep_their_place_does_what_a_begun_one_does(
+@pytest.mark.parametrize("starts", [[290], [30, 7, 0]], ids=["split keys", "several rows"])
+def test_a_step_over_fixed_buffers_equals_a_step_from_begin(
     starts: list[int],
 ) -> None:
-    """With a line of padding behind the rows, which reads block 0 and stores nothing."""
+    """If there are several rows, a line of padding follows them. It reads block 0 and stores
+    nothing."""
     rows = rows_of([(start, 1) for start in starts])
     lines = len(rows) if len(rows) == 1 else len(rows) + 1
-    both = memory(), memory()
+    both = make_memory(), make_memory()
     begun = TritonAttention(both[0], HEADS, WINDOWS).begin(rows)
     slots = torch.full((lines,), -1, dtype=torch.int64, device=DEVICE)
     lengths = torch.ones(lines, dtype=torch.int32, device=DEVICE)
@@ -94,13 +97,13 @@ def test_a_step_over_inputs_that_keep_their_place_does_what_a_begun_one_does(
     for line, row in enumerate(rows):
         lengths[line] = row.start + 1
         table[line, : len(row.blocks)] = torch.tensor(row.blocks)
-    kept = TritonAttention(both[1], HEADS, WINDOWS).over(slots, lengths, table)
+    fixed = TritonAttention(both[1], HEADS, WINDOWS).over(slots, lengths, table)
     for layer in range(len(WINDOWS)):
         qkv = noise(lines, HEADS + 2 * KV_HEADS, DIM, seed=layer)
         q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
         real = slice(len(rows))
         expected = begun.attend(layer, q[real], k[real], v[real])
-        found = kept.attend(layer, q, k, v)
-        assert_near(found[real], expected.cpu().double())
-        assert bool(found.isfinite().all())
+        actual = fixed.attend(layer, q, k, v)
+        assert_near(actual[real], expected.cpu().double())
+        assert bool(actual.isfinite().all())
     assert torch.equal(both[0].pool, both[1].pool)

@@ -1,4 +1,4 @@
-"""A whole engine on kernels: its greedy ids are those of transformers."""
+"""A whole engine with kernels: its greedy ids equal those of transformers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Report = Callable[[str, object], None]
         *(pytest.param(name, marks=pytest.mark.long) for name in ("llama-gqa4", "mistral-window")),
     ],
 )
-def test_ids_equal_those_of_transformers_in_pieces_and_from_the_cache(
+def test_ids_equal_those_of_transformers_with_chunked_prefill_and_from_the_cache(
     name: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, kernels="triton", device=DEVICE.type, max_batched_tokens=24)
     params = msgspec.structs.replace(GREEDY, max_tokens=NEW_TOKENS)
     for label in ("cold", "warm"):
-        found = generate_ids(engine, PROMPTS, params)
-        for prompt, ids in zip(PROMPTS, found, strict=True):
+        actual = generate_ids(engine, PROMPTS, params)
+        for prompt, ids in zip(PROMPTS, actual, strict=True):
             compare(reference(folder, prompt, NEW_TOKENS), ids, tally, f"{label}, {len(prompt)}")
     assert engine.load().cached_prompt_tokens_total > 0
     record_property("exactness", f"{name}, kernels: {tally}")
