@@ -45,7 +45,8 @@ def probe_key(pool: str, node: NodeId, epoch: Epoch) -> bytes:
 
 
 def room_key(fingerprint: Fingerprint) -> bytes:
-    """data: a node puts this key to check that an instance accepts chunks."""
+    """data: the prefix of the keys that a node puts to check that an instance accepts chunks. They
+    end in `:0`, `:1`, and so on."""
     return f"kv1:{fingerprint}:room".encode()
 
 
