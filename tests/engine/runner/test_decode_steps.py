@@ -1,4 +1,4 @@
-"""Plain decode steps: padded to a size, over memory that keeps its place, one launched ahead."""
+"""Plain decode steps: padded to a size, in fixed buffers, with one step launched ahead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.engines.decoding import (
 
 Folders = Callable[[str], Path]
 LENGTHS = (5, 30, 17, 8, 1, 23, 16, 40, 7, 12)
-STEPS = 20  # more than two blocks
+STEPS = 20  # tokens, more than two blocks
 SIZES = (1, 2, 4, 8, 10)
 MODEL = "llama-gqa2-tied"
 
@@ -47,15 +47,15 @@ def pool_of(runner: TorchRunner) -> torch.Tensor:
     return memory.pool
 
 
-def asking(row: Row) -> Row:
-    """For what no plain decode step gives; the id is the same."""
+def with_logprobs(row: Row) -> Row:
+    """The row with logprobs, which a plain decode step does not compute. The id is the same."""
     [sample] = row.samples
     params = msgspec.structs.replace(sample.params, logprobs=1)
     return msgspec.structs.replace(row, samples=(Sample(0, sample.position, params),))
 
 
 def prefilled(runner: TorchRunner, count: int = len(LENGTHS)) -> tuple[Driver, list[Stream]]:
-    """All prompts computed, in one step of longer rows."""
+    """Streams whose prompts were computed in one step."""
     made, driver = streams(LENGTHS[:count]), Driver(runner)
     driver.step(made)
     driver.read()
@@ -63,7 +63,7 @@ def prefilled(runner: TorchRunner, count: int = len(LENGTHS)) -> tuple[Driver, l
 
 
 @pytest.mark.parametrize("top", [1, 2, 3, 8, 9, 216, 250, 256, 257, 272, 300, 512])
-def test_buckets_ascend_to_the_largest_batch_and_are_never_far_above_a_batch(top: int) -> None:
+def test_buckets_ascend_to_the_largest_batch_with_a_bounded_padding(top: int) -> None:
     sizes = buckets(top)
     assert sizes[-1] == top
     assert list(sizes) == sorted(set(sizes))
@@ -73,16 +73,16 @@ def test_buckets_ascend_to_the_largest_batch_and_are_never_far_above_a_batch(top
         assert padded - rows < (16 if rows > 256 else 8)
 
 
-def test_the_first_sizes_are_doubled_and_later_ones_are_eight_apart() -> None:
+def test_buckets_double_up_to_8_and_then_grow_by_8_and_by_16() -> None:
     assert buckets(40) == (1, 2, 4, 8, 16, 24, 32, 40)
     assert buckets(300)[-6:] == (240, 248, 256, 272, 288, 300)
 
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("late", [False, True], ids=["read at once", "read a step late"])
-@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["unpadded", "padded"])
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9, 10])
-def test_ids_are_those_of_each_request_alone(
+def test_ids_equal_those_of_each_request_alone(
     count: int, sizes: tuple[int, ...], late: bool, tiny_model: Folders, expected: list[list[int]]
 ) -> None:
     runner = make_runner(tiny_model(MODEL), sizes=sizes)
@@ -93,7 +93,7 @@ def test_ids_are_those_of_each_request_alone(
     assert [each.given for each in made] == expected[:count]
 
 
-def test_a_step_sends_all_its_inputs_and_reads_nothing_that_an_earlier_one_left(
+def test_a_step_uses_no_inputs_of_an_earlier_step(
     tiny_model: Folders, expected: list[list[int]]
 ) -> None:
     runner = make_runner(tiny_model(MODEL), sizes=SIZES, make_staging=spoiled_staging)
@@ -106,25 +106,25 @@ def test_a_step_sends_all_its_inputs_and_reads_nothing_that_an_earlier_one_left(
     assert len(made[0].given) == STEPS
 
 
-def test_a_step_runs_in_the_smallest_size_that_holds_it_and_larger_ones_as_they_are(
+def test_a_step_is_padded_to_the_smallest_size_that_fits_or_runs_unpadded(
     tiny_model: Folders, expected: list[list[int]]
 ) -> None:
-    noting = RecordingGraphs()
-    driver, made = prefilled(make_runner(tiny_model(MODEL), sizes=(2, 4, 8), recorder=noting))
+    recorder = RecordingGraphs()
+    driver, made = prefilled(make_runner(tiny_model(MODEL), sizes=(2, 4, 8), recorder=recorder))
     for count in (10, 8, 5, 4, 3, 2, 1):
         driver.step(made[:count], late=True)
     driver.read()
-    assert noting.sizes == [8, 8, 4, 4, 2, 2]
+    assert recorder.sizes == [8, 8, 4, 4, 2, 2]
     assert [each.given for each in made] == [
         ids[: len(each.given)] for each, ids in zip(made, expected, strict=True)
     ]
 
 
-@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
-def test_rows_may_change_places_leave_and_come_back(
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["unpadded", "padded"])
+def test_ids_stay_the_same_when_rows_change_places_leave_and_return(
     sizes: tuple[int, ...], tiny_model: Folders, expected: list[list[int]]
 ) -> None:
-    """While one is away the others go on; its key is then new to the batch again."""
+    """The other rows advance while a row is away. When it returns, its key is new to the batch."""
     driver, made = prefilled(make_runner(tiny_model(MODEL), sizes=sizes))
     batches = [made, made[::-1], made[2:], made[5:] + made[:5], made[:1], made[1::2], made]
     for batch in batches * 2:
@@ -134,17 +134,17 @@ def test_rows_may_change_places_leave_and_come_back(
         assert each.given == ids[: len(each.given)]
 
 
-@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
-def test_steps_of_both_kinds_follow_each_other_unread(
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["unpadded", "padded"])
+def test_plain_and_other_steps_can_be_launched_ahead_of_each_other(
     sizes: tuple[int, ...], tiny_model: Folders, expected: list[list[int]]
 ) -> None:
-    """Prompts join while others decode, and some ask for what a plain step does not give."""
+    """Prompts join while others decode, and some steps compute logprobs, so they are not plain."""
     made = streams(LENGTHS)
     driver = Driver(make_runner(tiny_model(MODEL), sizes=sizes))
     driver.step(made[:4])
     for number in range(STEPS - 1):
-        joined = made[: 4 + number // 2]
-        driver.step(joined, late=True, change=asking if number % 5 == 3 else lambda row: row)
+        batch = made[: 4 + number // 2]
+        driver.step(batch, late=True, change=with_logprobs if number % 5 == 3 else lambda row: row)
     driver.read()
     for each, ids in zip(made, expected, strict=True):
         assert each.given == ids[: len(each.given)]
@@ -152,7 +152,7 @@ def test_steps_of_both_kinds_follow_each_other_unread(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whoever_is_in_a_step_and_whenever_it_is_read_ids_are_the_same(
+def test_ids_do_not_depend_on_the_batch_or_on_when_steps_are_read(
     seed: int, tiny_model: Folders, expected: list[list[int]]
 ) -> None:
     draw = random.Random(seed)
@@ -163,14 +163,16 @@ def test_whoever_is_in_a_step_and_whenever_it_is_read_ids_are_the_same(
         going = [each for each in made if len(each.given) < STEPS - 1]
         batch = draw.sample(going, draw.randint(1, len(going))) if going else made[:1]
         plain = draw.random() < 0.8
-        driver.step(batch, late=draw.random() < 0.8, change=(lambda row: row) if plain else asking)
+        driver.step(
+            batch, late=draw.random() < 0.8, change=(lambda row: row) if plain else with_logprobs
+        )
     driver.read()
     for each, ids in zip(made, expected, strict=True):
         assert each.given[:STEPS] == ids[: len(each.given)]
 
 
-def test_a_key_with_other_parameters_is_another_request(tiny_model: Folders) -> None:
-    """The blocks of the first have gone to the second, in another order."""
+def test_a_key_with_different_parameters_is_a_different_request(tiny_model: Folders) -> None:
+    """The second request has the blocks of the first, in another order."""
     runner = make_runner(tiny_model(MODEL), sizes=SIZES)
     first, second = streams(LENGTHS[:1], [GREEDY])[0], streams(LENGTHS[:1], [KINDS[1]])[0]
     second.blocks = first.blocks[::-1]
@@ -187,26 +189,27 @@ def test_a_key_with_other_parameters_is_another_request(tiny_model: Folders) -> 
     assert second.given == fresh.given
 
 
-def test_a_step_that_is_tried_again_takes_the_blocks_it_has_then(tiny_model: Folders) -> None:
-    """Launched ahead, forgotten, and launched anew when its new block was another's meanwhile."""
+def test_a_relaunched_step_uses_the_current_blocks_of_its_row(tiny_model: Folders) -> None:
+    """A step is launched ahead, dropped, and launched again after the row's newest block was
+    replaced."""
     runner = make_runner(tiny_model(MODEL), sizes=SIZES)
-    one = streams((15,), [GREEDY])[0]
+    stream = streams((15,), [GREEDY])[0]
     driver = Driver(runner)
-    driver.step([one])
+    driver.step([stream])
     driver.read()
-    forgotten = one.row()
-    runner.launch([forgotten])  # token 15, the last of its block
-    driver.step([one])
+    dropped = stream.row()
+    runner.launch([dropped])  # token 15, the last of its block
+    driver.step([stream])
     driver.read()
-    runner.launch([one.row()])  # token 16, the first of the next
-    one.blocks[2] = one.blocks.pop()
+    runner.launch([stream.row()])  # token 16, the first of the next block
+    stream.blocks[2] = stream.blocks.pop()
     for _ in range(8):
-        driver.step([one])
+        driver.step([stream])
     driver.read()
-    assert one.given == alone(make_runner(tiny_model(MODEL)), (15,), 10)[0]
+    assert stream.given == alone(make_runner(tiny_model(MODEL)), (15,), 10)[0]
 
 
-def test_padding_and_warming_touch_no_block_and_stale_lines_are_not_read(
+def test_padding_and_warm_up_write_no_block_and_stale_lines_are_not_read(
     tiny_model: Folders, expected: list[list[int]]
 ) -> None:
     runner = make_runner(tiny_model(MODEL), sizes=SIZES)
@@ -222,18 +225,19 @@ def test_padding_and_warming_touch_no_block_and_stale_lines_are_not_read(
     kept = {int(block) for block in made[0].blocks}
     for block in range(1, pool.shape[0]):
         if block not in kept:
-            pool[block] = torch.nan  # those of the nine others, which have ended
+            pool[block] = torch.nan  # the blocks of the nine other streams, which have finished
     for _ in range(STEPS - 2):
         driver.step(made[:1], late=True)
     driver.read()
     assert made[0].given == expected[0]
 
 
-@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
-def test_of_a_block_that_a_step_begins_the_rest_is_cleared(
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["unpadded", "padded"])
+def test_a_step_clears_the_rest_of_a_block_that_it_begins(
     sizes: tuple[int, ...], tiny_model: Folders
 ) -> None:
-    """Where attention copies blocks it is read under a mask, and NaN survives a weight of 0."""
+    """Attention over copied blocks reads that rest under a mask, and NaN times a weight of 0 is
+    NaN."""
     runner = make_runner(tiny_model(MODEL), sizes=sizes)
     pool_of(runner)[1:].fill_(torch.nan)
     made, driver = streams((16, 3)), Driver(runner)
@@ -244,11 +248,11 @@ def test_of_a_block_that_a_step_begins_the_rest_is_cleared(
     assert bool(pool_of(runner)[made[0].blocks[3]].isnan().all())
 
 
-def test_an_unpadded_runner_has_nothing_to_warm(tiny_model: Folders) -> None:
+def test_an_unpadded_runner_has_no_sizes_to_warm_up(tiny_model: Folders) -> None:
     assert make_runner(tiny_model(MODEL)).buckets == ()
 
 
-def test_parts_of_the_inputs_are_aligned_and_do_not_overlap() -> None:
+def test_the_input_arrays_are_aligned_and_do_not_overlap() -> None:
     for lines, width in ((1, 3), (8, 12), (33, 1), (250, 40)):
         size = inputs_size(lines, width)
         host = np.zeros(size, np.int32)
@@ -268,7 +272,7 @@ def test_parts_of_the_inputs_are_aligned_and_do_not_overlap() -> None:
         assert device.table_PM.shape == (lines, width)
 
 
-def test_a_line_of_padding_is_a_greedy_token_of_nobodys_block_that_is_stored_nowhere() -> None:
+def test_a_padding_line_is_a_greedy_token_in_block_0_that_is_not_stored() -> None:
     host = inputs_in(np.full(inputs_size(5, 3), 99, np.int32), 5, 3)
     pad(host, 2)
     for part, value in (
@@ -279,14 +283,14 @@ def test_a_line_of_padding_is_a_greedy_token_of_nobodys_block_that_is_stored_now
         assert (part[:2] == np.full(part.dtype.itemsize // 4, 99, np.int32).view(part.dtype)).all()
 
 
-def test_a_pinned_buffer_is_written_again_only_after_its_copy_was_waited_for() -> None:
+def test_a_pinned_buffer_is_reused_only_after_its_copy_is_done() -> None:
     hosts = [torch.zeros(4, dtype=torch.int32) for _ in range(2)]
     copies = [OverwrittenCopy(host) for host in hosts]
     staging = Staging(4, torch.device("cpu"), list(zip(hosts, copies, strict=True)))
     written = []
     for number in range(1, 5):
         host = staging.next()
-        assert host.tolist() == [-7_777_777] * 4  # it was waited for
+        assert host.tolist() == [-7_777_777] * 4  # synchronize() was called
         host[:] = number
         written.append(next(i for i, each in enumerate(hosts) if each[0] == number))
         staging.send(3)
@@ -296,7 +300,7 @@ def test_a_pinned_buffer_is_written_again_only_after_its_copy_was_waited_for() -
     assert [each.copies for each in copies] == [2, 2]
 
 
-def test_on_a_cpu_the_staging_buffer_is_the_devices_own() -> None:
+def test_on_a_cpu_the_staging_buffer_is_the_device_buffer() -> None:
     staging = Staging(64, torch.device("cpu"))
     staging.next()[:3] = [1, 2, 3]
     staging.send(64)

@@ -1,4 +1,4 @@
-"""Rows of all kinds laid out for a step, and a step that is read when it is done."""
+"""The layout of a step's rows of all kinds, and when a launched step is read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BLOCK = 4
 def row(start: int, tokens: Sequence[int], samples: int = 0) -> Row:
     first = 10 * tokens[0]
     blocks = [BlockId(first + index) for index in range((start + len(tokens)) // BLOCK + 2)]
-    asked = tuple(Sample(choice, 0, SamplingParams()) for choice in range(samples))
-    return Row(tokens, start, blocks, asked)
+    requested = tuple(Sample(choice, 0, SamplingParams()) for choice in range(samples))
+    return Row(tokens, start, blocks, requested)
 
 
-def test_one_token_rows_come_first_the_longest_before_others_and_equals_in_order() -> None:
+def test_one_token_rows_come_first_sorted_by_length_in_a_stable_order() -> None:
     rows = [row(9, [1, 2]), row(3, [3]), row(8, [4]), row(0, [5, 6, 7]), row(8, [8])]
     layout = Layout.of(rows)
     assert layout.order == [2, 4, 1, 0, 3]
@@ -36,7 +36,7 @@ def test_one_token_rows_come_first_the_longest_before_others_and_equals_in_order
     ("start", "tokens", "begun"),
     [
         (0, 3, [10]),
-        (0, 4, []),  # full at once
+        (0, 4, []),  # the row fills its block
         (0, 6, [11]),
         (3, 1, []),
         (4, 1, [11]),
@@ -46,15 +46,15 @@ def test_one_token_rows_come_first_the_longest_before_others_and_equals_in_order
         (2, 10, []),
     ],
 )
-def test_a_block_is_begun_by_the_row_that_writes_its_first_token_and_not_its_last(
+def test_a_step_begins_a_block_if_it_writes_the_first_token_but_not_the_last(
     start: int, tokens: int, begun: list[int]
 ) -> None:
     other = row(2, [7])
     assert Layout.of([other, row(start, [1] * tokens)]).begun(BLOCK) == begun
 
 
-def test_samples_are_counted_in_the_order_of_the_call() -> None:
-    """Laid out c, d, a, b; of a's two samples the first is behind c's and d's."""
+def test_sample_places_are_in_the_order_of_the_call() -> None:
+    """The layout is c, d, a, b, so a's two samples follow those of c and d."""
     a, b, c, d = row(5, [1, 2], 2), row(0, [3] * 3), row(9, [4], 1), row(8, [5], 3)
     layout = Layout.of([a, b, c, d])
     assert layout.order == [2, 3, 0, 1]
@@ -63,7 +63,7 @@ def test_samples_are_counted_in_the_order_of_the_call() -> None:
 
 
 class Event:
-    """One of a device that is done when somebody waits for it."""
+    """A fake CUDA event that logs its calls."""
 
     log: list[str]
 
@@ -74,7 +74,7 @@ class Event:
         self.log.append("waited")
 
 
-def test_a_step_of_a_device_is_read_behind_all_that_was_launched_for_it(
+def test_a_step_on_a_gpu_is_read_after_the_event_recorded_at_its_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Event.log = log = []
@@ -91,8 +91,8 @@ def test_a_step_of_a_device_is_read_behind_all_that_was_launched_for_it(
     assert log[1:] == ["waited", "finished"]
 
 
-def test_on_a_cpu_a_step_is_finished_when_it_is_launched() -> None:
+def test_on_a_cpu_a_step_is_read_when_it_is_launched() -> None:
     memory = [7]
     step = launched(lambda: plain_results(memory), torch.device("cpu"))
-    memory[0] = 8  # the next step's
+    memory[0] = 8  # the next step overwrites the memory
     assert step.read() == plain_results([7])

@@ -1,4 +1,4 @@
-"""One step of the torch runner: order, neighbours, stale memory, several samples of one row."""
+"""One step of the torch runner: order of results, independent rows, stale memory, samples."""
 
 from __future__ import annotations
 
@@ -42,46 +42,46 @@ def blocks(first: int, count: int) -> list[BlockId]:
 
 
 def sampled(runner: TorchRunner, row: Row) -> Sampled:
-    """What one row that is sampled once gives, alone in its step."""
+    """The sample of a step that consists of this row only."""
     [result] = runner.launch([row]).read()
-    [one] = result.samples
-    return one
+    [sample] = result.samples
+    return sample
 
 
-def likeliest(found: Sampled) -> dict[int, float]:
-    assert found.logprobs is not None
-    return {each.id: each.logprob for each in found.logprobs.top}
+def top_logprobs(sample: Sampled) -> dict[int, float]:
+    assert sample.logprobs is not None
+    return {each.id: each.logprob for each in sample.logprobs.top}
 
 
-def test_results_come_in_the_order_of_the_rows_whatever_the_layout(runner: TorchRunner) -> None:
+def test_results_are_in_the_order_of_the_rows(runner: TorchRunner) -> None:
     rows = []
     for index, length in enumerate((40, 1, 17, 3, 1)):
         prompt = prompt_of(length, seed=index)
         rows.append(Row(prompt, 0, blocks(1 + 4 * index, 4), ask(length, LOGPROBS)))
-    alone = [likeliest(sampled(runner, row)) for row in rows]
+    alone = [top_logprobs(sampled(runner, row)) for row in rows]
     order = list(range(len(rows)))
     for _ in range(3):
         random.Random(1).shuffle(order)
         results = runner.launch([rows[index] for index in order]).read()
-        for index, found in zip(order, results, strict=True):
-            assert likeliest(found.samples[0]) == pytest.approx(alone[index], abs=1e-4)
+        for index, result in zip(order, results, strict=True):
+            assert top_logprobs(result.samples[0]) == pytest.approx(alone[index], abs=1e-4)
 
 
-def test_rows_without_samples_give_nothing_and_their_kv_serves_later_rows(
+def test_a_row_without_samples_returns_none_and_its_kv_is_usable(
     runner: TorchRunner,
 ) -> None:
     prompt = prompt_of(50, seed=1)
     whole = sampled(runner, Row(prompt, 0, blocks(1, 4), ask(50, LOGPROBS)))
     own = blocks(10, 4)
-    nothing = RowResult()
+    empty = RowResult()
     rows = [Row(prompt[:20], 0, own), Row([5], 0, blocks(20, 1))]
-    assert runner.launch(rows).read() == [nothing, nothing]
-    assert runner.launch([Row(prompt[20:49], 20, own)]).read() == [nothing]
+    assert runner.launch(rows).read() == [empty, empty]
+    assert runner.launch([Row(prompt[20:49], 20, own)]).read() == [empty]
     pieces = sampled(runner, Row(prompt[49:], 49, own, ask(50, LOGPROBS)))
-    assert likeliest(pieces) == pytest.approx(likeliest(whole), abs=1e-4)
+    assert top_logprobs(pieces) == pytest.approx(top_logprobs(whole), abs=1e-4)
 
 
-def test_a_row_is_sampled_for_each_choice_with_its_own_noise(runner: TorchRunner) -> None:
+def test_each_choice_of_a_row_is_sampled_with_its_own_noise(runner: TorchRunner) -> None:
     params = SamplingParams(seed=5, n=6, temperature=5.0)
     samples = tuple(Sample(choice, 20, params) for choice in range(6))
     rows = [
@@ -96,12 +96,12 @@ def test_a_row_is_sampled_for_each_choice_with_its_own_noise(runner: TorchRunner
 
 
 @pytest.mark.parametrize("name", ["llama-gqa1", "qwen3-gqa4"])
-def test_what_others_left_in_the_pool_is_never_read_not_even_nan(
+def test_stale_values_in_the_pool_are_never_read(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
     clean, poisoned = make_runner(tiny_model(name)), make_runner(tiny_model(name))
     pool_of(poisoned)[1:].fill_(torch.nan)
-    found = []
+    results = []
     for runner in (clean, poisoned):
         long, short = prompt_of(30, seed=1), prompt_of(7, seed=2)
         runner.launch([Row(long[:21], 0, blocks(3, 2)), Row(short, 0, blocks(9, 1))]).read()
@@ -110,15 +110,16 @@ def test_what_others_left_in_the_pool_is_never_read_not_even_nan(
             Row([7], 7, blocks(9, 1), ask(8, LOGPROBS)),
         ]
         first = runner.launch(step).read()[1]
-        # Beside a longer row the rest of the short row's block is read under a mask.
+        # In a step with a longer row, attention reads the rest of the short row's block under a
+        # mask.
         step = [Row(long[28:29], 28, blocks(3, 2)), Row([8], 8, blocks(9, 1), ask(9, LOGPROBS))]
         masked = runner.launch(step).read()[1]
         ids = decode_alone(runner, long, [*blocks(3, 2), *blocks(40, 4)], 40)
-        found.append((first, masked, ids))
-    assert found[0] == found[1]
+        results.append((first, masked, ids))
+    assert results[0] == results[1]
 
 
-def test_a_step_writes_its_own_slots_and_no_other_block(runner: TorchRunner) -> None:
+def test_a_step_writes_only_to_the_blocks_of_its_rows(runner: TorchRunner) -> None:
     pool = pool_of(runner)
     pool.normal_()
     before = pool.clone()

@@ -1,4 +1,4 @@
-"""A whole engine on real weights with a step under way: its ids are those without."""
+"""A whole engine on real weights: its ids with overlapping steps equal those without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from baton_protocol.sampling import SamplingParams
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import make_request, run_requests, small_engine
 
-# Plain rows, and such as wait for their token or take another path; they end at various times.
+# Rows that need only plain decode steps and rows that need other kinds of steps. They finish at
+# different times.
 KINDS = (
     SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True),
     SamplingParams(seed=3, max_tokens=25, top_p=0.8),
@@ -30,10 +31,10 @@ def run(folder: Path, **settings: object) -> Ids:
         make_request(str(number), prompt, KINDS[number % len(KINDS)])
         for number, prompt in enumerate(PROMPTS)
     ]
-    found = run_requests(small_engine(folder, **settings), requests)
+    tokens = run_requests(small_engine(folder, **settings), requests)
     return {
-        str(id): sorted((each.choice, each.offset, each.id) for each in tokens)
-        for id, tokens in found.items()
+        str(id): sorted((each.choice, each.offset, each.id) for each in outputs)
+        for id, outputs in tokens.items()
     }
 
 
@@ -50,9 +51,9 @@ def expected(tiny_model: Callable[[str], Path]) -> Ids:
         {"kv_blocks": 30, "max_model_len": 200},
         {"max_num_seqs": 3},
     ],
-    ids=["roomy", "prompts in pieces", "few blocks", "few at a time"],
+    ids=["default", "chunked prefill", "few blocks", "few sequences"],
 )
-def test_ids_are_those_of_steps_that_are_read_before_the_next(
+def test_ids_with_overlap_equal_those_without(
     settings: dict[str, int], tiny_model: Callable[[str], Path], expected: Ids
 ) -> None:
     assert run(tiny_model("qwen3-gqa4"), overlap="on", **settings) == expected

@@ -1,4 +1,4 @@
-"""What is decided before weights are read: device, pool, lengths; and what is refused then."""
+"""The plan that is made before weights are read: device, pool and lengths, and its errors."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ MIB, GIB = 1 << 20, 1 << 30
 
 @pytest.fixture
 def folder(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A model whose weights cannot be read: whoever tries gets a WeightsError."""
+    """A model whose weights cannot be read: an attempt raises WeightsError."""
     shutil.copy(tiny_model("llama-gqa2-tied") / "config.json", tmp_path)
     (tmp_path / "model.safetensors").touch()
     return tmp_path
 
 
 def plan_of(folder: Path, free: int | None = 64 * GIB, **settings: Any) -> Plan:
-    """On a machine with so many bytes free; None where it does not say."""
+    """The plan on a machine with `free` bytes of free memory; None: unknown."""
     return make_plan(TorchSettings(model=folder, **settings), free=lambda: free)
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "found"),
+    ("name", "devices", "expected"),
     [
         ("cpu", 0, "cpu"),
         ("cpu", 2, "cpu"),
@@ -47,25 +47,25 @@ def plan_of(folder: Path, free: int | None = 64 * GIB, **settings: Any) -> Plan:
         ("cuda:1", 2, "cuda:1"),
     ],
 )
-def test_a_device_is_the_one_that_was_named(name: str, devices: int, found: str) -> None:
-    assert find_device(name, devices) == torch.device(found)
+def test_a_device_is_found_by_its_name(name: str, devices: int, expected: str) -> None:
+    assert find_device(name, devices) == torch.device(expected)
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "problem"),
+    ("name", "devices", "message"),
     [
         ("cuda", 0, "--device cuda: torch finds no CUDA device; use cpu"),
         ("cuda:1", 0, "--device cuda:1: torch finds no CUDA device; use cpu"),
         ("cuda:2", 2, "--device cuda:2: torch finds no such device; use one of cuda:0, cuda:1"),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(name: str, devices: int, problem: str) -> None:
-    with pytest.raises(SettingsError, match=problem):
+def test_a_missing_device_is_refused(name: str, devices: int, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         find_device(name, devices)
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"device": "cuda:"}, "--device cuda: is unknown; use cpu, cuda, cuda:N"),
         ({"device": "cpu:1"}, "--device cpu:1 is unknown"),
@@ -78,38 +78,38 @@ def test_a_device_that_is_not_there_is_refused(name: str, devices: int, problem:
         ({"load_format": "gguf"}, "--load-format gguf is unknown; use auto, dummy"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(
-    settings: dict[str, Any], named: str, folder: Path
+def test_an_invalid_setting_is_named_in_the_error(
+    settings: dict[str, Any], message: str, folder: Path
 ) -> None:
-    with pytest.raises(SettingsError, match=named):
+    with pytest.raises(SettingsError, match=message):
         plan_of(folder, **settings)
 
 
-def test_the_pool_is_a_gib_where_the_machine_has_plenty(folder: Path) -> None:
+def test_the_pool_is_one_gib_if_the_machine_has_enough_memory(folder: Path) -> None:
     plan = plan_of(folder)
     assert plan.num_blocks == GIB // plan.layout.block_bytes
     assert plan_of(folder, None).num_blocks == plan.num_blocks
 
 
-def test_the_pool_is_never_more_than_the_machine_leaves(folder: Path) -> None:
+def test_the_pool_fits_in_the_machines_free_memory(folder: Path) -> None:
     plan = plan_of(folder, 300 * MIB)
     assert plan.room == MemoryBudget(total=300 * MIB, share=0.9)
     used = fixed_bytes(plan.demand, plan.max_model_len) + pool_bytes(plan.demand, plan.num_blocks)
     assert 0.9 * plan.room.limit < used <= plan.room.limit
-    beside_a_tier = plan_of(folder, 300 * MIB, host_kv_memory=100 * MIB)
-    lost = 100 * MIB // plan.layout.block_bytes
-    assert plan.num_blocks - beside_a_tier.num_blocks in (lost, lost + 1)
+    with_host_tier = plan_of(folder, 300 * MIB, host_kv_memory=100 * MIB)
+    tier_blocks = 100 * MIB // plan.layout.block_bytes
+    assert plan.num_blocks - with_host_tier.num_blocks in (tier_blocks, tier_blocks + 1)
 
 
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(folder: Path) -> None:
-    with pytest.raises(SettingsError, match="the model does not fit: weights") as caught:
+    with pytest.raises(SettingsError, match="the model does not fit: weights") as error:
         build_torch(TorchSettings(model=folder), free=lambda: 20 * MIB)
-    assert "\n" not in str(caught.value)
-    assert "GiB of free memory" in str(caught.value)
+    assert "\n" not in str(error.value)
+    assert "GiB of free memory" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "blamed"),
+    ("settings", "message"),
     [
         ({"kv_memory": 500 * GIB}, r"--kv-memory does not fit: .* = 500\.1 GiB"),
         ({"kv_blocks": 1 << 26}, r"--kv-blocks does not fit: .* \+ --kv-blocks "),
@@ -118,25 +118,25 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(folder
         ({"kv_blocks": 10, "max_num_seqs": 1 << 28}, "the model does not fit: .*activations"),
     ],
 )
-def test_a_size_that_this_machine_cannot_hold_is_refused_unless_it_is_to_overcommit(
-    folder: Path, settings: dict[str, Any], blamed: str
+def test_a_size_that_the_machine_cannot_hold_is_refused_without_overcommit(
+    folder: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=blamed) as caught:
+    with pytest.raises(SettingsError, match=message) as error:
         plan_of(folder, 20 * GIB, **settings)
-    assert "--overcommit" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "--overcommit" in str(error.value)
+    assert "\n" not in str(error.value)
     plan = plan_of(folder, 20 * GIB, **settings, overcommit=True)
     if "kv_memory" in settings:
         assert plan.num_blocks == 500 * GIB // plan.layout.block_bytes
     plan_of(folder, None, **settings)
 
 
-def test_a_pool_whose_size_was_given_may_take_all_that_is_free(folder: Path) -> None:
+def test_a_pool_with_an_explicit_size_may_take_all_free_memory(folder: Path) -> None:
     plan = plan_of(folder, 20 * GIB, kv_memory=int(19.5 * GIB))
     assert plan.num_blocks == int(19.5 * GIB) // plan.layout.block_bytes
 
 
-def test_a_model_with_less_room_than_it_was_made_for_has_shorter_sequences(folder: Path) -> None:
+def test_with_little_memory_the_maximum_sequence_length_is_shorter(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = 1 << 24
     (folder / "config.json").write_text(json.dumps(config))
@@ -147,43 +147,43 @@ def test_a_model_with_less_room_than_it_was_made_for_has_shorter_sequences(folde
     assert longest + pool_bytes(plan.demand, plan.num_blocks) <= plan.room.limit
 
 
-@pytest.mark.parametrize(("asked", "overlaps"), [("auto", False), ("on", True), ("off", False)])
-def test_steps_overlap_on_a_cpu_where_they_are_told_to(
-    asked: str, overlaps: bool, tiny_model: Callable[[str], Path]
+@pytest.mark.parametrize(("overlap", "expected"), [("auto", False), ("on", True), ("off", False)])
+def test_steps_overlap_on_a_cpu_only_with_overlap_on(
+    overlap: str, expected: bool, tiny_model: Callable[[str], Path]
 ) -> None:
-    assert small_engine(tiny_model("llama-gqa1"), overlap=asked).overlap is overlaps
+    assert small_engine(tiny_model("llama-gqa1"), overlap=overlap).overlap is expected
 
 
-def on_a_card(plan: Plan, *, max_model_len: int | None = None) -> Plan:
-    """The plan as it would be on an idle card of 1 GiB."""
+def on_a_gpu(plan: Plan, *, max_model_len: int | None = None) -> Plan:
+    """The plan as it would be on an idle GPU with 1 GiB of memory."""
     demand = replace(plan.demand, device="cuda", max_model_len=max_model_len)
     return replace(plan, demand=demand, room=MemoryBudget(total=GIB, share=0.9))
 
 
-def test_the_pool_on_a_card_is_sized_by_what_was_measured(folder: Path) -> None:
-    plan = on_a_card(plan_of(folder))
+def test_the_pool_on_a_gpu_is_sized_from_the_measured_memory(folder: Path) -> None:
+    plan = on_a_gpu(plan_of(folder))
     assert plan.room is not None
-    found = plan.measured(Measured(resident=100 * MIB, step=50 * MIB))
-    used = fixed_bytes(found.demand, found.max_model_len)
+    measured = plan.measured(Measured(resident=100 * MIB, step=50 * MIB))
+    used = fixed_bytes(measured.demand, measured.max_model_len)
     assert used == 150 * MIB + (384 << 20)
-    free = plan.room.limit - used - pool_bytes(found.demand, found.num_blocks)
+    free = plan.room.limit - used - pool_bytes(measured.demand, measured.num_blocks)
     assert 0 <= free < plan.layout.block_bytes
-    assert "KV pool of 0.38 GiB: 0.9 that may be used - weights 0.098" in found.pool_text()
+    assert "KV pool of 0.38 GiB: 0.9 that may be used - weights 0.098" in measured.pool_text()
 
 
-def test_more_than_was_reckoned_is_refused_too(folder: Path) -> None:
+def test_measured_memory_that_does_not_fit_is_refused(folder: Path) -> None:
     with pytest.raises(
         SettingsError, match=r"weights 0\.098 \+ activations 0\.49 .* a card with 2 "
     ):
-        on_a_card(plan_of(folder)).measured(Measured(resident=100 * MIB, step=500 * MIB))
+        on_a_gpu(plan_of(folder)).measured(Measured(resident=100 * MIB, step=500 * MIB))
 
 
 @pytest.mark.parametrize("seqs", [1, 2, 3, 8, 9, 100, 216, 250, 256, 257, 272, 273, 1000])
-def test_as_many_graphs_are_counted_as_are_recorded(seqs: int) -> None:
+def test_num_graphs_is_the_number_of_recorded_sizes(seqs: int) -> None:
     assert num_graphs(seqs) == len(buckets(seqs))
 
 
-def test_the_log_says_how_an_engine_starts(
+def test_the_startup_log_line_states_the_pool_the_lengths_and_the_overlap(
     tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "baton_engine")
@@ -195,7 +195,7 @@ def test_the_log_says_how_an_engine_starts(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
-def test_an_engine_on_a_card_leaves_the_share_that_it_was_told(
+def test_an_engine_on_a_gpu_uses_the_configured_share_of_memory(
     tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "baton_engine")
