@@ -1,4 +1,4 @@
-"""The asyncio connection for lookups: logins, timeouts, and servers that misbehave."""
+"""AsyncResp, the asyncio connection to the index: logins, timeouts and misbehaving servers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Serve = Callable[..., Awaitable[str]]
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Serve]:
-    """Return a function that starts a server. It answers each request with the next of the given
-    answers; b"" closes the connection."""
+    """Return a function that starts a server, which answers each request with the next of the
+    given answers; b"" closes the connection."""
     handlers: list[asyncio.Task[None]] = []
 
     async def serve(
@@ -53,7 +53,7 @@ async def answering() -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def opened(answering: Serve) -> AsyncIterator[Open]:
-    """Return a function that makes connections; they are closed at the end, before the servers."""
+    """Return a function that makes connections; they are closed before the servers stop."""
     made: list[AsyncResp] = []
 
     def make(url: str, timeout_s: float = 20.0) -> AsyncResp:

@@ -48,7 +48,7 @@ def test_a_url_is_parsed_into_an_endpoint_with_a_label(
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("http://h", "'http' is unknown"),
         ("h:6379", "unknown"),
@@ -62,8 +62,8 @@ def test_a_url_is_parsed_into_an_endpoint_with_a_label(
         (f"redis://:{SECRET}@{'h' * 70}.example", "not a Redis URL"),
     ],
 )
-def test_the_error_for_a_wrong_url_does_not_show_its_password(url: str, words: str) -> None:
-    with pytest.raises(StoreMisconfigured, match=words) as caught:
+def test_the_error_for_a_wrong_url_does_not_show_its_password(url: str, message: str) -> None:
+    with pytest.raises(StoreMisconfigured, match=message) as caught:
         parse_endpoint(url)
     assert SECRET not in str(caught.value)
     assert SECRET not in repr(caught.value.__cause__)

@@ -1,4 +1,4 @@
-"""ReplyReader: replies in any pieces, and invalid bytes."""
+"""ReplyReader: replies split at any byte, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from baton_kvstore.errors import ProtocolBroken, ServerRefused
         ),
     ],
 )
-def test_a_reply_may_arrive_in_any_pieces(data: bytes, reply: object) -> None:
+def test_a_reply_may_be_split_at_any_byte(data: bytes, reply: object) -> None:
     for first in range(len(data) + 1):
         for second in range(first, len(data) + 1):
             reader = ReplyReader("label")
@@ -79,7 +79,7 @@ def test_a_reply_over_the_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("head", [b"*7654321", b"*1\r\n*7654321", b"*2\r\n$-1\r\n>7654321"])
-def test_a_header_of_a_huge_list_is_refused_at_any_depth_and_in_any_pieces(
+def test_the_header_of_a_huge_list_is_refused_at_any_depth_and_split_at_any_byte(
     head: bytes,
 ) -> None:
     for cut in range(len(head)):

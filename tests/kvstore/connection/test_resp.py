@@ -1,4 +1,4 @@
-"""RespConnection against a real server, and against sockets that misbehave."""
+"""RespConnection against a real server and against misbehaving sockets."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ INFO = b"$%d\r\n%b\r\n" % (len(INFO_TEXT), INFO_TEXT)
 Serve = Callable[..., str]
 
 
-def soon(seconds: float = PATIENCE_S) -> float:
+def deadline(seconds: float = PATIENCE_S) -> float:
     return time.monotonic() + seconds
 
 
 def opened(url: str) -> RespConnection:
     connection = RespConnection(parse_endpoint(url))
-    connection.open(soon())
+    connection.open(deadline())
     return connection
 
 
@@ -53,8 +53,8 @@ def server(single: EmbeddedStore) -> str:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Return a function that starts a server. It answers the first request with INFO, then sends
-    the given bytes, whatever the next request is."""
+    """Return a function that starts a server, which answers the first request with INFO and the
+    next one, whatever it is, with the given bytes."""
     with ExitStack() as stack:
 
         def start(answer: bytes, greeting: bytes = INFO) -> str:
@@ -77,12 +77,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         yield start
 
 
-def test_a_value_is_put_from_a_buffer_and_got_into_one(server: str) -> None:
+def test_put_sends_a_value_from_a_buffer_and_get_receives_it_into_one(server: str) -> None:
     connection = opened(server)
     value = bytes(range(256)) * 20_000
-    connection.put(soon(), b"k", [memoryview(value)], 60_000)
+    connection.put(deadline(), b"k", [memoryview(value)], 60_000)
     into = bytearray(len(value))
-    assert connection.get(soon(), b"k", [memoryview(into)], 60_000) == len(value)
+    assert connection.get(deadline(), b"k", [memoryview(into)], 60_000) == len(value)
     assert into == value
     with plain_client(server) as client:
         assert client.get("k") == value
@@ -93,22 +93,22 @@ def test_a_value_is_put_from_a_buffer_and_got_into_one(server: str) -> None:
 def test_small_values_of_every_size_arrive_complete(server: str, size: int) -> None:
     connection = opened(server)
     value = b"\r\n$"[:size].ljust(size, b"x")
-    connection.put(soon(), b"k", [memoryview(value)], 60_000)
+    connection.put(deadline(), b"k", [memoryview(value)], 60_000)
     into = memoryview(bytearray(size))
-    assert connection.get(soon(), b"k", [into], 60_000) == size
+    assert connection.get(deadline(), b"k", [into], 60_000) == size
     assert into == value
-    assert connection.command(soon(), b"PING") == b"PONG"
+    assert connection.command(deadline(), b"PING") == b"PONG"
     connection.close()
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 0, 1), (1,) * 3000, (96, 70_000, 70_000, 3)])
 def test_a_value_may_be_in_several_pieces(server: str, sizes: tuple[int, ...]) -> None:
-    """One case has more pieces than the kernel takes in one call."""
+    """The case of 3,000 pieces has more than the kernel accepts in one call."""
     connection = opened(server)
     pieces = [memoryview(os.urandom(size)) for size in sizes]
-    connection.put(soon(), b"k", pieces, 60_000)
+    connection.put(deadline(), b"k", pieces, 60_000)
     into = [memoryview(bytearray(size)) for size in sizes]
-    assert connection.get(soon(), b"k", into, 60_000) == sum(sizes)
+    assert connection.get(deadline(), b"k", into, 60_000) == sum(sizes)
     assert into == pieces
     with plain_client(server) as client:
         assert client.get("k") == b"".join(pieces)
@@ -117,45 +117,45 @@ def test_a_value_may_be_in_several_pieces(server: str, sizes: tuple[int, ...]) -
 
 def test_a_shorter_value_leaves_the_rest_of_the_pieces_unchanged(server: str) -> None:
     connection = opened(server)
-    connection.put(soon(), b"k", [memoryview(b"x" * 150)], 60_000)
+    connection.put(deadline(), b"k", [memoryview(b"x" * 150)], 60_000)
     into = [memoryview(bytearray(100)) for _ in range(3)]
-    assert connection.get(soon(), b"k", into, 60_000) == 150
+    assert connection.get(deadline(), b"k", into, 60_000) == 150
     assert b"".join(into) == b"x" * 150 + bytes(150)
     connection.close()
 
 
 def test_get_of_a_missing_key_returns_none(server: str) -> None:
     connection = opened(server)
-    assert connection.get(soon(), b"nothing", [memoryview(bytearray(10))], 60_000) is None
+    assert connection.get(deadline(), b"nothing", [memoryview(bytearray(10))], 60_000) is None
     connection.close()
 
 
 def test_replies_of_each_type_are_parsed(server: str) -> None:
     connection = opened(server)
-    assert connection.command(soon(), b"SET", b"n", b"1") == b"OK"
-    assert connection.command(soon(), b"INCR", b"n") == 2
-    assert connection.command(soon(), b"GET", b"n") == b"2"
-    assert connection.command(soon(), b"GET", b"none") is None
+    assert connection.command(deadline(), b"SET", b"n", b"1") == b"OK"
+    assert connection.command(deadline(), b"INCR", b"n") == 2
+    assert connection.command(deadline(), b"GET", b"n") == b"2"
+    assert connection.command(deadline(), b"GET", b"none") is None
     connection.close()
 
 
 def test_a_refusal_leaves_the_connection_open(server: str) -> None:
     connection = opened(server)
     with pytest.raises(ServerRefused, match="unknown command") as caught:
-        connection.command(soon(), b"NONSENSE")
+        connection.command(deadline(), b"NONSENSE")
     assert caught.value.code == "ERR"
-    connection.command(soon(), b"LPUSH", b"list", b"x")
+    connection.command(deadline(), b"LPUSH", b"list", b"x")
     with pytest.raises(ServerRefused, match="WRONGTYPE"):
-        connection.get(soon(), b"list", [memoryview(bytearray(10))], 1000)
-    assert connection.command(soon(), b"PING") == b"PONG"
+        connection.get(deadline(), b"list", [memoryview(bytearray(10))], 1000)
+    assert connection.command(deadline(), b"PING") == b"PONG"
     connection.close()
 
 
 def test_a_value_longer_than_expected_is_not_read(server: str) -> None:
     connection = opened(server)
-    connection.put(soon(), b"k", [memoryview(bytes(101))], 60_000)
+    connection.put(deadline(), b"k", [memoryview(bytes(101))], 60_000)
     with pytest.raises(ValueTooLong, match="101 bytes, expected 100"):
-        connection.get(soon(), b"k", [memoryview(bytearray(100))], 60_000)
+        connection.get(deadline(), b"k", [memoryview(bytearray(100))], 60_000)
     assert not connection.is_open
     connection.close()
 
@@ -191,21 +191,21 @@ def test_a_server_that_never_answers_fails_after_the_timeout() -> None:
 def test_an_invalid_reply_closes_the_connection(serve: Serve, answer: bytes) -> None:
     connection = opened(serve(answer))
     with pytest.raises(ProtocolBroken):
-        connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
+        connection.get(deadline(), b"k", [memoryview(bytearray(100))], 1000)
     assert not connection.is_open
 
 
 def test_data_after_a_reply_closes_the_connection(serve: Serve) -> None:
     connection = opened(serve(b"+OK\r\n+OK\r\n"))
     with pytest.raises(ProtocolBroken, match="sent data after its reply"):
-        connection.command(soon(), b"PING")
+        connection.command(deadline(), b"PING")
     assert not connection.is_open
 
 
 def test_a_connection_that_closes_within_a_value_is_broken(serve: Serve) -> None:
     connection = opened(serve(b"$100\r\nhalf<end>"))
     with pytest.raises(LinkBroken, match="closed the connection"):
-        connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
+        connection.get(deadline(), b"k", [memoryview(bytearray(100))], 1000)
     assert connection.run_id == ""
 
 
@@ -230,7 +230,7 @@ def test_a_deadline_applies_to_the_whole_value_not_to_each_packet() -> None:
         thread.start()
         connection = opened(f"redis://127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(LinkTimeout):
-            connection.get(soon(0.5), b"k", [memoryview(bytearray(100_000))], 1000)
+            connection.get(deadline(0.5), b"k", [memoryview(bytearray(100_000))], 1000)
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
@@ -251,7 +251,7 @@ def test_abort_wakes_a_waiting_thread(serve: Serve) -> None:
     timer = threading.Timer(0.1, connection.abort)
     timer.start()
     with pytest.raises(LinkBroken):
-        connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
+        connection.get(deadline(), b"k", [memoryview(bytearray(100))], 1000)
     timer.join()
 
 
@@ -260,7 +260,7 @@ def test_an_operation_on_a_closed_connection_raises(server: str) -> None:
     connection.close()
     connection.abort()  # no effect
     with pytest.raises(LinkBroken, match="not connected"):
-        connection.command(soon(), b"PING")
+        connection.command(deadline(), b"PING")
 
 
 MakeServers = Callable[..., EmbeddedServers]
@@ -297,9 +297,9 @@ def test_tls_transfers_values_and_verifies_the_certificate(server: str, tmp_path
                 check_reachable(f"rediss://{place}")
             connection = opened(f"rediss://{place}?ssl_ca_certs={certificate}")
             value = bytes(range(256)) * 4000
-            connection.put(soon(), b"k", [memoryview(value)], 60_000)
+            connection.put(deadline(), b"k", [memoryview(value)], 60_000)
             into = memoryview(bytearray(len(value)))
-            assert connection.get(soon(), b"k", [into], 60_000) == len(value)
+            assert connection.get(deadline(), b"k", [into], 60_000) == len(value)
             assert into == value
             connection.close()
     finally:

@@ -1,4 +1,4 @@
-"""Server settings: the decision in tables, and applying them to real servers."""
+"""Server settings: which ones are wanted, and applying them to real servers."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ GOOD_DATA: Mapping[str, str | None] = {
     "maxmemory-clients": "0",
     "client-output-buffer-limit": f"normal {16 * MIB} 0 0 slave 1 1 1 pubsub 1 1 1",
 }
-OLD = "client-output-buffer-limit"
+BUFFER_LIMIT = "client-output-buffer-limit"
 Servers = Callable[..., EmbeddedServers]
 
 
 @pytest.fixture(params=BUILDS)
 def misconfigured(request: pytest.FixtureRequest, make_servers: Servers) -> EmbeddedServers:
-    """A server whose every setting is wrong for a data server."""
+    """A server with settings that are all wrong for a data server."""
     spec = ServerSpec("misconfigured", 0, "noeviction", ("--appendonly", "yes"))
     servers = make_servers(spec, binary=redis_server(request.param))
     with plain_client(servers.url("misconfigured")) as client:
         client.config_set("save", "3600 1")
-        client.config_set(OLD, "normal 0 0 0")
+        client.config_set(BUFFER_LIMIT, "normal 0 0 0")
         if "maxmemory-clients" in client.config_get("maxmemory-*"):
             client.config_set("maxmemory-clients", "0")
     return servers
@@ -110,7 +110,7 @@ def as_user(url: str, *commands: str) -> str:
         ("data", {"maxmemory": str(1280 * MIB), "maxmemory-clients": "0"}, []),
         ("data", {"maxmemory": str(6400 * MIB), "maxmemory-clients": "10%"}, []),
         (
-            "data",  # a share of no maxmemory is no limit
+            "data",  # without maxmemory, a percentage is no limit
             {"maxmemory": "0", "maxmemory-clients": "1%"},
             ["CONFIG SET maxmemory BYTES"],
         ),
@@ -124,33 +124,42 @@ def as_user(url: str, *commands: str) -> str:
 def test_wanted_settings_of_each_role(
     role: StoreRole, changes: dict[str, str], commands: list[str]
 ) -> None:
-    found = [wanted.line for wanted in wanted_settings(role, {**GOOD_DATA, **changes}, VALUE)]
-    assert len(found) == len(commands)
-    for line, words in zip(found, commands, strict=True):
-        assert words in line
+    lines = [wanted.line for wanted in wanted_settings(role, {**GOOD_DATA, **changes}, VALUE)]
+    assert len(lines) == len(commands)
+    for line, command in zip(lines, commands, strict=True):
+        assert command in line
 
 
 @pytest.mark.parametrize(
     ("now", "value_bytes", "line"),
     [
-        ("normal 0 0 0 slave 9 9 9", VALUE, f'CONFIG SET {OLD} "normal {16 * MIB} 0 0"'),
-        ("normal 0 0 0 slave 9 9 9", 8 * MIB, f'CONFIG SET {OLD} "normal {24 * MIB} 0 0"'),
+        ("normal 0 0 0 slave 9 9 9", VALUE, f'CONFIG SET {BUFFER_LIMIT} "normal {16 * MIB} 0 0"'),
+        ("normal 0 0 0 slave 9 9 9", 8 * MIB, f'CONFIG SET {BUFFER_LIMIT} "normal {24 * MIB} 0 0"'),
         (f"slave 9 9 9 normal {8 * MIB} 0 0", VALUE, ""),
         (f"normal 0 {8 * MIB} 60 slave 9 9 9", VALUE, ""),
-        (f"normal {9 * MIB} {7 * MIB} 60", VALUE, f'CONFIG SET {OLD} "normal {16 * MIB} 0 0"'),
-        (f"normal {16 * MIB} 0 0", 16 * MIB, f'CONFIG SET {OLD} "normal {48 * MIB} 0 0"'),
+        (
+            f"normal {9 * MIB} {7 * MIB} 60",
+            VALUE,
+            f'CONFIG SET {BUFFER_LIMIT} "normal {16 * MIB} 0 0"',
+        ),
+        (f"normal {16 * MIB} 0 0", 16 * MIB, f'CONFIG SET {BUFFER_LIMIT} "normal {48 * MIB} 0 0"'),
         (f"normal {100 * MIB} 0 0", VALUE, ""),
     ],
 )
-@pytest.mark.parametrize("together", [None, "0", "80%"])
+@pytest.mark.parametrize("all_clients", [None, "0", "80%"])
 def test_the_limit_per_client_leaves_room_for_two_values(
-    now: str, value_bytes: int, line: str, together: str | None
+    now: str, value_bytes: int, line: str, all_clients: str | None
 ) -> None:
-    settings = {**GOOD_DATA, "maxmemory": str(8 << 30), "maxmemory-clients": together, OLD: now}
-    if together is None:  # an older server
+    settings = {
+        **GOOD_DATA,
+        "maxmemory": str(8 << 30),
+        "maxmemory-clients": all_clients,
+        BUFFER_LIMIT: now,
+    }
+    if all_clients is None:  # an older server
         del settings["maxmemory-clients"]
-    found = [wanted.line for wanted in wanted_settings("data", settings, value_bytes)]
-    assert found == ([line] if line else [])
+    lines = [wanted.line for wanted in wanted_settings("data", settings, value_bytes)]
+    assert lines == ([line] if line else [])
 
 
 def test_settings_unknown_to_the_server_are_not_wanted() -> None:
@@ -159,11 +168,11 @@ def test_settings_unknown_to_the_server_are_not_wanted() -> None:
 
 
 def test_settings_that_the_server_does_not_show_are_wanted() -> None:
-    found = {
+    by_name = {
         wanted.name: wanted for wanted in wanted_settings("data", dict.fromkeys(GOOD_DATA), VALUE)
     }
-    assert found.keys() == {"save", "appendonly", "maxmemory-policy", OLD}
-    assert {wanted.was for wanted in found.values()} == {"not shown"}
+    assert by_name.keys() == {"save", "appendonly", "maxmemory-policy", BUFFER_LIMIT}
+    assert {wanted.was for wanted in by_name.values()} == {"not shown"}
 
 
 def test_apply_changes_a_misconfigured_data_server_once_and_logs_each_change(
@@ -176,7 +185,7 @@ def test_apply_changes_a_misconfigured_data_server_once_and_logs_each_change(
     assert (settings["save"], settings["appendonly"]) == ("", "no")
     assert settings["maxmemory-policy"] == "volatile-ttl"
     assert settings.get("maxmemory-clients") in (None, "0")
-    assert f"normal {16 * MIB} 0 0" in settings[OLD]
+    assert f"normal {16 * MIB} 0 0" in settings[BUFFER_LIMIT]
     change, warning = messages(caplog)
     for name in ("save '' (was '3600 1')", "appendonly 'no' (was 'yes')", "maxmemory-policy"):
         assert name in change
@@ -211,7 +220,7 @@ def test_a_user_without_config_rights_gets_one_warning_with_the_commands(
     (warning,) = messages(caplog)
     assert "NOPERM" in warning
     assert "secret" not in warning
-    # INFO, which every user may run, still shows these.
+    # INFO, which every user may run, shows these two.
     assert "CONFIG SET appendonly no (now 'yes'" in warning
     assert "CONFIG SET maxmemory-policy volatile-ttl (now 'noeviction'" in warning
     assert 'CONFIG SET save "" (now not shown' in warning

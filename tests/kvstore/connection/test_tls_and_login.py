@@ -34,7 +34,7 @@ pytestmark = pytest.mark.integration
 
 ONE = chunk_name(1)
 FREQUENT_CHECKS = replace(PATIENT, idle_check_s=0.05)
-# The commands that each role needs, and no more; docs and charts list the same.
+# The only commands that each role needs; the docs and the chart list the same ones.
 DATA_COMMANDS = ["+set", "+getex", "+del", "+ping", "+info", "+select"]
 INDEX_CATEGORIES = ["+@all", "-@dangerous"]
 PASSWORD = "pa$s:w@rd/1"
@@ -88,13 +88,15 @@ def test_chunks_are_transferred_over_tls_as_a_restricted_user(
         markers = [transfers.stored(name) for name in names]
         for name, marker in zip(names, markers, strict=True):
             assert transfers.get(name, marker)[1] == payload_of(name)
-        wait_until(lambda: transfers.plane.instances()[0].used_bytes > 0, "its fill")
+        wait_until(
+            lambda: transfers.plane.instances()[0].used_bytes > 0, "the server to be checked"
+        )
         transfers.plane.close()
     assert PASSWORD not in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("user", "password", "authority", "words"),
+    ("user", "password", "authority", "expected"),
     [
         ("kv", "wr0ng", True, "WRONGPASS"),
         ("", "", True, "NOAUTH"),
@@ -110,14 +112,14 @@ def test_reasons_for_a_wrong_login_or_certificate_do_not_show_the_password(
     user: str,
     password: str,
     authority: bool,
-    words: str,
+    expected: str,
 ) -> None:
     with tls_before(loop, restricted.data_urls[0], certificate) as place:
         option = f"?ssl_ca_certs={certificate}" if authority else ""
         url = with_login(f"rediss://{place}{option}", user, password)
         transfers = make_transfers((url,), tuning=FREQUENT_CHECKS)
         reason = transfers.put(ONE).reason
-        assert words in reason
+        assert expected in reason
         assert not password or password not in reason + caplog.text
         transfers.plane.close()
 
@@ -153,7 +155,7 @@ async def test_markers_inboxes_and_reports_work_over_tls_as_a_restricted_user(
             await index.announce(report.node, EPOCH, [entry])
             assert (await index.read_inbox(report.node, EPOCH))[1] == [entry]
             await registry.register(report)
-            assert [found.node for found in await registry.nodes()] == [report.node]
+            assert [listed.node for listed in await registry.nodes()] == [report.node]
         wrong = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "ix", "wr0ng")
         async with Index(wrong, "pool") as index:
             with pytest.raises(StoreUnavailable) as caught:

@@ -51,7 +51,7 @@ def test_chunk_spec_describes_a_full_chunk_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"),
+    ("change", "expected"),
     [
         ({"version": 2}, "layout version 1, expected 2"),
         ({"fingerprint": fingerprint_digest(Fingerprint("other"))}, "fingerprint"),
@@ -62,12 +62,12 @@ def test_chunk_spec_describes_a_full_chunk_by_default() -> None:
     ],
 )
 def test_a_value_of_another_spec_is_corrupt_and_the_reason_names_the_field(
-    change: dict[str, object], word: str
+    change: dict[str, object], expected: str
 ) -> None:
-    asked = dataclasses.replace(SPEC, **change)  # type: ignore[arg-type]
-    reason = verify([memoryview(sealed(SPEC, bytes(300)))], asked)
+    requested = dataclasses.replace(SPEC, **change)  # type: ignore[arg-type]
+    reason = verify([memoryview(sealed(SPEC, bytes(300)))], requested)
     assert reason.startswith("corrupt: ")
-    assert word in reason
+    assert expected in reason
 
 
 def test_each_shard_of_a_chunk_is_a_separate_value() -> None:

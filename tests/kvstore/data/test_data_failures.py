@@ -35,9 +35,9 @@ from tests.support.stores.kvstore import (
 pytestmark = pytest.mark.integration
 
 ONE, TWO = chunk_name(1), chunk_name(2)
-HASTY = Tuning(deadline_base_s=0.3, connect_timeout_s=0.3, backoff_limit_s=0.2)
-SOON_AGAIN = replace(PATIENT, backoff_limit_s=0.2)
-NOWHERE = Marker(instance=0, run_id="r", payload_bytes=LAYOUT.chunk_bytes, shards=1, depth=0)
+SHORT_DEADLINES = Tuning(deadline_base_s=0.3, connect_timeout_s=0.3, backoff_limit_s=0.2)
+SHORT_BACKOFF = replace(PATIENT, backoff_limit_s=0.2)
+MARKER = Marker(instance=0, run_id="r", payload_bytes=LAYOUT.chunk_bytes, shards=1, depth=0)
 
 
 def key(number: int) -> bytes:
@@ -48,7 +48,7 @@ Change = Callable[[bytes], bytes]
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         (lambda value: value[:-1] + bytes([value[-1] ^ 1]), "checksum"),
         (lambda value: value[:-1], "corrupt: 65631 bytes, expected 65632"),
@@ -59,7 +59,7 @@ Change = Callable[[bytes], bytes]
     ],
 )
 def test_a_damaged_value_is_a_miss_with_its_reason(
-    single: EmbeddedStore, make_transfers: MakeTransfers, change: Change, words: str
+    single: EmbeddedStore, make_transfers: MakeTransfers, change: Change, expected: str
 ) -> None:
     transfers = make_transfers(single.data_urls)
     marker = transfers.stored(ONE)
@@ -69,7 +69,7 @@ def test_a_damaged_value_is_a_miss_with_its_reason(
         client.set(key(1), change(value))
     result, payload = transfers.get(ONE, marker)
     assert (result.ok, result.gone, payload) == (False, True, b"")
-    assert words in result.reason
+    assert expected in result.reason
     assert transfers.get(TWO, transfers.stored(TWO))[1] == payload_of(TWO)
 
 
@@ -93,7 +93,7 @@ def test_an_evicted_value_is_missing(single: EmbeddedStore, make_transfers: Make
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         ({"instance": 1}, "no data instance 1 among 1"),
         ({"instance": -1}, "no data instance -1"),
@@ -103,19 +103,19 @@ def test_an_evicted_value_is_missing(single: EmbeddedStore, make_transfers: Make
     ],
 )
 def test_an_impossible_marker_is_a_miss(
-    single: EmbeddedStore, make_transfers: MakeTransfers, change: dict[str, object], words: str
+    single: EmbeddedStore, make_transfers: MakeTransfers, change: dict[str, object], expected: str
 ) -> None:
     transfers = make_transfers(single.data_urls)
-    fields = {name: getattr(NOWHERE, name) for name in NOWHERE.__struct_fields__}
+    fields = {name: getattr(MARKER, name) for name in MARKER.__struct_fields__}
     result, payload = transfers.get(ONE, Marker(**(fields | change)))
     assert (result.ok, result.gone, payload) == (False, True, b"")
-    assert words in result.reason
+    assert expected in result.reason
 
 
 def test_markers_from_before_a_servers_restart_are_misses(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=SOON_AGAIN)
+    transfers = make_transfers(single.data_urls, tuning=SHORT_BACKOFF)
     marker = transfers.stored(ONE)
     puts = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(100, 400)]
     os.kill(single.pid("data0"), signal.SIGKILL)
@@ -128,10 +128,10 @@ def test_markers_from_before_a_servers_restart_are_misses(
     assert transfers.plane.run_ids[0] != marker.run_id
 
 
-def _greeted(client: redis.Redis) -> int:
+def _logged_in(client: redis.Redis) -> int:
     """Return the number of other connections that have completed their login."""
-    past = ("info", "set", "getex", "ping")
-    return sum(item["cmd"] in past for item in client.client_list())
+    commands = ("info", "set", "getex", "ping")  # a client sends these only after its login
+    return sum(item["cmd"] in commands for item in client.client_list())
 
 
 def test_no_operation_fails_because_an_idle_connection_died(
@@ -140,7 +140,7 @@ def test_no_operation_fails_because_an_idle_connection_died(
     transfers = make_transfers(single.data_urls)
     marker = transfers.stored(ONE)
     with plain_client(single.data_urls[0]) as client:
-        wait_until(lambda: _greeted(client) == 2, "both threads to be connected")
+        wait_until(lambda: _logged_in(client) == 2, "both threads to be connected")
         for _ in range(3):
             client.client_kill_filter(_type="normal", skipme=True)
             assert transfers.get(ONE, marker)[1] == payload_of(ONE)
@@ -153,7 +153,7 @@ def test_a_marker_from_after_a_restart_is_not_a_miss_on_an_old_connection(
     reader = make_transfers(single.data_urls, threads=1)
     reader.stored(ONE)  # its connection is to the first start of the server
     os.kill(single.pid("data0"), signal.SIGKILL)
-    writer = make_transfers(single.data_urls, tuning=SOON_AGAIN)
+    writer = make_transfers(single.data_urls, tuning=SHORT_BACKOFF)
     marker = writer.stored_at_last(TWO)
     wait_until(lambda: not reader.plane.troubles[0], "the reader to notice")
     assert reader.get(TWO, marker)[1] == payload_of(TWO)
@@ -165,14 +165,14 @@ def test_operations_on_an_absent_server_fail_fast_and_succeed_once_it_starts(
     servers = make_servers(ServerSpec("one", 64 << 20, "noeviction"))
     url, away = servers.url("one"), servers.folder / "away"
     (servers.folder / "one.sock").rename(away)
-    transfers = make_transfers((url,), tuning=SOON_AGAIN)
+    transfers = make_transfers((url,), tuning=SHORT_BACKOFF)
     wait_until(lambda: bool(transfers.plane.troubles[0]), "the first connection to fail")
     assert not transfers.plane.wait_connected(0.01)
     results = [transfers.put(ONE) for _ in range(300)]  # 300 deadlines would be ten hours
     assert {result.ok for result in results} == {False}
     assert "data instance 0 is down: cannot reach Redis at unix://" in results[0].reason
     assert transfers.copied == [ONE] * 300
-    result, _ = transfers.get(ONE, NOWHERE)
+    result, _ = transfers.get(ONE, MARKER)
     assert (result.ok, result.gone) == (False, False)
     away.rename(servers.folder / "one.sock")
     wait_until(lambda: transfers.put(ONE).ok, "the instance to be used again")
@@ -181,7 +181,7 @@ def test_operations_on_an_absent_server_fail_fast_and_succeed_once_it_starts(
 def test_an_operation_on_a_frozen_server_fails_at_its_deadline(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=HASTY)
+    transfers = make_transfers(single.data_urls, tuning=SHORT_DEADLINES)
     marker = transfers.stored_at_last(ONE)
     pid = single.pid("data0")
     os.kill(pid, signal.SIGSTOP)
@@ -205,7 +205,7 @@ def test_closing_does_not_wait_for_a_frozen_server(
     transfers = make_transfers(single.data_urls, tuning=patient)
     marker = transfers.stored(ONE)
     with plain_client(single.data_urls[0]) as client:
-        wait_until(lambda: _greeted(client) == 2, "both threads to be connected")
+        wait_until(lambda: _logged_in(client) == 2, "both threads to be connected")
     # One thread checks the server before its first operation, and would freeze in that check.
     wait_until(lambda: transfers.plane.instances()[0].used_bytes > 0, "the server to be checked")
     pid = single.pid("data0")
@@ -223,10 +223,9 @@ def test_closing_does_not_wait_for_a_frozen_server(
 
 
 def test_close_settles_the_operations_of_a_plane_that_never_started() -> None:
-
     plane = DataPlane(("unix:///nowhere",), LAYOUT, FINGERPRINT, EPOCH)
     transfers = Transfers(plane)
-    put, get = transfers.put_later(ONE, b""), transfers.get_later(ONE, NOWHERE)
+    put, get = transfers.put_later(ONE, b""), transfers.get_later(ONE, MARKER)
     plane.close()
     assert (put().reason, get()[0].reason) == (CLOSED, CLOSED)
 

@@ -99,10 +99,10 @@ def test_chunks_are_spread_over_instances_and_markers_name_the_right_one(
 ) -> None:
     transfers = make_transfers(store.data_urls)
     markers = [transfers.stored(chunk_name(number)) for number in range(90)]
-    found = Counter(marker.instance for marker in markers)
+    per_instance = Counter(marker.instance for marker in markers)
     for instance, url in enumerate(store.data_urls):
         with plain_client(url) as client:
-            assert client.dbsize() == found[instance] > 10
+            assert client.dbsize() == per_instance[instance] > 10
 
 
 def test_a_new_instance_takes_its_share_and_moves_no_other_chunk() -> None:
@@ -173,21 +173,21 @@ def test_urgent_operations_overtake_others_and_submitting_never_blocks(
     def fill_slowly(*_: object) -> None:
         gate.wait(120)
 
-    def note(word: str) -> None:
-        order.append(word)
+    def record(name: str) -> None:
+        order.append(name)
         if len(order) == 5:
             ended.set()
 
-    def put(number: int, priority: Priority, word: str) -> None:
-        name = chunk_name(number)
-        plane.submit_put(name, 16, 0, nothing, nothing, lambda _: note(word), priority)
+    def put(number: int, priority: Priority, name: str) -> None:
+        chunk = chunk_name(number)
+        plane.submit_put(chunk, 16, 0, nothing, nothing, lambda _: record(name), priority)
 
     plane = transfers.plane
-    plane.submit_put(chunk_name(2), 16, 0, fill_slowly, nothing, lambda _: note("first put"))
+    plane.submit_put(chunk_name(2), 16, 0, fill_slowly, nothing, lambda _: record("first put"))
     wait_until(lambda: plane.queued == 0, "the first put to begin")
     put(3, Priority.BEHIND, "behind")
     put(4, Priority.PREFIX, "prefix put")
-    plane.submit_get(ONE, marker, 0, nothing, lambda _: note("prefix get"), Priority.PREFIX)
+    plane.submit_get(ONE, marker, 0, nothing, lambda _: record("prefix get"), Priority.PREFIX)
     put(5, Priority.HANDOFF, "hand-off put")
     assert plane.queued == 4
     gate.set()

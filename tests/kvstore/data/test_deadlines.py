@@ -49,13 +49,13 @@ def test_a_deadline_is_a_base_plus_the_size_at_the_slowest_rate() -> None:
     assert tuning.deadline_s(0) == 2.0
     assert tuning.deadline_s(MIB) == 2.125
     assert tuning.deadline_s(4 * MIB) == 2.5
-    # The wait in the queue, a probe that its thread may be running, and its own transfer.
+    # The wait in the queue, a probe that the thread may be running, and the operation itself.
     assert tuning.settled_s(MIB) == 30.0 + tuning.deadline_s(4 * MIB) + tuning.deadline_s(MIB)
 
 
 @contextmanager
 def trickling(listener: socket.socket, reads: bool) -> Iterator[None]:
-    """A server that answers the login, and then reads (or answers a GETEX) very slowly."""
+    """Run a server that answers the login, then reads (or answers a GETEX) very slowly."""
     over = threading.Event()
 
     def work() -> None:
@@ -135,7 +135,7 @@ def test_every_operation_on_a_server_that_freezes_and_resumes_settles_in_time(
                 submit(number)
             wait_until(lambda: bool(plane.troubles[0]), "the freeze to be noticed")
         wait_until(lambda: not plane.troubles[0], "the server to be used again")
-    wait_until(lambda: len(took) == 4 * 80, "all to settle")
+    wait_until(lambda: len(took) == 4 * 80, "all operations to settle")
     assert max(took) < tuning.settled_s(LAYOUT.chunk_bytes) + MACHINE_S
 
 
@@ -171,7 +171,7 @@ def _close_in_the_middle(
 
     for number, mine in enumerate(calls):
         get(chunk_name(number % len(markers)), mine)
-    wait_until(lambda: any(calls), "the first ones")
+    wait_until(lambda: any(calls), "the first callback")
     time.sleep(after_s)
     plane.close()
 
@@ -195,6 +195,6 @@ def test_buffers_are_limited_while_the_server_is_frozen(
             transfers.plane.submit_put(
                 chunk_name(number), 16, 0, fill, lambda: None, results.append
             )
-        wait_until(lambda: len(results) == 30, "all to settle")
+        wait_until(lambda: len(results) == 30, "all puts to settle")
     assert len(held) <= 3
     assert transfers.put(ONE, payload_of(ONE)).hash == ONE

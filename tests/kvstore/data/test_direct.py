@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 WIDE = msgspec.structs.replace(LAYOUT, chunk_blocks=4)
 BLOCK = WIDE.block_bytes
 ONE = chunk_name(1)
-HASTY = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2)
+SHORT_DEADLINES = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2)
 MakeWide = Callable[..., Transfers]
 
 
@@ -54,7 +54,7 @@ class Pool:
     def content(self, *blocks: int) -> bytes:
         return b"".join(self.views(*blocks))
 
-    def but(self, *blocks: int) -> bytes:
+    def others(self, *blocks: int) -> bytes:
         return self.content(*(n for n in range(len(self.data) // BLOCK) if n not in blocks))
 
 
@@ -128,12 +128,12 @@ def test_blocks_are_fetched_into_other_blocks_and_no_other_byte_changes(
 ) -> None:
     moves = Moves(make_wide(*single.data_urls).plane)
     source, target = Pool(1), Pool(2)
-    sent, rest = source.content(*range(8)), target.but(7, 2, 3, 0)
+    sent, rest = source.content(*range(8)), target.others(7, 2, 3, 0)
     marker = moves.stored(source.views(5, 1, 6, 2))
     result = moves.get(marker, target.views(7, 2, 3, 0))
     assert (result.ok, result.bytes, result.reason) == (True, WIDE.chunk_bytes, "")
     assert target.content(7, 2, 3, 0) == source.content(5, 1, 6, 2)
-    assert target.but(7, 2, 3, 0) == rest
+    assert target.others(7, 2, 3, 0) == rest
     assert source.content(*range(8)) == sent
     assert moves.calls == ["copied", "done"]
 
@@ -157,11 +157,11 @@ def test_blocks_given_as_none_are_not_written(
     source, target = Pool(1), Pool(2)
     marker = moves.stored(source.views(0, 1, 2, 3))
     written = [block for block in range(4) if block not in kept]
-    rest = target.but(*written)
+    rest = target.others(*written)
     views = target.views(0, 1, 2, 3)
     assert moves.get(marker, [None if n in kept else views[n] for n in range(4)]).ok
     assert target.content(*written) == source.content(*written)
-    assert target.but(*written) == rest
+    assert target.others(*written) == rest
 
 
 def flipped(at: int) -> Callable[[bytes], bytes]:
@@ -169,7 +169,7 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected"),
     [
         (flipped(5), "corrupt: layout version"),
         (flipped(HEADER_BYTES - 1), "checksum"),
@@ -188,7 +188,7 @@ def test_a_damaged_value_is_lost_and_writes_only_its_own_pieces(
     single: EmbeddedStore,
     make_wide: MakeWide,
     change: Callable[[bytes], bytes],
-    words: str,
+    expected: str,
 ) -> None:
     transfers = make_wide(*single.data_urls)
     moves, source, target = Moves(transfers.plane), Pool(1), Pool(2)
@@ -197,12 +197,12 @@ def test_a_damaged_value_is_lost_and_writes_only_its_own_pieces(
         value = client.get(chunk_key(FINGERPRINT, ONE))
         assert isinstance(value, bytes)
         client.set(chunk_key(FINGERPRINT, ONE), change(value))
-    rest = target.but(6, 1, 4)
+    rest = target.others(6, 1, 4)
     _, *views = target.views(0, 6, 1, 4)
     result = moves.get(marker, [None, *views])
     assert (result.ok, result.gone, result.bytes) == (False, True, 0)
-    assert words in result.reason
-    assert target.but(6, 1, 4) == rest
+    assert expected in result.reason
+    assert target.others(6, 1, 4) == rest
     again = moves.stored(source.views(0, 1, 2, 3))
     assert moves.get(again, [None, *views]).ok
     assert target.content(6, 1, 4) == source.content(1, 2, 3)
@@ -217,9 +217,9 @@ def test_the_source_is_not_free_before_the_server_has_the_value(
     transfers = make_wide(link.url)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
-    caught = link.hold_at(is_set, after=4 * BLOCK)  # all bytes but the length of a header
+    held = link.hold_at(is_set, after=4 * BLOCK)  # the last HEADER_BYTES of the value
     put = moves.put_later(source.views(0, 1, 2, 3))
-    assert caught.wait(PATIENCE_S)
+    assert held.wait(PATIENCE_S)
     time.sleep(0.1)
     assert moves.calls == []
     link.mend()
@@ -230,7 +230,7 @@ def test_the_source_is_not_free_before_the_server_has_the_value(
 def test_the_source_is_freed_once_if_a_put_fails_or_never_runs(
     single: EmbeddedStore, make_wide: MakeWide
 ) -> None:
-    transfers = make_wide(*single.data_urls, tuning=HASTY)
+    transfers = make_wide(*single.data_urls, tuning=SHORT_DEADLINES)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
     with frozen(single.pid("data0")):
@@ -243,8 +243,8 @@ def test_the_source_is_freed_once_if_a_put_fails_or_never_runs(
 # --- links ----------------------------------------------------------------------------------------
 
 
-def is_set(words: tuple[bytes, ...]) -> bool:
-    return words[0] == b"SET"
+def is_set(command: tuple[bytes, ...]) -> bool:
+    return command[0] == b"SET"
 
 
 def test_a_put_disconnected_within_the_value_is_sent_again_from_the_source(
@@ -253,9 +253,9 @@ def test_a_put_disconnected_within_the_value_is_sent_again_from_the_source(
     transfers = make_wide(link.url)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
-    caught = link.hold_at(is_set, after=3 * BLOCK)
+    held = link.hold_at(is_set, after=3 * BLOCK)
     put = moves.put_later(source.views(3, 2, 1, 0))
-    assert caught.wait(PATIENCE_S)
+    assert held.wait(PATIENCE_S)
     assert moves.calls == []
     link.cut()
     link.mend()
@@ -271,15 +271,15 @@ def test_a_get_disconnected_within_the_value_is_received_again(
     moves = Moves(make_wide(link.url).plane)
     source, target = Pool(1), Pool(2)
     marker = moves.stored(source.views(0, 1, 2, 3))
-    rest = target.but(0, 1, 2, 3)
-    caught = link.hold_replies(2 * BLOCK)
+    rest = target.others(0, 1, 2, 3)
+    held = link.hold_replies(2 * BLOCK)
     get = moves.get_later(marker, target.views(0, 1, 2, 3))
-    assert caught.wait(PATIENCE_S)
+    assert held.wait(PATIENCE_S)
     link.cut()
     link.mend()
     assert get().ok
     assert target.content(0, 1, 2, 3) == source.content(0, 1, 2, 3)
-    assert target.but(0, 1, 2, 3) == rest
+    assert target.others(0, 1, 2, 3) == rest
 
 
 def test_a_get_that_misses_its_deadline_writes_nothing_after_it(
@@ -287,7 +287,7 @@ def test_a_get_that_misses_its_deadline_writes_nothing_after_it(
 ) -> None:
     source, target = Pool(1), Pool(2)
     marker = Moves(make_wide(*single.data_urls).plane).stored(source.views(0, 1, 2, 3))
-    hasty = make_wide(link.url, tuning=HASTY).plane
+    hasty = make_wide(link.url, tuning=SHORT_DEADLINES).plane
     assert hasty.wait_connected(PATIENCE_S)
     moves = Moves(hasty)
     link.hold_replies(2 * BLOCK)
@@ -306,7 +306,7 @@ def test_blocks_are_transferred_over_tls(
 ) -> None:
     certificate = make_certificate(tmp_path)
     source, target = Pool(1), Pool(2)
-    rest = target.but(4, 0, 2)
+    rest = target.others(4, 0, 2)
     with tls_before(loop, single.data_urls[0], certificate) as place:
         transfers = make_wide(f"rediss://{place}?ssl_ca_certs={certificate}")
         moves = Moves(transfers.plane)
@@ -315,7 +315,7 @@ def test_blocks_are_transferred_over_tls(
         assert moves.get(marker, [first, None, second, third]).ok
         transfers.plane.close()
     assert target.content(4, 0, 2) == source.content(0, 2, 3)
-    assert target.but(4, 0, 2) == rest
+    assert target.others(4, 0, 2) == rest
 
 
 # --- invalid arguments ----------------------------------------------------------------------------

@@ -28,29 +28,29 @@ def get(priority: Priority) -> Get:
     return Get(FORMAT, chunk_name(0), MARKER, 0, nothing, nothing, priority)
 
 
-def filled(lanes: PriorityQueues, *priorities: Priority) -> PriorityQueues:
+def filled(queues: PriorityQueues, *priorities: Priority) -> PriorityQueues:
     for number, priority in enumerate(priorities):
-        assert lanes.push(put(priority, number))
-    return lanes
+        assert queues.push(put(priority, number))
+    return queues
 
 
-def taken(lanes: PriorityQueues) -> Priority | None:
+def taken(queues: PriorityQueues) -> Priority | None:
     """Take an operation without waiting."""
-    operation = lanes.take(lanes.changes, 0.0)
+    operation = queues.take(queues.changes, 0.0)
     return None if operation is None else operation.priority
 
 
 def test_hand_offs_go_before_prefixes_before_write_behind_each_in_fifo_order() -> None:
-    lanes = filled(
+    queues = filled(
         PriorityQueues(1, 30.0, Clock()), BEHIND, PREFIX, HANDOFF, BEHIND, PREFIX, HANDOFF
     )
-    assert lanes.queued == 6
+    assert queues.queued == 6
     order = []
     for _ in range(6):
-        operation = lanes.take(lanes.changes, 0.0)
+        operation = queues.take(queues.changes, 0.0)
         assert isinstance(operation, Put)
         order.append((operation.priority, operation.hash))
-        lanes.give_back()
+        queues.give_back()
     assert order == [
         (priority, chunk_name(number))
         for priority, number in zip(
@@ -61,65 +61,65 @@ def test_hand_offs_go_before_prefixes_before_write_behind_each_in_fifo_order() -
 
 @pytest.mark.parametrize(("threads", "most"), [(1, 1), (2, 1), (3, 2), (5, 4)])
 def test_write_behind_never_takes_the_last_free_thread(threads: int, most: int) -> None:
-    lanes = filled(PriorityQueues(threads, 30.0, Clock()), *[BEHIND] * 9)
-    assert [taken(lanes) for _ in range(threads)].count(BEHIND) == most
-    lanes.give_back()
-    assert taken(lanes) is BEHIND
-    assert taken(lanes) is None
+    queues = filled(PriorityQueues(threads, 30.0, Clock()), *[BEHIND] * 9)
+    assert [taken(queues) for _ in range(threads)].count(BEHIND) == most
+    queues.give_back()
+    assert taken(queues) is BEHIND
+    assert taken(queues) is None
 
 
 def test_with_two_threads_write_behind_waits_while_one_is_busy() -> None:
-    lanes = filled(PriorityQueues(2, 30.0, Clock()), PREFIX, BEHIND)
-    assert taken(lanes) is PREFIX
-    assert taken(lanes) is None
-    filled(lanes, HANDOFF)
-    assert taken(lanes) is HANDOFF
-    lanes.give_back()
-    assert taken(lanes) is None
-    lanes.give_back()
-    assert taken(lanes) is BEHIND
+    queues = filled(PriorityQueues(2, 30.0, Clock()), PREFIX, BEHIND)
+    assert taken(queues) is PREFIX
+    assert taken(queues) is None
+    filled(queues, HANDOFF)
+    assert taken(queues) is HANDOFF
+    queues.give_back()
+    assert taken(queues) is None
+    queues.give_back()
+    assert taken(queues) is BEHIND
 
 
 def test_an_operation_that_waited_too_long_goes_first() -> None:
     clock = Clock()
-    lanes = filled(PriorityQueues(2, 30.0, clock), BEHIND, PREFIX)
+    queues = filled(PriorityQueues(2, 30.0, clock), BEHIND, PREFIX)
     clock.advance(31.0)
-    filled(lanes, HANDOFF, HANDOFF)
-    assert [taken(lanes) for _ in range(4)] == [PREFIX, BEHIND, HANDOFF, HANDOFF]
+    filled(queues, HANDOFF, HANDOFF)
+    assert [taken(queues) for _ in range(4)] == [PREFIX, BEHIND, HANDOFF, HANDOFF]
 
 
 def test_only_puts_other_than_write_behind_are_counted_as_waiting() -> None:
-    lanes = filled(PriorityQueues(2, 30.0, Clock()), BEHIND)
-    lanes.push(get(HANDOFF))
-    assert not lanes.puts_wait
-    filled(lanes, PREFIX)
-    assert lanes.puts_wait
-    assert [taken(lanes), lanes.puts_wait] == [HANDOFF, True]
-    assert [taken(lanes), lanes.puts_wait] == [PREFIX, False]
+    queues = filled(PriorityQueues(2, 30.0, Clock()), BEHIND)
+    queues.push(get(HANDOFF))
+    assert not queues.puts_wait
+    filled(queues, PREFIX)
+    assert queues.puts_wait
+    assert [taken(queues), queues.puts_wait] == [HANDOFF, True]
+    assert [taken(queues), queues.puts_wait] == [PREFIX, False]
 
 
 def test_closed_queues_accept_nothing_and_still_hand_out_their_operations() -> None:
-    lanes = filled(PriorityQueues(2, 30.0, Clock()), BEHIND, BEHIND, BEHIND)
-    lanes.close()
-    assert not lanes.push(put(HANDOFF))
-    assert [taken(lanes) for _ in range(4)] == [BEHIND, BEHIND, BEHIND, None]
+    queues = filled(PriorityQueues(2, 30.0, Clock()), BEHIND, BEHIND, BEHIND)
+    queues.close()
+    assert not queues.push(put(HANDOFF))
+    assert [taken(queues) for _ in range(4)] == [BEHIND, BEHIND, BEHIND, None]
 
 
 @pytest.mark.parametrize("event", ["push", "wake", "close"])
 def test_a_waiting_thread_wakes_on_every_event(event: str) -> None:
-    lanes = PriorityQueues(2, 30.0)
+    queues = PriorityQueues(2, 30.0)
     found: list[object] = []
-    seen = lanes.changes
-    taker = threading.Thread(target=lambda: found.append(lanes.take(seen, None)))
+    seen = queues.changes
+    taker = threading.Thread(target=lambda: found.append(queues.take(seen, None)))
     taker.start()
     operation = put(PREFIX)
-    {"push": lambda: lanes.push(operation), "wake": lanes.wake, "close": lanes.close}[event]()
+    {"push": lambda: queues.push(operation), "wake": queues.wake, "close": queues.close}[event]()
     taker.join(PATIENCE_S)
     assert found == [operation if event == "push" else None]
 
 
 def test_a_change_before_the_wait_is_not_missed() -> None:
-    lanes = PriorityQueues(2, 30.0)
-    seen = lanes.changes
-    lanes.wake()
-    assert lanes.take(seen, None) is None  # if the change were missed, this would wait for ever
+    queues = PriorityQueues(2, 30.0)
+    seen = queues.changes
+    queues.wake()
+    assert queues.take(seen, None) is None  # if the change were missed, this would wait for ever

@@ -1,4 +1,4 @@
-"""The figures that a node measures of its data servers, and the settings that it applies."""
+"""ServerCheck: the figures a node measures about its data servers, and the settings it applies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MakeServers = Callable[..., EmbeddedServers]
 
 def test_the_figures_of_an_unreachable_server_are_zero(make_transfers: MakeTransfers) -> None:
     plane = make_transfers(("unix:///nowhere",), tuning=QUICK).plane
-    wait_until(lambda: bool(plane.troubles[0]), "the first attempt")
+    wait_until(lambda: bool(plane.troubles[0]), "the first attempt to fail")
     trouble = plane.troubles[0]
     assert plane.instances() == (DataInstance(trouble=trouble, put_trouble=trouble),)
 
@@ -48,7 +48,9 @@ def test_memory_and_round_trip_are_measured_without_traffic(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = make_transfers(store.data_urls, tuning=QUICK).plane
-    wait_until(lambda: all(each.used_bytes for each in plane.instances()), "what is used")
+    wait_until(
+        lambda: all(each.used_bytes for each in plane.instances()), "the servers to be checked"
+    )
     for each in plane.instances():
         assert each.limit_bytes == (256 * MIB) // 3
         assert 0 < each.get_latency_ms < 1000
@@ -100,12 +102,12 @@ def test_a_slow_reply_raises_the_latency(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     plane = make_transfers(single.data_urls, tuning=replace(PATIENT, idle_check_s=0.4)).plane
-    # Wait for the first check, so that the slow reply is that to the PING of the next one.
+    # After the first check, the slow reply can only be the one to the next check's PING.
     wait_until(lambda: plane.instances()[0].limit_bytes > 0, "the first check")
     ended = threading.Event()
     with frozen(single.pid("data0")):
         ended.wait(1.2)
-    # Each check, 0.4 s apart, takes a quarter of the slow sample out of the average.
+    # Each later check, 0.4 s apart, weighs a quarter in the average.
     wait_until(lambda: plane.instances()[0].get_latency_ms > 30, "the slow reply")
 
 

@@ -36,9 +36,10 @@ pytestmark = pytest.mark.integration
 
 ONE, TWO = chunk_name(1), chunk_name(2)
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2, idle_check_s=0.05)
-FREQUENT_CHECKS = replace(PATIENT, backoff_limit_s=0.2, idle_check_s=0.05)  # if none is frozen
+# For tests that freeze no server.
+FREQUENT_CHECKS = replace(PATIENT, backoff_limit_s=0.2, idle_check_s=0.05)
 MIB = 1 << 20
-# 2 MiB per chunk: more memory than some of the servers have.
+# 2 MiB per chunk: more than the smallest servers can hold.
 WIDE = KVLayout(
     num_layers=16, num_kv_heads=4, head_dim=128, block_size=16, dtype="float32", chunk_blocks=2
 )
@@ -107,7 +108,7 @@ def test_late_replies_of_a_frozen_server_are_dropped(
                 lambda view, _: arrived.append(bytes(view)),
                 lambda result: settled.append(result.reason),
             )
-        wait_until(lambda: len(settled) == 4, "their deadlines")
+        wait_until(lambda: len(settled) == 4, "the four gets to settle")
     wait_until(lambda: usable(transfers), "the server to be used again")
     assert transfers.got_at_last(ONE, marker) == payload_of(ONE)
     assert all(settled)
@@ -129,7 +130,7 @@ def test_chunks_are_put_on_the_instances_that_accept_them(
     wait_until(lambda: usable(transfers), "the server to be used again")
     wait_until(
         lambda: {transfers.stored_at_last(name).instance for name in names} == {0, 1, 2},
-        "chunks on all three",
+        "chunks on all three instances",
     )
 
 
@@ -176,7 +177,7 @@ def _wide(url: str) -> Transfers:
 
 
 def _allow_large_client_buffers(url: str) -> None:
-    """Turn off the limit of clients' buffers, for which the server would disconnect a put."""
+    """Turn off the limit of client buffers: the server would disconnect a large put."""
     with plain_client(url) as client, suppress(redis.ResponseError):
         client.config_set("maxmemory-clients", 0)
 

@@ -1,4 +1,4 @@
-"""One warning when trouble begins and one when it is over, whatever happens in between."""
+"""ServerCheck logs one warning when trouble begins and one when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks in head shards: each shard is a value, and a chunk is fetched completely or not at all."""
+"""Chunks in head shards: each shard is one value, and a get needs all of them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_server_restarted_between_two_shards_gives_no_marker(
         if shard == 2:
             pid = single.pid("data0")
             os.kill(pid, signal.SIGKILL)
-            wait_until(lambda: _other_pid(single, pid), "the next server")
+            wait_until(lambda: _is_restarted(single, pid), "the next server")
 
     transfers.plane.submit_put(ONE, 16, 0, fill, lambda: copied.append(1), results.append)
     wait_until(lambda: bool(results), "the put")
@@ -156,7 +156,7 @@ def test_a_server_restarted_between_two_shards_gives_no_marker(
     assert transfers.plane.run_ids[0] != before
 
 
-def _other_pid(store: EmbeddedStore, pid: int) -> bool:
+def _is_restarted(store: EmbeddedStore, pid: int) -> bool:
     if store.pid("data0") == pid:
         return False
     with plain_client(store.data_urls[0]) as client, suppress(redis.RedisError):
@@ -181,5 +181,5 @@ def test_the_first_failed_shard_ends_a_put_and_frees_its_source(
     wait_until(lambda: bool(results), "the put")
     assert "boom" in results[0].reason
     assert (filled, copied, len(results)) == ([0, 1], [1], 1)
-    nowhere = Marker(0, transfers.plane.run_ids[0], LAYOUT.chunk_bytes, 4, 0)
-    assert transfers.get(ONE, nowhere)[0].gone
+    marker = Marker(0, transfers.plane.run_ids[0], LAYOUT.chunk_bytes, 4, 0)
+    assert transfers.get(ONE, marker)[0].gone

@@ -97,7 +97,7 @@ def test_chunks_that_are_read_outlive_newer_chunks_that_are_not(
 
 
 @pytest.mark.parametrize(("memory", "limit"), [(1279 * MIB, "0"), (1280 * MIB, "50%")])
-def test_the_limit_of_all_clients_is_set_only_if_64_fit_in_half_of_the_memory(
+def test_the_limit_of_all_client_buffers_is_set_only_if_64_clients_fit_in_half_the_memory(
     memory: int, limit: str
 ) -> None:
     with (
@@ -120,21 +120,21 @@ def test_a_small_store_takes_large_values_from_many_clients_and_disconnects_none
             if number == 0:
                 tend(link, deadline, "data", "apply", len(value))
             together.wait(PATIENCE_S)
-            found = 0
+            hits = 0
             for turn in range(each):
                 link.put(deadline, b"key %d %d" % (number, turn), [memoryview(value)], 600_000)
-                # The neighbour's key: perhaps not written yet, or already evicted.
+                # The neighbour's key may not be written yet, or already be evicted.
                 key = b"key %d %d" % ((number + 1) % links, turn)
-                found += link.get(deadline, key, into, 600_000) == len(value)
+                hits += link.get(deadline, key, into, 600_000) == len(value)
             together.wait(PATIENCE_S)
             link.close()
-            return found
+            return hits
 
         with ThreadPoolExecutor(links) as pool:
-            found = sum(pool.map(put_and_get, range(links)))
+            hits = sum(pool.map(put_and_get, range(links)))
         with plain_client(url) as client:
             assert client.info("stats")["evicted_clients"] == 0
-    assert found > links
+    assert hits > links
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -163,7 +163,7 @@ def test_a_client_that_does_not_read_evicts_no_chunks_unless_limits_are_off(
                 client.config_set("client-output-buffer-limit", "normal 0 0 0")
                 if client.config_get("maxmemory-clients"):
                     client.config_set("maxmemory-clients", "0")
-        ask_and_do_not_read(url, 100)
+        send_gets_and_read_no_reply(url, 100)
         with plain_client(url) as client:
             assert (client.dbsize() == 30) == bounded
             assert (client.info("stats")["evicted_keys"] == 0) == bounded
@@ -186,18 +186,20 @@ def fill(url: str, values: int) -> None:
     connection.close()
 
 
-def ask_and_do_not_read(url: str, values: int) -> None:
-    """Send gets and read no reply; return when the server has answered all or has disconnected the
-    client."""
+def send_gets_and_read_no_reply(url: str, values: int) -> None:
+    """Send gets without reading a reply, until the server has answered all of them or has
+    disconnected the client."""
 
     def is_over() -> bool:
         with plain_client(url) as client:
             answered = client.info("commandstats").get("cmdstat_get", {"calls": 0})["calls"]
-            return answered == values or "rude" not in {one["name"] for one in client.client_list()}
+            return answered == values or "stalled" not in {
+                one["name"] for one in client.client_list()
+            }
 
-    with socket.socket(socket.AF_UNIX) as rude:
-        rude.connect(parse_endpoint(url).path)
-        rude.sendall(b"CLIENT SETNAME rude\r\n")
-        assert rude.recv(100) == b"+OK\r\n"
-        rude.sendall(b"".join(b'GET "key %d"\r\n' % (number % 30) for number in range(values)))
-        wait_until(is_over, "the answers, or the disconnection")
+    with socket.socket(socket.AF_UNIX) as stalled:
+        stalled.connect(parse_endpoint(url).path)
+        stalled.sendall(b"CLIENT SETNAME stalled\r\n")
+        assert stalled.recv(100) == b"+OK\r\n"
+        stalled.sendall(b"".join(b'GET "key %d"\r\n' % (number % 30) for number in range(values)))
+        wait_until(is_over, "the last reply or the disconnection")

@@ -35,14 +35,14 @@ QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
 FREQUENT_CHECKS = replace(PATIENT, idle_check_s=0.02)
 
 
-def asked(
+def taken(
     behind: WriteBehindBudget,
     put_bytes_per_s: float = 0.0,
     *,
     fullest: float = 0.0,
     others: bool = False,
 ) -> bool:
-    """Ask the budget for 1 MiB."""
+    """Take 1 MiB from the budget; return whether it had that much."""
     return behind.take(MIB, put_bytes_per_s=put_bytes_per_s, fullest=fullest, others=others)
 
 
@@ -78,7 +78,7 @@ def test_the_default_rate_is_a_tenth_of_the_put_rate() -> None:
     moved = 0
     for _ in range(1000):
         clock.advance(0.1)
-        moved += MIB * asked(behind, put_bytes_per_s=50.0 * MIB)
+        moved += MIB * taken(behind, put_bytes_per_s=50.0 * MIB)
     assert moved == pytest.approx(100.0 * SHARE * 50.0 * MIB, rel=0.01)
 
 
@@ -88,7 +88,7 @@ def test_a_slow_link_is_assumed_until_a_put_has_measured_it() -> None:
     moved = 0
     for _ in range(1000):
         clock.advance(0.1)
-        moved += MIB * asked(behind)
+        moved += MIB * taken(behind)
     assert moved == pytest.approx(100.0 * SHARE * UNMEASURED_BYTES_PER_S, rel=0.02)
 
 
@@ -96,8 +96,8 @@ def test_a_configured_rate_needs_no_measurement_and_zero_is_off() -> None:
     clock = Clock()
     given, off = WriteBehindBudget(MIB, clock), WriteBehindBudget(0, clock)
     clock.advance(1.0)
-    assert asked(given)
-    assert not asked(off, put_bytes_per_s=1e9)
+    assert taken(given)
+    assert not taken(off, put_bytes_per_s=1e9)
 
 
 @pytest.mark.parametrize(("fullest", "others"), [(0.0, True), (0.51, False)])
@@ -107,8 +107,8 @@ def test_nothing_passes_while_other_puts_wait_or_a_server_is_over_half_full(
     clock = Clock()
     behind = WriteBehindBudget(MIB, clock)
     clock.advance(1.0)
-    assert not asked(behind, fullest=fullest, others=others)
-    assert asked(behind, fullest=0.5)
+    assert not taken(behind, fullest=fullest, others=others)
+    assert taken(behind, fullest=0.5)
 
 
 # --- on a data plane ----------------------------------------------------------------------------
@@ -126,7 +126,8 @@ def unlimited(
     )
     assert transfers.plane.wait_connected(PATIENCE_S)
     wait_until(
-        lambda: all(each.limit_bytes for each in transfers.plane.instances()), "their limits"
+        lambda: all(each.limit_bytes for each in transfers.plane.instances()),
+        "the limits of the servers",
     )
     return transfers
 

@@ -36,7 +36,7 @@ sys.stdin.read()
 """
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -74,7 +74,7 @@ def test_stop_leaves_no_process_and_no_file() -> None:
     pids, folder = [store.pid("index"), store.pid("data0"), guardian_of(store)], store.folder
     assert store.is_alive
     store.stop()
-    wait_until(lambda: not any(runs(pid) for pid in pids), "the processes to end")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the processes to end")
     assert not folder.exists()
     assert not store.is_alive
     store.stop()  # a second call has no effect
@@ -94,7 +94,7 @@ def test_no_process_or_file_is_left_when_the_owner_is_killed(number: signal.Sign
         owner.wait(120)
     wait_until(lambda: not Path(folder).exists(), "the directory to be removed")
     for pid in [*map(int, pids), guardian]:
-        wait_until(lambda pid=pid: not runs(pid), "the processes to end")  # type: ignore[misc]
+        wait_until(lambda pid=pid: not is_running(pid), "the processes to end")  # type: ignore[misc]
 
 
 def test_servers_die_with_their_guardian_and_stop_cleans_up() -> None:
@@ -103,7 +103,7 @@ def test_servers_die_with_their_guardian_and_stop_cleans_up() -> None:
     pids, folder = [store.pid("index"), store.pid("data0")], store.folder
     os.kill(guardian_of(store), signal.SIGKILL)
     for pid in pids:
-        wait_until(lambda pid=pid: not runs(pid), "the servers to end")  # type: ignore[misc]
+        wait_until(lambda pid=pid: not is_running(pid), "the servers to end")  # type: ignore[misc]
     assert not store.is_alive
     store.stop()
     assert not folder.exists()
@@ -122,7 +122,7 @@ def test_a_server_whose_guardian_has_already_ended_does_not_start(ended: bool, s
 def test_revive_replaces_a_killed_guardian_and_its_servers_return_at_the_same_addresses() -> None:
     with EmbeddedStore(64 << 20) as store:
         urls = (store.index_url, *store.data_urls)
-        store.revive()  # no effect while the guardian runs
+        store.revive()  # no effect while the guardian is_running
         first, guardian = store.pid("index"), guardian_of(store)
         os.kill(guardian, signal.SIGKILL)
         wait_until(lambda: not store.is_alive, "the guardian to end")
@@ -136,7 +136,7 @@ def test_revive_replaces_a_killed_guardian_and_its_servers_return_at_the_same_ad
         with plain_client(urls[1]) as client:
             assert client.config_get("maxmemory-samples")["maxmemory-samples"] == "10"
         pids, folder = [store.pid("index"), store.pid("data0"), guardian_of(store)], store.folder
-    wait_until(lambda: not any(runs(pid) for pid in pids), "the processes to end")
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the processes to end")
     assert not folder.exists()
 
 
@@ -243,7 +243,7 @@ def test_without_a_binary_the_error_says_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         (StoreSettings(index_url="unix:///i", data_urls=()), "no data URL"),
         (StoreSettings(index_url="i", data_urls=("unix:///d",)), "unknown"),
@@ -263,8 +263,8 @@ def test_without_a_binary_the_error_says_what_to_install(
         (StoreSettings(index_url="unix:///i", data_urls=("unix:///d",), pool="a:b"), "pool name"),
     ],
 )
-def test_invalid_store_settings_are_refused(settings: StoreSettings, words: str) -> None:
-    with pytest.raises(StoreMisconfigured, match=words):
+def test_invalid_store_settings_are_refused(settings: StoreSettings, message: str) -> None:
+    with pytest.raises(StoreMisconfigured, match=message):
         settings.check()
 
 

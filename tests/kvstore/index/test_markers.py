@@ -105,7 +105,7 @@ async def test_a_marker_is_small_and_one_of_a_later_version_is_read(
     await index.mark_all(FINGERPRINT, [(chunk_name(1), full, 60_000)])
     with plain_client(single.index_url) as client:
         value = client.get(marker_key(FINGERPRINT, chunk_name(1)))
-        assert len(value) <= 70  # a run id has 40
+        assert len(value) <= 70  # the run id alone has 40 bytes
         version, fields = msgspec.msgpack.decode(value)
         later = msgspec.msgpack.encode([version, [*fields, "a field of a later version"]])
         client.set(marker_key(FINGERPRINT, chunk_name(2)), later)
@@ -240,24 +240,24 @@ async def test_a_frozen_index_raises_store_unavailable_within_the_timeout(
     index: Index, single: EmbeddedStore
 ) -> None:
     await index.mark_all(FINGERPRINT, [(chunk_name(1), MARKER, 60_000)])
-    async with Index(single.index_url, "pool") as asking:
+    async with Index(single.index_url, "pool") as client_index:
 
-        async def at_last(chunk: BlockHash) -> list[Marker | None]:
+        async def retried(chunk: BlockHash) -> list[Marker | None]:
             """Retry the lookup: on a busy machine it may time out once more."""
             async with asyncio.timeout(PATIENCE_S):
                 while True:
                     with suppress(StoreUnavailable):
-                        return await asking.lookup(FINGERPRINT, [chunk])
+                        return await client_index.lookup(FINGERPRINT, [chunk])
 
-        assert await at_last(chunk_name(1)) == [MARKER]
+        assert await retried(chunk_name(1)) == [MARKER]
         with frozen(single.pid("index")):
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
-                await asking.lookup(FINGERPRINT, [chunk_name(1)])
+                await client_index.lookup(FINGERPRINT, [chunk_name(1)])
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
-                await asking.read_inbox(NODE, EPOCH, (), 100)
+                await client_index.read_inbox(NODE, EPOCH, (), 100)
         # The late reply must not be taken for the reply to the next request.
-        assert await at_last(chunk_name(2)) == [None]
-        assert await at_last(chunk_name(1)) == [MARKER]
+        assert await retried(chunk_name(2)) == [None]
+        assert await retried(chunk_name(1)) == [MARKER]
 
 
 async def test_an_index_logs_in_and_no_message_shows_the_password(single: EmbeddedStore) -> None:
@@ -312,12 +312,12 @@ async def test_closing_does_not_wait_for_a_frozen_index(single: EmbeddedStore) -
     index = Index(single.index_url, "pool", timeout_s=1000.0)
     await index.ping()
     with frozen(single.pid("index")):
-        asking = asyncio.create_task(index.lookup(FINGERPRINT, [chunk_name(1)]))
+        client_index = asyncio.create_task(index.lookup(FINGERPRINT, [chunk_name(1)]))
         await asyncio.sleep(0.05)
         async with asyncio.timeout(120):
             await index.close()
-            asking.cancel()
-            await asyncio.wait([asking])
+            client_index.cancel()
+            await asyncio.wait([client_index])
 
 
 async def test_a_full_index_refuses_writes_and_serves_reads(

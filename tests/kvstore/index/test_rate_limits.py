@@ -1,4 +1,4 @@
-"""Token buckets on the index, by the index server's clock."""
+"""Token buckets on the index, filled by the index server's clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def draws(requests: float, tokens: float) -> list[Draw]:
     return [Draw(SLOW, 3, requests), Draw(SLOW, 100, tokens)]
 
 
-async def test_draws_are_taken_or_the_result_says_how_long_to_wait(
+async def test_a_refused_draw_returns_the_time_to_wait(
     budgets: Budgets,
 ) -> None:
     for _ in range(3):

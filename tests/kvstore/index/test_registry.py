@@ -222,7 +222,7 @@ async def test_a_silent_router_expires_and_leaves_no_key(
         assert client.pttl(router_key("pool", "b")) > 30_000
 
 
-async def test_reports_with_absurd_figures_or_sizes_are_left_out_counted_and_logged_once(
+async def test_reports_with_absurd_figures_or_sizes_are_skipped_counted_and_logged_once(
     registry: Registry, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = node_report("good")
