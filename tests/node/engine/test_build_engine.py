@@ -1,4 +1,4 @@
-"""Settings to an engine, and the self-benchmark that leaves no trace."""
+"""How settings become an engine, and the self-benchmark, which leaves no trace."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from baton_protocol.ids import Epoch
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 
 
-def settings(**more: object) -> NodeSettings:
-    return NodeSettings(node="n", role="decode", engine="sim", **more)  # type: ignore[arg-type]
+def settings(**fields: object) -> NodeSettings:
+    return NodeSettings(node="n", role="decode", engine="sim", **fields)  # type: ignore[arg-type]
 
 
 def test_the_simulated_engine_takes_its_geometry_from_the_settings() -> None:
@@ -43,15 +43,13 @@ def test_host_memory_in_bytes_becomes_blocks_of_the_host_tier() -> None:
     assert build_engine(settings()).load().host_total_blocks == 0
 
 
-@pytest.mark.parametrize(("asked", "overlaps"), [("auto", False), ("on", True), ("off", False)])
-def test_the_simulated_engine_overlaps_steps_where_it_is_told_to(
-    asked: str, overlaps: bool
-) -> None:
-    assert build_engine(settings(overlap=asked)).overlap is overlaps
+@pytest.mark.parametrize(("overlap", "overlaps"), [("auto", False), ("on", True), ("off", False)])
+def test_the_simulated_engine_overlaps_steps_as_set(overlap: str, overlaps: bool) -> None:
+    assert build_engine(settings(overlap=overlap)).overlap is overlaps
 
 
-def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it() -> None:
-    given: dict[str, Any] = {
+def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
+    options: dict[str, Any] = {
         "dtype": "bfloat16",
         "device": "cuda:1",
         "gpu_memory_utilization": 0.5,
@@ -70,18 +68,18 @@ def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it() -> None:
         "overcommit": True,
         "verify_weights": True,
     }
-    found = torch_settings(NodeSettings(node="n", role="decode", model="/m", **given))
-    assert {name: getattr(found, name) for name in given} == given
-    assert {field.name for field in fields(EngineConfig)} - set(given) == {"kv_memory"}
+    config = torch_settings(NodeSettings(node="n", role="decode", model="/m", **options))
+    assert {name: getattr(config, name) for name in options} == options
+    assert {field.name for field in fields(EngineConfig)} - set(options) == {"kv_memory"}
 
 
 @pytest.mark.parametrize(
     "bad", [{"kv_blocks": 0}, {"chunk_blocks": 0}, {"block_size": -1}, {"host_kv_memory": 9}]
 )
-def test_a_setting_that_cannot_be_is_one_clear_line(bad: dict[str, int]) -> None:
-    with pytest.raises(SetupError, match=str(next(iter(bad.values())))) as caught:
+def test_an_impossible_setting_is_an_error_of_one_line_with_its_value(bad: dict[str, int]) -> None:
+    with pytest.raises(SetupError, match=str(next(iter(bad.values())))) as raised:
         build_engine(settings(**bad))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 2048])
@@ -96,7 +94,7 @@ def test_the_self_benchmark_measures_and_leaves_no_trace(blocks: int) -> None:
     engine.check_integrity()
 
 
-def test_head_shards_are_part_of_what_makes_kv_interchangeable() -> None:
+def test_the_number_of_head_shards_is_part_of_the_fingerprint() -> None:
     one, two = (build_engine(settings(kv_shards=shards)).info for shards in (1, 2))
     assert (one.layout.kv_shards, two.layout.kv_shards) == (1, 2)
     assert one.fingerprint != two.fingerprint
@@ -127,7 +125,7 @@ def test_the_measured_transfer_leaves_no_chunk_in_the_store(
 
 
 @pytest.mark.integration
-def test_a_store_that_is_away_measures_nothing_and_is_no_error() -> None:
+def test_measured_speeds_are_0_if_the_store_is_unreachable() -> None:
     info = build_engine(settings()).info
     urls = ("unix:///nowhere/data0.sock",)
     plane = DataPlane(urls, info.layout, info.fingerprint, Epoch("e"))

@@ -1,7 +1,7 @@
-"""Pages that sockets send from and receive into, under a desk: torch's memory on a CPU.
+"""Transfers whose sockets read and write torch's KV pages directly, without a staging buffer.
 
-A request ends while a value is half way out of its pages, or into them, and another one wants all
-pages at once. They change hands when the transfer has settled, not before.
+A request ends while one of its values is half sent or half received, and another request needs all
+pages at once. The pages change owners only when the transfer has settled.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ pytestmark = pytest.mark.integration
 
 MODEL = "llama-gqa1"
 BLOCK, CHUNK_BLOCKS, CHUNKS, OUTPUTS = 16, 2, 3, 3
-TIGHT = CHUNKS * CHUNK_BLOCKS + 1  # one request and its outputs fill the pool
+TIGHT = CHUNKS * CHUNK_BLOCKS + 1  # blocks: one request and its outputs fill the pool
 PARAMS = SamplingParams(temperature=0.0, max_tokens=OUTPUTS, ignore_eos=True)
 NOBODY = (NodeId("nobody"), Epoch("never"))
 ROUNDS = 6
-MOST_ROUNDS = 60  # on a machine so busy that in none of the first a transfer was caught
-WANTED_S = 0.02  # so long the other request wants the pages before the bytes flow again
-HALF = 20_000  # bytes of a value, which has more than twice as many
+MOST_ROUNDS = 60  # if a busy machine lets no transfer be caught in the first ROUNDS
+WANTED_S = 0.02  # how long the other request wants the pages before the bytes flow again
+HALF = 20_000  # bytes; less than half of a value
 
 Build = Callable[[int], EngineCore]
 
 
-def ask(name: str, seed: int) -> Request:
+def request_of(name: str, seed: int) -> Request:
     rng = random.Random(seed)
     ids = [rng.randrange(32, 127) for _ in range(CHUNKS * CHUNK_BLOCKS * BLOCK + 5)]
     return make_request(name, ids, PARAMS)
@@ -70,7 +70,7 @@ def build(tiny_model: Callable[[str], Path]) -> Build:
 
 @pytest.fixture
 def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[StageNode]:
-    """With a pool for one request, and the link before its data server."""
+    """A node with a pool for one request, behind a proxy of its data server."""
 
     def connect(engine: EngineCore) -> Watched:
         assert engine.memory.views([]) is not None
@@ -88,18 +88,18 @@ def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[Stage
         assert connector.plane.wait_connected(PATIENCE_S)
         return connector
 
-    made = StageNode("d0", connect, engine=build(TIGHT), lookup_wait_s=PATIENCE_S)
-    yield made
+    node = StageNode("d0", connect, engine=build(TIGHT), lookup_wait_s=PATIENCE_S)
+    yield node
     link.mend()
-    made.close()
+    node.close()
 
 
 @pytest.fixture
-def calm(build: Build) -> Iterator[LoopNode]:
-    """Undisturbed, without a store."""
-    made = LoopNode("calm", lambda _: NoStore(), engine=build(100))
-    yield made
-    made.close()
+def reference(build: Build) -> Iterator[LoopNode]:
+    """An undisturbed node without a store."""
+    node = LoopNode("reference", lambda _: NoStore(), engine=build(100))
+    yield node
+    node.close()
 
 
 def run(node: LoopNode, request: Request) -> list[int]:
@@ -123,92 +123,97 @@ def rounds(enough: Callable[[], bool]) -> Iterator[int]:
 
 
 def race(node: StageNode, first: Request, caught: threading.Event, other: Request) -> None:
-    """End a request whose transfer is caught half way; give the other one time to take its
+    """Abort a request in the middle of a transfer, and give the other request time to take its
     pages."""
-    spin([node], caught.is_set, "a value half way")
+    spin([node], caught.is_set, "a half transferred value")
     node.take(Abort(first.id, first.attempt), RunJob(other))
-    until = time.monotonic() + WANTED_S
-    while not node.ids(other.id) and time.monotonic() < until:
+    deadline = time.monotonic() + WANTED_S
+    while not node.ids(other.id) and time.monotonic() < deadline:
         node.loop.turn()
 
 
-def test_pages_of_an_aborted_fetch_change_hands_when_it_has_settled(
-    node: StageNode, link: LinkProxy, calm: LoopNode
+def test_pages_of_an_aborted_fetch_are_reused_only_when_it_has_settled(
+    node: StageNode, link: LinkProxy, reference: LoopNode
 ) -> None:
-    publish(node, ask("stored", 0))
-    run(node, ask("between", 1))  # its pages push the stored prompt out of the cache
-    met = 0
-    for number in rounds(lambda: met > 0):  # noqa: B023
-        first, other = ask(f"first {number}", 0), ask(f"other {number}", 10 + number)
+    publish(node, request_of("stored", 0))
+    run(node, request_of("between", 1))  # its pages evict the stored prompt from the cache
+    in_flight = 0
+    for number in rounds(lambda: in_flight > 0):  # noqa: B023
+        first, other = request_of(f"first {number}", 0), request_of(f"other {number}", 10 + number)
         node.events.clear()
         caught = link.hold_replies(HALF)
         node.take(RunJob(first))
         race(node, first, caught, other)
         if not any(isinstance(event, Fetched) for event in node.events):
-            met += not node.freed
+            in_flight += not node.freed
             assert node.ids(other.id) == []
         link.mend()
-        spin([node], lambda: len(node.ids(other.id)) == OUTPUTS, "the other's end")  # noqa: B023
+        spin([node], lambda: len(node.ids(other.id)) == OUTPUTS, "the other request's end")  # noqa: B023
         settle([node])
-        assert node.ids(other.id) == run(calm, other)
-        assert pages(node, other) == pages(calm, other)
-    assert met > 0, "no fetch was in flight when its request had ended"
+        assert node.ids(other.id) == run(reference, other)
+        assert pages(node, other) == pages(reference, other)
+    assert in_flight > 0, "no fetch was in flight when its request ended"
 
 
-def test_pages_of_an_aborted_put_change_hands_when_it_has_settled(
-    node: StageNode, link: LinkProxy, calm: LoopNode, single: EmbeddedStore
+def test_pages_of_an_aborted_put_are_reused_only_when_it_has_settled(
+    node: StageNode, link: LinkProxy, reference: LoopNode, single: EmbeddedStore
 ) -> None:
-    met = 0
-    for number in rounds(lambda: met > 0):  # noqa: B023
-        first, other = ask(f"first {number}", 100 + number), ask(f"other {number}", 10 + number)
+    in_flight = 0
+    for number in rounds(lambda: in_flight > 0):  # noqa: B023
+        first, other = (
+            request_of(f"first {number}", 100 + number),
+            request_of(f"other {number}", 10 + number),
+        )
         node.events.clear()
-        # Each chunk's: they may go over several connections.
+        # One trap per chunk, since the puts may use several connections.
         caught = [link.hold_at(lambda words: words[0] == b"SET", HALF) for _ in range(CHUNKS)]
         node.take(PrefillJob(first, *NOBODY))
         race(node, first, caught[0], other)
         if not any(isinstance(event, Copied) for event in node.events):
-            met += not node.freed
+            in_flight += not node.freed
             assert node.ids(other.id) == []
         link.mend()
-        spin([node], lambda: len(node.ids(other.id)) == OUTPUTS, "the other's end")  # noqa: B023
+        spin([node], lambda: len(node.ids(other.id)) == OUTPUTS, "the other request's end")  # noqa: B023
         settle([node])
-        run(calm, first)
-        assert node.ids(other.id) == run(calm, other)
-        assert pages(node, other) == pages(calm, other)
-        assert stored(node, first, single) <= expected(calm, first)
-    assert met > 0, "no put was in flight when its request had ended"
+        run(reference, first)
+        assert node.ids(other.id) == run(reference, other)
+        assert pages(node, other) == pages(reference, other)
+        assert stored(node, first, single) <= expected(reference, first)
+    assert in_flight > 0, "no put was in flight when its request ended"
 
 
 def stored(node: LoopNode, request: Request, store: EmbeddedStore) -> set[bytes]:
-    """Payloads that are on the data server under the names of the prompt's chunks."""
+    """Return the payloads that the data server holds for the prompt's chunks."""
     names = node.engine.block_hashes(request)[CHUNK_BLOCKS - 1 :: CHUNK_BLOCKS]
     with plain_client(store.data_urls[0]) as client:
         keys = [chunk_key(node.engine.info.fingerprint, name) for name in names]
         return {value[HEADER_BYTES:] for value in client.mget(keys) if value}
 
 
-def expected(calm: LoopNode, request: Request) -> set[bytes]:
-    """The same of an engine that nobody disturbs."""
-    names = calm.engine.block_hashes(request)
-    there = pages(calm, request)
-    begins = range(0, len(names), CHUNK_BLOCKS)
-    return {b"".join(there[name] for name in names[at : at + CHUNK_BLOCKS]) for at in begins}
+def expected(reference: LoopNode, request: Request) -> set[bytes]:
+    """Return the payloads that an undisturbed engine computes for the prompt's chunks."""
+    names = reference.engine.block_hashes(request)
+    pages_by_hash = pages(reference, request)
+    starts = range(0, len(names), CHUNK_BLOCKS)
+    return {
+        b"".join(pages_by_hash[name] for name in names[at : at + CHUNK_BLOCKS]) for at in starts
+    }
 
 
-def test_what_a_damaged_value_left_in_the_pages_does_not_count(
-    node: StageNode, calm: LoopNode, single: EmbeddedStore
+def test_the_bytes_of_a_damaged_value_do_not_affect_the_result(
+    node: StageNode, reference: LoopNode, single: EmbeddedStore
 ) -> None:
-    """It is not finite, either: each number is a NaN."""
-    publish(node, ask("stored", 0))
-    run(node, ask("between", 1))
+    """The damaged payload consists of NaNs."""
+    publish(node, request_of("stored", 0))
+    run(node, request_of("between", 1))
     with plain_client(single.data_urls[0]) as client:
         for key in client.scan_iter():
             value = client.get(key)
             assert isinstance(value, bytes)
             client.set(key, value[:HEADER_BYTES].ljust(len(value), b"\xff"), keepttl=True)
     node.events.clear()
-    again = ask("again", 0)
-    assert run(node, again) == run(calm, again)
+    again = request_of("again", 0)
+    assert run(node, again) == run(reference, again)
     assert [reason for reason in node.lost() if "checksum" not in reason] == []
     assert len(node.lost()) == CHUNKS
-    assert pages(node, again) == pages(calm, again)
+    assert pages(node, again) == pages(reference, again)

@@ -1,4 +1,4 @@
-"""One step loop without a store: admission, refusals, duplicates, reports, blocks given back."""
+"""A single step loop: refusals, duplicates, reports, drain, and blocks of parked requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NOBODY = (NodeId("nobody"), Epoch("never"))
 
 @pytest.fixture
 def node() -> Iterator[LoopNode]:
-    made = LoopNode("n0", lambda _: NoStore())
-    yield made
-    settle([made])
-    made.close()
+    node = LoopNode("n0", lambda _: NoStore())
+    yield node
+    settle([node])
+    node.close()
 
 
 def test_a_duplicate_of_a_job_changes_nothing(node: LoopNode) -> None:
@@ -49,16 +49,14 @@ def test_a_duplicate_of_a_job_changes_nothing(node: LoopNode) -> None:
         {"outputs": ((70000,),)},
     ],
 )
-def test_a_request_with_impossible_ids_is_refused_and_the_node_lives(
-    node: LoopNode, bad: dict[str, Any]
-) -> None:
+def test_a_request_with_impossible_ids_is_refused(node: LoopNode, bad: dict[str, Any]) -> None:
     request = msgspec.structs.replace(make_request("r", PROMPT), **bad)
     node.take(RunJob(request))
     spin([node], lambda: bool(node.failures()), "the refusal")
     assert node.failures()[0].error.status == 400
 
 
-def test_a_first_word_with_impossible_ids_fails_its_request_alone(node: LoopNode) -> None:
+def test_first_tokens_with_impossible_ids_fail_only_their_request(node: LoopNode) -> None:
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True), FirstTokens(request.id, 1, ((-5,),)))
     spin([node], lambda: bool(node.failures()), "the refusal")
@@ -75,13 +73,13 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(node: LoopNode) -
     assert "8192" in failure.error.message
 
 
-def test_a_prefill_job_that_can_never_fit_is_refused_too(node: LoopNode) -> None:
+def test_a_prefill_job_that_can_never_fit_is_refused(node: LoopNode) -> None:
     node.take(PrefillJob(make_request("r", bytes(8192)), *NOBODY))
     spin([node], lambda: bool(node.failures()), "the refusal")
     assert node.failures()[0].error.code == "context_length_exceeded"
 
 
-def test_a_prefill_job_gives_one_token_per_choice_and_ends(node: LoopNode) -> None:
+def test_a_prefill_job_emits_one_token_per_choice(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=3, temperature=1.0, seed=1)
     node.take(PrefillJob(request, *NOBODY))
     spin([node], lambda: len(node.tokens("r")) == 3, "the first tokens")
@@ -89,7 +87,7 @@ def test_a_prefill_job_gives_one_token_per_choice_and_ends(node: LoopNode) -> No
     assert sorted(token.choice for token in node.tokens("r")) == [0, 1, 2]
 
 
-def test_a_finished_choice_gives_no_more_tokens(node: LoopNode) -> None:
+def test_a_finished_choice_emits_no_more_tokens(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=4000)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 3, "some tokens")
@@ -100,7 +98,7 @@ def test_a_finished_choice_gives_no_more_tokens(node: LoopNode) -> None:
     assert len(node.ids("r")) == count
 
 
-def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: LoopNode) -> None:
+def test_first_tokens_that_end_every_choice_leave_nothing_to_run(node: LoopNode) -> None:
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True))
     node.take(FirstTokens(request.id, 1, ((65,),), finished=(0,)))
@@ -108,7 +106,7 @@ def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: LoopNod
     assert not node.tokens("r")
 
 
-def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: LoopNode) -> None:
+def test_a_choice_that_ended_on_the_prefill_node_does_not_run(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=2, seed=3, temperature=1.0)
     node.take(RunJob(request, await_first=True))
     node.take(FirstTokens(request.id, 1, ((65,), (66,)), finished=(0,)))
@@ -117,7 +115,7 @@ def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: LoopNode) -> N
     assert node.tokens("r")[0].offset == 1
 
 
-def test_a_choice_that_ended_in_an_earlier_attempt_is_not_run(node: LoopNode) -> None:
+def test_a_choice_that_ended_in_an_earlier_attempt_does_not_run(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=2, seed=3, temperature=1.0, attempt=2)
     request = msgspec.structs.replace(request, outputs=((65,), (66, 67)))
     node.take(RunJob(request, finished=(0,)))
@@ -128,19 +126,19 @@ def test_a_choice_that_ended_in_an_earlier_attempt_is_not_run(node: LoopNode) ->
     assert not node.failures()
 
 
-def test_a_choice_that_came_with_all_its_tokens_only_ends(node: LoopNode) -> None:
+def test_a_choice_that_arrives_with_all_its_tokens_only_ends(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=2, max_tokens=2)
     request = msgspec.structs.replace(request, outputs=((65, 66), (65,)))
     node.take(RunJob(request))
     spin([node], lambda: len(node.tokens("r")) == 2, "both ends")
     settle([node])
-    told = [(token.choice, token.offset, token.finish) for token in node.tokens("r")]
-    assert sorted(told) == [(0, 2, "length"), (1, 1, "length")]
+    ends = [(token.choice, token.offset, token.finish) for token in node.tokens("r")]
+    assert sorted(ends) == [(0, 2, "length"), (1, 1, "length")]
     assert node.ids("r", 0) == []
     assert not node.failures()
 
 
-def test_words_for_another_attempt_are_not_heard(node: LoopNode) -> None:
+def test_frames_for_another_attempt_are_ignored(node: LoopNode) -> None:
     request = make_request("r", PROMPT, attempt=2)
     node.take(RunJob(request, await_first=True))
     node.take(FirstTokens(request.id, 1, ((65,),)), Abort(request.id, 1))
@@ -164,7 +162,7 @@ def test_load_and_cache_events_are_reported(node: LoopNode) -> None:
     spin([node], reported, "the load after the request")
 
 
-def test_draining_is_answered_when_the_last_request_has_ended(node: LoopNode) -> None:
+def test_a_drain_is_answered_when_the_last_request_has_ended(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=50)
     node.take(RunJob(request), Drain())
     node.loop.turn()
@@ -175,7 +173,7 @@ def test_draining_is_answered_when_the_last_request_has_ended(node: LoopNode) ->
 
 
 @pytest.mark.integration
-def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedStore) -> None:
+def test_a_parked_request_releases_its_blocks_to_the_running_batch(store: EmbeddedStore) -> None:
     settings = SimSettings(chunk_blocks=1, num_blocks=16, decode_ms=1.0)
     prefill = store_node("p0", store, SimSettings(chunk_blocks=1))
     decode = store_node("d0", store, settings)
@@ -183,17 +181,17 @@ def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedS
     with closing(prefill), closing(decode):
         parked = make_request("parked", PROMPT[:130], max_tokens=4)
         hand_off(*both, parked, send_first=False)
-        spin(both, lambda: decode.loop.counters.fetched_chunks == 8, "the parked one's chunks")
+        spin(both, lambda: decode.loop.counters.fetched_chunks == 8, "the parked request's chunks")
         running = make_request("running", b"x" + PROMPT[:40], max_tokens=150)
         decode.take(RunJob(running))
-        spin(both, lambda: len(decode.ids("running")) == 150, "the running one's end")
+        spin(both, lambda: len(decode.ids("running")) == 150, "the running request's end")
         decode.take(FirstTokens(parked.id, 1, (tuple(prefill.ids("parked")),)))
-        spin(both, lambda: len(decode.ids("parked")) == 3, "the parked one's end")
+        spin(both, lambda: len(decode.ids("parked")) == 3, "the parked request's end")
         assert decode.loop.counters.fetched_chunks == 16
         assert decode.loop.counters.reused_chunks == 8
         settle(both)
-        roomy = LoopNode("roomy", lambda _: NoStore())
+        reference = LoopNode("reference", lambda _: NoStore())
         for request in (parked, running):
             ids = prefill.ids(request.id) + decode.ids(request.id)
-            assert [ids] == run_alone(roomy, request)
-        roomy.close()
+            assert [ids] == run_alone(reference, request)
+        reference.close()

@@ -1,4 +1,4 @@
-"""Whatever order things happen in: no block leaks, and who finishes has the right ids."""
+"""Random orders of events leak no block, and every finished request has the right ids."""
 
 from __future__ import annotations
 
@@ -29,53 +29,53 @@ WAITS: dict[str, Any] = {"lookup_wait_s": 0.1, "first_wait_s": 0.2, "blocks_wait
 
 
 class Router:
-    """Places requests on two desks at random, and forgets or aborts some."""
+    """Places random requests on two nodes, and aborts some or loses their first tokens."""
 
     def __init__(self, seed: int, prefill: LoopNode, decode: LoopNode) -> None:
-        self.draw = random.Random(seed)
+        self.rng = random.Random(seed)
         self.prefill, self.decode = prefill, decode
         self.waiting: dict[RequestId, Request] = {}
         self.running: dict[RequestId, Request] = {}
-        self.made = 0
+        self.num_placed = 0
 
     def act(self) -> None:
-        match self.draw.randrange(6):
-            case 0 | 1 if self.made < 60 and len(self.waiting) + self.unfinished() < 10:
+        match self.rng.randrange(6):
+            case 0 | 1 if self.num_placed < 60 and len(self.waiting) + self.unfinished() < 10:
                 self.place()
             case 2 if self.waiting:
-                request = self.draw.choice(list(self.waiting.values()))
-                if self.draw.random() < 0.3:
+                request = self.rng.choice(list(self.waiting.values()))
+                if self.rng.random() < 0.3:
                     self.abort(request)
-                elif self.draw.random() < 0.2:
-                    self.say(request, None)
+                elif self.rng.random() < 0.2:
+                    self.send_first(request, None)
         for request in list(self.waiting.values()):
             if tokens := self.prefill.tokens(request.id):
-                self.say(request, tokens[0].id)
+                self.send_first(request, tokens[0].id)
 
     def unfinished(self) -> int:
         return sum(not any(t.finish for t in self.decode.tokens(r)) for r in self.running)
 
     def place(self) -> None:
-        self.made += 1
-        prompt = self.draw.choice(PREFIXES) * self.draw.randrange(1, 4)
-        prompt = prompt[: self.draw.randrange(1, len(prompt))] + bytes([48 + self.made % 10])
-        request = make_request(f"r{self.made}", prompt, max_tokens=self.draw.randrange(2, 30))
+        self.num_placed += 1
+        prompt = self.rng.choice(PREFIXES) * self.rng.randrange(1, 4)
+        prompt = prompt[: self.rng.randrange(1, len(prompt))] + bytes([48 + self.num_placed % 10])
+        request = make_request(f"r{self.num_placed}", prompt, max_tokens=self.rng.randrange(2, 30))
         self.waiting[request.id] = request
         jobs: list[tuple[LoopNode, RunJob | PrefillJob]] = [
             (self.decode, RunJob(request, await_first=True)),
             (self.prefill, PrefillJob(request, self.decode.name, self.decode.epoch)),
         ]
-        self.draw.shuffle(jobs)
+        self.rng.shuffle(jobs)
         for node, job in jobs:
             node.take(job)
-            for _ in range(self.draw.randrange(3)):
+            for _ in range(self.rng.randrange(3)):
                 node.loop.turn()
 
-    def say(self, request: Request, first: int | None) -> None:
+    def send_first(self, request: Request, first: int | None) -> None:
         del self.waiting[request.id]
         self.running[request.id] = request
-        word = FirstTokens(request.id, 1, ((first,),)) if first is not None else None
-        self.decode.take(word or NoFirstTokens(request.id, 1, "lost"))
+        frame = FirstTokens(request.id, 1, ((first,),)) if first is not None else None
+        self.decode.take(frame or NoFirstTokens(request.id, 1, "lost"))
 
     def abort(self, request: Request) -> None:
         del self.waiting[request.id]
@@ -102,14 +102,14 @@ def drive(router: Router, turns: int) -> None:
 
 
 def finish(router: Router) -> None:
-    def over() -> bool:
+    def finished() -> bool:
         for request in list(router.waiting.values()):
             if tokens := router.prefill.tokens(request.id):
-                router.say(request, tokens[0].id)
+                router.send_first(request, tokens[0].id)
         return router.done()
 
     both = (router.prefill, router.decode)
-    spin(both, over, "all requests")
+    spin(both, finished, "all requests")
     settle(both)
     router.check()
 
@@ -124,11 +124,11 @@ def finish(router: Router) -> None:
         (8, 2000),
     ],
 )
-def test_random_requests_aborts_and_damage_leak_nothing(
+def test_random_requests_aborts_and_damaged_chunks_leak_no_block(
     store: EmbeddedStore, seed: int, host_blocks: int
 ) -> None:
-    room = host_blocks * SMALL.layout().block_bytes
-    settings = replace(SMALL, host_kv_memory=room)
+    host_bytes = host_blocks * SMALL.layout().block_bytes
+    settings = replace(SMALL, host_kv_memory=host_bytes)
     prefill = store_node("p0", store, settings, **WAITS)
     decode = store_node("d0", store, settings, **WAITS)
     router = Router(seed, prefill, decode)
@@ -138,15 +138,15 @@ def test_random_requests_aborts_and_damage_leak_nothing(
             for url in store.data_urls:
                 with plain_client(url) as client:
                     if key := client.randomkey():
-                        client.setrange(key, router.draw.randrange(8000), b"\xff\x00\xff")
+                        client.setrange(key, router.rng.randrange(8000), b"\xff\x00\xff")
         finish(router)
         assert len(router.running) > 5
-        came_back = [node.engine.load().host_loaded_blocks_total for node in (prefill, decode)]
-        assert (sum(came_back) > 0) == (host_blocks > 0)
+        reloaded = [node.engine.load().host_loaded_blocks_total for node in (prefill, decode)]
+        assert (sum(reloaded) > 0) == (host_blocks > 0)
 
 
 @pytest.mark.parametrize("victims", [["data0"], ["index"], ["index", "data0", "data1"]])
-def test_servers_of_the_store_that_die_cost_no_token(victims: list[str]) -> None:
+def test_store_servers_that_die_do_not_change_the_tokens(victims: list[str]) -> None:
     with EmbeddedStore(64 << 20, data_instances=2) as store:
         prefill = store_node("p0", store, SMALL, **WAITS)
         decode = store_node("d0", store, SMALL, **WAITS)

@@ -1,4 +1,4 @@
-"""How a request ends before its last token: aborts at every stage, and deadlines."""
+"""Requests that end before their last token: aborts at every stage, and deadlines."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ ONE_AT_A_TIME = SimSettings(chunk_blocks=1, max_num_seqs=1)
 
 @pytest.fixture
 def node() -> Iterator[LoopNode]:
-    made = LoopNode("n0", lambda _: NoStore(), ONE_AT_A_TIME)
-    yield made
-    settle([made])
-    made.close()
+    node = LoopNode("n0", lambda _: NoStore(), ONE_AT_A_TIME)
+    yield node
+    settle([node])
+    node.close()
 
 
-def due(request: Request, time_left: float) -> Request:
+def with_deadline(request: Request, time_left: float) -> Request:
     return msgspec.structs.replace(request, time_left=time_left)
 
 
 # --- aborts ---------------------------------------------------------------------------------------
 
 
-def test_an_aborted_request_has_freed_its_blocks_when_the_turn_is_over(node: LoopNode) -> None:
+def test_an_abort_frees_the_blocks_within_the_same_turn(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=4000)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
@@ -45,7 +45,7 @@ def test_an_aborted_request_has_freed_its_blocks_when_the_turn_is_over(node: Loo
     assert node.loop.idle
 
 
-def test_a_request_aborted_in_the_engines_queue_was_never_there(node: LoopNode) -> None:
+def test_an_abort_removes_a_request_from_the_engine_s_queue(node: LoopNode) -> None:
     running = make_request("running", PROMPT, max_tokens=4000)
     queued = make_request("queued", PROMPT[::-1], max_tokens=4000)
     node.take(RunJob(running), RunJob(queued))
@@ -59,7 +59,7 @@ def test_a_request_aborted_in_the_engines_queue_was_never_there(node: LoopNode) 
     assert not node.tokens("queued")
 
 
-def test_an_abort_in_the_turn_of_the_last_token_leaves_nothing(node: LoopNode) -> None:
+def test_an_abort_in_the_turn_of_the_last_token_prevents_it(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=5)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) == 4, "all tokens but one")
@@ -87,7 +87,7 @@ def test_an_abort_of_a_job_that_waits_for_its_first_token_forgets_it(node: LoopN
     assert not node.engine.has_work()
 
 
-def test_an_aborted_prefill_job_gives_no_token(node: LoopNode) -> None:
+def test_an_aborted_prefill_job_emits_no_token(node: LoopNode) -> None:
     job = PrefillJob(make_request("r", bytes(2000)), NodeId("d"), Epoch("e"))
     node.take(job)
     spin([node], lambda: not node.freed, "blocks for the prompt")
@@ -100,7 +100,7 @@ def test_an_aborted_prefill_job_gives_no_token(node: LoopNode) -> None:
 
 
 def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: LoopNode) -> None:
-    request = due(make_request("r", PROMPT, max_tokens=4000), 1000.0)
+    request = with_deadline(make_request("r", PROMPT, max_tokens=4000), 1000.0)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
     node.clock_ahead_s += 900
@@ -114,13 +114,13 @@ def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: LoopNod
 
 
 @pytest.mark.parametrize("stage", ["queued", "parked", "prefill"])
-def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
+def test_a_request_that_does_not_run_yet_also_ends_at_its_deadline(
     node: LoopNode, stage: str
 ) -> None:
     running = make_request("running", PROMPT, max_tokens=4000)
     node.take(RunJob(running))
     spin([node], lambda: len(node.ids("running")) > 2, "some tokens")
-    request = due(make_request("r", PROMPT[::-1]), 1000.0)
+    request = with_deadline(make_request("r", PROMPT[::-1]), 1000.0)
     if stage == "prefill":
         node.take(PrefillJob(request, NodeId("d"), Epoch("e")))
     else:
@@ -135,8 +135,8 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
     assert not node.tokens("r")
 
 
-def test_a_request_that_ended_in_time_is_not_failed_later(node: LoopNode) -> None:
-    request = due(make_request("r", PROMPT), 1000.0)
+def test_a_request_that_ended_in_time_does_not_fail_later(node: LoopNode) -> None:
+    request = with_deadline(make_request("r", PROMPT), 1000.0)
     run_alone(node, request)
     node.clock_ahead_s += 2000
     run_alone(node, make_request("next", PROMPT))

@@ -32,7 +32,7 @@ CHUNK2 = SimSettings(chunk_blocks=2, max_batched_tokens=48)
 
 @pytest.fixture
 def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
-    """Prefill in pieces of 48 tokens, chunks of 2 blocks."""
+    """Two nodes that prefill in pieces of 48 tokens, with chunks of 2 blocks."""
     with ExitStack() as stack:
         prefill = store_node("p0", store, CHUNK2)
         stack.callback(prefill.close)
@@ -42,20 +42,21 @@ def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
 
 
 def finish(pair: tuple[LoopNode, LoopNode], request: Request) -> list[list[int]]:
-    """Ids of each choice: the prefill node's first one, then the decode node's."""
+    """Wait for the request's end. Return the ids of each choice: the first one is from the prefill
+    node, the others from the decode node."""
     prefill, decode = pair
 
-    def ended() -> bool:
+    def finished() -> bool:
         tokens = decode.tokens(request.id)
         return sum(token.finish is not None for token in tokens) == request.params.n
 
-    spin(pair, ended, "the request's end")
+    spin(pair, finished, "the request's end")
     settle(pair)
     choices = range(request.params.n)
     return [prefill.ids(request.id, c)[:1] + decode.ids(request.id, c) for c in choices]
 
 
-def test_a_handed_over_request_has_the_ids_of_one_node_alone(
+def test_a_request_that_is_handed_off_has_the_ids_of_a_single_node(
     pair: tuple[LoopNode, LoopNode],
 ) -> None:
     request = make_request("r", PROMPT, max_tokens=24)
@@ -70,7 +71,7 @@ def test_a_handed_over_request_has_the_ids_of_one_node_alone(
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["FirstTokens", "NoFirstTokens"])
-def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
+def test_the_wait_for_the_prefill_node_is_no_queue_time(
     pair: tuple[LoopNode, LoopNode], first: bool
 ) -> None:
     request = make_request("r", PROMPT, max_tokens=4)
@@ -86,7 +87,7 @@ def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
     assert stats.queue_ms + stats.fetch_ms + stats.prefill_ms < 1e6
 
 
-def test_choices_of_a_seeded_request_differ_and_survive_the_hand_over(
+def test_choices_of_a_seeded_request_differ_and_survive_the_hand_off(
     pair: tuple[LoopNode, LoopNode],
 ) -> None:
     request = make_request("r", PROMPT, n=3, temperature=1.0, seed=7, max_tokens=12)
@@ -97,7 +98,7 @@ def test_choices_of_a_seeded_request_differ_and_survive_the_hand_over(
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 64])
-def test_prompts_around_block_and_chunk_borders_are_handed_over(
+def test_prompts_around_block_and_chunk_boundaries_are_handed_off(
     pair: tuple[LoopNode, LoopNode], length: int
 ) -> None:
     request = make_request("r", PROMPT[:length], max_tokens=20)
@@ -106,7 +107,7 @@ def test_prompts_around_block_and_chunk_borders_are_handed_over(
     assert pair[1].loop.counters.reused_chunks == length // 32
 
 
-def test_a_second_request_with_the_prefix_computes_only_its_tail_wherever_it_lands(
+def test_a_second_request_with_the_prefix_computes_only_its_tail_on_any_node(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     first = make_request("r1", PROMPT)
@@ -125,7 +126,7 @@ def test_a_second_request_with_the_prefix_computes_only_its_tail_wherever_it_lan
     assert pair[0].prompted("r3").stats.cached_tokens == 192
 
 
-def test_a_prefill_job_fetches_what_the_store_has_before_it_computes(
+def test_a_prefill_job_fetches_the_stored_prefix_before_it_computes(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     first = make_request("r1", PROMPT)
@@ -134,20 +135,20 @@ def test_a_prefill_job_fetches_what_the_store_has_before_it_computes(
     with closing(store_node("p1", store, CHUNK2)) as other:
         request = make_request("r2", PROMPT + PROMPT)
         hand_off(other, pair[1], request)
-        spin((other, pair[1]), lambda: len(pair[1].ids("r2")) == 7, "the rest")
+        spin((other, pair[1]), lambda: len(pair[1].ids("r2")) == 7, "the request's end")
         settle((other, pair[1]))
         assert other.prompted("r2").stats.fetched_tokens == 192
         assert other.ids("r2") + pair[1].ids("r2") == undisturbed(request, CHUNK2)[0]
 
 
-def test_announcements_that_come_before_the_job_are_not_lost(
+def test_announcements_that_arrive_before_the_job_are_not_lost(
     pair: tuple[LoopNode, LoopNode],
 ) -> None:
     prefill, decode = pair
     request = make_request("r", PROMPT)
     prefill.take(PrefillJob(request, decode.name, decode.epoch))
     spin(pair, lambda: bool(prefill.tokens("r")) and prefill.loop.idle, "the prefill job")
-    spin(pair, lambda: decode.loop.early_entries >= 7, "six chunks and the end in the stash")
+    spin(pair, lambda: decode.loop.early_entries >= 7, "six chunks and the end as early entries")
     decode.take(RunJob(request, await_first=True))
     decode.take(FirstTokens(request.id, 1, (tuple(prefill.ids("r")),)))
     assert finish(pair, request) == undisturbed(request, CHUNK2)
@@ -166,7 +167,7 @@ def test_without_a_first_token_the_decode_node_samples_it_itself(
     assert pair[1].prompted("r").stats.computed_tokens >= 1
 
 
-def test_a_prefill_node_that_never_answers_costs_the_wait_and_no_token(
+def test_a_prefill_node_that_never_publishes_does_not_change_the_tokens(
     store: EmbeddedStore,
 ) -> None:
     with closing(store_node("d0", store, CHUNK2, first_wait_s=0.05)) as decode:
@@ -178,7 +179,7 @@ def test_a_prefill_node_that_never_answers_costs_the_wait_and_no_token(
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
-def test_a_damaged_chunk_costs_time_and_not_tokens(
+def test_a_damaged_chunk_does_not_change_the_tokens(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore, damage: str
 ) -> None:
     first = make_request("r1", PROMPT)
@@ -206,7 +207,7 @@ def _damage_one_chunk(store: EmbeddedStore, damage: str) -> None:
                 return
 
 
-def test_a_chunk_lost_to_the_prefill_node_is_put_again(
+def test_a_prefill_job_publishes_a_damaged_chunk_again(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     first = make_request("r1", PROMPT)
@@ -224,7 +225,7 @@ def test_a_chunk_lost_to_the_prefill_node_is_put_again(
         assert other.loop.counters.published_chunks == 1
 
 
-def test_an_abort_in_mid_fetch_leaks_nothing(pair: tuple[LoopNode, LoopNode]) -> None:
+def test_an_abort_during_a_fetch_leaks_no_block(pair: tuple[LoopNode, LoopNode]) -> None:
     prefill, decode = pair
     request = make_request("r", PROMPT)
     prefill.take(PrefillJob(request, decode.name, decode.epoch))
@@ -235,7 +236,7 @@ def test_an_abort_in_mid_fetch_leaks_nothing(pair: tuple[LoopNode, LoopNode]) ->
     assert not decode.tokens("r")
 
 
-def test_aborts_at_any_moment_leak_nothing(pair: tuple[LoopNode, LoopNode]) -> None:
+def test_aborts_at_any_moment_leak_no_block(pair: tuple[LoopNode, LoopNode]) -> None:
     prefill, decode = pair
     for turns in range(0, 40, 3):
         request = make_request(f"r{turns}", bytes([33 + turns]) + PROMPT, max_tokens=30)
@@ -263,10 +264,12 @@ def test_a_newer_attempt_replaces_the_older_one(pair: tuple[LoopNode, LoopNode])
     assert [decode.ids("r")] == undisturbed(new, CHUNK2)
 
 
-def test_many_requests_at_once_through_a_pool_too_small_for_them(store: EmbeddedStore) -> None:
+def test_many_requests_at_once_finish_in_a_pool_that_is_too_small_for_all(
+    store: EmbeddedStore,
+) -> None:
     small = SimSettings(chunk_blocks=1, num_blocks=24, max_batched_tokens=64)
     prefill = store_node("p0", store, small)
-    decode = store_node("d0", store, small, blocks_wait_s=PATIENCE)
+    decode = store_node("d0", store, small, blocks_wait_s=BLOCKS_WAIT_S)
     both = (prefill, decode)
     with closing(prefill), closing(decode):
         requests = [
@@ -276,26 +279,26 @@ def test_many_requests_at_once_through_a_pool_too_small_for_them(store: Embedded
         for request in requests:
             decode.take(RunJob(request, await_first=True))
             prefill.take(PrefillJob(request, decode.name, decode.epoch))
-        known: set[str] = set()
+        sent: set[str] = set()
 
-        def over() -> bool:
+        def finished() -> bool:
             for request in requests:
-                if request.id not in known and prefill.tokens(request.id):
-                    known.add(request.id)
+                if request.id not in sent and prefill.tokens(request.id):
+                    sent.add(request.id)
                     decode.take(FirstTokens(request.id, 1, (tuple(prefill.ids(request.id)),)))
             return all(len(decode.ids(request.id)) == 39 for request in requests)
 
-        spin(both, over, "all requests")
+        spin(both, finished, "all requests")
         settle(both)
         for request in requests:
             ids = prefill.ids(request.id) + decode.ids(request.id)
             assert [ids] == undisturbed(request, CHUNK2)
 
 
-PATIENCE = 30.0
+BLOCKS_WAIT_S = 30.0
 
 
-def test_a_store_that_is_down_is_mentioned_once_not_per_chunk(
+def test_a_store_that_is_down_is_logged_once_and_not_per_chunk(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = EmbeddedStore(64 << 20)
@@ -311,5 +314,5 @@ def test_a_store_that_is_down_is_mentioned_once_not_per_chunk(
     finally:
         node.close()
         store.stop()
-    told = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert len([each for each in told if each.name == "baton_node.engine.running"]) == 1
+    warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len([each for each in warnings if each.name == "baton_node.engine.running"]) == 1

@@ -1,4 +1,4 @@
-"""A chunk lost in mid-prefix is a hole: the rest is fetched and used, the hole is computed."""
+"""A chunk lost in mid-prefix is a hole: a node fetches all other chunks and computes the hole."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ PROMPT = bytes((i * 7) % 95 + 32 for i in range(5 * CHUNK + 9))
 
 @pytest.fixture
 def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
-    """One that has put PROMPT's chunks into the store, and one that knows nothing."""
+    """A node that has published PROMPT's chunks, and a node with an empty cache."""
     with ExitStack() as stack:
-        filler = store_node("filler", store, SETTINGS)
-        stack.callback(filler.close)
+        writer = store_node("writer", store, SETTINGS)
+        stack.callback(writer.close)
         reader = store_node("reader", store, SETTINGS)
         stack.callback(reader.close)
-        put(filler, make_request("filling", PROMPT), 5)
-        yield filler, reader
+        publish(writer, make_request("filling", PROMPT), 5)
+        yield writer, reader
 
 
-def put(node: LoopNode, request: Request, chunks: int) -> None:
-    """Have a prefill job put all chunks of a request."""
+def publish(node: LoopNode, request: Request, chunks: int) -> None:
+    """Publish all chunks of a request with a prefill job."""
     before = node.loop.counters.published_chunks
     node.take(PrefillJob(request, node.name, node.epoch))
     spin([node], lambda: node.loop.counters.published_chunks == before + chunks, "the puts")
     settle([node])
 
 
-def lose(store: EmbeddedStore, node: LoopNode, *chunks: int) -> None:
+def delete_chunks(store: EmbeddedStore, node: LoopNode, *chunks: int) -> None:
     """Delete chunks of PROMPT; their markers stay."""
     hashes = chunk_hashes(node.engine.block_hashes(make_request("r", PROMPT)), 2)
     for chunk in chunks:
-        key, found = chunk_key(node.engine.info.fingerprint, hashes[chunk]), 0
+        key, deleted = chunk_key(node.engine.info.fingerprint, hashes[chunk]), 0
         for url in store.data_urls:
             with plain_client(url) as client:
-                found += client.delete(key)
-        assert found == 1, f"chunk {chunk} was not there"
+                deleted += client.delete(key)
+        assert deleted == 1, f"chunk {chunk} is not in the store"
 
 
-def test_of_five_chunks_one_is_lost_and_four_are_used(
+def test_a_node_fetches_and_uses_the_four_chunks_around_a_lost_one(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
-    filler, reader = pair
-    lose(store, filler, 2)
+    writer, reader = pair
+    delete_chunks(store, writer, 2)
     request = make_request("r", PROMPT, max_tokens=24)
     assert run_alone(reader, request) == undisturbed(request, SETTINGS)
     settle(pair)
@@ -81,40 +81,40 @@ def test_of_five_chunks_one_is_lost_and_four_are_used(
     assert (count.fetched_chunks, count.reused_chunks, count.lost_chunks) == (4, 4, 1)
 
 
-@pytest.mark.parametrize("lost", [(0,), (4,), (0, 2, 4), (0, 1, 2, 3, 4)])
-def test_wherever_the_holes_are_the_tokens_are_right(
-    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore, lost: tuple[int, ...]
+@pytest.mark.parametrize("holes", [(0,), (4,), (0, 2, 4), (0, 1, 2, 3, 4)])
+def test_holes_at_any_position_do_not_change_the_tokens(
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore, holes: tuple[int, ...]
 ) -> None:
-    filler, reader = pair
-    lose(store, filler, *lost)
+    writer, reader = pair
+    delete_chunks(store, writer, *holes)
     request = make_request("r", PROMPT, n=2, temperature=1.0, seed=5, max_tokens=16)
     assert run_alone(reader, request) == undisturbed(request, SETTINGS)
     settle(pair)
-    assert reader.prompted("r").stats.fetched_tokens == (5 - len(lost)) * CHUNK
+    assert reader.prompted("r").stats.fetched_tokens == (5 - len(holes)) * CHUNK
 
 
-def test_a_hand_off_goes_on_without_the_lost_chunk(
+def test_a_hand_off_continues_without_a_lost_chunk(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
-    filler, reader = pair
-    lose(store, filler, 1)
+    writer, reader = pair
+    delete_chunks(store, writer, 1)
     request = make_request("r", PROMPT, max_tokens=16)
-    hand_off(filler, reader, request)
+    hand_off(writer, reader, request)
     spin(pair, lambda: len(reader.ids("r")) == 15, "the request's end")
     settle(pair)
-    assert [filler.ids("r") + reader.ids("r")] == undisturbed(request, SETTINGS)
+    assert [writer.ids("r") + reader.ids("r")] == undisturbed(request, SETTINGS)
     assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
     assert reader.loop.counters.lost_chunks == 1
 
 
-def test_a_lost_chunk_is_found_again_once_another_has_put_it(
+def test_a_lost_chunk_is_found_again_once_another_node_has_published_it(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
-    filler, reader = pair
-    lose(store, filler, 2)
+    writer, reader = pair
+    delete_chunks(store, writer, 2)
     run_alone(reader, make_request("finds the hole", PROMPT))
     settle(pair)
-    put(filler, make_request("filling again", PROMPT), 1)
+    publish(writer, make_request("filling again", PROMPT), 1)
     with closing(store_node("other", store, SETTINGS)) as other:
         request = make_request("r", PROMPT)
         assert run_alone(other, request) == undisturbed(request, SETTINGS)
@@ -122,11 +122,11 @@ def test_a_lost_chunk_is_found_again_once_another_has_put_it(
         settle([other])
 
 
-def test_others_run_while_a_request_fetches_and_what_came_is_used(
+def test_other_requests_run_while_a_request_fetches_its_chunks(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
-    filler, reader = pair
-    lose(store, filler, 2)
+    writer, reader = pair
+    delete_chunks(store, writer, 2)
     running = make_request("running", b"another prompt", max_tokens=1000)
     reader.take(RunJob(running))
     spin([reader], lambda: len(reader.ids("running")) > 2, "some tokens")
@@ -135,28 +135,32 @@ def test_others_run_while_a_request_fetches_and_what_came_is_used(
         reader.take(RunJob(request))
         free = reader.engine.load().free_blocks
         spin([reader], lambda: reader.engine.load().free_blocks < free - 10, "its blocks")
-        had = len(reader.ids("running"))
-        spin([reader], lambda: len(reader.ids("running")) >= had + 100, "tokens of the other")
+        count = len(reader.ids("running"))
+        spin(
+            [reader],
+            lambda: len(reader.ids("running")) >= count + 100,
+            "tokens of the running request",
+        )
         assert not reader.tokens("r")
     spin([reader], lambda: len(reader.ids("r")) == 8, "the request's end")
     assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
-    spin([reader], lambda: len(reader.ids("running")) == 1000, "the other's end")
+    spin([reader], lambda: len(reader.ids("running")) == 1000, "the running request's end")
     settle(pair)
     assert [reader.ids("r")] == undisturbed(request, SETTINGS)
     assert [reader.ids("running")] == undisturbed(running, SETTINGS)
 
 
-def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
+def test_a_resumed_request_also_fetches_the_chunks_of_its_output(
     pair: tuple[LoopNode, LoopNode],
 ) -> None:
-    filler, reader = pair
+    writer, reader = pair
     request = make_request("r", PROMPT, max_tokens=2 * CHUNK + 20)
     (ids,) = undisturbed(request, SETTINGS)
-    begun = tuple(ids[: 2 * CHUNK])
-    # The same tokens as a prompt have the same names.
-    known = msgspec.structs.replace(request, id="known", prompt_ids=request.prompt_ids + begun)
-    put(filler, known, 2)
-    resumed = msgspec.structs.replace(request, outputs=(begun,), attempt=2)
+    generated = tuple(ids[: 2 * CHUNK])
+    # A prompt with the same tokens has the same chunk hashes.
+    known = msgspec.structs.replace(request, id="known", prompt_ids=request.prompt_ids + generated)
+    publish(writer, known, 2)
+    resumed = msgspec.structs.replace(request, outputs=(generated,), attempt=2)
     reader.take(RunJob(resumed))
     spin([reader], lambda: len(reader.ids("r")) == 20, "the request's end")
     settle(pair)
@@ -168,7 +172,7 @@ def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
     assert (stats.prompt_tokens, stats.matched_tokens) == (len(PROMPT), len(PROMPT))
 
 
-def test_each_request_is_counted_once_however_it_ends(
+def test_an_aborted_and_a_cached_request_are_each_counted_once(
     pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     reader = pair[1]
@@ -184,6 +188,6 @@ def test_each_request_is_counted_once_however_it_ends(
     run_alone(reader, make_request("fetches", PROMPT))
     settle(pair)
     assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (20, 20, 10)
-    run_alone(reader, make_request("has it", PROMPT))
+    run_alone(reader, make_request("cached", PROMPT))
     settle(pair)
     assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (30, 30, 10)

@@ -1,4 +1,4 @@
-"""When a step loop tells its load: soon after requests came, were computed or ended."""
+"""A step loop sends its load soon after a request arrives, has its prompt computed, or ends."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def node() -> LoopNode:
 
 
 def loads(node: LoopNode) -> list[tuple[int, int, int]]:
-    """Jobs heard of, requests here, and tokens that wait to be computed, of each load told."""
-    told = [frame.load for frame in node.port.sent if isinstance(frame, Load)]
+    """Return for each sent load the numbers of received jobs, requests and queued tokens."""
+    sent = [frame.load for frame in node.port.sent if isinstance(frame, Load)]
     return [
         (load.jobs_total, load.waiting + load.running + load.parked, load.queued_tokens)
-        for load in told
+        for load in sent
     ]
 
 
@@ -41,14 +41,14 @@ def test_a_load_follows_each_arrival_each_computed_prompt_and_each_end(node: Loo
     node.take(RunJob(make_request("r", b"p" * 100, max_tokens=3)))
     turn(node, 2)
     assert loads(node)[1:] == [(1, 1, 36), (1, 1, 0)]
-    turn(node)  # a token more is no news
+    turn(node)  # one more token causes no load
     assert loads(node)[3:] == []
     turn(node, 3)
     assert loads(node)[3:] == [(1, 0, 0)]
     node.close()
 
 
-def test_what_comes_at_once_is_told_at_once_and_not_oftener_than_soon(node: LoopNode) -> None:
+def test_loads_that_arrivals_cause_are_at_least_soon_s_apart(node: LoopNode) -> None:
     turn(node)
     for number in range(5):
         node.take(RunJob(make_request(f"r{number}", b"p" * 10, max_tokens=1)))
@@ -60,7 +60,7 @@ def test_what_comes_at_once_is_told_at_once_and_not_oftener_than_soon(node: Loop
     node.close()
 
 
-def test_a_parked_prompt_counts_as_tokens_to_compute_unless_a_partner_does(node: LoopNode) -> None:
+def test_a_parked_prompt_counts_as_queued_unless_a_prefill_node_computes_it(node: LoopNode) -> None:
     request = make_request("r", b"p" * 100)
     node.take(RunJob(request, await_first=True))
     turn(node)
@@ -73,8 +73,8 @@ def test_a_parked_prompt_counts_as_tokens_to_compute_unless_a_partner_does(node:
     node.close()
 
 
-def test_each_choice_of_a_parked_request_counts_as_it_does_once_it_runs(node: LoopNode) -> None:
-    """A router compares the sum with the sequences that it has booked here itself."""
+def test_each_choice_of_a_parked_request_counts_as_one_sequence(node: LoopNode) -> None:
+    """A router compares the sum with the number of sequences that it has booked on this node."""
     turn(node)
     node.take(RunJob(make_request("r", b"p" * 100, n=3, max_tokens=3), await_first=True))
     turn(node)

@@ -1,4 +1,4 @@
-"""A step loop whose store is in trouble: what is said of it, what is held, what waits."""
+"""A step loop whose store is unhealthy: its reports, its waits, and the blocks that it holds."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ HOUR_S = 3600.0
 
 
 class SwitchableStore(NoStore):
-    """A store that is well or not, as the test says; it holds nothing."""
+    """An empty store whose health the test sets."""
 
-    def __init__(self, *, well: bool) -> None:
+    def __init__(self, *, healthy: bool) -> None:
         super().__init__()
-        self.well = well
-        self.asked: list[RequestId] = []
+        self.is_healthy = healthy
+        self.lookups: list[RequestId] = []
 
     def healthy(self) -> bool:
-        return self.well
+        return self.is_healthy
 
     def store_health(self) -> StoreHealth:
-        return "up" if self.well else "down"
+        return "up" if self.is_healthy else "down"
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
-        self.asked.append(request)
+        self.lookups.append(request)
         super().lookup(request, attempt, hashes)
 
 
-def moody(*, well: bool, **options: Any) -> tuple[LoopNode, SwitchableStore]:
-    connector = SwitchableStore(well=well)
+def switchable(*, healthy: bool, **options: Any) -> tuple[LoopNode, SwitchableStore]:
+    connector = SwitchableStore(healthy=healthy)
     return LoopNode("n0", lambda _: connector, None, **options), connector
 
 
@@ -54,53 +54,53 @@ def first_token(node: LoopNode, request: RequestId) -> None:
     spin([node], lambda: bool(node.tokens(request)), "the first token")
 
 
-def stand_still(node: LoopNode) -> None:
-    until = time.monotonic() + STILL_S
-    spin([node], lambda: time.monotonic() > until, "a while")
+def wait_until_stalled(node: LoopNode) -> None:
+    deadline = time.monotonic() + STILL_S
+    spin([node], lambda: time.monotonic() > deadline, "puts to count as stalled")
 
 
-def told(node: LoopNode) -> list[StoreHealth]:
+def reported_health(node: LoopNode) -> list[StoreHealth]:
     return [frame.store for frame in node.port.sent if isinstance(frame, Load)]
 
 
-# --- what routers are told ------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
 def test_a_change_of_the_stores_health_is_reported_at_once() -> None:
-    node, connector = moody(well=True, load_every_s=HOUR_S)
+    node, connector = switchable(healthy=True, load_every_s=HOUR_S)
     node.loop.turn()
-    connector.well = False
+    connector.is_healthy = False
     node.loop.turn()
     node.loop.turn()
-    connector.well = True
+    connector.is_healthy = True
     node.loop.turn()
-    assert told(node) == ["up", "down", "up"]
+    assert reported_health(node) == ["up", "down", "up"]
     node.close()
 
 
-def test_a_node_without_a_store_says_so() -> None:
+def test_a_node_without_a_store_reports_none() -> None:
     node = LoopNode("n0", lambda _: NoStore())
     node.loop.turn()
-    assert told(node) == ["none"]
+    assert reported_health(node) == ["none"]
     node.close()
 
 
 @pytest.mark.integration
-def test_a_store_that_stands_still_is_reported_and_so_is_its_return(
+def test_a_frozen_store_and_its_recovery_are_reported(
     store: EmbeddedStore,
 ) -> None:
     with closing(store_node("n0", store, patient=False)) as node:
-        spin([node], lambda: told(node)[-1:] == ["up"], "a store that is well")
+        spin([node], lambda: reported_health(node)[-1:] == ["up"], "a healthy store")
         with frozen(store.pid("index")):
-            spin([node], lambda: told(node)[-1] == "down", "a store that is not")
-        spin([node], lambda: told(node)[-1] == "up", "a store that is well again")
+            spin([node], lambda: reported_health(node)[-1] == "down", "an unhealthy store")
+        spin([node], lambda: reported_health(node)[-1] == "up", "a healthy store again")
 
 
-# --- what waits -----------------------------------------------------------------------------------
+# --- waits ----------------------------------------------------------------------------------------
 
 
-def test_chunks_of_a_store_in_trouble_are_not_waited_for() -> None:
-    node, _ = moody(well=False, first_wait_s=HOUR_S)
+def test_a_request_does_not_wait_for_chunks_of_an_unhealthy_store() -> None:
+    node, _ = switchable(healthy=False, first_wait_s=HOUR_S)
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True), NoFirstTokens(request.id, 1, "lost"))
     spin([node], lambda: len(node.ids("r")) == 8, "the request's end")
@@ -108,8 +108,8 @@ def test_chunks_of_a_store_in_trouble_are_not_waited_for() -> None:
     node.close()
 
 
-def test_a_request_for_its_prompts_logprobs_asks_no_store_and_no_cache() -> None:
-    node, connector = moody(well=True)
+def test_a_request_for_prompt_logprobs_uses_neither_the_store_nor_the_cache() -> None:
+    node, connector = switchable(healthy=True)
     plain = run_alone(node, make_request("plain", PROMPT[::-1]))
     for name, prompt in (("cold", PROMPT), ("warm", PROMPT[::-1])):
         ids = run_alone(node, make_request(name, prompt, prompt_logprobs=2))
@@ -118,13 +118,13 @@ def test_a_request_for_its_prompts_logprobs_asks_no_store_and_no_cache() -> None
         assert prompted.stats.computed_tokens == len(prompt)
         assert [each.sampled.id for each in prompted.logprobs] == list(prompt[1:])
         assert all(len(each.top) == 2 for each in prompted.logprobs)
-    assert connector.asked == ["plain"]
+    assert connector.lookups == ["plain"]
     settle([node])
     node.close()
 
 
-def test_more_prompt_logprobs_than_one_frame_should_hold_are_refused() -> None:
-    node, _ = moody(well=True)
+def test_prompt_logprobs_that_exceed_one_frame_are_refused() -> None:
+    node, _ = switchable(healthy=True)
     request = make_request("r", bytes(20_000), prompt_logprobs=20)
     node.take(RunJob(request))
     spin([node], lambda: bool(node.failures()), "the refusal")
@@ -133,7 +133,7 @@ def test_more_prompt_logprobs_than_one_frame_should_hold_are_refused() -> None:
     node.close()
 
 
-# --- what is held ---------------------------------------------------------------------------------
+# --- held blocks ----------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -152,7 +152,7 @@ def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: Embedde
                 other.take(Abort(request.id, 1))
                 other.loop.turn()
                 assert not other.freed
-                # The same attempt again: nobody can say whether it would get the old one's bytes.
+                # The same attempt again: it cannot be told from the fetches in flight.
                 other.take(RunJob(request))
                 other.loop.turn()
                 assert [failed.error.retryable for failed in other.failures()] == [True]
@@ -161,7 +161,9 @@ def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: Embedde
 
 
 @pytest.mark.integration
-def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedStore) -> None:
+def test_blocks_of_a_fetch_past_its_deadline_are_held_until_it_has_settled(
+    store: EmbeddedStore,
+) -> None:
     prefill, decode = store_node("p0", store), store_node("d0", store)
     both = (prefill, decode)
     with closing(prefill), closing(decode):
@@ -180,7 +182,7 @@ def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedSto
 
 
 @pytest.mark.integration
-def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
+def test_an_abort_during_a_lookup_forgets_the_request_at_once(
     store: EmbeddedStore,
 ) -> None:
     with closing(store_node("n0", store, lookup_wait_s=HOUR_S)) as node:
@@ -196,7 +198,7 @@ def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
 
 
 @pytest.mark.integration
-def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
+def test_an_abort_during_the_wait_for_blocks_forgets_the_request_at_once(
     store: EmbeddedStore,
 ) -> None:
     prefill = store_node("p0", store)
@@ -208,16 +210,20 @@ def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
         decode.take(RunJob(running))
         request = make_request("r", PROMPT)
         hand_off(prefill, decode, request, send_first=False)
-        spin(both, lambda: decode.engine.load().free_blocks < 21, "a pool too full for another")
+        spin(
+            both,
+            lambda: decode.engine.load().free_blocks < 21,
+            "a pool without blocks for another request",
+        )
         decode.take(Abort(request.id, 1))
         decode.loop.turn()
-        spin(both, lambda: len(decode.ids("running")) == 40, "the other's end")
+        spin(both, lambda: len(decode.ids("running")) == 40, "the running request's end")
         settle(both)
         assert not decode.tokens("r")
 
 
 @pytest.mark.integration
-def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
+def test_puts_to_a_stalled_store_hold_at_most_half_of_the_pool(
     store: EmbeddedStore,
 ) -> None:
     settings = SimSettings(chunk_blocks=1, num_blocks=24)
@@ -227,15 +233,15 @@ def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
                 request = make_request(f"r{job}", prompt)
                 node.take(PrefillJob(request, *NOBODY))
                 first_token(node, request.id)
-                stand_still(node)
-                # Not at once: what settled late gives the next ones the same time again.
+                wait_until_stalled(node)
+                # Not at once: a late transfer that settles gives the next ones the same time.
                 spin([node], lambda: node.engine.load().free_blocks >= 12, "half the pool")
             assert len(run_alone(node, make_request("other", PROMPT[:150]))[0]) == 8
         settle([node])
 
 
 @pytest.mark.integration
-def test_a_prefill_job_ends_also_where_nothing_can_be_published(store: EmbeddedStore) -> None:
+def test_a_prefill_job_ends_even_if_it_can_publish_nothing(store: EmbeddedStore) -> None:
     node = store_node("p0", store, patient=False)
     with closing(node), frozen(store.pid("index"), store.pid("data0"), store.pid("data1")):
         node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))

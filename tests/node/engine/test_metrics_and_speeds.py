@@ -1,4 +1,4 @@
-"""What a node says about itself in numbers."""
+"""A node's metrics page, and how it measures its speeds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from baton_protocol.link import Load
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 from tests.support.nodes.request_tables import metric_values
 
-# A line of the table of nodes' metrics.
-LINE = re.compile(r"^\| `(baton_\w+)` \| (`node`[^|]*) \|", re.MULTILINE)
+# A row of the documented table of node metrics.
+ROW = re.compile(r"^\| `(baton_\w+)` \| (`node`[^|]*) \|", re.MULTILINE)
 
 
 def page(*instances: DataInstance, **load: int) -> bytes:
-    """What a node says at this load."""
+    """Return the metrics page of a node with this load."""
     speeds = Speeds(decode_step_ms=1.5, get_latency_ms=0.25)
-    said = Load(Epoch("e"), "ready", speeds, NodeLoad(**load), instances=instances)
-    return NodeMetrics(NodeId("p0"), lambda: said).page()
+    report = Load(Epoch("e"), "ready", speeds, NodeLoad(**load), instances=instances)
+    return NodeMetrics(NodeId("p0"), lambda: report).page()
 
 
 def samples(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Value by name and labels."""
+    """Return the page's values by name and labels."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(page.decode())
@@ -43,68 +43,68 @@ def samples(page: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     }
 
 
-async def test_metrics_carry_the_last_load_with_the_nodes_name() -> None:
+async def test_metrics_have_the_figures_of_the_last_load_and_the_node_s_name() -> None:
     load = {"published_bytes_total": 10, "queried_blocks_total": 30, "behind_skipped_total": 4}
-    said = samples(page(**load))
-    mine = frozenset({("node", "p0")})
-    assert said["baton_kv_published_bytes_total", mine] == 10
-    assert said["baton_kv_blocks_queried_total", mine] == 30
-    assert said["baton_kv_behind_skipped_total", mine] == 4
-    assert said["baton_decode_step_milliseconds", mine] == 1.5
-    assert said["baton_kv_get_latency_milliseconds", mine] == 0.25
+    values = samples(page(**load))
+    labels = frozenset({("node", "p0")})
+    assert values["baton_kv_published_bytes_total", labels] == 10
+    assert values["baton_kv_blocks_queried_total", labels] == 30
+    assert values["baton_kv_behind_skipped_total", labels] == 4
+    assert values["baton_decode_step_milliseconds", labels] == 1.5
+    assert values["baton_kv_get_latency_milliseconds", labels] == 0.25
 
 
-async def test_metrics_carry_each_data_server_by_its_number() -> None:
-    well = DataInstance(used_bytes=5, limit_bytes=9, evicted_keys=2, get_bytes_per_s=7.0)
-    said = samples(page(well, DataInstance(trouble="away", get_latency_ms=3.0)))
+async def test_metrics_have_the_figures_of_each_data_server_by_its_number() -> None:
+    healthy = DataInstance(used_bytes=5, limit_bytes=9, evicted_keys=2, get_bytes_per_s=7.0)
+    values = samples(page(healthy, DataInstance(trouble="away", get_latency_ms=3.0)))
     first, second = (frozenset({("node", "p0"), ("instance", str(i))}) for i in range(2))
-    assert said["baton_store_used_bytes", first] == 5
-    assert said["baton_store_limit_bytes", first] == 9
-    assert said["baton_store_evicted_keys_total", first] == 2
-    assert said["baton_store_get_bytes_per_second", first] == 7
-    assert said["baton_store_get_latency_milliseconds", second] == 3
-    assert (said["baton_store_usable", first], said["baton_store_usable", second]) == (1, 0)
+    assert values["baton_store_used_bytes", first] == 5
+    assert values["baton_store_limit_bytes", first] == 9
+    assert values["baton_store_evicted_keys_total", first] == 2
+    assert values["baton_store_get_bytes_per_second", first] == 7
+    assert values["baton_store_get_latency_milliseconds", second] == 3
+    assert (values["baton_store_usable", first], values["baton_store_usable", second]) == (1, 0)
 
 
-async def test_a_data_server_that_takes_no_chunks_is_not_usable() -> None:
-    said = samples(page(DataInstance(put_trouble="full")))
-    assert said["baton_store_usable", frozenset({("node", "p0"), ("instance", "0")})] == 0
+async def test_a_data_server_that_accepts_no_puts_is_not_usable() -> None:
+    values = samples(page(DataInstance(put_trouble="full")))
+    assert values["baton_store_usable", frozenset({("node", "p0"), ("instance", "0")})] == 0
 
 
 async def test_every_figure_of_the_load_is_a_metric() -> None:
-    metered = {family.name for family in text_string_to_metric_families(page().decode())}
+    metrics = {family.name for family in text_string_to_metric_families(page().decode())}
     tables = {
         (NodeLoad, Speeds): (*COUNTERS, *GAUGES, *SPEEDS),
         (DataInstance,): (*STORE_COUNTERS, *STORE_GAUGES),
     }
     for records, table in tables.items():
-        assert {name for name, _, _ in table} <= metered
+        assert {name for name, _, _ in table} <= metrics
         fields = {field for record in records for field in record.__struct_fields__}
         assert {field for _, field, _ in table} == fields - {"trouble", "put_trouble"}
-    assert "baton_store_usable" in metered  # that is both troubles
+    assert "baton_store_usable" in metrics  # made of `trouble` and `put_trouble`
 
 
-async def test_the_documents_table_says_what_the_page_does() -> None:
+async def test_the_documented_metrics_and_labels_are_those_of_the_page() -> None:
     document = Path(__file__).parents[3] / "docs" / "api.md"
-    told = dict(LINE.findall(document.read_text()))
-    assert len(told) > 20
-    said = samples(page(DataInstance()))
-    on_page = {name: {key for key, _ in labels} for name, labels in said}
-    for name, labels in told.items():
+    documented = dict(ROW.findall(document.read_text()))
+    assert len(documented) > 20
+    values = samples(page(DataInstance()))
+    on_page = {name: {key for key, _ in labels} for name, labels in values}
+    for name, labels in documented.items():
         assert set(re.findall(r"`(\w+)`", labels)) == on_page[name], name
     kv = {name for name in on_page if name.startswith(("baton_store_", "baton_kv_blocks_"))}
-    assert kv - told.keys() == {"baton_kv_blocks_free", "baton_kv_blocks_cached"}
+    assert kv - documented.keys() == {"baton_kv_blocks_free", "baton_kv_blocks_cached"}
 
 
-async def test_the_servers_tasks_are_counted() -> None:
+async def test_the_number_of_asyncio_tasks_of_the_server_is_a_metric() -> None:
     before = metric_values(page())["baton_asyncio_tasks"]
-    more = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
+    tasks = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
     assert metric_values(page())["baton_asyncio_tasks"] == before + 3
-    for task in more:
+    for task in tasks:
         task.cancel()
 
 
-def test_speeds_follow_the_steps_and_small_prompts_do_not_count() -> None:
+def test_speeds_follow_the_steps_and_ignore_steps_with_small_prompts() -> None:
     meter = SpeedMeter(Speeds(prefill_tokens_per_s=1000.0, decode_step_ms=10.0))
     for _ in range(100):
         meter.observe(0.1, StepResult(num_tokens=200, num_prompt_tokens=200, num_seqs=1))
@@ -116,7 +116,7 @@ def test_speeds_follow_the_steps_and_small_prompts_do_not_count() -> None:
     assert 19.9 < speeds.decode_step_ms < 20.1
 
 
-def test_transfers_that_were_not_measured_keep_what_was_known() -> None:
+def test_a_transfer_speed_that_was_not_measured_keeps_its_last_value() -> None:
     meter = SpeedMeter(Speeds(put_bytes_per_s=5.0, get_bytes_per_s=6.0))
     meter.transfers(0.0, 9.0, 0.0)
     assert (meter.speeds().put_bytes_per_s, meter.speeds().get_bytes_per_s) == (5.0, 9.0)

@@ -1,4 +1,4 @@
-"""The connector on a real store: what it promises the step loop."""
+"""The connector on a real store: what the step loop may rely on."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def harness(store: EmbeddedStore) -> Iterator[Harness]:
-    made = Harness(store, connect=patient_index, tuning=PATIENT)
-    yield made
-    made.connector.close()
+    harness = Harness(store, connect=patient_index, tuning=PATIENT)
+    yield harness
+    harness.connector.close()
 
 
-def test_a_published_chunk_comes_back_into_other_blocks(harness: Harness) -> None:
+def test_a_published_chunk_can_be_fetched_into_other_blocks(harness: Harness) -> None:
     for block in range(1, 5):
         harness.fill(block, block)
     marker = harness.publish(b"chunk", [1, 2, 3, 4])
@@ -38,13 +38,13 @@ def test_a_published_chunk_comes_back_into_other_blocks(harness: Harness) -> Non
     assert [harness.read(block) for block in (9, 8, 7, 6)] == [{1}, {2}, {3}, {4}]
 
 
-def test_the_source_is_free_before_the_chunk_is_published(harness: Harness) -> None:
+def test_the_source_blocks_are_released_before_the_chunk_is_published(harness: Harness) -> None:
     harness.put(b"chunk")
     harness.until(lambda: harness.last(Published) is not None)
     assert [type(event) for event in harness.events] == [Copied, Published]
 
 
-def test_blocks_that_hold_kv_already_are_not_written(harness: Harness) -> None:
+def test_a_fetch_does_not_write_blocks_that_already_hold_kv(harness: Harness) -> None:
     for block in range(1, 5):
         harness.fill(block, block)
     harness.fill(11, 77)
@@ -54,7 +54,9 @@ def test_blocks_that_hold_kv_already_are_not_written(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_each_head_shard_comes_back_to_where_it_was(store: EmbeddedStore, shards: int) -> None:
+def test_each_head_shard_is_fetched_to_its_place_in_the_block(
+    store: EmbeddedStore, shards: int
+) -> None:
     with closing(
         Harness(store, SimSettings(chunk_blocks=4, num_blocks=32, kv_shards=shards))
     ) as harness:
@@ -68,12 +70,12 @@ def test_each_head_shard_comes_back_to_where_it_was(store: EmbeddedStore, shards
         marker = harness.publish(b"chunk")
         assert marker.shards == shards
         assert harness.fetch(b"chunk", marker, [PADDING, 12, 13, 14]).ok
-        for block, there in ((2, 12), (3, 13), (4, 14)):
-            assert harness.raw(there) == harness.raw(block)
+        for block, target in ((2, 12), (3, 13), (4, 14)):
+            assert harness.raw(target) == harness.raw(block)
         assert harness.read(11) == {0}
 
 
-def test_a_lookup_finds_what_was_published_and_nothing_else(harness: Harness) -> None:
+def test_a_lookup_finds_exactly_the_published_chunks(harness: Harness) -> None:
     marker = harness.publish(b"here", [1, 2, 3, 4])
     names = [ref(name).hash for name in (b"nowhere", b"here")]
     harness.connector.lookup(RequestId("r"), 3, names)
@@ -81,7 +83,7 @@ def test_a_lookup_finds_what_was_published_and_nothing_else(harness: Harness) ->
     assert harness.last(LookedUp) == LookedUp(RequestId("r"), 3, (None, marker))
 
 
-def test_a_chunk_that_is_gone_loses_its_marker(harness: Harness, store: EmbeddedStore) -> None:
+def test_a_fetch_that_misses_drops_the_marker(harness: Harness, store: EmbeddedStore) -> None:
     marker = harness.publish(b"chunk")
     for url in store.data_urls:
         with plain_client(url) as client:
@@ -91,27 +93,26 @@ def test_a_chunk_that_is_gone_loses_its_marker(harness: Harness, store: Embedded
 
 
 @pytest.mark.parametrize(("care", "policy"), [("apply", "noeviction"), ("check", "allkeys-lru")])
-def test_an_index_that_would_evict_markers_is_set_right_or_warned_of(
+def test_an_index_that_would_evict_markers_is_reconfigured_or_logged(
     care: StoreCare, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def told() -> list[str]:
+    def lines() -> list[str]:
         return [text for text in caplog.messages if "maxmemory-policy" in text]
 
     with EmbeddedStore(64 << 20) as store, plain_client(store.index_url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         with caplog.at_level("INFO"), closing(Harness(store, care=care)):
-            wait_until(lambda: bool(told()), "the line")
+            wait_until(lambda: bool(lines()), "the log line")
         assert client.config_get("maxmemory-policy")["maxmemory-policy"] == policy
 
 
-def lifetime_ms(store: EmbeddedStore, harness: Harness, name: bytes) -> int:
-    """How long its marker has to live."""
+def marker_ttl_ms(store: EmbeddedStore, harness: Harness, name: bytes) -> int:
     with plain_client(store.index_url) as client:
         key = marker_key(harness.engine.info.fingerprint, ref(name).hash)
         return int(client.pttl(key))
 
 
-def test_a_marker_lives_on_when_its_chunk_is_fetched_and_not_when_it_is_found(
+def test_a_fetch_refreshes_the_marker_s_ttl_and_a_lookup_does_not(
     harness: Harness, store: EmbeddedStore
 ) -> None:
     names = (b"fetched", b"declined", b"gone")
@@ -128,21 +129,22 @@ def test_a_marker_lives_on_when_its_chunk_is_fetched_and_not_when_it_is_found(
     assert harness.look_up(*names) == tuple(markers.values())
     assert not harness.fetch(b"gone", markers[b"gone"], (5, 6, 7, 8)).ok
     assert harness.fetch(b"fetched", markers[b"fetched"], (5, 6, 7, 8)).ok
-    wait_until(lambda: lifetime_ms(store, harness, b"fetched") > 60_000, "the marker to live on")
-    assert 0 < lifetime_ms(store, harness, b"declined") <= 60_000
-    wait_until(lambda: lifetime_ms(store, harness, b"gone") < 0, "the marker to be dropped")
+    wait_until(lambda: marker_ttl_ms(store, harness, b"fetched") > 60_000, "a refreshed marker")
+    assert 0 < marker_ttl_ms(store, harness, b"declined") <= 60_000
+    wait_until(lambda: marker_ttl_ms(store, harness, b"gone") < 0, "the marker to be dropped")
 
 
-# --- the order of things -------------------------------------------------------------------------
+# --- order --------------------------------------------------------------------------------------
 
 
-def keys_of(url: str, what: bytes) -> list[bytes]:
+def keys_with(url: str, part: bytes) -> list[bytes]:
     with plain_client(url) as client:
-        return [key for key in client.scan_iter() if what in key]
+        return [key for key in client.scan_iter() if part in key]
 
 
-def announceable(harness: Harness) -> bool:
-    """On a busy machine the chunk may have been given up, which is Published without a marker."""
+def is_published(harness: Harness) -> bool:
+    """Return whether the chunk is published with a marker. If the connector gave it up because the
+    machine is busy, its Published has no marker."""
     event = harness.last(Published)
     return event is not None and event.marker is not None
 
@@ -153,8 +155,8 @@ def test_no_marker_is_written_before_the_bytes_are_acknowledged(single: Embedded
         with frozen(single.pid("data0")):
             harness.put(b"chunk")
             harness.until(lambda: harness.last(Copied) is not None)
-            assert keys_of(single.index_url, ref(b"chunk").hash.hex().encode()) == []
-            assert not announceable(harness)
+            assert keys_with(single.index_url, ref(b"chunk").hash.hex().encode()) == []
+            assert not is_published(harness)
         assert harness.next(Published).chunk == ref(b"chunk")
 
 
@@ -165,12 +167,12 @@ def test_a_chunk_is_not_published_before_its_marker_is_written(single: EmbeddedS
         with frozen(single.pid("index")):
             harness.put(b"chunk")
             name = ref(b"chunk").hash.hex().encode()
-            wait_until(lambda: bool(keys_of(data, name)), "the value")
+            wait_until(lambda: bool(keys_with(data, name)), "the chunk's value")
             harness.events += harness.connector.poll()
-            assert not announceable(harness)
+            assert not is_published(harness)
 
 
-def test_markers_of_many_chunks_are_all_written_and_each_chunk_is_settled_once(
+def test_the_marker_of_each_of_many_chunks_is_written_and_reported_once(
     harness: Harness,
 ) -> None:
     names = [b"%d" % number for number in range(64)]
@@ -185,7 +187,7 @@ def test_markers_of_many_chunks_are_all_written_and_each_chunk_is_settled_once(
     assert None not in known.values()
 
 
-def test_what_a_hand_off_waits_for_goes_before_what_is_written_behind(
+def test_a_put_for_a_hand_off_overtakes_queued_write_behind_puts(
     single: EmbeddedStore,
 ) -> None:
     with closing(Harness(single)) as harness:
@@ -197,7 +199,7 @@ def test_what_a_hand_off_waits_for_goes_before_what_is_written_behind(
             harness.put(b"hand-off")
         harness.until(lambda: sum(isinstance(e, Published) for e in harness.events) == 9)
         order = [event.chunk for event in harness.events if isinstance(event, Published)]
-        # Those that were on their way already are not called back: as many as there are threads.
+        # Puts that a thread has already started are not recalled, at most one per thread.
         assert order.index(ref(b"hand-off")) <= 2
 
 
@@ -214,32 +216,36 @@ def test_announcements_arrive_in_order_and_once(harness: Harness) -> None:
     assert len(harness.events) == 601
 
 
-def test_who_waits_for_a_chunk_hears_of_it_while_its_writer_is_in_a_step(
+def test_a_chunk_is_announced_while_the_step_loop_of_its_writer_is_in_a_step(
     store: EmbeddedStore, harness: Harness
 ) -> None:
-    """A step may take longer than the transfer: nothing of it may wait for the step's end."""
+    """A step may take longer than the transfer, so the announcement must not wait for its end."""
     names = (b"one", b"two")
     for name in names:
         harness.put(name, inbox=("decode", "e1"))
 
-    async def hear() -> list[InboxEntry]:
+    async def read_inbox() -> list[InboxEntry]:
         ids: list[bytes] = []
-        heard: list[InboxEntry] = []
+        announced: list[InboxEntry] = []
         async with Index(store.index_url, "default") as index:
-            while len(heard) < len(names):
+            while len(announced) < len(names):
                 ids, entries = await index.read_inbox(NodeId("decode"), Epoch("e1"), ids, 1000)
-                heard += entries
-        return heard
+                announced += entries
+        return announced
 
-    heard = asyncio.run(asyncio.wait_for(hear(), PATIENCE_S))  # and nobody polls
+    announced = asyncio.run(
+        asyncio.wait_for(read_inbox(), PATIENCE_S)
+    )  # without a poll of the connector
     published = [harness.next(Published) for _ in names]
-    assert sorted(entry.markers[0].stamp for entry in heard) == sorted(
+    assert sorted(entry.markers[0].stamp for entry in announced) == sorted(
         event.marker.stamp for event in published if event.marker is not None
     )
-    assert {(entry.request, entry.attempt, entry.kind) for entry in heard} == {("r", 1, "chunks")}
+    assert {(entry.request, entry.attempt, entry.kind) for entry in announced} == {
+        ("r", 1, "chunks")
+    }
 
 
-def test_a_lookup_is_answered_although_the_index_is_away() -> None:
+def test_lookups_and_puts_settle_although_the_store_is_down() -> None:
     with EmbeddedStore(64 << 20) as store:
         harness = Harness(store)
         with closing(harness.connector):
@@ -256,28 +262,28 @@ def test_a_lookup_is_answered_although_the_index_is_away() -> None:
             assert event.reason
 
 
-class BadAtFirst(Index):
-    """Its first read of the inbox and its first lookup fail in a way that nobody thought of."""
+class BrokenAtFirst(Index):
+    """An index whose first inbox read and first lookup raise an unexpected error."""
 
     reads, lookups = 0, 0
 
     async def read_inbox(self, *args: Any) -> tuple[list[bytes], list[InboxEntry]]:
         self.reads += 1
         if self.reads == 1:
-            raise KeyError("nobody thought of it")
+            raise KeyError("unexpected")
         return await super().read_inbox(*args)
 
     async def lookup(self, *args: Any) -> list[Marker | None]:
         self.lookups += 1
         if self.lookups == 1:
-            raise KeyError("nobody thought of it")
+            raise KeyError("unexpected")
         return await super().lookup(*args)
 
 
-def test_an_unforeseen_error_of_the_index_neither_stops_the_inbox_nor_swallows_a_lookup(
+def test_an_unexpected_error_of_the_index_neither_stops_the_inbox_nor_loses_a_lookup(
     store: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harness = Harness(store, connect=BadAtFirst)
+    harness = Harness(store, connect=BrokenAtFirst)
     with closing(harness.connector):
         harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash])
         harness.until(lambda: harness.last(LookedUp) is not None)
@@ -287,7 +293,7 @@ def test_an_unforeseen_error_of_the_index_neither_stops_the_inbox_nor_swallows_a
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"] * 2
 
 
-def test_closing_twice_and_with_work_in_flight_ends(harness: Harness) -> None:
+def test_close_returns_with_transfers_in_flight_and_can_be_called_twice(harness: Harness) -> None:
     for number in range(20):
         harness.put(b"%d" % number)
     harness.connector.close()

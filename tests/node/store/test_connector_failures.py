@@ -1,4 +1,4 @@
-"""A store that is gone, frozen, restarted empty or full, as the step loop sees it."""
+"""The connector on a store that is down, frozen, restarted empty, or full."""
 
 from __future__ import annotations
 
@@ -34,40 +34,41 @@ ME = ("n0", "e0")
 
 @pytest.fixture
 def harness(single: EmbeddedStore) -> Iterator[Harness]:
-    made = Harness(single)
-    yield made
-    made.close()
+    harness = Harness(single)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
 def index_harness(single: EmbeddedStore) -> Iterator[Harness]:
-    """For trouble of the index alone: a data server that is slow on a busy machine is none."""
-    made = Harness(single, tuning=PATIENT)
-    yield made
-    made.close()
+    """A connector for faults of the index. It tolerates a data server that a busy machine slows."""
+    harness = Harness(single, tuning=PATIENT)
+    yield harness
+    harness.close()
 
 
-def sick(harness: Harness) -> None:
-    wait_until(lambda: not harness.connector.healthy(), "the trouble to be noticed")
+def wait_until_unhealthy(harness: Harness) -> None:
+    wait_until(lambda: not harness.connector.healthy(), "an unhealthy store")
 
 
-def well(harness: Harness) -> None:
-    wait_until(harness.connector.healthy, "its end to be noticed")
+def wait_until_healthy(harness: Harness) -> None:
+    wait_until(harness.connector.healthy, "a healthy store")
 
 
-def assert_said_once(told: list[str]) -> None:
-    """Gone and back, not one line per request; a busy machine may see it come and go twice."""
-    assert told[0::2] == [line for line in told if "cannot be used" in line]
-    assert told[1::2] == [line for line in told if "can be used again" in line]
-    assert len(told) in (2, 4), told
+def assert_logged_once(warnings: list[str]) -> None:
+    """Assert one line for the failure and one for the recovery, and not one per request. On a busy
+    machine both may happen twice."""
+    assert warnings[0::2] == [line for line in warnings if "cannot be used" in line]
+    assert warnings[1::2] == [line for line in warnings if "can be used again" in line]
+    assert len(warnings) in (2, 4), warnings
 
 
 def entry(number: int) -> InboxEntry:
     return InboxEntry(RequestId("r"), 1, "chunks", number)
 
 
-def refused_at_once(harness: Harness) -> None:
-    """A publish settles inside the call: nobody is asked."""
+def assert_refused_at_once(harness: Harness) -> None:
+    """Assert that a publish settles inside its call, without a command to the store."""
     blocks = tuple(BlockId(block) for block in (1, 2, 3, 4))
     harness.put(b"refused", blocks)
     copied, published = harness.connector.poll()
@@ -77,35 +78,35 @@ def refused_at_once(harness: Harness) -> None:
     assert published.reason
 
 
-def test_an_index_that_is_gone_costs_nobody_time_and_is_used_again(
+def test_an_index_that_is_down_costs_no_time_and_is_used_after_its_return(
     index_harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     index_harness.fill(1, 7)
     marker = index_harness.publish(b"chunk")
     with held_down(single, "index"):
-        sick(index_harness)
+        wait_until_unhealthy(index_harness)
         for _ in range(20):
-            refused_at_once(index_harness)
+            assert_refused_at_once(index_harness)
             index_harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
             assert index_harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
             index_harness.connector.announce(ME, entry(1))  # dropped
-        assert index_harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok  # the data server is well
+        assert index_harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok  # the data server works
         assert index_harness.read(5) == {7}
-    well(index_harness)
-    assert index_harness.look_up(b"chunk") == (None,)  # it came back empty
+    wait_until_healthy(index_harness)
+    assert index_harness.look_up(b"chunk") == (None,)  # it has restarted empty
     assert index_harness.look_up(b"again") == (None,)
     again = index_harness.publish(b"again")
     assert index_harness.look_up(b"again") == (again,)
     index_harness.connector.announce(ME, entry(2))
     assert index_harness.next(InboxEntry) == entry(2)
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert_said_once(told)
-    assert "the store's index cannot be used: " in told[0]
-    assert "unix://" in told[0]
-    assert told[1] == "the store's index can be used again"
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert_logged_once(warnings)
+    assert "the store's index cannot be used: " in warnings[0]
+    assert "unix://" in warnings[0]
+    assert warnings[1] == "the store's index can be used again"
 
 
-def test_a_frozen_index_costs_one_deadline_and_says_nothing_twice(
+def test_a_frozen_index_costs_one_deadline_and_delivers_no_entry_twice(
     index_harness: Harness, single: EmbeddedStore
 ) -> None:
     marker = index_harness.publish(b"chunk")
@@ -113,18 +114,18 @@ def test_a_frozen_index_costs_one_deadline_and_says_nothing_twice(
     assert index_harness.next(InboxEntry) == entry(1)
     with frozen(single.pid("index")):
         assert index_harness.look_up(b"chunk") == (None,)
-        sick(index_harness)
-        refused_at_once(index_harness)
+        wait_until_unhealthy(index_harness)
+        assert_refused_at_once(index_harness)
         index_harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
         assert index_harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
-    well(index_harness)
+    wait_until_healthy(index_harness)
     assert index_harness.look_up(b"chunk") == (marker,)
     index_harness.connector.announce(ME, entry(2))
     assert index_harness.next(InboxEntry) == entry(2)
     assert index_harness.last(InboxEntry) is None
 
 
-def test_a_put_whose_marker_finds_the_index_frozen_settles(
+def test_a_put_settles_if_the_index_is_frozen_when_its_marker_is_written(
     index_harness: Harness, single: EmbeddedStore
 ) -> None:
     index_harness.publish(b"before")
@@ -132,58 +133,58 @@ def test_a_put_whose_marker_finds_the_index_frozen_settles(
         event = index_harness.try_publish(b"chunk")
         assert event.marker is None
         assert event.reason
-    well(index_harness)
+    wait_until_healthy(index_harness)
 
 
-def test_a_full_index_takes_nothing_and_still_answers(
+def test_a_full_index_accepts_no_markers_and_still_answers_lookups(
     index_harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     marker = index_harness.publish(b"chunk")
     with plain_client(single.index_url) as client:
         client.config_set("maxmemory", 1)
-        sick(index_harness)
-        refused_at_once(index_harness)
+        wait_until_unhealthy(index_harness)
+        assert_refused_at_once(index_harness)
         assert index_harness.look_up(b"chunk") == (marker,)
         client.config_set("maxmemory", 64 << 20)
-    well(index_harness)
+    wait_until_healthy(index_harness)
     assert index_harness.look_up(b"chunk", b"more") == (marker, None)
     assert index_harness.publish(b"more")
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert_said_once(told)
-    assert "OOM" in told[0]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert_logged_once(warnings)
+    assert "OOM" in warnings[0]
 
 
-def test_a_restarted_data_server_s_markers_are_not_believed(
+def test_markers_of_a_data_server_that_has_restarted_are_ignored(
     harness: Harness, single: EmbeddedStore
 ) -> None:
     old = harness.publish(b"chunk")
     os.kill(single.pid("data0"), signal.SIGKILL)
     wait_until(lambda: harness.connector.plane.run_ids[0] != old.run_id, "the new run id")
-    well(harness)
+    wait_until_healthy(harness)
     assert harness.look_up(b"chunk") == (None,)
     new = harness.publish(b"chunk")
     assert new.run_id != old.run_id
     assert harness.look_up(b"chunk") == (new,)
 
 
-def test_a_fetch_by_an_old_marker_misses_and_drops_it(
+def test_a_fetch_by_an_old_marker_misses_and_drops_the_marker(
     harness: Harness, single: EmbeddedStore
 ) -> None:
     old = harness.publish(b"chunk")
     with held_down(single, "data0"):
         pass
-    missed: list[Fetched] = []
+    fetches: list[Fetched] = []
 
-    def gone() -> bool:
-        missed.append(harness.fetch(b"chunk", old, (5, 6, 7, 8)))
+    def is_dropped() -> bool:
+        fetches.append(harness.fetch(b"chunk", old, (5, 6, 7, 8)))
         with plain_client(single.index_url) as client:
             return not any(b"{i}" in key for key in client.scan_iter())
 
-    wait_until(gone, "the marker to be dropped")
-    assert not any(event.ok for event in missed)
+    wait_until(is_dropped, "the marker to be dropped")
+    assert not any(event.ok for event in fetches)
 
 
-def test_frozen_data_servers_cost_one_deadline_and_write_nothing_late(
+def test_a_frozen_data_server_costs_one_deadline_and_writes_no_page_late(
     harness: Harness, single: EmbeddedStore
 ) -> None:
     for block in range(1, 5):
@@ -193,12 +194,12 @@ def test_frozen_data_servers_cost_one_deadline_and_write_nothing_late(
         harness.put(b"other")
         assert not harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok
         assert harness.next(Published).marker is None
-        sick(harness)
-        refused_at_once(harness)
-        assert harness.look_up(b"chunk") == (None,)  # who would fetch it would wait
-        for block in range(5, 9):  # given to somebody else
+        wait_until_unhealthy(harness)
+        assert_refused_at_once(harness)
+        assert harness.look_up(b"chunk") == (None,)  # a fetch would only wait
+        for block in range(5, 9):  # other requests own these blocks now
             harness.fill(block, 99)
-    well(harness)
+    wait_until_healthy(harness)
     assert harness.look_up(b"chunk") == (marker,)
     assert harness.fetch(b"chunk", marker, (9, 10, 11, 12)).ok
     assert [harness.read(block) for block in range(5, 9)] == [{99}] * 4
@@ -210,7 +211,7 @@ def test_with_one_of_two_data_servers_frozen_chunks_are_still_published() -> Non
     with EmbeddedStore(64 << 20, data_instances=2) as store, closing(Harness(store)) as harness:
         before = {name: harness.publish(name) for name in names}
         with frozen(store.pid("data1")):
-            wait_until(lambda: harness.connector.plane.troubles[1] != "", "it to be noticed")
+            wait_until(lambda: harness.connector.plane.troubles[1] != "", "the trouble of data1")
             assert harness.connector.healthy()
             known = dict(zip(names, harness.look_up(*names), strict=True))
             assert known == {n: m if m.instance == 0 else None for n, m in before.items()}
@@ -218,23 +219,21 @@ def test_with_one_of_two_data_servers_frozen_chunks_are_still_published() -> Non
         assert {marker.instance for marker in before.values()} == {0, 1}
 
 
-def test_full_data_servers_stop_publishing_and_nothing_else(
-    harness: Harness, single: EmbeddedStore
-) -> None:
+def test_a_full_data_server_stops_only_publishing(harness: Harness, single: EmbeddedStore) -> None:
     harness.publish(b"chunk")
     with plain_client(single.data_urls[0]) as client:
         client.config_set("maxmemory", 1)
         assert harness.try_publish(b"first").reason == "store full"
         assert not harness.connector.healthy()
-        refused_at_once(harness)
-        harness.connector.announce(ME, entry(1))  # such as the end of what was announced
+        assert_refused_at_once(harness)
+        harness.connector.announce(ME, entry(1))  # such as the end of a hand-off
         assert harness.next(InboxEntry) == entry(1)
         client.config_set("maxmemory", 64 << 20)
-    well(harness)
+    wait_until_healthy(harness)
     assert harness.publish(b"second")
 
 
-def test_a_command_that_only_one_key_refuses_is_no_trouble(
+def test_a_command_that_the_index_refuses_for_one_key_does_not_make_it_unhealthy(
     index_harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     with plain_client(single.index_url) as client:
@@ -247,9 +246,7 @@ def test_a_command_that_only_one_key_refuses_is_no_trouble(
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-async def test_whatever_is_written_has_a_lifetime(
-    index_harness: Harness, single: EmbeddedStore
-) -> None:
+async def test_every_written_key_has_a_ttl(index_harness: Harness, single: EmbeddedStore) -> None:
     marker = index_harness.publish(b"kept")
     lost = index_harness.publish(b"lost")
     assert index_harness.look_up(b"kept") == (marker,)
@@ -268,7 +265,7 @@ async def test_whatever_is_written_has_a_lifetime(
         assert immortal_keys(url) == []
 
 
-def test_closing_does_not_wait_for_a_frozen_store(single: EmbeddedStore) -> None:
+def test_close_does_not_wait_for_a_frozen_store(single: EmbeddedStore) -> None:
     harness = Harness(single)
     marker = harness.publish(b"chunk")
     with frozen(single.pid("index")), frozen(single.pid("data0")):

@@ -1,4 +1,4 @@
-"""When the index counts as lost, and when again as there."""
+"""When the index counts as lost, and when it counts as usable again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.clock import Clock
 from tests.support.waiting import until
 
 
-class Answers:
-    """What the index would say, and its clock."""
+class FakeIndex:
+    """An index that fails its probes unless `works`, and a clock."""
 
     def __init__(self) -> None:
         self.works = True
@@ -26,45 +26,45 @@ class Answers:
             raise LinkTimeout("no answer")
 
 
-async def test_what_began_before_the_index_was_last_seen_is_no_loss() -> None:
-    index = Answers()
+async def test_a_command_that_began_before_the_last_success_is_no_loss() -> None:
+    index = FakeIndex()
     check = IndexCheck(index.probe, index.clock)
-    begun, proceed = asyncio.Event(), asyncio.Event()
+    started, proceed = asyncio.Event(), asyncio.Event()
 
-    async def late() -> None:
-        begun.set()
+    async def slow() -> None:
+        started.set()
         await proceed.wait()
         raise LinkTimeout("no answer")
 
-    asking = asyncio.create_task(check.ask(late))
-    await begun.wait()
+    command = asyncio.create_task(check.ask(slow))
+    await started.wait()
     index.clock.advance(1.0)
     running = asyncio.create_task(check.run())
     await until(lambda: index.probes)
     proceed.set()
     with pytest.raises(StoreUnavailable):
-        await asking
+        await command
     assert not check.away
     running.cancel()
 
 
-async def test_a_loss_is_probed_at_once_and_refuses_who_asks_meanwhile() -> None:
-    index = Answers()
+async def test_a_loss_is_probed_at_once_and_further_commands_are_refused() -> None:
+    index = FakeIndex()
     check = IndexCheck(index.probe, index.clock)
     running = asyncio.create_task(check.run())
     await until(lambda: index.probes)
     index.works = False
     index.clock.advance(1.0)
-    asked: list[int] = []
+    calls: list[int] = []
 
     async def fail() -> None:
-        asked.append(1)
+        calls.append(1)
         await index.probe()
 
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="no answer"):
             await check.ask(fail)
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert check.away
     index.works = True
     await check.answers()
@@ -72,18 +72,18 @@ async def test_a_loss_is_probed_at_once_and_refuses_who_asks_meanwhile() -> None
     running.cancel()
 
 
-async def test_a_probe_that_fails_in_an_unforeseen_way_is_a_loss_and_probing_goes_on() -> None:
-    index = Answers()
-    broken = ["yes"]
+async def test_a_probe_with_an_unexpected_error_is_a_loss_and_probing_continues() -> None:
+    index = FakeIndex()
+    errors = [KeyError("unexpected")]
 
     async def probe() -> None:
-        if broken:
-            raise KeyError("nobody thought of it")
+        if errors:
+            raise errors[0]
 
     check = IndexCheck(probe, index.clock)
     running = asyncio.create_task(check.run())
     await until(lambda: check.away)
-    broken.clear()
+    errors.clear()
     await check.answers()
     assert not check.trouble
     running.cancel()
