@@ -217,7 +217,7 @@ def test_the_source_is_not_free_before_the_server_has_the_value(
     transfers = make_wide(link.url)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
-    held = link.hold_at(is_set, after=4 * BLOCK)  # the last HEADER_BYTES of the value
+    held = link.hold_at(is_set, after=4 * BLOCK)  # holds back the last HEADER_BYTES
     put = moves.put_later(source.views(0, 1, 2, 3))
     assert held.wait(PATIENCE_S)
     time.sleep(0.1)

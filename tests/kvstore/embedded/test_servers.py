@@ -122,7 +122,7 @@ def test_a_server_whose_guardian_has_already_ended_does_not_start(ended: bool, s
 def test_revive_replaces_a_killed_guardian_and_its_servers_return_at_the_same_addresses() -> None:
     with EmbeddedStore(64 << 20) as store:
         urls = (store.index_url, *store.data_urls)
-        store.revive()  # no effect while the guardian is_running
+        store.revive()  # no effect while the guardian runs
         first, guardian = store.pid("index"), guardian_of(store)
         os.kill(guardian, signal.SIGKILL)
         wait_until(lambda: not store.is_alive, "the guardian to end")
