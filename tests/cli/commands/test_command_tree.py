@@ -1,4 +1,4 @@
-"""The command line from outside: help that teaches, errors of one line, exit codes."""
+"""The command line as a user sees it: help texts, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ def help_of(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_help_names_every_flag_with_its_variable(
     command: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [one] = [each for each in COMMANDS if each is command]
-    text = help_of(one.words, capsys)
-    for item in flags_of(one.options):
+    [known] = [each for each in COMMANDS if each is command]
+    text = help_of(known.words, capsys)
+    for item in flags_of(known.options):
         assert (f"[{item.variable}]" in text) is item.has_variable
         assert ((item.metavar if item.positional else item.option) in text) is not item.hidden
 
 
 @pytest.mark.integration
-def test_the_first_help_says_where_to_start() -> None:
+def test_the_top_level_help_shows_the_first_commands() -> None:
     done = baton_process("--help")
     assert done.returncode == 0
-    for words in ("baton model fetch-demo", "baton up --model DIR", "curl http", "BATON_KV_MEMORY"):
-        assert words in done.stdout
+
+    for text in ("baton model fetch-demo", "baton up --model DIR", "curl http", "BATON_KV_MEMORY"):
+        assert text in done.stdout
 
 
 @pytest.mark.integration
-def test_help_costs_no_heavy_import() -> None:
+def test_help_imports_no_heavy_library() -> None:
     script = (
         "import sys\n"
         "from baton_cli.main import main\n"
@@ -58,7 +59,7 @@ def test_help_costs_no_heavy_import() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("argv", "problem"),
     [
         (["up", "--kv-memry", "1GiB"], "unrecognized arguments: --kv-memry"),
         (["up", "--kv-mem", "1GiB"], "unrecognized arguments: --kv-mem"),
@@ -75,16 +76,16 @@ def test_help_costs_no_heavy_import() -> None:
         ([], "the following arguments are required: COMMAND"),
     ],
 )
-def test_a_wrong_flag_ends_with_code_2_and_says_what_is_wrong(
-    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_flag_exits_with_code_2_and_is_named(
+    argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ending:
-        read_command(words, {})
+        read_command(argv, {})
     assert ending.value.code == 2
     assert problem in capsys.readouterr().err
 
 
-def test_an_unknown_variable_is_one_line_and_code_2() -> None:
+def test_an_unknown_variable_is_a_one_line_error_with_code_2() -> None:
     done = baton("version", variables={"BATON_KV_MEMROY": "1GiB"})
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -93,7 +94,7 @@ def test_an_unknown_variable_is_one_line_and_code_2() -> None:
     ]
 
 
-def test_a_variable_reaches_its_command_beside_kubernetes_own() -> None:
+def test_a_service_variable_of_kubernetes_does_not_hide_our_variables() -> None:
     environ = {"BATON_PORT": "tcp://10.0.0.1:8000", "BATON_KV_MEMORY": "1MiB", "BATON_DECODE": "3"}
     command, options = read_command(["up", "--decode", "2"], environ)
     assert command.words == "up"
@@ -106,14 +107,14 @@ def test_flags_that_exclude_each_other_are_refused() -> None:
         read_command(["up", "--kv-memory", "1GiB", "--kv-blocks", "7"], {})
 
 
-def test_version_says_what_is_installed() -> None:
+def test_version_prints_the_installed_versions() -> None:
     done = baton("version")
     assert done.returncode == 0
     assert done.stdout.startswith(f"baton 0.1.0\nprotocol {PROTOCOL_VERSION}\ntorch ")
 
 
 @pytest.mark.integration
-def test_a_reader_that_went_away_is_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     done = subprocess.run(
         f"{sys.executable} -m baton version | true",
         shell=True,
@@ -126,7 +127,7 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
 
 
 @pytest.mark.integration
-def test_a_child_without_its_supervisor_ends_at_once(tmp_path: Path) -> None:
+def test_a_child_whose_supervisor_is_gone_exits_at_once(tmp_path: Path) -> None:
     done = baton_process(
         "router", "--redis-index", f"unix://{tmp_path}/none.sock", "--supervisor-pid", "1"
     )

@@ -1,4 +1,4 @@
-"""`baton explain`: what is printed of an explanation, and what is said where there is none."""
+"""`baton explain`: the text of an explanation, and the errors without one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
-WAY = {"queue_ms": 1.0, "compute_ms": 20.0, "fetch_ms": 2.0, "slowdown_ms": 5.0, "uncached": 9}
+PLACEMENT = {
+    "queue_ms": 1.0,
+    "compute_ms": 20.0,
+    "fetch_ms": 2.0,
+    "slowdown_ms": 5.0,
+    "uncached": 9,
+}
 ATTEMPT: dict[str, Any] = {
     "attempt": 1,
     "at_ms": 1.25,
@@ -30,8 +36,9 @@ ATTEMPT: dict[str, Any] = {
     "known": {"store_up": True, "chunks": 12, "stored_chunks": 3, "cached_tokens": 8},
     "considered": [
         {"decode": "decode-0", "prefill": "prefill-0", "predicted_ms": 28.0, "cached_tokens": 8}
-        | WAY,
-        {"decode": "decode-11", "prefill": None, "predicted_ms": 99.0, "cached_tokens": 0} | WAY,
+        | PLACEMENT,
+        {"decode": "decode-11", "prefill": None, "predicted_ms": 99.0, "cached_tokens": 0}
+        | PLACEMENT,
     ],
     "predicted_ms": 28.0,
     "expected_ms": 23.0,
@@ -73,7 +80,7 @@ ATTEMPT: dict[str, Any] = {
     "prefill_given_up_at_ms": None,
     "ended": {"why": "link", "at_ms": 40.0, "node": "decode-0"},
 }
-TOLD: dict[str, Any] = {
+EXPLANATION: dict[str, Any] = {
     "id": "ab" * 16,
     "client_request_id": "mine-7",
     "endpoint": "chat",
@@ -104,12 +111,12 @@ TOLD: dict[str, Any] = {
 
 
 def options(**given: Any) -> ExplainOptions:
-    return ExplainOptions(**({"id": TOLD["id"]} | given))
+    return ExplainOptions(**({"id": EXPLANATION["id"]} | given))
 
 
-def test_the_text_has_the_candidates_and_the_prediction_beside_what_came() -> None:
-    assert list(lines_of(TOLD)) == [
-        f"{TOLD['id']}: chat, demo, tenant acme",
+def test_the_text_lists_the_candidates_and_compares_prediction_with_measurement() -> None:
+    assert list(lines_of(EXPLANATION)) == [
+        f"{EXPLANATION['id']}: chat, demo, tenant acme",
         "  its client calls it 'mine-7'",
         "  came 1970-01-01 00:00:00 UTC, first token after 21.2 ms, status 200 after 500.0 ms",
         "  600 prompt tokens (56 cached), 20 completion tokens",
@@ -133,15 +140,15 @@ def test_the_text_has_the_candidates_and_the_prediction_beside_what_came() -> No
     ]
 
 
-def test_of_several_prompts_each_has_its_name() -> None:
-    both = [TOLD["requests"][0] | {"id": f"{TOLD['id']}-{slot}"} for slot in (0, 1)]
-    lines = list(lines_of(TOLD | {"requests": both, "requests_left_out": 3}))
-    assert f"{TOLD['id']}-1: done" in lines
+def test_each_of_several_prompts_is_listed_under_its_own_id() -> None:
+    both = [EXPLANATION["requests"][0] | {"id": f"{EXPLANATION['id']}-{slot}"} for slot in (0, 1)]
+    lines = list(lines_of(EXPLANATION | {"requests": both, "requests_left_out": 3}))
+    assert f"{EXPLANATION['id']}-1: done" in lines
     assert lines[-1] == "and 3 more prompts"
 
 
 @pytest.mark.integration
-async def test_a_request_of_a_router_is_explained(
+async def test_explain_prints_a_router_s_explanation_of_a_request(
     capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     (tmp_path / "keys").write_text("acme the-key\n")
@@ -160,7 +167,7 @@ async def test_a_request_of_a_router_is_explained(
             assert "measured" in text
             assert await asyncio.to_thread(run, options(**given, json=True)) == 0
             assert json.loads(capsys.readouterr().out)["id"] == request_id
-            with pytest.raises(CommandError, match=r"is not known: .* \(HTTP 404\)"):
+            with pytest.raises(CommandError, match=r"is unknown; .* \(HTTP 404\)"):
                 await asyncio.to_thread(ask, options(**given | {"id": "../pool"}))
             with pytest.raises(CommandError, match=r"unknown.* \(HTTP 401\)"):
                 await asyncio.to_thread(ask, options(**given | {"api_key": "other"}))
@@ -168,20 +175,20 @@ async def test_a_request_of_a_router_is_explained(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("url", "why"),
+    ("url", "error"),
     [
         ("localhost:8000", "--url localhost:8000 is no address; write http://HOST:PORT"),
         ("http://127.0.0.1:x", "--url http://127.0.0.1:x: "),
         ("http://127.0.0.1:1", "no router answers at http://127.0.0.1:1: "),
     ],
 )
-def test_an_address_that_is_none_is_named(url: str, why: str) -> None:
+def test_an_invalid_router_address_is_named_in_the_error(url: str, error: str) -> None:
     with pytest.raises(CommandError) as caught:
         ask(options(url=url))
-    assert str(caught.value).startswith(why)
+    assert str(caught.value).startswith(error)
 
 
-def test_another_answer_than_an_explanation_is_said_to_be_one(
+def test_an_answer_that_is_no_explanation_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("baton_cli.commands.explain.ask", lambda _: {"hello": 1})

@@ -1,4 +1,4 @@
-"""`baton generate`: offline answers on stdout."""
+"""`baton generate`: answers on stdout, without a server."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_json_has_one_object_per_prompt_with_ids(
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("the prefill node\n\nevery chunk\n")
     model = ("--model", str(tiny_model("llama-gqa1")), *FLAGS)
-    words = ("--prompts-file", str(prompts), "--json", "--n", "2", "--seed", "3")
-    done = baton_process("generate", *model, *words, "--logprobs", "1")
+    flags = ("--prompts-file", str(prompts), "--json", "--n", "2", "--seed", "3")
+    done = baton_process("generate", *model, *flags, "--logprobs", "1")
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert (first["prompt"], second["prompt"]) == ("the prefill node", "every chunk")
@@ -38,19 +38,19 @@ def test_json_has_one_object_per_prompt_with_ids(
 
 
 @pytest.mark.integration
-def test_text_is_the_answer_alone_and_repeats_with_its_seed(
+def test_greedy_text_output_holds_the_answer_alone_and_repeats(
     tiny_model: Callable[[str], Path],
 ) -> None:
     model = ("--model", str(tiny_model("llama-gqa1")), *FLAGS)
-    words = ("--prompts-file", "-", "--chat", "--temperature", "0")
-    done = baton("generate", *model, *words, given="a name\n")
+    flags = ("--prompts-file", "-", "--chat", "--temperature", "0")
+    done = baton("generate", *model, *flags, given="a name\n")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert done.stdout == baton("generate", *model, *words, given="a name\n").stdout
+    assert done.stdout == baton("generate", *model, *flags, given="a name\n").stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("flags", "line"),
     [
         ([], "baton: nothing to answer: give --prompt or --prompts-file"),
         (["--prompt", "x"], "baton: --model is missing"),
@@ -58,8 +58,8 @@ def test_text_is_the_answer_alone_and_repeats_with_its_seed(
         (["--prompts-file", "/no/such"], "baton: --prompts-file /no/such: "),
     ],
 )
-def test_what_cannot_be_is_one_line(words: list[str], line: str) -> None:
-    done = baton("generate", *words)
+def test_a_usage_error_is_one_line_on_stderr(flags: list[str], line: str) -> None:
+    done = baton("generate", *flags)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(line)
@@ -71,12 +71,12 @@ def test_flags_win_over_the_model_s_own_sampling_defaults() -> None:
     assert (params.temperature, params.top_k, params.stop) == (0, 20, ("a", "b"))
 
 
-def test_a_wrong_sampling_flag_is_said_by_its_name() -> None:
+def test_a_wrong_sampling_flag_is_named_in_the_error() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens is 9"):
         sampling(GenerateOptions(max_tokens=4, min_tokens=9), SamplingParams())
 
 
-def test_empty_lines_are_no_prompts(tmp_path: Path) -> None:
+def test_a_prompts_file_of_empty_lines_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "p"
     path.write_text("\n  \n")
     with pytest.raises(CommandError, match="holds no prompt"):

@@ -1,7 +1,7 @@
-"""Each command without its extra says in one line what to install.
+"""Each command without its extra prints one line that names what to install.
 
-The child sees Baton's own rooms, Python's library, msgspec (the one dependency without extras)
-and the demo model's package (which no extra brings).
+The child process can import Baton's packages, the standard library, msgspec (the one dependency
+outside the extras) and the demo model's package (which no extra installs).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = [
     str(path.parent.parent) for path in ROOT.glob("*/*/__init__.py") if "tests" not in path.parts
 ]
-# What a command asks for before it imports anything.
-WORDS = {
+# Flags that a command requires before it imports anything.
+REQUIRED_FLAGS = {
     "up": ["--engine=sim"],
     "router": ["--nodes=http://127.0.0.1:9"],
     "operator": ["--node-image=n", "--router-image=r", "--redis-image=s"],
@@ -34,7 +34,7 @@ WORDS = {
 }
 
 
-def bare(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_without_extras(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (folder / name).write_text("{}")
     for package in ("msgspec", PACKAGE):
@@ -43,9 +43,9 @@ def bare(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
         assert spec.origin is not None
         (folder / package).symlink_to(Path(spec.origin).parent)
     start = f"import sys; sys.path += {[*ROOMS, str(folder)]!r}; from baton_cli.main import main"
-    words = [*command.words.split(), *WORDS.get(command.words, [])]
+    argv = [*command.words.split(), *REQUIRED_FLAGS.get(command.words, [])]
     return subprocess.run(
-        [sys.executable, "-S", "-c", f"{start}; sys.exit(main({words!r}))"],
+        [sys.executable, "-S", "-c", f"{start}; sys.exit(main({argv!r}))"],
         capture_output=True,
         text=True,
         timeout=240,
@@ -59,6 +59,6 @@ def bare(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
     "command", [one for one in COMMANDS if one.extra], ids=lambda command: command.words
 )
 def test_a_command_without_its_extra_names_it_in_one_line(command: Command, tmp_path: Path) -> None:
-    done = bare(command, tmp_path)
+    done = run_without_extras(command, tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert f"pip install 'baton-serve[{command.extra}]'" in done.stderr

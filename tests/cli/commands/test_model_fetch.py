@@ -1,4 +1,4 @@
-"""`baton model fetch` against a hub on this machine: once, resumed, and told of."""
+"""`baton model fetch` against a local hub: downloads, resumed downloads, errors, reports."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from tests.support.hubs.stub_hub import StubHub
 
 pytestmark = pytest.mark.integration
 
-# --- what is fetched ------------------------------------------------------------------------------
+# --- downloads ------------------------------------------------------------------------------------
 
 
-def test_the_files_that_a_node_reads_are_fetched_and_the_folder_is_printed(
+def test_fetch_downloads_the_files_that_a_node_reads_and_prints_the_folder(
     hub: StubHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["model", "fetch", "hf://org/model", f"--to={tmp_path}"]) == 0
@@ -52,21 +52,19 @@ def test_the_files_that_a_node_reads_are_fetched_and_the_folder_is_printed(
     assert contents(folder) == FILES
 
 
-def test_what_is_complete_is_not_asked_for_again_not_even_at_the_hub(
-    hub: StubHub, tmp_path: Path
-) -> None:
+def test_a_complete_model_causes_no_request_to_the_hub(hub: StubHub, tmp_path: Path) -> None:
     fetch(tmp_path)
-    asked = len(hub.asked)
+    requests = len(hub.asked)
     hub.refuses = 500
     assert contents(fetch(tmp_path)) == FILES
-    assert len(hub.asked) == asked
+    assert len(hub.asked) == requests
 
 
-def test_a_revision_has_a_folder_of_its_own(hub: StubHub, tmp_path: Path) -> None:
+def test_a_revision_has_its_own_folder(hub: StubHub, tmp_path: Path) -> None:
     assert fetch(tmp_path, "hf://org/model@v1").name == "org--model@v1"
 
 
-def test_a_file_that_lost_bytes_since_is_fetched_again_alone(hub: StubHub, tmp_path: Path) -> None:
+def test_only_a_truncated_file_is_fetched_again(hub: StubHub, tmp_path: Path) -> None:
     folder = fetch(tmp_path)
     os.truncate(folder / "model.safetensors", 100)
     hub.asked.clear()
@@ -74,12 +72,12 @@ def test_a_file_that_lost_bytes_since_is_fetched_again_alone(hub: StubHub, tmp_p
     assert [name for name, _ in hub.asked] == ["model.safetensors"]
 
 
-def test_a_hub_that_does_not_list_sizes_is_asked_for_them(hub: StubHub, tmp_path: Path) -> None:
+def test_sizes_that_the_hub_does_not_list_are_requested(hub: StubHub, tmp_path: Path) -> None:
     hub.tells_sizes = False
     assert contents(fetch(tmp_path)) == FILES
 
 
-def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(
+def test_the_token_is_not_sent_to_the_target_of_a_redirect(
     hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.token, hub.redirects = "t0ken", True
@@ -89,10 +87,10 @@ def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(
     assert hub.cdn_tokens == {""}
 
 
-# --- what breaks ----------------------------------------------------------------------------------
+# --- interruptions --------------------------------------------------------------------------------
 
 
-def test_a_file_that_breaks_off_goes_on_where_it_ended(hub: StubHub, tmp_path: Path) -> None:
+def test_a_broken_download_resumes_at_its_last_byte(hub: StubHub, tmp_path: Path) -> None:
     hub.breaks["model.safetensors"] = 3
     assert contents(fetch(tmp_path, pauses_s=(0.01,))) == FILES
     size = len(WEIGHTS)
@@ -100,7 +98,7 @@ def test_a_file_that_breaks_off_goes_on_where_it_ended(hub: StubHub, tmp_path: P
     assert hub.ranges_of("model.safetensors") == ["", *rest]
 
 
-def test_a_server_without_ranges_sends_the_file_from_its_start(
+def test_without_range_support_a_file_is_fetched_from_its_start(
     hub: StubHub, tmp_path: Path
 ) -> None:
     hub.ranges = False
@@ -108,7 +106,7 @@ def test_a_server_without_ranges_sends_the_file_from_its_start(
     assert contents(fetch(tmp_path)) == FILES
 
 
-def test_a_killed_fetch_is_resumed(hub: StubHub, tmp_path: Path) -> None:
+def test_the_next_process_resumes_a_killed_fetch(hub: StubHub, tmp_path: Path) -> None:
     hub.held = threading.Event()
     parts = partial((tmp_path / "org--model").glob, f"model.safetensors.*{PART}")
     killed = start(tmp_path)
@@ -121,14 +119,14 @@ def test_a_killed_fetch_is_resumed(hub: StubHub, tmp_path: Path) -> None:
     assert hub.ranges_of("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
 
 
-def test_what_was_fetched_of_another_commit_is_dropped(hub: StubHub, tmp_path: Path) -> None:
+def test_partial_files_of_another_commit_are_dropped(hub: StubHub, tmp_path: Path) -> None:
     hub.files["old.json"] = b"old"
     interrupt(fetch(tmp_path), WEIGHTS[:1000])
     hub.commit, hub.files = "d" * 40, {**FILES, "model.safetensors": WEIGHTS[:-1] + b"y"}
     assert contents(fetch(tmp_path)) == hub.files
 
 
-def test_two_at_once_fetch_once_and_the_one_that_waits_says_so(
+def test_two_processes_download_once_and_the_second_reports_that_it_waits(
     hub: StubHub, tmp_path: Path
 ) -> None:
     hub.held = threading.Event()
@@ -145,7 +143,7 @@ def test_two_at_once_fetch_once_and_the_one_that_waits_says_so(
     assert contents(tmp_path / "org--model") == FILES
 
 
-def test_who_waited_for_a_process_that_died_fetches_the_rest(hub: StubHub, tmp_path: Path) -> None:
+def test_a_waiting_process_takes_over_when_the_first_one_dies(hub: StubHub, tmp_path: Path) -> None:
     hub.held = threading.Event()
     first = start(tmp_path)
     wait(lambda: hub.ranges_of("model.safetensors"))
@@ -160,11 +158,11 @@ def test_who_waited_for_a_process_that_died_fetches_the_rest(hub: StubHub, tmp_p
     assert contents(tmp_path / "org--model") == FILES
 
 
-# --- what cannot be -------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("change", "source", "words"),
+    ("change", "source", "message"),
     [
         ({"token": "t"}, "hf://org/model", "(401): there is no such model, or it needs a token"),
         ({"refuses": 403}, "hf://org/model", "HF_TOKEN (in an InferencePool, model.secretRef)"),
@@ -179,20 +177,20 @@ def test_who_waited_for_a_process_that_died_fetches_the_rest(hub: StubHub, tmp_p
         ({"claimed_sizes": {"config.json": 3}}, "hf://org/model", "instead of 3"),
     ],
 )
-def test_a_refusal_is_one_line(
-    hub: StubHub, tmp_path: Path, change: dict[str, Any], source: str, words: str
+def test_a_refused_fetch_is_a_one_line_error(
+    hub: StubHub, tmp_path: Path, change: dict[str, Any], source: str, message: str
 ) -> None:
     vars(hub).update(change)
     with pytest.raises(CommandError) as caught:
         fetch(tmp_path, source)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1
     assert fetch_of(tmp_path, source).folder.complete() is None
 
 
 @pytest.mark.parametrize(("room", "fits"), [(2 << 20, False), (3 << 20, True)])
-def test_a_model_that_is_larger_than_its_room_is_refused_before_it_is_fetched(
+def test_a_model_larger_than_its_storage_is_refused_before_the_download(
     hub: StubHub, tmp_path: Path, room: int, fits: bool
 ) -> None:
     hub.files["model.safetensors"] = WEIGHTS
@@ -200,13 +198,13 @@ def test_a_model_that_is_larger_than_its_room_is_refused_before_it_is_fetched(
     if fits:
         asyncio.run(fetching)
         return
-    words = "takes 1 MiB, and 2 MiB are meant for it: .*model.storage"
-    with pytest.raises(CommandError, match=words):
+    message = "takes 1 MiB, and 2 MiB are meant for it: .*model.storage"
+    with pytest.raises(CommandError, match=message):
         asyncio.run(fetching)
     assert not list(tmp_path.rglob("model.safetensors*"))
 
 
-def test_a_hub_that_cannot_be_reached_is_named(
+def test_an_unreachable_hub_is_named_in_the_error(
     hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
@@ -214,22 +212,22 @@ def test_a_hub_that_cannot_be_reached_is_named(
         fetch(tmp_path, pauses_s=(0.01,))
 
 
-def test_a_write_that_fails_is_one_line(hub: StubHub, tmp_path: Path) -> None:
-    """A file may not grow beyond a limit here, as on a disk that is full."""
+def test_a_failed_write_is_a_one_line_error(hub: StubHub, tmp_path: Path) -> None:
+    """A limit on file sizes stands in for a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         process = start(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    _, told = process.communicate(timeout=DEADLINE_S)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert told.count("\n") == 1
-    assert "org--model" in told
-    assert "File too large" in told
+    assert stderr.count("\n") == 1
+    assert "org--model" in stderr
+    assert "File too large" in stderr
 
 
-def test_a_folder_that_cannot_be_made_is_named(
+def test_a_folder_that_cannot_be_created_is_named_in_the_error(
     hub: StubHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -238,58 +236,58 @@ def test_a_folder_that_cannot_be_made_is_named(
 
 
 @pytest.mark.parametrize(
-    ("source", "to", "words"),
+    ("source", "to", "message"),
     [
         ("org/model", "/x", "write hf://ORG/NAME"),
         ("pvc://claim/x", "/x", "is no model of a hub"),
         ("hf://org/model", "", "--to is missing"),
     ],
 )
-def test_what_is_no_fetch_at_all_is_a_usage_error(source: str, to: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
+def test_an_invalid_source_or_target_is_a_usage_error(source: str, to: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make_fetch(FetchOptions(source=source, to=to), {})
 
 
-def test_an_endpoint_that_is_no_url_is_named() -> None:
+def test_an_endpoint_that_is_no_url_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="HF_ENDPOINT 'hub' is no URL"):
         make_fetch(FetchOptions(source="hf://a/b", to="/x"), {"HF_ENDPOINT": "hub"})
 
 
-# --- who hears of it ------------------------------------------------------------------------------
+# --- reports --------------------------------------------------------------------------------------
 
 
-async def test_the_index_hears_how_far_it_is(hub: StubHub, tmp_path: Path) -> None:
+async def test_fetch_reports_its_progress_to_the_index(hub: StubHub, tmp_path: Path) -> None:
     hub.held = threading.Event()
     total = sum(map(len, FILES.values()))
     with EmbeddedStore(64 << 20) as store:
         flags = {"node": "n-1", "pool": "p", "redis_index": store.index_url}
         running = asyncio.create_task(fetch_of(tmp_path, **flags).run())
         async with Registry(store.index_url, "p") as registry, asyncio.timeout(DEADLINE_S):
-            found: list[FetchReport] = []
-            while not found or not found[0].done_bytes:
-                found = await registry.fetches()
+            reports: list[FetchReport] = []
+            while not reports or not reports[0].done_bytes:
+                reports = await registry.fetches()
                 await asyncio.sleep(0.02)
-            assert (found[0].node, found[0].source) == ("n-1", "hf://org/model")
-            assert found[0].total_bytes == total
-            assert 0 < found[0].done_bytes < total
+            assert (reports[0].node, reports[0].source) == ("n-1", "hf://org/model")
+            assert reports[0].total_bytes == total
+            assert 0 < reports[0].done_bytes < total
             hub.held.set()
             await running
             assert [report.done_bytes for report in await registry.fetches()] == [total]
 
 
-def test_an_index_that_is_down_does_not_stop_it(hub: StubHub, tmp_path: Path) -> None:
+def test_a_fetch_goes_on_while_the_index_is_down(hub: StubHub, tmp_path: Path) -> None:
     down = fetch_of(tmp_path, redis_index="unix:///nowhere/index.sock")
     asyncio.run(down.run())
     assert contents(down.folder.path) == FILES
 
 
-def test_progress_is_told_in_shares_rates_and_seconds_left() -> None:
+def test_progress_is_shown_as_share_rate_and_seconds_left() -> None:
     assert show_progress(0, 0, 0, 5.0) == "the hub has not said yet how much it is"
-    told = show_progress(512 << 20, 2 << 30, 256 << 20, 4.0)
-    assert told == "512 MiB of 2.0 GiB (25 %), 64 MiB/s, 24 s left"
+    line = show_progress(512 << 20, 2 << 30, 256 << 20, 4.0)
+    assert line == "512 MiB of 2.0 GiB (25 %), 64 MiB/s, 24 s left"
 
 
-def test_it_needs_no_torch(hub: StubHub, tmp_path: Path) -> None:
+def test_fetch_imports_neither_torch_nor_huggingface_hub(hub: StubHub, tmp_path: Path) -> None:
     code = (
         "import sys; from baton_cli.main import main;"
         f"main(['model', 'fetch', 'hf://org/model', '--to={tmp_path}']);"

@@ -1,4 +1,4 @@
-"""`baton model fetch` ends with the hub's very bytes, of the weights that a node reads."""
+"""`baton model fetch` leaves exactly the hub's bytes, of exactly the weights that a node reads."""
 
 from __future__ import annotations
 
@@ -32,27 +32,31 @@ from tests.support.hubs.stub_hub import StubHub
 
 pytestmark = pytest.mark.integration
 
-# --- what is wrong --------------------------------------------------------------------------------
+# --- wrong files ----------------------------------------------------------------------------------
 
 
-def test_two_on_a_volume_without_locks_leave_the_right_files(hub: StubHub, tmp_path: Path) -> None:
-    """There the lock holds nobody off. The second takes over what the first still writes."""
+def test_two_processes_without_working_locks_leave_the_right_files(
+    hub: StubHub, tmp_path: Path
+) -> None:
+    """The second process resumes from a partial file that the first is still writing."""
 
-    def asked(times: int) -> bool:
-        return len(hub.ranges_of("model.safetensors")) == times
+    def requested(count: int) -> bool:
+        return len(hub.ranges_of("model.safetensors")) == count
 
     hub.held = threading.Event()
-    both = []
-    for requests in (1, 2):
-        both.append(start(tmp_path, before="import fcntl; fcntl.flock = lambda *_: None"))
-        wait(partial(asked, requests))
+    processes = []
+    for count in (1, 2):
+        processes.append(start(tmp_path, before="import fcntl; fcntl.flock = lambda *_: None"))
+        wait(partial(requested, count))
     hub.held.set()
-    told = [process.communicate(timeout=DEADLINE_S)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
+    errors = [process.communicate(timeout=DEADLINE_S)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
     assert contents(tmp_path / "org--model") == FILES
 
 
-def test_a_file_that_vanishes_meanwhile_is_fetched_again(hub: StubHub, tmp_path: Path) -> None:
+def test_a_file_that_vanishes_during_the_fetch_is_fetched_again(
+    hub: StubHub, tmp_path: Path
+) -> None:
     interrupt(fetch(tmp_path), b"")
     hub.asked.clear()
     hub.held = threading.Event()
@@ -60,24 +64,24 @@ def test_a_file_that_vanishes_meanwhile_is_fetched_again(hub: StubHub, tmp_path:
     wait(lambda: hub.ranges_of("model.safetensors"))
     (tmp_path / "org--model" / "config.json").unlink()
     hub.held.set()
-    _, told = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, told
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, stderr
     assert contents(tmp_path / "org--model") == FILES
 
 
-def test_files_that_vanish_each_time_are_not_called_complete(hub: StubHub, tmp_path: Path) -> None:
+def test_a_fetch_whose_files_keep_vanishing_fails(hub: StubHub, tmp_path: Path) -> None:
     vanish = (
         "from baton_cli.models.download_state import Fetched; finish = Fetched.finish\n"
         "def lose(self, wanted): finish(self, wanted); (self.path / 'config.json').unlink()\n"
         "Fetched.finish = lose"
     )
     process = start(tmp_path, before=vanish)
-    _, told = process.communicate(timeout=DEADLINE_S)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert "lost files of hf://org/model each of 3 times" in told
+    assert "lost files of hf://org/model each of 3 times" in stderr
 
 
-def test_a_resumed_file_whose_bytes_are_not_the_hubs_is_fetched_anew(
+def test_a_resumed_file_with_wrong_bytes_is_fetched_from_its_start(
     hub: StubHub, tmp_path: Path
 ) -> None:
     """A machine that loses power can leave zeros at the end of a file."""
@@ -88,19 +92,21 @@ def test_a_resumed_file_whose_bytes_are_not_the_hubs_is_fetched_anew(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_file_that_comes_wrong_is_fetched_once_more_and_then_refused(
+def test_a_file_with_a_wrong_digest_is_fetched_once_more_and_then_refused(
     hub: StubHub, tmp_path: Path, name: str
 ) -> None:
     hub.garbles[name] = 1
     assert contents(fetch(tmp_path / "once")) == FILES
     hub.garbles[name] = 2
-    with pytest.raises(CommandError, match=f"^{name} of hf://org/model is again not what") as told:
+    with pytest.raises(
+        CommandError, match=f"^{name} of hf://org/model is again not what"
+    ) as caught:
         fetch(tmp_path / "twice")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "twice" / "org--model" / name).exists()
 
 
-def test_of_a_hub_that_tells_no_digests_the_sizes_are_checked(hub: StubHub, tmp_path: Path) -> None:
+def test_without_digests_from_the_hub_a_fetch_succeeds(hub: StubHub, tmp_path: Path) -> None:
     hub.tells_digests = False
     assert contents(fetch(tmp_path)) == FILES
 
@@ -112,9 +118,7 @@ def index_of(*names: str) -> bytes:
     return json.dumps({"weight_map": {f"t{at}": name for at, name in enumerate(names)}}).encode()
 
 
-def test_of_a_sharded_model_the_files_of_its_index_are_fetched(
-    hub: StubHub, tmp_path: Path
-) -> None:
+def test_the_shards_in_the_safetensors_index_are_fetched(hub: StubHub, tmp_path: Path) -> None:
     shards = {"a.safetensors": WEIGHTS, "b.safetensors": WEIGHTS}
     hub.files |= {INDEX_NAME: index_of(*shards), **shards}
     fetched = contents(fetch(tmp_path))
@@ -122,7 +126,7 @@ def test_of_a_sharded_model_the_files_of_its_index_are_fetched(
 
 
 @pytest.mark.parametrize(
-    ("index", "words"),
+    ("index", "message"),
     [
         (b"[]", "model.safetensors.index.json of hf://org/model is not a safetensors index"),
         (index_of("a.safetensors"), "hf://org/model holds no a.safetensors"),
@@ -131,19 +135,19 @@ def test_of_a_sharded_model_the_files_of_its_index_are_fetched(
     ],
 )
 def test_a_repository_without_readable_weights_is_refused_unless_none_are_wanted(
-    hub: StubHub, tmp_path: Path, index: bytes | None, words: str
+    hub: StubHub, tmp_path: Path, index: bytes | None, message: str
 ) -> None:
     del hub.files["model.safetensors"]
     if index is not None:
         hub.files[INDEX_NAME] = index
     with pytest.raises(CommandError) as caught:
         fetch(tmp_path)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     asyncio.run(fetch_of(tmp_path, weights=False).run())
 
 
-def test_a_folder_without_weights_is_complete_for_who_wants_none(
+def test_a_folder_without_weights_is_complete_only_for_no_weights(
     hub: StubHub, tmp_path: Path
 ) -> None:
     bare = fetch_of(tmp_path, weights=False)
@@ -156,13 +160,13 @@ def test_a_folder_without_weights_is_complete_for_who_wants_none(
     asyncio.run(bare.run())
 
 
-def test_a_node_finds_the_digests_of_the_weights_and_does_not_hash_them(
+def test_a_fetch_caches_the_weight_digests_that_a_node_needs(
     hub: StubHub,
     tmp_path: Path,
     tiny_model: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A node mounts the folder read-only: it could not keep them."""
+    """A node mounts the folder read-only, so it cannot write this cache itself."""
     origin = tiny_model("llama-gqa2-tied")
     expected = tensor_digests(origin, read_config(origin))
     hub.files = {path.name: path.read_bytes() for path in origin.glob("[!.]*")}
@@ -176,7 +180,7 @@ def test_a_node_finds_the_digests_of_the_weights_and_does_not_hash_them(
     assert (folder / CACHE_NAME).stat().st_mode & 0o444 == 0o444
 
 
-def test_weights_that_cannot_be_hashed_are_told_of_and_left_to_the_node(
+def test_weights_that_cannot_be_hashed_cause_only_a_warning(
     hub: StubHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.files["model.safetensors"] = b"not at all"

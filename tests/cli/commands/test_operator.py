@@ -1,4 +1,4 @@
-"""`baton operator`: from flags to the operator's settings."""
+"""`baton operator`: flags become the operator's settings."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ def test_flags_become_the_installation() -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_each_image_must_be_named(image: str) -> None:
+def test_a_missing_image_flag_is_an_error(image: str) -> None:
     flag = "--" + image.replace("_", "-")
     with pytest.raises(UsageError, match=f"{flag} is missing"):
         settings_of(options(**{image: ""}), {})
 
 
-def test_a_lease_needs_to_know_its_namespace() -> None:
+def test_leader_election_without_a_namespace_is_an_error() -> None:
     with pytest.raises(UsageError, match="POD_NAMESPACE"):
         settings_of(options(leader_elect=True), {})
     assert settings_of(options(leader_elect=True), {"POD_NAMESPACE": "x"}).leader_elect
 
 
-def test_a_pod_is_known_by_its_name_however_its_host_is_called() -> None:
+def test_the_identity_of_a_pod_is_its_name() -> None:
     settings = settings_of(options(), {"POD_NAME": "baton-operator-5d4f-x2x9p"})
     assert settings.identity == "baton-operator-5d4f-x2x9p"
 
 
-def test_two_processes_of_one_machine_are_two_replicas() -> None:
+def test_outside_a_pod_the_identity_ends_with_the_process_id() -> None:
     assert settings_of(options(), {}).identity.rpartition("-")[2].isdigit()
 
 
-def test_networks_of_external_indexes_are_networks() -> None:
+def test_index_networks_are_parsed_and_a_wrong_network_is_named() -> None:
     settings = settings_of(options(index_networks=("10.20.0.0/16", "fd00::/8")), {})
     assert settings.index_networks == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))
     with pytest.raises(UsageError, match=r"--index-networks: 10\.20\.0\.1/16 has host bits set"):

@@ -1,4 +1,4 @@
-"""One role per process, as in pods: configured by variables, ended by SIGTERM."""
+"""One role per process, as in pods: configured by variables, stopped by SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.project.command import baton_process
 pytestmark = pytest.mark.integration
 
 
-def ask(url: str) -> dict[str, object]:
+def complete(url: str) -> dict[str, object]:
     body = json.dumps({"prompt": "Hello", "max_tokens": 4, "temperature": 0}).encode()
     request = urllib.request.Request(
         f"{url}/v1/completions", body, {"content-type": "application/json"}
@@ -33,31 +33,31 @@ def ask(url: str) -> dict[str, object]:
         return answer
 
 
-def test_a_router_serves_a_node_it_was_told_of_without_any_store() -> None:
+def test_a_router_serves_a_node_from_its_nodes_flag_without_a_store() -> None:
     with (
         role("decode", BATON_ENGINE="sim", BATON_NODE="solo", BATON_SERVED_MODEL_NAME="m") as node,
         role("router", "--port", "0", BATON_NODES=node) as router,
     ):
         wait_ready(router)
-        answer = ask(router)
+        answer = complete(router)
         assert answer["model"] == "m"
         with urllib.request.urlopen(f"{router}/pool", timeout=WAIT_S) as response:
             assert [one["id"] for one in json.load(response)["nodes"]] == ["solo"]
 
 
-def test_a_prefill_node_alone_runs_whole_requests() -> None:
+def test_a_lone_prefill_node_serves_whole_requests() -> None:
     with (
         role("prefill", "--engine", "sim") as node,
         role("router", "--port", "0", "--nodes", node) as router,
     ):
         wait_ready(router)
-        assert ask(router)["model"] == "sim"
+        assert complete(router)["model"] == "sim"
 
 
-async def test_each_line_of_a_node_and_its_engine_is_json_and_names_request_and_attempt() -> None:
+async def test_json_logs_of_a_node_and_its_engine_name_request_and_attempt() -> None:
     log: list[str] = []
     with role("decode", "--engine", "sim", "--json-logs", log=log) as node:
-        job = RunJob(make_request("r1", b"", attempt=3))  # no engine takes an empty prompt
+        job = RunJob(make_request("r1", b"", attempt=3))  # every engine refuses an empty prompt
         codec = to_router_codec()
         async with (
             asyncio.timeout(WAIT_S),
@@ -76,10 +76,10 @@ async def test_each_line_of_a_node_and_its_engine_is_json_and_names_request_and_
 
 
 @pytest.mark.parametrize("token", ["", "t0ken"])
-def test_a_node_that_strangers_reach_and_that_asks_for_no_token_says_so(token: str) -> None:
+def test_a_public_node_without_a_link_token_logs_a_warning(token: str) -> None:
     log: list[str] = []
-    listens = ("--engine", "sim", "--host", "0.0.0.0", "--address", "http://127.0.0.1:1")
-    with role("decode", *listens, log=log, BATON_LINK_TOKEN=token):
+    flags = ("--engine", "sim", "--host", "0.0.0.0", "--address", "http://127.0.0.1:1")
+    with role("decode", *flags, log=log, BATON_LINK_TOKEN=token):
         pass
     warnings = [line for line in log if "WARNING" in line.upper() and "--link-token" in line]
     assert len(warnings) == (0 if token else 1)
@@ -92,7 +92,7 @@ def test_a_router_without_nodes_is_refused_in_one_line() -> None:
     assert line.startswith("baton: the router knows no nodes")
 
 
-def test_two_nodes_of_one_process_id_and_host_have_two_names() -> None:
+def test_generated_node_names_are_unique_within_a_process() -> None:
     options = NodeOptions(engine="sim")
     names = {node_settings(options, each).node for each in ROLES for _ in range(2)}
     assert len(names) == 2 * len(ROLES)
@@ -102,6 +102,6 @@ def test_two_nodes_of_one_process_id_and_host_have_two_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["two words", "a\nb", "ü", "x" * 254])
-def test_a_name_that_no_router_would_take_is_refused(name: str) -> None:
+def test_a_node_name_that_routers_refuse_is_an_error(name: str) -> None:
     with pytest.raises(CommandError, match="--node"):
         node_settings(NodeOptions(engine="sim", node=name), "decode")

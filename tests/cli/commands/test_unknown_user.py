@@ -1,4 +1,4 @@
-"""Each entry point runs as a user id that /etc/passwd does not list, as containers do."""
+"""Each entry point runs under a user id that /etc/passwd does not list, as containers often do."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.support.project.entry_points import (
 
 pytestmark = pytest.mark.integration
 
-# It may read this checkout and its Python wherever they lie; nothing else of root's.
+# The process keeps one right of root: it may read this checkout and its Python anywhere.
 AS_UNKNOWN = (
     *("setpriv", f"--reuid={UNKNOWN_UID}", f"--regid={UNKNOWN_UID}", "--clear-groups"),
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--pdeathsig=KILL"),
 )
-# Images and the chart set HOME. The operator needs it: Kubernetes' client asks for it on import.
+# Images and the chart set HOME. The operator needs it: the Kubernetes client reads it on import.
 HOMES = [(name, "/tmp") for name in ENTRY_POINTS] + [
     (name, None) for name in ENTRY_POINTS if name != "operator"
 ]
@@ -37,27 +37,27 @@ CASES = [pytest.param(*one, marks=() if one in IN_MAKE_TEST else pytest.mark.lon
 
 
 def environment(folder: Path, home: str | None) -> dict[str, str]:
-    """Nothing in it names a user."""
-    found = {"PATH": os.environ["PATH"], "KUBECONFIG": str(folder / "kubeconfig")}
+    """Variables without any that names a user."""
+    variables = {"PATH": os.environ["PATH"], "KUBECONFIG": str(folder / "kubeconfig")}
     if home is not None:
-        found["HOME"] = home
-    return found
+        variables["HOME"] = home
+    return variables
 
 
 @pytest.mark.parametrize(("name", "home"), CASES)
-def test_it_starts_as_a_user_that_passwd_does_not_list(
+def test_an_entry_point_starts_as_a_user_that_passwd_does_not_list(
     name: str, home: str | None, tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
     needs("root")
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     log = tmp_path / "log"
-    with reserve_port("127.0.0.1", 0) as held:
+    with reserve_port("127.0.0.1", 0) as reserved:
         model = str(tiny_model("llama-gqa1")) if "torch" in name else ""
-        words, url = words_of(name, held.getsockname()[1], model)
+        argv, url = words_of(name, reserved.getsockname()[1], model)
         with (
             log.open("wb") as output,
             subprocess.Popen(
-                [*AS_UNKNOWN, sys.executable, "-m", "baton_cli", *words],
+                [*AS_UNKNOWN, sys.executable, "-m", "baton_cli", *argv],
                 env=environment(tmp_path, home),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
