@@ -26,7 +26,7 @@ class Metrics:
     """The metrics of one operator. Their names start with `baton_operator_`."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.reconcile_seconds = Histogram(
             "baton_operator_reconcile_seconds",
@@ -126,7 +126,7 @@ class Metrics:
     def serve(self, host: str, port: int, silence_s: float = SILENCE_S) -> Callable[[], None]:
         """Start the server and return a function that stops it. Raise OSError if the port is in
         use."""
-        server, thread = start_http_server(port, host, self._registry)
+        server, thread = start_http_server(port, host, self.registry)
         # The default handler waits for a request without a timeout, in a thread per connection.
         server.RequestHandlerClass = type("_Handler", (_Handler,), {"timeout": silence_s})
 
