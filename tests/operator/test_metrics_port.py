@@ -19,15 +19,16 @@ END_S = 120.0
 
 
 def scrape(port: int) -> bytes:
-    """Again where the machine is so slow that the server takes a request for silence."""
+    """Scrape the port, and retry if the machine is so slow that the server closes the connection
+    as silent."""
     end = time.monotonic() + END_S
     while time.monotonic() < end:
         with (
             suppress(ConnectionError),
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=END_S) as answer,
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=END_S) as response,
         ):
-            found: bytes = answer.read()
-            return found
+            body: bytes = response.read()
+            return body
     raise TimeoutError("no scrape was answered")
 
 
@@ -39,7 +40,7 @@ def test_half_a_request_is_closed_and_its_thread_ends(capfd: pytest.CaptureFixtu
         try:
             waiting = [socket.create_connection(("127.0.0.1", port), END_S) for _ in range(20)]
             for one in waiting:
-                with suppress(ConnectionError):  # closed before this came
+                with suppress(ConnectionError):  # the server may have closed it already
                     one.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
             for one in waiting:
                 with one, suppress(ConnectionError):

@@ -1,5 +1,5 @@
-"""Without an API server: every field and type of a manifest is one that Kubernetes' own client
-knows (its models forbid others), and everything that it requires is there."""
+"""Manifests validate against the models of Kubernetes' own client, without an API server. The
+models forbid unknown fields and require the mandatory ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def check(manifest: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_api_knows_every_field_of_every_manifest(name: str) -> None:
+def test_every_manifest_is_valid_for_the_kubernetes_client(name: str) -> None:
     for manifest in build_pool(sample_pool(name)):
-        if manifest["kind"] != "HTTPRoute":  # the Gateway API's, not Kubernetes' own
+        if manifest["kind"] != "HTTPRoute":  # of the Gateway API, which the client does not have
             check(manifest)
 
 
 @pytest.mark.parametrize("spec", [{"clusterIp": "None"}, {"ports": [{"name": "http"}]}])
-def test_a_wrong_or_missing_field_would_be_found(spec: dict[str, Any]) -> None:
+def test_a_wrong_or_missing_field_is_found(spec: dict[str, Any]) -> None:
     [*_, service] = build_pool(sample_pool("sim"))
     with pytest.raises(ValueError, match=r"clusterIp|port"):
         check(service | {"spec": service["spec"] | spec})

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition as generated: its form, its completeness, and the chart's copy."""
+"""The generated CustomResourceDefinitions: form, completeness and the copies in the chart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from baton_operator.status.conditions import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / "charts" / "baton" / "templates"
-# What may have any content: Kubernetes checks it where it is used.
+# Fields with any content: Kubernetes validates them where they are used.
 OPEN = re.compile(r".*\.podTemplate\.(metadata|spec)|spec\.networkPolicy\.\w+\[\]\.\w+")
 SIM = {"engine": {"kind": "sim"}}
 
@@ -40,7 +40,7 @@ def resource() -> Schema:
 
 
 def walk(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
-    """All schemas by path; items are `[]`, values of a map `[*]`."""
+    """Yield each schema with its path; the path of items ends in `[]`, of map values in `[*]`."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from walk(inner, f"{path}.{name}")
@@ -59,8 +59,8 @@ SCALER_NODES = [
     for path, found in walk(schema_in(scaler_crd())["properties"][part], part)
 ]
 ALL_NODES = NODES + SCALER_NODES
-# How what several appliers write is merged. All other lists are one applier's: their order counts,
-# or nothing tells their items apart.
+# The lists that server-side apply merges, with their keys. All others belong to one applier: their
+# order matters, or their items have no key.
 MERGED = {
     "spec.router.httpRoute.parentRefs": ["name", "namespace", "sectionName"],
     "spec.router.httpRoute.hostnames": "set",
@@ -69,15 +69,15 @@ MERGED = {
 
 
 @pytest.mark.parametrize("plural", DEFINITIONS)
-def test_the_charts_copy_is_the_generated_one(plural: str) -> None:
+def test_the_chart_s_copy_equals_the_generated_definition(plural: str) -> None:
     copy = f"crd-{plural}.yaml"
     assert (TEMPLATES / copy).read_text() == helm_template(plural), (
-        f"write it anew: python -m baton_operator.api.crd {plural} > charts/baton/templates/{copy}"
+        f"regenerate it: python -m baton_operator.api.crd {plural} > charts/baton/templates/{copy}"
     )
 
 
 @pytest.mark.parametrize("plural", DEFINITIONS)
-def test_the_definition_outlives_the_chart_and_is_optional(plural: str) -> None:
+def test_the_definition_survives_an_uninstall_and_is_optional(plural: str) -> None:
     metadata = DEFINITIONS[plural]()["metadata"]
     assert metadata["name"] == f"{plural}.baton.dev"
     assert metadata["annotations"]["helm.sh/resource-policy"] == "keep"
@@ -85,7 +85,7 @@ def test_the_definition_outlives_the_chart_and_is_optional(plural: str) -> None:
     assert (condition, end) == ("{{- if .Values.crds.install }}", "{{- end }}")
 
 
-def test_a_scalers_paths_and_columns_are_fields_of_it() -> None:
+def test_the_paths_and_columns_of_a_scaler_exist_in_its_schema() -> None:
     [version] = scaler_crd()["spec"]["versions"]
     paths = {path.removeprefix("scaler") for path, _ in SCALER_NODES}
     scale = version["subresources"]["scale"]
@@ -107,21 +107,21 @@ def test_the_schema_is_structural() -> None:
 
 
 def test_every_field_is_described() -> None:
-    silent = [path for path, schema in ALL_NODES if not schema.get("description")]
-    assert [path for path in silent if not path.endswith("]")] == []
+    undescribed = [path for path, schema in ALL_NODES if not schema.get("description")]
+    assert [path for path in undescribed if not path.endswith("]")] == []
 
 
-def test_a_description_says_what_each_value_of_an_enumeration_means() -> None:
+def test_the_description_of_an_enumeration_mentions_each_value() -> None:
     found = [(path, one) for path, one in ALL_NODES if "enum" in one and not path.endswith("]")]
     assert len(found) > 10
     for path, schema in found:
-        silent = [word for word in schema["enum"] if word not in schema["description"]]
-        assert silent == [], path
+        undescribed = [value for value in schema["enum"] if value not in schema["description"]]
+        assert undescribed == [], path
 
 
-def test_every_moment_of_a_status_is_a_date_time() -> None:
-    moments = {path for path, schema in ALL_NODES if schema.get("format") == "date-time"}
-    assert moments == {
+def test_every_time_in_a_status_is_a_date_time() -> None:
+    times = {path for path, schema in ALL_NODES if schema.get("format") == "date-time"}
+    assert times == {
         "status.conditions[].lastTransitionTime",
         "status.model.progressTime",
         "status.autoscaling.since",
@@ -132,18 +132,18 @@ def test_every_moment_of_a_status_is_a_date_time() -> None:
         for path, schema in ALL_NODES
         if re.search(r"([Tt]ime|[Ss]ince|[Uu]ntil)$", path) and schema.get("type") == "string"
     }
-    assert named == moments
+    assert named == times
 
 
-def test_counts_are_those_of_kubernetes_and_never_below_zero() -> None:
+def test_integers_have_the_kubernetes_format_and_are_never_negative() -> None:
     for path, schema in ALL_NODES:
         if schema.get("type") == "integer":
-            wide = path.endswith("observedGeneration")
-            assert schema["format"] == ("int64" if wide else "int32"), path
+            is_generation = path.endswith("observedGeneration")
+            assert schema["format"] == ("int64" if is_generation else "int32"), path
             assert schema["minimum"] >= 0, path
 
 
-def test_texts_lists_and_maps_of_a_spec_are_bounded() -> None:
+def test_strings_lists_and_maps_of_a_spec_are_bounded() -> None:
     for path, schema in ALL_NODES:
         if "status" in path:
             continue
@@ -156,13 +156,13 @@ def test_texts_lists_and_maps_of_a_spec_are_bounded() -> None:
                 assert "maxProperties" in schema, path
 
 
-def test_every_list_says_how_the_parts_of_several_appliers_are_merged() -> None:
+def test_every_list_says_how_server_side_apply_merges_it() -> None:
     lists = {path: schema for path, schema in ALL_NODES if schema.get("type") == "array"}
-    told = {
+    strategies = {
         path: schema.get("x-kubernetes-list-map-keys", schema.get("x-kubernetes-list-type"))
         for path, schema in lists.items()
     }
-    assert told == dict.fromkeys(lists, "atomic") | MERGED
+    assert strategies == dict.fromkeys(lists, "atomic") | MERGED
     for path, merged in MERGED.items():
         items = lists[path]["items"]
         if merged == "set":
@@ -172,7 +172,7 @@ def test_every_list_says_how_the_parts_of_several_appliers_are_merged() -> None:
             assert key in items["required"] or "default" in items["properties"][key], path
 
 
-def test_a_secrets_name_and_key_are_one_appliers() -> None:
+def test_a_secret_reference_is_atomic_in_server_side_apply() -> None:
     secrets = [
         (path, schema)
         for path, schema in ALL_NODES
@@ -183,7 +183,7 @@ def test_a_secrets_name_and_key_are_one_appliers() -> None:
         assert schema["x-kubernetes-map-type"] == "atomic", path
 
 
-def test_every_rule_says_what_to_write() -> None:
+def test_the_message_of_every_rule_says_what_to_write() -> None:
     rules = [
         (path, rule)
         for path, schema in [("", resource()), *NODES]
@@ -195,7 +195,7 @@ def test_every_rule_says_what_to_write() -> None:
 
 
 def filled(schema: Schema, value: Any) -> Any:
-    """The value with its defaults, as the API server fills them in."""
+    """Return the value with the schema's defaults filled in, as the API server does."""
     if schema.get("type") != "object" or "properties" not in schema:
         return value
     found = dict(value)
@@ -215,13 +215,13 @@ def filled(schema: Schema, value: Any) -> Any:
         SIM | {"prefill": {"replicas": 0}, "networkPolicy": {"enabled": False}, "paused": True},
     ],
 )
-def test_a_pool_with_its_defaults_filled_in_is_the_same_pool(spec: dict[str, Any]) -> None:
+def test_the_defaults_of_the_schema_do_not_change_a_pool(spec: dict[str, Any]) -> None:
     whole = filled(resource()["properties"]["spec"], spec)
     assert whole != spec
     assert read_spec(whole) == read_spec(spec)
 
 
-def test_defaults_that_say_something_are_in_the_schema() -> None:
+def test_informative_defaults_are_in_the_schema() -> None:
     whole = filled(resource()["properties"]["spec"], {})
     assert whole["engine"] == {"kind": "torch", "dtype": "auto", "blockSize": 16}
     assert whole["router"] == {
@@ -233,7 +233,7 @@ def test_defaults_that_say_something_are_in_the_schema() -> None:
     assert "model" not in whole
 
 
-def test_a_status_holds_nothing_that_nobody_wrote() -> None:
+def test_a_status_has_no_defaults() -> None:
     assert [path for path, schema in NODES if path[:6] == "status" and "default" in schema] == []
 
 
@@ -250,15 +250,14 @@ def test_every_column_shows_a_field_of_the_status(column: str) -> None:
     assert path.removeprefix(".") in dict(NODES)
 
 
-def test_a_condition_is_found_by_its_type() -> None:
+def test_conditions_are_merged_by_their_type() -> None:
     conditions = dict(NODES)["status.conditions"]
     assert conditions["x-kubernetes-list-type"] == "map"
     assert conditions["x-kubernetes-list-map-keys"] == ["type"]
     assert "type" in conditions["items"]["required"]
 
 
-def test_a_condition_is_as_kubernetes_own() -> None:
-    """metav1.Condition, field by field."""
+def test_a_condition_has_the_schema_of_metav1_condition() -> None:
     condition = dict(NODES)["status.conditions[]"]
     assert sorted(condition["required"]) == [
         *("lastTransitionTime", "message", "reason", "status", "type")
@@ -278,11 +277,11 @@ def test_a_condition_is_as_kubernetes_own() -> None:
     }
     for one in KINDS:
         assert re.fullmatch(kind, one.name)
-        for said in one.reasons:
-            assert re.fullmatch(reason, said.name), said.name
+        for kind_reason in one.reasons:
+            assert re.fullmatch(reason, kind_reason.name), kind_reason.name
 
 
-def test_a_wide_table_shows_the_routers_too() -> None:
+def test_the_routers_are_shown_in_a_wide_table_only() -> None:
     [version] = crd()["spec"]["versions"]
     priorities = {
         one["name"]: one.get("priority", 0) for one in version["additionalPrinterColumns"]

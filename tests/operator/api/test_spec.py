@@ -1,6 +1,6 @@
-"""How a spec is read, and what is said about one that nothing can be built from.
+"""Reading a pool's spec, and the errors for invalid ones.
 
-What the API server refuses before that is in tests/cluster/test_crd.py.
+tests/cluster/test_crd.py covers what the API server refuses before the operator sees it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def model(**fields: Any) -> dict[str, Any]:
     return {"model": fields}
 
 
-def test_a_pool_of_simulated_nodes_needs_one_line() -> None:
+def test_a_pool_of_simulated_nodes_needs_only_the_engine_kind() -> None:
     spec = read_spec(SIM)
     assert (spec.prefill.replicas, spec.decode.replicas, spec.handoff) == (1, 1, "auto")
     assert spec.missing_role_policy == "aggregate"
@@ -70,10 +70,10 @@ REFUSED: list[tuple[str, Any, str]] = [
         "spec.model.uri: model source 's3://b/m' is unknown: write",
     ),
     ("a wrong kind", {"engine": {"kind": "vllm"}}, "spec.engine.kind: 'vllm' is wrong"),
-    ("what kinds there are", {"engine": {"kind": "vllm"}}, "; write torch or sim"),
-    ("another sharing", SIM | {"kvStore": {"sharing": "user"}}, "; write pool or tenant"),
+    ("the valid kinds", {"engine": {"kind": "vllm"}}, "; write torch or sim"),
+    ("a wrong sharing", SIM | {"kvStore": {"sharing": "user"}}, "; write pool or tenant"),
     (
-        "keys of no key",
+        "API keys without a key name",
         SIM | {"router": {"apiKeysSecret": {"name": "tenants"}}},
         "spec.router.apiKeysSecret.key: missing",
     ),
@@ -84,27 +84,47 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("text for a number", SIM | {"prefill": {"replicas": "two"}}, "spec.prefill.replicas: 'two'"),
     ("true for a number", SIM | {"prefill": {"replicas": True}}, "spec.prefill.replicas: True"),
-    ("less than nothing", SIM | {"decode": {"replicas": -1}}, "spec.decode.replicas: -1 is wrong"),
-    ("empty blocks", {"engine": {"kind": "sim", "blockSize": 0}}, "spec.engine.blockSize: 0 is"),
+    ("a negative number", SIM | {"decode": {"replicas": -1}}, "spec.decode.replicas: -1 is wrong"),
+    (
+        "a block size of 0",
+        {"engine": {"kind": "sim", "blockSize": 0}},
+        "spec.engine.blockSize: 0 is",
+    ),
     ("a wrong hand-off", SIM | {"handoff": "maybe"}, "spec.handoff: 'maybe' is wrong"),
     ("a wrong policy", SIM | {"missingRolePolicy": "wait"}, "; write aggregate or queue or fail"),
     (
-        "a limit of ours",
+        "a wrong unit in a limit",
         SIM | {"prefill": {"resources": {"limits": {"memory": "1GiB"}}}},
         "spec.prefill.resources.limits.memory: '1GiB' is no quantity; write",
     ),
-    ("a size of ours", managed(memory="1GiB"), "spec.kvStore.managed.memory: '1GiB' is no"),
-    ("no instance", managed(dataInstances=0), "spec.kvStore.managed.dataInstances: 0 is wrong"),
-    ("no data", external("redis://i"), "spec.kvStore.external.dataUrls: [] is wrong"),
+    ("a wrong unit in a size", managed(memory="1GiB"), "spec.kvStore.managed.memory: '1GiB' is no"),
+    (
+        "no data instance",
+        managed(dataInstances=0),
+        "spec.kvStore.managed.dataInstances: 0 is wrong",
+    ),
+    ("no data URL", external("redis://i"), "spec.kvStore.external.dataUrls: [] is wrong"),
     ("no URL", external("index:6379", "redis://d"), "spec.kvStore.external.indexUrl: Redis URL"),
-    ("one for both", external("redis://i", "redis://i:6379/0"), "external.dataUrls: index and"),
-    ("one server, two databases", external("redis://i/1", "redis://i/2"), "write another server"),
+    (
+        "one server for index and data",
+        external("redis://i", "redis://i:6379/0"),
+        "external.dataUrls: index and",
+    ),
+    ("two databases of one server", external("redis://i/1", "redis://i/2"), "write another server"),
     ("a number as URL", external("redis://i", "redis://d", 3), "external.dataUrls[1]: 3 is wrong"),
     ("a socket", external("unix:///run/r", "redis://d"), "external.indexUrl: not the URL of one"),
-    ("options", external("rediss://i?ssl_cert_reqs=none", "redis://d"), "write redis://HOST"),
-    ("two in one", external("redis://i", "redis://a,redis://b"), "external.dataUrls[0]: not the"),
     (
-        "an index missing",
+        "options in a URL",
+        external("rediss://i?ssl_cert_reqs=none", "redis://d"),
+        "write redis://HOST",
+    ),
+    (
+        "two URLs in one item",
+        external("redis://i", "redis://a,redis://b"),
+        "external.dataUrls[0]: not the",
+    ),
+    (
+        "no index URL",
         SIM | {"kvStore": {"external": {"dataUrls": ["redis://d"]}}},
         "spec.kvStore.external.indexUrl: missing",
     ),
@@ -114,7 +134,9 @@ REFUSED: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(
     ("spec", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
-def test_an_invalid_spec_is_refused_with_field_and_value(spec: Any, message: str) -> None:
+def test_the_error_for_an_invalid_spec_names_the_field_and_its_value(
+    spec: Any, message: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         read_spec(spec)
     assert message in str(caught.value)
@@ -130,13 +152,13 @@ def test_an_invalid_spec_is_refused_with_field_and_value(spec: Any, message: str
         SIM | {"kvStore": {"external": "redis://:geheim@i"}},
     ],
 )
-def test_a_password_is_refused_and_not_repeated(spec: Any) -> None:
+def test_a_password_in_a_url_is_refused_and_not_shown(spec: Any) -> None:
     with pytest.raises(SpecError, match=r"spec\.kvStore\.external") as caught:
         read_spec(spec)
     assert "geheim" not in str(caught.value)
 
 
-def test_a_login_for_an_external_store_is_named_by_its_secret() -> None:
+def test_an_external_store_refers_to_secrets_for_its_login_and_ca() -> None:
     written = external("redis://i", "rediss://d")
     written["kvStore"]["external"] |= {"secretRef": {"name": "l"}, "caSecretRef": {"name": "ca"}}
     store = read_spec(written).kv_store.external
@@ -159,12 +181,12 @@ def test_a_login_for_an_external_store_is_named_by_its_secret() -> None:
         ("1500m", 2),
     ],
 )
-def test_memory_is_written_as_kubernetes_writes_quantities(written: int | str, size: int) -> None:
+def test_memory_accepts_kubernetes_quantities(written: int | str, size: int) -> None:
     assert quantity_bytes(written) == ManagedStore(memory=written).memory_bytes == size
 
 
 @pytest.mark.parametrize("name", ["Demo", "1st", "a.b", "a" * 41, "-a", "a-"])
-def test_a_name_that_no_service_could_have_is_refused(name: str) -> None:
+def test_a_pool_name_that_is_no_valid_service_name_is_refused(name: str) -> None:
     resource = sample("sim")
     resource["metadata"]["name"] = name
     with pytest.raises(SpecError, match=r"metadata\.name: '"):
@@ -182,13 +204,13 @@ def test_a_name_that_no_service_could_have_is_refused(name: str) -> None:
         (("--request-timeout=inf",), 600),
     ],
 )
-def test_the_longest_request_is_as_long_as_the_routers_are_told(
+def test_the_longest_request_is_the_request_timeout_of_the_routers(
     flags: tuple[str, ...], seconds: int
 ) -> None:
     assert RouterSpec(extra_args=flags).request_s == seconds
 
 
-def test_gpus_are_those_among_the_limits_of_all_containers() -> None:
+def test_gpus_are_counted_from_the_limits_of_all_containers() -> None:
     assert gpus_of({"cpu": 4, "memory": "1Gi", "nvidia.com/mig-1g.5gb": "2", "amd.com/gpu": 1}) == 3
     limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     assert gpus_of_pod({"containers": [limits, {}, limits]}) == 2

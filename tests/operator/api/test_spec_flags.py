@@ -1,4 +1,4 @@
-"""Users may not set exactly the flags that the operator's own command lines set."""
+"""extraArgs refuse exactly the flags that the operator sets itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes
 from tests.support.kubernetes.manifests import SAMPLES, containers, sample_pool, template_of
 
-# A GPU that the limits do not show, brought by the podTemplate or by a resource claim, is only the
-# user's to tell: extraArgs come last and win.
-FREE = {"device"}
+# Set by the operator, and still allowed: extraArgs come last and win. The operator does not see a
+# GPU that a podTemplate or a resource claim adds instead of the limits.
+ALLOWED = {"device"}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -26,9 +26,9 @@ def test_every_flag_that_the_operator_sets_is_refused_in_extra_args(name: str) -
         for container in containers(template_of(manifest)):
             role = (container.get("args") or [""])[0]
             if role in ("prefill", "decode", "router"):
-                words = [word for word in container["args"][1:] if word not in extra]
-                given = {word.removeprefix("--").partition("=")[0] for word in words}
-                assert given - FREE <= {*(ROUTER_FLAGS if role == "router" else NODE_FLAGS)}
+                args = [arg for arg in container["args"][1:] if arg not in extra]
+                given = {arg.removeprefix("--").partition("=")[0] for arg in args}
+                assert given - ALLOWED <= {*(ROUTER_FLAGS if role == "router" else NODE_FLAGS)}
                 checked.add(role)
     assert checked == {"prefill", "decode", "router"}
 
@@ -40,15 +40,15 @@ def test_every_flag_that_is_refused_exists(names: tuple[str, ...], options: type
     assert {f"--{name}" for name in names} <= {flag.option for flag in flags_of(options)}
 
 
-def test_a_device_in_extra_args_comes_after_the_operator_s_own_and_wins() -> None:
+def test_a_device_in_extra_args_overrides_the_operator_s_own() -> None:
     engine = {"kind": "torch", "extraArgs": ["--device=cpu"]}
     limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     pool = sample_pool("torch", engine=engine, prefill=limits)
     [node] = containers(template_of(build_nodes(pool, "prefill", "r1", 1)))
-    given = [word for word in node["args"] if word.startswith("--device=")]
-    assert given == ["--device=cuda", "--device=cpu"]
+    devices = [arg for arg in node["args"] if arg.startswith("--device=")]
+    assert devices == ["--device=cuda", "--device=cpu"]
     command, options = read_command(node["args"], {})
     assert command.words == "prefill"
     assert isinstance(options, NodeOptions)
     assert options.device == "cpu"
-    assert FREE.isdisjoint(NODE_FLAGS)
+    assert ALLOWED.isdisjoint(NODE_FLAGS)

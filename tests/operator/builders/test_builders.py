@@ -1,4 +1,4 @@
-"""Names, revisions, owners: what must stay stable, and what must change."""
+"""Names, revisions and owners of built manifests: which changes keep them and which do not."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ from tests.support.kubernetes.manifests import (
 
 SAME: dict[str, dict[str, Any]] = {
     "replicas": {"prefill": {"replicas": 3}, "decode": {"replicas": 0}},
-    "the router's business": {"handoff": "never", "missingRolePolicy": "queue"},
-    "the store's business": {"kvStore": {"managed": {"memory": "2Gi"}}},
-    "the default said": {"kvStore": {"managed": {"dataInstances": 1}}},
-    "another name for clients": {"model": {"name": "chat"}},
-    "the router's processes": {"router": {"workers": 4, "placement": "random"}},
-    "the way in": {"router": {"replicas": 3, "ingress": {"host": "llm.example.com"}}},
-    "who may connect": {"networkPolicy": {"enabled": False}},
+    "router settings": {"handoff": "never", "missingRolePolicy": "queue"},
+    "store memory": {"kvStore": {"managed": {"memory": "2Gi"}}},
+    "an explicit default": {"kvStore": {"managed": {"dataInstances": 1}}},
+    "served model name": {"model": {"name": "chat"}},
+    "router workers and placement": {"router": {"workers": 4, "placement": "random"}},
+    "router replicas and ingress": {
+        "router": {"replicas": 3, "ingress": {"host": "llm.example.com"}}
+    },
+    "network policy": {"networkPolicy": {"enabled": False}},
     "paused": {"paused": True},
 }
 OTHER: dict[str, dict[str, Any]] = {
     "model": {"model": {"path": "/models/other"}},
     "dtype": {"engine": {"kind": "sim", "chunkBlocks": 1, "dtype": "float32"}},
-    "length": {"engine": {"kind": "sim", "chunkBlocks": 1, "maxModelLen": 4096}},
-    "chunks": {"engine": {"kind": "sim", "chunkBlocks": 2, "maxModelLen": 2048}},
+    "model length": {"engine": {"kind": "sim", "chunkBlocks": 1, "maxModelLen": 4096}},
+    "chunk size": {"engine": {"kind": "sim", "chunkBlocks": 2, "maxModelLen": 2048}},
     "data instances": {"kvStore": {"managed": {"dataInstances": 2}}},
     "resources": {"prefill": {"resources": {"limits": {"memory": "2Gi"}}}},
-    "a pod's template": {"decode": {"podTemplate": {"spec": {"priorityClassName": "high"}}}},
-    "time to start": {"engine": {"kind": "sim", "chunkBlocks": 1, "startTimeoutSeconds": 700}},
-    "a flag": {"engine": {"kind": "sim", "extraArgs": ["--sim-decode-ms=5"]}},
+    "pod template": {"decode": {"podTemplate": {"spec": {"priorityClassName": "high"}}}},
+    "start timeout": {"engine": {"kind": "sim", "chunkBlocks": 1, "startTimeoutSeconds": 700}},
+    "extra flag": {"engine": {"kind": "sim", "extraArgs": ["--sim-decode-ms=5"]}},
 }
 
 
 def nodes(pool: Pool, role: str) -> dict[str, Any]:
-    """That role's Deployment."""
-    head = f"demo-{role}-"
-    return next(one for one in build_pool(pool) if one["metadata"]["name"].startswith(head))
+    """Return the role's Deployment."""
+    prefix = f"demo-{role}-"
+    return next(one for one in build_pool(pool) if one["metadata"]["name"].startswith(prefix))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -59,7 +61,7 @@ def test_the_same_pool_gives_the_same_manifests(name: str) -> None:
 
 
 @pytest.mark.parametrize("changed", SAME.values(), ids=SAME)
-def test_what_no_pod_of_a_node_is_told_leaves_its_revision(changed: dict[str, Any]) -> None:
+def test_changes_outside_the_node_pods_keep_the_revision(changed: dict[str, Any]) -> None:
     before, after = sample_pool("sim"), sample_pool("sim", **changed)
     assert revision_of(after).name == revision_of(before).name
     for role in ("prefill", "decode"):
@@ -69,18 +71,20 @@ def test_what_no_pod_of_a_node_is_told_leaves_its_revision(changed: dict[str, An
 
 
 @pytest.mark.parametrize("changed", OTHER.values(), ids=OTHER)
-def test_another_template_is_another_revision_beside_the_old(changed: dict[str, Any]) -> None:
+def test_a_changed_template_gives_a_new_revision_with_its_own_deployment(
+    changed: dict[str, Any],
+) -> None:
     before, after = sample_pool("sim"), sample_pool("sim", **changed)
     assert revision_of(after).name != revision_of(before).name
     for role in ("prefill", "decode"):
         old, new = nodes(before, role), nodes(after, role)
         assert new["metadata"]["name"] != old["metadata"]["name"]
-        # Neither Deployment's selector takes the other's pods.
+        # The old Deployment's selector does not match the new pods.
         labels = new["spec"]["template"]["metadata"]["labels"]
         assert not old["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_another_node_image_is_another_revision_and_another_router_image_is_none() -> None:
+def test_a_new_node_image_changes_the_revision_and_a_new_router_image_does_not() -> None:
     node = msgspec.structs.replace(IMAGES, node="registry.example/baton-node:0.2.0")
     sim = msgspec.structs.replace(IMAGES, sim="registry.example/baton-sim:0.2.0")
     router = msgspec.structs.replace(IMAGES, router="registry.example/baton-router:0.2.0")
@@ -91,14 +95,14 @@ def test_another_node_image_is_another_revision_and_another_router_image_is_none
         assert revision_of(sample_pool(name, Installation(images=router))).name == before
 
 
-def test_without_an_image_of_their_own_simulated_nodes_take_that_of_the_others() -> None:
+def test_simulated_nodes_use_the_node_image_if_no_sim_image_is_configured() -> None:
     images = msgspec.structs.replace(IMAGES, sim="")
     built = nodes(sample_pool("sim", Installation(images=images)), "decode")
     assert [one["image"] for one in containers(built["spec"]["template"])] == [IMAGES.node]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_object_is_named_apart_labelled_and_owned_by_its_pool(name: str) -> None:
+def test_every_object_has_a_unique_name_the_pool_label_and_its_pool_as_owner(name: str) -> None:
     pool = sample_pool(name)
     manifests = build_pool(pool)
     seen = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
@@ -112,12 +116,12 @@ def test_every_object_is_named_apart_labelled_and_owned_by_its_pool(name: str) -
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_workload_and_its_service_select_exactly_its_own_pods(name: str) -> None:
+def test_workloads_and_services_select_exactly_their_own_pods(name: str) -> None:
     manifests = build_pool(sample_pool(name))
     pods = {pod: one["metadata"]["labels"] for pod, one in templates(manifests).items()}
     for manifest in manifests:
         selector = manifest.get("spec", {}).get("selector")
-        # Budgets are of all revisions.
+        # A budget covers the pods of all revisions.
         if selector is not None and manifest["kind"] != "PodDisruptionBudget":
             selector = selector.get("matchLabels", selector)
             chosen = [pod for pod, labels in pods.items() if selector.items() <= labels.items()]
@@ -136,22 +140,22 @@ def test_the_longest_pool_name_still_gives_legal_names_and_labels() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_pods_outlive_their_way_out_of_the_service_and_their_drain(name: str) -> None:
+def test_the_grace_period_covers_the_pre_stop_sleep_and_the_drain_timeout(name: str) -> None:
     checked = set()
     for template in templates(build_pool(sample_pool(name))).values():
         pod = template["spec"]
         for container in pod["containers"]:
-            leave = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {})
-            for word in container.get("args", ()):
-                if word.startswith("--drain-timeout="):
-                    needed = leave.get("seconds", 0) + int(word.split("=")[1])
+            sleep = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+            for arg in container.get("args", ()):
+                if arg.startswith("--drain-timeout="):
+                    needed = sleep.get("seconds", 0) + int(arg.split("=")[1])
                     assert pod["terminationGracePeriodSeconds"] >= needed + 15
                     checked.add(template["metadata"]["labels"]["baton.dev/component"])
     assert checked == {"prefill", "decode", "router"}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_pods_leave_a_lost_cluster_node_after_half_a_minute(name: str) -> None:
+def test_pods_are_evicted_from_a_lost_cluster_node_after_30_seconds(name: str) -> None:
     for template in templates(build_pool(sample_pool(name))).values():
         found = {one["key"]: one["tolerationSeconds"] for one in template["spec"]["tolerations"]}
         assert found == {
@@ -161,20 +165,20 @@ def test_pods_leave_a_lost_cluster_node_after_half_a_minute(name: str) -> None:
 
 
 def _is_ours(container: dict[str, Any]) -> bool:
-    """Not a user's, of a podTemplate."""
+    """Return whether the operator built the container, and no podTemplate added it."""
     return container["image"] in (IMAGES.node, IMAGES.router, IMAGES.redis)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_no_liveness_probe_ends_a_container_in_its_first_five_minutes(name: str) -> None:
-    """On a busy machine it takes so long to say that a flag is wrong."""
+    """A container on a busy machine may need that long to report a wrong flag."""
     probed = 0
     for template in templates(build_pool(sample_pool(name))).values():
         for container in filter(_is_ours, template["spec"]["containers"]):
             assert "livenessProbe" in container
             probe = container["startupProbe"]
             assert probe["failureThreshold"] * probe["periodSeconds"] >= 300
-            # A router is not ready before there is a node.
+            # A router becomes ready only after a node, so its startup probe checks /health.
             path = probe.get("httpGet", {}).get("path", "")
             assert path == {"router": "/health", "node": "/ready"}.get(container["name"], "")
             probed += 1
@@ -182,15 +186,15 @@ def test_no_liveness_probe_ends_a_container_in_its_first_five_minutes(name: str)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_what_a_container_logged_last_is_shown_with_its_pod(name: str) -> None:
+def test_the_last_log_lines_of_a_failed_container_are_in_its_pod_status(name: str) -> None:
     for template in templates(build_pool(sample_pool(name))).values():
         for container in filter(_is_ours, containers(template)):
             assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_every_image_is_pulled_as_the_operator_was_told() -> None:
-    told = Installation(images=IMAGES, pull_policy="Never", pull_secrets=("one", "two"))
-    for template in templates(build_pool(sample_pool("hub", told))).values():
+def test_pods_use_the_operator_s_pull_policy_and_pull_secrets() -> None:
+    installation = Installation(images=IMAGES, pull_policy="Never", pull_secrets=("one", "two"))
+    for template in templates(build_pool(sample_pool("hub", installation))).values():
         assert template["spec"]["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
         assert {one["imagePullPolicy"] for one in containers(template)} == {"Never"}
     for template in templates(build_pool(sample_pool("hub", INSTALLATION))).values():
@@ -198,7 +202,7 @@ def test_every_image_is_pulled_as_the_operator_was_told() -> None:
         assert not any("imagePullPolicy" in one for one in containers(template))
 
 
-OURS = {"podTemplate": {"metadata": {"labels": {"baton.dev/pool": "other"}}}}
+RESERVED = {"podTemplate": {"metadata": {"labels": {"baton.dev/pool": "other"}}}}
 TEMPLATE = {"metadata": {"annotations": {"a": "b"}}, "spec": {"nodeSelector": {"disk": "fast"}}}
 
 
@@ -224,19 +228,17 @@ def test_a_pod_template_changes_its_own_pods(spec: dict[str, Any], changed: set[
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
-        ({"prefill": OURS}, "spec.prefill.podTemplate.metadata.labels"),
-        ({"decode": OURS}, "spec.decode.podTemplate.metadata.labels"),
-        ({"router": OURS}, "spec.router.podTemplate.metadata.labels"),
-        ({"kvStore": {"managed": OURS}}, "spec.kvStore.managed.podTemplate.metadata.labels"),
+        ({"prefill": RESERVED}, "spec.prefill.podTemplate.metadata.labels"),
+        ({"decode": RESERVED}, "spec.decode.podTemplate.metadata.labels"),
+        ({"router": RESERVED}, "spec.router.podTemplate.metadata.labels"),
+        ({"kvStore": {"managed": RESERVED}}, "spec.kvStore.managed.podTemplate.metadata.labels"),
         (
             {"router": {"podTemplate": {"metadata": {"annotations": {"baton.dev/x": "y"}}}}},
             "spec.router.podTemplate.metadata.annotations",
         ),
     ],
 )
-def test_a_pod_template_leaves_the_operator_s_labels_alone(
-    spec: dict[str, Any], field: str
-) -> None:
+def test_a_pod_template_may_not_set_the_operator_s_labels(spec: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError, match=rf"^{re.escape(field)}: 'baton\.dev/.*; write"):
         sample_pool("sim", **spec)
 
@@ -249,14 +251,14 @@ NULLS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("template", "field"), NULLS)
-def test_a_pod_template_does_not_remove_the_operator_s_labels(
+def test_a_pod_template_may_not_remove_the_operator_s_labels(
     template: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(SpecError, match=rf"^{re.escape(field)}: null would remove .*leave it out"):
         sample_pool("sim", router={"podTemplate": template})
 
 
-def test_each_data_server_has_a_service_and_a_deployment_of_its_own() -> None:
+def test_each_data_server_has_its_own_service_and_deployment() -> None:
     pool = sample_pool("sim", kvStore={"managed": {"dataInstances": 3}})
     found = [
         one
@@ -276,7 +278,7 @@ def test_each_data_server_has_a_service_and_a_deployment_of_its_own() -> None:
     assert store_settings(pool).data_urls == tuple(f"redis://{host}:6379" for host in hosts)
 
 
-def test_more_data_instances_leave_the_first_ones_where_they_are() -> None:
+def test_more_data_instances_keep_the_addresses_of_the_first_ones() -> None:
     few, many = (
         store_settings(sample_pool("sim", kvStore={"managed": {"dataInstances": count}}))
         for count in (2, 5)
@@ -285,23 +287,23 @@ def test_more_data_instances_leave_the_first_ones_where_they_are() -> None:
     assert few.index_url == many.index_url
 
 
-def router_words(**router: object) -> list[str]:
+def router_args(**router: object) -> list[str]:
     [container] = containers(
         templates(build_pool(sample_pool("sim", router=router)))["demo-router"]
     )
-    words: list[str] = container["args"]
-    return words
+    args: list[str] = container["args"]
+    return args
 
 
-def test_what_a_router_does_by_default_is_not_said() -> None:
-    default = router_words()
-    assert router_words(workers=1, placement="cost") == default
-    assert not [word for word in default if word.startswith(("--workers", "--placement"))]
-    more = router_words(workers=3, placement="least-request")
+def test_default_router_settings_add_no_flags() -> None:
+    default = router_args()
+    assert router_args(workers=1, placement="cost") == default
+    assert not [arg for arg in default if arg.startswith(("--workers", "--placement"))]
+    more = router_args(workers=3, placement="least-request")
     assert sorted({*more} - {*default}) == ["--placement=least-request", "--workers=3"]
 
 
-def test_routers_are_kept_apart_and_scaled_in_place() -> None:
+def test_routers_prefer_different_machines_and_scaling_keeps_their_template() -> None:
     one, three = (
         templates(build_pool(sample_pool("sim", router={"replicas": count})))["demo-router"]
         for count in (1, 3)
@@ -314,7 +316,7 @@ def test_routers_are_kept_apart_and_scaled_in_place() -> None:
     assert chosen.items() <= labels.items()
 
 
-def test_a_managed_server_may_use_more_memory_than_its_values() -> None:
+def test_the_memory_limit_of_a_managed_server_exceeds_its_maxmemory() -> None:
     manifests = build_pool(sample_pool("torch"))
     servers = [pod for name, pod in templates(manifests).items() if "-kv-data-" in name]
     assert servers

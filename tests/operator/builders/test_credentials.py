@@ -1,4 +1,4 @@
-"""The pool's secrets: made, kept in one Secret, read back, and shown nowhere else."""
+"""A pool's credentials: generated, kept in one Secret, read back, and visible nowhere else."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def words_of(credentials: Credentials) -> tuple[str, ...]:
+def values_of(credentials: Credentials) -> tuple[str, ...]:
     return msgspec.structs.astuple(credentials)
 
 
-def unasked(size: int) -> bytes:
-    raise AssertionError("nothing was missing")
+def no_random(size: int) -> bytes:
+    raise AssertionError("nothing is missing, so no random bytes are needed")
 
 
-def test_new_credentials_are_different_words_of_64_hex_digits() -> None:
+def test_new_credentials_are_distinct_and_have_64_hex_digits() -> None:
     made = new_credentials(os.urandom)
-    assert [len(bytes.fromhex(word)) for word in words_of(made)] == [32, 32, 32]
-    assert len({*words_of(made), *words_of(new_credentials(os.urandom))}) == 6
+    assert [len(bytes.fromhex(value)) for value in values_of(made)] == [32, 32, 32]
+    assert len({*values_of(made), *values_of(new_credentials(os.urandom))}) == 6
 
 
-def test_the_random_source_is_asked_for_all_of_it() -> None:
+def test_all_credentials_come_from_the_random_source() -> None:
     numbers = itertools.count()
     made = new_credentials(lambda size: bytes([next(numbers)]) * size)
-    assert words_of(made) == ("00" * 32, "01" * 32, "02" * 32)
+    assert values_of(made) == ("00" * 32, "01" * 32, "02" * 32)
 
 
-def test_what_was_put_into_the_secret_is_read_back() -> None:
-    assert credentials_of(build_secret(sample_pool("sim")), unasked) == CREDENTIALS
+def test_credentials_are_read_back_from_the_secret() -> None:
+    assert credentials_of(build_secret(sample_pool("sim")), no_random) == CREDENTIALS
 
 
 @pytest.mark.parametrize("damage", [None, encoded("short"), 5])
-def test_a_secret_from_before_there_were_tenants_gets_theirs_and_keeps_the_rest(
+def test_a_missing_or_damaged_tenant_secret_is_generated_and_the_rest_is_kept(
     damage: Any,
 ) -> None:
     secret = build_secret(sample_pool("sim"))
@@ -61,15 +61,15 @@ def test_a_secret_from_before_there_were_tenants_gets_theirs_and_keeps_the_rest(
     assert found == msgspec.structs.replace(CREDENTIALS, tenant_secret="07" * 32)
 
 
-def test_a_tenant_secret_that_is_gone_is_the_known_one_again() -> None:
+def test_a_deleted_tenant_secret_is_restored_from_the_known_credentials() -> None:
     secret = build_secret(sample_pool("sim"))
     del secret["data"]["tenant-secret"]
     known = msgspec.structs.replace(CREDENTIALS, redis_password="08" * 32)
-    assert credentials_of(secret, unasked, known) == CREDENTIALS
+    assert credentials_of(secret, no_random, known) == CREDENTIALS
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_another_tenant_secret_replaces_only_routers_that_tell_tenants_apart(name: str) -> None:
+def test_a_new_tenant_secret_replaces_only_routers_that_separate_tenants(name: str) -> None:
     other = msgspec.structs.replace(CREDENTIALS, tenant_secret="07" * 32)
     before = templates(build_pool(sample_pool(name)))
     after = templates(build_pool(sample_pool(name, credentials=other)))
@@ -77,7 +77,7 @@ def test_another_tenant_secret_replaces_only_routers_that_tell_tenants_apart(nam
     assert changed == ({"hub-router"} if name == "hub" else set())
 
 
-def test_redis_gets_a_hash_of_the_password() -> None:
+def test_redis_gets_only_a_hash_of_the_password() -> None:
     [values] = secret_values([build_secret(sample_pool("sim"))]).values()
     digest = hashlib.sha256(CREDENTIALS.redis_password.encode()).hexdigest()
     assert values["users.acl"] == f"user default on #{digest} ~* &* +@all\n"
@@ -100,31 +100,31 @@ def test_redis_gets_a_hash_of_the_password() -> None:
 def test_a_damaged_secret_holds_no_credentials(damage: dict[str, Any]) -> None:
     secret = build_secret(sample_pool("sim"))
     secret["data"] |= damage
-    assert credentials_of(secret, unasked) is None
+    assert credentials_of(secret, no_random) is None
 
 
 @pytest.mark.parametrize("secret", [None, {}, {"data": None}, {"data": {}}])
-def test_no_secret_holds_no_credentials(secret: dict[str, Any] | None) -> None:
-    assert credentials_of(secret, unasked) is None
+def test_a_missing_or_empty_secret_holds_no_credentials(secret: dict[str, Any] | None) -> None:
+    assert credentials_of(secret, no_random) is None
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_no_manifest_but_the_secret_holds_a_secret_value(name: str) -> None:
+def test_only_the_secret_holds_secret_values(name: str) -> None:
     manifests = build_pool(sample_pool(name))
     [values] = secret_values(manifests).values()
-    words = [*words_of(CREDENTIALS), *values.values()]
+    hidden = [*values_of(CREDENTIALS), *values.values()]
     [secret, *others] = manifests
     assert secret["kind"] == "Secret"
-    assert encoded(words[0]) in yaml.safe_dump(secret, width=1000)
+    assert encoded(hidden[0]) in yaml.safe_dump(secret, width=1000)
     text = yaml.safe_dump_all(others, width=1000)
-    for word in words:
-        assert word.strip() not in text
-        assert encoded(word) not in text
-        assert hashlib.sha256(word.encode()).hexdigest() not in text
+    for value in hidden:
+        assert value.strip() not in text
+        assert encoded(value) not in text
+        assert hashlib.sha256(value.encode()).hexdigest() not in text
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_other_credentials_are_other_pods_of_every_kind(name: str) -> None:
+def test_new_credentials_change_every_pod_template(name: str) -> None:
     other = new_credentials(os.urandom)
     for before, after in zip(
         build_pool(sample_pool(name)), build_pool(sample_pool(name, credentials=other)), strict=True
@@ -133,6 +133,6 @@ def test_other_credentials_are_other_pods_of_every_kind(name: str) -> None:
             assert before["spec"]["template"] != after["spec"]["template"]
 
 
-def test_credentials_do_not_show_themselves() -> None:
+def test_the_text_of_credentials_and_pools_hides_the_values() -> None:
     for text in (repr(CREDENTIALS), str(sample_pool("sim"))):
-        assert not [word for word in words_of(CREDENTIALS) if word in text]
+        assert not [value for value in values_of(CREDENTIALS) if value in text]

@@ -1,4 +1,4 @@
-"""Each sample pool's manifests, word for word. After an intended change:
+"""The manifests of each sample pool against its golden file. After an intended change:
 
 UPDATE_GOLDEN=1 pytest tests/operator/builders/test_golden.py    and read the diff
 """
@@ -20,7 +20,7 @@ def as_yaml(manifests: tuple[dict[str, Any], ...]) -> str:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_pool_is_built_as_its_golden_file_says(name: str) -> None:
+def test_the_manifests_of_a_pool_equal_its_golden_file(name: str) -> None:
     built = as_yaml(build_pool(sample_pool(name)))
     golden = GOLDEN / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -29,6 +29,6 @@ def test_a_pool_is_built_as_its_golden_file_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_manifests_share_no_part_that_an_edit_of_one_would_change_in_another(name: str) -> None:
-    # YAML writes what is shared as an anchor and its aliases.
+def test_manifests_share_no_mutable_parts(name: str) -> None:
+    # YAML writes a shared object as an anchor with aliases.
     assert "&id" not in as_yaml(build_pool(sample_pool(name)))

@@ -1,4 +1,4 @@
-"""How nodes get their model, time to load it, and a device to compute on."""
+"""The model of a node, the time it gets to load it, and its device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mount(container: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_path_is_the_image_s_business() -> None:
+def test_a_model_path_adds_no_volume_and_no_init_container() -> None:
     template = node_template({"model": {"path": "/models/x"}})
     assert [one["name"] for one in template["spec"]["volumes"]] == ["tmp"]
     assert "initContainers" not in template["spec"]
@@ -47,7 +47,7 @@ def test_a_path_is_the_image_s_business() -> None:
         ("pvc://models", "/models/pvc"),
     ],
 )
-def test_a_claim_is_mounted_for_reading_only(uri: str, folder: str) -> None:
+def test_a_claim_is_mounted_read_only(uri: str, folder: str) -> None:
     spec = {"model": {"uri": uri}}
     claim = {"claimName": "models", "readOnly": True}
     assert volume(node_template(spec), "model") == {"name": "model", "persistentVolumeClaim": claim}
@@ -68,7 +68,7 @@ def test_a_claim_is_mounted_for_reading_only(uri: str, folder: str) -> None:
         ({"hostPath": "/var/x"}, {"hostPath": {"path": "/var/x", "type": "DirectoryOrCreate"}}),
     ],
 )
-def test_a_hub_s_model_is_fetched_before_the_node_starts(
+def test_a_hub_model_is_fetched_before_the_node_starts(
     cache: dict[str, str], source: dict[str, Any]
 ) -> None:
     spec = {"model": {"uri": "hf://org/name@v1", **({"cache": cache} if cache else {})}}
@@ -76,13 +76,13 @@ def test_a_hub_s_model_is_fetched_before_the_node_starts(
     assert volume(template, "model") == {"name": "model", **source}
     [fetch] = template["spec"]["initContainers"]
     assert fetch["args"][:3] == ["model", "fetch", "hf://org/name@v1"]
-    # It writes, the node reads.
+    # The init container writes to the volume; the node only reads it.
     assert mount(fetch, "model") == {"name": "model", "mountPath": "/models/hub"}
     assert mount(node(spec), "model")["readOnly"] is True
     assert "--model=/models/hub/org--name@v1" in node(spec)["args"]
 
 
-def test_the_hub_s_token_is_a_variable_of_the_fetching_container_only() -> None:
+def test_only_the_fetching_container_gets_the_hub_token() -> None:
     spec = {"model": {"uri": "hf://org/name", "secretRef": {"name": "hub"}}}
     [fetch] = node_template(spec)["spec"]["initContainers"]
     token = {
@@ -93,16 +93,14 @@ def test_the_hub_s_token_is_a_variable_of_the_fetching_container_only() -> None:
     assert token not in node(spec)["env"]
 
 
-@pytest.mark.parametrize(("kind", "without"), [("torch", False), ("sim", True)])
-def test_a_simulated_engine_s_model_is_fetched_without_its_weights(
-    kind: str, without: bool
-) -> None:
+@pytest.mark.parametrize(("kind", "no_weights"), [("torch", False), ("sim", True)])
+def test_a_simulated_engine_fetches_its_model_without_weights(kind: str, no_weights: bool) -> None:
     template = node_template({"model": {"uri": "hf://org/name"}, "engine": {"kind": kind}})
     [fetching] = template["spec"]["initContainers"]
-    assert ("--no-weights" in fetching["args"]) is without
+    assert ("--no-weights" in fetching["args"]) is no_weights
 
 
-def test_fetching_takes_the_node_s_memory_and_none_of_its_devices() -> None:
+def test_the_fetching_container_has_the_node_s_cpu_and_memory_limits_but_no_devices() -> None:
     limits = {"memory": "8Gi", "cpu": 2, "nvidia.com/gpu": 1}
     role = {"resources": {"limits": limits, "requests": {"nvidia.com/gpu": 1}}}
     spec = {"model": {"uri": "hf://org/name", "cache": {"claimName": "c"}}, "decode": role}
@@ -124,7 +122,7 @@ def test_fetching_takes_the_node_s_memory_and_none_of_its_devices() -> None:
         ({"cache": {"hostPath": "/c"}}, "torch", 0),
     ],
 )
-def test_a_model_of_the_pods_own_is_asked_for_and_bounded_by_its_storage(
+def test_storage_for_a_model_in_the_pod_is_requested_and_limited(
     model: dict[str, Any], kind: str, mi: int
 ) -> None:
     spec = {"model": {"uri": "hf://org/name", **model}, "engine": {"kind": kind}}
@@ -136,32 +134,32 @@ def test_a_model_of_the_pods_own_is_asked_for_and_bounded_by_its_storage(
     assert storage == {"requests": f"{512 + mi}Mi", "limits": f"{5120 + mi}Mi"}
     for name, amounts in fetch["resources"].items():
         assert amounts["ephemeral-storage"] == storage[name]
-    # Beside it there is as much room in /tmp as ever.
+    # The model does not take space from /tmp.
     assert volume(template, "tmp")["emptyDir"] == {"sizeLimit": "5120Mi"}
-    # It is refused before it is fetched where it is larger, and not evicted while it is.
-    told = [word for word in fetch["args"] if word.startswith("--room")]
+    # With --room, a model that is too large fails before the fetch instead of being evicted in it.
+    room = [arg for arg in fetch["args"] if arg.startswith("--room")]
     if mi:
         assert volume(template, "model")["emptyDir"] == {"sizeLimit": f"{mi}Mi"}
-        assert told == [f"--room={mi}MiB"]
+        assert room == [f"--room={mi}MiB"]
     else:
         assert "emptyDir" not in volume(template, "model")
-        assert told == []
+        assert room == []
 
 
 START: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
-    "nothing said": ({}, {}, 1800),
+    "no resources": ({}, {}, 1800),
     "a small limit": ({}, {"limits": {"memory": "16Gi"}}, 600),
     "no memory": ({}, {"limits": {"memory": 0}}, 600),
     "a large limit": ({}, {"limits": {"memory": "1Ti"}}, 120 + 20971),
     "a request only": ({}, {"requests": {"memory": "1Ti"}}, 1800),
     "a GPU": ({}, {"limits": {"memory": "1Ti", "nvidia.com/gpu": 1}}, 1800),
-    "a time said": ({"startTimeoutSeconds": 31}, {"limits": {"memory": "1Ti"}}, 31),
+    "a configured timeout": ({"startTimeoutSeconds": 31}, {"limits": {"memory": "1Ti"}}, 31),
 }
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize(("engine", "resources", "seconds"), START.values(), ids=START)
-def test_a_node_has_time_to_read_its_model_twice(
+def test_the_start_timeout_allows_for_two_reads_of_the_model(
     role: str, engine: dict[str, Any], resources: dict[str, Any], seconds: int
 ) -> None:
     container = node({"engine": engine, role: {"resources": resources}}, role)
@@ -183,15 +181,15 @@ def test_a_node_has_time_to_read_its_model_twice(
         ({"nvidia.com/gpu": 1}, "sim", None),
     ],
 )
-def test_a_gpu_is_used_where_one_is_given(
+def test_a_node_with_a_gpu_limit_runs_on_cuda(
     limits: dict[str, int], engine: str, flag: str | None
 ) -> None:
     spec = {"decode": {"resources": {"limits": limits}}, "engine": {"kind": engine}}
-    found = [word for word in node(spec)["args"] if word.startswith("--device")]
-    assert found == ([flag] if flag else [])
+    devices = [arg for arg in node(spec)["args"] if arg.startswith("--device")]
+    assert devices == ([flag] if flag else [])
 
 
-def test_a_gpu_of_one_role_is_not_the_other_s() -> None:
+def test_a_gpu_limit_of_one_role_does_not_change_the_other() -> None:
     spec = {"prefill": {"resources": {"limits": {"nvidia.com/gpu": 1}}}, "decode": {}}
     assert "--device=cuda" in node(spec, "prefill")["args"]
     assert "--device=cuda" not in node(spec, "decode")["args"]
@@ -206,12 +204,14 @@ def test_a_gpu_of_one_role_is_not_the_other_s() -> None:
         ({"uri": "pvc://models/llama/3", "name": "llama"}, "llama"),
     ],
 )
-def test_clients_call_the_model_by_one_name(model: dict[str, str], name: str) -> None:
+def test_the_served_model_name_is_configured_or_comes_from_the_source(
+    model: dict[str, str], name: str
+) -> None:
     pool = sample_pool("torch", model=model)
     assert pool.spec.model_name == name
     [router] = templates(build_pool(pool))["qwen-router"]["spec"]["containers"]
     assert f"--served-model-name={name}" in router["args"]
 
 
-def test_a_simulated_pool_without_a_model_is_called_sim() -> None:
+def test_a_simulated_pool_without_a_model_serves_the_name_sim() -> None:
     assert sample_pool("sim").spec.model_name == "sim"

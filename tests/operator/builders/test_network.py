@@ -1,5 +1,5 @@
-"""The NetworkPolicies as a table of who reaches whom. That a network obeys them is not tested: the
-test cluster's bridge does not."""
+"""The NetworkPolicies, as a table of which pods may connect to which. No test checks that a network
+enforces them: the test cluster's bridge does not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ kv-data              yes    -       -      -        -
 
 
 def table(pool: Pool, port_offset: int = 0) -> list[list[str]]:
-    """Rows of sources, columns of the pool's components, each on its own port."""
+    """Return a row for each source and a column for each component of the pool, on its own port."""
     manifests = build_pool(pool)
     own = {
         labels["baton.dev/component"]: Place(pool.namespace, labels)
@@ -81,26 +81,26 @@ def table(pool: Pool, port_offset: int = 0) -> list[list[str]]:
     return rows
 
 
-def written(text: str) -> list[list[str]]:
+def parsed(text: str) -> list[list[str]]:
     header, *lines = text.strip("\n").splitlines()
     rows = [line.rsplit(maxsplit=len(header.split())) for line in lines]
     return [["", *header.split()], *rows]
 
 
-def test_with_named_clients_and_monitoring_nobody_else_gets_in() -> None:
-    assert table(sample_pool("claim")) == written(NAMED)
+def test_named_clients_and_monitoring_exclude_everyone_else() -> None:
+    assert table(sample_pool("claim")) == parsed(NAMED)
 
 
-def test_with_nobody_named_everybody_reaches_the_router_and_only_the_router() -> None:
-    assert table(sample_pool("sim")) == written(OPEN)
+def test_without_named_clients_everyone_may_connect_to_the_router() -> None:
+    assert table(sample_pool("sim")) == parsed(OPEN)
 
 
-def test_no_other_port_is_open_to_anybody() -> None:
+def test_no_other_port_is_open() -> None:
     for row in table(sample_pool("claim"), port_offset=1)[1:]:
         assert set(row[1:]) == {"-"}, row
 
 
-def test_nodes_of_an_old_revision_keep_their_ways() -> None:
+def test_nodes_of_an_old_revision_keep_their_connections() -> None:
     pool = sample_pool("sim")
     policies = [one for one in build_pool(pool) if one["kind"] == "NetworkPolicy"]
     old, router = (
@@ -114,14 +114,14 @@ def test_nodes_of_an_old_revision_keep_their_ways() -> None:
     assert may_connect(policies, node, index, PORTS["kv-index"])
 
 
-def test_an_operator_outside_the_cluster_is_let_in_by_nobody() -> None:
+def test_an_operator_outside_the_cluster_gets_no_rule() -> None:
     pool = sample_pool("claim", msgspec.structs.replace(INSTALLATION, namespace=""))
     rows = {row[0]: row[1:] for row in table(pool)}
     assert set(rows["operator"]) == {"-"}
     assert rows["client"] == ["yes", "-", "-", "-", "-"]
 
 
-def test_somebody_elses_redis_gets_no_policy() -> None:
+def test_an_external_redis_gets_no_policy() -> None:
     kinds = [(one["kind"], one["metadata"]["name"]) for one in build_pool(sample_pool("external"))]
     assert [name for kind, name in kinds if kind == "NetworkPolicy"] == [
         "alone-router",
@@ -131,6 +131,6 @@ def test_somebody_elses_redis_gets_no_policy() -> None:
 
 
 @pytest.mark.parametrize("peers", [(), ({"podSelector": {}},)])
-def test_switched_off_means_none(peers: tuple[dict[str, Any], ...]) -> None:
+def test_no_policy_is_built_when_they_are_disabled(peers: tuple[dict[str, Any], ...]) -> None:
     pool = sample_pool("sim", networkPolicy={"enabled": False, "clients": list(peers)})
     assert not [one for one in build_pool(pool) if one["kind"] == "NetworkPolicy"]

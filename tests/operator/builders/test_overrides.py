@@ -1,4 +1,4 @@
-"""Merging a podTemplate: what is merged, what is replaced, what stays."""
+"""Merging a podTemplate into a built one: what is merged, replaced and kept."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ from hypothesis import strategies as st
 from baton_operator.builders.child import copied, merged
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "fields beside fields": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
-    "objects go deep": ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}}, {"a": {"b": 1, "c": 3}}),
-    "a value of another kind replaces": ({"a": {"b": 1}}, {"a": "text"}, {"a": "text"}),
-    "named items meet by name, new ones follow": (
+    "new fields are added": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+    "objects are merged recursively": (
+        {"a": {"b": 1, "c": 2}},
+        {"a": {"c": 3}},
+        {"a": {"b": 1, "c": 3}},
+    ),
+    "a value of another type replaces the old one": ({"a": {"b": 1}}, {"a": "text"}, {"a": "text"}),
+    "items are merged by name and new ones are appended": (
         {"containers": [{"name": "node", "image": "x"}]},
         {"containers": [{"name": "side"}, {"name": "node", "tty": True}]},
         {"containers": [{"name": "node", "image": "x", "tty": True}, {"name": "side"}]},
     ),
-    "items without names are replaced": (
+    "lists of items without names are replaced": (
         {"hostAliases": [{"ip": "a"}, {"ip": "b"}]},
         {"hostAliases": [{"ip": "c"}]},
         {"hostAliases": [{"ip": "c"}]},
     ),
-    "tolerations of other keys follow": (
+    "tolerations with other keys are appended": (
         {"tolerations": [{"key": "a"}, {"key": "b"}]},
         {"tolerations": [{"key": "c", "effect": "x"}, {"key": "c", "effect": "y"}]},
         {
@@ -37,23 +41,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             ]
         },
     ),
-    "a toleration of the same key replaces": (
+    "a toleration with the same key is replaced": (
         {"tolerations": [{"key": "a", "tolerationSeconds": 30}, {"key": "b"}]},
         {"tolerations": [{"key": "a", "operator": "Exists"}]},
         {"tolerations": [{"key": "b"}, {"key": "a", "operator": "Exists"}]},
     ),
-    "a toleration without a key follows": (
+    "a toleration without a key is appended": (
         {"tolerations": [{"key": "a"}]},
         {"tolerations": [{"operator": "Exists"}]},
         {"tolerations": [{"key": "a"}, {"operator": "Exists"}]},
     ),
-    "no item replaces those without names": ({"args": ["a"]}, {"args": []}, {"args": []}),
-    "no item adds none to named ones": (
+    "an empty list replaces items without names": ({"args": ["a"]}, {"args": []}, {"args": []}),
+    "an empty list keeps items with names": (
         {"ports": [{"name": "http"}]},
         {"ports": []},
         {"ports": [{"name": "http"}]},
     ),
-    "mounts meet by their path": (
+    "volume mounts are merged by path": (
         {"volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]},
         {
             "volumeMounts": [
@@ -68,29 +72,33 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             ]
         },
     ),
-    "a volume has one source": (
+    "a new volume source replaces the old one": (
         {"volumes": [{"name": "tmp", "emptyDir": {}}]},
         {"volumes": [{"name": "tmp", "hostPath": {"path": "/x"}}]},
         {"volumes": [{"name": "tmp", "hostPath": {"path": "/x"}}]},
     ),
-    "a variable has one source": (
+    "a new source of a variable replaces the old one": (
         {"env": [{"name": "A", "valueFrom": {"fieldRef": {}}}, {"name": "B", "value": "1"}]},
         {"env": [{"name": "A", "value": "x"}]},
         {"env": [{"name": "A", "value": "x"}, {"name": "B", "value": "1"}]},
     ),
-    "a probe has one handler, and keeps its times": (
+    "a new probe handler replaces the old one and keeps its times": (
         {"livenessProbe": {"httpGet": {"path": "/"}, "periodSeconds": 5}},
         {"livenessProbe": {"exec": {"command": ["true"]}}},
         {"livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 5}},
     ),
-    "the same handler is changed": (
+    "the same probe handler is merged": (
         {"livenessProbe": {"httpGet": {"path": "/", "port": "http"}}},
         {"livenessProbe": {"httpGet": {"path": "/alive"}}},
         {"livenessProbe": {"httpGet": {"path": "/alive", "port": "http"}}},
     ),
-    "null removes": ({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
-    "null removes nothing that is not there": ({"a": 1}, {"b": None}, {"a": 1}),
-    "no null gets in": ({}, {"a": {"b": None}, "c": [None, 1]}, {"a": {}, "c": [1]}),
+    "null removes a field": ({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
+    "null for a missing field has no effect": ({"a": 1}, {"b": None}, {"a": 1}),
+    "nulls in new values are dropped": (
+        {},
+        {"a": {"b": None}, "c": [None, 1]},
+        {"a": {}, "c": [1]},
+    ),
 }
 
 
@@ -101,13 +109,13 @@ def test_an_override_is_merged_as_documented(
     assert merged(built, override) == result
 
 
-WORDS = ["name", "key", "mountPath", "env", "tolerations", "volumes", "volumeMounts", "exec"]
-KEYS = st.sampled_from([*WORDS, "a", "b"])
+SPECIAL_KEYS = ["name", "key", "mountPath", "env", "tolerations", "volumes", "volumeMounts", "exec"]
+KEYS = st.sampled_from([*SPECIAL_KEYS, "a", "b"])
 LEAVES = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["x", "y", "http"])
 
 
 def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Anything that JSON can hold, with the words that have a meaning in many wrong places."""
+    """Generate JSON objects with the special keys also where they have no meaning."""
 
     def deeper(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         named = st.fixed_dictionaries({"name": st.sampled_from("xyz")}, optional={"a": inner})
@@ -118,7 +126,7 @@ def trees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def parts(value: Any) -> set[int]:
-    """Identities of everything in it that could be edited."""
+    """Return the ids of all mutable objects in the value."""
     if isinstance(value, dict):
         return {id(value)}.union(*map(parts, value.values()))
     return {id(value)}.union(*map(parts, value)) if isinstance(value, list) else set()
@@ -131,7 +139,7 @@ def nulls(value: Any) -> int:
 
 
 @given(trees(LEAVES), trees(LEAVES))
-def test_the_result_shares_nothing_holds_no_null_and_leaves_both_as_they_were(
+def test_a_merge_shares_nothing_has_no_null_and_does_not_change_its_inputs(
     built: dict[str, Any], override: dict[str, Any]
 ) -> None:
     before = deepcopy((built, override))
@@ -147,7 +155,7 @@ def test_an_empty_override_changes_nothing(built: dict[str, Any]) -> None:
 
 
 @given(trees(LEAVES), trees(LEAVES))
-def test_the_same_override_twice_is_the_same_as_once(
+def test_merging_the_same_override_twice_equals_once(
     built: dict[str, Any], override: dict[str, Any]
 ) -> None:
     once = merged(built, override)
@@ -155,6 +163,6 @@ def test_the_same_override_twice_is_the_same_as_once(
 
 
 @given(trees(LEAVES))
-def test_what_occurs_twice_is_copied_twice(tree: dict[str, Any]) -> None:
+def test_an_object_that_occurs_twice_is_copied_twice(tree: dict[str, Any]) -> None:
     result = merged({"a": tree, "b": tree}, {})
     assert parts(result["a"]).isdisjoint(parts(result["b"]))

@@ -22,7 +22,7 @@ OWN = ("node", "router", "redis", "fetch-model")
 
 
 def pods(spec: Spec, name: str = "sim") -> dict[str, dict[str, Any]]:
-    """The pods' templates by component; of several data servers the last one."""
+    """Return the pod templates by component; several data servers appear as the last one."""
     built = build_pool(sample_pool(name, **spec))
     return {
         one["metadata"]["labels"]["baton.dev/component"]: template
@@ -31,39 +31,42 @@ def pods(spec: Spec, name: str = "sim") -> dict[str, dict[str, Any]]:
     }
 
 
-def given(spec: Spec, component: str) -> dict[str, Any]:
-    """The resources of the component's own container."""
+def resources_of(spec: Spec, component: str) -> dict[str, Any]:
+    """Return the resources of the component's own container."""
     [container] = pods(spec)[component]["spec"]["containers"]
     found: dict[str, Any] = container.get("resources", {})
     return found
 
 
-def scratch_of(template: dict[str, Any]) -> str:
+def tmp_size(template: dict[str, Any]) -> str:
     [tmp] = [one for one in template["spec"]["volumes"] if one["name"] == "tmp"]
     size: str = tmp["emptyDir"]["sizeLimit"]
     return size
 
 
-def server(of: str, resources: Spec) -> Spec:
-    return {"kvStore": {"managed": {of: resources}}}
+def server_resources(field: str, resources: Spec) -> Spec:
+    return {"kvStore": {"managed": {field: resources}}}
 
 
-# --- what is promised to them ---------------------------------------------------------------------
+# --- requests and limits --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_no_pod_is_the_first_to_be_evicted(name: str) -> None:
-    """As those are that ask for nothing."""
+def test_every_container_has_cpu_and_memory(name: str) -> None:
+    """Kubernetes evicts pods without them first."""
     for template in templates(build_pool(sample_pool(name))).values():
         for container in containers(template):
             if container["name"] in OWN:
-                asked = container["resources"]
-                named = asked["requests"].keys() | asked["limits"].keys()
+                resources = container["resources"]
+                named = resources["requests"].keys() | resources["limits"].keys()
                 assert {"cpu", "memory"} <= named
 
 
-def test_each_worker_of_a_router_is_promised_half_a_core() -> None:
-    found = [given({"router": {"workers": count}}, "router")["requests"]["cpu"] for count in (1, 4)]
+def test_a_router_requests_half_a_core_per_worker() -> None:
+    found = [
+        resources_of({"router": {"workers": count}}, "router")["requests"]["cpu"]
+        for count in (1, 4)
+    ]
     assert found == ["500m", "2000m"]
 
 
@@ -81,19 +84,19 @@ NAMED: dict[str, tuple[Spec, str, Spec, Spec]] = {
         {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "1Gi"},
     ),
     "the index' CPU": (
-        server("indexResources", {"requests": {"cpu": "1500m"}}),
+        server_resources("indexResources", {"requests": {"cpu": "1500m"}}),
         "kv-index",
         {"cpu": "1500m", "memory": "224Mi", "ephemeral-storage": "64Mi"},
         {"memory": "224Mi", "ephemeral-storage": "1Gi"},
     ),
     "the data servers' CPU": (
-        server("dataResources", {"requests": {"cpu": 3}, "limits": {"cpu": 4}}),
+        server_resources("dataResources", {"requests": {"cpu": 3}, "limits": {"cpu": 4}}),
         "kv-data",
         {"cpu": "3", "memory": "1344Mi", "ephemeral-storage": "64Mi"},
         {"cpu": "4", "memory": "1344Mi", "ephemeral-storage": "1Gi"},
     ),
     "a data server's memory": (
-        server("dataResources", {"requests": {"memory": "9Gi"}}),
+        server_resources("dataResources", {"requests": {"memory": "9Gi"}}),
         "kv-data",
         {"cpu": "500m", "memory": "9Gi", "ephemeral-storage": "64Mi"},
         {"ephemeral-storage": "1Gi"},
@@ -120,27 +123,27 @@ NAMED: dict[str, tuple[Spec, str, Spec, Spec]] = {
 
 
 @pytest.mark.parametrize(("spec", "component", "requests", "limits"), NAMED.values(), ids=NAMED)
-def test_a_resource_that_the_user_names_is_theirs_and_the_others_keep_their_defaults(
+def test_resources_in_the_spec_replace_their_defaults_and_no_others(
     spec: Spec, component: str, requests: Spec, limits: Spec
 ) -> None:
-    found = given(spec, component)
+    found = resources_of(spec, component)
     assert (found.get("requests", {}), found["limits"]) == (requests, limits)
 
 
 @pytest.mark.parametrize(("of", "other"), [("index", "kv-data"), ("data", "kv-index")])
-def test_index_and_data_servers_have_resources_of_their_own(of: str, other: str) -> None:
-    spec = server(f"{of}Resources", {"requests": {"cpu": "77m"}})
-    assert given(spec, f"kv-{of}")["requests"]["cpu"] == "77m"
-    assert given(spec, other) == given({}, other)
+def test_index_and_data_servers_have_separate_resources(of: str, other: str) -> None:
+    spec = server_resources(f"{of}Resources", {"requests": {"cpu": "77m"}})
+    assert resources_of(spec, f"kv-{of}")["requests"]["cpu"] == "77m"
+    assert resources_of(spec, other) == resources_of({}, other)
 
 
-def test_the_documents_tell_the_defaults() -> None:
+def test_the_docs_list_the_default_resources() -> None:
     text = (ROOT / "docs" / "kubernetes.md").read_text()
     section = text.split("\n## Resources of pods\n")[1].split("\n\n- ")[0]
-    told = {
-        words[0]: words[2:]
+    documented = {
+        cells[0]: cells[2:]
         for row in section.splitlines()
-        if row.startswith("| ") and len(words := row.strip("| ").split(" | ")) == 5
+        if row.startswith("| ") and len(cells := row.strip("| ").split(" | ")) == 5
     }
     rows = {
         "node": "decode",
@@ -149,34 +152,34 @@ def test_the_documents_tell_the_defaults() -> None:
         "data Redis": "kv-data",
     }
     for row, component in rows.items():
-        found, (cpu, memory, storage) = given({}, component), told[row]
+        found, (cpu, memory, storage) = resources_of({}, component), documented[row]
         requests, limits = found["requests"], found["limits"]
         assert cpu.split()[0] == requests["cpu"]
         assert ("and no more" in memory) == ("memory" in limits)
         if component != "kv-data":  # it follows kvStore.managed.memory
             assert memory.replace(",", " ").split()[0] == requests["memory"]
         least, most = storage.split(";")[0].split(", at most ")
-        asked, allowed = requests["ephemeral-storage"], limits["ephemeral-storage"]
-        assert (least, quantity_bytes(most)) == (asked, quantity_bytes(allowed))
+        request, limit = requests["ephemeral-storage"], limits["ephemeral-storage"]
+        assert (least, quantity_bytes(most)) == (request, quantity_bytes(limit))
 
 
-# --- what they may write --------------------------------------------------------------------------
+# --- writable storage -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_what_a_pod_may_write_is_asked_for_and_bounded(name: str) -> None:
+def test_writable_storage_is_requested_and_limited(name: str) -> None:
     for template in templates(build_pool(sample_pool(name))).values():
         for volume in template["spec"]["volumes"]:
             assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), volume
         for container in containers(template):
             if container["name"] in OWN:
-                asked = container["resources"]
-                assert "ephemeral-storage" in asked["requests"]
-                assert "ephemeral-storage" in asked["limits"]
+                resources = container["resources"]
+                assert "ephemeral-storage" in resources["requests"]
+                assert "ephemeral-storage" in resources["limits"]
 
 
-def test_tmp_grows_with_the_limit_of_its_container() -> None:
-    default = {name: scratch_of(template) for name, template in pods({}).items()}
+def test_the_size_of_tmp_follows_the_limit_of_its_container() -> None:
+    default = {name: tmp_size(template) for name, template in pods({}).items()}
     assert default == {
         "prefill": "5120Mi",
         "decode": "5120Mi",
@@ -190,39 +193,39 @@ def test_tmp_grows_with_the_limit_of_its_container() -> None:
         "router": more,
         "kvStore": {"managed": {"dataResources": more["resources"]}},
     }
-    found = {name: scratch_of(template) for name, template in pods(spec).items()}
+    found = {name: tmp_size(template) for name, template in pods(spec).items()}
     assert found == default | {"prefill": "40Gi", "router": "40Gi", "kv-data": "40Gi"}
 
 
-# --- where they stand -----------------------------------------------------------------------------
+# --- placement ------------------------------------------------------------------------------------
 
 
-def test_pods_that_stand_in_for_each_other_prefer_different_machines() -> None:
+def test_interchangeable_pods_prefer_different_machines() -> None:
     spec = {"kvStore": {"managed": {"dataInstances": 2}}}
     found = pods(spec)
     for component in ("prefill", "decode", "router", "kv-data"):
         labels = found[component]["metadata"]["labels"]
         affinity = found[component]["spec"]["affinity"]
-        # Nothing is required: a pool also runs on one machine.
+        # A required rule would keep a pool from running on one machine.
         assert affinity.keys() == {"podAntiAffinity"}
         [(kind, [preference])] = affinity["podAntiAffinity"].items()
         assert kind == "preferredDuringSchedulingIgnoredDuringExecution"
         term = preference["podAffinityTerm"]
         assert term["topologyKey"] == "kubernetes.io/hostname"
-        # Routers alone are replaced within one Deployment: those that go do not count. Each data
-        # server has a Deployment, and so a hash, of its own.
+        # Only routers are replaced within one Deployment, so only their term must ignore the pods
+        # of the old template.
         keys = ["pod-template-hash"] if component == "router" else None
         assert term.get("matchLabelKeys") == keys
         chosen = term["labelSelector"]["matchLabels"]
         assert chosen.items() <= labels.items()
         assert chosen["baton.dev/component"] == component
-        # Each data server has a Deployment of its own.
+        # Each data server has its own Deployment, and the term must match all of them.
         assert "baton.dev/instance" not in chosen
-    # There is one index, and without it the data servers are of no use.
+    # The only index server may share a machine: data servers are of no use without it.
     assert "affinity" not in found["kv-index"]["spec"]
 
 
-def test_nodes_of_another_revision_are_not_in_the_way_of_the_new_ones() -> None:
+def test_new_nodes_may_share_machines_with_nodes_of_an_old_revision() -> None:
     old, new = (
         pods({"decode": {"podTemplate": {"metadata": {"annotations": {"a": text}}}}})["decode"]
         for text in ("1", "2")
@@ -234,18 +237,18 @@ def test_nodes_of_another_revision_are_not_in_the_way_of_the_new_ones() -> None:
     assert not chosen.items() <= old["metadata"]["labels"].items()
 
 
-def test_a_users_affinity_replaces_ours_and_leaves_what_it_does_not_name() -> None:
-    where: Spec = {"preferredDuringSchedulingIgnoredDuringExecution": []}
-    replaced = {"spec": {"affinity": {"podAntiAffinity": where}}}
-    beside: Spec = {"spec": {"affinity": {"nodeAffinity": {}}}}
-    spec = {"prefill": {"podTemplate": replaced}, "decode": {"podTemplate": beside}}
+def test_a_user_s_affinity_replaces_only_the_kinds_that_it_names() -> None:
+    rule: Spec = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    replaced = {"spec": {"affinity": {"podAntiAffinity": rule}}}
+    added: Spec = {"spec": {"affinity": {"nodeAffinity": {}}}}
+    spec = {"prefill": {"podTemplate": replaced}, "decode": {"podTemplate": added}}
     found = pods(spec)
-    assert found["prefill"]["spec"]["affinity"] == {"podAntiAffinity": where}
-    ours = pods({})["decode"]["spec"]["affinity"]
-    assert found["decode"]["spec"]["affinity"].keys() == {*ours, "nodeAffinity"}
+    assert found["prefill"]["spec"]["affinity"] == {"podAntiAffinity": rule}
+    default = pods({})["decode"]["spec"]["affinity"]
+    assert found["decode"]["spec"]["affinity"].keys() == {*default, "nodeAffinity"}
 
 
-# --- how long they may take to start --------------------------------------------------------------
+# --- start-up deadlines ---------------------------------------------------------------------------
 
 
 def deadlines(spec: Spec, name: str = "sim") -> dict[str, int]:
@@ -261,17 +264,17 @@ HUB: Spec = {"uri": "hf://org/name"}
 PLACE, REDIS, ROUTER = 600, 300, 300
 DEADLINES: dict[str, tuple[Spec, int]] = {
     "the default": ({}, 1800),
-    "a time said": ({"engine": SIM | {"startTimeoutSeconds": 4000}}, 4000),
-    "a short time": ({"engine": SIM | {"startTimeoutSeconds": 10}}, 10),
+    "a configured timeout": ({"engine": SIM | {"startTimeoutSeconds": 4000}}, 4000),
+    "a short timeout": ({"engine": SIM | {"startTimeoutSeconds": 10}}, 10),
     "a model to fetch": ({"engine": {"kind": "torch"}, "model": HUB}, 1800 + 2048),
     "a large model": (
         {"engine": {"kind": "torch"}, "model": HUB | {"storage": "200Gi"}},
         1800 + 20480,
     ),
-    "what a simulated engine fetches": ({"model": HUB}, 1800 + 103),
+    "a model to fetch without weights": ({"model": HUB}, 1800 + 103),
     "a shared cache": ({"model": HUB | {"cache": {"claimName": "c"}}}, 1800 + 7200),
     "a claim": ({"model": {"uri": "pvc://models/x"}}, 1800),
-    "a probe of the podTemplate": (
+    "a startup probe in the podTemplate": (
         {
             role: {
                 "podTemplate": {
@@ -297,11 +300,11 @@ DEADLINES: dict[str, tuple[Spec, int]] = {
 
 
 @pytest.mark.parametrize(("spec", "start_s"), DEADLINES.values(), ids=DEADLINES)
-def test_a_deployment_waits_as_long_as_its_pods_may_take_to_start(spec: Spec, start_s: int) -> None:
+def test_the_progress_deadline_covers_the_longest_start_of_a_pod(spec: Spec, start_s: int) -> None:
     assert deadlines(spec) == {
         "prefill": PLACE + start_s,
         "decode": PLACE + start_s,
-        # It is ready only once a node is.
+        # A router becomes ready only after a node.
         "router": PLACE + ROUTER + PLACE + start_s,
         "kv-index": PLACE + REDIS,
         "kv-data": PLACE + REDIS,
@@ -309,7 +312,7 @@ def test_a_deployment_waits_as_long_as_its_pods_may_take_to_start(spec: Spec, st
 
 
 @pytest.mark.parametrize("value", ["soon", 1 << 40, None, {}])
-def test_a_probe_that_kubernetes_refuses_is_still_built(value: Any) -> None:
+def test_an_invalid_startup_probe_still_gives_a_valid_deadline(value: Any) -> None:
     probe = {"name": "router", "startupProbe": {"failureThreshold": value}}
     spec = {"router": {"podTemplate": {"spec": {"containers": [probe]}}}}
     assert 0 < deadlines(spec)["router"] < 1 << 31

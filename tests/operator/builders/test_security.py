@@ -1,5 +1,5 @@
-"""Pod templates against the Pod Security Standards' profile `restricted`, rule by rule, as its
-text has them. The API server's own word on it is in tests/cluster."""
+"""Pod templates against each rule of the Pod Security Standards' profile `restricted`, as its text
+states them. tests/cluster asks a real API server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECCOMP = {"RuntimeDefault", "Localhost"}
 
 
 def breaches(template: dict[str, Any]) -> Iterator[str]:
-    """What in a pod template the profile `restricted` forbids."""
+    """Yield the parts of a pod template that the profile `restricted` forbids."""
     spec, pod = template["spec"], template["spec"].get("securityContext", {})
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(field):
@@ -43,8 +43,8 @@ def breaches(template: dict[str, Any]) -> Iterator[str]:
             yield f"volume {volume['name']}: {kind}"
     for container in containers(template):
         own = container.get("securityContext", {})
-        for word in _breaches_of(container, pod | own):
-            yield f"{container['name']}: {word}"
+        for rule in _breaches_of(container, pod | own):
+            yield f"{container['name']}: {rule}"
 
 
 def _breaches_of(container: dict[str, Any], context: dict[str, Any]) -> Iterator[str]:
@@ -73,7 +73,7 @@ def test_every_pod_passes_the_profile_restricted(name: str) -> None:
         assert list(breaches(template)) == []
 
 
-def test_a_cache_on_the_host_costs_the_nodes_the_profile_in_these_points_only() -> None:
+def test_a_host_path_cache_breaks_only_these_rules_and_only_in_nodes() -> None:
     for name, template in templates(build_pool(sample_pool("host"))).items():
         found = set(breaches(template))
         if "prefill" in name or "decode" in name:
@@ -84,7 +84,7 @@ def test_a_cache_on_the_host_costs_the_nodes_the_profile_in_these_points_only() 
 
 
 @pytest.mark.parametrize(
-    ("override", "found"),
+    ("override", "breach"),
     [
         ({"hostNetwork": True}, "hostNetwork"),
         ({"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}, "volume x: hostPath"),
@@ -96,16 +96,18 @@ def test_a_cache_on_the_host_costs_the_nodes_the_profile_in_these_points_only() 
         ),
     ],
 )
-def test_the_check_finds_what_a_user_opens(override: dict[str, Any], found: str) -> None:
+def test_the_check_finds_each_breach_in_a_pod_template(
+    override: dict[str, Any], breach: str
+) -> None:
     pool = sample_pool("sim", decode={"podTemplate": {"spec": override}})
     [decode] = [
         template for name, template in templates(build_pool(pool)).items() if "decode" in name
     ]
-    assert list(breaches(decode)) == [found]
+    assert list(breaches(decode)) == [breach]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_pods_have_a_read_only_root_a_scratch_folder_and_no_view_of_the_cluster(name: str) -> None:
+def test_pods_have_a_read_only_root_a_writable_tmp_and_no_service_account_token(name: str) -> None:
     for template in templates(build_pool(sample_pool(name))).values():
         pod = template["spec"]
         assert (pod["enableServiceLinks"], pod["automountServiceAccountToken"]) == (False, False)
@@ -120,7 +122,7 @@ def test_pods_have_a_read_only_root_a_scratch_folder_and_no_view_of_the_cluster(
                 assert {"name": "HOME", "value": "/tmp"} in container["env"]
 
 
-# The pods of a row of docs/security.md, by their component.
+# The row of docs/security.md for each component.
 PODS = {
     "prefill": "nodes",
     "decode": "nodes",
@@ -132,7 +134,7 @@ SECRETS_ROW = re.compile(r"^\| ([\w ]+) \| ((?:`[a-z.-]+`(?:, )?)+) \|", re.MULT
 
 
 def secret_keys(part: Any) -> Iterator[tuple[str, str]]:
-    """The Secrets and keys that a pod template gives to its containers."""
+    """Yield the Secrets and keys that a pod template gives to its containers."""
     if isinstance(part, list):
         for one in part:
             yield from secret_keys(one)
@@ -146,15 +148,17 @@ def secret_keys(part: Any) -> Iterator[tuple[str, str]]:
         yield from secret_keys(one)
 
 
-def test_the_page_about_rights_says_what_pods_get_of_the_pools_secret() -> None:
+def test_the_security_page_lists_the_secret_keys_that_each_pod_gets() -> None:
     text = (ROOT / "docs" / "security.md").read_text()
     section = text.split("\n## The pools' pods\n")[1].split("\n## ")[0]
-    told = {pods: set(re.findall("`(.*?)`", keys)) for pods, keys in SECRETS_ROW.findall(section)}
-    found: dict[str, set[str]] = {}
+    documented = {
+        pods: set(re.findall("`(.*?)`", keys)) for pods, keys in SECRETS_ROW.findall(section)
+    }
+    mounted: dict[str, set[str]] = {}
     for sample in SAMPLES:
         pool = sample_pool(sample)
         for template in templates(build_pool(pool)).values():
             pods = PODS[template["metadata"]["labels"]["baton.dev/component"]]
             own = {key for name, key in secret_keys(template) if name == f"{pool.name}-auth"}
-            found[pods] = found.get(pods, set()) | own
-    assert found == told
+            mounted[pods] = mounted.get(pods, set()) | own
+    assert mounted == documented

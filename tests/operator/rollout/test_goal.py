@@ -1,4 +1,4 @@
-"""The replicas of each Deployment in a roll-out, from a pool's children."""
+"""goal_of: the replicas of each Deployment in a roll-out, computed from a pool's children."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from baton_protocol.store import Role
 from tests.operator.controller.test_diff import PROVEN, live, old_nodes
 from tests.support.kubernetes.manifests import sample_pool
 
-# A stamp of a node's clock: nothing is measured by it.
+# A timestamp by a cluster node's clock; the operator measures no time with it.
 STAMP = "2026-05-04T11:50:00Z"
-LONG_S, MOMENT_S = 600.0, 30.0  # on the operator's clock, which stood at 0 when all was first seen
+LONG_S, MOMENT_S = 600.0, 30.0  # time on the operator's clock since it first saw the children
 POOL = sample_pool("sim")
 DESIRED = build_pool(POOL)
 Known = dict[ChildKey, CachedChild]
@@ -33,7 +33,7 @@ def nodes_now() -> list[Manifest]:
 
 
 def pod(deployment: Manifest, number: int = 0, **changes: Any) -> Manifest:
-    """A ready one, or as `changes` has its status."""
+    """Return a ready pod of the Deployment; `changes` overrides fields of its status."""
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": STAMP}
     name = f"{deployment['metadata']['name']}-{number}"
     template = deployment["spec"]["template"]["spec"]
@@ -63,27 +63,27 @@ def old(found: Goal) -> dict[str, int]:
     return {one.role: one.replicas for one in found.old}
 
 
-def test_a_new_pool_gets_what_it_wants_at_once() -> None:
+def test_a_new_pool_gets_all_its_nodes_at_once() -> None:
     found = goal()
     assert new(found) == {"prefill": 1, "decode": 1}
     assert not found.old
     assert not found.roll.rolling
 
 
-def test_old_nodes_stay_beside_the_first_new_ones() -> None:
+def test_old_nodes_stay_while_the_first_new_ones_start() -> None:
     before = old_nodes(**PROVEN)
     found = goal(*before, *(pod(one) for one in before))
     assert new(found) == old(found) == {"prefill": 1, "decode": 1}
     assert found.roll.rolling
 
 
-def test_old_nodes_go_when_the_new_ones_are_ready() -> None:
+def test_old_nodes_are_removed_when_the_new_ones_are_ready() -> None:
     before, now = old_nodes(**PROVEN), nodes_now()
     found = goal(*before, *now, *(pod(one) for one in (*before, *now)))
     assert old(found) == {"prefill": 0, "decode": 0}
 
 
-def test_a_new_node_that_is_to_go_does_not_count_as_ready() -> None:
+def test_a_new_node_that_drains_does_not_count_as_ready() -> None:
     before, now = old_nodes(**PROVEN), nodes_now()
     pods = [pod(one) for one in (*before, *now)]
     pods[-1]["metadata"]["annotations"] = {"baton.dev/drain-since": STAMP}
@@ -93,9 +93,9 @@ def test_a_new_node_that_is_to_go_does_not_count_as_ready() -> None:
 @pytest.mark.parametrize(
     ("now_s", "kept"),
     [(LONG_S, {"prefill": 0, "decode": 0}), (MOMENT_S, {"prefill": 1, "decode": 1})],
-    ids=["for long", "since a moment"],
+    ids=["600 s", "30 s"],
 )
-def test_old_nodes_that_are_not_ready_hold_nothing_after_a_while(
+def test_old_nodes_are_removed_when_they_have_not_been_ready_for_long(
     now_s: float, kept: dict[str, int]
 ) -> None:
     before = old_nodes(**PROVEN)
@@ -104,13 +104,13 @@ def test_old_nodes_that_are_not_ready_hold_nothing_after_a_while(
     assert found.roll.rolling == bool(sum(kept.values()))
 
 
-def test_unscheduled_pods_hold_no_gpus() -> None:
+def test_old_pods_that_were_never_scheduled_are_removed_at_once() -> None:
     before = old_nodes(**PROVEN)
     found = goal(*before, *(pod(one, phase="Pending", conditions=[]) for one in before))
     assert old(found) == {"prefill": 0, "decode": 0}
 
 
-def test_deployments_that_never_served_are_left_to_be_deleted() -> None:
+def test_old_deployments_that_never_served_are_no_part_of_a_roll_out() -> None:
     before = old_nodes()
     found = goal(*before, *(unready(one) for one in before), now_s=MOMENT_S)
     assert not found.old
@@ -135,7 +135,7 @@ def is_node(manifest: Manifest) -> bool:
     return REVISION_LABEL in manifest["metadata"]["labels"]
 
 
-def test_without_gpus_for_one_more_pair_it_does_not_begin_and_says_what_is_missing() -> None:
+def test_without_gpus_for_one_more_pair_a_roll_out_does_not_start_and_reports_the_need() -> None:
     before = gpu_nodes()
     bodies = (*before, *(pod(one) for one in before))
     small, enough = gpu_pool(gpuBudget=3), gpu_pool(gpuBudget=4)
@@ -150,7 +150,7 @@ def test_without_gpus_for_one_more_pair_it_does_not_begin_and_says_what_is_missi
     assert found.roll.no_room == ""
 
 
-def test_roles_that_the_budget_keeps_small_are_named() -> None:
+def test_roles_that_the_gpu_budget_limits_are_reported() -> None:
     spec = {"replicas": 3, "resources": {"limits": {"nvidia.com/gpu": 2}}}
     found = goal(pool=gpu_pool(decode=spec, gpuBudget=5))
     assert new(found) == {"prefill": 1, "decode": 2}

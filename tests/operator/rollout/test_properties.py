@@ -1,4 +1,4 @@
-"""Invariants of a roll-out, whatever becomes ready, ends or dies in any order."""
+"""Invariants of a roll-out: they hold in whatever order pods become ready, end or die."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 2_000
 
 @dataclass
 class Nodes:
-    """One Deployment: what it is asked for, and its pods by what they are."""
+    """One Deployment: its desired replicas, and its pods by state."""
 
     desired: int = 0
     starting: int = 0
@@ -35,7 +35,7 @@ class Nodes:
 
 @dataclass
 class World:
-    """A pool in the middle of a roll-out. Pods come, get ready and end one at a time, by chance."""
+    """A pool in a roll-out. Its pods are created, become ready and end one at a time, at random."""
 
     wanted: dict[Role, int]
     gpus: dict[Role, int]
@@ -43,10 +43,10 @@ class World:
     old: dict[tuple[Role, str], Nodes]
     surge: int
     budget: int | None
-    chance: random.Random
+    rng: random.Random
     new: dict[Role, Nodes] = field(default_factory=lambda: {role: Nodes() for role in ROLES})
 
-    def seen(self) -> list[RoleNodes]:
+    def roles(self) -> list[RoleNodes]:
         return [
             RoleNodes(
                 role=role,
@@ -73,9 +73,9 @@ class World:
         ]
 
     def decide(self) -> Targets:
-        return targets(self.seen(), self.surge, self.budget)
+        return targets(self.roles(), self.surge, self.budget)
 
-    def obey(self, found: Targets) -> None:
+    def apply(self, found: Targets) -> None:
         for role in ROLES:
             self.new[role].desired = found.new[role]
         for place, count in found.old.items():
@@ -83,27 +83,27 @@ class World:
             self.old[place].desired = count
 
     def move(self) -> None:
-        """One thing that may happen happens."""
-        moves = [
-            (nodes, what)
+        """Let one possible event happen, chosen at random."""
+        events = [
+            (nodes, event)
             for nodes in (*self.new.values(), *self.old.values())
-            for what in ("make", "ready", "end", "gone")
-            if self._may(nodes, what)
+            for event in ("create", "ready", "end", "gone")
+            if self._may(nodes, event)
         ]
-        if moves:
-            self._do(*self.chance.choice(moves))
+        if events:
+            self._do(*self.rng.choice(events))
 
-    def _may(self, nodes: Nodes, what: str) -> bool:
+    def _may(self, nodes: Nodes, event: str) -> bool:
         return {
-            "make": nodes.alive < nodes.desired,
+            "create": nodes.alive < nodes.desired,
             "ready": nodes.starting > 0,
             "end": nodes.alive > nodes.desired,
             "gone": nodes.ending > 0,
-        }[what]
+        }[event]
 
-    def _do(self, nodes: Nodes, what: str) -> None:
-        match what:
-            case "make":
+    def _do(self, nodes: Nodes, event: str) -> None:
+        match event:
+            case "create":
                 nodes.starting += 1
             case "ready":
                 nodes.starting, nodes.ready = nodes.starting - 1, nodes.ready + 1
@@ -121,7 +121,7 @@ class World:
         return new + sum(nodes.pods * self.old_gpus[role] for (role, _), nodes in self.old.items())
 
     def serving_pairs(self, roles: set[Role]) -> int:
-        """Revisions that have a ready node of each of these roles."""
+        """Return the number of revisions that have a ready node of each of these roles."""
         revisions = {revision for _, revision in self.old}
         kinds = [{role: self.old[role, one].ready for role in roles} for one in revisions]
         kinds.append({role: self.new[role].ready for role in roles})
@@ -151,7 +151,7 @@ def worlds(draw: st.DrawFn, *, revisions: int = 1, budget: bool = False) -> Worl
     seed = draw(st.integers(0, 2**32))
     world = World(wanted, gpus, old_gpus, old, surge, None, random.Random(seed))
     if budget:
-        # As little as the operator says that it needs, and what is held before.
+        # At least the smallest budget that the operator accepts, and the GPUs held before.
         world.budget = 100_000
         found = world.decide()
         held = sum(nodes.pods * old_gpus[role] for (role, _), nodes in old.items())
@@ -160,7 +160,7 @@ def worlds(draw: st.DrawFn, *, revisions: int = 1, budget: bool = False) -> Worl
 
 
 @given(worlds(budget=True) | worlds(revisions=2) | worlds())
-def test_it_ends_and_at_every_moment_a_pair_serves_within_surge_and_budget(world: World) -> None:
+def test_a_roll_out_ends_and_a_pair_always_serves_within_surge_and_budget(world: World) -> None:
     most = {
         role: max(
             world.wanted[role] + world.surge,
@@ -171,7 +171,7 @@ def test_it_ends_and_at_every_moment_a_pair_serves_within_surge_and_budget(world
     for _ in range(STEPS):
         if world.is_done():
             break
-        world.obey(world.decide())
+        world.apply(world.decide())
         world.move()
         assert world.serving_pairs({*ROLES}) >= 1
         if world.budget is not None:
@@ -183,12 +183,12 @@ def test_it_ends_and_at_every_moment_a_pair_serves_within_surge_and_budget(world
 
 
 @given(worlds(), st.integers(0, 60))
-def test_new_nodes_that_die_take_no_old_one_with_them(world: World, at: int) -> None:
-    moments = []  # at which new nodes are ready beside old ones
+def test_old_nodes_stay_when_new_nodes_die(world: World, at: int) -> None:
+    moments = []  # copies of the pool in which both new and old nodes are ready
     for _ in range(61):
         if all(any(nodes.ready for nodes in some.values()) for some in (world.old, world.new)):
             moments.append(copy.deepcopy(world))
-        world.obey(world.decide())
+        world.apply(world.decide())
         world.move()
     assume(moments)
     world = moments[at % len(moments)]
@@ -206,9 +206,9 @@ def test_new_nodes_that_die_take_no_old_one_with_them(world: World, at: int) -> 
 @given(worlds(), st.integers(0, 60))
 def test_the_decision_is_stable_while_nothing_changes(world: World, at: int) -> None:
     for _ in range(at):
-        world.obey(world.decide())
+        world.apply(world.decide())
         world.move()
-    world.obey(world.decide())
+    world.apply(world.decide())
     found = world.decide()
     again = world.decide()
     assert (found.new, found.old) == (again.new, again.old)
@@ -217,9 +217,9 @@ def test_the_decision_is_stable_while_nothing_changes(world: World, at: int) -> 
 
 
 @given(worlds(), st.integers(0, 60))
-def test_a_spec_that_is_set_back_ends_with_the_nodes_that_were_there(world: World, at: int) -> None:
+def test_a_reverted_spec_ends_with_the_original_nodes(world: World, at: int) -> None:
     for _ in range(at):
-        world.obey(world.decide())
+        world.apply(world.decide())
         world.move()
     old = {role: world.old[role, "old0"] for role in ROLES}
     world.old = {(role, "failed"): world.new[role] for role in ROLES}
@@ -228,7 +228,7 @@ def test_a_spec_that_is_set_back_ends_with_the_nodes_that_were_there(world: Worl
     for _ in range(STEPS):
         if world.is_done():
             break
-        world.obey(world.decide())
+        world.apply(world.decide())
         world.move()
         assert world.serving_pairs({*ROLES}) >= 1
     assert world.is_done()
@@ -239,7 +239,7 @@ def test_a_spec_that_is_set_back_ends_with_the_nodes_that_were_there(world: Worl
     st.tuples(GPUS, GPUS),
     st.integers(1, 20),
 )
-def test_without_a_roll_out_all_that_fits_is_made_at_once(
+def test_without_a_roll_out_all_nodes_within_the_budget_are_created_at_once(
     wanted: tuple[int, int], gpus: tuple[int, int], budget: int
 ) -> None:
     roles = [
@@ -257,17 +257,17 @@ def test_without_a_roll_out_all_that_fits_is_made_at_once(
 
 
 @given(worlds(budget=True), st.tuples(COUNTS, COUNTS), st.integers(0, 40), st.booleans())
-def test_it_ends_within_the_budget_where_other_numbers_are_wanted_in_the_middle(
-    world: World, later: tuple[int, int], at: int, alike: bool
+def test_a_roll_out_ends_within_the_budget_when_the_wanted_numbers_change(
+    world: World, later: tuple[int, int], at: int, same_size: bool
 ) -> None:
     wanted = dict(zip(ROLES, later, strict=True))
-    if alike:
+    if same_size:
         world.gpus = dict(world.old_gpus)
     pair = sum(world.gpus[role] + max(world.gpus[role], world.old_gpus[role]) for role in ROLES)
     last = sum(wanted[role] * world.gpus[role] for role in ROLES)
     world.budget = max(world.budget or 0, pair, last)
     for _ in range(at):
-        world.obey(world.decide())
+        world.apply(world.decide())
         world.move()
     begun = all(nodes.desired for nodes in world.new.values())
     assume(begun and world.held_gpus() <= world.budget)
@@ -275,9 +275,9 @@ def test_it_ends_within_the_budget_where_other_numbers_are_wanted_in_the_middle(
     for _ in range(STEPS):
         if world.is_done():
             break
-        world.obey(world.decide())
+        world.apply(world.decide())
         world.move()
         assert world.serving_pairs({*ROLES}) >= 1
         assert world.held_gpus() <= world.budget
-    # Nodes of other sizes than the old ones may need more than that, and then it is said.
-    assert world.is_done() or (not alike and world.decide().needed_gpus > world.budget)
+    # New nodes of another size than the old ones may need more; `needed_gpus` then reports it.
+    assert world.is_done() or (not same_size and world.decide().needed_gpus > world.budget)

@@ -1,4 +1,4 @@
-"""How many nodes of each revision there should be, case by case."""
+"""targets: the number of nodes of each revision, case by case."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from baton_protocol.store import Role
 
 
 def old(desired: int, revision: str = "old", **changes: Any) -> OldNodes:
-    """All of them serve."""
+    """Return `desired` old nodes that all serve; `changes` overrides fields."""
     facts: dict[str, Any] = {"alive": desired, "holding": desired, "gpus": 1}
     return OldNodes(revision=revision, desired=desired, **(facts | changes))
 
 
 def nodes(role: Role, wanted: int, new: int = 0, *older: OldNodes, **changes: Any) -> RoleNodes:
-    """`new` ones are there and ready."""
+    """Return a role whose `new` nodes of the current revision are ready; `changes` overrides
+    fields."""
     facts: dict[str, Any] = {"desired": new, "alive": new, "ready": new, "gpus": 1}
     return RoleNodes(role=role, wanted=wanted, old=older, **(facts | changes))
 
@@ -29,13 +30,13 @@ def decided(
 
 
 def counts(found: Targets, revision: str = "old") -> tuple[int, int, int, int]:
-    """New prefill, new decode, old prefill, old decode."""
+    """Return the targets of new prefill, new decode, old prefill and old decode nodes."""
     kept = (found.old.get((role, revision), 0) for role in ("prefill", "decode"))
     return (found.new["prefill"], found.new["decode"], *kept)  # type: ignore[return-value]
 
 
 def pool(prefill: tuple[int, int, int], decode: tuple[int, int, int], **more: Any) -> Targets:
-    """Of each role: wanted, new and ready, old."""
+    """Return the targets of a pool whose roles are given as (wanted, new and ready, old)."""
     (p, new_p, old_p), (d, new_d, old_d) = prefill, decode
     return decided(
         nodes("prefill", p, new_p, *((old(old_p),) if old_p else ())),
@@ -66,26 +67,26 @@ def pool(prefill: tuple[int, int, int], decode: tuple[int, int, int], **more: An
         ((2, 0, 0), (3, 0, 0), 1, (2, 3, 0, 0)),
     ],
     ids=[
-        "one of each is made beside the old ones",
-        "which go when both are ready",
-        "and not while one role is behind",
-        "of several one of each is made",
-        "old ones go by the share of the role that is behind",
-        "a place that is free is taken",
-        "each role at its own pace",
+        "one new node of each role starts beside the old ones",
+        "the old pair is removed when the new pair is ready",
+        "the old pair stays while one role has no new node",
+        "with several nodes, one new node of each role starts first",
+        "the role that is behind sets the share of old nodes removed",
+        "a new node takes a free place",
+        "each role continues at its own pace",
         "one old pair stays to the end",
-        "and then goes",
-        "a larger surge is made at once",
-        "what is too many of the old goes first",
-        "what is wanted more is made at once",
-        "a role that nobody wants any more keeps one while the old ones serve",
-        "and none after them",
-        "a role that is new is made at once",
-        "a pool that shall be empty",
-        "a pool without old nodes is no roll-out",
+        "the last old pair is removed when all new nodes are ready",
+        "a larger surge starts more nodes at once",
+        "surplus old nodes are removed first",
+        "additional nodes start at once",
+        "a role scaled to 0 keeps one node while the old ones serve",
+        "a role scaled to 0 has no node when the roll-out ends",
+        "a role without old nodes starts its nodes at once",
+        "a pool scaled to 0 removes all nodes",
+        "a pool without old nodes has no roll-out",
     ],
 )
-def test_a_roll_out_goes_step_by_step(
+def test_a_roll_out_proceeds_step_by_step(
     prefill: tuple[int, int, int],
     decode: tuple[int, int, int],
     surge: int,
@@ -94,7 +95,7 @@ def test_a_roll_out_goes_step_by_step(
     assert counts(pool(prefill, decode, surge=surge)) == expected
 
 
-def test_old_nodes_that_drain_or_end_take_a_place() -> None:
+def test_old_nodes_that_drain_or_end_count_against_the_surge() -> None:
     drains = old(3, alive=3)
     ends = old(2, alive=2, holding=2, ending=1)
     for one in (drains, ends):
@@ -102,19 +103,19 @@ def test_old_nodes_that_drain_or_end_take_a_place() -> None:
         assert found.new["decode"] == 1
 
 
-def test_old_nodes_that_do_not_serve_hold_nothing_and_all_new_ones_are_made() -> None:
+def test_all_new_nodes_start_at_once_if_no_old_node_serves() -> None:
     dead = old(2, holding=0)
     found = decided(nodes("prefill", 2, 0, dead), nodes("decode", 2, 0, dead))
     assert counts(found) == (2, 2, 0, 0)
     assert not found.rolling
 
 
-def test_of_old_nodes_those_that_do_not_serve_go_first() -> None:
+def test_old_nodes_that_do_not_serve_are_removed_first() -> None:
     found = decided(nodes("prefill", 1, 0, old(1)), nodes("decode", 3, 0, old(3, holding=2)))
     assert counts(found) == (1, 1, 1, 2)
 
 
-def test_of_several_old_revisions_that_with_most_nodes_stays_longest() -> None:
+def test_the_old_revision_with_the_most_nodes_stays_longest() -> None:
     found = decided(
         nodes("prefill", 2, 1, old(1, "b"), old(2, "a")),
         nodes("decode", 4, 1, old(1, "b"), old(3, "a")),
@@ -123,7 +124,7 @@ def test_of_several_old_revisions_that_with_most_nodes_stays_longest() -> None:
     assert counts(found, "b")[2:] == (0, 0)
 
 
-def test_old_nodes_that_are_gone_are_not_made_again_for_new_ones_that_died() -> None:
+def test_removed_old_nodes_are_not_created_again_when_new_ones_die() -> None:
     found = decided(
         nodes("prefill", 2, 0, old(1), desired=2, alive=2),
         nodes("decode", 2, 0, old(1), desired=2, alive=2),
@@ -131,7 +132,7 @@ def test_old_nodes_that_are_gone_are_not_made_again_for_new_ones_that_died() -> 
     assert counts(found) == (2, 2, 1, 1)
 
 
-def test_nodes_too_many_of_the_new_revision_go_in_the_middle_of_a_roll_out() -> None:
+def test_surplus_new_nodes_are_removed_during_a_roll_out() -> None:
     found = decided(nodes("prefill", 1, 1, old(1)), nodes("decode", 2, 3, old(1)))
     assert found.new["decode"] == 2
 
@@ -143,9 +144,9 @@ def test_nodes_too_many_of_the_new_revision_go_in_the_middle_of_a_roll_out() -> 
         (7, (0, 0, 2, 4), 8),
         (None, (1, 1, 2, 4), 0),
     ],
-    ids=["room for one of each", "too little for both", "without a budget"],
+    ids=["enough for one of each role", "too few", "no budget"],
 )
-def test_a_roll_out_begins_only_with_room_for_one_more_of_each_role(
+def test_a_roll_out_starts_only_with_gpus_for_one_more_node_of_each_role(
     budget: int | None, expected: tuple[int, int, int, int], needed: int
 ) -> None:
     found = pool((2, 0, 2), (4, 0, 4), budget=budget)
@@ -154,14 +155,14 @@ def test_a_roll_out_begins_only_with_room_for_one_more_of_each_role(
     assert found.held_gpus == 6
 
 
-def test_gpus_of_old_nodes_count_to_the_end_of_their_pods() -> None:
+def test_gpus_of_old_nodes_count_until_their_pods_have_ended() -> None:
     ends = old(1, ending=1)
     found = decided(nodes("prefill", 1, 1, old(1)), nodes("decode", 2, 1, ends), budget=5)
     assert found.held_gpus == 5
     assert found.new["decode"] == 1
 
 
-def test_a_roll_out_to_larger_nodes_does_not_begin_where_it_could_not_end() -> None:
+def test_a_roll_out_to_larger_nodes_does_not_start_if_it_could_not_end() -> None:
     found = decided(
         nodes("prefill", 1, 0, old(1, gpus=0), gpus=0),
         nodes("decode", 4, 0, old(4, gpus=1), gpus=2),
@@ -171,15 +172,13 @@ def test_a_roll_out_to_larger_nodes_does_not_begin_where_it_could_not_end() -> N
     assert counts(found) == (0, 0, 1, 4)
 
 
-def test_nodes_wanted_in_the_middle_of_a_roll_out_wait_for_its_end_where_it_needs_their_gpus() -> (
-    None
-):
+def test_additional_nodes_wait_for_the_end_of_a_roll_out_that_needs_their_gpus() -> None:
     found = pool((3, 2, 1), (3, 2, 1), budget=6)
     assert counts(found) == (2, 2, 0, 0)
     assert pool((3, 2, 0), (3, 2, 0), budget=6).new == {"prefill": 3, "decode": 3}
 
 
-def test_a_role_grows_only_when_the_other_has_given_its_gpus_back() -> None:
+def test_a_role_grows_only_after_the_other_has_released_its_gpus() -> None:
     shrinks = nodes("prefill", 1, 3)
     assert decided(shrinks, nodes("decode", 3, 1), budget=4).new == {"prefill": 1, "decode": 1}
     ends = nodes("prefill", 1, 1, ending=1)
@@ -200,16 +199,16 @@ def test_a_role_grows_only_when_the_other_has_given_its_gpus_back() -> None:
     ],
     ids=[
         "all fit",
-        "what rounding leaves is used",
-        "both give alike",
-        "one of each stays",
-        "decode nodes can do without prefill nodes",
-        "what that frees is used",
-        "nodes without GPUs are not bounded",
-        "a node that never fits",
+        "GPUs left by rounding are used",
+        "both roles shrink in proportion",
+        "one node of each role stays",
+        "the only GPU goes to decode",
+        "decode uses the GPUs of a prefill node that does not fit",
+        "nodes without GPUs are not limited",
+        "a node larger than the budget does not start",
     ],
 )
-def test_no_more_is_made_than_the_budget_allows(
+def test_the_budget_limits_the_number_of_nodes(
     wanted: tuple[int, int], gpus: tuple[int, int], budget: int, expected: tuple[int, int]
 ) -> None:
     found = decided(
