@@ -1,4 +1,4 @@
-"""What a decode node takes and what it refuses."""
+"""Which jobs a decode node accepts, and which it refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_running_requests_do_not_count_against_new_ones() -> None:
     assert DecodeRole(max_queued=2).refuse(JOB, load(running=500, waiting=1)) is None
 
 
-def test_a_flood_of_requests_that_do_not_run_is_refused() -> None:
+def test_a_request_is_refused_when_too_many_are_queued_or_parked() -> None:
     refusal = DecodeRole(max_queued=2).refuse(JOB, load(waiting=1, parked=1))
     assert refusal is not None
     assert (refusal.code, refusal.retryable) == ("saturated", True)

@@ -1,8 +1,8 @@
-"""Inbox entries that come before their job."""
+"""Inbox entries that arrive before their job."""
 
 from __future__ import annotations
 
-from baton_decode_node import fetch_state as module
+from baton_decode_node import fetch_state
 from baton_decode_node.fetch_state import EarlyAnnouncements
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
@@ -13,36 +13,36 @@ def entry(name: str, attempt: int = 1, first: int = 0) -> InboxEntry:
     return InboxEntry(RequestId(name), attempt, "chunks", first)
 
 
-def test_entries_are_given_to_their_job_once_and_in_order() -> None:
-    stash = EarlyAnnouncements(Clock())
+def test_a_job_gets_its_entries_once_and_in_order() -> None:
+    early = EarlyAnnouncements(Clock())
     for first in (2, 0, 1):
-        stash.put(entry("r", first=first))
-    stash.put(entry("other"))
-    assert [each.first for each in stash.take((RequestId("r"), 1))] == [2, 0, 1]
-    assert stash.take((RequestId("r"), 1)) == []
-    assert len(stash) == 1
+        early.put(entry("r", first=first))
+    early.put(entry("other"))
+    assert [each.first for each in early.take((RequestId("r"), 1))] == [2, 0, 1]
+    assert early.take((RequestId("r"), 1)) == []
+    assert len(early) == 1
 
 
-def test_attempts_are_kept_apart() -> None:
-    stash = EarlyAnnouncements(Clock())
-    stash.put(entry("r", attempt=1))
-    assert stash.take((RequestId("r"), 2)) == []
+def test_an_attempt_does_not_get_the_entries_of_another() -> None:
+    early = EarlyAnnouncements(Clock())
+    early.put(entry("r", attempt=1))
+    assert early.take((RequestId("r"), 2)) == []
 
 
-def test_old_entries_go_when_new_ones_come() -> None:
+def test_a_new_entry_drops_entries_that_are_too_old() -> None:
     clock = Clock()
-    stash = EarlyAnnouncements(clock)
-    stash.put(entry("old"))
-    clock.advance(module.KEEP_S + 1)
-    stash.put(entry("new"))
-    assert stash.take((RequestId("old"), 1)) == []
-    assert len(stash) == 1
+    early = EarlyAnnouncements(clock)
+    early.put(entry("old"))
+    clock.advance(fetch_state.KEEP_S + 1)
+    early.put(entry("new"))
+    assert early.take((RequestId("old"), 1)) == []
+    assert len(early) == 1
 
 
-def test_the_oldest_go_when_there_are_too_many() -> None:
-    stash = EarlyAnnouncements(Clock())
-    for number in range(module.MAX_ENTRIES + 5):
-        stash.put(entry(f"r{number}"))
-    assert len(stash) == module.MAX_ENTRIES
-    assert stash.take((RequestId("r4"), 1)) == []
-    assert len(stash.take((RequestId("r5"), 1))) == 1
+def test_the_oldest_entries_are_dropped_when_there_are_too_many() -> None:
+    early = EarlyAnnouncements(Clock())
+    for number in range(fetch_state.MAX_ENTRIES + 5):
+        early.put(entry(f"r{number}"))
+    assert len(early) == fetch_state.MAX_ENTRIES
+    assert early.take((RequestId("r4"), 1)) == []
+    assert len(early.take((RequestId("r5"), 1))) == 1

@@ -1,4 +1,4 @@
-"""Fetch or compute: the rule, case by case and for any figures hypothesis can think of."""
+"""The rule that decides between fetching and computing: case by case, and for random figures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ UNKNOWN = DataInstance()
 BROKEN = msgspec.structs.replace(FAST, trouble="timed out")
 
 
-def prices(*instances: DataInstance, speed: float = 6400.0) -> FetchCosts:
-    """At 6,400 tokens/s a chunk is computed in 10 ms."""
+def costs(*instances: DataInstance, speed: float = 6400.0) -> FetchCosts:
+    """Return the costs. At 6,400 tokens/s a chunk is computed in 10 ms."""
     return FetchCosts(LAYOUT, speed, instances)
 
 
@@ -38,84 +38,84 @@ def test_a_chunk_is_256_kib() -> None:
     assert LAYOUT.chunk_bytes == MIB / 4
 
 
-def test_what_comes_sooner_than_it_is_computed_is_fetched_and_the_numbers_say_so() -> None:
-    decision = decide(on(0, 0, 1), 0, prices(FAST))
+def test_a_run_that_is_fetched_faster_is_fetched_with_both_predictions() -> None:
+    decision = decide(on(0, 0, 1), 0, costs(FAST))
     assert (decision.fetch, decision.declined) == (0b11, 0)
     assert decision.fetch_ms == pytest.approx(1.0 + 0.5 / 1024 * 1000)
     assert decision.compute_ms == pytest.approx(20.0)
 
 
-def test_what_is_computed_sooner_is_declined_and_the_numbers_say_so() -> None:
-    decision = decide(on(0, 0, 1), 0, prices(SLOW))
+def test_a_run_that_is_computed_faster_is_declined_with_both_predictions() -> None:
+    decision = decide(on(0, 0, 1), 0, costs(SLOW))
     assert (decision.fetch, decision.declined) == (0, 0b11)
     assert decision.fetch_ms == pytest.approx(501.0)
     assert decision.compute_ms == pytest.approx(20.0)
 
 
-def test_equal_times_are_computed() -> None:
+def test_a_run_with_equal_times_is_computed() -> None:
     even = DataInstance(get_bytes_per_s=25 * MIB)
-    assert decide(on(0, 0), 0, prices(even)).declined == 0b1
+    assert decide(on(0, 0), 0, costs(even)).declined == 0b1
 
 
 @pytest.mark.parametrize(
-    "figures", [prices(UNKNOWN), prices(), prices(SLOW, speed=0.0), prices(FAST, UNKNOWN)]
+    "figures", [costs(UNKNOWN), costs(), costs(SLOW, speed=0.0), costs(FAST, UNKNOWN)]
 )
-def test_what_was_not_measured_is_fetched(figures: FetchCosts) -> None:
+def test_a_run_with_an_unmeasured_speed_is_fetched(figures: FetchCosts) -> None:
     assert decide({0: 0, 1: 1}, 0, figures).fetch == 0b11
 
 
-def test_data_servers_work_side_by_side_and_the_slowest_counts() -> None:
+def test_data_servers_work_in_parallel_and_the_slowest_counts() -> None:
     half = DataInstance(get_bytes_per_s=50 * MIB, get_latency_ms=2.0)
     striped = {chunk: chunk % 2 for chunk in range(4)}
-    one = decide(on(0, *range(4)), 0, prices(half, half))
-    two = decide(striped, 0, prices(half, half))
+    one = decide(on(0, *range(4)), 0, costs(half, half))
+    two = decide(striped, 0, costs(half, half))
     assert one.fetch_ms == pytest.approx(2 + 20)
     assert two.fetch_ms == pytest.approx(2 + 10)
-    assert decide(striped, 0, prices(half, SLOW)).declined == 0b1111
+    assert decide(striped, 0, costs(half, SLOW)).declined == 0b1111
 
 
-def test_each_run_of_neighbours_is_weighed_by_itself() -> None:
-    # A long run is worth its latency, a chunk alone is not.
+def test_each_run_of_neighbouring_chunks_is_decided_separately() -> None:
+    # A long run is worth the latency, a single chunk is not.
     far = DataInstance(get_bytes_per_s=1024 * MIB, get_latency_ms=15.0)
-    decision = decide(on(0, 0, 1, 2, 5), 0, prices(far))
+    decision = decide(on(0, 0, 1, 2, 5), 0, costs(far))
     assert (decision.fetch, decision.declined) == (0b111, 0b100000)
 
 
-def test_what_the_own_cache_holds_is_neither_fetched_nor_weighed() -> None:
-    decision = decide(on(0, 0, 1, 2), 8, prices(FAST))
+def test_cached_chunks_are_neither_fetched_nor_counted() -> None:
+    decision = decide(on(0, 0, 1, 2), 8, costs(FAST))
     assert decision.fetch == 0b100
     assert decision.compute_ms == pytest.approx(10.0)
 
 
-def test_of_a_partly_cached_chunk_all_would_be_fetched_and_the_rest_computed() -> None:
+def test_a_partly_cached_chunk_is_fetched_whole_or_its_rest_is_computed() -> None:
     near = DataInstance(get_bytes_per_s=50 * MIB)  # 5 ms
-    assert decide(on(0, 0), 1, prices(near)).fetch == 0b1  # against 7.5 ms
-    assert decide(on(0, 0), 3, prices(near)).declined == 0b1  # against 2.5 ms
+    assert decide(on(0, 0), 1, costs(near)).fetch == 0b1  # against 7.5 ms
+    assert decide(on(0, 0), 3, costs(near)).declined == 0b1  # against 2.5 ms
 
 
 @pytest.mark.parametrize("policy", ["auto", "always", "never"])
-def test_what_is_on_a_server_in_trouble_counts_as_absent(policy: str) -> None:
-    decision = decide({0: 0, 1: 1, 2: 0}, 0, prices(FAST, BROKEN), policy)  # type: ignore[arg-type]
+def test_chunks_on_a_server_in_trouble_count_as_absent(policy: str) -> None:
+    decision = decide({0: 0, 1: 1, 2: 0}, 0, costs(FAST, BROKEN), policy)  # type: ignore[arg-type]
     assert (decision.fetch | decision.declined) == 0b101
 
 
-def test_what_a_full_server_holds_is_there() -> None:
+def test_chunks_on_a_full_server_are_fetched() -> None:
     full = msgspec.structs.replace(FAST, put_trouble="full")
-    assert decide(on(0, 0), 0, prices(full)).fetch == 0b1
+    assert decide(on(0, 0), 0, costs(full)).fetch == 0b1
 
 
-def test_nothing_found_is_no_decision() -> None:
-    assert decide({}, 0, prices(FAST)) == FetchDecision()
+def test_without_chunks_the_decision_is_empty() -> None:
+    assert decide({}, 0, costs(FAST)) == FetchDecision()
 
 
-def test_policies_decide_whatever_the_price_and_keep_the_numbers() -> None:
-    dear, cheap = prices(SLOW), prices(FAST)
-    assert decide(on(0, 0), 0, dear, "always").fetch == 0b1
-    assert decide(on(0, 0), 0, cheap, "never").declined == 0b1
-    assert decide(on(0, 0), 0, cheap, "never").fetch_ms > 0
+def test_the_policies_always_and_never_ignore_the_predictions_but_report_them() -> None:
+    slow, fast = costs(SLOW), costs(FAST)
+    assert decide(on(0, 0), 0, slow, "always").fetch == 0b1
+    assert decide(on(0, 0), 0, fast, "never").declined == 0b1
+    assert decide(on(0, 0), 0, fast, "never").fetch_ms > 0
 
 
-# --- any figures ----------------------------------------------------------------------------------
+# --- random figures -------------------------------------------------------------------------------
 
 rates = st.just(0.0) | st.floats(1e3, 1e12)
 instances = st.builds(
@@ -133,21 +133,21 @@ placed = st.dictionaries(st.integers(0, 30), st.integers(0, 3), max_size=31)
     speed=rates,
     servers=st.lists(instances, min_size=4, max_size=4),
 )
-def test_nothing_is_fetched_that_the_rule_calls_dearer(
+def test_each_run_is_fetched_exactly_if_that_is_faster(
     chunks: dict[int, int], cached: int, speed: float, servers: list[DataInstance]
 ) -> None:
-    decision = decide(chunks, cached, prices(*servers, speed=speed))
+    decision = decide(chunks, cached, costs(*servers, speed=speed))
     assert decision.fetch & decision.declined == 0
-    weighed = {
+    considered = {
         chunk
         for chunk, server in chunks.items()
         if not servers[server].trouble and (chunk + 1) * 4 > cached
     }
-    assert decision.fetch | decision.declined == sum(1 << chunk for chunk in weighed)
-    for run in runs_of(weighed):
+    assert decision.fetch | decision.declined == sum(1 << chunk for chunk in considered)
+    for run in runs_of(considered):
         fetched = [decision.fetch >> chunk & 1 for chunk in run]
         assert len(set(fetched)) == 1, "a run is one decision"
-        fetch_s = seconds(run, chunks, servers)
+        fetch_s = fetch_seconds(run, chunks, servers)
         blocks = set(range(run[0] * 4, run[-1] * 4 + 4)) - set(range(cached))
         compute_s = len(blocks) * 16 / speed if speed else math.inf
         if not math.isclose(fetch_s, compute_s, rel_tol=1e-9):
@@ -155,31 +155,31 @@ def test_nothing_is_fetched_that_the_rule_calls_dearer(
 
 
 def runs_of(chunks: set[int]) -> list[list[int]]:
-    """Neighbours together, told by their distance from the beginning of a chain."""
+    """Group neighbouring chunks, from the first to the last chunk of each run."""
     starts = [chunk for chunk in sorted(chunks) if chunk - 1 not in chunks]
     ends = [chunk for chunk in sorted(chunks) if chunk + 1 not in chunks]
     return [list(range(start, end + 1)) for start, end in zip(starts, ends, strict=True)]
 
 
-def seconds(run: list[int], chunks: dict[int, int], servers: list[DataInstance]) -> float:
-    """When the last chunk is there; at once where a server was not measured."""
-    share = Counter(chunks[chunk] for chunk in run)
-    if any(servers[server].get_bytes_per_s == 0 for server in share):
+def fetch_seconds(run: list[int], chunks: dict[int, int], servers: list[DataInstance]) -> float:
+    """Return the seconds to fetch a run; 0 if the speed of one of its servers is not measured."""
+    chunks_on = Counter(chunks[chunk] for chunk in run)
+    if any(servers[server].get_bytes_per_s == 0 for server in chunks_on):
         return 0.0
     return max(
         servers[server].get_latency_ms / 1e3
         + count * LAYOUT.chunk_bytes / servers[server].get_bytes_per_s
-        for server, count in share.items()
+        for server, count in chunks_on.items()
     )
 
 
-@given(chunks=placed, server=st.integers(0, 3), rate=st.floats(1e3, 1e12), more=st.floats(1, 1e6))
+@given(chunks=placed, server=st.integers(0, 3), rate=st.floats(1e3, 1e12), factor=st.floats(1, 1e6))
 def test_more_bandwidth_never_fetches_less(
-    chunks: dict[int, int], server: int, rate: float, more: float
+    chunks: dict[int, int], server: int, rate: float, factor: float
 ) -> None:
     def fetched(rate: float) -> int:
         servers = [FAST, SLOW, FAST, SLOW]
         servers[server] = DataInstance(get_bytes_per_s=rate, get_latency_ms=1.0)
-        return decide(chunks, 0, prices(*servers)).fetch
+        return decide(chunks, 0, costs(*servers)).fetch
 
-    assert fetched(rate) & ~fetched(rate * more) == 0
+    assert fetched(rate) & ~fetched(rate * factor) == 0

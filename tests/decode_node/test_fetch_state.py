@@ -1,4 +1,4 @@
-"""The parked request's state machine, under every order of events hypothesis can think of."""
+"""The state machine of a parked request, under random orders of events and in fixed scripts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KINDS = ["announce", "end", "grant", "land", "lose", "first", "time", "back", "a
 
 @dataclass(frozen=True)
 class Event:
-    """A method of the machine, and what it is told, if anything."""
+    """A call of one of the machine's methods, with its argument if it has one."""
 
     method: str
     chunks: int | None = None
 
-    def happens_to(self, state: FetchState) -> Outcome:
+    def apply(self, state: FetchState) -> Outcome:
         method: Callable[..., Outcome] = getattr(state, self.method)
         return method() if self.chunks is None else method(self.chunks)
 
@@ -33,11 +33,11 @@ FORGET = "forget"
 
 
 @dataclass
-class World:
-    """Drives one machine, keeps what really happened, and checks every action against it.
+class Driver:
+    """Drives one machine, records what happened, and checks every action against it.
 
-    `puts` counts how often each chunk was announced, `begun` which of these a fetch was of, and
-    `gone` up to which a chunk is known to be lost."""
+    `puts` is the number of times that each chunk was announced. `begun` is the value of `puts` at
+    the start of the chunk's last fetch, and `gone` that value for its last lost fetch."""
 
     state: FetchState
     cached: int = 0
@@ -54,26 +54,26 @@ class World:
     outcome: Admission | str | None = None
 
     @property
-    def there(self) -> set[int]:
-        """Chunks that exist, as far as anybody here can know, and are not in the own cache."""
-        found = {chunk for chunk in self.puts if self.puts[chunk] > self.gone.get(chunk, 0)}
-        return found - set(range(self.cached // CHUNK_BLOCKS))
+    def available(self) -> set[int]:
+        """Chunks that exist as far as the node knows, and that its own cache does not hold."""
+        existing = {chunk for chunk in self.puts if self.puts[chunk] > self.gone.get(chunk, 0)}
+        return existing - set(range(self.cached // CHUNK_BLOCKS))
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.state, actions = self.state.start()
-        self._obey(actions)
+        self._apply(actions)
 
-    def tell(self, method: str, chunks: int | None = None) -> None:
+    def call(self, method: str, chunks: int | None = None) -> None:
         event = Event(method, chunks)
-        self._notice(event)
-        over = self.outcome is not None
-        self.state, actions = event.happens_to(self.state)
-        assert not over or actions == FetchActions(), "an action came after the end"
-        self._obey(actions)
+        self._record(event)
+        has_ended = self.outcome is not None
+        self.state, actions = event.apply(self.state)
+        assert not has_ended or actions == FetchActions(), "an action came after the end"
+        self._apply(actions)
         if self.outcome is None:
-            self._check_patience()
+            self._check_wait()
 
-    def _notice(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         match event:
             case Event("announce", int(chunks)):
                 self.puts.update(i for i in range(self.state.chunks) if chunks >> i & 1)
@@ -93,7 +93,7 @@ class World:
                 self.aborted |= event.method == "abort"
                 self.first |= event.method == "know_first"
 
-    def _obey(self, actions: FetchActions) -> None:
+    def _apply(self, actions: FetchActions) -> None:
         if actions.release:
             assert self.held
             assert not self.flying, "blocks released under a fetch"
@@ -115,106 +115,107 @@ class World:
     def _check_fetch(self, chunk: int) -> None:
         assert self.held, "a fetch without blocks"
         assert not self.aborted, "a fetch for an aborted request"
-        assert not self.expired, "a fetch after the time for it"
-        assert chunk in self.there, "a fetch of what is not there, or is in the own cache"
+        assert not self.expired, "a fetch after the deadline"
+        assert chunk in self.available, "a fetch of a chunk that does not exist or is cached"
         assert chunk not in self.flying | self.landed, "a chunk fetched twice"
 
     def _check_admission(self, runs: tuple[tuple[int, int], ...], chunks: int) -> None:
         assert not self.aborted
         assert not self.flying, "blocks handed over under a fetch"
-        assert self.first, "ran before the router's word"
+        assert self.first, "ran before the router's frame about first tokens"
         assert all(start < end for start, end in runs)
-        assert all(end < start for (_, end), (start, _) in pairwise(runs)), "runs not apart"
+        assert all(end < start for (_, end), (start, _) in pairwise(runs)), "adjacent runs"
         named = [block for start, end in runs for block in range(start, end)]
         held = [c * CHUNK_BLOCKS + i for c in sorted(self.landed) for i in range(CHUNK_BLOCKS)]
-        assert named == [block for block in held if block >= self.cached], "not what has landed"
+        assert named == [block for block in held if block >= self.cached], "not the landed chunks"
         assert chunks == len(self.landed)
         if not self.expired:
-            assert self.there <= self.landed, "ran without what was there"
+            assert self.available <= self.landed, "ran without an available chunk"
 
-    def _check_patience(self) -> None:
-        """Who waits waits for something that can still come, and never for a lost chunk."""
+    def _check_wait(self) -> None:
+        """A request waits only for something that can still arrive, and never for a lost chunk."""
         if self.first and not self.aborted and not self.flying:
-            wants_blocks = not self.held and bool(self.there)
+            wants_blocks = not self.held and bool(self.available)
             own = self.cached // CHUNK_BLOCKS
-            unheard = self.state.chunks > len(self.puts.keys() | set(range(own)))
+            unannounced = self.state.chunks > len(self.puts.keys() | set(range(own)))
             assert not self.expired
-            assert wants_blocks or (unheard and not self.ended), "waits for nothing"
+            assert wants_blocks or (unannounced and not self.ended), (
+                "waits although nothing can arrive"
+            )
 
 
-def world(chunks: int, *, await_first: bool, cached: int = 0) -> World:
+def make_driver(chunks: int, *, await_first: bool, cached: int = 0) -> Driver:
     state = FetchState(chunks, CHUNK_BLOCKS, awaits_first=await_first, cached_blocks=cached)
-    made = World(state, cached, first=not await_first)
-    made.begin()
-    return made
+    driver = Driver(state, cached, first=not await_first)
+    driver.start()
+    return driver
 
 
 @given(st.data())
-def test_every_interleaving_ends_in_admission_or_release(data: st.DataObject) -> None:
+def test_every_order_of_events_ends_in_an_admission_or_a_release(data: st.DataObject) -> None:
     chunks = data.draw(st.integers(0, 40), "chunks")
     most = chunks * CHUNK_BLOCKS + 1
     cached = st.integers(0, most)
-    w = world(chunks, await_first=data.draw(st.booleans()), cached=data.draw(cached))
+    driver = make_driver(chunks, await_first=data.draw(st.booleans()), cached=data.draw(cached))
     for _ in range(data.draw(st.integers(0, 60), "events")):
-        if w.outcome is not None:
+        if driver.outcome is not None:
             break
         kind = data.draw(st.sampled_from(KINDS))
         match kind:
             case "announce":
-                w.tell("announce", data.draw(st.integers(0, (1 << chunks + 2) - 1)))
+                driver.call("announce", data.draw(st.integers(0, (1 << chunks + 2) - 1)))
             case "end":
-                w.tell("end")
-            case "grant" if w.state.wants_blocks:
-                w.tell("reserve", data.draw(cached))
-            case "land" if w.flying:
-                w.tell("land", data.draw(st.sampled_from(sorted(w.flying))))
-            case "lose" if w.flying:
-                w.tell("lose", data.draw(st.sampled_from(sorted(w.flying))))
+                driver.call("end")
+            case "grant" if driver.state.wants_blocks:
+                driver.call("reserve", data.draw(cached))
+            case "land" if driver.flying:
+                driver.call("land", data.draw(st.sampled_from(sorted(driver.flying))))
+            case "lose" if driver.flying:
+                driver.call("lose", data.draw(st.sampled_from(sorted(driver.flying))))
             case "first":
-                w.tell("know_first")
+                driver.call("know_first")
             case "time":
-                w.tell("time_out")
+                driver.call("time_out")
             case "back":
-                w.tell("give_back")
+                driver.call("give_back")
             case "abort" if data.draw(st.integers(0, 9)) == 0:
-                w.tell("abort")
-    _let_the_world_finish(w, lose=data.draw(st.booleans()))
-    assert w.outcome is not None
-    w.tell("announce", 1)
-    w.tell("land", 0)
+                driver.call("abort")
+    _let_it_finish(driver, lose=data.draw(st.booleans()))
+    assert driver.outcome is not None
+    driver.call("announce", 1)
+    driver.call("land", 0)
     for late in ("end", "know_first", "time_out", "give_back", "abort"):
-        w.tell(late)
+        driver.call(late)
 
 
-def _let_the_world_finish(w: World, *, lose: bool) -> None:
-    """What always comes in the end: the router's word, settled fetches, blocks, the deadline."""
-    w.tell("know_first")
-    for _ in range(4 * w.state.chunks + 4):
-        if w.outcome is not None:
+def _let_it_finish(driver: Driver, *, lose: bool) -> None:
+    """Send the events that always come in the end: first tokens, blocks, results of fetches, and
+    the deadline."""
+    driver.call("know_first")
+    for _ in range(4 * driver.state.chunks + 4):
+        if driver.outcome is not None:
             return
-        if w.state.wants_blocks:
-            w.tell("reserve", 0)
-        elif w.flying:
-            chunk = min(w.flying)
-            w.tell("lose" if lose else "land", chunk)
+        if driver.state.wants_blocks:
+            driver.call("reserve", 0)
+        elif driver.flying:
+            chunk = min(driver.flying)
+            driver.call("lose" if lose else "land", chunk)
         else:
-            w.tell("time_out")
+            driver.call("time_out")
 
 
 @given(chunks=st.integers(1, 50), cached=st.integers(0, 20), order=st.randoms())
-def test_with_all_chunks_there_all_of_them_are_used(
-    chunks: int, cached: int, order: object
-) -> None:
-    w = world(chunks, await_first=True)
-    w.tell("announce", (1 << chunks) - 1)
+def test_if_all_chunks_exist_all_are_used(chunks: int, cached: int, order: object) -> None:
+    driver = make_driver(chunks, await_first=True)
+    driver.call("announce", (1 << chunks) - 1)
     cached = min(cached, chunks * CHUNK_BLOCKS)
-    w.tell("reserve", cached)
-    while w.flying:
-        w.tell("land", order.choice(sorted(w.flying)))  # type: ignore[attr-defined]
-    assert w.outcome is None
-    w.tell("know_first")
+    driver.call("reserve", cached)
+    while driver.flying:
+        driver.call("land", order.choice(sorted(driver.flying)))  # type: ignore[attr-defined]
+    assert driver.outcome is None
+    driver.call("know_first")
     end = chunks * CHUNK_BLOCKS
-    assert w.outcome == Admission(
+    assert driver.outcome == Admission(
         ((cached, end),) if cached < end else (), chunks - cached // CHUNK_BLOCKS
     )
 
@@ -223,8 +224,8 @@ def test_with_all_chunks_there_all_of_them_are_used(
 
 
 @dataclass(frozen=True)
-class See:
-    """What is so between two events; None: whatever it is."""
+class Expect:
+    """The expected state between two events. None means any."""
 
     flying: set[int] | None = None
     held: bool | None = None
@@ -234,38 +235,36 @@ class See:
 
 @dataclass(frozen=True)
 class Script:
-    """A prompt of so many chunks, and what happens to its request."""
+    """A prompt of `chunks` chunks, the events of its request, and the expected outcome."""
 
     chunks: int
-    events: list[Event | See]
-    ends: Admission | str | None = None
+    events: list[Event | Expect]
+    outcome: Admission | str | None = None
     await_first: bool = True
     cached: int = 0
 
 
-WAITS = See()
+STILL_WAITS = Expect()
 
 SCRIPTS: dict[str, Script] = {
-    "a prompt without a full chunk runs on the router's word": Script(
-        0, [WAITS, Event("know_first")], Admission()
+    "a prompt without a full chunk runs once its first tokens are known": Script(
+        0, [STILL_WAITS, Event("know_first")], Admission()
     ),
-    "a request without a partner and without chunks runs at once": Script(
-        0, [], Admission(), await_first=False
-    ),
-    "blocks are wanted only when a fetch could start": Script(
-        3, [See(wants_blocks=False), Event("announce", 0b001), See(wants_blocks=True)]
+    "a whole request without chunks runs at once": Script(0, [], Admission(), await_first=False),
+    "blocks are wanted only when a fetch can start": Script(
+        3, [Expect(wants_blocks=False), Event("announce", 0b001), Expect(wants_blocks=True)]
     ),
     "chunks in the own cache want no blocks": Script(
         2,
         [
             Event("announce", 0b01),
-            See(wants_blocks=False),
+            Expect(wants_blocks=False),
             Event("announce", 0b10),
-            See(wants_blocks=True),
+            Expect(wants_blocks=True),
         ],
         cached=2,
     ),
-    "a chunk lost in the middle is a hole and nobody waits for it": Script(
+    "a chunk lost in the middle is a hole that the request does not wait for": Script(
         4,
         [
             Event("announce", 0b1111),
@@ -276,7 +275,7 @@ SCRIPTS: dict[str, Script] = {
         ],
         Admission(((0, 2), (4, 8)), 3),
     ),
-    "a chunk that was not announced is waited for until the partner's end": Script(
+    "an unannounced chunk is waited for until the prefill node's end": Script(
         3,
         [
             Event("announce", 0b101),
@@ -284,100 +283,100 @@ SCRIPTS: dict[str, Script] = {
             Event("land", 0),
             Event("land", 2),
             Event("know_first"),
-            WAITS,
+            STILL_WAITS,
             Event("end"),
         ],
         Admission(((0, 2), (4, 6)), 2),
     ),
-    "a lost chunk announced again is fetched again": Script(
+    "a lost chunk that is announced again is fetched again": Script(
         2,
         [
             Event("announce", 0b11),
             Event("reserve", 0),
             Event("lose", 0),
             Event("land", 1),
-            See(flying=set()),
+            Expect(flying=set()),
             Event("announce", 0b01),
-            See(flying={0}),
+            Expect(flying={0}),
             Event("land", 0),
             Event("know_first"),
         ],
         Admission(((0, 4),), 2),
     ),
-    "a chunk put again while its lost bytes are on their way is fetched again": Script(
+    "a chunk announced again during a fetch that fails is fetched again": Script(
         1,
         [
             Event("announce", 0b1),
             Event("reserve", 0),
             Event("announce", 0b1),
             Event("lose", 0),
-            See(flying={0}),
+            Expect(flying={0}),
             Event("lose", 0),
-            See(flying=set()),  # nobody has put it a third time
+            Expect(flying=set()),  # it was not announced a third time
         ],
     ),
-    "after the end chunks behind a hole are fetched too": Script(
-        3, [Event("announce", 0b101), Event("end"), Event("reserve", 0), See(flying={0, 2})]
+    "after the end chunks after a hole are fetched": Script(
+        3, [Event("announce", 0b101), Event("end"), Event("reserve", 0), Expect(flying={0, 2})]
     ),
-    "an abort in mid-fetch holds the blocks until the fetch has settled": Script(
+    "after an abort the blocks are held until the fetches have settled": Script(
         2,
         [
             Event("announce", 0b11),
             Event("reserve", 0),
             Event("abort"),
             Event("lose", 0),
-            See(held=True),
+            Expect(held=True),
             Event("land", 1),
-            See(held=False, outcome=FORGET),
+            Expect(held=False, outcome=FORGET),
         ],
         FORGET,
     ),
-    "blocks given back are wanted again and their chunks fetched anew": Script(
+    "after a release the blocks are wanted again and the chunks fetched again": Script(
         2,
         [
             Event("announce", 0b11),
             Event("reserve", 0),
             Event("land", 0),
             Event("give_back"),
-            See(held=True),  # chunk 1 is still in flight
+            Expect(held=True),  # chunk 1 is still in flight
             Event("land", 1),
-            See(held=False, wants_blocks=True),
+            Expect(held=False, wants_blocks=True),
             Event("reserve", 0),
-            See(flying={0, 1}),
+            Expect(flying={0, 1}),
         ],
     ),
-    "a deadline after the first token runs with what has landed": Script(
+    "at a deadline after the first token the request runs with the landed chunks": Script(
         3,
         [
             Event("announce", 0b001),
             Event("reserve", 0),
             Event("land", 0),
             Event("time_out"),
-            WAITS,  # only the router ends the wait for the first token
+            STILL_WAITS,  # only the router ends the wait for first tokens
             Event("know_first"),
             Event("time_out"),
         ],
         Admission(((0, 2),), 1),
     ),
-    "a deadline in mid-fetch waits until the fetch has settled": Script(
+    "at a deadline the request waits for the fetches in flight": Script(
         2,
         [
             Event("announce", 0b11),
             Event("reserve", 0),
             Event("land", 0),
             Event("time_out"),
-            See(held=True),
+            Expect(held=True),
             Event("land", 1),
         ],
         Admission(((0, 4),), 2),
         await_first=False,
     ),
-    "of a partly cached chunk only the rest has landed": Script(
+    "only the uncached blocks of a partly cached chunk count as landed": Script(
         3,
         [
             Event("announce", 0b111),
             Event("reserve", 3),
-            See(flying={1, 2}),
+            Expect(flying={1, 2}),
             Event("land", 1),
             Event("land", 2),
             Event("end"),
@@ -401,16 +400,16 @@ SCRIPTS: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-def test_what_happens_to_a_parked_request(script: Script) -> None:
-    w = world(script.chunks, await_first=script.await_first, cached=script.cached)
+def test_a_parked_request_follows_the_script(script: Script) -> None:
+    driver = make_driver(script.chunks, await_first=script.await_first, cached=script.cached)
     for event in script.events:
-        if isinstance(event, See):
-            assert w.outcome == event.outcome
-            assert event.flying in (None, w.flying)
-            assert event.held in (None, w.held)
-            assert event.wants_blocks in (None, w.state.wants_blocks)
+        if isinstance(event, Expect):
+            assert driver.outcome == event.outcome
+            assert event.flying in (None, driver.flying)
+            assert event.held in (None, driver.held)
+            assert event.wants_blocks in (None, driver.state.wants_blocks)
         else:
-            w.tell(event.method, event.chunks)
-    assert w.outcome == script.ends
-    if isinstance(script.ends, Admission):
-        assert w.state.cached_blocks == w.cached
+            driver.call(event.method, event.chunks)
+    assert driver.outcome == script.outcome
+    if isinstance(script.outcome, Admission):
+        assert driver.state.cached_blocks == driver.cached

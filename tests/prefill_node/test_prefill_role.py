@@ -1,4 +1,4 @@
-"""What a prefill node takes and what it refuses."""
+"""Which jobs a prefill node accepts, and which it refuses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def load(queued: int, speed: float) -> Load:
     )
 
 
-def test_a_job_is_taken_while_the_queue_is_short() -> None:
+def test_a_job_is_accepted_while_the_queue_is_short() -> None:
     assert PrefillRole(max_queue_s=2.0).refuse(JOB, load(2000, 1000.0)) is None
 
 
-def test_a_job_that_would_wait_too_long_is_refused_and_may_be_tried_elsewhere() -> None:
+def test_a_job_that_would_wait_too_long_is_refused_with_a_retryable_error() -> None:
     refusal = PrefillRole(max_queue_s=2.0).refuse(JOB, load(5000, 1000.0))
     assert refusal is not None
     assert (refusal.code, refusal.status, refusal.retryable) == ("saturated", 429, True)
@@ -33,7 +33,7 @@ def test_a_job_that_would_wait_too_long_is_refused_and_may_be_tried_elsewhere() 
     assert "5000 prompt tokens" in refusal.message
 
 
-def test_a_whole_request_is_taken_too() -> None:
+def test_a_whole_request_is_accepted() -> None:
     assert PrefillRole().refuse(RunJob(JOB.request), load(100, 1000.0)) is None
 
 

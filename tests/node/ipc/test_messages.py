@@ -1,4 +1,4 @@
-"""Frames between server and engine process: any cut of the stream gives the same frames."""
+"""Frames between a node's server process and its engine process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from baton_protocol.ids import Epoch, RequestId
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
-def test_any_cut_of_the_stream_gives_the_same_payloads(
+def test_a_stream_cut_anywhere_gives_the_same_payloads(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     stream = b"".join(pack(payload) for payload in payloads)
     unpacker = Unpacker()
-    got: list[bytes] = []
+    unpacked: list[bytes] = []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
-        got.extend(unpacker.feed(stream[:size]))
+        unpacked.extend(unpacker.feed(stream[:size]))
         stream = stream[size:]
-    assert got == payloads
+    assert unpacked == payloads
 
 
 def test_an_impossible_length_is_an_error() -> None:
@@ -41,7 +41,7 @@ def test_an_impossible_length_is_an_error() -> None:
         list(Unpacker().feed(b"\xff\xff\xff\xff"))
 
 
-def test_records_come_back_as_they_were() -> None:
+def test_decoding_an_encoded_record_returns_it() -> None:
     engine, server = to_engine_codec(), to_server_codec()
     start = Start(NodeSettings(node="n", role="decode", data_urls=("unix:///a",)), Epoch("e"))
     assert engine.decode(engine.encode(start)) == start

@@ -1,4 +1,4 @@
-"""Real node processes over real WebSockets: what a router and an operator of a node see."""
+"""Real node processes over real WebSockets, as routers and operators see them."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ from tests.support.nodes.processes import (
 )
 from tests.support.stores.kvstore import frozen
 
-# Tests share nodes, which know requests by their names: no name is used twice.
+# Tests share nodes, which know requests by their ids: no two tests use the same id.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 PROMPT = bytes((i * 11) % 95 + 32 for i in range(300))
 SLOW = SimConfig(decode_ms=20.0)
-LONGEST = 7000  # tokens of a request on a slow node
+MAX_MODEL_LEN = 7000  # tokens; of the slow node
 
 
-def settings(store: EmbeddedStore | None, role: Role = "decode", **more: Any) -> NodeSettings:
-    where = {} if store is None else {"index_url": store.index_url, "data_urls": store.data_urls}
-    facts: dict[str, Any] = {
+def settings(store: EmbeddedStore | None, role: Role = "decode", **fields: Any) -> NodeSettings:
+    urls = {} if store is None else {"index_url": store.index_url, "data_urls": store.data_urls}
+    defaults: dict[str, Any] = {
         "node": f"{role}-0",
         "role": role,
         "port": free_port(),
@@ -70,7 +70,7 @@ def settings(store: EmbeddedStore | None, role: Role = "decode", **more: Any) ->
         "fetch": "always",
         "write_behind_bandwidth": 0,
     }
-    return NodeSettings(**(facts | where | more))
+    return NodeSettings(**(defaults | urls | fields))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -82,16 +82,18 @@ async def standby() -> AsyncIterator[Standby]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def slow(standby: Standby) -> NodeProcess:
-    """Without a store; it has time for everything."""
+    """A node without a store, with slow steps and long timeouts."""
     return await standby.node(
         "slow",
-        lambda: settings(None, sim=SLOW, drain_s=600.0, link_grace_s=600.0, max_model_len=LONGEST),
+        lambda: settings(
+            None, sim=SLOW, drain_s=600.0, link_grace_s=600.0, max_model_len=MAX_MODEL_LEN
+        ),
     )
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def hasty(standby: Standby) -> NodeProcess:
-    """Without a store; it waits for nobody."""
+    """A node without a store, with slow steps and short timeouts."""
     return await standby.node(
         "hasty", lambda: settings(None, sim=SLOW, drain_s=0.2, link_grace_s=0.2)
     )
@@ -108,60 +110,64 @@ async def decode(standby: Standby, store: EmbeddedStore) -> NodeProcess:
 
 
 async def get(node: NodeProcess, path: str) -> tuple[int, bytes]:
-    async with aiohttp.ClientSession() as session, session.get(f"{node.url}{path}") as answer:
-        return answer.status, await answer.read()
+    async with aiohttp.ClientSession() as session, session.get(f"{node.url}{path}") as response:
+        return response.status, await response.read()
 
 
 def text_of(client: LinkClient, name: str, choice: int = 0) -> str:
     return "".join(delta.text for delta in client.of(name) if delta.choice == choice)
 
 
-async def test_a_pair_of_nodes_hands_a_request_over_with_the_tokens_of_one(
+async def test_a_hand_off_between_nodes_has_the_tokens_of_a_single_node(
     prefill: NodeProcess, decode: NodeProcess
 ) -> None:
-    async with linked(prefill) as lp, linked(decode) as ld:
-        published, fetched = (await lp.load()).load, (await ld.load()).load
+    async with linked(prefill) as prefill_link, linked(decode) as decode_link:
+        published, fetched = (await prefill_link.load()).load, (await decode_link.load()).load
         request = make_request("r", PROMPT, max_tokens=12, n=2, temperature=1.0, seed=4)
-        await ld.send(RunJob(request, await_first=True))
-        about = ld.hello.report
-        await lp.send(PrefillJob(request, about.node, about.epoch))
-        done = await lp.prefilled("r")
+        await decode_link.send(RunJob(request, await_first=True))
+        report = decode_link.hello.report
+        await prefill_link.send(PrefillJob(request, report.node, report.epoch))
+        done = await prefill_link.prefilled("r")
         assert isinstance(done, PrefillDone)
         assert [choice.choice for choice in done.choices] == [0, 1]
-        await ld.send(FirstTokens(request.id, 1, tuple(choice.ids for choice in done.choices)))
-        deltas = await ld.finished("r", 2)
+        await decode_link.send(
+            FirstTokens(request.id, 1, tuple(choice.ids for choice in done.choices))
+        )
+        deltas = await decode_link.finished("r", 2)
         assert deltas[-1].stats is not None
         assert deltas[-1].stats.fetched_tokens == 288
         assert deltas[0].offset == 1
 
-        await lp.send(
+        await prefill_link.send(
             RunJob(make_request("alone", PROMPT, max_tokens=12, n=2, temperature=1.0, seed=4))
         )
-        await lp.finished("alone", 2)
+        await prefill_link.finished("alone", 2)
         for choice in range(2):
-            split = done.choices[choice].text + text_of(ld, "r", choice)
-            assert split == text_of(lp, "alone", choice)
+            split = done.choices[choice].text + text_of(decode_link, "r", choice)
+            assert split == text_of(prefill_link, "alone", choice)
 
-        def handed_over() -> bool:
-            load = ld.last_load().load
+        def handed_off() -> bool:
+            load = decode_link.last_load().load
             handoffs = load.handoffs_total - fetched.handoffs_total
             return (handoffs, load.reused_chunks_total - fetched.reused_chunks_total) == (1, 18)
 
         chunks = published.published_chunks_total + 18
-        await ld.until(handed_over)
-        await lp.until(lambda: lp.last_load().load.published_chunks_total == chunks)
-        await lp.until(lambda: lp.last_load().speeds.put_bytes_per_s > 0)
-        await ld.until(lambda: ld.last_load().speeds.get_bytes_per_s > 0)
+        await decode_link.until(handed_off)
+        await prefill_link.until(
+            lambda: prefill_link.last_load().load.published_chunks_total == chunks
+        )
+        await prefill_link.until(lambda: prefill_link.last_load().speeds.put_bytes_per_s > 0)
+        await decode_link.until(lambda: decode_link.last_load().speeds.get_bytes_per_s > 0)
         _, page = await get(prefill, "/metrics")
         families = {f.name: f for f in text_string_to_metric_families(page.decode())}
         metric = families["baton_kv_published_bytes"].samples[0]
         assert metric.labels == {"node": "prefill-0"}
-        assert metric.value == chunks * about.layout.chunk_bytes
-        await ld.until(lambda: len(ld.cached()) >= 18)
+        assert metric.value == chunks * report.layout.chunk_bytes
+        await decode_link.until(lambda: len(decode_link.cached()) >= 18)
         assert await prefill.stop() == 0
 
 
-async def test_the_hello_says_who_the_node_is_and_names_its_artifacts(
+async def test_the_hello_has_the_node_s_identity_and_artifact_digests(
     store: EmbeddedStore, decode: NodeProcess
 ) -> None:
     async with linked(decode) as link:
@@ -185,32 +191,32 @@ async def test_the_hello_says_who_the_node_is_and_names_its_artifacts(
         assert [node.epoch for node in await registered(store, 1)] == [report.epoch]
 
 
-async def computes_by_itself(node: NodeProcess) -> None:
+async def check_node_computes_alone(node: NodeProcess) -> None:
     async with linked(node) as link:
-        await link.send(RunJob(make_request("by itself", b"!!" + PROMPT, max_tokens=4)))
-        deltas = await link.finished("by itself")
+        await link.send(RunJob(make_request("alone-1", b"!!" + PROMPT, max_tokens=4)))
+        deltas = await link.finished("alone-1")
         assert sum(len(delta.ids) for delta in deltas) == 4
-        me = link.hello.report
-        await link.send(PrefillJob(make_request("p", b"!" + PROMPT), me.node, me.epoch))
+        report = link.hello.report
+        await link.send(PrefillJob(make_request("p", b"!" + PROMPT), report.node, report.epoch))
         assert not isinstance(await link.prefilled("p"), JobFailed)
 
 
 async def registered(store: EmbeddedStore, count: int) -> list[NodeReport]:
-    """Wait until the registry lists so many nodes."""
+    """Wait until the registry lists `count` nodes, and return their reports."""
     async with Registry(store.index_url, "default") as registry, asyncio.timeout(120):
-        while len(found := await registry.nodes()) != count:
+        while len(reports := await registry.nodes()) != count:
             await asyncio.sleep(0.02)
-        return found
+        return reports
 
 
-async def test_a_node_whose_store_goes_away_computes_by_itself(
+async def test_a_node_whose_data_servers_freeze_computes_without_them(
     store: EmbeddedStore, decode: NodeProcess
 ) -> None:
     with frozen(store.pid("data0"), store.pid("data1")):
-        await computes_by_itself(decode)
+        await check_node_computes_alone(decode)
 
 
-async def test_a_node_that_has_ended_is_not_in_the_registry(
+async def test_a_node_that_has_ended_is_removed_from_the_registry(
     store: EmbeddedStore, decode: NodeProcess
 ) -> None:
     await registered(store, 1)
@@ -218,7 +224,7 @@ async def test_a_node_that_has_ended_is_not_in_the_registry(
     await registered(store, 0)
 
 
-async def test_a_second_link_is_told_what_the_cache_holds(slow: NodeProcess) -> None:
+async def test_a_second_link_gets_the_chunks_in_the_cache(slow: NodeProcess) -> None:
     async with linked(slow) as first:
         await first.load()
         before = first.cached()
@@ -231,25 +237,25 @@ async def test_a_second_link_is_told_what_the_cache_holds(slow: NodeProcess) -> 
         assert second.hello.report.store == "none"
 
 
-async def test_cache_events_are_counted_from_the_listing_on_and_listed_again_on_demand(
+async def test_cache_events_are_numbered_from_the_listing_on_and_listed_again_on_request(
     slow: NodeProcess,
 ) -> None:
     async with linked(slow) as link:
 
-        def told() -> list[CacheEvents]:
+        def events() -> list[CacheEvents]:
             return [frame for frame in link.frames if isinstance(frame, CacheEvents)]
 
         await link.load()
-        start, before = told()[0].seq, link.cached()
+        start, before = events()[0].seq, link.cached()
         await link.send(RunJob(make_request("counted", b"counted" + PROMPT)))
         await link.finished("counted")
         await link.until(lambda: len(link.cached() - before) == 19)
-        counted, cached = len(told()), link.cached()
-        assert [frame.seq for frame in told()] == list(range(start, start + counted))
-        assert [frame.reset for frame in told()] == [True] + [False] * (counted - 1)
+        count, cached = len(events()), link.cached()
+        assert [frame.seq for frame in events()] == list(range(start, start + count))
+        assert [frame.reset for frame in events()] == [True] + [False] * (count - 1)
         await link.send(Resync())
-        await link.until(lambda: len(told()) == counted + 1)
-        assert (told()[-1].reset, told()[-1].seq) == (True, start + counted - 1)
+        await link.until(lambda: len(events()) == count + 1)
+        assert (events()[-1].reset, events()[-1].seq) == (True, start + count - 1)
         assert link.cached() == cached
 
 
@@ -273,7 +279,7 @@ async def test_a_stop_string_ends_the_request_and_frees_its_blocks(slow: NodePro
         assert link.of("stops") == deltas
 
 
-async def test_aborting_a_request_ends_it_without_a_word(slow: NodeProcess) -> None:
+async def test_an_aborted_request_sends_no_last_delta(slow: NodeProcess) -> None:
     async with linked(slow) as link:
         await link.send(RunJob(make_request("aborted", PROMPT, max_tokens=4000)))
         await link.until(lambda: len(link.of("aborted")) > 2)
@@ -291,12 +297,12 @@ async def test_a_lost_link_aborts_its_requests_after_the_grace_period(hasty: Nod
         await later.until(lambda: later.last_load().load.running == 0)
 
 
-async def test_a_router_that_comes_back_has_every_token_once(slow: NodeProcess) -> None:
+async def test_a_router_that_reconnects_gets_every_token_once(slow: NodeProcess) -> None:
     request = make_request("twice", PROMPT, max_tokens=40)
     async with linked(slow) as link:
         await link.send(RunJob(request))
         await link.until(lambda: len(link.of("twice")) > 4)
-    seen = link.of("twice")[:3]  # the others were lost on their way
+    seen = link.of("twice")[:3]  # the later ones were lost with the link
     ids = tuple(id for delta in seen for id in delta.ids)
     async with linked(slow) as later:
         await later.send(RunJob(msgspec.structs.replace(request, outputs=(ids,))))
@@ -308,7 +314,7 @@ async def test_a_router_that_comes_back_has_every_token_once(slow: NodeProcess) 
         assert "".join(delta.text for delta in deltas) == text_of(later, "once")
 
 
-async def test_a_request_past_its_deadline_is_a_final_error(slow: NodeProcess) -> None:
+async def test_a_request_past_its_deadline_fails_with_a_final_error(slow: NodeProcess) -> None:
     async with linked(slow) as link:
         late = msgspec.structs.replace(make_request("overdue", PROMPT), time_left=0.0)
         await link.send(RunJob(late, await_first=True))
@@ -316,27 +322,27 @@ async def test_a_request_past_its_deadline_is_a_final_error(slow: NodeProcess) -
         assert (error.code, error.retryable) == ("deadline_exceeded", False)
 
 
-async def test_a_prompt_that_cannot_fit_is_a_final_error(slow: NodeProcess) -> None:
+async def test_a_prompt_that_cannot_fit_fails_with_a_final_error(slow: NodeProcess) -> None:
     async with linked(slow) as link:
-        await link.send(RunJob(make_request("long", bytes(LONGEST))))
+        await link.send(RunJob(make_request("long", bytes(MAX_MODEL_LEN))))
         failed = await link.failure("long")
         assert failed.error.code == "context_length_exceeded"
-        assert str(LONGEST) in failed.error.message
+        assert str(MAX_MODEL_LEN) in failed.error.message
         assert not failed.error.retryable
 
 
-async def test_a_node_drains_and_resumes_by_a_router_s_word(slow: NodeProcess) -> None:
+async def test_a_node_drains_and_resumes_as_a_router_asks(slow: NodeProcess) -> None:
     async with linked(slow) as link:
         await link.send(RunJob(make_request("stays", PROMPT, max_tokens=4000)))
         await link.until(lambda: len(link.of("stays")) > 2)
         await link.send(DrainNode(0.0, "scale-down", "r2"))
         await link.until(lambda: link.last_load().leaving)
-        told = link.last_load()
-        assert (told.state, told.reason, told.load.requests) == ("draining", "scale-down", 1)
-        assert told.replaced_by == "r2"
+        load = link.last_load()
+        assert (load.state, load.reason, load.load.requests) == ("draining", "scale-down", 1)
+        assert load.replaced_by == "r2"
         assert (await get(slow, "/ready"))[0] == 503
         before = len(link.of("stays"))
-        await link.until(lambda: len(link.of("stays")) > before)  # it goes on until it is moved
+        await link.until(lambda: len(link.of("stays")) > before)  # it runs until a router moves it
         await link.send(Abort(RequestId("stays"), 1))
         await link.until(lambda: link.last_load().load.requests == 0)
         await link.send(RunJob(make_request("too late", PROMPT)))
@@ -348,10 +354,10 @@ async def test_a_node_drains_and_resumes_by_a_router_s_word(slow: NodeProcess) -
         assert len(await link.finished("next")) == 3
 
 
-async def test_a_frame_that_a_node_does_not_know_costs_its_sender_the_link_only(
+async def test_an_unknown_frame_closes_only_the_link_of_its_sender(
     slow: NodeProcess,
 ) -> None:
-    """So a router asks for the node's version before it sends what is new."""
+    """So a router checks the node's protocol version before it sends a newer frame."""
     async with linked(slow) as link:
         assert link.hello.report.protocol == PROTOCOL_VERSION
         await link.send(RunJob(make_request("undisturbed", PROMPT, max_tokens=40)))
@@ -363,14 +369,14 @@ async def test_a_frame_that_a_node_does_not_know_costs_its_sender_the_link_only(
         assert sum(len(delta.ids) for delta in await link.finished("undisturbed")) == 40
 
 
-# --- ends -----------------------------------------------------------------------------------------
+# --- shutdown -------------------------------------------------------------------------------------
 
 
-async def test_a_terminated_node_finishes_what_runs_and_takes_nothing_new(
+async def test_a_terminated_node_finishes_its_requests_and_refuses_new_ones(
     slow: NodeProcess,
 ) -> None:
     async with linked(slow) as link:
-        # The long one keeps the node until the test has asked everything.
+        # The long request keeps the node alive until the test has checked everything.
         await link.send(RunJob(make_request("keeps", PROMPT, max_tokens=4000)))
         await link.send(RunJob(make_request("runs", PROMPT, max_tokens=100)))
         await link.until(lambda: len(link.of("runs")) > 2)
@@ -379,8 +385,8 @@ async def test_a_terminated_node_finishes_what_runs_and_takes_nothing_new(
         assert (await get(slow, "/ready"))[0] == 503
         assert (await get(slow, "/health"))[0] == 200
         await link.send(RunJob(make_request("late", PROMPT)))
-        refused = await link.failure("late")
-        assert (refused.error.code, refused.error.retryable) == ("draining", True)
+        refusal = await link.failure("late")
+        assert (refusal.error.code, refusal.error.retryable) == ("draining", True)
         deltas = await link.finished("runs")
         assert sum(len(delta.ids) for delta in deltas) == 100
         assert slow.process.returncode is None
@@ -400,7 +406,9 @@ async def test_a_second_signal_ends_a_node_at_once(slow: NodeProcess) -> None:
         await gone(engine)
 
 
-async def test_a_node_that_ends_hands_back_what_outlives_its_deadline(hasty: NodeProcess) -> None:
+async def test_a_terminated_node_hands_back_requests_that_outlive_its_deadline(
+    hasty: NodeProcess,
+) -> None:
     async with linked(hasty) as link:
         await link.send(RunJob(make_request("outlives", PROMPT, max_tokens=4000)))
         await link.until(lambda: len(link.of("outlives")) > 2)
@@ -411,7 +419,7 @@ async def test_a_node_that_ends_hands_back_what_outlives_its_deadline(hasty: Nod
         assert await hasty.ended() == 0
 
 
-async def test_a_link_is_read_and_a_node_ends_though_its_engine_stands_still(
+async def test_a_node_with_a_frozen_engine_still_reads_its_links_and_shuts_down(
     hasty: NodeProcess,
 ) -> None:
     async with linked(hasty) as link, linked(hasty) as other:
@@ -420,7 +428,7 @@ async def test_a_link_is_read_and_a_node_ends_though_its_engine_stands_still(
         await link.until(lambda: len(link.of("r")) > 2)
         engine = hasty.engine_pid()
         os.kill(engine, signal.SIGSTOP)
-        for number in range(40):  # far more than the sockets between the processes hold
+        for number in range(40):  # far more than the sockets between the processes buffer
             await other.send(RunJob(make_request(f"more{number}", bytes([200]) * 60_000)))
         await other.send(RunJob(request))
         await other.until(lambda: len(other.of("r")) > 2)
@@ -440,36 +448,38 @@ async def test_the_server_ends_when_its_engine_dies(hasty: NodeProcess) -> None:
     async with linked(hasty) as link:
         os.kill(hasty.engine_pid(), signal.SIGKILL)
         await link.until(lambda: link.closed)
-        with pytest.raises(aiohttp.ClientConnectionError):  # who dials again is not let in
+        with pytest.raises(aiohttp.ClientConnectionError):  # new connections are refused, too
             await get(hasty, "/health")
         assert await hasty.ended() == 1
         assert "killed by signal 9" in await hasty.errors()
 
 
-# --- starts that cannot go on ---------------------------------------------------------------------
+# --- failed starts --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", ["port", "model", "blocks"])
-async def test_what_a_node_cannot_start_with_is_one_clear_line(tmp_path: Path, wrong: str) -> None:
+async def test_a_setting_that_prevents_the_start_is_an_error_of_one_line(
+    tmp_path: Path, wrong: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        made, words = {
+        node_settings, message = {
             "port": (settings(None, port=port), f"127.0.0.1:{port} is in use"),
             "model": (settings(None, model=str(tmp_path)), str(tmp_path)),
             "blocks": (settings(None, kv_blocks=0), "num_blocks is 0"),
         }[wrong]
-        node = NodeProcess(made)
+        node = NodeProcess(node_settings)
         await node.start()
         assert await node.ended() == 1
     error = await node.errors()
     assert error.count("\n") == 1
-    assert words in error
+    assert message in error
 
 
 # --- without a store ------------------------------------------------------------------------------
 
 
-async def test_a_node_that_starts_without_its_store_computes_by_itself() -> None:
-    made = settings(None, index_url="unix:///nowhere/i", data_urls=("unix:///nowhere/d",))
-    async with running(made) as (node,):
-        await computes_by_itself(node)
+async def test_a_node_that_starts_without_its_store_computes_without_it() -> None:
+    node_settings = settings(None, index_url="unix:///nowhere/i", data_urls=("unix:///nowhere/d",))
+    async with running(node_settings) as (node,):
+        await check_node_computes_alone(node)
