@@ -1,21 +1,39 @@
-"""Pages that are generated from the code: flags of the commands, fields of the resources.
+"""Pages that are generated from the code: flags, fields of the resources, metrics; and the models.
 
-    python docs/_site/reference.py      writes docs/reference/flags.md and fields.md
+    python docs/_site/reference.py      writes docs/reference/*.md and the models in quick-start.md
 
-In: the options of `baton_cli`, the schemas of `baton_operator`. Out: `pages`, Markdown by path.
+In: the options of `baton_cli`, the schemas of `baton_operator`, the metrics of router, nodes and
+operator, the models of `baton_engine`. Out: `pages`, Markdown by path.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+import typing
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
 from baton_cli.main import COMMANDS
 from baton_cli.options.flag import Flag, flags_of
+from baton_engine.config.engine_config import DType
+from baton_engine.config.model_config import FAMILIES
+from baton_node.server.metrics import NodeMetrics
 from baton_operator.api.crd import crd, scaler_crd
+from baton_operator.metrics import Metrics
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import Load
+from baton_protocol.store import NodeLoad, Speeds
+from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics
+from baton_router.nodes.model_grammars import GrammarCounts
+from baton_router.nodes.pool_view import PoolView
 
+QUICK_START = Path(__file__).resolve().parents[1] / "quick-start.md"
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
 WRITTEN = "Written by `python docs/_site/reference.py`; do not edit."
 FLAGS_HEAD = f"""# Flags
@@ -29,9 +47,106 @@ FIELDS_HEAD = f"""# Fields of the resources
 `[]` marks the items of a list.
 """
 
+METRICS_HEAD = f"""# Metrics
+
+{WRITTEN}
+
+[Observe](../operations/observe.md#metrics) says which metrics to watch, and
+[Kubernetes](../kubernetes.md#metrics) how to scrape them. A histogram has the series `_bucket`,
+`_sum` and `_count`.
+"""
+ROUTERS = """On `/metrics` of a router, which also has the nodes' counters and gauges below, without
+speeds and data servers. With several `--workers`, the router's own metrics have the label
+`worker`."""
+NODES = """On `/metrics` of a node. `instance` counts the data servers from 0, in the order of
+`--redis-data`."""
+OPERATORS = "On `/metrics` of the operator, port 8081."
+# Well-known models of each architecture.
+EXAMPLES = {
+    "LlamaForCausalLM": "Llama 2 and 3, SmolLM2",
+    "MistralForCausalLM": "Mistral 7B",
+    "Qwen2ForCausalLM": "Qwen2, Qwen2.5",
+    "Qwen3ForCausalLM": "Qwen3 (dense)",
+}
+WINDOWS = {
+    "none": "refused",
+    "all": "in every layer",
+    "switched": "by `use_sliding_window`",
+}
+BEGIN, END = "<!-- begin of the models -->\n", "<!-- end of the models -->\n"
+
 
 def pages() -> dict[Path, str]:
-    return {REFERENCE / "flags.md": _flags(), REFERENCE / "fields.md": _fields()}
+    """Every generated page."""
+    return {
+        REFERENCE / "flags.md": _flags(),
+        REFERENCE / "fields.md": _fields(),
+        REFERENCE / "metrics.md": asyncio.run(_metrics()),
+        QUICK_START: _with_models(QUICK_START.read_text()),
+    }
+
+
+def _with_models(page: str) -> str:
+    """The page with the table of models between its two marks."""
+    before, rest = page.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}{_models()}{END}{after}"
+
+
+def _models() -> str:
+    dtypes = [name for name in typing.get_args(DType) if name != "auto"]
+    ways = [f"{device}, {dtype}" for device in ("CPU", "CUDA") for dtype in dtypes]
+    rows = [
+        ["`architectures` in config.json", "such as", "sliding windows", *ways],
+    ]
+    for name, family in FAMILIES.items():
+        rows.append([f"`{name}`", EXAMPLES[name], WINDOWS[family.windows], *["yes"] * len(ways)])
+    head, *rest = [f"| {' | '.join(row)} |\n" for row in rows]
+    return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest])
+
+
+async def _metrics() -> str:
+    """In an event loop, whose tasks one of the metrics counts."""
+    load = Load(Epoch("epoch"), "ready", Speeds(), NodeLoad())
+    node = _families(NodeMetrics(NodeId("node"), lambda: load).registry)
+    own = [one for one in _families(_router_registry()) if one[0] not in {each[0] for each in node}]
+    parts = [METRICS_HEAD]
+    for title, where, families in (
+        ("Routers", ROUTERS, own),
+        ("Nodes", NODES, node),
+        ("Operator", OPERATORS, _families(Metrics().registry)),
+    ):
+        head = "| metric | type | labels | meaning |\n|---|---|---|---|"
+        rows = "\n".join(
+            f"| `{name}` | {kind} | {', '.join(map(_code, labels))} | {_cell(meaning)} |"
+            for name, kind, labels, meaning in sorted(families)
+        )
+        parts.append(f"## {title}\n\n{where}\n\n{head}\n{rows}\n")
+    return "\n".join(parts)
+
+
+def _router_registry() -> CollectorRegistry:
+    """The registry of a router that has met no node."""
+    metrics = RouterMetrics(PoolView(time.monotonic, 1), Demand("router", time.monotonic))
+    metrics.count_refused_input(lambda: 0, dict)
+    metrics.grammars(GrammarCounts)
+    AdmissionMetrics(metrics.registry)
+    return metrics.registry
+
+
+def _families(registry: CollectorRegistry) -> list[tuple[str, str, tuple[str, ...], str]]:
+    """Name, type, labels and description of each of Baton's own metrics."""
+    found = []
+    for collector in registry._collector_to_names:
+        for family in collector.collect():
+            if family.name.startswith("baton_"):
+                labels = getattr(collector, "_labelnames", getattr(family, "_labelnames", ()))
+                found.append((_full_name(family), family.type, tuple(labels), family.documentation))
+    return found
+
+
+def _full_name(family: Metric) -> str:
+    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def _flags() -> str:

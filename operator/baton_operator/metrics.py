@@ -30,55 +30,56 @@ class Metrics:
         ProcessCollector(registry=registry)
         self.reconcile_seconds = Histogram(
             "baton_operator_reconcile_seconds",
-            "Duration of one reconcile of a pool, including its API requests, in seconds",
+            "Duration of one reconcile of a pool, including its API requests, in seconds.",
             buckets=_BUCKETS,
             registry=registry,
         )
         self._reconciles = Counter(
             "baton_operator_reconciles",
-            "Reconciles of pools, by result",
+            "Reconciles of pools, by result.",
             ["result"],
             registry=registry,
         )
         self._requests = Counter(
             "baton_operator_api_requests",
-            "Requests to the API server except watches, by verb and HTTP code",
+            "Requests to the API server except watches, by verb and HTTP code.",
             ["verb", "code"],
             registry=registry,
         )
         self._children = Counter(
             "baton_operator_child_writes",
-            "Writes to pools' child objects, by action and kind",
+            "Writes to pools' child objects, by action and kind.",
             ["act", "kind"],
             registry=registry,
         )
         self._pools = Gauge(
             "baton_operator_pools",
-            "Pools, by the status of their condition Ready",
+            "Pools, by the status of their condition Ready.",
             ["ready"],
             registry=registry,
         )
         self._leader = Gauge(
-            "baton_operator_leader", "1 while this replica is the leader", registry=registry
+            "baton_operator_leader", "1 while this replica is the leader.", registry=registry
         )
         self._depth = Gauge(
-            "baton_operator_queue_depth", "Pools that wait for a reconcile", registry=registry
+            "baton_operator_queue_depth", "Pools that wait for a reconcile.", registry=registry
         )
         self._lag = Gauge(
             "baton_operator_watch_lag_seconds",
-            "Seconds for which the watches have not shown our own writes; 0 while they keep up",
+            "Seconds for which the watches have not shown the operator's own writes; 0 "
+                    "while they keep up.",
             registry=registry,
         )
 
         self._desired = Gauge(
             "baton_operator_desired_nodes",
-            "Nodes that the planner wants; in mode advise it does not apply the number",
+            "Nodes that the planner wants; mode advise does not apply the number.",
             ["pool", "role"],
             registry=registry,
         )
         self._decisions = Counter(
             "baton_operator_decisions",
-            "Decisions of the planner, by pool and reason",
+            "Decisions of the planner, by pool and reason.",
             ["pool", "reason"],
             registry=registry,
         )

@@ -187,7 +187,7 @@ STORE_GAUGES: tuple[tuple[str, str, str], ...] = (
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 WAITS: dict[str, str] = {
-    "handoff_wait": "from the arrival of a job with a prefill partner to FirstTokens or NoFirstTokens",
+    "handoff_wait": "from a job with a prefill partner to FirstTokens or NoFirstTokens",
     "fetch": "from the start of a request's first fetch to the end of its last",
     "queue": "in which a request's prompt was neither fetched nor computed, on any node",
     "prefill": "from a request's admission until its prompt is computed",
