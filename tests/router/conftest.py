@@ -1,4 +1,4 @@
-"""A router on a free port before fake nodes."""
+"""Fixtures: a router on a free port, connected to fake nodes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import completing, half_said
 from tests.support.waiting import WAIT_S, until
 
-# Nothing is waited for longer than need be, and a drain is answered on a slow machine too.
+# Short retries keep the tests fast. The drain timeout is long enough for a slow machine.
 BOUNDS = Bounds(retry_model_s=0.05, reload_every_s=0.05, drain_answer_s=WAIT_S)
 
 
 class Client:
-    """Plain HTTP to one router."""
+    """An HTTP client of one router."""
 
     def __init__(self, router: Router, session: aiohttp.ClientSession) -> None:
         self.router = router
@@ -34,8 +34,8 @@ class Client:
         self, path: str, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
         async with self.session.get(self.url + path, headers=headers) as response:
-            told = {name.lower(): value for name, value in response.headers.items()}
-            return response.status, await response.json(), told
+            response_headers = {name.lower(): value for name, value in response.headers.items()}
+            return response.status, await response.json(), response_headers
 
     async def text(self, path: str, headers: Mapping[str, str] | None = None) -> str:
         async with self.session.get(self.url + path, headers=headers) as response:
@@ -50,18 +50,18 @@ class Client:
             data = {"data": body}
             headers = {"Content-Type": "application/json", **(headers or {})}
         async with self.session.post(self.url + path, headers=headers, **data) as response:
-            told = {name.lower(): value for name, value in response.headers.items()}
-            return response.status, await response.json(), told
+            response_headers = {name.lower(): value for name, value in response.headers.items()}
+            return response.status, await response.json(), response_headers
 
     async def ready(self, nodes: int) -> None:
         view = self.router.view
         await until(lambda: len(list(view.ready())) == nodes)
 
     def dial(self, address: str) -> None:
-        """As discovery does with an address that it finds."""
+        """Connect to a node, as discovery does for each address that it finds."""
         self.router._table.ensure(address)
 
-    # --- what the router says of itself -----------------------------------------------------------
+    # --- the router's own reports -----------------------------------------------------------------
 
     async def pool(self) -> Any:
         status, pool, _ = await self.get("/pool", self._key())
@@ -69,20 +69,20 @@ class Client:
         return pool
 
     async def node(self, name: str) -> Any:
-        """One node of /pool."""
-        [found] = [node for node in (await self.pool())["nodes"] if node["id"] == name]
-        return found
+        """The node's entry in /pool."""
+        [entry] = [node for node in (await self.pool())["nodes"] if node["id"] == name]
+        return entry
 
     async def names(self) -> list[str]:
-        """Of the nodes of /pool."""
+        """Names of the nodes in /pool."""
         return [node["id"] for node in (await self.pool())["nodes"]]
 
     async def chunks(self, name: str) -> int:
-        """That it takes to be in a node's cache."""
+        """Number of chunks that the router believes are in the node's cache."""
         return int((await self.node(name))["cache"]["chunks"])
 
     async def booked(self) -> int:
-        """Requests that nodes are taken to have."""
+        """Number of requests booked on all nodes."""
         return sum(node["booked"]["requests"] for node in (await self.pool())["nodes"])
 
     async def state(self, name: str) -> str:
@@ -92,29 +92,29 @@ class Client:
         return str((await self.node(name))["epoch"])
 
     async def unreachable(self) -> list[str]:
-        """Addresses."""
-        return [one["address"] for one in (await self.pool())["unreachable"]]
+        """Addresses of unreachable nodes."""
+        return [entry["address"] for entry in (await self.pool())["unreachable"]]
 
     async def figure(self, name: str) -> float:
-        """The sum of a metric's rows."""
+        """Sum of a metric's samples."""
         page = await self.text("/metrics", self._key())
         rows = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE)
         return sum(map(float, rows))
 
     async def unfinished(self) -> int:
-        """Requests that are not over, placed or not."""
+        """Number of unfinished requests, placed or not."""
         return int((await self.pool())["totals"]["requests_running"])
 
     async def answering(self) -> int:
-        """Calls that are being answered."""
+        """Number of HTTP calls that are being answered."""
         return int(await self.figure("baton_router_requests_running"))
 
     async def queued(self) -> int:
-        """Calls that wait since every node is full."""
+        """Number of HTTP calls that wait because every node is full."""
         return int(await self.figure("baton_router_admission_queue"))
 
     async def held(self) -> int:
-        """Requests that no node has yet."""
+        """Number of requests that wait for a node."""
         return int(await self.figure("baton_router_requests_held"))
 
     def _key(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ async def _running(
     options: dict[str, Any] = {"port": 0, "reconnect_max_s": 0.1}
     options["nodes"] = tuple(node.address for node in nodes)
     if "api_keys" in settings:
-        options["link_token"] = "t0ken-of-the-tests"  # it opens /pool and /metrics, too
+        options["link_token"] = "t0ken-of-the-tests"  # also grants access to /pool and /metrics
     options["bounds"] = msgspec.structs.replace(BOUNDS, **(bounds or {}))
     async with (
         Router(RouterSettings(**(options | settings))) as router,
@@ -143,14 +143,14 @@ async def _running(
 @pytest.fixture
 def running() -> Any:
     """`async with running(node, ..., handoff="always", bounds={"ping_s": 0.2}) as client`: a router
-    that sees all nodes."""
+    to which all given nodes are ready."""
     return _running
 
 
 @pytest.fixture
 def half_answered() -> Any:
-    """`async with half_answered(decode, ...) as (client, answer)`: the router has half of an answer
-    to a request, and `decode` says no more of it."""
+    """`async with half_answered(decode, ...) as (client, answer)`: the router has half of one
+    request's answer from `decode`, which then falls silent."""
 
     @asynccontextmanager
     async def opened(decode: FakeNode, *more: FakeNode, **settings: Any) -> AsyncIterator[Any]:
@@ -165,8 +165,8 @@ def half_answered() -> Any:
 
 @pytest.fixture
 def handing_off() -> Any:
-    """`async with handing_off(decode, prefill, ...) as (client, answer)`: each of the two nodes has
-    its job of one hand-off, and `prefill` does not answer."""
+    """`async with handing_off(decode, prefill, ...) as (client, answer)`: both nodes have their job
+    for one request's hand-off, and `prefill` does not answer."""
 
     @asynccontextmanager
     async def opened(decode: FakeNode, prefill: FakeNode, **settings: Any) -> AsyncIterator[Any]:

@@ -1,4 +1,5 @@
-"""Draining by hand: who may, what it answers, and where a leaving node's requests go on."""
+"""The drain and resume routes: authorization, answers, and where a draining node's requests
+continue."""
 
 from __future__ import annotations
 
@@ -42,9 +43,7 @@ TOKEN = "t0ken-of-the-pool"
 # --- the routes -----------------------------------------------------------------------------------
 
 
-async def test_a_node_is_told_to_drain_and_to_resume_as_often_as_anybody_likes(
-    running: Any, decode: FakeNode
-) -> None:
+async def test_drain_and_resume_are_idempotent(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         for _ in range(2):
             status, reply, _ = await client.post(DRAIN, {"deadline_s": 60, "reason": "scale-down"})
@@ -62,7 +61,7 @@ async def test_a_node_is_told_to_drain_and_to_resume_as_often_as_anybody_likes(
         assert text(await completing(client)) == REPLY
 
 
-async def test_without_a_body_the_node_s_own_deadline_counts(
+async def test_a_drain_without_a_body_uses_the_node_s_own_deadline(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -70,7 +69,7 @@ async def test_without_a_body_the_node_s_own_deadline_counts(
         assert decode.got == [DrainNode(None, "")]
 
 
-async def test_a_node_that_another_revision_replaces_says_so_until_it_resumes(
+async def test_pool_shows_the_replacing_revision_until_the_node_resumes(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, other) as client:
@@ -83,16 +82,16 @@ async def test_a_node_that_another_revision_replaces_says_so_until_it_resumes(
         assert (node["state"], node["replaced_by"]) == ("ready", "")
 
 
-async def test_the_last_node_of_its_role_is_kept_until_what_replaces_it_can_serve(
+async def test_the_last_node_of_its_role_is_drained_once_its_replacement_can_serve(
     running: Any,
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "baton_router.http.drain")
-    words = {"replaced_by": "r2"}
+    drain = {"replaced_by": "r2"}
     async with running(decode) as client:
-        answer = asyncio.create_task(client.post(DRAIN, words))
+        answer = asyncio.create_task(client.post(DRAIN, drain))
         await until(lambda: "decode-0 is told" in caplog.text)
         assert (decode.got, ready(client, decode)) == ([], True)
         await join(client, other)
@@ -101,7 +100,7 @@ async def test_the_last_node_of_its_role_is_kept_until_what_replaces_it_can_serv
         assert (await client.post("/nodes/decode-1/drain", {"reason": "by hand"}))[0] == 200
 
 
-async def test_the_last_node_of_its_role_that_nothing_replaces_in_time_is_not_drained(
+async def test_the_last_node_of_its_role_is_not_drained_without_a_replacement_in_time(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, other, bounds={"drain_answer_s": 0.05}) as client:
@@ -117,7 +116,7 @@ async def test_the_last_node_of_its_role_that_nothing_replaces_in_time_is_not_dr
         assert other.got == []
 
 
-async def test_nodes_that_are_replaced_at_once_do_not_stand_in_for_each_other(
+async def test_nodes_replaced_at_the_same_time_do_not_count_as_each_other_s_replacement(
     running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "baton_router.http.drain")
@@ -149,7 +148,7 @@ async def test_nodes_that_are_replaced_at_once_do_not_stand_in_for_each_other(
         (b"{", None),
     ],
 )
-async def test_words_that_mean_nothing_are_named(
+async def test_an_invalid_drain_field_is_a_400_that_names_it(
     running: Any, decode: FakeNode, body: Any, param: str | None
 ) -> None:
     async with running(decode) as client:
@@ -158,17 +157,17 @@ async def test_words_that_mean_nothing_are_named(
         assert decode.got == []
 
 
-async def test_a_node_that_is_none_is_a_404_that_names_those_there_are(
+async def test_an_unknown_node_is_a_404_that_lists_the_known_nodes(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
-        for act in ("drain", "resume"):
-            status, reply, _ = await client.post(f"/nodes/decode-7/{act}", b"")
+        for action in ("drain", "resume"):
+            status, reply, _ = await client.post(f"/nodes/decode-7/{action}", b"")
             assert (status, reply["error"]["code"]) == (404, "not_found")
             assert "decode-0" in reply["error"]["message"]
 
 
-async def test_a_node_that_does_not_do_so_in_time_is_a_503_that_says_how_it_is(
+async def test_a_node_that_does_not_obey_in_time_is_a_503_with_its_state(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode, bounds={"drain_answer_s": 0.05}) as client:
@@ -176,20 +175,20 @@ async def test_a_node_that_does_not_do_so_in_time_is_a_503_that_says_how_it_is(
         status, reply, _ = await client.post(DRAIN, b"")
         assert (status, reply["error"]["message"]) == (503, "decode-0 is not draining but ready")
         decode.obeys = True
-        await client.post(DRAIN, {"reason": "roll-out"})  # on a slow machine this may be a 503 too
+        await client.post(DRAIN, {"reason": "roll-out"})  # may also be a 503 on a slow machine
         await client.ready(0)
         decode.obeys = False
         status, reply, _ = await client.post(RESUME, b"")
-        told_of = reply["error"]["message"]
-        assert (status, told_of) == (503, "decode-0 is not ready but draining (roll-out)")
+        message = reply["error"]["message"]
+        assert (status, message) == (503, "decode-0 is not ready but draining (roll-out)")
         await decode.stop()
         await client.ready(0)
         status, reply, _ = await client.post(DRAIN, b"")
-        told_of = reply["error"]["message"]
-        assert (status, told_of) == (503, "decode-0 is not draining but lost (roll-out)")
+        message = reply["error"]["message"]
+        assert (status, message) == (503, "decode-0 is not draining but lost (roll-out)")
 
 
-async def test_a_node_of_an_older_version_is_not_sent_what_would_break_its_link(
+async def test_a_node_with_an_older_protocol_gets_no_drain_or_resume_frames(
     running: Any,
 ) -> None:
     async with FakeNode("decode-0", "decode", protocol=1) as older, running(older) as client:
@@ -200,24 +199,26 @@ async def test_a_node_of_an_older_version_is_not_sent_what_would_break_its_link(
         assert older.got == []
 
 
-# --- who may --------------------------------------------------------------------------------------
+# --- authorization --------------------------------------------------------------------------------
 
 
-async def test_a_pool_with_a_link_token_wants_it(running: Any, decode: FakeNode) -> None:
+async def test_a_pool_with_a_link_token_requires_it_for_a_drain(
+    running: Any, decode: FakeNode
+) -> None:
     decode.token = TOKEN
     async with running(decode, link_token=TOKEN) as client:
-        for said in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
-            status, reply, headers = await client.post(DRAIN, b"", said)
+        for wrong in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
+            status, reply, headers = await client.post(DRAIN, b"", wrong)
             assert (status, reply["error"]["code"]) == (401, "invalid_link_token")
             assert headers["www-authenticate"] == "Bearer"
             assert TOKEN not in reply["error"]["message"]
         assert decode.got == []
-        right = {"Authorization": f"Bearer {TOKEN}"}
-        assert (await client.post(DRAIN, b"", right))[0] == 200
+        valid = {"Authorization": f"Bearer {TOKEN}"}
+        assert (await client.post(DRAIN, b"", valid))[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("authorization", "answer"),
     [
         ("", (401, "invalid_api_key")),
         ("Bearer sk-unknown", (401, "invalid_api_key")),
@@ -227,23 +228,24 @@ async def test_a_pool_with_a_link_token_wants_it(running: Any, decode: FakeNode)
     ],
 )
 @pytest.mark.parametrize("token", ["", TOKEN])
-async def test_a_router_with_api_keys_wants_an_admin_s_or_the_link_token(
-    running: Any, decode: FakeNode, tmp_path: Path, token: str, said: str, answer: Any
+async def test_a_router_with_api_keys_requires_an_admin_key_or_the_link_token(
+    running: Any, decode: FakeNode, tmp_path: Path, token: str, authorization: str, answer: Any
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme sk-of-acme\nops sk-of-ops admin\n")
-    if said.endswith(TOKEN) and not token:
+    if authorization.endswith(TOKEN) and not token:
         answer = (401, "invalid_api_key")
     decode.token = token
     async with running(decode, api_keys=str(keys), link_token=token) as client:
         for path in (DRAIN, RESUME):
-            status, reply, _ = await client.post(path, b"", {"Authorization": said} if said else {})
+            headers = {"Authorization": authorization} if authorization else {}
+            status, reply, _ = await client.post(path, b"", headers)
             assert (status if status == 200 else (status, reply["error"]["code"])) == answer
         assert len(decode.got) == (2 if answer == 200 else 0)
 
 
 @pytest.mark.parametrize(
-    ("peer", "may"),
+    ("peer", "allowed"),
     [
         ("127.0.0.1", True),
         ("127.9.9.9", True),
@@ -256,29 +258,29 @@ async def test_a_router_with_api_keys_wants_an_admin_s_or_the_link_token(
         (None, False),
     ],
 )
-def test_without_keys_and_token_only_clients_of_the_same_machine_may(
-    peer: str | None, may: bool
+def test_without_keys_and_token_only_clients_on_the_same_machine_may_drain(
+    peer: str | None, allowed: bool
 ) -> None:
-    nobody = Tenants({})
-    if may:
-        assert nobody.commander("Bearer guess", peer).admin
+    tenants = Tenants({})
+    if allowed:
+        assert tenants.commander("Bearer guess", peer).admin
     else:
         with pytest.raises(Forbidden, match="--link-token"):
-            nobody.commander("Bearer guess", peer)
+            tenants.commander("Bearer guess", peer)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0.0.0.0"])
-async def test_without_a_token_the_client_s_address_counts_not_the_one_that_listens(
+async def test_without_a_token_the_client_s_address_decides_not_the_listening_address(
     running: Any, decode: FakeNode, host: str
 ) -> None:
     async with running(decode, host=host) as client:
         assert (await client.post(DRAIN, b""))[0] == 200
 
 
-# --- requests of a node that leaves ---------------------------------------------------------------
+# --- requests of a draining node ------------------------------------------------------------------
 
 
-async def test_until_its_deadline_a_draining_node_keeps_its_requests_and_gets_no_others(
+async def test_a_draining_node_keeps_its_requests_until_the_deadline_and_gets_no_new_ones(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.token_s = 0.03
@@ -292,7 +294,7 @@ async def test_until_its_deadline_a_draining_node_keeps_its_requests_and_gets_no
         assert (len(decode.got_of(RunJob)), len(other.got_of(RunJob))) == (1, 1)
 
 
-async def test_past_it_a_stream_goes_on_elsewhere_without_a_strike(
+async def test_past_the_drain_deadline_a_stream_moves_to_another_node_without_a_strike(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
@@ -312,7 +314,7 @@ async def test_past_it_a_stream_goes_on_elsewhere_without_a_strike(
         assert await figure(client, "baton_router_resumed_requests_total") == 1
 
 
-async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
+async def test_a_request_stays_on_its_draining_node_until_another_node_can_take_it(
     half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
@@ -327,7 +329,7 @@ async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
         assert text(await answer) == REPLY
 
 
-async def test_what_an_ending_node_hands_back_is_placed_again_and_counts_for_nothing(
+async def test_a_request_handed_back_at_shutdown_is_placed_again_without_strike_or_refusal(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "fail"
@@ -345,7 +347,7 @@ async def test_what_an_ending_node_hands_back_is_placed_again_and_counts_for_not
         assert decode.got_of(Abort) == []
 
 
-async def test_a_node_that_says_drained_of_another_attempt_is_not_heard(
+async def test_a_drained_failure_of_another_attempt_is_ignored(
     half_answered: Any, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):

@@ -1,4 +1,4 @@
-"""A router before fake nodes that die, freeze, stall and come back: the stream goes on."""
+"""Failover: streams continue when nodes die, freeze, stall or come back."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ pytestmark = pytest.mark.integration
 # --- a node is lost -------------------------------------------------------------------------------
 
 
-async def test_a_stream_goes_on_elsewhere_when_its_node_dies(
+async def test_a_stream_continues_on_another_node_when_its_node_dies(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
-    async with running(decode, link_patience_s=600.0) as client:  # not for who refuses connections
+    async with running(
+        decode, link_patience_s=600.0
+    ) as client:  # refused connections do not wait for it
         answer = asyncio.create_task(streamed(client))
         await half_said(client)
         await join(client, other)
@@ -52,7 +54,7 @@ async def test_a_stream_goes_on_elsewhere_when_its_node_dies(
         assert await figure(client, "baton_asyncio_tasks") > 0
 
 
-async def test_choices_that_ended_are_not_run_again(
+async def test_finished_choices_are_not_run_again(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
@@ -71,7 +73,7 @@ async def test_choices_that_ended_are_not_run_again(
         assert only(other, attempt=2).finished == (1,)
 
 
-async def test_what_has_tokens_is_not_split_again(
+async def test_a_resumed_request_is_not_split_again(
     half_answered: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode, prefill, handoff="always") as (client, answer):
@@ -94,7 +96,7 @@ async def test_a_request_waits_while_no_node_is_left(half_answered: Any, decode:
         assert text(await answer) == REPLY
 
 
-async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(
+async def test_a_disconnect_while_the_request_waits_frees_everything(
     half_answered: Any, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
@@ -107,7 +109,7 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(
         assert await client.booked() == 0
 
 
-async def test_a_request_that_waits_too_long_ends_with_a_504(
+async def test_a_request_that_waits_past_its_deadline_ends_with_a_504(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
@@ -119,7 +121,7 @@ async def test_a_request_that_waits_too_long_ends_with_a_504(
         assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
 
 
-async def test_each_job_says_how_much_time_is_left_whatever_the_time_of_day(
+async def test_the_time_left_in_each_job_does_not_depend_on_the_wall_clock(
     half_answered: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = time.time
@@ -139,7 +141,7 @@ async def test_each_job_says_how_much_time_is_left_whatever_the_time_of_day(
 # --- a link is lost -------------------------------------------------------------------------------
 
 
-async def test_a_hand_off_goes_on_when_its_links_come_back(
+async def test_a_hand_off_continues_when_its_links_come_back(
     handing_off: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with handing_off(decode, prefill, link_patience_s=20.0) as (_, answer):
@@ -152,22 +154,22 @@ async def test_a_hand_off_goes_on_when_its_links_come_back(
         assert {job.request.attempt for job in prefill.got_of(PrefillJob)} == {1}
 
 
-async def test_a_frozen_node_is_lost_and_its_abort_is_the_first_it_hears_when_it_wakes(
+async def test_a_frozen_node_is_lost_and_gets_the_abort_first_when_it_wakes(
     half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode, bounds={"ping_s": 0.2}) as (client, answer):
         await join(client, other)
-        heard = len(decode.got)
+        before = len(decode.got)
         decode.freeze()
         assert text(await answer) == REPLY
         assert await figure(client, 'baton_router_retries_total{cause="pings"}') == 1
         assert not ready(client, decode)
         decode.wake()
-        await until(lambda: ready(client, decode) and len(decode.got) > heard)
-        assert decode.got[heard] == Abort(only(decode).request.id, 1)
+        await until(lambda: ready(client, decode) and len(decode.got) > before)
+        assert decode.got[before] == Abort(only(decode).request.id, 1)
 
 
-async def test_a_node_that_froze_before_it_got_a_request_is_not_held_against_it(
+async def test_losing_a_node_that_froze_before_it_got_the_request_is_no_strike(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, bounds={"ping_s": 0.2}) as client:
@@ -185,7 +187,7 @@ async def test_a_node_that_froze_before_it_got_a_request_is_not_held_against_it(
 # --- an engine stands still -----------------------------------------------------------------------
 
 
-async def test_an_engine_that_makes_no_step_loses_its_requests_and_gets_none(
+async def test_a_stalled_engine_loses_its_requests_and_gets_no_new_ones(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run = "half"
@@ -193,7 +195,7 @@ async def test_an_engine_that_makes_no_step_loses_its_requests_and_gets_none(
         await decode.say_load(running=1, engine_steps_total=7)
         answer = completing(client)
         await half_said(client)
-        keeping = asyncio.create_task(say_loads(other))
+        reporting = asyncio.create_task(report_loads(other))
         await join(client, other)
         assert text(await answer) == REPLY
         assert await figure(client, 'baton_router_retries_total{cause="stalled"}') == 1
@@ -202,11 +204,11 @@ async def test_an_engine_that_makes_no_step_loses_its_requests_and_gets_none(
         assert await client.state("decode-0") == "stalled"
         await decode.say_load(running=1, engine_steps_total=8)
         await until(lambda: ready(client, decode))
-        keeping.cancel()
+        reporting.cancel()
 
 
-async def say_loads(node: FakeNode) -> None:
-    """Idle, as a node says it again and again."""
+async def report_loads(node: FakeNode) -> None:
+    """Report an idle load repeatedly, as a node does."""
     while True:
         await node.say_load()
         await asyncio.sleep(0.05)

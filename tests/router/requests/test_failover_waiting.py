@@ -1,4 +1,4 @@
-"""Requests that wait: they may be guilty, a node refused them, or nobody is ready."""
+"""Requests that wait: on probation, after a refusal, or because no node is ready."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)
 
 
-# --- a request that is guilty, or may be ----------------------------------------------------------
+# --- requests that kill nodes ---------------------------------------------------------------------
 
 
 async def got_jobs(node: FakeNode, count: int) -> None:
@@ -40,7 +40,7 @@ async def got_jobs(node: FakeNode, count: int) -> None:
 
 
 async def restart_silent(node: FakeNode, epochs: int, requests: int) -> None:
-    """The node dies under its requests, so many times, and comes back."""
+    """Restart the node `epochs` times, each time once it has all `requests`."""
     for epoch in range(epochs):
         await got_jobs(node, requests * (epoch + 1))
         await node.restart(f"again-{epoch}")
@@ -66,13 +66,13 @@ async def test_requests_on_probation_run_one_at_a_time(running: Any, decode: Fak
         await restart_silent(decode, epochs=2, requests=3)
         await got_jobs(decode, 7)
         assert sorted(r.phase for r in records(client)) == ["running", "waiting", "waiting"]
-        fresh = completing(client)  # of which nothing is known is not held up
+        fresh = completing(client)  # without strikes: does not wait
         await got_jobs(decode, 8)
         decode.script.run = "answer"
         suspect = decode.got_of(RunJob)[6].request
         await decode.say(Deltas((Delta(suspect.id, suspect.attempt, 0, 0, (72,), "H"),)))
         await got_jobs(decode, 10)
-        # Two of them are whole; a restart may now hit none that is on probation.
+        # Two answers are complete. The restart must not hit a request on probation.
         await until(lambda: sum(answer.done() for answer in answers) == 2)
         await decode.restart("the last")
         assert [text(await answer) for answer in [*answers, fresh]] == [REPLY] * 4
@@ -81,7 +81,7 @@ async def test_requests_on_probation_run_one_at_a_time(running: Any, decode: Fak
 # --- a node refuses -------------------------------------------------------------------------------
 
 
-async def test_what_one_node_refuses_another_gets(
+async def test_a_request_that_one_node_refuses_goes_to_another(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
@@ -95,7 +95,7 @@ async def test_what_one_node_refuses_another_gets(
         assert await figure(client, 'baton_router_retries_total{cause="refused"}') == 1
 
 
-async def test_a_node_that_refused_is_asked_again_after_a_while(
+async def test_a_node_that_refused_is_tried_again_after_a_while(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
@@ -106,7 +106,7 @@ async def test_a_node_that_refused_is_asked_again_after_a_while(
         assert text(await answer) == REPLY
 
 
-async def test_a_node_that_refuses_for_ever_is_the_clients_error(
+async def test_after_too_many_refusals_the_client_gets_the_node_s_error(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
@@ -117,10 +117,10 @@ async def test_a_node_that_refuses_for_ever_is_the_clients_error(
         assert len(decode.got_of(RunJob)) == MAX_ATTEMPTS + 1
 
 
-# --- nobody is ready ------------------------------------------------------------------------------
+# --- no node is ready -----------------------------------------------------------------------------
 
 
-async def test_a_new_request_waits_for_a_node_that_was_there(
+async def test_a_new_request_waits_for_a_lost_node_to_come_back(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -136,7 +136,7 @@ async def test_a_new_request_waits_for_a_node_that_was_there(
         assert text(await answer) == REPLY
 
 
-async def test_a_new_request_waits_for_so_long_and_is_told_why_not(
+async def test_a_new_request_that_waits_too_long_for_a_node_gets_a_503_with_the_reason(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode, unready_wait_s=0.2) as client:
@@ -156,11 +156,11 @@ async def test_a_pool_that_never_had_a_node_refuses_at_once() -> None:
             assert r.status == 503
 
 
-async def test_a_missing_role_is_waited_for(
+async def test_missing_role_queue_waits_for_a_node_of_the_role(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, missing_role="queue") as client:
-        assert text(await completing(client)) == REPLY  # short: no prefill node is needed
+        assert text(await completing(client)) == REPLY  # short: needs no prefill node
         answer = completing(client, prompt=LONG)
         await until(lambda: [r.phase for r in records(client)] == ["waiting"])
         await join(client, prefill)
@@ -169,7 +169,7 @@ async def test_a_missing_role_is_waited_for(
         assert "prefill=prefill-0 decode=decode-0" in done[2]["x-baton-placement"]
 
 
-async def test_a_missing_role_is_refused_by_name(
+async def test_missing_role_fail_refuses_and_names_the_role(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, missing_role="fail") as client:
@@ -185,7 +185,7 @@ async def test_a_missing_role_is_refused_by_name(
         assert prefill.got_of(RunJob) == []
 
 
-async def test_what_was_accepted_is_finished_by_any_role(
+async def test_an_accepted_request_may_finish_on_a_node_of_any_role(
     half_answered: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with half_answered(decode, prefill, missing_role="fail", handoff="never") as (_, answer):
@@ -200,14 +200,14 @@ async def test_a_pair_is_formed_only_while_both_reach_the_store(
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
         for node in (decode, prefill):
-            healths: list[tuple[StoreHealth, str]] = [("down", "store_down"), ("up", "always")]
-            for health, reason in healths:
-                await told_store(client, node, health)
+            expected: list[tuple[StoreHealth, str]] = [("down", "store_down"), ("up", "always")]
+            for health, reason in expected:
+                await report_store(client, node, health)
                 done = await completing(client)
                 assert f"reason={reason}" in done[2]["x-baton-placement"]
 
 
-async def told_store(client: Any, node: FakeNode, health: StoreHealth) -> None:
+async def report_store(client: Any, node: FakeNode, health: StoreHealth) -> None:
     await node.say_load(store=health)
 
     async def state() -> str:

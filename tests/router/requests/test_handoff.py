@@ -1,4 +1,4 @@
-"""A router before fake nodes: who is told what, and what the client sees, in good days and bad."""
+"""Hand-offs and whole requests end to end: frames the nodes get, and answers the client gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def completion(client: Any, **more: Any) -> tuple[int, Any, dict[str, str]
 
 
 async def stream(client: Any, **more: Any) -> list[Any]:
-    """All events of one stream; "[DONE]" stays text."""
+    """All events of one stream, parsed; "[DONE]" stays a string."""
     async with client.session.post(
         client.url + "/v1/completions", json=ask(stream=True, **more)
     ) as response:
@@ -39,12 +39,12 @@ async def stream(client: Any, **more: Any) -> list[Any]:
 
 
 def half_said(client: Any) -> bool:
-    """The router has all that a node says before it falls silent in mid-reply."""
+    """True once the router has everything that a node sends before it falls silent mid-reply."""
     in_flight = client.router.dispatcher.in_flight.values()
     return any(bytes(request.record.outputs[0]) == b"Hello," for request in in_flight)
 
 
-async def test_a_split_request_is_one_answer(
+async def test_a_split_request_gives_one_complete_answer(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
@@ -65,7 +65,7 @@ async def test_a_split_request_is_one_answer(
         assert first.outputs == ((ord("H"),),)
 
 
-async def test_every_choice_is_handed_over_and_told_apart(
+async def test_every_choice_of_every_prompt_is_handed_over_separately(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
@@ -88,14 +88,14 @@ async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
         assert decode.got_of(FirstTokens) == []
 
 
-@pytest.mark.parametrize("bad_day", ["fail", "vanish"])
+@pytest.mark.parametrize("failure", ["fail", "vanish"])
 async def test_a_prefill_node_that_fails_costs_nothing_but_time(
-    running: Any, decode: FakeNode, prefill: FakeNode, bad_day: str
+    running: Any, decode: FakeNode, prefill: FakeNode, failure: str
 ) -> None:
-    prefill.script.prefill = "fail" if bad_day == "fail" else "silent"
+    prefill.script.prefill = "fail" if failure == "fail" else "silent"
     async with running(decode, prefill, handoff="always") as client:
         answer = asyncio.create_task(completion(client))
-        if bad_day == "vanish":
+        if failure == "vanish":
             await until(lambda: prefill.got_of(PrefillJob))
             await prefill.stop()
         status, body, _ = await answer
@@ -103,7 +103,7 @@ async def test_a_prefill_node_that_fails_costs_nothing_but_time(
         assert len(decode.got_of(NoFirstTokens)) == 1
 
 
-async def test_a_final_failure_of_the_decode_node_is_the_clients_error(
+async def test_the_client_gets_the_decode_node_s_final_error(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     decode.script.run = "fail"
@@ -117,7 +117,7 @@ async def test_a_final_failure_of_the_decode_node_is_the_clients_error(
         assert len(decode.got_of(RunJob)) == 1
 
 
-async def test_a_client_that_leaves_frees_both_nodes(
+async def test_a_disconnect_frees_both_nodes(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.prefill = "silent"
@@ -130,9 +130,7 @@ async def test_a_client_that_leaves_frees_both_nodes(
         assert await client.booked() == 0
 
 
-async def test_a_client_that_leaves_in_mid_stream_frees_the_node(
-    running: Any, decode: FakeNode
-) -> None:
+async def test_a_disconnect_mid_stream_frees_the_node(running: Any, decode: FakeNode) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
         async with client.session.post(
@@ -142,9 +140,7 @@ async def test_a_client_that_leaves_in_mid_stream_frees_the_node(
         await until(lambda: decode.got_of(Abort))
 
 
-async def test_a_request_that_takes_too_long_ends_with_a_504(
-    running: Any, decode: FakeNode
-) -> None:
+async def test_a_request_past_its_deadline_ends_with_a_504(running: Any, decode: FakeNode) -> None:
     decode.script.run = "silent"
     async with running(decode, request_timeout_s=0.3) as client:
         status, body, _ = await completion(client)
@@ -152,7 +148,7 @@ async def test_a_request_that_takes_too_long_ends_with_a_504(
         await until(lambda: decode.got_of(Abort))
 
 
-async def test_a_stream_says_each_token_once_then_usage_then_done(
+async def test_a_stream_sends_each_token_once_then_usage_then_done(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
@@ -167,7 +163,7 @@ async def test_a_stream_says_each_token_once_then_usage_then_done(
         assert [e["choices"][0]["finish_reason"] for e in tokens] == [None] * 4 + ["length"]
 
 
-async def test_a_stray_node_of_another_fingerprint_and_draining_nodes_get_nothing(
+async def test_draining_nodes_and_a_stray_node_of_another_fingerprint_get_no_requests(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     stranger = FakeNode("decode-1", "decode", fingerprint=Fingerprint("0" * 32))
@@ -182,7 +178,7 @@ async def test_a_stray_node_of_another_fingerprint_and_draining_nodes_get_nothin
         assert draining.got_of(RunJob) == stranger.got_of(RunJob) == []
 
 
-async def test_idle_nodes_share_the_work(running: Any, decode: FakeNode) -> None:
+async def test_idle_nodes_share_the_requests(running: Any, decode: FakeNode) -> None:
     async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
         await asyncio.gather(*(completion(client) for _ in range(40)))
         counts = [len(node.got_of(RunJob)) for node in (decode, other)]
@@ -190,7 +186,7 @@ async def test_idle_nodes_share_the_work(running: Any, decode: FakeNode) -> None
         assert min(counts) >= 5
 
 
-async def test_a_restarted_node_is_a_new_one_and_serves_again(
+async def test_a_restarted_node_has_a_new_epoch_and_serves_again(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -212,7 +208,7 @@ async def test_prefill_nodes_run_whole_requests_when_no_decode_node_is_left(
         assert headers["x-baton-placement"].startswith("prefill=- decode=prefill-0 reason=no_de")
 
 
-async def test_without_nodes_requests_are_refused_and_ready_says_why(
+async def test_without_nodes_requests_are_refused_and_ready_gives_the_reason(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode, unready_wait_s=0.0) as client:
@@ -228,7 +224,7 @@ async def test_without_nodes_requests_are_refused_and_ready_says_why(
         assert (await client.get("/health"))[0] == 200
 
 
-async def test_shutdown_lets_running_streams_finish_and_takes_no_more(
+async def test_shutdown_finishes_running_streams_and_accepts_no_connections(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.token_s = 0.03

@@ -1,4 +1,4 @@
-"""Which kinds of nodes get new requests while a pool rolls out, and which are gone for good."""
+"""Kinds of nodes during a roll-out: which get new requests, and which are rolled out for good."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
 
 
 class Pool:
-    """A view whose nodes have short names: `d2-0` decodes, and is the first of the kind NEW."""
+    """A PoolView with short node names: `d2-0` is the first decode node of the kind NEW."""
 
     def __init__(self) -> None:
         self.view = PoolView(lambda: 100.0, max_chunks=10)
@@ -70,7 +70,7 @@ class Pool:
         ("p1-0 d2-0 p2-0", "d2-0 p2-0"),
     ],
 )
-def test_new_requests_may_be_of_kinds_that_have_all_roles_of_the_one_served_longest(
+def test_kinds_with_all_roles_of_the_kind_served_longest_get_new_requests(
     nodes: str, whole: str
 ) -> None:
     pool = Pool()
@@ -81,7 +81,7 @@ def test_new_requests_may_be_of_kinds_that_have_all_roles_of_the_one_served_long
 
 
 @pytest.mark.parametrize(
-    ("nodes", "going", "can"),
+    ("nodes", "going", "spared"),
     [
         ("", "d1-0", True),
         ("d1-0", "d1-0", False),
@@ -95,17 +95,17 @@ def test_new_requests_may_be_of_kinds_that_have_all_roles_of_the_one_served_long
         ("p1-0 d2-0", "d2-0", True),
     ],
 )
-def test_nodes_can_be_spared_while_requests_find_the_roles_of_one_kind_without_them(
-    nodes: str, going: str, can: bool
+def test_nodes_can_be_spared_if_one_kind_keeps_all_its_roles_without_them(
+    nodes: str, going: str, spared: bool
 ) -> None:
     pool = Pool()
     for name in nodes.split():
         pool.meet(name)
         pool.view.kind()
-    assert pool.view.can_spare([NodeId(name) for name in going.split()]) is can
+    assert pool.view.can_spare([NodeId(name) for name in going.split()]) is spared
 
 
-def test_the_kind_served_longest_is_it_while_a_node_of_it_is_ready() -> None:
+def test_the_kind_served_longest_stays_while_one_of_its_nodes_is_ready() -> None:
     pool = Pool()
     assert pool.view.kind() is None
     pool.meet("d1-0")
@@ -144,7 +144,7 @@ DIFFERENT: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "parts"), DIFFERENT)
-def test_nodes_are_of_one_kind_where_nothing_differs_that_changes_a_streams_tokens_or_end(
+def test_nodes_are_of_one_kind_if_nothing_that_changes_a_stream_s_tokens_or_end_differs(
     changes: dict[str, Any], parts: list[str]
 ) -> None:
     pool = Pool()
@@ -161,7 +161,7 @@ def changed_eos() -> dict[str, bytes]:
 
 
 @pytest.mark.integration
-async def test_a_stream_does_not_go_on_at_a_node_with_other_eos_ids(
+async def test_a_stream_does_not_continue_on_a_node_with_other_eos_ids(
     half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     other.serve_artifacts(changed_eos())
@@ -175,7 +175,7 @@ async def test_a_stream_does_not_go_on_at_a_node_with_other_eos_ids(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("revision", "level"), [("", "WARNING"), ("r2", "INFO")])
-async def test_a_node_of_another_kind_is_reported_with_what_differs(
+async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
     running: Any,
     decode: FakeNode,
     other: FakeNode,
@@ -196,25 +196,25 @@ async def test_a_node_of_another_kind_is_reported_with_what_differs(
     assert "generation_config.json" in warning.message
 
 
-# --- gone for good --------------------------------------------------------------------------------
+# --- rolled out for good --------------------------------------------------------------------------
 
 
-def test_a_kind_is_gone_for_good_once_each_of_its_nodes_says_who_takes_its_place() -> None:
+def test_a_kind_is_rolled_out_once_each_of_its_nodes_reports_a_replacement() -> None:
     pool = Pool()
     for name in ("d1-0", "p1-0", "d2-0"):
         pool.meet(name)
-    said = [pool.rolled_out()]
+    revisions = [pool.rolled_out()]
     for name in ("d1-0", "p1-0"):
         pool.drain(name, "r2")
-        said.append(pool.rolled_out())
-    assert said == ["", "", "r2"]
+        revisions.append(pool.rolled_out())
+    assert revisions == ["", "", "r2"]
     pool.view.lost(NodeId("d1-0"))
     pool.view.forget(NodeId("p1-0"))
     assert pool.rolled_out() == "r2"
     assert pool.rolled_out("d2-0") == ""
 
 
-def test_it_stays_gone_when_all_its_nodes_are_forgotten() -> None:
+def test_a_rolled_out_kind_stays_so_when_all_its_nodes_are_forgotten() -> None:
     pool = Pool()
     kind = pool.meet("d1-0").kind
     pool.meet("d2-0")
@@ -226,7 +226,7 @@ def test_it_stays_gone_when_all_its_nodes_are_forgotten() -> None:
     assert pool.view.rolled_out(kind) == ""
 
 
-def test_it_is_not_gone_when_its_last_node_was_told_nothing_and_may_come_back() -> None:
+def test_a_kind_is_not_rolled_out_if_its_last_forgotten_node_reported_no_replacement() -> None:
     pool = Pool()
     kind = pool.meet("d1-0").kind
     for name in ("d1-1", "d2-0"):
@@ -237,7 +237,7 @@ def test_it_is_not_gone_when_its_last_node_was_told_nothing_and_may_come_back() 
     assert pool.view.rolled_out(kind) == ""
 
 
-def test_it_stays_gone_when_its_last_node_comes_back_as_another() -> None:
+def test_a_rolled_out_kind_stays_so_when_its_last_node_returns_as_another_kind() -> None:
     pool = Pool()
     kind = pool.meet("d1-0").kind
     pool.drain("d1-0", "r2")
@@ -246,7 +246,7 @@ def test_it_stays_gone_when_its_last_node_comes_back_as_another() -> None:
 
 
 @pytest.mark.parametrize("how", ["ready", "starting", "drains by hand", "is lost", "resumed"])
-def test_it_is_not_gone_while_a_node_of_it_may_come_back(how: str) -> None:
+def test_a_kind_is_not_rolled_out_while_one_of_its_nodes_may_come_back(how: str) -> None:
     pool = Pool()
     for name in ("d1-0", "d1-1", "d2-0"):
         pool.meet(name)
@@ -264,8 +264,8 @@ def test_it_is_not_gone_while_a_node_of_it_may_come_back(how: str) -> None:
     assert pool.rolled_out() == ""
 
 
-def test_it_is_not_gone_while_nothing_else_is_seen_to_serve() -> None:
-    """The nodes that take its place may be of the same kind, and not found yet."""
+def test_a_kind_is_not_rolled_out_while_no_other_kind_is_ready() -> None:
+    """The replacements may be of the same kind and not discovered yet."""
     pool = Pool()
     pool.meet("d1-0")
     pool.drain("d1-0", "r2")
@@ -276,10 +276,10 @@ def test_it_is_not_gone_while_nothing_else_is_seen_to_serve() -> None:
     assert pool.rolled_out() == "r2"
 
 
-# --- over to another kind -------------------------------------------------------------------------
+# --- moving to another kind -----------------------------------------------------------------------
 
 
-async def made(call: ChatCall | CompletionCall, max_model_len: int = 100) -> Prepared:
+async def prepared(call: ChatCall | CompletionCall, max_model_len: int = 100) -> Prepared:
     tenant, rng = Tenant(salt="s"), random.Random(0)
     serving = make_serving(max_model_len, fingerprint=OLD)
     [item] = await prepare(call, serving, "r", tenant=tenant, deadline=60.0, rng=rng)
@@ -290,26 +290,24 @@ def completion(**body: Any) -> CompletionCall:
     return CompletionCall.parse(msgspec.json.encode({"prompt": list(range(40))} | body))
 
 
-async def test_what_goes_over_keeps_its_ids_and_parameters_and_gets_new_names_for_its_chunks() -> (
-    None
-):
+async def test_a_request_moved_to_another_kind_keeps_its_ids_and_gets_new_chunk_hashes() -> None:
     layout = msgspec.structs.replace(LAYOUT, block_size=16, chunk_blocks=1)
     other = make_serving(fingerprint=NEW, layout=layout)
-    item = await made(completion())
-    again = await renamed(item, other)
-    assert again.request == item.request
-    assert again.request.params.seed is not None
-    assert (again.kind, again.serving) == (other.kind, other)
-    assert (len(item.chunks), len(again.chunks)) == (40 // 8, 40 // 16)
-    assert not set(item.chunks) & set(again.chunks)
+    item = await prepared(completion())
+    moved = await renamed(item, other)
+    assert moved.request == item.request
+    assert moved.request.params.seed is not None
+    assert (moved.kind, moved.serving) == (other.kind, other)
+    assert (len(item.chunks), len(moved.chunks)) == (40 // 8, 40 // 16)
+    assert not set(item.chunks) & set(moved.chunks)
     [fresh] = await prepare(
         completion(), other, "r", tenant=Tenant(salt="s"), deadline=60.0, rng=random.Random(0)
     )
-    assert again.chunks == fresh.chunks
+    assert moved.chunks == fresh.chunks
 
 
 @pytest.mark.parametrize(
-    ("asked", "max_model_len", "report", "fitting"),
+    ("params", "max_model_len", "report", "fitting"),
     [
         ({}, 56, {}, True),
         ({}, 55, {}, False),
@@ -324,16 +322,16 @@ async def test_what_goes_over_keeps_its_ids_and_parameters_and_gets_new_names_fo
         ({"bad_words": ["z"]}, 100, {"vocab_size": 45}, False),
     ],
 )
-async def test_only_what_fits_goes_over(
-    asked: dict[str, Any], max_model_len: int, report: dict[str, Any], fitting: bool
+async def test_only_requests_that_fit_the_other_kind_may_move_to_it(
+    params: dict[str, Any], max_model_len: int, report: dict[str, Any], fitting: bool
 ) -> None:
-    item = await made(completion(**asked))
+    item = await prepared(completion(**params))
     assert fits(item, make_serving(max_model_len, fingerprint=NEW, **report)) is fitting
 
 
-async def test_an_answer_that_may_fill_the_context_fills_what_is_left_of_a_shorter_one() -> None:
+async def test_a_moved_request_without_max_tokens_fills_the_other_kind_s_context() -> None:
     chat = ChatCall.parse(msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}]}))
-    item = await made(chat)
+    item = await prepared(chat)
     prompt = len(item.request.prompt_ids)
     assert item.request.params.max_tokens == 100 - prompt
     for length, most in ((prompt + 1, 1), (50, 50 - prompt), (200, 100 - prompt)):

@@ -1,4 +1,4 @@
-"""x-baton-policy: a request's own placement policy, where the router allows it."""
+"""The header x-baton-policy: a request chooses its placement policy if the router allows it."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ BODY = {"prompt": "x" * 20, "max_tokens": 1}
 
 
 async def rankings(client: Any, monkeypatch: Any, headers: dict[str, str]) -> tuple[int, list[Any]]:
-    """The answer's status, and the policies that its requests were placed by."""
+    """Post one call: the answer's status, and the policy of each placement."""
     seen: list[Any] = []
     launch = Dispatcher._launch
 
-    def noted(self: Dispatcher, request: InFlightRequest, stored: Any) -> None:
+    def record(self: Dispatcher, request: InFlightRequest, stored: Any) -> None:
         seen.append(self._places._policy_of(request).ranking)
         launch(self, request, stored)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Dispatcher, "_launch", noted)
+        patch.setattr(Dispatcher, "_launch", record)
         status, _, _ = await client.post(COMPLETIONS, BODY, headers)
     return status, seen
 
 
-async def test_a_request_chooses_its_policy_only_where_that_is_allowed(
+async def test_the_policy_header_counts_only_if_the_router_allows_it(
     running: Any, decode: FakeNode, monkeypatch: Any
 ) -> None:
-    asked = {"x-baton-policy": "round-robin"}
+    headers = {"x-baton-policy": "round-robin"}
     async with running(decode, allow_policy_header=True, placement="random") as client:
-        assert await rankings(client, monkeypatch, asked) == (200, ["round-robin"])
+        assert await rankings(client, monkeypatch, headers) == (200, ["round-robin"])
         assert await rankings(client, monkeypatch, {}) == (200, ["random"])
     async with running(decode) as client:
-        assert await rankings(client, monkeypatch, asked) == (200, ["cost"])
+        assert await rankings(client, monkeypatch, headers) == (200, ["cost"])
         assert await rankings(client, monkeypatch, {"x-baton-policy": "best"}) == (200, ["cost"])
 
 
-async def test_an_unknown_policy_is_a_400_that_names_those_there_are(
+async def test_an_unknown_policy_is_a_400_that_lists_the_policies(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode, allow_policy_header=True) as client:

@@ -1,4 +1,4 @@
-"""A pool rolls out another kind of nodes: who gets new requests, and what becomes of the others."""
+"""Roll-out to another kind of nodes: which kind gets new requests, and what running ones do."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ async def new() -> AsyncIterator[FakeNode]:
         yield node
 
 
-async def replaced(client: Any, node: FakeNode, *, leaving: bool = True) -> None:
-    """As `replace`, of one that heard it from another router, for which others could serve."""
+async def replaced_elsewhere(client: Any, node: FakeNode, *, leaving: bool = True) -> None:
+    """Like `replace`, but another router sent the drain to the node."""
     node.report = msgspec.structs.replace(node.report, replaced_by="r2")
     await node.say_load("draining", leaving=leaving)
     await until(lambda: not ready(client, node))
 
 
-async def asked(client: Any, count: int = 60, **more: Any) -> list[Any]:
-    """The bodies of so many answers, all right."""
+async def complete(client: Any, count: int = 60, **more: Any) -> list[Any]:
+    """Send `count` completions; check each answer's text and return the bodies."""
     answers = [await client.post("/v1/completions", ask(**more)) for _ in range(count)]
     assert {text(answer) for answer in answers} == {REPLY}
     return [body for _, body, _ in answers]
@@ -67,53 +67,53 @@ def runs(*nodes: FakeNode) -> list[int]:
 # --- new requests ---------------------------------------------------------------------------------
 
 
-async def test_two_kinds_share_new_requests_by_their_decode_nodes(
+async def test_two_kinds_share_new_requests_in_proportion_to_their_decode_nodes(
     running: Any, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with running(decode, other, new) as client:
-        drawn = [client.router.fleet.serving(None).kind.fingerprint for _ in range(600)]
-        assert 140 < drawn.count(NEW) < 260  # 5 standard deviations around a third
-        bodies = await asked(client, 40)
+        sampled = [client.router.fleet.serving(None).kind.fingerprint for _ in range(600)]
+        assert 140 < sampled.count(NEW) < 260  # 5 standard deviations around a third
+        bodies = await complete(client, 40)
         counts = runs(decode, other, new)
         assert (sum(counts), min(counts) > 0) == (40, True)
-        named = [body["system_fingerprint"] for body in bodies]
-        assert named.count(NEW) == counts[2]
+        fingerprints = [body["system_fingerprint"] for body in bodies]
+        assert fingerprints.count(NEW) == counts[2]
         nodes = (await client.get("/pool"))[1]["nodes"]
         assert [node["in_use"] for node in nodes] == [True, True, True]
 
 
-async def test_no_request_is_split_between_two_kinds(
+async def test_a_split_request_uses_nodes_of_one_kind(
     running: Any, decode: FakeNode, prefill: FakeNode, new: FakeNode
 ) -> None:
-    beside = FakeNode("prefill-n", "prefill", fingerprint=NEW)
-    async with beside, running(decode, prefill, new, beside, handoff="always") as client:
-        await asked(client, 40)
-        for computes, decodes in ((prefill, decode), (beside, new)):
-            pairs = {job.decode_node for job in computes.got_of(PrefillJob)}
-            assert pairs == {decodes.report.node}
+    new_prefill = FakeNode("prefill-n", "prefill", fingerprint=NEW)
+    async with new_prefill, running(decode, prefill, new, new_prefill, handoff="always") as client:
+        await complete(client, 40)
+        for prefill_node, decode_node in ((prefill, decode), (new_prefill, new)):
+            partners = {job.decode_node for job in prefill_node.got_of(PrefillJob)}
+            assert partners == {decode_node.report.node}
 
 
-async def test_a_kind_without_ready_nodes_gets_nothing_and_the_other_all(
+async def test_a_kind_without_ready_nodes_gets_no_requests(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     async with running(decode, new) as client:
         await replace(client, decode, leaving=False)
-        await asked(client, 10)
+        await complete(client, 10)
         assert runs(decode, new) == [0, 10]
 
 
-async def test_a_named_model_is_that_one_and_all_names_are_told(
+async def test_the_model_name_selects_the_kind_and_models_lists_all_names(
     running: Any, decode: FakeNode
 ) -> None:
     newer = FakeNode("decode-n", "decode", fingerprint=NEW, model="newer", max_model_len=128)
     async with newer, running(decode, newer) as client:
-        for name, wanted, others in (("newer", newer, decode), ("fake-model", decode, newer)):
-            before = runs(wanted, others)
-            bodies = await asked(client, 10, model=name)
+        for name, expected, other in (("newer", newer, decode), ("fake-model", decode, newer)):
+            before = runs(expected, other)
+            bodies = await complete(client, 10, model=name)
             assert {body["model"] for body in bodies} == {name}
-            assert runs(wanted, others) == [before[0] + 10, before[1]]
+            assert runs(expected, other) == [before[0] + 10, before[1]]
         data = (await client.get("/v1/models"))[1]["data"]
-        lengths = {one["id"]: one["max_model_len"] for one in data}
+        lengths = {model["id"]: model["max_model_len"] for model in data}
         assert lengths == {"fake-model": 256, "newer": 128}
         assert (await client.get("/v1/models/newer"))[1]["max_model_len"] == 128
         for answer in (
@@ -125,23 +125,23 @@ async def test_a_named_model_is_that_one_and_all_names_are_told(
             assert "'fake-model' and 'newer'" in error["message"]
 
 
-async def test_a_served_model_name_stands_for_both(running: Any, decode: FakeNode) -> None:
+async def test_served_model_name_stands_for_both_kinds(running: Any, decode: FakeNode) -> None:
     newer = FakeNode("decode-n", "decode", fingerprint=NEW, model="newer")
     async with newer, running(decode, newer, served_model_name="ours") as client:
-        await asked(client, 40, model="ours")
+        await complete(client, 40, model="ours")
         assert min(runs(decode, newer)) > 0
-        assert [one["id"] for one in (await client.get("/v1/models"))[1]["data"]] == ["ours"]
+        assert [model["id"] for model in (await client.get("/v1/models"))[1]["data"]] == ["ours"]
         assert (await client.post("/v1/completions", ask(model="newer")))[0] == 404
 
 
-# --- requests whose client has nothing yet --------------------------------------------------------
+# --- requests without tokens move -----------------------------------------------------------------
 
 
-async def test_what_waits_for_its_first_place_goes_over(
+async def test_a_request_that_waits_for_its_first_placement_moves_to_the_new_kind(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     async with running(decode) as client:
-        await replaced(client, decode)
+        await replaced_elsewhere(client, decode)
         answer = completing(client, model="fake-model")
         await until(lambda: records(client))
         await join(client, new)
@@ -151,7 +151,7 @@ async def test_what_waits_for_its_first_place_goes_over(
         assert runs(decode, new) == [0, 1]
 
 
-async def test_so_does_what_had_a_place_and_no_token_with_its_seed(
+async def test_a_placed_request_without_tokens_moves_to_the_new_kind_with_its_seed(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "silent"
@@ -169,22 +169,22 @@ async def test_so_does_what_had_a_place_and_no_token_with_its_seed(
         assert await figure(client, 'baton_router_retries_total{cause="drained"}') == 1
 
 
-async def test_so_does_a_hand_off_whose_both_nodes_go(
+async def test_a_hand_off_moves_to_the_new_kind_when_both_its_nodes_drain(
     running: Any, decode: FakeNode, prefill: FakeNode, new: FakeNode
 ) -> None:
     prefill.script.prefill = decode.script.run = "silent"
-    beside = FakeNode("prefill-n", "prefill", fingerprint=NEW)
-    async with beside, running(decode, prefill, handoff="always") as client:
+    new_prefill = FakeNode("prefill-n", "prefill", fingerprint=NEW)
+    async with new_prefill, running(decode, prefill, handoff="always") as client:
         answer = completing(client)
         await until(lambda: decode.got_of(RunJob) and prefill.got_of(PrefillJob))
-        client.dial(beside.address)
+        client.dial(new_prefill.address)
         await join(client, new)
         await replace(client, prefill, decode)
         assert text(await answer) == REPLY
         assert runs(new) == [1]
 
 
-async def test_so_does_what_an_ended_node_hands_back(
+async def test_a_request_without_tokens_that_a_node_hands_back_moves_to_the_new_kind(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "fail"
@@ -192,12 +192,12 @@ async def test_so_does_what_an_ended_node_hands_back(
     async with running(decode) as client:
         answer = completing(client)
         await until(lambda: decode.got_of(RunJob))
-        await replaced(client, decode)
+        await replaced_elsewhere(client, decode)
         await join(client, new)
         assert text(await answer) == REPLY
 
 
-async def test_with_missing_role_fail_it_goes_over_at_once_too(
+async def test_with_missing_role_fail_requests_move_to_the_new_kind_at_once(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "silent"
@@ -208,10 +208,10 @@ async def test_with_missing_role_fail_it_goes_over_at_once_too(
         assert {text(await answer) for answer in answers} == {REPLY}
 
 
-# --- requests that cannot go over -----------------------------------------------------------------
+# --- requests with tokens do not move -------------------------------------------------------------
 
 
-async def test_a_stream_past_the_deadline_ends_with_the_error_that_names_the_revision(
+async def test_a_stream_past_the_drain_deadline_ends_with_an_error_that_names_the_revision(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.run = "half"
@@ -222,32 +222,33 @@ async def test_a_stream_past_the_deadline_ends_with_the_error_that_names_the_rev
             await join(client, new)
             await replace(client, decode)
             events = [line for line in (await response.text()).split("\n\n") if line]
-        said = [json.loads(event.removeprefix("data: ")) for event in events]
-        assert said[-1] == {"error": ERROR}
-        assert "".join(one["choices"][0]["text"] for one in said[:-1]) == REPLY[: len(said) - 1]
+        *deltas, last = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert last == {"error": ERROR}
+        streamed_text = "".join(delta["choices"][0]["text"] for delta in deltas)
+        assert streamed_text == REPLY[: len(deltas)]
         assert [abort.attempt for abort in decode.got_of(Abort)] == [1]
         assert (runs(new), await client.unfinished()) == ([0], 0)
 
 
-@pytest.mark.parametrize("how", ["leaves", "hands back", "is lost"])
-async def test_an_answer_in_one_piece_is_a_503_that_may_be_retried(
-    half_answered: Any, decode: FakeNode, new: FakeNode, how: str
+@pytest.mark.parametrize("cause", ["leaves", "hands back", "is lost"])
+async def test_a_started_call_without_streaming_ends_with_a_retryable_503(
+    half_answered: Any, decode: FakeNode, new: FakeNode, cause: str
 ) -> None:
     async with half_answered(decode) as (client, answer):
         await join(client, new)
-        await replace(client, decode, leaving=how == "leaves")
-        if how == "hands back":
+        await replace(client, decode, leaving=cause == "leaves")
+        if cause == "hands back":
             request = only(decode).request
             decode.script.failure = ErrorRecord("it has ended", DRAINED, 503, retryable=True)
             await decode.say(JobFailed(request.id, 1, decode.script.failure))
-        elif how == "is lost":
+        elif cause == "is lost":
             await decode.stop()
         status, body, headers = await answer
         assert (status, body) == (503, {"error": ERROR})
         assert headers["retry-after"] == "1"
 
 
-async def test_before_the_deadline_it_ends_where_it_is(
+async def test_before_the_drain_deadline_a_request_finishes_on_its_node(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     decode.script.token_s = 0.03
@@ -261,7 +262,7 @@ async def test_before_the_deadline_it_ends_where_it_is(
         assert decode.got_of(DrainNode) == [DrainNode(0.0, "", "r2")]
 
 
-async def test_while_one_may_come_back_it_waits_for_it(
+async def test_a_started_request_waits_while_a_node_of_its_kind_may_come_back(
     half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
@@ -277,7 +278,7 @@ async def test_while_one_may_come_back_it_waits_for_it(
         assert runs(other, new) == [1, 0]
 
 
-async def test_once_nothing_can_come_back_it_waits_no_longer(
+async def test_a_waiting_request_fails_once_no_node_of_its_kind_can_come_back(
     half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
@@ -292,7 +293,7 @@ async def test_once_nothing_can_come_back_it_waits_no_longer(
         assert (await answer)[:2] == (503, {"error": ERROR})
 
 
-async def test_a_node_that_drains_for_another_reason_is_waited_for(
+async def test_a_request_waits_for_a_node_that_drains_for_another_reason(
     half_answered: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
@@ -309,7 +310,7 @@ async def test_a_node_that_drains_for_another_reason_is_waited_for(
 
 
 @pytest.mark.parametrize("differs", ["length", "tokenizer"])
-async def test_what_does_not_fit_the_new_kind_is_told_so_before_it_has_begun(
+async def test_a_request_that_does_not_fit_the_new_kind_fails_before_it_starts(
     running: Any, decode: FakeNode, differs: str
 ) -> None:
     files = byte_artifacts(VOCAB)
@@ -318,12 +319,12 @@ async def test_what_does_not_fit_the_new_kind_is_told_so_before_it_has_begun(
     names = {name: digest(data) for name, data in files.items()}
     length = 16 if differs == "length" else 256
     report: dict[str, Any] = {"fingerprint": NEW, "artifacts": names, "max_model_len": length}
-    unlike = FakeNode("decode-n", "decode", **report)
-    unlike.artifacts = {digest(data): data for data in files.values()}
-    async with unlike, running(decode) as client:
-        await replaced(client, decode)
+    other = FakeNode("decode-n", "decode", **report)
+    other.artifacts = {digest(data): data for data in files.values()}
+    async with other, running(decode) as client:
+        await replaced_elsewhere(client, decode)
         answer = completing(client)
         await until(lambda: records(client))
-        await join(client, unlike)
+        await join(client, other)
         assert (await answer)[:2] == (503, {"error": ERROR})
-        assert runs(decode, unlike) == [0, 0]
+        assert runs(decode, other) == [0, 0]

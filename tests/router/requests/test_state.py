@@ -1,4 +1,4 @@
-"""The request's state machine, case by case: attempts, one word to the decode node, one end."""
+"""The request's state machine, case by case: attempts, first tokens, losses, refusals, one end."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ PROBS = tuple(PositionLogprobs(TokenLogprob(i, -1.0)) for i in (5, 6, 7))
 
 
 def record(n: int = 1, *, split: bool = True, **params: Any) -> RequestRecord:
-    """A request that is placed for the first time."""
-    asked = SamplingParams(n=n, **params)
+    """The record of a request in its first attempt."""
+    sampling = SamplingParams(n=n, **params)
     outputs: tuple[tuple[int, ...], ...] = ((),) * n
     rec = RequestRecord(
-        Request(id=RID, attempt=1, prompt_ids=(1, 2), params=asked, outputs=outputs), Clock()
+        Request(id=RID, attempt=1, prompt_ids=(1, 2), params=sampling, outputs=outputs), Clock()
     )
     place(rec, DECODE, PREFILL if split else None)
     return rec
@@ -93,7 +93,7 @@ def error(actions: Sequence[Action]) -> ErrorRecord:
 # --- one attempt ----------------------------------------------------------------------------------
 
 
-def test_a_split_request_opens_with_a_job_for_each_node() -> None:
+def test_a_split_request_sends_a_job_to_each_node() -> None:
     rec = RequestRecord(record().request, Clock())
     assert rec.phase == "waiting"
     assert place(rec, DECODE, PREFILL) == [
@@ -102,7 +102,7 @@ def test_a_split_request_opens_with_a_job_for_each_node() -> None:
     ]
 
 
-def test_a_whole_request_opens_with_one_job() -> None:
+def test_a_whole_request_sends_one_job() -> None:
     rec = RequestRecord(record().request, Clock())
     job = RunJob(rec.request, await_first=False, uncached=1)
     assert place(rec, DECODE, findable=1) == [Send(DECODE, job)]
@@ -117,17 +117,19 @@ def test_first_tokens_go_to_the_client_and_to_the_decode_node() -> None:
     assert rec.cached_tokens == 1
 
 
-def test_a_request_that_ends_with_its_first_tokens_is_dropped_by_the_decode_node() -> None:
+def test_a_request_that_ends_with_its_first_tokens_is_aborted_on_the_decode_node() -> None:
     rec = record()
     actions = rec.on_prefill_done(PREFILL, done(delta(0, 0, 7, finish="length")))
     assert actions[2:] == [Ended(), Send(DECODE, Abort(RID, 1))]
 
 
-NO_ANSWERS = [[], [delta(0, 3, 7)], [delta(0, 0)]]
+UNUSABLE = [[], [delta(0, 3, 7)], [delta(0, 0)]]
 
 
-@pytest.mark.parametrize("choices", [*NO_ANSWERS, [delta(0, 0, 7), delta(1, 0, 7)]])
-def test_a_prefill_answer_that_is_none_costs_time_only(choices: list[Delta]) -> None:
+@pytest.mark.parametrize("choices", [*UNUSABLE, [delta(0, 0, 7), delta(1, 0, 7)]])
+def test_after_an_unusable_prefill_answer_the_decode_node_computes_the_prompt(
+    choices: list[Delta],
+) -> None:
     rec = record()
     actions = rec.on_prefill_done(PREFILL, done(*choices))
     assert [type(action) for action in actions] == [Send]
@@ -136,14 +138,14 @@ def test_a_prefill_answer_that_is_none_costs_time_only(choices: list[Delta]) -> 
 
 
 @pytest.mark.parametrize("given", [ERROR, BUSY])
-def test_a_failed_prefill_job_costs_time_only(given: ErrorRecord) -> None:
+def test_after_a_failed_prefill_job_the_decode_node_computes_the_prompt(given: ErrorRecord) -> None:
     rec = record()
     actions = rec.on_failed(PREFILL, JobFailed(RID, 1, given))
     assert actions == [Send(DECODE, NoFirstTokens(RID, 1, given.message))]
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
-def test_after_the_first_token_the_prefill_node_may_go() -> None:
+def test_after_the_first_tokens_nothing_depends_on_the_prefill_node() -> None:
     rec = record()
     rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
     assert rec.on_lost(PREFILL, "link") == []
@@ -152,13 +154,13 @@ def test_after_the_first_token_the_prefill_node_may_go() -> None:
     assert rec.on_prefill_done(PREFILL, done(delta(0, 0, 9))) == []
 
 
-def test_a_final_failure_of_the_decode_job_is_the_clients_error_and_ends_the_prefill() -> None:
+def test_a_final_failure_of_the_decode_job_fails_the_request_and_aborts_the_prefill() -> None:
     rec = record()
     actions = rec.on_failed(DECODE, JobFailed(RID, 1, ERROR))
     assert actions == [Send(PREFILL, Abort(RID, 1)), Failed(ERROR)]
 
 
-def test_the_last_choices_end_is_the_requests() -> None:
+def test_the_request_ends_when_its_last_choice_finishes() -> None:
     rec = record(2, split=False)
     assert rec.on_delta(DECODE, delta(1, 0, 5, finish="stop"))[1:] == []
     stats = RequestStats(prompt_tokens=3, cached_tokens=1, host_tokens=1, fetched_tokens=1)
@@ -167,7 +169,7 @@ def test_the_last_choices_end_is_the_requests() -> None:
     assert rec.cached_tokens == 3
 
 
-def test_strangers_and_older_attempts_are_not_heard() -> None:
+def test_frames_of_other_nodes_and_older_attempts_are_ignored() -> None:
     rec = record(split=False)
     rec.on_lost(DECODE, "link")
     place(rec, DECODE)
@@ -180,16 +182,16 @@ def test_strangers_and_older_attempts_are_not_heard() -> None:
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5, attempt=2)))
 
 
-def test_a_decode_node_that_waits_for_its_word_says_nothing() -> None:
+def test_deltas_before_first_tokens_are_ignored() -> None:
     rec = record()
     assert rec.on_delta(DECODE, delta(0, 0, 5)) == []
     assert rec.outputs == [[]]
 
 
-# --- overlap and gaps -----------------------------------------------------------------------------
+# --- overlaps and gaps ----------------------------------------------------------------------------
 
 
-def test_what_the_client_has_is_dropped_with_its_logprobs() -> None:
+def test_tokens_that_the_client_has_are_dropped_with_their_logprobs() -> None:
     rec = record(split=False)
     rec.on_delta(DECODE, delta(0, 0, 5, 6, text="ab"))
     assert rec.on_delta(DECODE, delta(0, 0, 5, 6, text="ab")) == []
@@ -198,7 +200,7 @@ def test_what_the_client_has_is_dropped_with_its_logprobs() -> None:
     assert rec.outputs == [[5, 6, 7]]
 
 
-def test_text_that_overlaps_cannot_be_cut_and_ends_the_attempt() -> None:
+def test_overlapping_text_cannot_be_cut_and_ends_the_attempt() -> None:
     rec = record(split=False)
     rec.on_delta(DECODE, delta(0, 0, 5, 6, text="ab"))
     actions = rec.on_delta(DECODE, delta(0, 0, 5, 6, 7, text="abc"))
@@ -206,7 +208,7 @@ def test_text_that_overlaps_cannot_be_cut_and_ends_the_attempt() -> None:
     assert rec.outputs == [[5, 6]]
 
 
-def test_a_gap_is_a_lost_attempt() -> None:
+def test_a_gap_ends_the_attempt_with_a_strike() -> None:
     rec = record(split=False)
     actions = rec.on_delta(DECODE, delta(0, 1, 5))
     assert actions == [Send(DECODE, Abort(RID, 1)), Replace("gap", DECODE)]
@@ -216,7 +218,7 @@ def test_a_gap_is_a_lost_attempt() -> None:
 # --- losses ---------------------------------------------------------------------------------------
 
 
-def test_a_lost_decode_node_ends_the_attempt_everywhere() -> None:
+def test_a_lost_decode_node_ends_the_attempt_on_both_nodes() -> None:
     rec = record()
     actions = rec.on_lost(DECODE, "pings")
     assert actions == [
@@ -227,7 +229,7 @@ def test_a_lost_decode_node_ends_the_attempt_everywhere() -> None:
     assert rec.on_lost(DECODE, "pings") == []
 
 
-def test_the_next_attempt_has_what_the_client_has_and_runs_what_is_open() -> None:
+def test_the_next_attempt_continues_the_open_choices_behind_the_client_s_tokens() -> None:
     rec = record(2, split=False, seed=3)
     rec.on_delta(DECODE, delta(0, 0, 5, 6))
     rec.on_delta(DECODE, delta(1, 0, 9, finish="stop"))
@@ -242,7 +244,7 @@ def test_the_next_attempt_has_what_the_client_has_and_runs_what_is_open() -> Non
     assert emitted(rec.on_delta(OTHER, delta(0, 2, 7, attempt=2))) == [delta(0, 2, 7, attempt=2)]
 
 
-def test_a_lost_prefill_node_leaves_the_request_parked_until_its_owner_decides() -> None:
+def test_after_a_lost_prefill_node_the_request_stays_parked_until_no_first() -> None:
     rec = record()
     actions = rec.on_lost(PREFILL, "link")
     assert actions == [Send(PREFILL, Abort(RID, 1)), Regroup("link", PREFILL)]
@@ -252,7 +254,7 @@ def test_a_lost_prefill_node_leaves_the_request_parked_until_its_owner_decides()
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
-def test_another_pair_takes_the_request_from_the_decode_node_that_waits() -> None:
+def test_placing_another_pair_aborts_the_waiting_decode_node() -> None:
     rec = record()
     rec.on_lost(PREFILL, "link")
     actions = place(rec, OTHER, PREFILL)
@@ -261,7 +263,7 @@ def test_another_pair_takes_the_request_from_the_decode_node_that_waits() -> Non
 
 
 @pytest.mark.parametrize("split", [True, False])
-def test_three_losses_without_a_token_are_the_requests_own_fault(split: bool) -> None:
+def test_three_losses_without_a_token_end_the_request(split: bool) -> None:
     rec = record(split=split)
     for attempt in (1, 2, 3):
         assert isinstance(rec.on_lost(DECODE, "link")[-1], Replace)
@@ -273,7 +275,7 @@ def test_three_losses_without_a_token_are_the_requests_own_fault(split: bool) ->
     assert rec.phase == "over"
 
 
-def test_lost_prefill_nodes_are_strikes_too() -> None:
+def test_a_lost_prefill_node_is_a_strike() -> None:
     rec = record()
     rec.on_lost(PREFILL, "link")
     rec.no_first("gone")
@@ -284,14 +286,14 @@ def test_lost_prefill_nodes_are_strikes_too() -> None:
     assert error(rec.check_strikes(0)).code == "request_kills_nodes"
 
 
-def test_a_pair_that_is_lost_at_once_is_one_strike() -> None:
+def test_losing_both_nodes_of_a_pair_is_one_strike() -> None:
     rec = record()
     assert isinstance(rec.on_lost(PREFILL, "link")[-1], Regroup)
     assert isinstance(rec.on_lost(DECODE, "link")[-1], Replace)
     assert rec.strikes == 1
 
 
-def test_a_request_that_would_be_on_probation_does_not_stay_with_its_decode_node() -> None:
+def test_a_loss_that_leads_to_probation_also_aborts_the_decode_node() -> None:
     rec = record()
     rec.on_lost(DECODE, "link")
     place(rec, DECODE, PREFILL)
@@ -300,7 +302,7 @@ def test_a_request_that_would_be_on_probation_does_not_stay_with_its_decode_node
     assert actions[-1] == Replace("link", PREFILL)
 
 
-def test_a_token_forgives_all_strikes() -> None:
+def test_a_new_token_clears_all_strikes() -> None:
     rec = record(split=False)
     for _ in range(2):
         rec.on_lost(DECODE, "link")
@@ -312,7 +314,7 @@ def test_a_token_forgives_all_strikes() -> None:
     assert (rec.strikes, rec.check_strikes(0)) == (0, [])
 
 
-def test_more_chunks_than_ever_forgive_strikes_and_the_same_ones_do_not() -> None:
+def test_a_new_maximum_of_chunks_clears_strikes_and_the_same_number_does_not() -> None:
     rec = record(split=False)
     rec.check_strikes(2)
     for chunks in (2, 3, 3, 3):
@@ -324,14 +326,14 @@ def test_more_chunks_than_ever_forgive_strikes_and_the_same_ones_do_not() -> Non
     assert error(rec.check_strikes(3)).code == "request_kills_nodes"
 
 
-def test_the_first_chunk_of_a_prompt_forgives_strikes_too() -> None:
+def test_the_first_chunk_of_a_prompt_clears_strikes() -> None:
     rec = record(split=False)
     rec.on_lost(DECODE, "link")
     assert (rec.check_strikes(0), rec.strikes) == ([], 1)
     assert (rec.check_strikes(1), rec.strikes) == ([], 0)
 
 
-def test_a_node_that_was_silent_before_says_nothing_about_a_request_until_too_many_do() -> None:
+def test_losses_of_already_silent_nodes_are_strikes_only_after_max_attempts() -> None:
     rec = record(split=False)
     for _ in range(MAX_ATTEMPTS):
         rec.on_lost(DECODE, "pings", blamed=False)
@@ -348,14 +350,14 @@ def test_a_node_that_was_silent_before_says_nothing_about_a_request_until_too_ma
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def test_a_retryable_failure_is_placed_again_without_a_strike() -> None:
+def test_a_request_is_placed_again_after_a_retryable_failure_without_a_strike() -> None:
     rec = record()
     actions = rec.on_failed(DECODE, JobFailed(RID, 1, BUSY))
     assert actions == [Send(PREFILL, Abort(RID, 1)), Replace("refused", DECODE)]
     assert rec.strikes == 0
 
 
-def test_refusals_end_with_the_error_itself() -> None:
+def test_after_max_attempts_refusals_the_request_fails_with_the_node_s_error() -> None:
     rec = record(split=False)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         rec.on_failed(DECODE, JobFailed(RID, attempt, BUSY))
@@ -363,7 +365,7 @@ def test_refusals_end_with_the_error_itself() -> None:
     assert rec.on_failed(DECODE, JobFailed(RID, MAX_ATTEMPTS + 1, BUSY)) == [Failed(BUSY)]
 
 
-def test_what_has_begun_is_not_ended_by_refusals() -> None:
+def test_refusals_do_not_end_a_request_whose_client_has_tokens() -> None:
     rec = record(split=False)
     rec.on_delta(DECODE, delta(0, 0, 5))
     for attempt in range(1, 2 * MAX_ATTEMPTS):
@@ -374,7 +376,7 @@ def test_what_has_begun_is_not_ended_by_refusals() -> None:
 # --- links that come back -------------------------------------------------------------------------
 
 
-def test_both_nodes_get_their_job_again_in_the_same_attempt() -> None:
+def test_after_a_link_comes_back_the_node_gets_its_job_again_in_the_same_attempt() -> None:
     rec = record()
     waiting = RunJob(rec.request, await_first=True, uncached=0)
     assert rec.on_resumed(DECODE) == [Send(DECODE, waiting)]
@@ -383,7 +385,7 @@ def test_both_nodes_get_their_job_again_in_the_same_attempt() -> None:
     assert rec.on_resumed(OTHER) == []
 
 
-def test_a_decode_node_that_missed_its_word_has_it_in_the_job() -> None:
+def test_a_decode_node_that_missed_first_tokens_gets_them_in_its_job() -> None:
     rec = record(2)
     rec.on_prefill_done(PREFILL, done(delta(0, 0, 7), delta(1, 0, 8, finish="stop")))
     ((_, job),) = frames(rec.on_resumed(DECODE), RunJob)
@@ -391,7 +393,7 @@ def test_a_decode_node_that_missed_its_word_has_it_in_the_job() -> None:
     assert (job.await_first, job.finished) == (False, (1,))
 
 
-def test_nobody_gets_a_job_of_a_request_that_waits_or_is_over() -> None:
+def test_a_request_that_waits_or_is_over_sends_no_job_after_a_link_comes_back() -> None:
     rec = record(split=False)
     rec.on_lost(DECODE, "link")
     assert rec.on_resumed(DECODE) == []
@@ -399,21 +401,21 @@ def test_nobody_gets_a_job_of_a_request_that_waits_or_is_over() -> None:
     assert rec.on_resumed(DECODE) == []
 
 
-# --- ends by the router ---------------------------------------------------------------------------
+# --- requests that the router ends ----------------------------------------------------------------
 
 
-def test_a_client_that_leaves_frees_both_nodes_without_an_error() -> None:
+def test_a_disconnect_aborts_both_nodes_without_an_error() -> None:
     rec = record()
     assert rec.cancel() == [Send(PREFILL, Abort(RID, 1)), Send(DECODE, Abort(RID, 1))]
     assert rec.cancel() == []
 
 
-def test_an_end_by_the_router_tells_the_client() -> None:
+def test_cancelling_with_an_error_reports_it_to_the_client() -> None:
     rec = record(split=False)
     assert rec.cancel(ERROR) == [Send(DECODE, Abort(RID, 1)), Failed(ERROR)]
 
 
-def test_a_request_that_waits_can_end_too() -> None:
+def test_a_waiting_request_can_be_cancelled() -> None:
     rec = record()
     rec.on_lost(DECODE, "link")
     assert rec.cancel(ERROR) == [Failed(ERROR)]
@@ -422,12 +424,12 @@ def test_a_request_that_waits_can_end_too() -> None:
 # --- figures --------------------------------------------------------------------------------------
 
 
-def test_the_first_statistics_of_an_attempt_are_the_opening_ones() -> None:
+def test_only_the_first_statistics_of_an_attempt_are_marked_opening() -> None:
     rec = record(split=False)
     later = RequestStats(prompt_tokens=2, cached_tokens=2)
-    for number, stats in enumerate((STATS, later, later)):
-        actions = rec.on_delta(DECODE, delta(0, number, 5, stats=stats))
-        assert actions[1:] == [Measured(stats, 1, opening=number == 0)]
+    for offset, stats in enumerate((STATS, later, later)):
+        actions = rec.on_delta(DECODE, delta(0, offset, 5, stats=stats))
+        assert actions[1:] == [Measured(stats, 1, opening=offset == 0)]
     assert (rec.stats, rec.cached_tokens) == (STATS, 1)
     rec.on_lost(DECODE, "link")
     place(rec, DECODE)
@@ -436,7 +438,7 @@ def test_the_first_statistics_of_an_attempt_are_the_opening_ones() -> None:
     assert (rec.stats, rec.cached_tokens) == (later, 1)
 
 
-def test_what_earlier_attempts_computed_is_not_counted_as_cached() -> None:
+def test_tokens_that_earlier_attempts_computed_do_not_count_as_cached() -> None:
     rec = RequestRecord(record().request, Clock())
     place(rec, DECODE, findable=1)
     rec.on_lost(DECODE, "link")
@@ -447,7 +449,7 @@ def test_what_earlier_attempts_computed_is_not_counted_as_cached() -> None:
     assert rec.cached_tokens == 1
 
 
-def test_what_a_lost_prefill_node_computed_is_not_counted_as_cached() -> None:
+def test_tokens_that_a_lost_prefill_node_computed_do_not_count_as_cached() -> None:
     rec = RequestRecord(record().request, Clock())
     place(rec, DECODE, PREFILL, findable=1)
     rec.on_lost(PREFILL, "link")
@@ -457,7 +459,7 @@ def test_what_a_lost_prefill_node_computed_is_not_counted_as_cached() -> None:
     assert rec.cached_tokens == 1
 
 
-def test_the_first_attempts_own_statistics_count() -> None:
+def test_cached_tokens_come_from_the_first_attempt_s_statistics() -> None:
     rec = record()
     rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
     rec.on_lost(DECODE, "link")
@@ -467,7 +469,7 @@ def test_the_first_attempts_own_statistics_count() -> None:
     assert rec.cached_tokens == 1
 
 
-def test_the_prompts_logprobs_are_asked_for_until_they_are_delivered() -> None:
+def test_jobs_request_prompt_logprobs_until_the_client_has_them() -> None:
     rec = record(split=False, prompt_logprobs=1)
     rec.on_lost(DECODE, "link")
     ((_, job),) = frames(place(rec, DECODE), RunJob)
@@ -481,7 +483,7 @@ def test_the_prompts_logprobs_are_asked_for_until_they_are_delivered() -> None:
     assert job.request.params.prompt_logprobs is None
 
 
-# --- the short way --------------------------------------------------------------------------------
+# --- the fast path --------------------------------------------------------------------------------
 
 DELTAS = st.builds(
     Delta,
@@ -498,16 +500,18 @@ DELTAS = st.builds(
 
 
 @given(st.lists(DELTAS, max_size=30), st.sampled_from([DECODE, DECODE, OTHER]))
-def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], node: NodeId) -> None:
-    short, long = record(n=2, split=False), record(n=2, split=False)
+def test_append_tokens_takes_exactly_the_deltas_that_on_delta_only_emits(
+    deltas: list[Delta], node: NodeId
+) -> None:
+    fast, slow = record(n=2, split=False), record(n=2, split=False)
     for each in deltas:
-        actions = long.on_delta(node, each)
-        if short.append_tokens(node, each):
+        actions = slow.on_delta(node, each)
+        if fast.append_tokens(node, each):
             assert actions == [Emit(each)]
         else:
-            assert short.on_delta(node, each) == actions
-        assert (short.outputs, short.phase) == (long.outputs, long.phase)
-        assert (short.open, short.attempt, short.strikes) == (long.open, long.attempt, long.strikes)
+            assert fast.on_delta(node, each) == actions
+        assert (fast.outputs, fast.phase) == (slow.outputs, slow.phase)
+        assert (fast.open, fast.attempt, fast.strikes) == (slow.open, slow.attempt, slow.strikes)
 
 
 @pytest.mark.parametrize(
@@ -525,20 +529,22 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
         (delta(0, 1, 5, prompt_logprobs=PROBS), False),
     ],
 )
-def test_what_takes_the_short_way(given: Delta, added: bool) -> None:
+def test_append_tokens_takes_only_the_next_tokens_of_an_open_choice(
+    given: Delta, added: bool
+) -> None:
     rec = record(2, split=False)
-    assert not rec.append_tokens(DECODE, delta(0, 0, 4))  # the first one of an attempt
+    assert not rec.append_tokens(DECODE, delta(0, 0, 4))  # the first delta of an attempt
     rec.on_delta(DECODE, delta(0, 0, 4))
     assert not rec.append_tokens(OTHER, given)
-    assert not record(2).append_tokens(DECODE, given)  # it waits for its first tokens
+    assert not record(2).append_tokens(DECODE, given)  # waits for FirstTokens
     assert rec.append_tokens(DECODE, given) is added
     assert rec.tokens == 1 + len(given.ids) * added
 
 
-# --- nodes that are to be empty -------------------------------------------------------------------
+# --- draining nodes -------------------------------------------------------------------------------
 
 
-def test_a_request_that_a_draining_node_hands_back_is_not_refused_however_often() -> None:
+def test_requests_handed_back_by_draining_nodes_do_not_count_as_refusals() -> None:
     rec = record(split=False)
     drained = ErrorRecord("leaving", DRAINED, status=503, retryable=True)
     for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -550,7 +556,7 @@ def test_a_request_that_a_draining_node_hands_back_is_not_refused_however_often(
     assert rec.strikes == 0
 
 
-def test_a_decode_node_that_no_other_of_its_kind_follows_loses_its_request() -> None:
+def test_a_rolled_out_decode_node_loses_its_request_without_a_strike() -> None:
     rec = record(split=False)
     assert rec.on_rolled_out(OTHER) == []
     assert rec.on_rolled_out(DECODE) == [Send(DECODE, Abort(RID, 1)), Replace("drained", DECODE)]
@@ -558,7 +564,7 @@ def test_a_decode_node_that_no_other_of_its_kind_follows_loses_its_request() -> 
     assert rec.on_rolled_out(DECODE) == []
 
 
-def test_a_prefill_node_that_is_leaving_hands_its_job_to_another() -> None:
+def test_a_leaving_prefill_node_loses_its_job_without_a_strike() -> None:
     rec = record()
     assert rec.on_leaving(DECODE) == []
     assert rec.on_leaving(PREFILL) == [Send(PREFILL, Abort(RID, 1)), Regroup("drained", PREFILL)]
@@ -571,17 +577,17 @@ def test_a_prefill_node_that_is_leaving_hands_its_job_to_another() -> None:
 
 
 @pytest.mark.parametrize("given", [delta(0, 0, 5), delta(0, 0, prompt_logprobs=PROBS)])
-def test_a_client_is_told_something_by_a_token_or_by_the_prompts_logprobs(given: Delta) -> None:
+def test_a_token_or_the_prompt_s_logprobs_mean_that_the_client_has_something(given: Delta) -> None:
     rec = record(split=False, prompt_logprobs=1)
     assert rec.client_has_nothing
     rec.on_delta(DECODE, given)
     assert not rec.client_has_nothing
 
 
-# --- what is remembered ---------------------------------------------------------------------------
+# --- the record's history -------------------------------------------------------------------------
 
 
-def test_a_wait_lasts_until_a_place_is_found_or_its_reason_changes() -> None:
+def test_a_wait_lasts_until_a_placement_or_a_new_reason() -> None:
     clock = Clock(0.0)
     rec = RequestRecord(record().request, clock)
     for now, why in ((1.0, "nobody"), (2.0, "nobody"), (3.0, "its turn")):
@@ -597,7 +603,7 @@ def test_a_wait_lasts_until_a_place_is_found_or_its_reason_changes() -> None:
     assert rec.waits_for == ""
 
 
-def test_an_end_without_a_place_ends_the_wait() -> None:
+def test_a_cancelled_request_ends_its_wait() -> None:
     clock = Clock(1.0)
     rec = RequestRecord(record().request, clock)
     rec.wait("nobody")
@@ -606,31 +612,31 @@ def test_an_end_without_a_place_ends_the_wait() -> None:
     assert (rec.waits[0].until, rec.attempts, rec.end) == (4.0, [], "failed")
 
 
-@pytest.mark.parametrize("how", ["done", "failed", "left"])
-def test_an_attempt_ends_with_its_request(how: str) -> None:
+@pytest.mark.parametrize("end", ["done", "failed", "left"])
+def test_an_attempt_ends_with_its_request(end: str) -> None:
     rec = record(split=False)
-    if how == "done":
+    if end == "done":
         rec.on_delta(DECODE, delta(0, 0, 5, finish="stop"))
     else:
-        rec.cancel(ERROR if how == "failed" else None)
+        rec.cancel(ERROR if end == "failed" else None)
     (attempt,) = rec.attempts
-    assert (rec.end, attempt.ended, attempt.blamed) == (how, how, None)
+    assert (rec.end, attempt.ended, attempt.blamed) == (end, end, None)
 
 
-def test_an_attempt_says_why_it_was_not_the_last_one_and_whose_fault_it_was() -> None:
+def test_an_attempt_records_why_it_was_replaced_and_which_node_caused_it() -> None:
     rec = record(split=False)
     rec.on_lost(DECODE, "pings")
     assert rec.waits_for == "its attempt on decode-0 ended (pings)"
     assert (rec.current, rec.replaced_for) == (None, None)
     place(rec, OTHER)
-    place(rec, DECODE)  # moved, since its node drains
+    place(rec, DECODE)  # moved: its node drains
     first, second, third = rec.attempts
     assert (first.ended, first.blamed) == ("pings", DECODE)
     assert (second.ended, second.blamed) == ("drained", OTHER)
     assert (third, rec.replaced_for) == (rec.current, "drained")
 
 
-def test_a_pair_that_lost_its_prefill_node_goes_on_as_the_same_attempt() -> None:
+def test_after_no_first_the_same_attempt_continues_on_the_decode_node() -> None:
     clock = Clock(0.0)
     rec = RequestRecord(record().request, clock)
     place(rec, DECODE, PREFILL)
@@ -641,7 +647,7 @@ def test_a_pair_that_lost_its_prefill_node_goes_on_as_the_same_attempt() -> None
     rec.no_first("gone")
     clock.now = 3.0
     (emit,) = rec.on_delta(DECODE, delta(0, 0, 5))
-    assert emit == Emit(delta(0, 0, 5))  # it proves no prediction wrong
+    assert emit == Emit(delta(0, 0, 5))  # no times: the prediction was for the pair
     clock.now = 4.0
     rec.on_delta(DECODE, delta(0, 1, 5, finish="stop"))
     (attempt,) = rec.attempts
@@ -649,7 +655,7 @@ def test_a_pair_that_lost_its_prefill_node_goes_on_as_the_same_attempt() -> None
     assert (attempt.ended, attempt.ended_at, rec.end) == ("done", 4.0, "done")
 
 
-def test_a_clients_pause_lies_between_its_last_token_and_the_next_attempts_first() -> None:
+def test_a_pause_lasts_from_the_last_token_to_the_next_attempt_s_first() -> None:
     clock = Clock(0.0)
     rec = RequestRecord(record().request, clock)
     place(rec, DECODE)
@@ -665,7 +671,7 @@ def test_a_clients_pause_lies_between_its_last_token_and_the_next_attempts_first
     assert emit.times.pause_s == 2.0
 
 
-def test_a_hand_off_lasts_from_the_first_tokens_to_the_decode_nodes_own() -> None:
+def test_a_hand_off_lasts_from_first_tokens_to_the_decode_node_s_first_token() -> None:
     clock = Clock(0.0)
     rec = RequestRecord(record().request, clock)
     place(rec, DECODE, PREFILL)
@@ -679,7 +685,7 @@ def test_a_hand_off_lasts_from_the_first_tokens_to_the_decode_nodes_own() -> Non
     assert (emit.times.pause_s, emit.times.handoff_s) == (None, 0.5)
 
 
-def test_figures_are_the_prefill_nodes_and_then_the_decode_nodes() -> None:
+def test_an_attempt_keeps_the_figures_of_the_prefill_and_the_decode_node() -> None:
     rec, later = record(), RequestStats(computed_tokens=1)
     rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
     rec.on_delta(DECODE, delta(0, 1, 8, stats=later))
@@ -690,7 +696,7 @@ def test_figures_are_the_prefill_nodes_and_then_the_decode_nodes() -> None:
     assert rec.attempts[1].measured == [(OTHER, later)]
 
 
-def test_many_attempts_and_waits_take_bounded_room_and_the_first_ones_stay() -> None:
+def test_a_record_keeps_the_first_and_a_bounded_number_of_last_attempts_and_waits() -> None:
     rec = RequestRecord(record().request, Clock())
     drained = ErrorRecord("leaving", DRAINED, status=503, retryable=True)
     for number in range(1, 101):

@@ -1,8 +1,8 @@
-"""The request's record against a model of its pool: whatever happens in whatever order, each token
-reaches the client once and in order, and the request ends once.
+"""Property test of the request's record against a model of its pool: for any order of events, each
+token reaches the client once and in order, and the request ends once.
 
-Frames wait on links that break, arrive late, twice or not at all; nodes die, freeze, refuse, drain
-or give up; the client leaves.
+Links break; frames arrive late, twice or not at all; nodes die, freeze, refuse, drain or give up;
+the client disconnects.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ LATE = ErrorRecord("too late", "deadline_exceeded", status=504)
 decodes = st.sampled_from(DECODES)
 prefills = st.sampled_from(PREFILLS)
 any_node = st.sampled_from(DECODES + PREFILLS)
-which = st.integers(0, 9)  # of those that something can happen to now
+picks = st.integers(0, 9)  # selects one of the nodes that qualify, or one of the open choices
 
 
-def chosen(things: Sequence[T], pick: int) -> T:
+def select(things: Sequence[T], pick: int) -> T:
     return things[pick % len(things)]
 
 
@@ -79,14 +79,15 @@ def token(choice: int, position: int) -> int:
 
 
 def text_of(choice: int, ids: int, length: int) -> str:
-    """The text of so many ids: every third one's is held back until the next, or the end."""
+    """The text sent after `ids` ids. Every third id's text is held back until the next id or the
+    end."""
     shown = ids if ids == length or ids % 3 else max(0, ids - 1)
     return "".join(f"<{token(choice, position)}>" for position in range(shown))
 
 
 @dataclass
 class Job:
-    """What a node does for one attempt. `have[c]`: ids of choice c that it need not say."""
+    """A node's job for one attempt. `have[c]`: number of ids of choice c that are sent already."""
 
     attempt: int
     prefill: bool
@@ -97,23 +98,25 @@ class Job:
 
 @dataclass
 class ModelNode:
-    """A node as the request's record sees it: no sockets, no time, and the only true tokens. `said`
-    is on its way to the router, `kept` are aborts that wait for its link. `lost`: the
-    router has given it up since its link broke. `lengths` are those of the choices."""
+    """A node without sockets and clocks that generates the only correct tokens.
+
+    `lengths`: number of tokens of each choice. `sent`: frames on their way to the router. `aborts`:
+    aborts that wait for the link. `lost`: the router has declared the node lost since its link
+    broke."""
 
     name: NodeId
     lengths: list[int]
     linked: bool = True
     lost: bool = False
     job: Job | None = None
-    said: list[NodeMessage] = field(default_factory=list)
-    kept: list[Abort] = field(default_factory=list)
+    sent: list[NodeMessage] = field(default_factory=list)
+    aborts: list[Abort] = field(default_factory=list)
 
-    # --- its link ---------------------------------------------------------------------------------
+    # --- the link ---------------------------------------------------------------------------------
 
     def receive(self, frame: ToNode) -> None:
         if not self.linked:
-            self.kept += [frame] if isinstance(frame, Abort) else []
+            self.aborts += [frame] if isinstance(frame, Abort) else []
         elif isinstance(frame, RunJob | PrefillJob):
             ended = frame.finished if isinstance(frame, RunJob) else ()
             self.job = Job(
@@ -124,7 +127,7 @@ class ModelNode:
                 set(range(len(self.lengths))) - set(ended),
             )
         elif isinstance(frame, DrainNode | ResumeNode | Resync):
-            raise AssertionError("no request's record says that")
+            raise AssertionError("a request's record does not send such frames")
         elif self.job is not None and self.job.attempt == frame.attempt:
             if isinstance(frame, Abort):
                 self.job = None
@@ -135,39 +138,39 @@ class ModelNode:
                 self.job.open -= set(frame.finished)
 
     def cut(self) -> None:
-        """What was on its way is gone."""
+        """Break the link. Frames on their way are lost."""
         self.lost = self.lost and not self.linked
         self.linked = False
-        self.said.clear()
+        self.sent.clear()
 
     def link_up(self) -> None:
         self.linked, self.lost = True, False
-        kept, self.kept = self.kept, []
-        for abort in kept:
+        aborts, self.aborts = self.aborts, []
+        for abort in aborts:
             self.receive(abort)
 
     def die(self) -> None:
         self.job = None
-        self.said.clear()
+        self.sent.clear()
 
-    def _say(self, frame: NodeMessage) -> None:
+    def _send(self, frame: NodeMessage) -> None:
         if self.linked:
-            self.said.append(frame)
+            self.sent.append(frame)
 
-    # --- its job ----------------------------------------------------------------------------------
+    # --- the job ----------------------------------------------------------------------------------
 
     def step(self, pick: int, count: int) -> None:
-        """Some tokens of one open choice, or the prefill job's answer."""
+        """Send up to `count` tokens of one open choice, or the prefill job's answer."""
         job = self.job
         assert job is not None
         if job.prefill:
             firsts = tuple(self._delta(job, choice, 1) for choice in sorted(job.open))
-            self._say(PrefillDone(RID, job.attempt, firsts, RequestStats(2)))
+            self._send(PrefillDone(RID, job.attempt, firsts, RequestStats(2)))
             self.job = None
         elif not job.awaits_first:
             choice = sorted(job.open)[pick % len(job.open)]
             delta = self._delta(job, choice, count)
-            self._say(delta)
+            self._send(delta)
             job.have[choice] += len(delta.ids)
             if delta.finish is not None:
                 job.open.discard(choice)
@@ -175,18 +178,18 @@ class ModelNode:
 
     def fail(self, error: ErrorRecord) -> None:
         assert self.job is not None
-        self._say(JobFailed(RID, self.job.attempt, error))
+        self._send(JobFailed(RID, self.job.attempt, error))
         self.job = None
 
     def give_up(self) -> None:
-        """A delta after a gap, or an answer without choices."""
+        """Send a delta that leaves a gap, or a prefill answer without choices."""
         job, self.job = self.job, None
         assert job is not None
         if job.prefill:
-            self._say(PrefillDone(RID, job.attempt, (), RequestStats(2)))
+            self._send(PrefillDone(RID, job.attempt, (), RequestStats(2)))
         elif not job.awaits_first:
             choice = min(job.open)
-            self._say(Delta(RID, job.attempt, choice, job.have[choice] + 1, ids=(0,)))
+            self._send(Delta(RID, job.attempt, choice, job.have[choice] + 1, ids=(0,)))
 
     def _delta(self, job: Job, choice: int, count: int) -> Delta:
         length, start = self.lengths[choice], job.have[choice]
@@ -222,7 +225,7 @@ class Pool(RuleBasedStateMachine):
             Clock(),
         )
         self.nodes = {name: ModelNode(name, lengths) for name in DECODES + PREFILLS}
-        self.heard: list[tuple[NodeId, NodeMessage]] = []
+        self.delivered: list[tuple[NodeId, NodeMessage]] = []
         self.received: list[list[int]] = [[] for _ in range(n)]
         self.texts = [""] * n
         self.serving: dict[int, set[NodeId]] = {}
@@ -231,9 +234,9 @@ class Pool(RuleBasedStateMachine):
         self.strikes = self.chunks = self.refusals = 0
         self.progress = False
         self.regrouping = False
-        self.may_fail: ErrorRecord | None = None  # what a node just said, or the router
+        self.may_fail: ErrorRecord | None = None  # error that a node or the router has just given
 
-    # --- places -----------------------------------------------------------------------------------
+    # --- placements -------------------------------------------------------------------------------
 
     @precondition(lambda self: self.record.phase == "waiting" and not self.over)
     @rule(decode=decodes, prefill=st.none() | prefills, chunks=st.sampled_from([0, 0, 0, 1, 2]))
@@ -259,7 +262,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.record.phase == "running")
     @rule(decode=decodes)
     def move(self, decode: NodeId) -> None:
-        """Its node is leaving, and another one takes it."""
+        """The request's node drains, and the request moves to another node."""
         if decode not in self.serving[self.record.attempt]:
             self.put(decode, None)
 
@@ -269,7 +272,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(name=decodes)
     def roll_out(self, name: NodeId) -> None:
-        """The node is leaving, and no other of its kind is to come."""
+        """The node drains, and no node of its kind is left or expected."""
         self.take(self.record.on_rolled_out(name))
 
     def put(self, decode: NodeId, prefill: NodeId | None) -> None:
@@ -280,65 +283,65 @@ class Pool(RuleBasedStateMachine):
         self.serving[self.record.attempt + 1] = pair
         self.take(self.record.placed(placement_on(decode, prefill), Epoch("e"), BASIS))
 
-    # --- nodes that work --------------------------------------------------------------------------
+    # --- nodes at work ----------------------------------------------------------------------------
 
     def busy(self) -> list[ModelNode]:
         return [node for node in self.nodes.values() if node.job is not None]
 
     @precondition(lambda self: self.busy())
-    @rule(pick=which, choice=which, count=st.integers(1, 2))
+    @rule(pick=picks, choice=picks, count=st.integers(1, 2))
     def work(self, pick: int, choice: int, count: int) -> None:
-        chosen(self.busy(), pick).step(choice, count)
+        select(self.busy(), pick).step(choice, count)
 
     @precondition(lambda self: self.busy())
-    @rule(pick=which, choice=which)
+    @rule(pick=picks, choice=picks)
     def work_and_deliver(self, pick: int, choice: int) -> None:
-        node = chosen(self.busy(), pick)
+        node = select(self.busy(), pick)
         node.step(choice, 1)
-        if node.said:
-            self.hear(node.name, node.said.pop(0))
+        if node.sent:
+            self.receive_at_router(node.name, node.sent.pop(0))
 
     @precondition(lambda self: self.busy())
-    @rule(pick=which, error=st.sampled_from([BUSY, BUSY, BUSY, HANDED_BACK, FINAL]))
+    @rule(pick=picks, error=st.sampled_from([BUSY, BUSY, BUSY, HANDED_BACK, FINAL]))
     def fail(self, pick: int, error: ErrorRecord) -> None:
-        chosen(self.busy(), pick).fail(error)
+        select(self.busy(), pick).fail(error)
 
     @precondition(lambda self: self.busy())
-    @rule(pick=which)
+    @rule(pick=picks)
     def give_up(self, pick: int) -> None:
-        chosen(self.busy(), pick).give_up()
+        select(self.busy(), pick).give_up()
 
     # --- links ------------------------------------------------------------------------------------
 
-    def talking(self) -> list[ModelNode]:
-        return [node for node in self.nodes.values() if node.said]
+    def sending(self) -> list[ModelNode]:
+        return [node for node in self.nodes.values() if node.sent]
 
-    @precondition(lambda self: self.talking())
-    @rule(pick=which)
+    @precondition(lambda self: self.sending())
+    @rule(pick=picks)
     def deliver(self, pick: int) -> None:
-        node = chosen(self.talking(), pick)
-        self.hear(node.name, node.said.pop(0))
+        node = select(self.sending(), pick)
+        self.receive_at_router(node.name, node.sent.pop(0))
 
-    @precondition(lambda self: self.talking())
-    @rule(pick=which)
+    @precondition(lambda self: self.sending())
+    @rule(pick=picks)
     def lose_a_frame(self, pick: int) -> None:
-        chosen(self.talking(), pick).said.pop(0)
+        select(self.sending(), pick).sent.pop(0)
 
-    @precondition(lambda self: self.heard)
+    @precondition(lambda self: self.delivered)
     @rule(data=st.data())
-    def hear_again(self, data: st.DataObject) -> None:
-        assert self.tell(*data.draw(st.sampled_from(self.heard))) == []
+    def deliver_again(self, data: st.DataObject) -> None:
+        assert self.pass_to_record(*data.draw(st.sampled_from(self.delivered))) == []
 
-    def hear(self, name: NodeId, frame: NodeMessage) -> None:
-        self.heard.append((name, frame))
+    def receive_at_router(self, name: NodeId, frame: NodeMessage) -> None:
+        self.delivered.append((name, frame))
         late = frame.attempt != self.record.attempt
-        actions = self.tell(name, frame)
+        actions = self.pass_to_record(name, frame)
         assert not (late and actions)
         self.may_fail = frame.error if isinstance(frame, JobFailed) else None
         self.take(actions)
         self.may_fail = None
 
-    def tell(self, name: NodeId, frame: NodeMessage) -> list[Action]:
+    def pass_to_record(self, name: NodeId, frame: NodeMessage) -> list[Action]:
         if isinstance(frame, Delta):
             return self.record.on_delta(name, frame)
         if isinstance(frame, PrefillDone):
@@ -360,13 +363,13 @@ class Pool(RuleBasedStateMachine):
 
     @rule(name=any_node, dead=st.booleans())
     def lose(self, name: NodeId, dead: bool) -> None:
-        """A dead node forgets; one that is frozen or cut off goes on when it can."""
+        """A dead node loses its job. A frozen or disconnected node continues when it can."""
         if dead:
             self.nodes[name].die()
         self.nodes[name].lost = True
         self.take(self.record.on_lost(name, "link" if dead else "stalled"))
 
-    @precondition(lambda self: self.record.attempt > 2)  # sooner, most histories would be short
+    @precondition(lambda self: self.record.attempt > 2)  # earlier, most histories would be short
     @rule(error=st.none() | st.just(LATE))
     def leave(self, error: ErrorRecord | None) -> None:
         self.may_fail = error
@@ -376,7 +379,7 @@ class Pool(RuleBasedStateMachine):
         self.over = was_over or self.over or "left"
         self.regrouping = False
 
-    # --- what the record asks for -----------------------------------------------------------------
+    # --- the record's actions ---------------------------------------------------------------------
 
     def take(self, actions: Sequence[Action]) -> None:
         assert not (self.over and actions), actions
@@ -405,9 +408,9 @@ class Pool(RuleBasedStateMachine):
         self.texts[delta.choice] += delta.text
         self.progress = self.progress or bool(delta.ids)
 
-    def end(self, how: str) -> None:
+    def end(self, outcome: str) -> None:
         assert self.over is None
-        self.over = how
+        self.over = outcome
         self.regrouping = False
 
     def check_failure(self, error: ErrorRecord) -> None:
@@ -432,17 +435,17 @@ class Pool(RuleBasedStateMachine):
             assert not (isinstance(frame, NoFirstTokens) and any(self.received))
         assert send.node in self.serving[attempt]
 
-    # --- what always holds ------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------
 
     @invariant()
-    def the_client_has_a_prefix_of_the_truth(self) -> None:
+    def the_client_has_a_prefix_of_the_correct_answer(self) -> None:
         assert self.received == self.record.outputs
         for choice, ids in enumerate(self.received):
             assert ids == [token(choice, position) for position in range(len(ids))]
             assert self.texts[choice] == text_of(choice, len(ids), self.lengths[choice])
 
     @invariant()
-    def nobody_works_for_an_attempt_that_is_over(self) -> None:
+    def no_node_works_for_an_attempt_that_is_over(self) -> None:
         served = self.record.phase in ("handoff", "running")
         for node in self.nodes.values():
             if node.linked and node.job is not None:
@@ -450,13 +453,13 @@ class Pool(RuleBasedStateMachine):
                 assert node.job.attempt == self.record.attempt
 
     @invariant()
-    def it_ends_once_and_for_a_reason(self) -> None:
+    def a_finished_request_is_over_and_complete(self) -> None:
         assert (self.over is not None) == (self.record.phase == "over")
         if self.over == "ended":
             assert [len(ids) for ids in self.received] == self.lengths
 
     def teardown(self) -> None:
-        """From wherever the pool is, one healthy node is enough."""
+        """From any state, one healthy node finishes the request."""
         if not hasattr(self, "record"):
             return
         for _ in range(100):
@@ -469,19 +472,19 @@ class Pool(RuleBasedStateMachine):
             else:
                 self.run_all()
         assert self.over in ("ended", "failed", "left")
-        self.the_client_has_a_prefix_of_the_truth()
-        self.it_ends_once_and_for_a_reason()
+        self.the_client_has_a_prefix_of_the_correct_answer()
+        self.a_finished_request_is_over_and_complete()
 
     def run_all(self) -> None:
-        """Every node says what it can; one that has nothing to say, though it serves, is lost."""
-        before = (len(self.heard), self.record.attempt)
+        """Let every node send what it can. If none sends a frame, lose the serving nodes."""
+        before = (len(self.delivered), self.record.attempt)
         for node in self.nodes.values():
             self.come_back(node.name)
             if node.job is not None:
                 node.step(0, 1)
-            while node.said:
-                self.hear(node.name, node.said.pop(0))
-        if before == (len(self.heard), self.record.attempt) and not self.over:
+            while node.sent:
+                self.receive_at_router(node.name, node.sent.pop(0))
+        if before == (len(self.delivered), self.record.attempt) and not self.over:
             for name in self.serving[self.record.attempt]:
                 self.lose(name, True)
 

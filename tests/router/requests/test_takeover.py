@@ -1,5 +1,5 @@
-"""A node that works on a request goes: which nodes finish it, one row for each case of drain,
-roll-out and failover that ends with the whole reply. What needs a script of its own is in
+"""A request's node drains, is replaced, dies or loses its link: which nodes finish the request. One
+row for each case in which the client gets the whole reply; cases with a script of their own are in
 test_drain, test_rollout and test_failover."""
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NODES: dict[str, dict[str, Any]] = {
 
 
 async def leaves(client: Any, node: FakeNode) -> None:
-    """It drains, and its deadline is over."""
+    """The node drains, and its drain deadline is over."""
     await node.say_load("draining", leaving=True)
 
 
 async def is_replaced(client: Any, node: FakeNode) -> None:
-    """The same, told by the operator that rolls out r2."""
+    """Like `leaves`, for a roll-out to r2."""
     await replace(client, node)
 
 
@@ -57,14 +57,17 @@ async def loses_its_link(client: Any, node: FakeNode) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """`at`: the router has half of the answer, or each node has its job of a hand-off; `beside` it
-    are more nodes from the start, others join before `node` goes. `frames`: all that the nodes are
-    sent ("run 2 from 6": the second attempt, behind 6 tokens). `placement` and `again`: what the
-    answer says of the last placement, and why there was a second."""
+    """One case.
+
+    `at`: when `event` happens to `node`: the router has half of the answer, or both nodes have
+    their jobs of a hand-off. `beside`: more nodes that run from the start. `joins`: nodes that join
+    before the event. `frames`: all frames that each node gets ("run 2 from 6": the second attempt,
+    behind 6 tokens). `placement` and `again`: the last placement in the answer's header, and the
+    reason of the second attempt."""
 
     at: Literal["half", "handing off"]
     node: str
-    goes: Callable[[Any, FakeNode], Awaitable[None]]
+    event: Callable[[Any, FakeNode], Awaitable[None]]
     frames: Mapping[str, list[str]]
     beside: tuple[str, ...] = ()
     joins: tuple[str, ...] = ()
@@ -75,15 +78,15 @@ class Row:
     def __str__(self) -> str:
         beside = "".join(f"_with_{name}" for name in (*self.beside, *self.joins))
         patience = "_at_once" if self.settings.get("link_patience_s") == 0.0 else ""
-        place = self.at.replace(" ", "_")
-        return f"{place}_{self.node}_{self.goes.__name__}{beside}{patience}"
+        at = self.at.replace(" ", "_")
+        return f"{at}_{self.node}_{self.event.__name__}{beside}{patience}"
 
 
 ROWS = (
     Row(
         at="half",
         node="decode-0",
-        goes=leaves,
+        event=leaves,
         joins=("decode-1",),
         frames={"decode-0": ["run 1", "abort 1"], "decode-1": ["run 2 from 6"]},
         placement="prefill=- decode=decode-1 reason=resumed",
@@ -92,7 +95,7 @@ ROWS = (
     Row(
         at="half",
         node="decode-0",
-        goes=leaves,
+        event=leaves,
         beside=("prefill-0",),
         settings={"handoff": "never", "missing_role": "queue"},
         frames={"decode-0": ["run 1", "abort 1"], "prefill-0": ["run 2 from 6"]},
@@ -102,7 +105,7 @@ ROWS = (
     Row(
         at="half",
         node="decode-0",
-        goes=is_replaced,
+        event=is_replaced,
         joins=("decode-1", "decode-new"),
         frames={
             "decode-0": ["run 1", "drain", "abort 1"],
@@ -115,7 +118,7 @@ ROWS = (
     Row(
         at="half",
         node="decode-0",
-        goes=dies,
+        event=dies,
         joins=("decode-1",),
         frames={"decode-0": ["run 1"], "decode-1": ["run 2 from 6"]},
         placement="prefill=- decode=decode-1 reason=resumed",
@@ -124,7 +127,7 @@ ROWS = (
     Row(
         at="half",
         node="decode-0",
-        goes=dies,
+        event=dies,
         beside=("prefill-0",),
         joins=("decode-1",),
         settings={"handoff": "always"},
@@ -139,7 +142,7 @@ ROWS = (
     Row(
         at="half",
         node="decode-0",
-        goes=loses_its_link,
+        event=loses_its_link,
         joins=("decode-1",),
         settings={"link_patience_s": 20.0},
         frames={"decode-0": ["run 1", "run 1 from 6"], "decode-1": []},
@@ -148,7 +151,7 @@ ROWS = (
     Row(
         at="half",
         node="decode-0",
-        goes=loses_its_link,
+        event=loses_its_link,
         settings={"link_patience_s": 0.0},
         frames={"decode-0": ["run 1", "abort 1", "run 2 from 6"]},
         placement="prefill=- decode=decode-0 reason=resumed",
@@ -157,7 +160,7 @@ ROWS = (
     Row(
         at="handing off",
         node="decode-0",
-        goes=leaves,
+        event=leaves,
         joins=("decode-1",),
         frames={
             "decode-0": ["run 1", "abort 1"],
@@ -170,7 +173,7 @@ ROWS = (
     Row(
         at="handing off",
         node="decode-0",
-        goes=dies,
+        event=dies,
         joins=("decode-1",),
         frames={
             "decode-0": ["run 1"],
@@ -183,7 +186,7 @@ ROWS = (
     Row(
         at="handing off",
         node="prefill-0",
-        goes=leaves,
+        event=leaves,
         joins=("prefill-1",),
         frames={
             "decode-0": ["run 1", "abort 1", "run 2", "first"],
@@ -196,7 +199,7 @@ ROWS = (
     Row(
         at="handing off",
         node="prefill-0",
-        goes=leaves,
+        event=leaves,
         frames={
             "decode-0": ["run 1", "no first"],
             "prefill-0": ["prefill 1 for decode-0", "abort 1"],
@@ -206,7 +209,7 @@ ROWS = (
     Row(
         at="handing off",
         node="prefill-0",
-        goes=dies,
+        event=dies,
         joins=("prefill-1",),
         frames={
             "decode-0": ["run 1", "abort 1", "run 2", "first"],
@@ -219,14 +222,14 @@ ROWS = (
     Row(
         at="handing off",
         node="prefill-0",
-        goes=dies,
+        event=dies,
         frames={"decode-0": ["run 1", "no first"], "prefill-0": ["prefill 1 for decode-0"]},
         placement="prefill=prefill-0 decode=decode-0 reason=always",
     ),
     Row(
         at="handing off",
         node="prefill-0",
-        goes=loses_its_link,
+        event=loses_its_link,
         settings={"link_patience_s": 20.0},
         frames={
             "decode-0": ["run 1", "first"],
@@ -237,45 +240,45 @@ ROWS = (
 )
 
 
-def words(frames: Iterable[ToNode]) -> list[str]:
-    """Frames as a row spells them."""
-    said = []
+def summary(frames: Iterable[ToNode]) -> list[str]:
+    """Frames in the form of `Row.frames`."""
+    lines = []
     for frame in frames:
         if isinstance(frame, RunJob):
             known = len(frame.request.outputs[0])
-            said.append(f"run {frame.request.attempt}" + (f" from {known}" if known else ""))
+            lines.append(f"run {frame.request.attempt}" + (f" from {known}" if known else ""))
         elif isinstance(frame, PrefillJob):
-            said.append(f"prefill {frame.request.attempt} for {frame.decode_node}")
+            lines.append(f"prefill {frame.request.attempt} for {frame.decode_node}")
         elif isinstance(frame, Abort):
-            said.append(f"abort {frame.attempt}")
+            lines.append(f"abort {frame.attempt}")
         else:
-            said.append(
+            lines.append(
                 {FirstTokens: "first", NoFirstTokens: "no first", DrainNode: "drain"}[type(frame)]
             )
-    return said
+    return lines
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-async def test_the_reply_is_whole_and_no_node_is_asked_in_vain(
+async def test_the_client_gets_the_whole_reply_and_nodes_get_only_the_needed_frames(
     half_answered: Any, handing_off: Any, row: Row
 ) -> None:
     opened = half_answered if row.at == "half" else handing_off
     async with AsyncExitStack() as stack:
-        begin = ("decode-0", *(("prefill-0",) if row.at == "handing off" else ()), *row.beside)
+        initial = ("decode-0", *(("prefill-0",) if row.at == "handing off" else ()), *row.beside)
         nodes = {
             name: await stack.enter_async_context(FakeNode(name, **NODES[name]))
-            for name in (*begin, *row.joins)
+            for name in (*initial, *row.joins)
         }
         client, answer = await stack.enter_async_context(
-            opened(*(nodes[name] for name in begin), **row.settings)
+            opened(*(nodes[name] for name in initial), **row.settings)
         )
         for name in row.joins:
             await join(client, nodes[name])
         for node in nodes.values():
             node.script.prefill = node.script.run = "answer"
-        await row.goes(client, nodes[row.node])
+        await row.event(client, nodes[row.node])
         reply = await answer
         assert text(reply) == REPLY
         placement, _, again = reply[2]["x-baton-placement"].partition("; placed again: ")
         assert (placement.split(": ")[0], again) == (row.placement, row.again)
-        await until(lambda: {name: words(node.got) for name, node in nodes.items()} == row.frames)
+        await until(lambda: {name: summary(node.got) for name, node in nodes.items()} == row.frames)
