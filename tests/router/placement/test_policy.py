@@ -1,4 +1,4 @@
-"""Placement: the lowest prediction wins, ties spread, hand-off modes do what they say."""
+"""Placement: the lowest predicted cost wins, ties are spread, and each hand-off mode is obeyed."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def node(name: str, role: Role, **more: Any) -> Candidate:
 
 def prompt(tokens: int, stored: int = 0, **more: Any) -> RequestFacts:
     chunks = tokens // CHUNK
-    held = tuple(index < stored for index in range(chunks))
+    in_store = tuple(index < stored for index in range(chunks))
     return RequestFacts(
-        prompt_tokens=tokens, chunk_tokens=CHUNK, chunk_bytes=1 << 20, stored=held, **more
+        prompt_tokens=tokens, chunk_tokens=CHUNK, chunk_bytes=1 << 20, stored=in_store, **more
     )
 
 
@@ -58,19 +58,19 @@ def chosen(facts: RequestFacts, nodes: list[Candidate], seed: int = 0, **policy:
 
 
 def missing(facts: RequestFacts, nodes: list[Candidate], **policy: Any) -> Missing:
-    found = place_among(facts, nodes, Policy(**policy), random.Random(0))
-    assert isinstance(found, Missing)
-    return found
+    result = place_among(facts, nodes, Policy(**policy), random.Random(0))
+    assert isinstance(result, Missing)
+    return result
 
 
-def price(facts: RequestFacts, *nodes: Candidate) -> NodeCosts:
+def costs(facts: RequestFacts, *nodes: Candidate) -> NodeCosts:
     return NodeCosts(facts, group_of(nodes))
 
 
 def pairs_ms(facts: RequestFacts, prefills: list[Candidate], decodes: list[Candidate]) -> Any:
-    """The price of each pair."""
-    every = np.arange(len(prefills)), np.arange(len(decodes))
-    return PairCosts(price(facts, *prefills), price(facts, *decodes), *every).split_ms
+    """The predicted cost of each pair, shape (prefills, decodes)."""
+    rows, columns = np.arange(len(prefills)), np.arange(len(decodes))
+    return PairCosts(costs(facts, *prefills), costs(facts, *decodes), rows, columns).split_ms
 
 
 def pair_ms(facts: RequestFacts, prefill: Candidate, decode: Candidate) -> float:
@@ -78,21 +78,21 @@ def pair_ms(facts: RequestFacts, prefill: Candidate, decode: Candidate) -> float
 
 
 def filled(nodes: list[Candidate]) -> list[Candidate]:
-    """With speeds for those that have measured none."""
+    """The nodes, with fallbacks in place of unmeasured speeds."""
     [group] = with_fallbacks([group_of(nodes)])
-    found = candidates_of(group, "decode")
-    return [replace(each, role=node.role) for each, node in zip(found, nodes, strict=True)]
+    candidates = candidates_of(group, "decode")
+    return [replace(each, role=node.role) for each, node in zip(candidates, nodes, strict=True)]
 
 
 P0, P1 = node("p0", "prefill"), node("p1", "prefill")
 D0, D1 = node("d0", "decode"), node("d1", "decode")
 
 
-def test_nobody_ready_is_no_placement() -> None:
+def test_without_ready_nodes_there_is_no_placement() -> None:
     assert missing(prompt(100), []).explanation == "no node is ready"
 
 
-def test_auto_splits_a_long_uncached_prompt_and_says_why() -> None:
+def test_auto_splits_a_long_uncached_prompt_and_explains_it() -> None:
     placement = chosen(prompt(512), [P0, D0])
     assert (placement.prefill, placement.decode, placement.reason) == ("p0", "d0", "split")
     assert placement.line().startswith("prefill=p0 decode=d0 reason=split: uncached 512 of 512")
@@ -106,7 +106,7 @@ def test_auto_keeps_a_short_prompt_on_the_decode_node() -> None:
     assert chosen(prompt(127), [P0, D0], min_tokens=127).reason == "split"
 
 
-def test_auto_counts_only_what_neither_the_node_nor_the_store_holds() -> None:
+def test_auto_counts_only_tokens_that_neither_the_node_nor_the_store_holds() -> None:
     cached = replace(D0, cached_chunks=25)
     assert chosen(prompt(512), [P0, cached]).reason == "short"
     assert chosen(prompt(512, stored=25), [P0, D0]).reason == "short"
@@ -124,14 +124,14 @@ def test_auto_does_not_split_when_it_costs_more_than_the_slack() -> None:
     assert chosen(prompt(512), [busy, D0], slack_ms=3000.0).reason == "split"
 
 
-def test_auto_shields_decoding_sequences_from_a_prefill() -> None:
-    waiting = replace(P0, queued_tokens=2000)
+def test_auto_splits_to_spare_decoding_sequences_a_prefill() -> None:
+    queued = replace(P0, queued_tokens=2000)
     decoding = replace(D0, sequences=8)
-    assert chosen(prompt(512), [waiting, decoding]).reason == "split"
+    assert chosen(prompt(512), [queued, decoding]).reason == "split"
 
 
 @pytest.mark.parametrize("handoff", ["auto", "always"])
-def test_whole_requests_are_computed_while_the_store_is_down(handoff: str) -> None:
+def test_requests_are_not_split_while_the_store_is_down(handoff: str) -> None:
     placement = chosen(prompt(512, store_up=False), [P0, D0], handoff=handoff)
     assert (placement.prefill, placement.reason) == (None, "store_down")
 
@@ -139,38 +139,38 @@ def test_whole_requests_are_computed_while_the_store_is_down(handoff: str) -> No
 @pytest.mark.parametrize("handoff", ["auto", "always"])
 @pytest.mark.parametrize("health", ["down", "none"])
 def test_only_nodes_that_reach_the_store_are_paired(handoff: str, health: Any) -> None:
-    cut_p, cut_d = replace(P0, store=health), replace(D0, store=health)
-    for nodes in ([cut_p, D0], [P0, cut_d], [cut_p, cut_d]):
+    no_store_p, no_store_d = replace(P0, store=health), replace(D0, store=health)
+    for nodes in ([no_store_p, D0], [P0, no_store_d], [no_store_p, no_store_d]):
         alone = chosen(prompt(512), nodes, handoff=handoff)
         assert (alone.prefill, alone.decode, alone.reason) == (None, "d0", "store_down")
     for seed in range(10):
-        pair = chosen(prompt(512), [cut_p, P1, cut_d, D1], seed, handoff=handoff)
+        pair = chosen(prompt(512), [no_store_p, P1, no_store_d, D1], seed, handoff=handoff)
         assert (pair.prefill, pair.decode) == ("p1", "d1")
 
 
 @pytest.mark.parametrize("handoff", ["auto", "always", "never"])
-def test_what_has_tokens_and_what_asks_for_the_prompts_logprobs_is_not_split(
+def test_resumed_requests_and_requests_for_prompt_logprobs_are_not_split(
     handoff: str,
 ) -> None:
     resumed = chosen(prompt(512, resumed=True), [P0, D0], handoff=handoff)
     assert (resumed.prefill, resumed.decode, resumed.reason) == (None, "d0", "resumed")
-    asking = chosen(prompt(512, prompt_logprobs=True), [P0, D0], handoff=handoff)
-    assert (asking.prefill, asking.decode, asking.reason) == (None, "d0", "prompt_logprobs")
+    logprobs = chosen(prompt(512, prompt_logprobs=True), [P0, D0], handoff=handoff)
+    assert (logprobs.prefill, logprobs.decode, logprobs.reason) == (None, "d0", "prompt_logprobs")
 
 
 @pytest.mark.parametrize("policy", ["queue", "fail"])
-def test_without_aggregation_a_decode_node_is_always_needed(policy: Any) -> None:
+def test_without_aggregation_every_request_needs_a_decode_node(policy: Any) -> None:
     for handoff in ("auto", "always", "never"):
-        found = missing(prompt(5), [P0], handoff=handoff, missing_role=policy)
-        assert (found.role, found.policy) == ("decode", policy)
-        assert found.explanation == f"no decode node is ready, and missing_role is {policy}"
+        result = missing(prompt(5), [P0], handoff=handoff, missing_role=policy)
+        assert (result.role, result.policy) == ("decode", policy)
+        assert result.explanation == f"no decode node is ready, and missing_role is {policy}"
 
 
 @pytest.mark.parametrize("policy", ["queue", "fail"])
-def test_without_aggregation_a_prefill_node_is_needed_by_what_would_be_split(policy: Any) -> None:
+def test_without_aggregation_a_request_to_split_needs_a_prefill_node(policy: Any) -> None:
     assert missing(prompt(512), [D0], missing_role=policy).role == "prefill"
     assert missing(prompt(5), [D0], missing_role=policy, handoff="always").role == "prefill"
-    whole = [
+    unsplit = [
         (prompt(5), D0, "auto"),
         (prompt(512), D0, "never"),
         (prompt(512, store_up=False), D0, "auto"),
@@ -178,18 +178,18 @@ def test_without_aggregation_a_prefill_node_is_needed_by_what_would_be_split(pol
         (prompt(512, resumed=True), D0, "always"),
         (prompt(512, prompt_logprobs=True), D0, "always"),
     ]
-    for facts, node, handoff in whole:
+    for facts, node, handoff in unsplit:
         assert chosen(facts, [node], missing_role=policy, handoff=handoff).decode == "d0"
 
 
-def test_always_splits_whatever_the_length_and_never_never_does() -> None:
+def test_always_splits_prompts_of_any_length_and_never_splits_none() -> None:
     for tokens in (1, 5, 600):
         always = chosen(prompt(tokens), [P0, D0], handoff="always")
         assert (always.prefill, always.decode) == ("p0", "d0")
         assert chosen(prompt(tokens), [P0, D0], handoff="never").prefill is None
 
 
-def test_a_role_without_ready_nodes_is_done_by_the_other() -> None:
+def test_nodes_of_one_role_do_everything_if_the_other_role_has_no_ready_node() -> None:
     for handoff in ("auto", "always", "never"):
         alone = chosen(prompt(512), [P0], handoff=handoff)
         assert (alone.prefill, alone.decode, alone.reason) == (None, "p0", "no_decode")
@@ -205,10 +205,10 @@ def test_ties_spread_over_all_pairs() -> None:
         assert isinstance(placement, Placement)
         counts[(placement.prefill, placement.decode)] += 1
     assert len(counts) == 4
-    assert min(counts.values()) > 140  # 200 expected, 12 the standard deviation
+    assert min(counts.values()) > 140  # expected 200, standard deviation 12
 
 
-def test_a_queue_sends_work_elsewhere_and_a_prefix_attracts_it() -> None:
+def test_a_queue_repels_requests_and_a_cached_prefix_attracts_them() -> None:
     queued = replace(P0, queued_tokens=300)
     assert all(chosen(prompt(512), [queued, P1, D0], s).prefill == "p1" for s in range(20))
     warm = replace(D1, cached_chunks=30)
@@ -218,7 +218,7 @@ def test_a_queue_sends_work_elsewhere_and_a_prefix_attracts_it() -> None:
     assert chosen(prompt(512), [D0, replace(warm, queued_tokens=900)]).decode == "d0"
 
 
-def test_in_a_large_pool_the_idle_pair_is_still_found() -> None:
+def test_the_only_idle_pair_of_a_large_pool_is_found() -> None:
     prefills = [node(f"p{n}", "prefill", queued_tokens=5000) for n in range(3 * PAIRED)]
     decodes = [node(f"d{n}", "decode", sequences=50) for n in range(3 * PAIRED)]
     placement = chosen(prompt(512), [*prefills, P1, *decodes, D1])
@@ -229,22 +229,24 @@ SLOW = [{"get_bytes_per_s": 1e3}, {"get_latency_ms": 512.0}]
 
 
 @pytest.mark.parametrize("slow", SLOW)
-def test_a_slow_store_is_recomputed_instead_and_booked_as_that(slow: dict[str, float]) -> None:
-    here = replace(D0, speeds=speeds_with(**slow))
-    prices = price(prompt(512, stored=32), here)
-    assert (prices.alone_ms[0], prices.uncached[0]) == (512.0, 512)
-    assert chosen(prompt(512, stored=32), [here]).uncached == 512
+def test_chunks_of_a_slow_store_are_recomputed_and_booked_as_uncached(
+    slow: dict[str, float],
+) -> None:
+    node = replace(D0, speeds=speeds_with(**slow))
+    predicted = costs(prompt(512, stored=32), node)
+    assert (predicted.alone_ms[0], predicted.uncached[0]) == (512.0, 512)
+    assert chosen(prompt(512, stored=32), [node]).uncached == 512
 
 
-def test_fetching_costs_a_round_trip_and_the_bytes() -> None:
+def test_fetching_costs_the_latency_plus_the_transfer_time() -> None:
     bytes_ms = 1000 * 32 * (1 << 20) / 1e9
-    assert price(prompt(512, stored=32), D0).prefill_ms[0] == pytest.approx(1.0 + bytes_ms)
+    assert costs(prompt(512, stored=32), D0).prefill_ms[0] == pytest.approx(1.0 + bytes_ms)
     far = replace(D0, speeds=speeds_with(get_latency_ms=30.0))
-    assert price(prompt(512, stored=32), far).prefill_ms[0] == pytest.approx(30.0 + bytes_ms)
-    assert price(prompt(512), far).prefill_ms[0] == 512.0  # there is nothing to fetch
+    assert costs(prompt(512, stored=32), far).prefill_ms[0] == pytest.approx(30.0 + bytes_ms)
+    assert costs(prompt(512), far).prefill_ms[0] == 512.0  # nothing to fetch
 
 
-def test_a_hand_off_exposes_a_round_trip_of_who_fetches_unless_it_has_all() -> None:
+def test_a_hand_off_adds_the_decode_node_s_latency_unless_it_has_all_chunks() -> None:
     far = replace(D0, speeds=speeds_with(get_latency_ms=31.0))
     facts = prompt(512)
     assert pair_ms(facts, P0, far) - pair_ms(facts, P0, D0) == pytest.approx(30.0)
@@ -252,7 +254,7 @@ def test_a_hand_off_exposes_a_round_trip_of_who_fetches_unless_it_has_all() -> N
     assert pair_ms(facts, P0, warm) == pair_ms(facts, P0, warm_far)
 
 
-def test_what_the_store_holds_is_explained_with_both_ways_to_it() -> None:
+def test_the_explanation_compares_fetching_stored_chunks_with_computing_them() -> None:
     why = chosen(prompt(512, stored=12), [D0], handoff="never").explanation
     assert why == (
         "uncached 320 of 512 tokens, 333.6 ms; store has 12 chunks: fetch 13.6 ms, compute"
@@ -261,23 +263,23 @@ def test_what_the_store_holds_is_explained_with_both_ways_to_it() -> None:
     lacking = replace(D0, cached_chunks=11)
     why = chosen(prompt(512, stored=12), [lacking], handoff="never").explanation
     assert "; store has 1 chunk: fetch 2.0 ms, compute 16.0 ms; " in why
-    # What the prefill node lacks is what counts where one computes.
+    # If a prefill node computes the prompt, the explanation counts the chunks that it lacks.
     pair = chosen(prompt(512, stored=12), [P0, replace(D0, cached_chunks=12)], handoff="always")
     assert "; store has 12 chunks: fetch 13.6 ms, compute 192.0 ms; " in pair.explanation
 
 
 @pytest.mark.parametrize(
-    ("facts", "here"),
+    ("facts", "node"),
     [
         (prompt(512), D0),
         (prompt(512, stored=12), replace(D0, cached_chunks=12)),
         (prompt(512, stored=12), replace(D0, store="down")),
     ],
 )
-def test_where_there_is_nothing_to_fetch_nothing_is_said_of_the_store(
-    facts: RequestFacts, here: Candidate
+def test_the_explanation_omits_the_store_if_there_is_nothing_to_fetch(
+    facts: RequestFacts, node: Candidate
 ) -> None:
-    assert "store" not in chosen(facts, [here], handoff="never").explanation
+    assert "store" not in chosen(facts, [node], handoff="never").explanation
 
 
 def speeds_with(**changes: float) -> Speeds:
@@ -285,13 +287,13 @@ def speeds_with(**changes: float) -> Speeds:
     return Speeds(**({name: getattr(SPEEDS, name) for name in names} | changes))
 
 
-def test_unmeasured_speeds_are_the_neighbours_median_or_a_sane_guess() -> None:
-    blank = replace(D0, speeds=Speeds())
-    assert filled([blank])[0].speeds == FALLBACK
+def test_unmeasured_speeds_are_the_median_of_the_measured_ones_or_the_fallback() -> None:
+    unmeasured = replace(D0, speeds=Speeds())
+    assert filled([unmeasured])[0].speeds == FALLBACK
     fast = replace(D1, speeds=speeds_with(prefill_tokens_per_s=9000.0))
-    assert [each.speeds for each in filled([blank, fast])] == [fast.speeds, fast.speeds]
+    assert [each.speeds for each in filled([unmeasured, fast])] == [fast.speeds, fast.speeds]
     faster = replace(P0, speeds=speeds_with(prefill_tokens_per_s=11000.0))
-    prefills, decodes = with_fallbacks([group_of([faster]), group_of([blank, fast])])
+    prefills, decodes = with_fallbacks([group_of([faster]), group_of([unmeasured, fast])])
     assert list(decodes.prefill_tokens_per_s) == [10000.0, 9000.0]
     assert list(prefills.prefill_tokens_per_s) == [11000.0]
 
@@ -335,7 +337,7 @@ def situations(draw: st.DrawFn) -> tuple[RequestFacts, list[Candidate]]:
 
 
 @given(situation=situations(), handoff=st.sampled_from(["auto", "always", "never"]))
-def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
+def test_the_placement_is_the_cheapest_of_its_kind_within_a_tie(
     situation: tuple[RequestFacts, list[Candidate]], handoff: Any
 ) -> None:
     facts, nodes = situation
@@ -344,9 +346,9 @@ def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
     decodes = [each for each in filled(nodes) if each.role == "decode"]
     prefills = [each for each in filled(nodes) if each.role == "prefill"]
     if placement.prefill is None:
-        able = decodes or prefills
-        lowest = price(facts, *able).alone_ms.min()
-        assert roles[placement.decode] == able[0].role
+        eligible = decodes or prefills
+        lowest = costs(facts, *eligible).alone_ms.min()
+        assert roles[placement.decode] == eligible[0].role
     else:
         lowest = pairs_ms(facts, prefills, decodes).min()
         assert (roles[placement.prefill], roles[placement.decode]) == ("prefill", "decode")
@@ -364,8 +366,8 @@ def test_costs_are_finite_and_never_negative(
 ) -> None:
     facts, nodes = situation
     every = filled(nodes)
-    costs = [*price(facts, *every).alone_ms, *pairs_ms(facts, every, every).ravel()]
-    assert all(0 <= cost < 1e12 for cost in costs)
+    predicted = [*costs(facts, *every).alone_ms, *pairs_ms(facts, every, every).ravel()]
+    assert all(0 <= cost < 1e12 for cost in predicted)
 
 
 @given(situation=situations(), more=st.integers(1, 5000))

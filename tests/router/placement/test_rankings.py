@@ -1,4 +1,4 @@
-"""Placement policies: who is best by each, the same rules of hand-off for all, and what is told."""
+"""Placement policies: the best node under each, common hand-off rules, and reported options."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ def placed(
 ) -> Placement:
     facts = more.pop("facts", prompt())
     policy = Policy(ranking=ranking, **more)
-    found = place_among(facts, nodes, policy, random.Random(seed), turn)
-    assert isinstance(found, Placement)
-    return found
+    placement = place_among(facts, nodes, policy, random.Random(seed), turn)
+    assert isinstance(placement, Placement)
+    return placement
 
 
 def changed(nodes: list[Candidate], at: int, **changes: Any) -> list[Candidate]:
     return [replace(node, **changes) if n == at else node for n, node in enumerate(nodes)]
 
 
-def test_random_asks_neither_for_queues_nor_for_prefixes() -> None:
+def test_random_ignores_queues_and_prefixes() -> None:
     busy = changed(DECODES, 0, queued_tokens=10**6, sequences=100, requests=100)
     warm = changed(busy, 1, cached_chunks=32)
-    found = Counter(placed(warm, "random", seed).decode for seed in range(400))
-    assert set(found) == {"d0", "d1", "d2", "d3"}
-    assert min(found.values()) > 60  # 100 expected, 9 the standard deviation
+    counts = Counter(placed(warm, "random", seed).decode for seed in range(400))
+    assert set(counts) == {"d0", "d1", "d2", "d3"}
+    assert min(counts.values()) > 60  # expected 100, standard deviation 9
 
 
-def test_in_turns_each_node_comes_once_in_a_round() -> None:
+def test_round_robin_uses_each_node_once_per_round() -> None:
     nodes = [*PREFILLS, *changed(DECODES, 2, sequences=90)]
-    round_of = [placed(nodes, "round-robin", turn=turn) for turn in range(8)]
-    assert [each.decode for each in round_of] == ["d0", "d1", "d2", "d3"] * 2
-    assert sorted(str(each.prefill) for each in round_of[:4]) == ["p0", "p1", "p2", "p3"]
+    placements = [placed(nodes, "round-robin", turn=turn) for turn in range(8)]
+    assert [each.decode for each in placements] == ["d0", "d1", "d2", "d3"] * 2
+    assert sorted(str(each.prefill) for each in placements[:4]) == ["p0", "p1", "p2", "p3"]
 
 
-def test_least_request_takes_the_node_with_fewest() -> None:
+def test_least_request_takes_the_node_with_the_fewest_requests() -> None:
     prefills = [replace(node, requests=3 - n) for n, node in enumerate(PREFILLS)]
     decodes = [replace(node, requests=n) for n, node in enumerate(DECODES)]
     decodes = changed(decodes, 3, cached_chunks=20)
-    found = placed([*prefills, *decodes], "least-request")
-    assert (found.prefill, found.decode) == ("p3", "d0")
+    placement = placed([*prefills, *decodes], "least-request")
+    assert (placement.prefill, placement.decode) == ("p3", "d0")
 
 
-def test_prefix_takes_who_holds_most_of_it_whatever_waits_there() -> None:
+def test_prefix_takes_the_node_with_the_longest_prefix_whatever_its_queue() -> None:
     decodes = changed(DECODES, 1, cached_chunks=3)
     decodes = changed(decodes, 2, cached_chunks=9, queued_tokens=10**6, requests=99)
     assert {placed(decodes, "prefix", seed).decode for seed in range(20)} == {"d2"}
@@ -71,7 +71,7 @@ def test_prefix_takes_who_holds_most_of_it_whatever_waits_there() -> None:
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
-def test_every_policy_obeys_the_rules_of_hand_off(ranking: Any) -> None:
+def test_every_policy_obeys_the_hand_off_rules(ranking: Any) -> None:
     nodes = [*PREFILLS, *DECODES]
     assert placed(nodes, ranking).reason == "split"
     assert placed(nodes, ranking, facts=prompt(100)).reason == "short"
@@ -80,15 +80,17 @@ def test_every_policy_obeys_the_rules_of_hand_off(ranking: Any) -> None:
     assert placed(nodes, ranking, facts=prompt(store_up=False)).reason == "store_down"
     assert placed(nodes, ranking, facts=prompt(resumed=True)).reason == "resumed"
     assert placed(PREFILLS, ranking).reason == "no_decode"
-    cut = [replace(node, store="down") for node in nodes[:3]] + nodes[3:]
-    assert {placed(cut, ranking, seed).prefill for seed in range(20)} == {"p3"}
-    slow = [replace(node, queued_tokens=5000) for node in PREFILLS]
-    assert placed([*slow, *DECODES], ranking).reason == "costly"
+    without_store = [replace(node, store="down") for node in nodes[:3]] + nodes[3:]
+    assert {placed(without_store, ranking, seed).prefill for seed in range(20)} == {"p3"}
+    queued = [replace(node, queued_tokens=5000) for node in PREFILLS]
+    assert placed([*queued, *DECODES], ranking).reason == "costly"
 
 
 @pytest.mark.parametrize("ranking", RANKINGS)
 @pytest.mark.parametrize("handoff", ["auto", "never"])
-def test_what_was_weighed_is_told_cheapest_first_and_in_parts(ranking: Any, handoff: Any) -> None:
+def test_considered_options_are_listed_cheapest_first_with_their_cost_parts(
+    ranking: Any, handoff: Any
+) -> None:
     prefills = [replace(node, queued_tokens=50 * n) for n, node in enumerate(PREFILLS)]
     decodes = [
         replace(node, sequences=n, cached_chunks=n, queued_tokens=300 * n)
@@ -96,30 +98,32 @@ def test_what_was_weighed_is_told_cheapest_first_and_in_parts(ranking: Any, hand
     ]
     facts = prompt(stored=tuple(n < 10 for n in range(32)))
     for seed in range(10):
-        found = placed(prefills + decodes, ranking, seed, turn=seed, facts=facts, handoff=handoff)
-        costs = [each.predicted_ms for each in found.considered]
+        placement = placed(
+            prefills + decodes, ranking, seed, turn=seed, facts=facts, handoff=handoff
+        )
+        costs = [each.predicted_ms for each in placement.considered]
         assert costs == sorted(costs)
         pairs = 0 if handoff == "never" else len(PREFILLS) * len(DECODES)
-        weighed = len(DECODES) + (pairs if ranking == "cost" else min(pairs, 1))
-        assert len(costs) == min(weighed, CONSIDERED_SHOWN)
-        for each in found.considered:
+        options = len(DECODES) + (pairs if ranking == "cost" else min(pairs, 1))
+        assert len(costs) == min(options, CONSIDERED_SHOWN)
+        for each in placement.considered:
             parts = (each.queue_ms, each.compute_ms, each.fetch_ms, each.slowdown_ms)
             assert sum(parts) == pytest.approx(each.predicted_ms)
             assert all(part >= 0 for part in parts)
         [chosen] = [
             each
-            for each in found.considered
-            if (each.decode, each.prefill) == (found.decode, found.prefill)
+            for each in placement.considered
+            if (each.decode, each.prefill) == (placement.decode, placement.prefill)
         ]
-        assert chosen.predicted_ms == pytest.approx(found.predicted_ms)
-        assert chosen.uncached == found.uncached
+        assert chosen.predicted_ms == pytest.approx(placement.predicted_ms)
+        assert chosen.uncached == placement.uncached
 
 
-def test_the_chosen_way_is_told_even_where_others_are_cheaper() -> None:
+def test_the_chosen_option_is_listed_even_if_many_others_are_cheaper() -> None:
     nodes = [replace(DECODES[0], node=NodeId(f"d{n}"), queued_tokens=100 * n) for n in range(30)]
-    found = placed(nodes, "round-robin", turn=29, handoff="never")
-    assert found.decode == "d29"
-    assert [each.decode for each in found.considered] == [*(f"d{n}" for n in range(7)), "d29"]
+    placement = placed(nodes, "round-robin", turn=29, handoff="never")
+    assert placement.decode == "d29"
+    assert [each.decode for each in placement.considered] == [*(f"d{n}" for n in range(7)), "d29"]
 
 
 # --- ties -------------------------------------------------------------------------------------
@@ -133,7 +137,7 @@ def chi_square(counts: Counter[Any], cells: int, draws: int) -> float:
 
 
 @pytest.mark.parametrize(("handoff", "role"), [("never", "decode"), ("always", "prefill")])
-def test_idle_nodes_share_the_work_evenly_also_beyond_those_that_are_paired(
+def test_idle_nodes_of_a_pool_larger_than_paired_share_the_requests_evenly(
     handoff: Any, role: str
 ) -> None:
     many = 3 * PAIRED
@@ -144,9 +148,9 @@ def test_idle_nodes_share_the_work_evenly_also_beyond_those_that_are_paired(
     ]
     rng, draws = random.Random(11), 10_000
     facts, policy = prompt(), Policy(handoff=handoff)
-    found: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     for _ in range(draws):
         placement = place_among(facts, nodes, policy, rng)
-        found[getattr(placement, role)] += 1
-    # 47 degrees of freedom: 1 in 1,000 is beyond 82.7.
-    assert chi_square(found, many, draws) < 82.7
+        counts[getattr(placement, role)] += 1
+    # 47 degrees of freedom: P(X > 82.7) = 0.001.
+    assert chi_square(counts, many, draws) < 82.7

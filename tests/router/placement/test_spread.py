@@ -1,4 +1,5 @@
-"""Placements one after another, each booked: bursts spread, and prefixes hold, as predicted."""
+"""Sequences of booked placements: bursts spread over the nodes, and cached prefixes attract
+requests as far as the predicted costs justify it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ BURST = 64
 WARM = NodeId("decode-0")
 
 
-def a_pool(roles: list[Role], **speeds: float) -> PoolView:
+def make_pool(roles: list[Role], **speeds: float) -> PoolView:
     view = PoolView(lambda: 0.0, max_chunks=1000)
     known = Speeds(
         **(
@@ -45,85 +46,87 @@ def a_pool(roles: list[Role], **speeds: float) -> PoolView:
     return view
 
 
-def holds(view: PoolView, node: NodeId) -> None:
+def cache_prompt(view: PoolView, node: NodeId) -> None:
     view.cache(node, CacheEvents(Epoch("e"), stored=CHUNKS))
 
 
 def burst(
     view: PoolView, policy: Policy, stored: list[bool], count: int = BURST
 ) -> Iterator[Placement]:
-    """Equal prompts at once: each is placed and booked before the next is looked at."""
+    """Place equal prompts one by one, each booked before the next is placed. Check that each
+    placement is the cheapest of its kind within a tie."""
     places = Placer(view, no_store(), policy, random.Random(3))
     for number in range(count):
-        one = in_flight(f"r{number}", PROMPT, CHUNKS, kind(SHAPE))
-        found = places.find(one, stored, 0.0)
-        assert isinstance(found, Placement)
-        same = [each for each in found.considered if bool(each.prefill) == bool(found.prefill)]
-        best = same[0].predicted_ms
-        assert found.predicted_ms <= best * (1 + TIE_SHARE) + TIE_MS + 1e-6
-        places.take(one, found)
-        yield found
+        request = in_flight(f"r{number}", PROMPT, CHUNKS, kind(SHAPE))
+        placement = places.find(request, stored, 0.0)
+        assert isinstance(placement, Placement)
+        split = bool(placement.prefill)
+        same_kind = [each for each in placement.considered if bool(each.prefill) == split]
+        best = same_kind[0].predicted_ms
+        assert placement.predicted_ms <= best * (1 + TIE_SHARE) + TIE_MS + 1e-6
+        places.take(request, placement)
+        yield placement
 
 
-NOWHERE, STORED = [False] * len(CHUNKS), [True] * len(CHUNKS)
+NOT_STORED, STORED = [False] * len(CHUNKS), [True] * len(CHUNKS)
 
 
-# Where all is fetched a prompt is 0.1 ms of queue, and 0.6 ms are a tie.
-@pytest.mark.parametrize(("stored", "apart"), [(NOWHERE, 2), (STORED, 7)])
-def test_a_burst_of_equal_prompts_shares_out_its_work_evenly(
-    stored: list[bool], apart: int
+# If every chunk is fetched, a prompt adds 0.1 ms to a queue, and costs within 0.6 ms are a tie.
+@pytest.mark.parametrize(("stored", "spread"), [(NOT_STORED, 2), (STORED, 7)])
+def test_a_burst_of_equal_prompts_spreads_evenly_over_the_nodes(
+    stored: list[bool], spread: int
 ) -> None:
-    view = a_pool(ROLES)
-    found = list(burst(view, Policy(handoff="always"), stored))
-    prefills = Counter(each.prefill for each in found)
-    decodes = Counter(each.decode for each in found)
+    view = make_pool(ROLES)
+    placements = list(burst(view, Policy(handoff="always"), stored))
+    prefills = Counter(each.prefill for each in placements)
+    decodes = Counter(each.decode for each in placements)
     assert len(prefills) == 4
-    assert max(prefills.values()) - min(prefills.values()) <= apart
+    assert max(prefills.values()) - min(prefills.values()) <= spread
     assert len(decodes) == 8
     assert max(decodes.values()) <= 3 * BURST / 8
 
 
-def test_what_a_burst_is_predicted_to_take_grows_with_what_was_booked() -> None:
-    view = a_pool(ROLES[4:8])
-    found = [each.predicted_ms for each in burst(view, Policy(), NOWHERE)]
-    assert found[-1] > 3 * found[0]
+def test_predicted_costs_grow_with_the_bookings_of_a_burst() -> None:
+    view = make_pool(ROLES[4:8])
+    predicted_ms = [each.predicted_ms for each in burst(view, Policy(), NOT_STORED)]
+    assert predicted_ms[-1] > 3 * predicted_ms[0]
     queues = [node.queued_tokens for node in view.nodes.values()]
-    assert max(queues) - min(queues) <= len(PROMPT)  # at no time was one more than one prompt ahead
+    assert max(queues) - min(queues) <= len(PROMPT)  # queues differ by at most one prompt
 
 
-def test_a_prefix_attracts_until_its_node_costs_more_than_computing_it_elsewhere() -> None:
-    view = a_pool(ROLES[4:8])
-    holds(view, WARM)
-    found = [each.decode for each in burst(view, Policy(), NOWHERE, count=400)]
-    first = next(n for n, node in enumerate(found) if node != WARM)
-    # Elsewhere: 2,049 tokens at 10 a millisecond. Here each sequence costs 0.5 ms of a step of 10
-    # and, for the one token that is left, 0.1 ms twice: in the queue and as a stall.
+def test_a_prefix_attracts_requests_until_a_cold_node_is_cheaper() -> None:
+    view = make_pool(ROLES[4:8])
+    cache_prompt(view, WARM)
+    decodes = [each.decode for each in burst(view, Policy(), NOT_STORED, count=400)]
+    first = next(n for n, node in enumerate(decodes) if node != WARM)
+    # Cold node: 2,049 tokens at 10 tokens per ms. Warm node, per sequence: 0.5 ms slowdown of its
+    # 10 ms steps, and 0.1 ms twice for the one uncached token: in the queue and as a stall.
     assert first == pytest.approx(205 / 0.7, rel=0.1)
-    assert len(set(found[first:])) > 1
+    assert len(set(decodes[first:])) > 1
 
 
-def test_a_hot_prefix_spreads_through_the_store_sooner_than_by_computing_it() -> None:
-    by_computing, by_fetching = (a_pool(ROLES[4:8]) for _ in range(2))
-    lefts = []
-    for view, stored in ((by_computing, NOWHERE), (by_fetching, STORED)):
-        holds(view, WARM)
-        found = [each.decode for each in burst(view, Policy(), stored, count=400)]
-        lefts.append(next(n for n, node in enumerate(found) if node != WARM))
-        shares = Counter(found)
-        assert shares[WARM] < 400
-    assert lefts[1] < lefts[0] / 4
-    assert max(Counter(found).values()) < 200  # no herd, though one node alone holds it
+def test_a_hot_prefix_spreads_sooner_by_fetching_than_by_computing() -> None:
+    computing, fetching = (make_pool(ROLES[4:8]) for _ in range(2))
+    first_cold = []
+    for view, stored in ((computing, NOT_STORED), (fetching, STORED)):
+        cache_prompt(view, WARM)
+        decodes = [each.decode for each in burst(view, Policy(), stored, count=400)]
+        first_cold.append(next(n for n, node in enumerate(decodes) if node != WARM))
+        counts = Counter(decodes)
+        assert counts[WARM] < 400
+    assert first_cold[1] < first_cold[0] / 4
+    assert max(Counter(decodes).values()) < 200  # no herd on the only warm node
 
 
-def test_a_warm_node_keeps_a_conversation_until_its_queue_outweighs_the_prefix() -> None:
-    view = a_pool(ROLES[4:6])
-    holds(view, WARM)
+def test_a_warm_node_gets_the_request_until_its_queue_outweighs_the_prefix() -> None:
+    view = make_pool(ROLES[4:6])
+    cache_prompt(view, WARM)
     queued, speeds = 0, view.nodes[WARM].report.speeds
     for queued in range(0, 4000, 100):
         load = NodeLoad(queued_tokens=queued)
         view.load(WARM, Load(Epoch("e"), "ready", speeds, load))
-        [found] = burst(view, Policy(), NOWHERE, count=1)
-        view.release(found.decode, RequestId("r0"))
-        if found.decode != WARM:
+        [placement] = burst(view, Policy(), NOT_STORED, count=1)
+        view.release(placement.decode, RequestId("r0"))
+        if placement.decode != WARM:
             break
     assert queued == pytest.approx(SHAPE.chunk_tokens * len(CHUNKS), abs=150)
