@@ -1,4 +1,4 @@
-"""Cache events: gaps are noticed and listed anew, and a router takes no more than it can."""
+"""Cache events: after a gap the router requests a listing, and it bounds the rate of events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPOCH, NODE = Epoch("epoch-1"), NodeId("decode-0")
 NAMES = tuple(BlockHash(n.to_bytes(16, "big")) for n in range(1000))
 
 
-def a_listener(
+def make_listener(
     clock: Clock, *nodes: str, events_per_s: int = 100
 ) -> tuple[KVEventListener, PoolView]:
     view = PoolView(clock, max_chunks=10_000)
@@ -32,38 +32,38 @@ def events(seq: int, count: int = 1, **more: Any) -> CacheEvents:
     return CacheEvents(EPOCH, stored=NAMES[:count], seq=seq, **more)
 
 
-def known(view: PoolView) -> int:
+def known_chunks(view: PoolView) -> int:
     return view.chunks.longest(NAMES)
 
 
-def test_a_missing_frame_makes_the_router_forget_and_ask_once() -> None:
-    listener, view = a_listener(Clock())
+def test_after_a_missing_frame_the_router_forgets_the_chunks_and_requests_one_listing() -> None:
+    listener, view = make_listener(Clock())
     listener.heard(NODE, events(7, 2, reset=True))
     listener.heard(NODE, events(8, 3))
-    assert (known(view), listener.to_ask()) == (3, [])
+    assert (known_chunks(view), listener.to_ask()) == (3, [])
     listener.heard(NODE, events(10, 4))
-    assert (known(view), view.nodes[NODE].chunks, listener.dropped) == (0, 0, 4)
+    assert (known_chunks(view), view.nodes[NODE].chunks, listener.dropped) == (0, 0, 4)
     assert (listener.to_ask(), listener.to_ask()) == ([NODE], [])
     listener.heard(NODE, events(11, 5))
-    assert (known(view), listener.dropped) == (0, 9)
+    assert (known_chunks(view), listener.dropped) == (0, 9)
     listener.heard(NODE, events(11, 6, reset=True))
     listener.heard(NODE, events(12, 7))
-    assert (known(view), listener.to_ask()) == (7, [])
+    assert (known_chunks(view), listener.to_ask()) == (7, [])
 
 
-def test_nodes_that_do_not_count_are_always_heard() -> None:
-    listener, view = a_listener(Clock(), events_per_s=10)
+def test_frames_without_a_number_are_always_applied() -> None:
+    listener, view = make_listener(Clock(), events_per_s=10)
     for count in (5, 50, 500):
         listener.heard(NODE, events(0, count))
-        assert known(view) == count
+        assert known_chunks(view) == count
     assert (listener.dropped, listener.to_ask()) == (0, [])
 
 
-def test_too_many_at_once_are_dropped_said_once_and_listed_when_there_is_time(
+def test_excess_events_are_dropped_with_one_warning_and_listed_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    listener, view = a_listener(clock, "n0", "n1", "n2")
+    listener, view = make_listener(clock, "n0", "n1", "n2")
     with caplog.at_level(logging.WARNING):
         listener.heard(NodeId("n0"), events(1, 90))
         listener.heard(NodeId("n1"), events(1, 40))
@@ -72,19 +72,19 @@ def test_too_many_at_once_are_dropped_said_once_and_listed_when_there_is_time(
         "chunk events come faster than 100 a second: some nodes' caches are taken for empty until"
         " there is time for them to list what they hold"
     ]
-    assert (listener.dropped, known(view)) == (80, 90)
+    assert (listener.dropped, known_chunks(view)) == (80, 90)
     assert listener.to_ask() == []
     clock.advance(0.3)
     assert listener.to_ask() == []
     clock.advance(0.2)
     assert listener.to_ask() == ["n1", "n2"]
-    listener.heard(NodeId("n1"), events(1, 95, reset=True))  # a listing is taken whatever its size
-    assert known(view) == 95
+    listener.heard(NodeId("n1"), events(1, 95, reset=True))  # listings of any size are applied
+    assert known_chunks(view) == 95
 
 
-def test_nodes_are_asked_some_at_a_time_and_not_when_they_have_gone() -> None:
+def test_listings_are_requested_in_groups_and_not_from_forgotten_nodes() -> None:
     names = [f"n{n}" for n in range(LISTINGS + 3)]
-    listener, _ = a_listener(Clock(), *names, events_per_s=1000)
+    listener, _ = make_listener(Clock(), *names, events_per_s=1000)
     for name in names:
         listener.heard(NodeId(name), events(5))
     listener.forget(NodeId(names[-1]))
@@ -93,7 +93,7 @@ def test_nodes_are_asked_some_at_a_time_and_not_when_they_have_gone() -> None:
 
 
 @pytest.mark.integration
-async def test_a_gap_on_a_link_is_closed_by_a_listing(running: Any, decode: FakeNode) -> None:
+async def test_a_gap_on_a_link_is_repaired_by_a_listing(running: Any, decode: FakeNode) -> None:
     decode.chunks = NAMES[:3]
     async with running(decode) as client:
         view = client.router.view
@@ -101,8 +101,8 @@ async def test_a_gap_on_a_link_is_closed_by_a_listing(running: Any, decode: Fake
         decode.chunks, decode.events = NAMES[:8], 5
         await decode.say(events(5, 8))
         await until(lambda: len(decode.got_of(Resync)) == 1)
-        await until(lambda: known(view) == 8)
+        await until(lambda: known_chunks(view) == 8)
         await decode.say(CacheEvents(EPOCH, evicted=NAMES[2:3], seq=6))
-        await until(lambda: known(view) == 2)
+        await until(lambda: known_chunks(view) == 2)
         assert len(decode.got_of(Resync)) == 1
         assert decode.links == 1

@@ -1,4 +1,4 @@
-"""A router says its link token to every node, and says clearly where it is refused."""
+"""The link token: the router sends it to every node and reports each node that refuses it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 TOKEN = "t0ken-of-the-pool"
 
 
-async def test_nodes_that_want_the_token_get_it_for_links_and_artifacts(
+async def test_nodes_that_require_the_token_get_it_for_links_and_artifacts(
     running: Any, prefill: FakeNode, decode: FakeNode
 ) -> None:
     prefill.token = decode.token = TOKEN
@@ -31,18 +31,18 @@ async def test_nodes_that_want_the_token_get_it_for_links_and_artifacts(
     assert prefill.refused == decode.refused == 0
 
 
-@pytest.mark.parametrize("said", ["", "another"])
-async def test_a_node_that_refuses_the_token_is_named_once_and_shown_without_a_busy_loop(
-    said: str, running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("token", ["", "another"])
+async def test_a_node_that_refuses_the_token_is_logged_once_shown_and_retried_with_pauses(
+    token: str, running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="baton_router")
     other.token = TOKEN
-    async with running(decode, link_token=said, reconnect_max_s=0.4) as client:
+    async with running(decode, link_token=token, reconnect_max_s=0.4) as client:
         client.dial(other.address)
         await until(lambda: other.refused >= 3)
-        dials, began = other.refused, time.monotonic()
-        await until(lambda: other.refused >= dials + 4)
-        # The pauses between them are half of the longest or more.
+        refused, began = other.refused, time.monotonic()
+        await until(lambda: other.refused >= refused + 4)
+        # Each pause is at least half of reconnect_max_s.
         assert time.monotonic() - began > 3 * 0.2
         _, pool, _ = await client.get("/pool")
         assert pool["unreachable"] == [{"address": other.address, "reason": NOT_OUR_TOKEN}]
@@ -54,7 +54,7 @@ async def test_a_node_that_refuses_the_token_is_named_once_and_shown_without_a_b
         assert TOKEN not in caplog.text
 
 
-async def test_a_node_that_takes_the_token_later_is_used_then(
+async def test_a_node_that_accepts_the_token_later_is_used(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     other.token = "another"
@@ -66,18 +66,18 @@ async def test_a_node_that_takes_the_token_later_is_used_then(
         assert (await client.get("/pool"))[1]["unreachable"] == []
 
 
-async def test_a_node_that_nobody_listens_at_is_shown_with_the_reason(
+async def test_an_unreachable_address_is_shown_with_the_reason(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         client.dial("http://127.0.0.1:1")
         await until_is(client.unreachable, ["http://127.0.0.1:1"])
-        [shown] = (await client.get("/pool"))[1]["unreachable"]
-        assert shown["address"] == "http://127.0.0.1:1"
-        assert "Connect call failed" in shown["reason"]
+        [entry] = (await client.get("/pool"))[1]["unreachable"]
+        assert entry["address"] == "http://127.0.0.1:1"
+        assert "Connect call failed" in entry["reason"]
 
 
-async def test_a_router_says_the_same_secret_with_each_of_its_links_and_no_other_does(
+async def test_each_router_identifies_its_links_by_its_own_secret(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -103,7 +103,7 @@ async def test_a_router_says_the_same_secret_with_each_of_its_links_and_no_other
         ({"host": "0.0.0.0", "api_keys": "keys"}, False),
     ],
 )
-async def test_a_router_that_strangers_reach_and_that_asks_for_no_key_says_so_once(
+async def test_a_router_on_all_interfaces_without_api_keys_warns_once(
     running: Any,
     decode: FakeNode,
     caplog: pytest.LogCaptureFixture,
@@ -119,6 +119,6 @@ async def test_a_router_that_strangers_reach_and_that_asks_for_no_key_says_so_on
     assert [record.levelname for record in logged] == ["WARNING"] * warned
 
 
-def test_settings_show_neither_token_nor_login() -> None:
+def test_reprs_of_settings_and_router_show_no_secrets() -> None:
     settings = RouterSettings(index_url="redis://:s3cret@h", link_token="s3cret")
     assert "s3cret" not in repr(settings) + repr(Router(settings))

@@ -1,4 +1,4 @@
-"""Links, discovery, artifacts and markers: what happens when one end is wrong or away."""
+"""Links, discovery, artifacts and markers when the other end is wrong or down."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CHUNKS = [BlockHash(bytes([n]) * 16) for n in range(3)]
 # --- links ----------------------------------------------------------------------------------------
 
 
-async def test_a_broken_link_is_dialled_again_and_its_chunks_are_listed_anew(
+async def test_after_a_reconnect_the_node_lists_its_chunks_again(
     running: Any, decode: FakeNode
 ) -> None:
     decode.chunks = tuple(CHUNKS)
@@ -55,9 +55,7 @@ async def test_a_broken_link_is_dialled_again_and_its_chunks_are_listed_anew(
         assert list(group.cached_chunks) == [1]
 
 
-async def test_a_new_epoch_drops_what_was_believed_of_the_old(
-    running: Any, decode: FakeNode
-) -> None:
+async def test_a_new_epoch_drops_the_old_epoch_s_chunks(running: Any, decode: FakeNode) -> None:
     decode.chunks = tuple(CHUNKS)
     async with running(decode) as client:
         view = client.router.view
@@ -68,7 +66,7 @@ async def test_a_new_epoch_drops_what_was_believed_of_the_old(
         assert not view.chunks.prefixes(CHUNKS).any()
 
 
-async def test_a_new_engine_under_an_old_name_takes_its_place(
+async def test_a_new_engine_with_the_same_name_replaces_the_old_one(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
@@ -84,7 +82,7 @@ async def test_a_new_engine_under_an_old_name_takes_its_place(
         assert await client.epoch("decode-0") == "epoch-2"
 
 
-async def test_aborts_for_an_engine_that_is_gone_are_not_sent_to_its_successor(
+async def test_aborts_for_a_dead_engine_are_not_sent_to_its_successor(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run = "silent"
@@ -97,7 +95,7 @@ async def test_aborts_for_an_engine_that_is_gone_are_not_sent_to_its_successor(
         assert decode.got_of(Abort) == []
 
 
-async def test_a_node_that_answers_no_pings_but_talks_keeps_its_link(
+async def test_a_node_that_sends_frames_keeps_its_link_without_answering_pings(
     running: Any, decode: FakeNode
 ) -> None:
     decode.pongs = False
@@ -109,7 +107,7 @@ async def test_a_node_that_answers_no_pings_but_talks_keeps_its_link(
         await until(lambda: decode.links == 2)
 
 
-async def test_pings_that_the_router_itself_was_late_for_do_not_count() -> None:
+async def test_pings_missed_because_the_router_was_blocked_do_not_count() -> None:
     class Socket:
         pings = 0
 
@@ -117,7 +115,7 @@ async def test_pings_that_the_router_itself_was_late_for_do_not_count() -> None:
             self.pings += 1
 
     async def silent_after(clock: Iterator[float], pings: int) -> bool:
-        """Whether the link gives its node up within so many pings."""
+        """Whether the link declares its node lost within this many pings."""
         link = NodeLink(
             "http://a:1",
             None,  # type: ignore[arg-type]
@@ -137,7 +135,7 @@ async def test_pings_that_the_router_itself_was_late_for_do_not_count() -> None:
     assert not await silent_after(itertools.count(0.0, 5.0), 10 * MISSED_PINGS)
 
 
-async def test_a_peer_that_says_no_hello_is_no_node(running: Any, decode: FakeNode) -> None:
+async def test_a_peer_that_sends_no_hello_is_not_a_node(running: Any, decode: FakeNode) -> None:
     async def wrong(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
@@ -160,10 +158,10 @@ async def test_a_peer_that_says_no_hello_is_no_node(running: Any, decode: FakeNo
     await runner.cleanup()
 
 
-async def test_one_node_at_two_addresses_is_linked_once(running: Any, decode: FakeNode) -> None:
+async def test_one_node_at_two_addresses_is_listed_once(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
-        again = decode.address.replace("127.0.0.1", "localhost")
-        client.dial(again)
+        second_address = decode.address.replace("127.0.0.1", "localhost")
+        client.dial(second_address)
         await until(lambda: decode.links >= 3)
         assert await client.names() == ["decode-0"]
         assert await client.state("decode-0") == "ready"
@@ -171,20 +169,20 @@ async def test_one_node_at_two_addresses_is_linked_once(running: Any, decode: Fa
         assert status == 200
 
 
-async def test_a_node_is_not_ready_before_its_tokenizer_is_here_and_true(
+async def test_a_node_is_not_ready_before_its_tokenizer_is_fetched(
     running: Any, decode: FakeNode
 ) -> None:
-    kept, decode.artifacts = decode.artifacts, {}
+    artifacts, decode.artifacts = decode.artifacts, {}
     settings = RouterSettings(port=0, nodes=(decode.address,))
     async with Router(settings) as router:
         await until(lambda: "decode-0" in router.view.nodes)
         assert list(router.view.ready()) == []
         assert "starting" in router.view.why_not_ready()
-        decode.artifacts = kept
+        decode.artifacts = artifacts
         await until(lambda: list(router.view.ready()))
 
 
-async def test_an_artifact_that_is_not_its_digest_is_refused(decode: FakeNode) -> None:
+async def test_an_artifact_that_does_not_match_its_digest_is_refused(decode: FakeNode) -> None:
     decode.artifacts = dict.fromkeys(decode.artifacts, b"{}")
     async with aiohttp.ClientSession() as session:
         store = ModelStore(session)
@@ -197,15 +195,15 @@ async def test_an_artifact_that_is_not_its_digest_is_refused(decode: FakeNode) -
 async def test_artifacts_are_fetched_once_for_nodes_that_share_them(decode: FakeNode) -> None:
     async with aiohttp.ClientSession() as session:
         store = ModelStore(session)
-        one, two = await asyncio.gather(
+        first, second = await asyncio.gather(
             store.get(decode.report, decode.address), store.get(decode.report, decode.address)
         )
         decode.artifacts = {}
-        assert one is two is await store.get(decode.report, decode.address)
+        assert first is second is await store.get(decode.report, decode.address)
         await store.close()
 
 
-async def test_the_model_of_a_live_node_is_kept_however_many_others_come_after_it(
+async def test_the_model_of_a_live_node_is_kept_however_many_models_are_fetched_later(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client, AsyncExitStack() as stack:
@@ -220,7 +218,7 @@ async def test_the_model_of_a_live_node_is_kept_however_many_others_come_after_i
         assert (await client.get("/ready"))[0] == 200
 
 
-async def test_of_models_that_no_node_uses_the_last_used_ones_are_kept() -> None:
+async def test_only_the_most_recently_used_unused_models_are_kept() -> None:
     async with (
         FakeNode("node-0", "decode") as node,
         aiohttp.ClientSession() as session,
@@ -237,7 +235,7 @@ async def test_of_models_that_no_node_uses_the_last_used_ones_are_kept() -> None
             await model.grammar("regex", "a+")
         assert store.grammar_counts.compiled == 2
         store.forget_unused([reports[1]])
-        assert store.grammar_counts.compiled == 2, "those of a forgotten model count"
+        assert store.grammar_counts.compiled == 2, "grammars of a forgotten model stay counted"
         kept = [number for number, report in enumerate(reports) if store.ready(report) is not None]
         assert kept == [0, 1, *range(4, KEPT_UNUSED + 3)]
         await store.close()
@@ -247,7 +245,7 @@ async def test_of_models_that_no_node_uses_the_last_used_ones_are_kept() -> None
 
 
 class Registry:
-    """A registry that says `reports`, or fails."""
+    """A registry that returns `reports`, or fails if `broken`."""
 
     def __init__(self) -> None:
         self.reports: list[NodeReport] = []
@@ -262,7 +260,7 @@ class Registry:
 
 
 class Discovering:
-    """A Discovery over one registry, with links whose state tests set."""
+    """A Discovery over one registry. Its links do nothing; tests set their state."""
 
     def __init__(self, *static: str) -> None:
         self.registry = Registry()
@@ -284,8 +282,8 @@ class Discovering:
         return link
 
     async def polls(self, count: int) -> None:
-        wanted = self.registry.polls + count
-        await until(lambda: self.registry.polls >= wanted)
+        target = self.registry.polls + count
+        await until(lambda: self.registry.polls >= target)
 
     async def __aenter__(self) -> Discovering:
         self._task = asyncio.create_task(self.discovery.run())
@@ -301,73 +299,73 @@ def listed(address: str) -> NodeReport:
 
 
 async def test_registered_and_static_addresses_are_dialled_once() -> None:
-    async with Discovering("http://a:1/") as it:
-        it.registry.reports = [listed("http://a:1"), listed("http://b:2/")]
-        await it.polls(2)
-        assert set(it.table.links) == {"http://a:1", "http://b:2"}
-        assert it.discovery.reachable is True
+    async with Discovering("http://a:1/") as discovering:
+        discovering.registry.reports = [listed("http://a:1"), listed("http://b:2/")]
+        await discovering.polls(2)
+        assert set(discovering.table.links) == {"http://a:1", "http://b:2"}
+        assert discovering.discovery.reachable is True
 
 
-async def test_an_address_is_given_up_when_it_is_unlisted_and_its_link_is_down() -> None:
-    async with Discovering("http://a:1") as it:
-        it.registry.reports = [listed("http://b:2"), listed("http://c:3")]
-        await it.polls(2)
-        it.table.links["http://c:3"].up = True
-        it.registry.reports = []
-        await it.polls(MISSES + 2)
-        assert it.forgotten == ["http://b:2"]
-        assert set(it.table.links) == {"http://a:1", "http://c:3"}
+async def test_an_unlisted_address_is_forgotten_once_its_link_is_down() -> None:
+    async with Discovering("http://a:1") as discovering:
+        discovering.registry.reports = [listed("http://b:2"), listed("http://c:3")]
+        await discovering.polls(2)
+        discovering.table.links["http://c:3"].up = True
+        discovering.registry.reports = []
+        await discovering.polls(MISSES + 2)
+        assert discovering.forgotten == ["http://b:2"]
+        assert set(discovering.table.links) == {"http://a:1", "http://c:3"}
 
 
-async def test_a_node_that_is_not_used_for_its_name_is_kept_in_view_though_it_is_unlisted() -> None:
-    """Two nodes of one name overwrite each other in the registry."""
-    async with Discovering() as it:
-        it.registry.reports = [listed("http://b:2")]
-        await it.polls(2)
-        it.table.links["http://b:2"].rival = "http://c:3"
-        it.registry.reports = [listed("http://c:3")]
-        await it.polls(MISSES + 2)
-        assert [link.address for link in it.table.conflicts()] == ["http://b:2"]
-        it.table.links["http://b:2"].rival = ""
-        await until(lambda: it.forgotten == ["http://b:2"])
+async def test_an_unlisted_node_with_a_name_conflict_is_kept() -> None:
+    """Two nodes with one name overwrite each other's entry in the registry."""
+    async with Discovering() as discovering:
+        discovering.registry.reports = [listed("http://b:2")]
+        await discovering.polls(2)
+        discovering.table.links["http://b:2"].rival = "http://c:3"
+        discovering.registry.reports = [listed("http://c:3")]
+        await discovering.polls(MISSES + 2)
+        assert [link.address for link in discovering.table.conflicts()] == ["http://b:2"]
+        discovering.table.links["http://b:2"].rival = ""
+        await until(lambda: discovering.forgotten == ["http://b:2"])
 
 
-async def test_a_registry_that_is_down_takes_no_node_with_it() -> None:
-    async with Discovering() as it:
-        it.registry.reports = [listed("http://b:2")]
-        await it.polls(2)
-        it.registry.broken = True
-        await it.polls(MISSES + 2)
-        assert set(it.table.links) == {"http://b:2"}
-        assert it.discovery.reachable is False
-        it.registry.broken = False
-        await it.polls(2)
-        assert it.discovery.reachable is True
+async def test_no_node_is_forgotten_while_the_registry_is_down() -> None:
+    async with Discovering() as discovering:
+        discovering.registry.reports = [listed("http://b:2")]
+        await discovering.polls(2)
+        discovering.registry.broken = True
+        await discovering.polls(MISSES + 2)
+        assert set(discovering.table.links) == {"http://b:2"}
+        assert discovering.discovery.reachable is False
+        discovering.registry.broken = False
+        await discovering.polls(2)
+        assert discovering.discovery.reachable is True
 
 
 # --- markers --------------------------------------------------------------------------------------
 
 
 class Index:
-    """Holds `marked`; fails or hangs on demand."""
+    """An index with markers for the chunks in `marked`. It can fail or hang on demand."""
 
     def __init__(self) -> None:
         self.marked: set[BlockHash] = set()
-        self.mood = "well"
-        self.asked = 0
+        self.behavior = "answers"
+        self.lookups = 0
         self.answer = asyncio.Event()
 
     async def lookup(self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> Any:
-        self.asked += 1
-        if self.mood == "broken":
+        self.lookups += 1
+        if self.behavior == "fails":
             raise StoreUnavailable("the index is away")
-        if self.mood == "hangs":
+        if self.behavior == "hangs":
             await self.answer.wait()
         marker = Marker(0, "run", 1, 1, 0)
         return [marker if chunk in self.marked else None for chunk in chunks]
 
 
-async def test_markers_say_which_chunks_the_store_holds() -> None:
+async def test_markers_tell_which_chunks_the_store_holds() -> None:
     index = Index()
     index.marked = {CHUNKS[0], CHUNKS[2]}
     markers = Markers(index, timeout_s=5.0, clock=lambda: 0.0)
@@ -375,27 +373,27 @@ async def test_markers_say_which_chunks_the_store_holds() -> None:
     assert await markers.stored(FP, CHUNKS) == [True, False, True]
     assert markers.up is True
     assert await markers.stored(FP, []) == []
-    assert index.asked == 1
+    assert index.lookups == 1
     assert await Markers(None, timeout_s=5.0, clock=lambda: 0.0).stored(FP, CHUNKS) == [False] * 3
 
 
-async def test_an_index_that_keeps_failing_is_left_alone_for_a_while() -> None:
+async def test_after_repeated_failures_the_index_is_not_queried_for_a_while() -> None:
     index, now = Index(), [0.0]
-    index.marked, index.mood = set(CHUNKS), "broken"
+    index.marked, index.behavior = set(CHUNKS), "fails"
     markers = Markers(index, timeout_s=5.0, clock=lambda: now[0])
     for _ in range(FAILURES):
         assert await markers.stored(FP, CHUNKS) == [False] * 3
     assert markers.up is False
     await markers.stored(FP, CHUNKS)
-    assert index.asked == FAILURES
-    index.mood, now[0] = "well", RETRY_S + 1
+    assert index.lookups == FAILURES
+    index.behavior, now[0] = "answers", RETRY_S + 1
     assert await markers.stored(FP, CHUNKS) == [True] * 3
     assert markers.up is True
 
 
-async def test_an_answer_that_is_late_costs_knowledge_and_is_no_failure() -> None:
+async def test_a_late_answer_counts_as_no_markers_and_not_as_a_failure() -> None:
     index = Index()
-    index.marked, index.mood = set(CHUNKS), "hangs"
+    index.marked, index.behavior = set(CHUNKS), "hangs"
     markers = Markers(index, timeout_s=0.01, clock=lambda: 0.0)
     for _ in range(FAILURES + 1):
         assert await markers.stored(FP, CHUNKS) == [False] * 3
@@ -408,7 +406,7 @@ async def test_an_answer_that_is_late_costs_knowledge_and_is_no_failure() -> Non
 # --- start ----------------------------------------------------------------------------------------
 
 
-async def test_a_port_in_use_is_one_clear_line(running: Any, decode: FakeNode) -> None:
+async def test_a_port_in_use_is_a_start_error_that_names_it(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         settings = RouterSettings(port=client.router.port, nodes=(decode.address,))
         with pytest.raises(StartError, match=f"127.0.0.1:{client.router.port}"):
@@ -416,13 +414,13 @@ async def test_a_port_in_use_is_one_clear_line(running: Any, decode: FakeNode) -
                 pass
 
 
-async def test_a_wrong_index_url_is_one_clear_line() -> None:
+async def test_a_wrong_index_url_is_a_start_error() -> None:
     with pytest.raises(StartError):
         async with Router(RouterSettings(port=0, index_url="http://nonsense")):
             pass
 
 
-def test_a_router_loads_no_torch_and_no_engine() -> None:
+def test_the_router_imports_no_torch_engine_or_kubernetes() -> None:
     code = (
         "import sys, baton_router, baton_router.server.router; "
         "bad = {'torch', 'transformers', 'baton_engine', 'baton_node', 'kopf', 'kubernetes'}; "

@@ -1,4 +1,4 @@
-"""What the router believes: prefixes per node, bookings, epochs."""
+"""The router's view of its nodes: cached prefixes, bookings, epochs, stalls."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ NODE, RID = NodeId("decode-0"), RequestId("r1")
 EPOCH = Epoch("epoch-1")
 
 
-def a_view(clock: Clock | None = None) -> PoolView:
+def make_view(clock: Clock | None = None) -> PoolView:
     return PoolView(clock or Clock(), max_chunks=1000)
 
 
-def meet(view: PoolView, name: str = "decode-0", role: Role = "decode", **changes: Any) -> NodeView:
+def hello(
+    view: PoolView, name: str = "decode-0", role: Role = "decode", **changes: Any
+) -> NodeView:
     node = view.hello(make_report(name, role, **changes))
     node.usable = True
     return node
 
 
-def seen(view: PoolView, *hashes: BlockHash) -> list[Candidate]:
-    """The candidates of all kinds that new requests may be of."""
+def candidates(view: PoolView, *hashes: BlockHash) -> list[Candidate]:
+    """The candidates of all kinds that get new requests."""
     return [
         each
         for kind in view.whole()
@@ -43,12 +45,12 @@ def seen(view: PoolView, *hashes: BlockHash) -> list[Candidate]:
 
 
 def prefixes_of(index: ChunkIndex, hashes: list[BlockHash]) -> dict[int, int]:
-    """Slot -> how many leading chunks it holds; slots that hold none are absent."""
+    """Slot -> number of leading chunks that it holds, without slots that hold none."""
     return {slot: int(n) for slot, n in enumerate(index.prefixes(hashes)) if n}
 
 
 def only(view: PoolView, *hashes: BlockHash) -> Candidate:
-    (candidate,) = seen(view, *hashes)
+    (candidate,) = candidates(view, *hashes)
     return candidate
 
 
@@ -57,15 +59,15 @@ def only(view: PoolView, *hashes: BlockHash) -> Candidate:
 
 def test_a_prefix_ends_at_the_first_chunk_a_node_does_not_hold() -> None:
     index = ChunkIndex(100)
-    one, two = index.new_slot(), index.new_slot()
-    index.store(one, [A, C])
-    index.store(two, [A, B, C])
-    assert prefixes_of(index, [A, B, C]) == {one: 1, two: 3}
-    assert prefixes_of(index, [B, C]) == {two: 2}
+    first, second = index.new_slot(), index.new_slot()
+    index.store(first, [A, C])
+    index.store(second, [A, B, C])
+    assert prefixes_of(index, [A, B, C]) == {first: 1, second: 3}
+    assert prefixes_of(index, [B, C]) == {second: 2}
     assert prefixes_of(index, []) == {}
 
 
-def test_the_index_is_bounded_and_forgets_what_nobody_asked_for() -> None:
+def test_a_full_index_forgets_the_least_recently_queried_chunk() -> None:
     index = ChunkIndex(2)
     slot = index.new_slot()
     index.store(slot, [A, B])
@@ -76,7 +78,7 @@ def test_the_index_is_bounded_and_forgets_what_nobody_asked_for() -> None:
     assert prefixes_of(index, [B]) == {}
 
 
-def test_a_million_entries_are_scrubbed_a_part_at_a_time_and_hold_nothing_meanwhile() -> None:
+def test_dropped_slots_are_scrubbed_in_parts_and_hold_nothing_meanwhile() -> None:
     index = ChunkIndex(10 * SCRUBBED)
     names = [BlockHash(n.to_bytes(16, "big")) for n in range(3 * SCRUBBED)]
     kept = index.new_slot()
@@ -86,21 +88,23 @@ def test_a_million_entries_are_scrubbed_a_part_at_a_time_and_hold_nothing_meanwh
         index.store(slot, names)
         index.drop_slot(slot)
     assert prefixes_of(index, names) == {kept: 5}
-    assert index.new_slot() > SCRUB_AT  # not all are scrubbed: none of them is given out
+    assert (
+        index.new_slot() > SCRUB_AT
+    )  # dropped slots are not reused before all entries are scrubbed
     for _ in range(3):
         index.store(kept, [])
     assert (len(index), prefixes_of(index, names)) == (5, {kept: 5})
     assert index.new_slot() < SCRUB_AT
 
 
-def test_memory_is_bounded_by_what_the_module_states() -> None:
+def test_memory_per_entry_stays_within_the_documented_bound() -> None:
     tracemalloc.start()
     try:
         index, size, slots = ChunkIndex(4000), 4000, 1000
         for _ in range(slots):
             index.new_slot()
         before, _ = tracemalloc.get_traced_memory()
-        for number in range(3 * size):  # no two entries share their nodes, nor anything else
+        for number in range(3 * size):  # no two entries share a bit set
             name = BlockHash(number.to_bytes(16, "big"))
             index.store(number % slots, [name])
             index.store(slots - 1, [name])
@@ -113,7 +117,7 @@ def test_memory_is_bounded_by_what_the_module_states() -> None:
     assert slots / 8 < (after - before) / size <= ENTRY_BYTES + (slots + SCRUB_AT) / 7.5
 
 
-def test_what_was_asked_for_is_kept_when_others_go() -> None:
+def test_recently_queried_chunks_are_kept_when_others_are_forgotten() -> None:
     index = ChunkIndex(100)
     slot = index.new_slot()
     names = [BlockHash(n.to_bytes(16, "big")) for n in range(400)]
@@ -125,7 +129,7 @@ def test_what_was_asked_for_is_kept_when_others_go() -> None:
     assert (len(index), index.longest(hot)) == (100, 10)
 
 
-def test_dropped_slots_hold_nothing_and_are_used_again_only_when_clean() -> None:
+def test_dropped_slots_hold_nothing_when_they_are_reused() -> None:
     index = ChunkIndex(100)
     for _ in range(3 * SCRUB_AT):
         slot = index.new_slot()
@@ -147,18 +151,18 @@ def test_dropped_slots_hold_nothing_and_are_used_again_only_when_clean() -> None
         max_size=200,
     )
 )
-def test_the_index_says_what_a_dictionary_of_sets_says(
+def test_the_index_agrees_with_a_dictionary_of_sets(
     history: list[tuple[str, int, list[int]]],
 ) -> None:
     index = ChunkIndex(1000)
     names = [BlockHash(bytes([n]) * 16) for n in range(6)]
     slots = [index.new_slot() for _ in range(3)]
     held: list[set[int]] = [set() for _ in range(3)]
-    for what, node, chunks in history:
-        if what == "store":
+    for action, node, chunks in history:
+        if action == "store":
             index.store(slots[node], [names[c] for c in chunks])
             held[node] |= set(chunks)
-        elif what == "evict":
+        elif action == "evict":
             index.evict(slots[node], [names[c] for c in chunks])
             held[node] -= set(chunks)
         else:
@@ -173,8 +177,8 @@ def test_the_index_says_what_a_dictionary_of_sets_says(
 
 
 def test_cached_chunks_come_from_cache_events_of_the_same_epoch() -> None:
-    view = a_view()
-    meet(view)
+    view = make_view()
+    hello(view)
     view.cache(NODE, CacheEvents(EPOCH, stored=(A, B), reset=True))
     view.cache(NODE, CacheEvents(Epoch("older"), stored=(C,)))
     assert only(view, A, B, C).cached_chunks == 2
@@ -185,46 +189,46 @@ def test_cached_chunks_come_from_cache_events_of_the_same_epoch() -> None:
 
 
 def test_a_new_epoch_inherits_nothing() -> None:
-    view = a_view()
-    meet(view)
+    view = make_view()
+    hello(view)
     view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
     view.book(NODE, RID, 500, 1)
-    again = meet(view, epoch=Epoch("epoch-2"))
-    assert (only(view, A).cached_chunks, only(view).queued_tokens, again.chunks) == (0, 0, 0)
+    restarted = hello(view, epoch=Epoch("epoch-2"))
+    assert (only(view, A).cached_chunks, only(view).queued_tokens, restarted.chunks) == (0, 0, 0)
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=99)))
     view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
     assert (only(view, A).cached_chunks, only(view).queued_tokens) == (0, 0)
 
 
 def test_the_same_epoch_keeps_its_chunks_over_a_broken_link() -> None:
-    view = a_view()
-    meet(view)
+    view = make_view()
+    hello(view)
     view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
     view.lost(NODE)
-    assert seen(view, A) == []
-    meet(view)
+    assert candidates(view, A) == []
+    hello(view)
     assert only(view, A).cached_chunks == 1
 
 
-def test_a_booking_is_not_counted_twice_by_a_report_that_had_time_to_include_it() -> None:
+def test_a_booking_is_not_counted_twice_once_a_report_can_include_it() -> None:
     clock = Clock()
-    view = a_view(clock)
-    meet(view)
+    view = make_view(clock)
+    hello(view)
     view.book(NODE, RID, 500, 2)
     report = Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=30, running=1))
-    view.load(NODE, report)  # may have been sent before the job arrived: its 500 stay
+    view.load(NODE, report)  # may be older than the job's arrival: the 500 tokens stay
     assert (only(view).queued_tokens, only(view).sequences) == (500, 2)
     clock.advance(2 * BOOKING_ARRIVES_S)
     assert only(view).queued_tokens == 500
     view.load(NODE, report)
-    # Ours, all of it: 30 of the 500 tokens are left to compute.
+    # All of it is our own request: 30 of its 500 tokens are left to compute.
     assert (only(view).queued_tokens, only(view).sequences) == (30, 2)
 
 
-def test_what_others_brought_stays_when_our_own_request_ends() -> None:
+def test_load_of_other_routers_stays_when_our_request_ends() -> None:
     clock = Clock()
-    view = a_view(clock)
-    meet(view)
+    view = make_view(clock)
+    hello(view)
     view.book(NODE, RID, 100, 1)
     clock.advance(2 * BOOKING_ARRIVES_S)
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=340, running=4)))
@@ -235,17 +239,17 @@ def test_what_others_brought_stays_when_our_own_request_ends() -> None:
     assert (only(view).queued_tokens, only(view).sequences) == (240, 3)
 
 
-def test_what_is_left_to_compute_is_of_the_requests_that_came_last() -> None:
-    """As in the engine. Were it shared out evenly, half of the second request's tokens would look
-    like somebody else's once the first one's prompt is known to be computed."""
+def test_remaining_tokens_belong_to_the_youngest_requests() -> None:
+    """The engine computes prompts in order of arrival. If the view spread the rest evenly, half of
+    the second request's tokens would look like another router's once the first prompt is done."""
     clock = Clock()
-    view = a_view(clock)
-    meet(view)
+    view = make_view(clock)
+    hello(view)
     for number in range(2):
         view.book(NODE, RequestId(f"r{number}"), 100, 1)
     clock.advance(2 * BOOKING_ARRIVES_S)
     load = Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=100, running=2))
-    view.load(NODE, load)  # the first prompt is computed; its token comes after this report
+    view.load(NODE, load)  # the first prompt is computed, but its token arrives after this report
     view.prefilled(NODE, RequestId("r0"))
     view.load(NODE, load)
     assert only(view).queued_tokens == 100
@@ -253,29 +257,29 @@ def test_what_is_left_to_compute_is_of_the_requests_that_came_last() -> None:
     assert only(view).queued_tokens == 0
 
 
-def test_a_node_that_served_only_us_is_idle_the_moment_our_request_ends() -> None:
+def test_a_node_with_only_our_request_is_idle_as_soon_as_it_ends() -> None:
     clock = Clock()
-    view = a_view(clock)
-    meet(view)
+    view = make_view(clock)
+    hello(view)
     view.book(NODE, RID, 100, 1)
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(running=1)))
     view.release(NODE, RID)
     assert (only(view).queued_tokens, only(view).sequences) == (0, 0)
 
 
-def test_without_reports_the_view_ages_into_counting_our_own_requests() -> None:
+def test_without_reports_the_view_counts_our_own_requests() -> None:
     clock = Clock()
-    view = a_view(clock)
-    meet(view)
+    view = make_view(clock)
+    hello(view)
     for number in range(5):
         clock.advance(10)
         view.book(NODE, RequestId(f"r{number}"), 100, 1)
     assert (only(view).queued_tokens, only(view).sequences) == (500, 5)
 
 
-def test_requests_are_ours_and_those_beside_them_and_prefill_jobs_count() -> None:
-    view = a_view()
-    meet(view, "prefill-0", "prefill")
+def test_requests_include_other_routers_requests_and_prefill_jobs() -> None:
+    view = make_view()
+    hello(view, "prefill-0", "prefill")
     view.book(NodeId("prefill-0"), RID, 500, 0)
     assert (only(view).requests, only(view).sequences) == (1, 0)
     report = Load(EPOCH, "ready", Speeds(), NodeLoad(requests=4))
@@ -285,25 +289,25 @@ def test_requests_are_ours_and_those_beside_them_and_prefill_jobs_count() -> Non
     assert only(view).requests == 3
 
 
-def test_a_node_that_is_left_out_and_one_that_took_its_row_are_told_apart() -> None:
-    view = a_view()
-    old = meet(view)
+def test_a_reused_row_inherits_nothing_and_excluded_nodes_are_left_out() -> None:
+    view = make_view()
+    old = hello(view)
     view.book(NODE, RID, 500, 1)
     view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
     view.forget(NODE)
     names = [f"decode-{n}" for n in range(1, 40)]
     for name in names:
-        meet(view, name)
-    assert all((each.queued_tokens, each.cached_chunks) == (0, 0) for each in seen(view, A))
+        hello(view, name)
+    assert all((each.queued_tokens, each.cached_chunks) == (0, 0) for each in candidates(view, A))
     view.cache(NodeId("decode-7"), CacheEvents(EPOCH, stored=(A,)))
     groups = view.groups([A], old.kind, without={NodeId("decode-1"), NodeId("decode-39")})
     held = {each.node: each.cached_chunks for each in candidates_of(groups["decode"], "decode")}
     assert held == {name: int(name == "decode-7") for name in names[1:-1]}
 
 
-def test_bookings_end_with_the_prefill_and_with_the_request() -> None:
-    view = a_view()
-    node = meet(view)
+def test_a_booking_s_tokens_end_with_the_prefill_and_its_sequences_with_the_request() -> None:
+    view = make_view()
+    node = hello(view)
     view.book(NODE, RID, 500, 1)
     view.prefilled(NODE, RID)
     assert (only(view).queued_tokens, only(view).sequences) == (0, 1)
@@ -312,18 +316,18 @@ def test_bookings_end_with_the_prefill_and_with_the_request() -> None:
     assert (only(view).sequences, node.booked) == (0, {})
 
 
-def test_nodes_that_are_not_ready_are_no_candidates() -> None:
-    view = a_view()
-    node = meet(view)
-    assert len(seen(view)) == 1
+def test_nodes_that_are_not_ready_are_not_candidates() -> None:
+    view = make_view()
+    node = hello(view)
+    assert len(candidates(view)) == 1
     view.load(NODE, Load(EPOCH, "draining", Speeds(), NodeLoad()))
-    assert (seen(view), state_of(node)) == ([], "draining")
+    assert (candidates(view), state_of(node)) == ([], "draining")
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad()))
     node.usable = False
-    assert (seen(view), state_of(node)) == ([], "starting")
+    assert (candidates(view), state_of(node)) == ([], "starting")
     node.usable = True
     view.lost(NODE)
-    assert (seen(view), state_of(node)) == ([], "lost")
+    assert (candidates(view), state_of(node)) == ([], "lost")
     assert "1 lost" in view.why_not_ready()
 
 
@@ -332,10 +336,10 @@ def step(view: PoolView, steps: int, **load: int) -> None:
     view.load(NODE, Load(EPOCH, "ready", Speeds(), figures))
 
 
-def test_a_node_whose_engine_makes_no_step_is_stalled_until_it_does() -> None:
+def test_a_node_without_engine_steps_is_stalled_until_the_next_step() -> None:
     clock = Clock()
-    view = a_view(clock)
-    node = meet(view)
+    view = make_view(clock)
+    node = hello(view)
     step(view, 7, running=1)
     clock.advance(8)
     step(view, 7, running=1)
@@ -343,17 +347,17 @@ def test_a_node_whose_engine_makes_no_step_is_stalled_until_it_does() -> None:
     clock.advance(3)
     assert view.standing(10.0) == [NODE]
     assert view.standing(10.0) == []
-    assert (seen(view), state_of(node)) == ([], "stalled")
+    assert (candidates(view), state_of(node)) == ([], "stalled")
     step(view, 7, running=1)
     assert not node.ready
     step(view, 8, running=1)
     assert node.ready
 
 
-def test_a_node_without_work_or_with_tokens_does_not_stall_and_a_silent_one_does() -> None:
+def test_idle_nodes_and_nodes_that_send_tokens_do_not_stall() -> None:
     clock = Clock()
-    view = a_view(clock)
-    meet(view)
+    view = make_view(clock)
+    hello(view)
     for _ in range(3):
         clock.advance(8)
         step(view, 7, parked=1)
@@ -365,30 +369,30 @@ def test_a_node_without_work_or_with_tokens_does_not_stall_and_a_silent_one_does
     assert view.standing(10.0) == [NODE]
 
 
-def test_time_in_which_this_process_stood_still_stalls_nobody() -> None:
+def test_time_in_which_the_router_was_blocked_does_not_count_towards_a_stall() -> None:
     clock = Clock()
-    view = a_view(clock)
-    meet(view)
+    view = make_view(clock)
+    hello(view)
     clock.advance(60)
     view.stood_still(59.0)
     assert view.standing(10.0) == []
 
 
-def test_a_stalled_engine_is_not_cured_by_a_new_link() -> None:
+def test_a_stalled_node_stays_stalled_after_a_reconnect() -> None:
     clock = Clock()
-    view = a_view(clock)
-    node = meet(view)
+    view = make_view(clock)
+    node = hello(view)
     clock.advance(11)
     view.standing(10.0)
     view.lost(NODE)
     assert state_of(node) == "lost"
-    meet(view)
+    hello(view)
     assert state_of(node) == "stalled"
 
 
-def test_a_nodes_store_is_what_it_said_last() -> None:
-    view = a_view()
-    meet(view, store="none")
+def test_a_node_s_store_state_is_the_last_one_reported() -> None:
+    view = make_view()
+    hello(view, store="none")
     assert only(view).store == "down"
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(), "up"))
     assert only(view).store == "up"
@@ -396,19 +400,19 @@ def test_a_nodes_store_is_what_it_said_last() -> None:
     assert only(view).store == "down"
 
 
-def test_a_request_goes_to_its_own_kind_even_when_the_pool_serves_another() -> None:
-    view = a_view()
-    old = meet(view)
+def test_groups_of_a_kind_leave_out_nodes_of_other_kinds() -> None:
+    view = make_view()
+    old = hello(view)
     assert view.kind() == old.kind
-    meet(view, "decode-1", fingerprint=Fingerprint("0" * 32))
+    hello(view, "decode-1", fingerprint=Fingerprint("0" * 32))
     view.lost(NODE)
-    assert [c.node for c in seen(view)] == ["decode-1"]
+    assert [c.node for c in candidates(view)] == ["decode-1"]
     assert [len(group) for group in view.groups([], old.kind).values()] == [0, 0]
 
 
-def test_a_forgotten_node_leaves_nothing() -> None:
-    view = a_view()
-    meet(view)
+def test_a_forgotten_node_leaves_no_chunks() -> None:
+    view = make_view()
+    hello(view)
     view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
     view.forget(NODE)
     assert view.nodes == {}

@@ -1,8 +1,8 @@
-"""No log and no page holds what a client sent, what it was answered, or what keeps tenants apart.
+"""No log and no page contains client data, generated text, or the secrets that separate tenants.
 
-Planted on a pool of processes at their default log level: API keys, the tenants' secret, texts,
-stop strings, a user's name, header values, token ids. Requests succeed, fail, are malformed, are
-aborted, and lose their node.
+The test plants API keys, the tenant secret, texts, stop strings, a user name, header values and
+token ids in requests to a pool of processes at their default log level. The requests succeed, fail,
+are malformed, are aborted, or lose their node.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MALFORMED: list[tuple[str, dict[str, Any] | bytes]] = [
     ("/v1/planted-path?planted=query", {}),
     ("/nodes/planted-node/drain", {"reason": "planted-reason"}),
 ]
-POSTED = (
+POST_HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Authorization: Bearer " + KEY.encode() + b"\r\n"
 )
@@ -73,8 +73,8 @@ RAW = (
     b"GET /planted-raw HTTP/1.1\r\nHost: localhost\r\nplanted name: planted-line\r\n\r\n",
     b"planted-method / HTTP/1.1\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: planted-length\r\n\r\n",
-    POSTED + b"Transfer-Encoding: chunked\r\n\r\nplanted-chunk\r\n",
-    POSTED + b"Content-Encoding: deflate\r\nContent-Length: 12\r\n\r\nplanted-body",
+    POST_HEAD + b"Transfer-Encoding: chunked\r\n\r\nplanted-chunk\r\n",
+    POST_HEAD + b"Content-Encoding: deflate\r\nContent-Length: 12\r\n\r\nplanted-body",
 )
 
 
@@ -83,12 +83,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"acme {KEY} admin\n")
     common = (f"--link-token={TOKEN}", "--json-logs")
-    apart = (f"--api-keys={keys}", "--sharing=tenant", f"--tenant-secret={SECRET}")
+    tenant_flags = (f"--api-keys={keys}", "--sharing=tenant", f"--tenant-secret={SECRET}")
     slow = ("--sim-decode-ms=20",)
     with Cluster(
         *(1, 2),
         flags=(*SIM, *common, *slow),
-        router_flags=(*common, *apart),
+        router_flags=(*common, *tenant_flags),
         watch_answers=False,
         asking=BEARER,
     ) as cluster:
@@ -103,29 +103,29 @@ def send_raw(port: int, data: bytes) -> None:
             pass
 
 
-def use(cluster: Cluster) -> list[str]:
-    """Everything a client can do to a router; what was answered as asked."""
-    url, reply = cluster.url, []
+def send_requests(cluster: Cluster) -> list[str]:
+    """Send every sort of request; return the generated texts and token ids."""
+    url, generated = cluster.url, []
     for path, body in ((CHAT, chat()), (COMPLETIONS, completion(logprobs=2, echo=True))):
         answer = exchange(url, path, {**body, "return_token_ids": True}, HEADERS)
         assert answer.status == 200, answer.body
         choice = answer.body["choices"][0]
-        reply.append(choice.get("text") or choice["message"]["content"])
-        reply.append(", ".join(map(str, choice["token_ids"])))
+        generated.append(choice.get("text") or choice["message"]["content"])
+        generated.append(", ".join(map(str, choice["token_ids"])))
         assert exchange(url, path, body, {"Authorization": f"Bearer {WRONG_KEY}"}).status == 401
         hang_up(url, path, {**body, "max_tokens": 500, "stream": True}, 0.3, HEADERS)
-    for path, asked in MALFORMED:
-        assert exchange(url, path, asked, HEADERS).status in (400, 401, 404)
+    for path, malformed in MALFORMED:
+        assert exchange(url, path, malformed, HEADERS).status in (400, 401, 404)
     for data in RAW:
         send_raw(cluster.router.port, data)
-    return reply
+    return generated
 
 
 def lose_a_node(cluster: Cluster) -> str:
-    """The text of a stream whose node was killed in between."""
+    """Kill a node mid-stream; return the stream's text."""
     reply = events(cluster.url, COMPLETIONS, completion(max_tokens=100), BEARER)
     texts = [next(reply)["choices"][0]["text"]]
-    [busy] = [one["id"] for one in cluster.pool()["nodes"] if one["load"]["running"]][:1] or [""]
+    [busy] = [node["id"] for node in cluster.pool()["nodes"] if node["load"]["running"]][:1] or [""]
     cluster.nodes[busy or "decode-0"].kill()
     texts += [event["choices"][0]["text"] for event in reply]
     cluster.repair()
@@ -133,24 +133,24 @@ def lose_a_node(cluster: Cluster) -> str:
 
 
 def logs(cluster: Cluster) -> str:
-    return "\n".join(one.log_text() for one in cluster.processes())
+    return "\n".join(process.log_text() for process in cluster.processes())
 
 
-def test_no_log_and_no_page_holds_what_was_planted(cluster: Cluster) -> None:
-    reply = [*use(cluster), lose_a_node(cluster)]
+def test_no_log_and_no_page_contains_planted_data(cluster: Cluster) -> None:
+    generated = [*send_requests(cluster), lose_a_node(cluster)]
     until = time.monotonic() + LOGGED_S
     while logs(cluster).count('"status": 499') < 2:
         assert time.monotonic() < until, logs(cluster)[-3000:]
         time.sleep(0.05)
     log = logs(cluster)
     for expected in ('"status": 200', '"status": 401', '"status": 400', '"tenant": "acme"'):
-        assert expected in log, "the logs are not what they are taken for"
+        assert expected in log, "the logs do not cover the requests"
     pages = [
         text_of(cluster.url, path, BEARER) for path in ("/metrics", "/pool", "/ready", "/health")
     ]
     for node in cluster.nodes.values():
         pages += [text_of(node.url, path) for path in ("/metrics", "/health")]
     everything = "\n".join([log, *pages])
-    for planted in ("planted", SALT, ", ".join(map(str, IDS[:4])), *filter(bool, reply)):
+    for planted in ("planted", SALT, ", ".join(map(str, IDS[:4])), *filter(bool, generated)):
         assert len(planted) > 5
         assert (at := everything.find(planted)) < 0, everything[max(0, at - 300) : at + 100]

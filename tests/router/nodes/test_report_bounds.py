@@ -1,4 +1,4 @@
-"""Nodes whose reports are wrong: nothing of them is believed, and requests are served."""
+"""Nodes with wrong reports: the router discards the reports and serves every request."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def refused(reason: str) -> str:
     return f'baton_router_node_reports_refused_total{{reason="{reason}"}}'
 
 
-async def counted(client: Any, reason: str, count: int) -> None:
+async def until_refused(client: Any, reason: str, count: int) -> None:
     await until_is(lambda: figure(client, refused(reason)), count)
 
 
-# --- figures --------------------------------------------------------------------------------------
+# --- values out of range --------------------------------------------------------------------------
 
-ABSURD: list[dict[str, Any]] = [
+OUT_OF_RANGE: list[dict[str, Any]] = [
     *({"speeds": Speeds(prefill_tokens_per_s=bad)} for bad in (NAN, INF, -INF, -1.0, 1e300)),
     {"speeds": Speeds(decode_step_ms=NAN)},
     {"speeds": Speeds(get_bytes_per_s=-5.0)},
@@ -77,8 +77,8 @@ ABSURD: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", ABSURD)
-async def test_a_load_with_an_absurd_figure_is_dropped_and_counted_and_the_last_one_is_kept(
+@pytest.mark.parametrize("changes", OUT_OF_RANGE)
+async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_kept(
     running: Any,
     decode: FakeNode,
     other: FakeNode,
@@ -91,7 +91,7 @@ async def test_a_load_with_an_absurd_figure_is_dropped_and_counted_and_the_last_
         load = msgspec.structs.replace(Load(epoch, "ready", SPEEDS, NodeLoad()), **changes)
         for _ in range(3):
             await decode.say(load)
-        await counted(client, "unreadable", 3)
+        await until_refused(client, "unreadable", 3)
         for _ in range(3):
             assert text(await completing(client)) == REPLY
         node, _ = (await client.get("/pool"))[1]["nodes"]
@@ -100,9 +100,9 @@ async def test_a_load_with_an_absurd_figure_is_dropped_and_counted_and_the_last_
             7,
         )
         assert (node["load"]["queued_tokens"], node["state"]) == (0, "ready")
-        sent = [one for one in caplog.records if "is not taken" in one.message]
-        assert [one.levelname for one in sent] == ["WARNING"]
-        assert "decode-0" in sent[0].message
+        warnings = [record for record in caplog.records if "is not taken" in record.message]
+        assert [record.levelname for record in warnings] == ["WARNING"]
+        assert "decode-0" in warnings[0].message
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_a_load_with_an_absurd_figure_is_dropped_and_counted_and_the_last_
         {"artifacts": {f"file-{number}": "0" * 64 for number in range(300)}},
     ],
 )
-async def test_a_node_whose_hello_is_absurd_is_not_used_and_is_shown_with_the_reason(
+async def test_a_node_with_an_invalid_hello_is_not_used_and_is_shown_with_the_reason(
     running: Any, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
 ) -> None:
     other.report = msgspec.structs.replace(other.report, **changes)
@@ -144,7 +144,7 @@ async def test_a_node_whose_hello_is_absurd_is_not_used_and_is_shown_with_the_re
         RequestStats(cached_tokens=2**64 - 1),
     ],
 )
-async def test_absurd_statistics_of_a_request_cost_it_nothing(
+async def test_statistics_out_of_range_do_not_affect_the_request(
     running: Any, decode: FakeNode, prefill: FakeNode, stats: RequestStats
 ) -> None:
     decode.script.stats = prefill.script.stats = stats
@@ -160,7 +160,7 @@ async def test_absurd_statistics_of_a_request_cost_it_nothing(
 @pytest.mark.parametrize(
     "changes", [{"status": 7}, {"status": 99999}, {"retry_after": NAN}, {"retry_after": -INF}]
 )
-async def test_an_absurd_error_sends_the_request_elsewhere(
+async def test_an_invalid_error_moves_the_request_to_another_node(
     running: Any, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
 ) -> None:
     decode.script.run = "silent"
@@ -175,7 +175,7 @@ async def test_an_absurd_error_sends_the_request_elsewhere(
         assert other.got_of(RunJob)
 
 
-async def test_a_node_that_says_tokens_which_cannot_be_read_is_lost_at_once(
+async def test_a_node_that_sends_unreadable_tokens_is_lost_at_once(
     half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode, link_patience_s=600.0) as (client, answer):
@@ -187,7 +187,7 @@ async def test_a_node_that_says_tokens_which_cannot_be_read_is_lost_at_once(
         assert only(other, attempt=2)
 
 
-async def test_bytes_that_are_no_frame_end_the_link_and_cost_no_request(
+async def test_bytes_that_are_not_a_frame_end_the_link_without_failing_requests(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with running(decode, other) as client:
@@ -198,24 +198,22 @@ async def test_bytes_that_are_no_frame_end_the_link_and_cost_no_request(
         assert text(await completing(client)) == REPLY
 
 
-async def test_a_frame_of_a_kind_that_is_not_known_is_passed_over(
-    running: Any, decode: FakeNode
-) -> None:
+async def test_a_frame_of_an_unknown_type_is_ignored(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         await decode.say_raw(msgspec.msgpack.encode((PROTOCOL_VERSION + 1, {"type": "later"})))
-        await counted(client, "unreadable", 1)
+        await until_refused(client, "unreadable", 1)
         assert text(await completing(client)) == REPLY
         assert decode.links == 1
 
 
 @pytest.mark.parametrize("stored", [(b"",), (b"x" * 65,), (b"x" * 16, b"")])
-async def test_chunks_with_names_that_are_none_are_not_listed(
+async def test_chunks_with_invalid_hashes_are_not_listed(
     running: Any, decode: FakeNode, stored: tuple[bytes, ...]
 ) -> None:
     async with running(decode) as client:
         names = tuple(map(BlockHash, stored))
         await decode.say(CacheEvents(decode.report.epoch, stored=names, seq=1))
-        await counted(client, "unreadable", 1)
+        await until_refused(client, "unreadable", 1)
         assert await client.chunks("decode-0") == 0
         assert text(await completing(client)) == REPLY
 
@@ -223,7 +221,7 @@ async def test_chunks_with_names_that_are_none_are_not_listed(
 # --- sizes ----------------------------------------------------------------------------------------
 
 
-async def test_a_node_whose_frame_is_too_large_is_closed_and_reported_and_its_requests_move(
+async def test_a_frame_that_is_too_large_closes_the_link_and_moves_the_requests(
     half_answered: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with half_answered(decode, link_patience_s=600.0) as (client, answer):
@@ -232,12 +230,12 @@ async def test_a_node_whose_frame_is_too_large_is_closed_and_reported_and_its_re
         await decode.say_raw(b"x" * MAX_FRAME_BYTES)
         assert text(await answer) == REPLY
         assert only(other, attempt=2)
-        await counted(client, "too_large", 1)
+        await until_refused(client, "too_large", 1)
         assert str(MAX_FRAME_BYTES) in caplog.text
         assert "decode-0" in caplog.text
 
 
-async def test_a_node_whose_files_are_too_large_is_not_used_and_is_reported(
+async def test_a_node_with_files_that_are_too_large_is_not_used_and_is_logged(
     running: Any,
     decode: FakeNode,
     other: FakeNode,
@@ -247,25 +245,25 @@ async def test_a_node_whose_files_are_too_large_is_not_used_and_is_reported(
     other.serve_artifacts(files)
     async with running(decode, bounds={"max_artifact_bytes": 1 << 20}) as client:
         client.dial(other.address)
-        await counted(client, "artifact", 1)
+        await until_refused(client, "artifact", 1)
         assert "larger than 1048576 bytes" in caplog.text
         assert "b.jinja" in caplog.text
         assert not ready(client, other)
         assert text(await completing(client)) == REPLY
 
 
-async def test_files_come_neither_from_elsewhere_nor_grow_on_arrival(
+async def test_artifact_downloads_follow_no_redirects_and_accept_no_compression(
     running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A redirect would carry the link token away, a compressed file may hold anything."""
-    asked: list[dict[str, str]] = []
+    """A redirect would leak the link token, and a compressed file may expand to any size."""
+    headers: list[dict[str, str]] = []
 
-    async def elsewhere(request: web.Request) -> web.Response:
-        asked.append(dict(request.headers))
+    async def redirect(request: web.Request) -> web.Response:
+        headers.append(dict(request.headers))
         raise web.HTTPTemporaryRedirect(location=f"{decode.address}{request.path}")
 
     application = web.Application()
-    application.add_routes([web.get("/artifacts/{digest}", elsewhere)])
+    application.add_routes([web.get("/artifacts/{digest}", redirect)])
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -277,11 +275,11 @@ async def test_files_come_neither_from_elsewhere_nor_grow_on_arrival(
         )
         with pytest.raises(FetchError, match="answered 307"):
             await store.get(report, address)
-        assert asked[0]["Accept-Encoding"] == "identity"
+        assert headers[0]["Accept-Encoding"] == "identity"
     await runner.cleanup()
 
 
-# --- any report whatsoever ------------------------------------------------------------------------
+# --- arbitrary reports ----------------------------------------------------------------------------
 
 NUMBERS = st.one_of(
     st.floats(),
@@ -290,18 +288,20 @@ NUMBERS = st.one_of(
 )
 
 
-def some(names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+def figures(names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from(names), NUMBERS, max_size=6)
 
 
-SPEED, COUNT = some(Speeds.__struct_fields__), some(NodeLoad.__struct_fields__)
-SERVER = some(("used_bytes", "limit_bytes", "evicted_keys", "get_latency_ms"))
-SHAPE = some(("num_layers", "num_kv_heads", "head_dim", "block_size", "chunk_blocks", "kv_shards"))
+SPEED, COUNT = figures(Speeds.__struct_fields__), figures(NodeLoad.__struct_fields__)
+SERVER = figures(("used_bytes", "limit_bytes", "evicted_keys", "get_latency_ms"))
+SHAPE = figures(
+    ("num_layers", "num_kv_heads", "head_dim", "block_size", "chunk_blocks", "kv_shards")
+)
 
 
 @st.composite
 def frames(draw: st.DrawFn) -> dict[str, Any]:
-    """A hello or a load, some of whose figures are anything."""
+    """A hello or a load with arbitrary numbers in some fields."""
     sent = {
         "speeds": msgspec.to_builtins(SPEEDS) | draw(SPEED),
         "load": draw(COUNT),
@@ -310,13 +310,13 @@ def frames(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         return {"type": "load", "epoch": "epoch-1", "state": "ready", **sent}
     report = msgspec.to_builtins(make_report("d0", draw(st.sampled_from(["decode", "prefill"]))))
-    report |= sent | draw(some(("max_model_len", "vocab_size", "max_num_seqs", "pid")))
+    report |= sent | draw(figures(("max_model_len", "vocab_size", "max_num_seqs", "pid")))
     report["layout"] |= draw(SHAPE)
     return {"type": "hello", "report": report}
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.long)])
-def test_whatever_nodes_report_every_request_finds_a_place(count: int) -> None:
+def test_every_request_is_placed_whatever_nodes_report(count: int) -> None:
     sent = st.lists(frames(), min_size=1, max_size=6)
     settings(max_examples=count, deadline=None)(given(sent)(check_served))()
 

@@ -1,4 +1,4 @@
-"""A node that reads nothing: what waits for it is bounded, and its link begins anew."""
+"""A node that does not read: its queue of unsent frames is bounded, and its link is reopened."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.integration
 
 
-class Notes:
-    """A listener that takes every link. `broken` says of each break whether it was silence."""
+class Listener:
+    """Accepts every link. `broken`: for each broken link, whether its node was silent."""
 
     def __init__(self) -> None:
         self.hellos = 0
@@ -47,7 +47,7 @@ class Notes:
 
 
 class Peer:
-    """Says hello and reads no more than `reads` frames of each link; `got` counts them."""
+    """A node that sends hello and reads at most `reads` frames per link; `got` counts them."""
 
     def __init__(self, reads: int) -> None:
         self._reads = reads
@@ -66,7 +66,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def linked(peer: Peer, notes: Notes, choked_s: float) -> AsyncIterator[NodeLink]:
+async def linked(peer: Peer, listener: Listener, choked_s: float) -> AsyncIterator[NodeLink]:
     app = web.Application()
     app.router.add_get("/link", peer.link)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -75,9 +75,9 @@ async def linked(peer: Peer, notes: Notes, choked_s: float) -> AsyncIterator[Nod
     await web.TCPSite(runner, "127.0.0.1", port).start()
     async with aiohttp.ClientSession() as session:
         url, rng = f"http://127.0.0.1:{port}", random.Random(1)
-        # No link ends here because its node is silent.
+        # A long ping interval, so no link breaks because its node is silent.
         bounds = Bounds(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
-        link = NodeLink(url, session, notes, pause_max_s=0.1, rng=rng, bounds=bounds)
+        link = NodeLink(url, session, listener, pause_max_s=0.1, rng=rng, bounds=bounds)
         link.start()
         try:
             await until(lambda: link.up)
@@ -90,19 +90,19 @@ async def linked(peer: Peer, notes: Notes, choked_s: float) -> AsyncIterator[Nod
 BIG = Abort(RequestId("r" * (1 << 18)), 1)
 
 
-async def test_a_node_that_does_not_read_loses_its_link_and_gets_a_new_one() -> None:
-    notes = Notes()
-    async with linked(Peer(0), notes, choked_s=0.2) as link:
-        for _ in range(160):  # 40 MiB: what sockets hold of it is a quarter at most
+async def test_a_node_that_does_not_read_gets_a_new_link() -> None:
+    listener = Listener()
+    async with linked(Peer(0), listener, choked_s=0.2) as link:
+        for _ in range(160):  # 40 MiB; socket buffers hold at most a quarter of it
             link.send(BIG)
-        await until(lambda: notes.hellos == 2 and link.up)
-        assert (notes.broken, link.idle) == ([False], True)
+        await until(lambda: listener.hellos == 2 and link.up)
+        assert (listener.broken, link.idle) == ([False], True)
 
 
-async def test_a_node_that_reads_may_be_sent_more_than_that_at_once() -> None:
-    notes, peer = Notes(), Peer(100)
-    async with linked(peer, notes, choked_s=60.0) as link:
+async def test_a_node_that_reads_may_have_more_unsent_bytes_than_the_bound() -> None:
+    listener, peer = Listener(), Peer(100)
+    async with linked(peer, listener, choked_s=60.0) as link:
         for _ in range(100):
             link.send(BIG)
         await until(lambda: peer.got == 100)
-        assert (notes.broken, link.idle) == ([], True)
+        assert (listener.broken, link.idle) == ([], True)

@@ -1,4 +1,4 @@
-"""With a real index: nodes are found in the registry, markers move requests, its death does not."""
+"""The router with a real index: discovery, placement by markers, and service without the index."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def placement(router: Router, session: aiohttp.ClientSession) -> str:
         return response.headers["x-baton-placement"]
 
 
-async def test_nodes_are_found_and_what_the_store_holds_is_not_computed_again(
+async def test_nodes_are_discovered_and_stored_chunks_are_not_computed_again(
     store: EmbeddedStore, decode: FakeNode, prefill: FakeNode
 ) -> None:
     settings = RouterSettings(port=0, index_url=store.index_url, lookup_timeout_ms=5000.0)
@@ -62,7 +62,7 @@ async def test_nodes_are_found_and_what_the_store_holds_is_not_computed_again(
         assert router.api.pool.store_state() == {"configured": True, "reachable": True}
 
 
-async def test_a_dead_index_stops_hand_offs_and_nothing_else(
+async def test_a_dead_index_stops_only_hand_offs(
     store: EmbeddedStore, decode: FakeNode, prefill: FakeNode
 ) -> None:
     settings = RouterSettings(port=0, index_url=store.index_url)
