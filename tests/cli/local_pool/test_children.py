@@ -1,4 +1,4 @@
-"""A supervised process: output, restarts with backoff, and an end that leaves nothing."""
+"""A supervised process: its output, restarts with backoff, and an end without left-overs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_output_comes_line_by_line_however_long_or_unfinished() -> None:
+async def test_output_is_forwarded_by_line_even_if_long_or_unfinished() -> None:
     events = Events()
     child = make_child("print('one'); print('x' * 200000); print('last', end='')", events, 600)
     running = asyncio.create_task(child.run())
@@ -59,7 +59,7 @@ async def test_output_comes_line_by_line_however_long_or_unfinished() -> None:
     assert events.lines[-1] == "kid: last"
 
 
-async def test_a_child_that_dies_is_started_again() -> None:
+async def test_a_dead_child_is_restarted() -> None:
     events = Events()
     child = make_child("raise SystemExit(7)", events)
     running = asyncio.create_task(child.run())
@@ -71,7 +71,7 @@ async def test_a_child_that_dies_is_started_again() -> None:
     assert child.state == "ended"
 
 
-async def test_a_killed_child_is_started_again_under_another_pid() -> None:
+async def test_a_killed_child_is_restarted_under_another_pid() -> None:
     events = Events()
     child = make_child(SLEEP_FOREVER, events)
     running = asyncio.create_task(child.run())
@@ -85,7 +85,7 @@ async def test_a_killed_child_is_started_again_under_another_pid() -> None:
     await asyncio.wait_for(running, WAIT_S)
 
 
-async def test_a_child_that_ignores_sigterm_is_killed_after_its_time() -> None:
+async def test_a_child_that_ignores_sigterm_is_killed_after_the_timeout() -> None:
     events = Events()
     child = make_child(IGNORE_SIGTERM, events)
     running = asyncio.create_task(child.run())
@@ -95,7 +95,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_time() -> None:
     assert child.pid == 0
 
 
-async def test_a_kill_reaches_what_the_child_started() -> None:
+async def test_a_kill_reaches_the_child_s_own_children() -> None:
     events = Events()
     script = (
         "import subprocess, sys, time\n"
@@ -118,7 +118,7 @@ async def test_a_child_that_was_never_started_stops_at_once() -> None:
     assert child.state == "ended"
 
 
-async def test_a_stop_between_two_lives_ends_the_wait() -> None:
+async def test_a_stop_during_the_backoff_ends_the_wait() -> None:
     events = Events()
     child = make_child("raise SystemExit(1)", events, first_s=600)
     running = asyncio.create_task(child.run())
@@ -127,14 +127,14 @@ async def test_a_stop_between_two_lives_ends_the_wait() -> None:
     await asyncio.wait_for(running, WAIT_S)
 
 
-def test_waits_double_up_to_a_limit_and_start_over_once_the_child_had_served() -> None:
+def test_waits_double_up_to_a_limit_and_reset_once_the_child_has_served() -> None:
     backoff = Backoff()
     assert [backoff.wait_s() for _ in range(7)] == [0.5, 1, 2, 4, 8, 15, 15]
     backoff.forget()
     assert [backoff.wait_s(), backoff.wait_s()] == [0.5, 1]
 
 
-async def test_a_child_that_had_served_is_started_again_as_soon_as_the_first_time() -> None:
+async def test_a_child_that_served_is_restarted_with_the_first_wait_each_time() -> None:
     events = Events()
     child = make_child(SLEEP_FOREVER, events)
     running = asyncio.create_task(child.run())
@@ -148,7 +148,7 @@ async def test_a_child_that_had_served_is_started_again_as_soon_as_the_first_tim
     await asyncio.wait_for(running, WAIT_S)
 
 
-async def test_a_frozen_child_is_killed_after_its_time() -> None:
+async def test_a_frozen_child_is_killed_after_the_timeout() -> None:
     events = Events()
     child = make_child(SLEEP_FOREVER, events)
     running = asyncio.create_task(child.run())
@@ -159,7 +159,7 @@ async def test_a_frozen_child_is_killed_after_its_time() -> None:
     assert child.pid == 0
 
 
-async def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
+async def test_last_words_come_from_the_last_run_only(tmp_path: Path) -> None:
     mark, events = tmp_path / "mark", Events()
     script = (
         f"import os, sys\nif os.path.exists({str(mark)!r}): sys.exit(1)\n"
@@ -174,7 +174,7 @@ async def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "description"),
     [
         (0, "exited with code 0"),
         (1, "exited with code 1"),
@@ -182,5 +182,5 @@ async def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
         (-200, "was ended by signal 200"),
     ],
 )
-def test_an_end_is_described_in_words(code: int, words: str) -> None:
-    assert describe_end(code) == words
+def test_an_exit_code_is_described_in_words(code: int, description: str) -> None:
+    assert describe_end(code) == description

@@ -1,4 +1,4 @@
-"""The live table on a terminal, plain lines elsewhere."""
+"""The node table: redrawn in place on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_columns_are_aligned() -> None:
     assert table([("A", "BB"), ("CCC", "D")]) == ["A    BB", "CCC  D"]
 
 
-def test_plain_output_has_a_line_per_change_and_none_for_load() -> None:
+def test_plain_output_has_one_line_per_state_change_and_none_for_load() -> None:
     out = io.StringIO()
     display = Display(out, io.StringIO())
     display.rows([Row("decode-0", "decode", 7, "starting", None, "")])
@@ -30,7 +30,7 @@ def test_plain_output_has_a_line_per_change_and_none_for_load() -> None:
     ]
 
 
-def test_on_a_terminal_the_table_is_drawn_over_itself() -> None:
+def test_a_terminal_s_table_is_redrawn_in_place() -> None:
     out = Terminal()
     display = Display(out, io.StringIO())
     display.rows([READY])
@@ -40,7 +40,7 @@ def test_on_a_terminal_the_table_is_drawn_over_itself() -> None:
     assert first.splitlines()[1].split() == ["decode-0", "decode", "7", "ready", "2", "http://h:1"]
 
 
-def test_on_a_terminal_a_note_stays_above_the_table() -> None:
+def test_on_a_terminal_a_log_line_stays_above_the_table() -> None:
     out = Terminal()
     display = Display(out, out)
     display.rows([READY])

@@ -1,4 +1,4 @@
-"""What the engines of one machine take of its memory, before any is started."""
+"""How the engines on one machine share its memory; computed before any is started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def machine(free: int | None, *gpus: Gpu) -> Machine:
     return Machine(lambda: free, lambda visible: list(gpus))
 
 
-def test_the_flags_make_the_demand(options: UpOptions) -> None:
+def test_engine_flags_determine_the_memory_demand(options: UpOptions) -> None:
     changed = replace(options, max_num_seqs=7, max_batched_tokens=99, block_size=8)
     demand = demand_of(changed)
     assert (demand.max_num_seqs, demand.max_batched_tokens) == (7, 99)
@@ -47,13 +47,13 @@ def test_the_flags_make_the_demand(options: UpOptions) -> None:
 
 
 @pytest.mark.parametrize("free", [64 * GIB, None])
-def test_with_memory_enough_engines_take_their_default(
+def test_with_enough_memory_engines_keep_their_default(
     options: UpOptions, free: int | None
 ) -> None:
     assert share_memory(options, 2, GIB, free) is None
 
 
-def test_engines_divide_what_is_free_when_it_is_little(options: UpOptions) -> None:
+def test_engines_share_the_free_memory_when_it_is_short(options: UpOptions) -> None:
     alone, both = (share_memory(options, engines, 0, GIB) for engines in (1, 2))
     assert alone is not None
     assert both is not None
@@ -64,7 +64,7 @@ def test_engines_divide_what_is_free_when_it_is_little(options: UpOptions) -> No
     assert 90 * MIB < both - beside_a_store < 110 * MIB
 
 
-def test_engines_that_do_not_fit_together_are_refused_before_any_is_started(
+def test_engines_that_do_not_fit_together_are_refused(
     options: UpOptions,
 ) -> None:
     with pytest.raises(CommandError, match=r"each of 2 engines: the model does not fit: weights"):
@@ -75,7 +75,7 @@ SIM = UpOptions(engine="sim")
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("sizes", "message"),
     [
         ({"kv_memory": 12 * GIB}, r"2 x --kv-memory 24\.\d GiB .* do not fit: 20\.0 GiB"),
         ({"kv_blocks": 2_000_000}, r"2 x --kv-blocks .* do not fit"),
@@ -88,79 +88,81 @@ SIM = UpOptions(engine="sim")
         ({"store_memory": 12 * GIB, "kv_memory": 5 * GIB}, r"--store-memory 12\.0 .* 2 x --kv-mem"),
     ],
 )
-def test_sizes_that_this_machine_cannot_hold_together_are_refused_with_a_remedy(
-    options: UpOptions, asked: dict[str, Any], named: str
+def test_sizes_that_do_not_fit_together_are_refused_with_remedies_that_work(
+    options: UpOptions, sizes: dict[str, Any], message: str
 ) -> None:
     here = machine(20 * GIB, *[Gpu("0", 79 * GIB, 80 * GIB)] * 2)
-    changed = replace(options, **asked)
-    with pytest.raises(CommandError, match=named) as caught:
+    changed = replace(options, **sizes)
+    with pytest.raises(CommandError, match=message) as caught:
         share_machine(changed, {}, here)
-    message = str(caught.value)
-    assert "--overcommit starts it all the same" in message
-    assert "the model does not fit" not in message
+    text = str(caught.value)
+    assert "--overcommit starts it all the same" in text
+    assert "the model does not fit" not in text
     shares = share_machine(replace(changed, overcommit=True, redis_index="redis://i"), {}, here)
-    assert shares[0].kv_memory in (asked.get("kv_memory"), None)
-    # Whoever follows any advice has a pool that starts.
-    *flags, memory = message.partition("one of these is enough: ")[2].split(", ")
+    assert shares[0].kv_memory in (sizes.get("kv_memory"), None)
+    # Following any one piece of advice gives sizes that fit.
+    *advices, memory = text.partition("one of these is enough: ")[2].split(", ")
     assert memory.endswith("more of free memory")
-    for flag in flags:
+    for flag in advices:
         name, _, value = flag.removeprefix("--").replace("-", "_").partition(" ")
         advice: dict[str, Any] = {name: int(value) if name == "kv_blocks" else parse_size(value)}
         followed = replace(changed, **advice)
         check_memory(followed, 2, followed.store_memory, 20 * GIB)
 
 
-def test_a_simulated_pool_s_sizes_are_counted_together_too() -> None:
+def test_a_simulated_pool_s_sizes_must_fit_together_too() -> None:
     here = machine(2 * GIB)
     [share, _] = share_machine(SIM, {}, here)
     assert share.kv_memory is None
-    sizes: list[dict[str, Any]] = [
+    cases: list[dict[str, Any]] = [
         {"kv_memory": GIB},
         {"kv_blocks": 1 << 17},
         {"store_memory": 3 * GIB},
     ]
-    for asked in sizes:
-        changed = replace(SIM, **asked)
+    for sizes in cases:
+        changed = replace(SIM, **sizes)
         with pytest.raises(CommandError, match="do not fit"):
             share_machine(changed, {}, here)
         assert len(share_machine(replace(changed, overcommit=True), {}, here)) == 2
 
 
-def test_a_store_that_leaves_engines_too_little_is_what_the_message_names(
+def test_a_store_too_large_beside_the_engines_is_named_in_the_error(
     options: UpOptions,
 ) -> None:
     here = machine(GIB)
-    asked = replace(options, store_memory=950 * MIB)
+    changed = replace(options, store_memory=950 * MIB)
     with pytest.raises(
         CommandError, match=r"--store-memory 950 MiB .* do not fit: 922 MiB of the"
     ) as caught:
-        share_machine(asked, {}, here)
+        share_machine(changed, {}, here)
     [most] = re.findall(r"enough: --store-memory (\d+)MiB", str(caught.value))
-    assert share_machine(replace(asked, store_memory=int(most) * MIB), {}, here)
+    assert share_machine(replace(changed, store_memory=int(most) * MIB), {}, here)
 
 
-def test_nodes_of_a_pool_do_not_count_each_other_s_memory_as_gone(options: UpOptions) -> None:
-    asked, here = replace(options, kv_memory=GIB), machine(20 * GIB)
-    plan = make_plan(asked, StoreUrls("i", ("d",)), {}, machine=here)
+def test_nodes_of_a_planned_pool_start_with_overcommit(options: UpOptions) -> None:
+    changed, here = replace(options, kv_memory=GIB), machine(20 * GIB)
+    plan = make_plan(changed, StoreUrls("i", ("d",)), {}, machine=here)
     assert all("--overcommit" in spec.argv for spec in plan.nodes)
 
 
-def test_engines_on_one_gpu_divide_what_their_models_and_steps_leave(options: UpOptions) -> None:
+def test_engines_on_one_gpu_share_the_memory_that_models_and_steps_leave(
+    options: UpOptions,
+) -> None:
     here = machine(None, Gpu("0", 9 * GIB, 10 * GIB))
-    asked = replace(options, device=CUDA, gpu_memory_utilization=0.8, prefill=1, decode=1)
-    for share in share_machine(asked, {}, here):
+    changed = replace(options, device=CUDA, gpu_memory_utilization=0.8, prefill=1, decode=1)
+    for share in share_machine(changed, {}, here):
         assert share.kv_memory is not None
-        taken = 2 * (share.kv_memory + fixed_bytes(asked) + CONTEXT_BYTES)
+        taken = 2 * (share.kv_memory + fixed_bytes(changed) + CONTEXT_BYTES)
         assert taken == int(10 * GIB * 0.8) - GIB
         assert share.variables == {"CUDA_VISIBLE_DEVICES": "0"}
 
 
-def test_a_length_the_model_cannot_have_is_one_line(options: UpOptions) -> None:
+def test_a_max_model_len_above_the_model_s_limit_is_refused(options: UpOptions) -> None:
     with pytest.raises(CommandError, match="--max-model-len 5000 exceeds the model's"):
         demand_of(replace(options, max_model_len=5000))
 
 
-def test_it_needs_no_torch(options: UpOptions) -> None:
+def test_computing_shares_imports_no_torch(options: UpOptions) -> None:
     code = (
         "import sys; from baton_cli.local_pool.engine_memory import share_memory, fixed_bytes;"
         "from baton_cli.options.records import UpOptions;"
@@ -170,7 +172,7 @@ def test_it_needs_no_torch(options: UpOptions) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
-def test_a_simulated_engine_that_cannot_be_is_one_line() -> None:
-    asked = UpOptions(engine="sim", kv_shards=3, kv_memory=MIB)
+def test_invalid_simulated_engine_settings_are_refused() -> None:
+    invalid = UpOptions(engine="sim", kv_shards=3, kv_memory=MIB)
     with pytest.raises(CommandError, match="kv_shards is 3; it must divide kv_heads, 2"):
-        check_memory(asked, 2, 0, GIB)
+        check_memory(invalid, 2, 0, GIB)

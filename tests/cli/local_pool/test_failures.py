@@ -1,7 +1,7 @@
-"""Nodes die under `baton up`: what a client sees, what the pool says, and what no log may say.
+"""Nodes die under `baton up`: what clients see, what the pool reports, and what no log may hold.
 
-One pool lives through it all once: answers, refusals, a node killed in mid-stream, a client that
-leaves, a request that kills whoever runs it.
+One pool goes through every failure once: a node killed in mid-stream, a client that disconnects,
+refused requests, a request that kills each node that runs it. The tests check its records.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tests.support.pools.baton_up import Pool
 
 pytestmark = pytest.mark.integration
 
-WORD = "Xylofonquark"  # in everything that a client writes, and nowhere else
-POISON = 7  # as a character: the simulated engine's tokens are bytes
+WORD = "Xylofonquark"  # a word that only client requests contain
+POISON = 7  # a token id and a character: the simulated engine's tokens are bytes
 FLAGS = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "200", "--handoff", "always"]
 FLAGS += ["--prefill", "1", "--decode", "2", "--sim-decode-ms", "20"]
 FLAGS += [f"--sim-poison-token={POISON}", "--log-level", "info", "--json-logs"]
-TOKENS = 200  # four seconds, in which a node is found and killed
+TOKENS = 200  # four seconds, time enough to find and kill the node
 STREAM: Json = {
     "prompt": f"{WORD}, as told by {WORD}: ",
     "max_tokens": TOKENS,
@@ -42,7 +42,7 @@ KILL_AFTER = 10  # tokens
 
 @dataclass(frozen=True)
 class ChoiceAnswer:
-    """What a client was told about one choice."""
+    """One choice as a client received it."""
 
     ids: tuple[int, ...]
     text: str
@@ -52,7 +52,7 @@ class ChoiceAnswer:
 
 @dataclass(frozen=True)
 class FailureRun:
-    """`log` is all that the pool said; nodes are those of /pool."""
+    """Records of the pool's failures. Nodes are entries of /pool; `log` is all its output."""
 
     undisturbed: ChoiceAnswer
     disturbed: ChoiceAnswer
@@ -64,18 +64,18 @@ class FailureRun:
     log: str
 
     def records(self) -> list[tuple[str, dict[str, Any]]]:
-        """The processes' JSON lines, each with the process's name."""
+        """Each JSON log line with the name of its process."""
         lines = re.findall(r"^(\S+) \| (\{.*\})$", self.log, re.MULTILINE)
         return [(name, json.loads(line)) for name, line in lines]
 
 
 @pytest.fixture(scope="module")
-def story() -> Iterator[FailureRun]:
+def run() -> Iterator[FailureRun]:
     with Pool(FLAGS) as pool:
-        complete(pool.url, STREAM["prompt"], max_tokens=1)  # from now on its chunks are stored
-        undisturbed = told(events(pool.url, "/v1/completions", STREAM))
+        complete(pool.url, STREAM["prompt"], max_tokens=1)  # stores the prompt's chunks
+        undisturbed = collect_answer(events(pool.url, "/v1/completions", STREAM))
         disturbed, killed = kill_in_mid_stream(pool)
-        whole(pool, killed)
+        wait_restarted(pool, killed)
         hang_up(pool.url, "/v1/completions", STREAM, 0.2)
         refused = refusals(pool)
         before = nodes(pool)
@@ -83,8 +83,8 @@ def story() -> Iterator[FailureRun]:
         first = next(running)
         poison = {"prompt": f"{WORD}{chr(POISON)}", "max_tokens": 4}
         poisoned = exchange(pool.url, "/v1/completions", poison)
-        innocent = told(running, first)
-        whole(pool, *before.values())
+        innocent = collect_answer(running, first)
+        wait_restarted(pool, *before.values())
         yield FailureRun(
             undisturbed=undisturbed,
             disturbed=disturbed,
@@ -101,8 +101,8 @@ def nodes(pool: Pool) -> dict[str, Json]:
     return {node["id"]: node for node in pool.pool()["nodes"]}
 
 
-def whole(pool: Pool, *dead: Json) -> None:
-    """Wait until each of these nodes is back as another process, and the supervisor has seen it."""
+def wait_restarted(pool: Pool, *dead: Json) -> None:
+    """Wait until each of these nodes runs again as a new process that the supervisor reports."""
 
     def back() -> bool:
         ready = {name: node["pid"] for name, node in nodes(pool).items() if node["in_use"]}
@@ -115,7 +115,7 @@ def whole(pool: Pool, *dead: Json) -> None:
     pool.wait(back, "get its nodes back")
 
 
-def told(stream: Iterator[Json], *seen: Json) -> ChoiceAnswer:
+def collect_answer(stream: Iterator[Json], *seen: Json) -> ChoiceAnswer:
     ids: list[int] = []
     text, finish = "", None
     usage: Json = {}
@@ -129,14 +129,14 @@ def told(stream: Iterator[Json], *seen: Json) -> ChoiceAnswer:
 
 
 def kill_in_mid_stream(pool: Pool) -> tuple[ChoiceAnswer, Json]:
-    """What the stream brought, and the node that was killed under it."""
+    """Kill the node that serves a stream; return the stream's answer and that node."""
     stream = events(pool.url, "/v1/completions", STREAM)
     seen: list[Json] = []
     while sum(len(c.get("token_ids") or []) for e in seen for c in e["choices"]) < KILL_AFTER:
         seen.append(next(stream))
     [serving] = [node for node in nodes(pool).values() if node["booked"]["requests"]]
     psutil.Process(serving["pid"]).kill()
-    return told(stream, *seen), serving
+    return collect_answer(stream, *seen), serving
 
 
 def refusals(pool: Pool) -> list[int]:
@@ -150,65 +150,65 @@ def refusals(pool: Pool) -> list[int]:
     return [exchange(pool.url, "/v1/completions", body).status for body in bodies]
 
 
-# --- what the client sees ---------------------------------------------------------------------
+# --- clients ----------------------------------------------------------------------------------
 
 
-def test_a_stream_goes_on_exactly_when_the_nodes_below_it_die(story: FailureRun) -> None:
-    assert story.disturbed == story.undisturbed
-    assert len(story.disturbed.ids) == TOKENS
-    assert story.innocent == story.undisturbed
+def test_a_stream_continues_with_the_same_tokens_when_its_node_dies(run: FailureRun) -> None:
+    assert run.disturbed == run.undisturbed
+    assert len(run.disturbed.ids) == TOKENS
+    assert run.innocent == run.undisturbed
 
 
-def test_a_request_that_kills_its_nodes_ends_with_its_own_error(story: FailureRun) -> None:
-    assert story.poisoned.status == 500
-    assert story.poisoned.body["error"]["code"] == "request_kills_nodes"
+def test_a_request_that_kills_its_nodes_ends_with_request_kills_nodes(run: FailureRun) -> None:
+    assert run.poisoned.status == 500
+    assert run.poisoned.body["error"]["code"] == "request_kills_nodes"
 
 
-# --- what the pool says -----------------------------------------------------------------------
+# --- the pool's reports -----------------------------------------------------------------------
 
 
-def test_a_killed_node_is_back_under_its_name_as_another_process(story: FailureRun) -> None:
-    now = story.after[story.killed["id"]]
+def test_a_killed_node_is_restarted_under_its_name_with_a_new_epoch(run: FailureRun) -> None:
+    now = run.after[run.killed["id"]]
     assert (now["state"], now["in_use"], now["role"]) == ("ready", True, "decode")
-    assert now["epoch"] != story.killed["epoch"]
+    assert now["epoch"] != run.killed["epoch"]
 
 
-def test_the_supervisor_says_who_died_and_how(story: FailureRun) -> None:
-    name = story.killed["id"]
-    assert f"{name} was ended by SIGKILL; starting it again in 0.5 s\n" in story.log
-    assert re.search(r"^\S+ exited with code 1 \(the engine process \d+ ended:", story.log, re.M)
+def test_the_supervisor_reports_which_node_died_and_how(run: FailureRun) -> None:
+    name = run.killed["id"]
+    assert f"{name} was ended by SIGKILL; starting it again in 0.5 s\n" in run.log
+    assert re.search(r"^\S+ exited with code 1 \(the engine process \d+ ended:", run.log, re.M)
 
 
-def test_nodes_that_a_request_killed_are_all_back_as_fast_as_the_first_time(
-    story: FailureRun,
+def test_nodes_that_a_request_killed_are_restarted_without_a_longer_wait(
+    run: FailureRun,
 ) -> None:
-    pauses = re.findall(r"starting it again in (\S+) s$", story.log, re.MULTILINE)
+    pauses = re.findall(r"starting it again in (\S+) s$", run.log, re.MULTILINE)
     assert len(pauses) >= 1 + 3
     assert set(pauses) == {"0.5"}
 
 
-# --- what the logs say --------------------------------------------------------------------------
+# --- logs ---------------------------------------------------------------------------------------
 
 
-def test_a_request_can_be_followed_through_its_attempts(story: FailureRun) -> None:
+def test_logs_name_the_attempts_of_a_request(run: FailureRun) -> None:
     lost = [
         record
-        for _, record in story.records()
-        if record.get("node") == story.killed["id"] and "lost" in record["message"]
+        for _, record in run.records()
+        if record.get("node") == run.killed["id"] and "lost" in record["message"]
     ]
     assert lost[0]["attempt"] == 1
     [answered] = [
         record
-        for _, record in story.records()
+        for _, record in run.records()
         if "attempts" in record and lost[0]["request"].startswith(record["request"])
     ]
     assert (answered["attempts"], answered["status"]) == (2, 200)
     assert answered["completion_tokens"] == TOKENS
 
 
-def test_no_log_holds_what_a_client_wrote(story: FailureRun) -> None:
-    assert story.refused == [400, 404, 400, 400, 400]
-    assert {"router", "prefill-0", "decode-0", "decode-1"} <= {name for name, _ in story.records()}
+def test_no_log_holds_text_or_tokens_of_a_client(run: FailureRun) -> None:
+    assert run.refused == [400, 404, 400, 400, 400]
+    assert {"router", "prefill-0", "decode-0", "decode-1"} <= {name for name, _ in run.records()}
     ids = list(WORD.encode())
-    assert WORD.lower() not in story.log.lower()
-    assert str(ids)[1:-1] not in story.log
+    assert WORD.lower() not in run.log.lower()
+    assert str(ids)[1:-1] not in run.log

@@ -1,4 +1,4 @@
-"""Engines that share GPUs."""
+"""Which GPUs the engines of one machine use, and how engines share one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def idle(name: str, gib: int) -> Gpu:
     return Gpu(name, gib * GIB, gib * GIB)
 
 
-def test_every_gpu_counts_where_nothing_else_is_said() -> None:
+def test_without_cuda_visible_devices_every_gpu_is_used() -> None:
     assert parse_gpus(LISTING, None) == [
         Gpu("0", 80000 << 20, 81559 << 20),
         Gpu("1", 40000 << 20, 46068 << 20),
@@ -30,17 +30,17 @@ def test_cuda_visible_devices_chooses_and_orders(visible: str, names: list[str])
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "7"])
-def test_no_gpu_left_is_an_error(visible: str) -> None:
+def test_cuda_visible_devices_without_any_gpu_is_an_error(visible: str) -> None:
     with pytest.raises(CommandError, match="no GPU that this process may use"):
         parse_gpus(LISTING, visible)
 
 
-def test_what_others_hold_counts_against_the_share() -> None:
+def test_memory_of_other_processes_counts_against_the_usable_share() -> None:
     assert Gpu("0", free=70 * GIB, total=80 * GIB).usable(0.5) == 30 * GIB
     assert Gpu("0", free=10 * GIB, total=80 * GIB).usable(0.5) == 0
 
 
-def test_cuda_n_is_the_nth_of_those_it_may_use() -> None:
+def test_cuda_n_is_the_nth_visible_gpu() -> None:
     gpus = [idle("4", 80), idle("7", 80)]
     assert choose_gpus(gpus, "cuda") == gpus
     assert choose_gpus(gpus, "cuda:1") == [gpus[1]]
@@ -48,12 +48,12 @@ def test_cuda_n_is_the_nth_of_those_it_may_use() -> None:
         choose_gpus(gpus, "cuda:2")
 
 
-def test_an_engine_alone_on_its_gpu_decides_for_itself() -> None:
+def test_an_engine_alone_on_its_gpu_gets_no_kv_memory_limit() -> None:
     gpus = [idle("0", 80), idle("1", 80)]
     assert share_gpus(gpus, 2, GIB, 0.9) == [Share("0", None), Share("1", None)]
 
 
-def test_engines_on_one_gpu_share_what_may_be_used() -> None:
+def test_engines_on_one_gpu_share_its_usable_memory() -> None:
     shares = share_gpus([idle("0", 80)], 2, 10 * GIB, 0.9)
     assert shares[0] == shares[1]
     kv_bytes = shares[0].kv_memory
@@ -61,7 +61,7 @@ def test_engines_on_one_gpu_share_what_may_be_used() -> None:
     assert 2 * (kv_bytes + 10 * GIB + CONTEXT_BYTES) == 72 * GIB
 
 
-def test_three_engines_on_two_gpus_leave_one_alone() -> None:
+def test_of_three_engines_on_two_gpus_only_two_share_a_gpu() -> None:
     shares = share_gpus([idle("0", 80), idle("1", 80)], 3, GIB, 0.9)
     assert [share.gpu for share in shares] == ["0", "1", "0"]
     assert shares[1].kv_memory is None

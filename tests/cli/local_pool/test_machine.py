@@ -1,4 +1,4 @@
-"""Sharing cores, and one dtype for the whole pool."""
+"""How engines share a machine's cores, and which dtype a pool uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ OLD = frozenset({"avx2"})
 
 
 @given(st.integers(1, 256), st.integers(1, 64))
-def test_cores_are_shared_whole_and_every_engine_gets_one(available: int, engines: int) -> None:
+def test_all_cores_are_shared_and_every_engine_gets_at_least_one(
+    available: int, engines: int
+) -> None:
     shares = share_cores(available, engines)
     assert len(shares) == engines
     assert min(shares) >= 1
@@ -33,7 +35,7 @@ def test_a_left_over_core_goes_to_the_first_prefill_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "device", "config", "flags", "decided"),
+    ("dtype", "device", "config", "flags", "decided"),
     [
         ("float32", "cuda", {}, AVX, "float32"),
         ("bfloat16", "cpu", {"dtype": "float32"}, OLD, "bfloat16"),
@@ -46,12 +48,12 @@ def test_a_left_over_core_goes_to_the_first_prefill_node() -> None:
         ("auto", "cpu", {"dtype": "float32"}, AVX, "float32"),
     ],
 )
-def test_auto_is_bfloat16_where_it_is_computed_natively(
-    asked: DType, device: Device, config: dict[str, Any], flags: frozenset[str], decided: DType
+def test_dtype_auto_is_bfloat16_only_with_native_support(
+    dtype: DType, device: Device, config: dict[str, Any], flags: frozenset[str], decided: DType
 ) -> None:
-    assert decide_dtype(asked, device, config, flags) == decided
+    assert decide_dtype(dtype, device, config, flags) == decided
 
 
-def test_this_machine_says_something_sensible() -> None:
+def test_cores_and_cpu_flags_of_this_machine_are_read() -> None:
     assert cores() >= 1
     assert isinstance(cpu_flags(), frozenset)

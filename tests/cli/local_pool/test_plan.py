@@ -1,4 +1,4 @@
-"""What `up` tells its children, and what they make of it."""
+"""The processes that `up` plans: their command lines, variables and parsed settings."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def plan_of(options: UpOptions, machine: Machine = THIS_MACHINE) -> Plan:
 
 
 def child_options(spec: ChildSpec) -> tuple[str, object]:
-    """What the child's own parser reads, in an environment that holds the child's own variables."""
+    """The child's command and its options, as the child itself parses them."""
     command, options = read_command(spec.argv[3:], spec.variables)
     return command.words, options
 
 
-def test_each_role_is_started_as_often_as_asked_with_names_of_their_own() -> None:
+def test_each_node_gets_its_role_and_a_unique_name() -> None:
     plan = plan_of(SIM)
     assert [(spec.name, spec.role) for spec in plan.nodes] == [
         ("prefill-0", "prefill"),
@@ -54,33 +54,33 @@ def test_each_role_is_started_as_often_as_asked_with_names_of_their_own() -> Non
     assert [spec.argv[3] for spec in plan.nodes] == ["prefill", "decode", "decode"]
 
 
-def test_children_inherit_no_variables_of_ours() -> None:
+def test_children_inherit_no_baton_variables() -> None:
     assert plan_of(SIM).environment == {"PATH": "/bin", "HF_HOME": "/h"}
 
 
-def test_logins_are_on_no_child_s_command_line() -> None:
+def test_store_logins_reach_children_but_no_command_line() -> None:
     urls = StoreUrls("redis://:s3cret@i", ("redis://:s3cret@d",))
     plan = make_plan(SIM, urls, {})
     for spec in (*plan.nodes, plan.router):
         assert "s3cret" not in " ".join(spec.argv) + repr(spec)
-        _, told = child_options(spec)
-        assert isinstance(told, NodeOptions | RouterOptions)
-        assert told.redis_index == urls.index
+        _, child = child_options(spec)
+        assert isinstance(child, NodeOptions | RouterOptions)
+        assert child.redis_index == urls.index
 
 
-def test_a_node_hears_of_store_pool_engine_and_its_supervisor() -> None:
+def test_a_node_gets_its_store_pool_engine_and_supervisor() -> None:
     options = replace(SIM, sim=SimConfig(decode_ms=2.5), kv_memory=1 << 30, chunk_blocks=2)
-    words, told = child_options(plan_of(options).nodes[1])
-    assert words == "decode"
-    assert isinstance(told, NodeOptions)
-    assert (told.node, told.pool, told.port, told.host) == ("decode-0", "p", 0, "127.0.0.1")
-    assert (told.redis_index, told.redis_data) == (STORE.index, STORE.data)
-    assert (told.engine, told.sim.decode_ms, told.kv_memory) == ("sim", 2.5, 1 << 30)
-    assert (told.chunk_blocks, told.drain_timeout) == (2, 4)
-    assert told.supervisor_pid == os.getpid()
+    command, child = child_options(plan_of(options).nodes[1])
+    assert command == "decode"
+    assert isinstance(child, NodeOptions)
+    assert (child.node, child.pool, child.port, child.host) == ("decode-0", "p", 0, "127.0.0.1")
+    assert (child.redis_index, child.redis_data) == (STORE.index, STORE.data)
+    assert (child.engine, child.sim.decode_ms, child.kv_memory) == ("sim", 2.5, 1 << 30)
+    assert (child.chunk_blocks, child.drain_timeout) == (2, 4)
+    assert child.supervisor_pid == os.getpid()
 
 
-def test_a_node_hears_how_its_kv_travels() -> None:
+def test_a_node_gets_the_kv_transfer_options() -> None:
     options = replace(
         SIM,
         kv_shards=2,
@@ -88,9 +88,9 @@ def test_a_node_hears_how_its_kv_travels() -> None:
         write_behind_bandwidth=5 * 10**7,
         store_settings="check",
     )
-    _, told = child_options(plan_of(options).nodes[0])
-    assert isinstance(told, NodeOptions)
-    settings = node_settings(told, "prefill")
+    _, child = child_options(plan_of(options).nodes[0])
+    assert isinstance(child, NodeOptions)
+    settings = node_settings(child, "prefill")
     assert (settings.kv_shards, settings.fetch) == (2, "always")
     assert (settings.write_behind_bandwidth, settings.store_settings) == (50_000_000, "check")
 
@@ -98,7 +98,7 @@ def test_a_node_hears_how_its_kv_travels() -> None:
 COMPUTING = ("device", "gpu_memory_utilization", "enforce_eager", "overlap", "verify_weights")
 
 
-def test_a_node_hears_on_what_and_how_it_computes() -> None:
+def test_a_node_gets_the_compute_options() -> None:
     options = replace(
         SIM,
         device=CUDA,
@@ -107,49 +107,49 @@ def test_a_node_hears_on_what_and_how_it_computes() -> None:
         overlap="on",
         verify_weights=True,
     )
-    _, told = child_options(plan_of(options).nodes[0])
-    assert isinstance(told, NodeOptions)
-    settings = node_settings(told, "prefill")
+    _, child = child_options(plan_of(options).nodes[0])
+    assert isinstance(child, NodeOptions)
+    settings = node_settings(child, "prefill")
     assert [getattr(settings, name) for name in COMPUTING] == [*("cuda", 0.5, True, "on", True)]
 
 
-def test_a_node_on_a_gpu_sees_that_one_alone() -> None:
+def test_a_node_sees_only_its_own_gpu() -> None:
     gpus = [Gpu("0", 80 << 30, 80 << 30), Gpu("1", 80 << 30, 80 << 30)]
-    asked = UpOptions(model="m", device="cuda:1", kv_blocks=9, prefill=1, decode=1)
-    for spec in plan_of(asked, Machine(gpus=lambda visible: gpus)).nodes:
+    options = UpOptions(model="m", device="cuda:1", kv_blocks=9, prefill=1, decode=1)
+    for spec in plan_of(options, Machine(gpus=lambda visible: gpus)).nodes:
         assert spec.variables["CUDA_VISIBLE_DEVICES"] == "1"
-        _, told = child_options(spec)
-        assert isinstance(told, NodeOptions)
-        assert told.device == CUDA
+        _, child = child_options(spec)
+        assert isinstance(child, NodeOptions)
+        assert child.device == CUDA
 
 
-def test_the_flags_of_a_node_begin_with_the_defaults_of_its_settings() -> None:
+def test_node_flags_have_the_defaults_of_the_node_s_settings() -> None:
     settings, plain = node_settings(NodeOptions(engine="sim"), "decode"), NodeSettings
     for name in (*COMPUTING, "kv_shards", "fetch", "write_behind_bandwidth", "store_settings"):
         assert getattr(settings, name) == getattr(plain(node="n", role="decode"), name), name
 
 
-def test_no_bandwidth_at_all_may_be_given_to_write_behind() -> None:
-    _, told = read_command(["decode", "--engine", "sim", "--write-behind-bandwidth", "0"], {})
-    assert isinstance(told, NodeOptions)
-    assert node_settings(told, "decode").write_behind_bandwidth == 0
+def test_a_write_behind_bandwidth_of_zero_is_accepted() -> None:
+    _, child = read_command(["decode", "--engine", "sim", "--write-behind-bandwidth", "0"], {})
+    assert isinstance(child, NodeOptions)
+    assert node_settings(child, "decode").write_behind_bandwidth == 0
 
 
-def test_the_router_hears_where_to_listen_and_when_to_hand_over() -> None:
+def test_the_router_gets_its_address_hand_off_and_placement_options() -> None:
     options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name="m")
     options = replace(options, placement="prefix", allow_policy_header=True)
-    words, told = child_options(plan_of(options).router)
-    assert words == "router"
-    assert isinstance(told, RouterOptions)
-    assert (told.host, told.port, told.pool) == ("127.0.0.1", 8123, "p")
-    assert (told.handoff, told.handoff_min_tokens, told.served_model_name) == ("always", 7, "m")
-    assert (told.placement, told.allow_policy_header) == ("prefix", True)
-    settings = router_settings(told)
+    command, child = child_options(plan_of(options).router)
+    assert command == "router"
+    assert isinstance(child, RouterOptions)
+    assert (child.host, child.port, child.pool) == ("127.0.0.1", 8123, "p")
+    assert (child.handoff, child.handoff_min_tokens, child.served_model_name) == ("always", 7, "m")
+    assert (child.placement, child.allow_policy_header) == ("prefix", True)
+    settings = router_settings(child)
     settings.check()
     assert (settings.index_url, settings.shutdown_deadline_s) == (STORE.index, 4)
 
 
-def test_the_router_hears_how_long_each_thing_may_take_and_what_a_missing_role_means() -> None:
+def test_the_router_gets_its_timeouts_and_the_missing_role_policy() -> None:
     options = replace(
         SIM,
         missing_role="queue",
@@ -159,19 +159,19 @@ def test_the_router_hears_how_long_each_thing_may_take_and_what_a_missing_role_m
         link_patience=4,
         keepalive=5,
     )
-    _, told = child_options(plan_of(options).router)
-    assert isinstance(told, RouterOptions)
-    settings = router_settings(told)
+    _, child = child_options(plan_of(options).router)
+    assert isinstance(child, RouterOptions)
+    settings = router_settings(child)
     assert settings.missing_role == "queue"
     assert (settings.unready_wait_s, settings.request_timeout_s) == (1, 2)
     assert (settings.stall_timeout_s, settings.link_patience_s, settings.keepalive_s) == (3, 4, 5)
 
 
-def test_a_router_hears_how_long_requests_wait_for_a_pool_that_sleeps() -> None:
+def test_the_router_gets_the_wake_wait() -> None:
     assert router_settings(RouterOptions(nodes=("http://n",), wake_wait=9)).wake_wait_s == 9
 
 
-def test_the_flags_of_a_router_begin_with_the_defaults_of_its_settings() -> None:
+def test_router_flags_have_the_defaults_of_the_router_s_settings() -> None:
     options = RouterOptions(nodes=("http://n",))
     assert router_settings(options) == RouterSettings(nodes=("http://n",))
 
@@ -179,17 +179,17 @@ def test_the_flags_of_a_router_begin_with_the_defaults_of_its_settings() -> None
 def test_logs_are_json_in_every_process_or_in_none() -> None:
     plan = plan_of(replace(SIM, json_logs=True, log_level="info"))
     for spec in (*plan.nodes, plan.router):
-        _, told = child_options(spec)
-        assert isinstance(told, CommonOptions)
-        assert (told.json_logs, told.log_level) == (True, "info")
+        _, child = child_options(spec)
+        assert isinstance(child, CommonOptions)
+        assert (child.json_logs, child.log_level) == (True, "info")
     engine = node_settings(NodeOptions(engine="sim", json_logs=True, log_level="error"), "decode")
     assert (engine.json_logs, engine.log_level) == (True, "ERROR")
 
 
-def test_threads_are_what_was_said_or_a_share_of_the_cores() -> None:
+def test_threads_are_the_flag_s_value_or_a_share_of_the_cores() -> None:
     def threads(options: UpOptions) -> list[int | None]:
-        told = [child_options(spec)[1] for spec in plan_of(options).nodes]
-        return [one.threads for one in told if isinstance(one, NodeOptions)]
+        children = [child_options(spec)[1] for spec in plan_of(options).nodes]
+        return [one.threads for one in children if isinstance(one, NodeOptions)]
 
     assert threads(replace(SIM, threads=3)) == [3, 3, 3]
     assert all(count is not None and count >= 1 for count in threads(SIM))
@@ -213,7 +213,7 @@ def test_flags_become_the_node_s_own_settings(tiny_model: Callable[[str], Path])
     assert settings.index_url == ""
 
 
-def test_the_simulated_engine_s_flags_reach_its_settings() -> None:
+def test_the_simulated_engine_s_flags_reach_the_node_s_settings() -> None:
     options = NodeOptions(
         engine="sim", sim=SimConfig(prefill_ms_per_token=0.5, layers=3, poison_token=9)
     )
@@ -223,16 +223,16 @@ def test_the_simulated_engine_s_flags_reach_its_settings() -> None:
 
 
 @pytest.mark.parametrize("engine", ["sim", "torch"])
-def test_the_parsers_that_up_is_told_are_among_what_its_nodes_serve(
+def test_nodes_serve_the_names_of_the_parsers_given_to_up(
     engine: EngineKind, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = "" if engine == "sim" else str(tiny_model("llama-gqa1"))
     plain = replace(SIM, engine=engine, model=folder, dtype="float32")
 
     def served(options: UpOptions) -> dict[str, bytes]:
-        _, told = child_options(plan_of(options).nodes[1])
-        assert isinstance(told, NodeOptions)
-        return load_artifacts(node_settings(told, "decode"))
+        _, child = child_options(plan_of(options).nodes[1])
+        assert isinstance(child, NodeOptions)
+        return load_artifacts(node_settings(child, "decode"))
 
     files = served(replace(plain, tool_parser="hermes", reasoning_parser="none"))
     assert json.loads(files.pop(BATON)) == {"tool_parser": "hermes", "reasoning_parser": "none"}
@@ -240,13 +240,13 @@ def test_the_parsers_that_up_is_told_are_among_what_its_nodes_serve(
 
 
 @pytest.mark.parametrize("flag", ["tool_parser", "reasoning_parser"])
-def test_a_parser_that_nobody_has_is_refused(flag: str) -> None:
+def test_an_unknown_parser_is_refused(flag: str) -> None:
     unknown: dict[str, Any] = {flag: "nope"}
     with pytest.raises(CommandError, match=f"no {flag.replace('_', ' ')} is named 'nope'"):
         node_settings(NodeOptions(engine="sim", **unknown), "decode")
 
 
-def test_up_decides_folder_name_and_dtype_once(tiny_model: Callable[[str], Path]) -> None:
+def test_up_settles_model_folder_name_and_dtype(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama-gqa1")
     settled = settle(UpOptions(model=os.path.relpath(folder)))
     assert settled.model == str(folder)
@@ -269,11 +269,11 @@ def test_a_node_without_a_model_is_refused() -> None:
         ("pool.local", "http://pool.local:80"),
     ],
 )
-def test_the_url_shown_is_one_that_can_be_dialled(host: str, url: str) -> None:
+def test_the_shown_url_can_be_connected_to(host: str, url: str) -> None:
     assert RouterAddress(host, 80).url == url
 
 
-def test_an_answer_is_shown_with_placement_and_timings() -> None:
+def test_an_answer_is_shown_with_its_placement_and_timings() -> None:
     answer = Answer("Paris.", "prefill=- decode=d", 0.25, 1.25, tokens=11, prompt_tokens=7)
     assert show_answer(answer, 5.0).splitlines() == [
         "Paris.",
@@ -284,7 +284,7 @@ def test_an_answer_is_shown_with_placement_and_timings() -> None:
     ]
 
 
-def test_the_ready_line_holds_a_curl_to_copy() -> None:
+def test_the_ready_message_holds_a_curl_command() -> None:
     options, address = replace(SIM, served_model_name="m"), RouterAddress("127.0.0.1", 8123)
     shown = show_ready(options, address, 1.0, "chunks: such and such")
     assert "\nchunks: such and such\n" in shown
@@ -293,7 +293,7 @@ def test_the_ready_line_holds_a_curl_to_copy() -> None:
     assert "Authorization" not in shown
 
 
-def test_the_curl_to_copy_says_where_a_key_goes() -> None:
+def test_the_curl_command_shows_where_the_api_key_goes() -> None:
     options, address = replace(SIM, api_keys="keys.txt"), RouterAddress("127.0.0.1", 8123)
     shown = show_ready(options, address, 1.0, "")
     assert shlex.split(shown.partition("try: ")[2])[4:6] == ["-H", "Authorization: Bearer KEY"]

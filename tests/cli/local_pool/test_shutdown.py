@@ -1,4 +1,4 @@
-"""`baton up` on the simulated engine: signals, restarts, and what is left behind (nothing)."""
+"""`baton up` on the simulated engine: signals, restarts, and an end that leaves nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]
 UP = ["up", *SIM, "--port", "0"]
 SLOW = [*SIM, "--sim-decode-ms", "50"]
-# 100 tokens at 50 ms: five seconds in which a signal finds the stream running.
+# 100 tokens at 50 ms: the stream runs for five seconds, so a signal arrives in mid-stream.
 STREAM = {"prompt": "Hello", "max_tokens": 100, "stream": True, "ignore_eos": True}
 ENDLESS = {**STREAM, "max_tokens": 4000}
 
@@ -38,19 +38,21 @@ def stream(pool: Pool, body: dict[str, object]) -> Iterator[Iterator[bytes]]:
 
 @pytest.mark.parametrize(
     "number",
-    # Every other test here ends its pool with SIGINT, and the same checks.
+    # make test needs only SIGTERM: every other test in this file ends its pool with SIGINT.
     [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)],
 )
 def test_one_signal_ends_the_pool_and_leaves_nothing(number: signal.Signals) -> None:
     with Pool([*SIM, "--prefill", "1", "--decode", "1"]) as pool:
         pool.get("/health")
-        assert list(pool.temporary.iterdir()) != []  # the store's sockets, to be gone later
+        assert (
+            list(pool.temporary.iterdir()) != []
+        )  # the store's sockets, which the end must remove
         pool.stop(number)
 
 
-def test_ctrl_c_reaches_a_background_job_that_started_with_sigint_ignored() -> None:
+def test_sigint_ends_a_pool_that_started_with_sigint_ignored() -> None:
     """`setsid baton up </dev/null &` in a script: the shell starts it with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by what is started now
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool inherits it
     try:
         pool = Pool(SIM)
         pool.start()
@@ -91,14 +93,14 @@ def test_a_stream_that_outlives_the_drain_timeout_is_ended() -> None:
         assert pool.process.returncode == 0
 
 
-def test_a_node_that_is_frozen_when_the_pool_ends_is_killed_with_its_engine() -> None:
+def test_a_frozen_node_is_killed_with_its_engine_when_the_pool_ends() -> None:
     with Pool(SIM) as pool:
         [node] = [node for node in pool.pool()["nodes"] if node["role"] == "decode"]
         psutil.Process(node["pid"]).suspend()
         pool.stop(signal.SIGINT)  # checks that no process is left
 
 
-def test_a_killed_supervisor_takes_everything_with_it() -> None:
+def test_after_a_killed_supervisor_no_process_and_no_file_is_left() -> None:
     with Pool(SIM) as pool:
         pool.process.kill()
         pool.process.wait(120)
@@ -108,13 +110,13 @@ def test_a_killed_supervisor_takes_everything_with_it() -> None:
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[Pool]:
-    """For tests that leave the pool as it was."""
+    """A pool for tests that leave it as they found it."""
     with Pool(SIM) as pool:
         yield pool
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
-def test_a_killed_node_takes_its_engine_along_and_is_back_under_another_pid(
+def test_a_killed_node_ends_its_engine_and_is_restarted_under_another_pid(
     lasting: Pool, victim: str
 ) -> None:
     [node] = [node for node in lasting.pool()["nodes"] if node["id"] == victim]
@@ -133,7 +135,7 @@ def test_a_killed_node_takes_its_engine_along_and_is_back_under_another_pid(
     assert f"{victim} was ended by SIGKILL; starting it again in 0.5 s" in lasting.log()
 
 
-def test_once_prints_answer_placement_and_timings_and_ends() -> None:
+def test_once_prints_answer_placement_and_timings_and_exits() -> None:
     done = baton_process(*UP, "--once", "Hello")
     assert done.returncode == 0, done.stderr
     *answer, empty, placement, timings = done.stdout.splitlines()
@@ -144,14 +146,14 @@ def test_once_prints_answer_placement_and_timings_and_ends() -> None:
 
 
 @pytest.mark.long
-def test_once_without_an_answer_says_why_and_exits_1() -> None:
+def test_once_without_an_answer_prints_the_reason_and_exits_with_code_1() -> None:
     done = baton_process(*UP, "--max-model-len", "8", "--once", "longer than the model may read")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith("baton: no answer: ")
 
 
-def test_all_is_ready_only_when_each_node_is_that_baton_up_starts() -> None:
+def test_ready_all_is_true_only_when_every_node_is_ready() -> None:
     with reserve_port("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         pool = Pool([*SIM, "--prefill", "1", "--decode", "2", "--port", str(port)])
@@ -159,7 +161,7 @@ def test_all_is_ready_only_when_each_node_is_that_baton_up_starts() -> None:
         pool.url = f"http://127.0.0.1:{port}"
 
         def ready() -> bool:
-            with suppress(OSError):  # nobody listens yet, or it answers 503
+            with suppress(OSError):  # no listener yet, or a 503
                 return json.loads(pool.get("/ready?all=1"))["ready"] is True
             return False
 
@@ -170,7 +172,7 @@ def test_all_is_ready_only_when_each_node_is_that_baton_up_starts() -> None:
             assert pool.running
 
 
-def test_a_pool_whose_node_does_not_come_in_time_ends_and_names_it() -> None:
+def test_a_pool_whose_node_is_not_ready_in_time_exits_and_names_the_node() -> None:
     done = baton_process(*UP, "--ready-timeout", "0.1", "--once", "Hello")
     assert done.returncode == 1
     assert "not ready after 0.1 s (--ready-timeout): prefill-0 (" in done.stderr

@@ -1,4 +1,4 @@
-"""The embedded store of `baton up` when somebody kills it, servers and guardian."""
+"""The embedded store of `baton up`, and its restart after its servers or guardian are killed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def open_embedded(store: EmbeddedStore) -> OpenStore:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_embedded_store_has_as_many_data_servers_as_asked_and_they_share_its_memory(
+def test_store_instances_share_the_store_memory(
     count: int,
 ) -> None:
     options = UpOptions(store_memory=96 << 20, store_instances=count)
@@ -48,7 +48,7 @@ def test_the_embedded_store_has_as_many_data_servers_as_asked_and_they_share_its
     assert limits == [(96 << 20) // count] * count
 
 
-async def test_a_killed_store_is_started_again_as_often_as_it_is_killed() -> None:
+async def test_a_store_with_a_killed_guardian_is_restarted_each_time() -> None:
     with EmbeddedStore(64 << 20) as store:
         notes: list[str] = []
         keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
@@ -66,7 +66,7 @@ async def test_a_killed_store_is_started_again_as_often_as_it_is_killed() -> Non
 
 
 @pytest.mark.parametrize("name", ["index", "data1"])
-async def test_a_killed_server_is_started_again_alone_and_named(name: str) -> None:
+async def test_only_the_killed_server_is_restarted_and_it_is_named(name: str) -> None:
     with EmbeddedStore(64 << 20, data_instances=2) as store:
         notes: list[str] = []
         keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
@@ -84,20 +84,20 @@ async def test_a_killed_server_is_started_again_alone_and_named(name: str) -> No
         keeper.cancel()
 
 
-def test_whoever_looks_for_a_server_finds_only_that_server() -> None:
+def test_a_socket_name_in_the_process_list_finds_only_its_server() -> None:
     with EmbeddedStore(64 << 20) as store:
         for name in store.names:
             socket = f"{name}.sock"
-            found = [
+            pids = [
                 process.pid
                 for process in psutil.process_iter(["cmdline"])
                 if str(store.folder) in " ".join(process.info["cmdline"] or [])
                 and socket in " ".join(process.info["cmdline"] or [])
             ]
-            assert found == [store.pid(name)]
+            assert pids == [store.pid(name)]
 
 
-async def test_a_store_that_cannot_be_started_is_tried_again() -> None:
+async def test_a_failed_store_restart_is_retried() -> None:
     class Broken(EmbeddedStore):
         broken = True
 
@@ -116,7 +116,7 @@ async def test_a_store_that_cannot_be_started_is_tried_again() -> None:
         keeper.cancel()
 
 
-def test_a_pool_whose_store_was_killed_uses_it_again() -> None:
+def test_nodes_use_a_killed_store_again_after_its_restart() -> None:
     with Pool([*SIM, "--prefill", "1", "--decode", "1"]) as pool:
         [guardian] = [one for one in pool.processes() if "guardian.py" in " ".join(one.cmdline())]
         servers = guardian.children()
@@ -128,7 +128,7 @@ def test_a_pool_whose_store_was_killed_uses_it_again() -> None:
         wait_until(lambda: len(pool.pool()["nodes"]) == 2, "both nodes")
 
 
-def test_a_pool_with_two_data_servers_says_at_its_start_what_a_chunk_is() -> None:
+def test_a_pool_reports_its_chunk_size_at_its_start() -> None:
     with Pool([*SIM, "--prefill", "0", "--decode", "1", "--store-instances", "2"]) as pool:
         line = "chunks: 1 block of 16 tokens, 8 KiB, 25.0 % lost to the store's allocator"
         assert line in pool.log().splitlines()

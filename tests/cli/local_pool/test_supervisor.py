@@ -1,4 +1,4 @@
-"""The pool's life, with trivial children in place of nodes and router."""
+"""The supervisor of a pool, with trivial scripts in place of nodes and router."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 180.0
 READY_S = 660.0
-# A child that lives, and never registers.
+# A child that runs and never registers.
 MUTE = "import time; time.sleep(600)"
-# A child that registers its pid, and takes SLOW seconds to end after SIGTERM.
+# A child that registers its pid, and exits `slow` seconds after SIGTERM.
 NODE = """
 import os, pathlib, signal, sys, time
 folder, name, slow = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
@@ -42,7 +42,7 @@ time.sleep(600)
 
 
 class Bench:
-    """A supervisor over fake children; the fake /pool lists those that registered."""
+    """A supervisor over fake children. Its fake /pool lists the children that registered."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_pool_is_ready_when_every_node_is(bench: Bench) -> None:
+async def test_a_pool_is_ready_when_every_node_is_ready(bench: Bench) -> None:
     supervisor = bench.supervisor(
         bench.spec("prefill-0"), bench.spec("decode-0"), router=bench.spec("router")
     )
@@ -117,7 +117,7 @@ async def test_a_pool_is_ready_when_every_node_is(bench: Bench) -> None:
         assert f"{name}: ready pid {pid} http://n\n" in bench.out.getvalue()
 
 
-async def test_a_pool_goes_on_without_the_nodes_that_do_not_come_in_time_and_names_them(
+async def test_a_pool_serves_without_nodes_that_are_not_ready_in_time_and_names_them(
     bench: Bench,
 ) -> None:
     supervisor = bench.supervisor(
@@ -133,13 +133,15 @@ async def test_a_pool_goes_on_without_the_nodes_that_do_not_come_in_time_and_nam
     assert not supervisor.ready.is_set()
     bench.now = READY_S
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
-    told = "not ready after 660 s (--ready-timeout): decode-1 (starting); the pool serves without"
-    assert told in bench.out.getvalue()
+    message = (
+        "not ready after 660 s (--ready-timeout): decode-1 (starting); the pool serves without"
+    )
+    assert message in bench.out.getvalue()
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
 
 
-async def test_a_pool_of_which_a_role_has_no_node_in_time_is_over_and_says_which(
+async def test_a_role_without_a_ready_node_in_time_ends_the_pool(
     bench: Bench,
 ) -> None:
     supervisor = bench.supervisor(
@@ -173,7 +175,7 @@ async def test_a_second_signal_ends_everything_at_once(bench: Bench) -> None:
     await until(lambda: (bench.folder / "ends").exists())
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
-    assert bench.ends() == ["router"]  # the node was killed, not asked
+    assert bench.ends() == ["router"]  # the node was killed without a SIGTERM
 
 
 async def test_a_router_that_drains_for_too_long_is_killed(bench: Bench) -> None:
@@ -189,7 +191,7 @@ async def test_a_router_that_drains_for_too_long_is_killed(bench: Bench) -> None
     await asyncio.wait_for(running, WAIT_S)
 
 
-async def test_a_child_that_exits_while_starting_fails_the_pool_with_its_last_words(
+async def test_a_child_that_exits_while_starting_fails_the_pool_with_its_last_line(
     bench: Bench,
 ) -> None:
     broken = bench.spec(
@@ -201,7 +203,7 @@ async def test_a_child_that_exits_while_starting_fails_the_pool_with_its_last_wo
     assert "decode-0 | noise\n" in bench.out.getvalue()
 
 
-async def test_a_child_that_dies_later_is_started_again_and_ready_again(bench: Bench) -> None:
+async def test_a_child_that_dies_later_is_restarted(bench: Bench) -> None:
     supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router"))
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
@@ -214,39 +216,39 @@ async def test_a_child_that_dies_later_is_started_again_and_ready_again(bench: B
     assert not psutil.pid_exists(bench.pid("decode-0"))
 
 
-async def test_a_child_that_ends_itself_later_is_quoted(bench: Bench) -> None:
+async def test_the_last_line_of_a_child_that_exits_later_is_reported(bench: Bench) -> None:
     script = NODE.replace("sys.exit(0)", "sys.exit('baton: the engine is gone')")
     supervisor = bench.supervisor(bench.spec("decode-0", script), router=bench.spec("router"))
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
     psutil.Process(bench.pid("decode-0")).terminate()
-    told = "decode-0 exited with code 1 (the engine is gone); starting it again in 0.5 s\n"
-    await until(lambda: told in bench.out.getvalue())
+    message = "decode-0 exited with code 1 (the engine is gone); starting it again in 0.5 s\n"
+    await until(lambda: message in bench.out.getvalue())
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
 
 
-async def test_a_child_that_dies_again_and_again_at_work_is_back_as_soon_each_time(
+async def test_a_child_that_dies_repeatedly_after_serving_is_restarted_without_a_longer_wait(
     bench: Bench,
 ) -> None:
     supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router"), poll_s=0.02)
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
 
-    async def one_death() -> None:
+    async def kill_once() -> None:
         pid = bench.pid("decode-0")
         await until(lambda: f"decode-0: ready pid {pid} " in bench.out.getvalue())
         psutil.Process(pid).kill()
         await until(lambda: bench.pid("decode-0") != pid)
 
     for _ in range(3):
-        await one_death()
+        await kill_once()
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
     assert bench.out.getvalue().count("SIGKILL; starting it again in 0.5 s\n") == 3
 
 
-async def test_a_child_killed_while_starting_is_started_again(bench: Bench) -> None:
+async def test_a_child_killed_while_starting_is_restarted(bench: Bench) -> None:
     script = (
         f"import os, signal, sys\nif not os.path.exists(sys.argv[1] + '/once'):\n"
         f"    open(sys.argv[1] + '/once', 'w').close()\n    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -1,4 +1,4 @@
-"""What `baton up` finds wrong before it starts anything: one clear line and exit code 1."""
+"""Errors that `baton up` finds before it starts anything: one line and exit code 1."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def refusal(*flags: str) -> str:
 
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
-    """Nobody else gets its port."""
+    """A bound socket, whose port no other process can take."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held
 
 
 @pytest.mark.parametrize("listening", [True, False])
-def test_a_port_in_use(taken: socket.socket, listening: bool) -> None:
+def test_a_port_in_use_is_refused(taken: socket.socket, listening: bool) -> None:
     if listening:
         taken.listen()
     port = taken.getsockname()[1]
@@ -44,7 +44,7 @@ def test_a_port_in_use(taken: socket.socket, listening: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "line"),
+    ("flags", "message"),
     [
         (["--port", "0"], "--model is missing"),
         (["--model", "/no/such"], "--model /no/such: there is no such folder\n"),
@@ -70,17 +70,17 @@ def test_a_port_in_use(taken: socket.socket, listening: bool) -> None:
         ([*SIM, "--reasoning-parser", "nope"], "no reasoning parser is named 'nope'; there are "),
     ],
 )
-def test_flags_of_which_no_pool_can_be_made(flags: list[str], line: str) -> None:
-    assert f"{refusal(*flags)}\n".startswith(f"baton: {line}")
+def test_flags_that_make_no_pool_are_refused(flags: list[str], message: str) -> None:
+    assert f"{refusal(*flags)}\n".startswith(f"baton: {message}")
 
 
-def test_a_model_folder_that_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     assert refusal("--model", str(tmp_path)) == (
         f"baton: --model {tmp_path} is no model folder: it holds no config.json"
     )
 
 
-def test_a_redis_that_cannot_be_reached(taken: socket.socket) -> None:
+def test_an_unreachable_redis_is_named_without_its_password(taken: socket.socket) -> None:
     port = taken.getsockname()[1]
     url = f"redis://:secret@127.0.0.1:{port}"
     data = f"redis://:secret@localhost:{port}"
@@ -89,10 +89,10 @@ def test_a_redis_that_cannot_be_reached(taken: socket.socket) -> None:
     assert "secret" not in line
 
 
-def test_weights_that_cannot_be_read_end_the_start_with_one_reason(
+def test_unreadable_weights_end_the_start_with_one_reason(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Found by an engine process, minutes of restarts later if nobody gave up."""
+    """An engine process finds them, so the supervisor must give up instead of restarting it."""
     source = tiny_model("llama-gqa1")
     for path in source.iterdir():
         if not path.name.startswith("."):

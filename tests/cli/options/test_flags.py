@@ -1,4 +1,4 @@
-"""Command line over environment over defaults, and records turned back into argv."""
+"""Flags override variables, which override defaults; records are turned back into argv."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def read(argv: list[str], environ: dict[str, str] | None = None) -> Sample:
     return merge(Sample, vars(parser.parse_args(argv)), environ or {})
 
 
-def test_without_flags_and_variables_the_defaults_hold() -> None:
+def test_without_flags_and_variables_the_defaults_apply() -> None:
     assert read([]) == Sample()
 
 
-def test_a_variable_sets_its_flag_with_the_flag_s_type() -> None:
+def test_a_variable_is_parsed_as_its_flag_s_type() -> None:
     environ = {"BATON_COUNT": "3", "BATON_LOUD": "yes", "BATON_URLS": "a, b", "BATON_SIZE": "1KiB"}
     assert read([], environ) == Sample(count=3, loud=True, urls=("a", "b"), size=1024)
 
 
-def test_a_flag_wins_over_its_variable() -> None:
+def test_a_flag_overrides_its_variable() -> None:
     environ = {"BATON_COUNT": "3", "BATON_LOUD": "1"}
     assert read(["--count", "4", "--no-loud"], environ) == Sample(count=4, loud=False)
 
 
-def test_a_flag_wins_over_the_variable_of_what_it_excludes() -> None:
+def test_a_flag_overrides_the_variable_of_an_excluded_flag() -> None:
     assert read(["--blocks", "4"], {"BATON_SIZE": "1KiB"}) == Sample(blocks=4)
     assert read(["--size", "1KiB"], {"BATON_BLOCKS": "4"}) == Sample(size=1024)
 
@@ -99,12 +99,12 @@ def test_two_variables_that_exclude_each_other_are_an_error() -> None:
         ("DEVICE", "cpu:0", "BATON_DEVICE: 'cpu:0' is no device"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_variable(name: str, text: str, message: str) -> None:
+def test_a_wrong_value_is_reported_with_its_variable(name: str, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read([], {f"BATON_{name}": text})
 
 
-def test_a_wrong_value_of_a_flag_is_said_by_argparse() -> None:
+def test_argparse_reports_a_wrong_value_of_a_flag() -> None:
     with pytest.raises(argparse.ArgumentError, match="argument --mode: 'c' is none of a, b"):
         read(["--mode", "c"])
 
@@ -144,15 +144,15 @@ def _records(draw: st.DrawFn, record: type[CommonOptions]) -> CommonOptions:
 
 
 @given(st.sampled_from([NodeOptions, RouterOptions, UpOptions]).flatmap(_records))
-def test_a_record_survives_the_way_through_argv_and_variables(options: CommonOptions) -> None:
-    """What `up` tells a child is what the child understands."""
+def test_a_record_survives_a_round_trip_through_argv_and_variables(options: CommonOptions) -> None:
+    """A child of `up` parses exactly the options that `up` passes to it."""
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_flags(parser, type(options))
     given = vars(parser.parse_args(to_argv(options)))
     assert merge(type(options), given, to_variables(options)) == options
 
 
-def test_what_is_secret_is_in_no_repr_and_on_no_command_line() -> None:
+def test_secrets_are_in_no_repr_and_on_no_command_line() -> None:
     options = NodeOptions(
         redis_index="redis://:s3cret@h",
         redis_data=("redis://:s3cret@h",),
@@ -168,7 +168,7 @@ def test_what_is_secret_is_in_no_repr_and_on_no_command_line() -> None:
     }
 
 
-def test_a_positional_word_is_needed_and_has_no_variable() -> None:
+def test_a_positional_argument_is_required_and_has_no_variable() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser, FetchOptions)
     assert merge(FetchOptions, vars(parser.parse_args(["hf://a/b"])), {}).source == "hf://a/b"
@@ -177,7 +177,7 @@ def test_a_positional_word_is_needed_and_has_no_variable() -> None:
     assert "BATON_SOURCE" not in known_variables()
 
 
-def test_each_command_s_flags_are_well_formed() -> None:
+def test_each_flag_has_a_help_text_and_excludes_an_existing_flag() -> None:
     for command in COMMANDS:
         for item in flags_of(command.options):
             assert item.help, item.name

@@ -1,4 +1,4 @@
-"""Logins given by variables: they work, and no command line and no log shows them."""
+"""Logins given by variables: they work, and no command line and no log shows a secret."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIM = ("--engine", "sim", "--chunk-blocks", "1")
 
 @pytest.fixture
 def store() -> Iterator[EmbeddedStore]:
-    """It wants PASSWORD, of its default user."""
+    """An embedded store whose default user needs PASSWORD."""
     with EmbeddedStore(64 << 20) as running:
         for url in (running.index_url, *running.data_urls):
             with plain_client(url) as admin:
@@ -42,15 +42,17 @@ def command_lines(pid: int) -> str:
 
 @pytest.mark.integration
 def test_a_pool_of_roles_logs_in_by_variables_and_shows_no_secret(store: EmbeddedStore) -> None:
-    where = {"BATON_REDIS_INDEX": store.index_url, "BATON_REDIS_DATA": ",".join(store.data_urls)}
-    told = {**where, "BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
+    stores = {"BATON_REDIS_INDEX": store.index_url, "BATON_REDIS_DATA": ",".join(store.data_urls)}
+    variables = {**stores, "BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
     log: list[str] = []
     pids: list[int] = []
     flags = ("--log-level", "debug")
     with (
-        role("prefill", *SIM, *flags, log=log, pids=pids, **told),
-        role("decode", *SIM, *flags, log=log, pids=pids, **told),
-        role("router", "--port=0", "--handoff=always", *flags, log=log, pids=pids, **told) as url,
+        role("prefill", *SIM, *flags, log=log, pids=pids, **variables),
+        role("decode", *SIM, *flags, log=log, pids=pids, **variables),
+        role(
+            "router", "--port=0", "--handoff=always", *flags, log=log, pids=pids, **variables
+        ) as url,
     ):
         wait_ready(url)
         answer = exchange(url, "/v1/completions", {"prompt": "Hello " * 40, "max_tokens": 4})
@@ -67,15 +69,15 @@ def test_a_pool_of_roles_logs_in_by_variables_and_shows_no_secret(store: Embedde
 
 
 @pytest.mark.integration
-def test_up_uses_the_user_s_redis_tells_its_login_by_variables_and_leaves_it_running(
+def test_up_logs_in_to_the_user_s_redis_by_variables_and_leaves_it_running(
     store: EmbeddedStore,
 ) -> None:
     flags = [*SIM, "--redis-index", store.index_url, "--redis-data", ",".join(store.data_urls)]
-    told = {"BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
-    with Pool(flags, environment=told) as pool:
+    variables = {"BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
+    with Pool(flags, environment=variables) as pool:
         assert exchange(pool.url, "/v1/completions", {"prompt": "x", "max_tokens": 1}).status == 200
         assert {node["store"] for node in pool.pool()["nodes"]} == {"up"}
-        assert list(pool.temporary.iterdir()) == []  # no store of its own
+        assert list(pool.temporary.iterdir()) == []  # it starts no store
         shown = command_lines(pool.process.pid) + pool.log()
     assert store.is_alive
     assert "baton_cli.engine_process" in shown
@@ -83,7 +85,7 @@ def test_up_uses_the_user_s_redis_tells_its_login_by_variables_and_leaves_it_run
         assert secret not in shown
 
 
-def test_a_login_is_for_urls_that_hold_none() -> None:
+def test_a_login_applies_only_to_urls_without_one() -> None:
     options = NodeOptions(
         engine="sim",
         redis_index="redis://i",
@@ -102,14 +104,14 @@ def test_a_login_is_for_urls_that_hold_none() -> None:
     assert parse_endpoint(index.index_url).password == PASSWORD
 
 
-def test_a_login_without_a_store_is_nobody_s_business_but_up_s() -> None:
+def test_a_login_without_a_store_is_an_error_only_for_up() -> None:
     assert node_settings(NodeOptions(engine="sim", redis_password="x"), "decode").index_url == ""
     with pytest.raises(CommandError, match="give --redis-index and --redis-data too"):
         settle(UpOptions(engine="sim", redis_password="x"))
 
 
 @pytest.mark.parametrize("token", ["two words", "tökén", "line\n"])
-def test_a_token_that_no_header_can_carry_is_refused_unseen(token: str) -> None:
+def test_an_invalid_link_token_is_refused_without_being_shown(token: str) -> None:
     with pytest.raises(CommandError, match="--link-token") as caught:
         router_settings(RouterOptions(nodes=("http://n",), link_token=token))
     assert token not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes in bytes with units: parsing and printing."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "1Gx", "-1", "1e9", "1 G iB"])
-def test_what_is_no_size_is_refused_by_its_text(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no size; write 1GiB"):
         parse_size(text)
 
 
 @given(st.integers(min_value=0, max_value=1 << 60))
-def test_a_shown_size_reads_back_as_the_same_number(size: int) -> None:
+def test_a_printed_size_parses_to_the_same_number(size: int) -> None:
     assert parse_size(show_size(size)) == size
