@@ -1,4 +1,4 @@
-"""How autoscaling changes a pool's children, besides the number of nodes."""
+"""What autoscaling changes in a pool's children, besides the number of nodes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def scaled(mode: str = "auto", replicas: int = 1, **autoscaling: Any) -> Pool:
     return sample_pool("sim", autoscaling=scaling, prefill=count, decode=count)
 
 
-def router_args(pool: Pool) -> list[str]:
+def wake_args(pool: Pool) -> list[str]:
     [container] = build_router(pool, 600)["spec"]["template"]["spec"]["containers"]
     args: list[str] = container["args"]
-    return [word for word in args if word.startswith("--wake-wait")]
+    return [arg for arg in args if arg.startswith("--wake-wait")]
 
 
-def kept(pool: Pool, role: str) -> int:
+def min_available(pool: Pool, role: str) -> int:
     [budget] = [one for one in build_budgets(pool) if one["metadata"]["name"] == f"demo-{role}"]
     count: int = budget["spec"]["minAvailable"]
     return count
 
 
-def test_a_router_holds_requests_for_a_pool_that_may_sleep_and_for_no_other() -> None:
-    assert router_args(scaled(scaleToZeroAfterSeconds=60)) == ["--wake-wait=900"]
-    assert router_args(scaled("advise", scaleToZeroAfterSeconds=60)) == []
-    assert router_args(scaled()) == []
-    assert router_args(sample_pool("sim")) == []
+def test_routers_hold_requests_only_if_their_pool_may_sleep() -> None:
+    assert wake_args(scaled(scaleToZeroAfterSeconds=60)) == ["--wake-wait=900"]
+    assert wake_args(scaled("advise", scaleToZeroAfterSeconds=60)) == []
+    assert wake_args(scaled()) == []
+    assert wake_args(sample_pool("sim")) == []
 
 
 def test_the_autoscaling_mode_does_not_change_the_routers() -> None:
@@ -47,16 +47,18 @@ def test_the_autoscaling_mode_does_not_change_the_routers() -> None:
     ("least", "replicas", "count"),
     [(1, 1, 0), (1, 3, 1), (2, 4, 2), (2, 3, 2), (2, 2, 1), (3, 0, 0)],
 )
-def test_an_eviction_leaves_as_many_as_the_minimum_while_there_are_more(
+def test_evictions_leave_the_minimum_of_nodes_and_may_always_take_one(
     least: int, replicas: int, count: int
 ) -> None:
-    assert kept(scaled(replicas=replicas, decode={"min": least, "max": 4}), "decode") == count
+    assert (
+        min_available(scaled(replicas=replicas, decode={"min": least, "max": 4}), "decode") == count
+    )
 
 
-def test_of_prefill_nodes_that_need_not_be_all_may_be_evicted() -> None:
-    assert kept(scaled(replicas=3, prefill={"min": 0, "max": 4}), "prefill") == 0
+def test_all_prefill_nodes_may_be_evicted_if_their_minimum_is_zero() -> None:
+    assert min_available(scaled(replicas=3, prefill={"min": 0, "max": 4}), "prefill") == 0
 
 
 @pytest.mark.parametrize("mode", ["advise", "external"])
-def test_a_minimum_that_nobody_keeps_is_no_budget(mode: str) -> None:
-    assert kept(scaled(mode, replicas=3, decode={"min": 2, "max": 4}), "decode") == 1
+def test_a_minimum_that_the_operator_does_not_enforce_sets_no_budget(mode: str) -> None:
+    assert min_available(scaled(mode, replicas=3, decode={"min": 2, "max": 4}), "decode") == 1

@@ -1,4 +1,4 @@
-"""The autoscaler over time: who decides, from which inputs, and after an operator's restart."""
+"""The autoscaler over several looks: which inputs it uses, when it acts, and how it restarts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEAVY = 25_000.0  # prompt tokens per second; a node computes 10,000
 
 
 class Operator:
-    """One that looks each LOOK_S; `start` makes a new one beside the same cluster."""
+    """An operator that looks every LOOK_S; `start` replaces it by a new one in the same cluster."""
 
     def __init__(self, **spec: Any) -> None:
         self.pool = sample_pool("sim", **({"autoscaling": AUTO} | spec))
@@ -55,20 +55,21 @@ class Operator:
 
     @property
     def counted(self) -> Pool:
-        """With as many pods as were wanted last."""
-        said = self.status.autoscaling
-        if said is None or said.mode != "auto":
+        """The pool with the number of pods of the last decision."""
+        decision = self.status.autoscaling
+        if decision is None or decision.mode != "auto":
             return self.pool
         spec = self.pool.spec
-        prefill = msgspec.structs.replace(spec.prefill, replicas=said.desired_prefill)
-        decode = msgspec.structs.replace(spec.decode, replicas=said.desired_decode)
+        prefill = msgspec.structs.replace(spec.prefill, replicas=decision.desired_prefill)
+        decode = msgspec.structs.replace(spec.decode, replicas=decision.desired_decode)
         counted = msgspec.structs.replace(spec, prefill=prefill, decode=decode)
         return msgspec.structs.replace(self.pool, spec=counted)
 
     def answer(self, held: int = 0, idle_s: float = 0.0, fetched: float = 0.0) -> Answer:
-        """Each node has read `fetched` bytes per second of the store."""
+        """Return the index's answer; each node has read `fetched` bytes per second from the
+        store."""
         total = int(self.uncached)
-        asked = RouterReport(
+        router = RouterReport(
             router="a",
             uptime_s=self.seconds,
             requests_total=1 + total // 1000,
@@ -87,10 +88,10 @@ class Operator:
             for role, count in counts.items()
             for number in range(count)
         )
-        return Answer(nodes=nodes, fetches=(), routers=(asked,))
+        return Answer(nodes=nodes, fetches=(), routers=(router,))
 
     def look(self, answer: Answer | None, **changes: Any) -> tuple[Pool, Planned | None]:
-        """Its result is written to the status."""
+        """Run one look, and derive the status from its result."""
         self.cache.see_pool(
             sample("sim")
             | {
@@ -104,13 +105,13 @@ class Operator:
             revision_of(self.pool).name,
         )
         pool, planned = self.autoscaler.follow(self.pool, revision, seen, answer)
-        said = msgspec.structs.replace(seen, planned=planned)
+        decided = msgspec.structs.replace(seen, planned=planned)
         now = NOW + timedelta(seconds=self.seconds)
-        self.status = derive(pool, revision, 1, said, self.status, now, self.seconds)
+        self.status = derive(pool, revision, 1, decided, self.status, now, self.seconds)
         return pool, planned
 
     def looks(self, count: int, rate: float = 0.0, **answer: Any) -> tuple[int, int]:
-        """The counts after that many looks with clients that ask for `rate` tokens/s."""
+        """Return the counts after `count` looks while clients send `rate` prompt tokens/s."""
         for _ in range(count):
             self.seconds += LOOK_S
             self.uncached += rate * LOOK_S
@@ -118,38 +119,39 @@ class Operator:
         return pool.spec.prefill.replicas, pool.spec.decode.replicas
 
     def silence(self, count: int) -> tuple[int, int]:
+        """Return the counts after `count` looks without an answer of the index."""
         for _ in range(count):
             self.seconds += LOOK_S
             pool, _ = self.look(None)
         return pool.spec.prefill.replicas, pool.spec.decode.replicas
 
     @property
-    def said(self) -> AutoscalingStatus:
+    def decision(self) -> AutoscalingStatus:
         assert self.status.autoscaling is not None
         return self.status.autoscaling
 
 
-def test_prompts_bring_prefill_nodes_in_auto() -> None:
+def test_prompts_add_prefill_nodes_in_auto_mode() -> None:
     operator = Operator()
     assert operator.looks(2) == (1, 1)
     assert operator.looks(16, HEAVY) == (4, 1)
-    assert (operator.said.mode, operator.said.desired_prefill) == ("auto", 4)
+    assert (operator.decision.mode, operator.decision.desired_prefill) == ("auto", 4)
 
 
-def test_near_what_the_store_gives_prompts_bring_no_prefill_nodes() -> None:
+def test_prompts_add_no_prefill_nodes_near_the_read_limit_of_the_store() -> None:
     operator = Operator(autoscaling=AUTO | {"storeReadPerSecond": "10G"})
     assert operator.looks(2, fetched=4.5e9) == (1, 1)
     assert operator.looks(16, HEAVY, fetched=4.5e9) == (1, 1)
-    assert operator.said.reason == "StoreLimited"
-    assert "9.00 of 10.00 GB/s" in operator.said.message
+    assert operator.decision.reason == "StoreLimited"
+    assert "9.00 of 10.00 GB/s" in operator.decision.message
     assert operator.looks(16, HEAVY, fetched=1e9)[0] > 1
 
 
-def test_an_adviser_leaves_the_pool_as_it_is() -> None:
+def test_advise_mode_does_not_change_the_pool() -> None:
     operator = Operator(autoscaling=AUTO | {"mode": "advise"})
     assert operator.looks(8, HEAVY) == (1, 1)
-    assert operator.said.mode == "advise"
-    assert operator.said.desired_prefill > 1
+    assert operator.decision.mode == "advise"
+    assert operator.decision.desired_prefill > 1
 
 
 @pytest.mark.parametrize("scaling", [None, {"mode": "external"}])
@@ -164,8 +166,8 @@ def test_a_silent_index_keeps_the_counts_and_is_reported() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     assert operator.silence(20) == (4, 1)
-    assert operator.said.reason == "DemandStale"
-    assert re.search("last heard [0-9]+ s ago, over 30 s", operator.said.message)
+    assert operator.decision.reason == "DemandStale"
+    assert re.search("last heard [0-9]+ s ago, over 30 s", operator.decision.message)
 
 
 def test_silent_routers_keep_the_counts_and_are_reported() -> None:
@@ -174,18 +176,18 @@ def test_silent_routers_keep_the_counts_and_are_reported() -> None:
     for _ in range(20):
         operator.seconds += LOOK_S
         operator.look(msgspec.structs.replace(operator.answer(), routers=()))
-    assert (operator.said.reason, operator.said.desired_prefill) == ("DemandStale", 4)
+    assert (operator.decision.reason, operator.decision.desired_prefill) == ("DemandStale", 4)
 
 
-def test_a_worker_that_is_silent_is_a_router_that_is() -> None:
+def test_a_silent_router_worker_keeps_the_counts() -> None:
     assert Operator().looks(18, HEAVY) == (4, 1)
     assert Operator(router={"workers": 2}).looks(18, HEAVY) == (1, 1)
 
 
-def test_missing_reports_are_named_and_keep_the_counts() -> None:
+def test_without_any_report_the_counts_stay_and_demand_is_unknown() -> None:
     operator = Operator(prefill={"replicas": 3})
     assert operator.silence(30) == (3, 1)
-    assert operator.said.reason == "DemandUnknown"
+    assert operator.decision.reason == "DemandUnknown"
 
 
 def test_a_new_operator_continues_from_the_status() -> None:
@@ -193,11 +195,11 @@ def test_a_new_operator_continues_from_the_status() -> None:
     operator.looks(16, HEAVY)
     operator.start()
     assert operator.silence(1) == (4, 1)
-    assert operator.looks(40) == (4, 1)  # it has not watched for a whole window
+    assert operator.looks(40) == (4, 1)  # it has not observed a whole window yet
     assert operator.looks(60)[0] < 4
 
 
-def test_less_load_takes_one_node_after_the_other_away() -> None:
+def test_less_load_removes_one_node_after_the_other() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     seen = [operator.looks(1)[0] for _ in range(120)]
@@ -210,7 +212,7 @@ def test_less_load_takes_one_node_after_the_other_away() -> None:
     ]
 
 
-def test_a_decision_is_said_again_without_another_look_until_one_is_due() -> None:
+def test_a_decision_stays_until_the_next_look_is_due() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     before = operator.look(None)
@@ -218,7 +220,7 @@ def test_a_decision_is_said_again_without_another_look_until_one_is_due() -> Non
     assert operator.look(None) == before
 
 
-def test_of_a_role_that_somebody_else_scales_the_count_is_theirs() -> None:
+def test_a_role_in_external_mode_keeps_the_count_of_the_spec() -> None:
     scaling = AUTO | {"decode": {"mode": "external"}}
     operator = Operator(autoscaling=scaling, decode={"replicas": 7})
     assert operator.looks(16, HEAVY) == (4, 7)
@@ -227,33 +229,33 @@ def test_of_a_role_that_somebody_else_scales_the_count_is_theirs() -> None:
     assert pool.spec.decode.replicas == 2
 
 
-def test_a_paused_pool_keeps_what_was_wanted() -> None:
+def test_a_paused_pool_keeps_the_counts_of_the_last_decision() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     operator.pool = sample_pool("sim", autoscaling=AUTO, paused=True)
     pool, planned = operator.look(operator.answer())
     assert planned is None
     assert pool.spec.prefill.replicas == 4
-    assert operator.said.desired_prefill == 4
+    assert operator.decision.desired_prefill == 4
 
 
-def test_a_pool_sleeps_and_wakes() -> None:
+def test_an_idle_pool_sleeps_and_a_held_request_wakes_it() -> None:
     operator = Operator(autoscaling=AUTO | {"scaleToZeroAfterSeconds": 60})
     operator.looks(4, 1000.0)
     assert operator.looks(3, idle_s=50.0) == (1, 1)
     assert operator.looks(1, idle_s=61.0) == (0, 0)
-    assert operator.said.reason == "Idle"
+    assert operator.decision.reason == "Idle"
     assert operator.looks(1, idle_s=66.0) == (0, 0)
-    assert operator.said.reason == "Asleep"
+    assert operator.decision.reason == "Asleep"
     assert operator.silence(20) == (0, 0)
     assert operator.looks(1, held=1) == (1, 1)
-    assert operator.said.reason == "Woken"
+    assert operator.decision.reason == "Woken"
 
 
 @pytest.mark.parametrize(
     "routers",
     [
-        {"holds": False},  # as they were before the pool might sleep
+        {"holds": False},  # routers that started before the pool was allowed to sleep
         {"current": False},
         {"pods": 2, "updated": 1},
         {"ready": 0},
@@ -262,23 +264,23 @@ def test_a_pool_sleeps_and_wakes() -> None:
 def test_a_pool_stays_awake_until_all_its_routers_hold_requests(routers: dict[str, Any]) -> None:
     operator = Operator(autoscaling=AUTO | {"scaleToZeroAfterSeconds": 60})
     operator.looks(4, 1000.0)
-    there = tuple(
+    workloads = tuple(
         msgspec.structs.replace(one, **routers) if one.component == "router" else one
         for one in operator.observed().workloads
     )
     for _ in range(5):
         operator.seconds += LOOK_S
-        pool, _ = operator.look(operator.answer(idle_s=61.0), workloads=there)
+        pool, _ = operator.look(operator.answer(idle_s=61.0), workloads=workloads)
         assert pool.spec.decode.replicas == 1
     assert operator.looks(1, idle_s=66.0) == (0, 0)
 
 
-def test_an_adviser_says_that_a_pool_might_sleep_though_no_router_holds_requests() -> None:
+def test_advise_mode_reports_an_idle_pool_although_no_router_holds_requests() -> None:
     advise = {"mode": "advise", "scaleToZeroAfterSeconds": 60}
     operator = Operator(autoscaling=AUTO | advise)
     operator.looks(4, 1000.0)
     assert operator.looks(1, idle_s=61.0) == (1, 1)
-    assert operator.said.reason == "Idle"
+    assert operator.decision.reason == "Idle"
 
 
 def test_a_new_operator_wakes_a_pool_at_its_first_look() -> None:
@@ -296,7 +298,7 @@ def test_in_a_roll_out_no_role_shrinks() -> None:
     for _ in range(30):
         operator.seconds += LOOK_S
         operator.look(operator.answer(), workloads=(*operator.observed().workloads, *old))
-    assert (operator.said.reason, operator.said.desired_prefill) == ("RollOutRunning", 4)
+    assert (operator.decision.reason, operator.decision.desired_prefill) == ("RollOutRunning", 4)
     assert operator.looks(5)[0] < 4
 
 
@@ -316,18 +318,18 @@ def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert all(message.startswith("pool serving/demo: ") for message in first)
 
 
-SAID_AT = "2026-05-04T10:00:00Z"
+TIME = "2026-05-04T10:00:00Z"
 
 
-def said(mode: Any, prefill: int, decode: int) -> AutoscalingStatus:
+def last_decision(mode: Any, prefill: int, decode: int) -> AutoscalingStatus:
     return AutoscalingStatus(
         mode=mode,
         desired_prefill=prefill,
         desired_decode=decode,
         reason="Steady",
         message="",
-        since=SAID_AT,
-        time=SAID_AT,
+        since=TIME,
+        time=TIME,
     )
 
 
@@ -340,15 +342,15 @@ WORKLOADS = (
 CASES: list[tuple[dict[str, Any], AutoscalingStatus | None, tuple[Any, ...], tuple[int, int]]] = [
     (AUTO, None, (), (3, 3)),
     (AUTO, None, WORKLOADS, (3, 5)),
-    (AUTO, said("auto", 0, 0), WORKLOADS, (0, 0)),
-    (AUTO, said("advise", 4, 4), WORKLOADS, (3, 5)),
-    (AUTO | {"mode": "advise"}, said("auto", 4, 4), WORKLOADS, (3, 3)),
-    (AUTO | {"prefill": {"mode": "external"}}, said("auto", 1, 2), WORKLOADS, (3, 2)),
+    (AUTO, last_decision("auto", 0, 0), WORKLOADS, (0, 0)),
+    (AUTO, last_decision("advise", 4, 4), WORKLOADS, (3, 5)),
+    (AUTO | {"mode": "advise"}, last_decision("auto", 4, 4), WORKLOADS, (3, 3)),
+    (AUTO | {"prefill": {"mode": "external"}}, last_decision("auto", 1, 2), WORKLOADS, (3, 2)),
 ]
 
 
 @pytest.mark.parametrize(("scaling", "status", "workloads", "counts"), CASES)
-def test_what_is_wanted_now_is_what_was_decided_last_or_what_there_is(
+def test_the_desired_counts_are_those_of_the_last_decision_or_of_the_workloads(
     scaling: dict[str, Any],
     status: AutoscalingStatus | None,
     workloads: tuple[Any, ...],
@@ -361,7 +363,7 @@ def test_what_is_wanted_now_is_what_was_decided_last_or_what_there_is(
     assert (found["prefill"], found["decode"]) == counts
 
 
-def test_counts_make_no_new_revision() -> None:
+def test_new_counts_do_not_change_the_revision() -> None:
     operator = Operator()
     before = revision_of(operator.pool).name
     operator.looks(16, HEAVY)

@@ -1,4 +1,4 @@
-"""The planner's nodes, and samples to learn from, from pods and reports."""
+"""Node views for the planner and samples for learning, built from pods and reports."""
 
 from __future__ import annotations
 
@@ -54,36 +54,36 @@ PHASES: list[tuple[dict[str, Any], Phase]] = [
 
 
 @pytest.mark.parametrize(("changes", "phase"), PHASES)
-def test_a_pods_phase_is_what_the_cluster_says(changes: dict[str, Any], phase: Phase) -> None:
+def test_the_phase_of_a_node_follows_from_its_pod(changes: dict[str, Any], phase: Phase) -> None:
     [view] = views(pod("decode", **changes)).values()
     assert (view.phase, view.role) == (phase, "decode")
 
 
-def test_pods_that_are_over_and_pods_of_others_are_no_nodes() -> None:
+def test_finished_pods_and_pods_of_other_components_are_not_nodes() -> None:
     assert views(pod("decode", stage="over"), pod("router"), pod("kv-data")) == {}
 
 
-def test_a_node_that_was_drained_by_hand_takes_nothing_new() -> None:
+def test_a_node_that_was_drained_by_hand_is_draining() -> None:
     one = pod("decode")
     drained = msgspec.structs.replace(report(one.name), state="draining")
     assert views(one, known={one.name: Gauge(50.0, drained)})[one.name].phase == Phase.DRAINING
 
 
-def test_gauges_are_those_of_the_newest_report_and_as_old_as_it() -> None:
+def test_gauges_have_the_values_and_the_age_of_the_newest_report() -> None:
     one = pod("decode")
-    told = report(one.name, queued_tokens=7, running=3, waiting=2, free_blocks=60)
-    view = views(one, known={one.name: Gauge(38.0, told, 0.5)})[one.name]
+    newest = report(one.name, queued_tokens=7, running=3, waiting=2, free_blocks=60)
+    view = views(one, known={one.name: Gauge(38.0, newest, 0.5)})[one.name]
     assert (view.age_s, view.queued_tokens, view.running, view.waiting) == (12.0, 7, 3, 2)
     assert (view.kv_tokens, view.kv_capacity) == (40 * LAYOUT.block_size, 100 * LAYOUT.block_size)
     assert view.busy == 0.5
 
 
-def test_a_node_without_a_report_says_nothing_and_not_zero() -> None:
+def test_gauges_of_a_node_without_a_report_are_unknown_and_not_zero() -> None:
     [view] = views(pod("decode")).values()
     assert (view.age_s, view.running, view.busy, view.kv_tokens) == (None, None, None, None)
 
 
-def test_a_phase_has_lasted_since_it_was_first_seen_whatever_the_clusters_clocks_say() -> None:
+def test_the_age_of_a_phase_counts_from_when_the_operator_first_saw_it() -> None:
     hour_ahead = stamp(3600)
     seen = FirstSeen(created=5.0, readiness=10.0, drain=45.0)
     ready = pod("decode", 0, ready_since=hour_ahead, seen=seen)
@@ -93,7 +93,7 @@ def test_a_phase_has_lasted_since_it_was_first_seen_whatever_the_clusters_clocks
     assert [view.since_s for view in found.values()] == [40.0, 45.0, 5.0]
 
 
-def test_those_too_many_count_as_going_the_unready_first() -> None:
+def test_surplus_nodes_count_as_draining_unready_ones_first() -> None:
     pods = [pod("decode", 0), pod("decode", 1), pod("decode", 2, ready=False)]
     phases = [view.phase for view in views(*pods, desired={"prefill": 0, "decode": 1}).values()]
     assert phases == [Phase.DRAINING, Phase.READY, Phase.DRAINING]
@@ -111,7 +111,7 @@ def test_in_a_roll_out_no_node_is_surplus() -> None:
     }
 
 
-def test_a_start_lasts_from_the_pods_creation_to_its_readiness_and_is_told_once() -> None:
+def test_the_duration_of_a_start_is_reported_once() -> None:
     starts = Starts()
     assert starts.ended([pod("decode", ready=False, seen=FirstSeen(created=10.0))]) == []
     ready = pod("decode", seen=FirstSeen(created=10.0, readiness=70.0))
@@ -122,10 +122,10 @@ def test_a_start_lasts_from_the_pods_creation_to_its_readiness_and_is_told_once(
 @pytest.mark.parametrize(
     ("problem", "known"),
     [("", True), ("NodeLost", True), ("NodeLost", False)],
-    ids=["not ready", "its node is silent", "its node is silent, to a new operator"],
+    ids=["not ready", "its machine is silent", "its machine is silent for a new operator"],
 )
-def test_a_node_that_was_away_for_a_moment_did_not_start_anew(problem: str, known: bool) -> None:
-    """Else the operator would learn that a start takes a day."""
+def test_a_node_that_was_away_for_a_moment_counts_no_new_start(problem: str, known: bool) -> None:
+    """Otherwise the operator would learn that a start takes a day."""
     starts = Starts()
     served = pod("decode", seen=FirstSeen(created=0.0, readiness=50.0))
     away = pod(
@@ -138,7 +138,7 @@ def test_a_node_that_was_away_for_a_moment_did_not_start_anew(problem: str, know
     assert starts.ended([back]) == []
 
 
-def test_the_clusters_stamps_are_read_from_the_pod() -> None:
+def test_ready_since_is_read_from_the_pod_s_condition() -> None:
     body = b.pod(b.container(b.RUNNING, ready=True))
     conditions = body["status"].setdefault("conditions", [])
     conditions[:] = [one for one in conditions if one["type"] != "Ready"]
@@ -161,7 +161,7 @@ def heard_twice(role: Role, before: dict[str, int], after: dict[str, int]) -> di
     return node_metrics.heard(first, [report("n", role, **after)], 15.0)
 
 
-def test_how_busy_a_node_was_follows_from_its_counters_and_its_speeds() -> None:
+def test_the_busy_share_of_a_node_follows_from_its_counters_and_speeds() -> None:
     prompts = heard_twice("prefill", {}, {"computed_prompt_tokens_total": 2500})
     assert prompts["n"].busy == 0.5
     steps = heard_twice("decode", {}, {"engine_steps_total": 50})
@@ -171,25 +171,25 @@ def test_how_busy_a_node_was_follows_from_its_counters_and_its_speeds() -> None:
     assert node_metrics.heard({}, [report("n")], 10.0)["n"].busy is None
 
 
-def test_what_is_read_of_the_store_is_known_of_nodes_that_were_heard_twice() -> None:
+def test_the_read_rate_of_the_store_comes_from_nodes_with_two_reports() -> None:
     twice = heard_twice("prefill", {"fetched_bytes_total": 500}, {"fetched_bytes_total": 2500})
     assert node_metrics.store_read(twice) == 400.0
     assert node_metrics.store_read(node_metrics.heard(twice, [report("m")], 15.0)) == 400.0
     assert node_metrics.store_read(node_metrics.heard({}, [report("m")], 15.0)) is None
 
 
-def test_another_start_of_a_node_is_not_compared_with_the_one_before() -> None:
+def test_reports_of_different_epochs_are_not_compared() -> None:
     first = node_metrics.heard({}, [report("n", engine_steps_total=900)], 10.0)
-    anew = msgspec.structs.replace(report("n"), epoch=Epoch("epoch-2"))
-    then = node_metrics.heard(first, [anew], 15.0)
+    restarted = msgspec.structs.replace(report("n"), epoch=Epoch("epoch-2"))
+    then = node_metrics.heard(first, [restarted], 15.0)
     assert then["n"].busy is None
     assert node_metrics.samples(first, then) == []
 
 
-def test_a_step_is_learnt_from_only_while_a_batch_goes_on() -> None:
+def test_step_times_are_learnt_only_while_a_batch_runs() -> None:
     first = node_metrics.heard({}, [report("n", running=4, free_blocks=80)], 10.0)
-    told = report("n", running=6, free_blocks=60, engine_steps_total=100)
-    [sample] = node_metrics.samples(first, node_metrics.heard(first, [told], 15.0))
+    newest = report("n", running=6, free_blocks=60, engine_steps_total=100)
+    [sample] = node_metrics.samples(first, node_metrics.heard(first, [newest], 15.0))
     assert (sample.batch, sample.step_s) == (5.0, 0.02)
     assert sample.kv_tokens == 30 * LAYOUT.block_size
     few = report("n", running=6, free_blocks=60, engine_steps_total=3)
@@ -197,7 +197,7 @@ def test_a_step_is_learnt_from_only_while_a_batch_goes_on() -> None:
     assert (sample.batch, sample.step_s, sample.kv_tokens) == (None, None, None)
 
 
-def test_prompts_are_learnt_from_only_where_some_were_computed() -> None:
+def test_prefill_speeds_are_learnt_only_if_prompts_were_computed() -> None:
     first = node_metrics.heard({}, [report("n", "prefill")], 10.0)
     idle = node_metrics.samples(first, node_metrics.heard(first, [report("n", "prefill")], 15.0))
     assert idle == [NodeSample()]
@@ -206,7 +206,7 @@ def test_prompts_are_learnt_from_only_where_some_were_computed() -> None:
     assert sample == NodeSample(prefill_tokens_per_s=1000.0)
 
 
-def test_the_prior_is_what_nodes_measured_each_role_by_its_own() -> None:
+def test_the_prior_takes_each_speed_from_nodes_of_its_role() -> None:
     slow = Speeds(prefill_tokens_per_s=10.0, decode_step_ms=90.0)
     prefill = msgspec.structs.replace(report("p", "prefill"), speeds=slow)
     prior = node_metrics.prior_of(node_metrics.heard({}, [prefill, report("d")], 0.0))
@@ -216,19 +216,19 @@ def test_the_prior_is_what_nodes_measured_each_role_by_its_own() -> None:
     assert prior.kv_capacity == 100 * LAYOUT.block_size
 
 
-def test_without_prefill_nodes_decode_nodes_say_what_prompts_cost() -> None:
+def test_without_prefill_nodes_the_prior_takes_the_prefill_speed_of_decode_nodes() -> None:
     prior = node_metrics.prior_of(node_metrics.heard({}, [report("d")], 0.0))
     assert prior is not None
     assert prior.prefill_tokens == 1000.0
 
 
-def test_who_has_measured_nothing_is_no_prior() -> None:
-    mute = msgspec.structs.replace(report("d"), speeds=Speeds())
-    assert node_metrics.prior_of(node_metrics.heard({}, [mute], 0.0)) is None
+def test_nodes_without_measurements_give_no_prior() -> None:
+    unmeasured = msgspec.structs.replace(report("d"), speeds=Speeds())
+    assert node_metrics.prior_of(node_metrics.heard({}, [unmeasured], 0.0)) is None
     assert node_metrics.prior_of({}) is None
 
 
-def test_counters_that_go_back_and_more_free_blocks_than_there_are_read_as_nothing() -> None:
+def test_decreasing_counters_and_too_many_free_blocks_count_as_zero() -> None:
     before = report(fetched_bytes_total=100, free_blocks=500, engine_steps_total=9)
     first = node_metrics.heard({}, [before], 10.0)
     second = node_metrics.heard(first, [report(free_blocks=500)], 20.0)

@@ -36,7 +36,7 @@ def at(schedule: dict[str, Any], now: datetime, **autoscaling: Any) -> dict[Any,
     return ranges(found, 0)
 
 
-def test_what_is_left_out_is_the_planners_own_default() -> None:
+def test_omitted_fields_take_the_planner_s_defaults() -> None:
     bounds: dict[Role, Bounds] = {
         "prefill": Bounds(minimum=1, maximum=3, gpus=0),
         "decode": Bounds(minimum=2, maximum=5, gpus=0),
@@ -64,18 +64,18 @@ def test_each_field_reaches_the_planner() -> None:
     assert (found.gpu_budget, found.bounds["prefill"].gpus) == (12, 2)
 
 
-def test_a_role_that_somebody_else_scales_is_fixed_at_its_count() -> None:
+def test_a_role_in_external_mode_is_fixed_at_its_count() -> None:
     found = policy(pool({"prefill": {"mode": "external", "max": 9}}, prefill={"replicas": 4}))
     assert found.bounds["prefill"] == Bounds(minimum=4, maximum=4, gpus=0)
 
 
-def test_somebody_elses_count_over_the_budget_is_not_the_specs_fault() -> None:
+def test_an_external_count_over_the_budget_is_not_an_error() -> None:
     more = {"prefill": {"mode": "external"}}
     found = policy(pool(more, prefill=GPU | {"replicas": 9}, decode=GPU, gpuBudget=6))
     assert found.bounds["prefill"].minimum == 9
 
 
-def test_minima_over_the_budget_are_refused_with_what_to_do() -> None:
+def test_the_error_for_minima_over_the_budget_says_what_to_do() -> None:
     with pytest.raises(SpecError, match="gpuBudget 5 is less than the minima need: 6; raise it"):
         policy(pool(prefill=GPU, decode=GPU, gpuBudget=5))
 
@@ -94,14 +94,14 @@ HOURS = {"from": "08:00", "to": "18:00", "decode": {"min": 4}}
         (TOKYO, 2, 0, True),
     ],
 )
-def test_a_schedule_holds_by_the_clocks_of_its_own_zone(
+def test_a_schedule_follows_its_own_time_zone(
     zone: str, hour: int, minute: int, holds: bool
 ) -> None:
     now = datetime(2026, 5, 5, hour, minute, tzinfo=ZoneInfo(BERLIN))
     assert (at(HOURS | {"timeZone": zone}, now)["decode"].minimum == 4) == holds
 
 
-def test_clocks_that_are_set_forward_take_the_schedule_with_them() -> None:
+def test_a_schedule_follows_daylight_saving_time() -> None:
     winter = datetime(2026, 3, 27, 6, 30, tzinfo=ZoneInfo("UTC"))
     summer = datetime(2026, 3, 30, 6, 30, tzinfo=ZoneInfo("UTC"))
     berlin = HOURS | {"timeZone": BERLIN}
@@ -113,20 +113,20 @@ def test_clocks_that_are_set_forward_take_the_schedule_with_them() -> None:
 def test_a_window_over_midnight_belongs_to_the_day_on_which_it_begins(
     day: int, holds: bool
 ) -> None:
-    """A Tuesday's, looked at one in the morning and at eleven in the evening."""
+    """A window of Tuesday, at 23:00 on Tuesday (day 5) and at 01:00 on the other days."""
     night = {"days": ["Tue"], "from": "22:00", "to": "02:00", "decode": {"min": 4}}
     hour = 23 if day == 5 else 1
     now = datetime(2026, 5, day, hour, 0, tzinfo=ZoneInfo("UTC"))
     assert (at(night, now)["decode"].minimum == 4) == holds
 
 
-def test_of_two_schedules_the_later_one_counts_side_by_side() -> None:
+def test_a_later_schedule_overrides_only_the_bounds_that_it_sets() -> None:
     both = [HOURS | {"prefill": {"max": 2}}, HOURS | {"decode": {"min": 3}}]
     found = ranges(policy(pool({"schedules": both})), 0)
     assert (found["decode"].minimum, found["prefill"].maximum) == (3, 2)
 
 
-def test_no_schedule_says_anything_of_a_role_that_somebody_else_scales() -> None:
+def test_schedules_do_not_apply_to_a_role_in_external_mode() -> None:
     more = {"decode": {"mode": "external"}, "schedules": [HOURS | {"decode": {"max": 1}}]}
     found = ranges(policy(pool(more, decode={"replicas": 3})), 0)
     assert (found["decode"].minimum, found["decode"].maximum) == (3, 3)
@@ -144,10 +144,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "words"), BAD)
-def test_what_an_older_definition_let_in_is_refused_by_name(
-    wrong: dict[str, Any], words: str
+@pytest.mark.parametrize(("wrong", "message"), BAD)
+def test_invalid_values_that_an_older_definition_accepted_are_refused_by_name(
+    wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError) as raised:
         pool(wrong)
-    assert str(raised.value).startswith(f"spec.autoscaling.{words}")
+    assert str(raised.value).startswith(f"spec.autoscaling.{message}")

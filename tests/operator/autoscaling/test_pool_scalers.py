@@ -1,4 +1,4 @@
-"""Counts from PoolScalers, and the status that autoscalers read."""
+"""Counts from PoolScalers, and the status fields that autoscalers read."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def node(name: str, **changes: Any) -> b.Body:
     return b.pod(b.container(b.RUNNING, ready=True), name=name, **changes)
 
 
-def test_a_pool_has_no_scaler_unless_it_asks_for_one() -> None:
+def test_a_pool_has_no_scaler_by_default() -> None:
     assert build_scalers(sample_pool("sim")) == ()
 
 
-def test_a_scaler_is_the_pools_and_its_manifest_says_no_count() -> None:
+def test_a_scaler_belongs_to_its_pool_and_its_manifest_has_no_count() -> None:
     [scaler] = build_scalers(POOL)
     assert (scaler["kind"], scaler["metadata"]["name"]) == ("PoolScaler", "demo-decode")
     assert scaler["metadata"]["ownerReferences"][0]["name"] == "demo"
@@ -49,20 +49,20 @@ def test_a_scaler_is_the_pools_and_its_manifest_says_no_count() -> None:
     assert seeded(scaler, 3)["spec"] == {"replicas": 3}
 
 
-def test_both_roles_have_one_where_all_is_external() -> None:
+def test_both_roles_of_a_pool_in_external_mode_have_a_scaler() -> None:
     names = [
         one["metadata"]["name"] for one in build_scalers(sample_pool("sim", autoscaling=EXTERNAL))
     ]
     assert names == ["demo-prefill", "demo-decode"]
 
 
-def test_who_says_the_count_makes_no_new_revision() -> None:
+def test_a_scaler_s_count_does_not_change_the_revision() -> None:
     assert (
         revision_of(with_replicas(POOL, {"decode": 5})).name == revision_of(sample_pool("sim")).name
     )
 
 
-def test_all_is_built_from_the_scalers_count() -> None:
+def test_deployments_and_budgets_follow_the_scaler_s_count() -> None:
     built = build_pool(with_replicas(POOL, {"decode": 5}))
     [nodes] = [one for one in built if one["metadata"]["name"].startswith("demo-decode-")]
     assert nodes["spec"]["replicas"] == 5
@@ -74,27 +74,27 @@ def test_all_is_built_from_the_scalers_count() -> None:
     assert budget["spec"]["minAvailable"] == 1
 
 
-def test_a_count_of_zero_is_one_too() -> None:
+def test_a_scaler_s_count_may_be_zero() -> None:
     none = with_replicas(POOL, {"decode": 0})
     status = status_of(observed(none, decode=()), none)
     assert verdict(status, "DecodeReady") == ("True", NONE_WANTED.name)
     assert status.decode.desired == 0
 
 
-def test_without_a_count_the_spec_says_it() -> None:
+def test_without_a_scaler_s_count_the_spec_decides() -> None:
     assert with_replicas(POOL, {}) == POOL
 
 
 @pytest.mark.parametrize(
     ("bodies", "seed"),
     [((), 1), ((deployment("a", 4),), 4), ((deployment("a", 0), deployment("b", 3)), 3)],
-    ids=["a new pool", "as many as there are", "in a roll-out the most"],
+    ids=["a new pool", "existing nodes", "the larger Deployment of a roll-out"],
 )
-def test_a_new_scaler_begins_with_what_there_is(bodies: tuple[b.Body, ...], seed: int) -> None:
+def test_a_new_scaler_starts_with_the_existing_count(bodies: tuple[b.Body, ...], seed: int) -> None:
     assert seed_of(POOL, "decode", known(*bodies)) == seed
 
 
-def test_an_autoscaler_is_told_of_nodes_that_stay() -> None:
+def test_the_reported_count_leaves_out_nodes_that_leave() -> None:
     leaving = {"annotations": {"baton.dev/drain-since": b.THEN}}
     children = known(
         node("a"),
@@ -107,5 +107,5 @@ def test_an_autoscaler_is_told_of_nodes_that_stay() -> None:
     assert nodes_of("decode", children) == 2
 
 
-def test_the_selector_chooses_the_roles_pods_of_all_revisions() -> None:
+def test_the_selector_matches_the_role_s_pods_of_all_revisions() -> None:
     assert selector_of(POOL, "decode") == "baton.dev/pool=demo,baton.dev/component=decode"

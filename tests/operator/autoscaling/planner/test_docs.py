@@ -1,4 +1,4 @@
-"""docs/operations/scale.md has every reason of a decision as the code has it."""
+"""docs/operations/scale.md has the table of reasons that the code generates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton_operator.autoscaling.planner.reasons import table
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "operations" / "scale.md").read_text()
 
 
-def test_the_reasons_in_the_document_are_the_generated_ones() -> None:
+def test_the_reasons_in_the_docs_are_the_generated_ones() -> None:
     found = re.search(
         r"^## Why the pool has as many nodes as it has\n(.*?)(?=^## |\Z)",
         PAGE,
@@ -18,5 +18,5 @@ def test_the_reasons_in_the_document_are_the_generated_ones() -> None:
     )
     assert found is not None
     assert table() in found[1], (
-        "write them anew: python -m baton_operator.autoscaling.planner.reasons"
+        "regenerate them: python -m baton_operator.autoscaling.planner.reasons"
     )

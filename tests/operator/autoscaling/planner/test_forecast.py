@@ -1,4 +1,4 @@
-"""The demand forecast: jumps within a window, significant growth, answers that lag."""
+"""The demand forecast: jumps within a window, significant growth, and answers that lag."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.planner.looks import NODE, NOW, demand, look
 WINDOW_S, TICK_S = 60.0, 15.0
 
 
-def seen(requests: list[float], output: float = 200.0) -> Memory:
-    """The newest is as of NOW."""
+def memory_of(requests: list[float], output: float = 200.0) -> Memory:
+    """Return a memory of samples TICK_S apart; the newest is of NOW."""
     first_s = NOW - TICK_S * (len(requests) - 1)
-    looks = (
+    samples = (
         DemandSample(
             at_s=first_s + TICK_S * turn,
             requests=rate,
@@ -30,41 +30,41 @@ def seen(requests: list[float], output: float = 200.0) -> Memory:
         )
         for turn, rate in enumerate(requests)
     )
-    return Memory(since_s=0.0, seen=tuple(looks))
+    return Memory(since_s=0.0, seen=tuple(samples))
 
 
-def forecast(asked: Demand, memory: Memory, of: Situation | None = None) -> Outlook:
-    of = look(2, 2, demand=asked) if of is None else of
-    prefill, decode = (fleet_of(role, of, 30.0) for role in ("prefill", "decode"))
-    return outlook(asked, prefill, decode, memory, NODE.start_s)
+def forecast(observed: Demand, memory: Memory, situation: Situation | None = None) -> Outlook:
+    situation = look(2, 2, demand=observed) if situation is None else situation
+    prefill, decode = (fleet_of(role, situation, 30.0) for role in ("prefill", "decode"))
+    return outlook(observed, prefill, decode, memory, NODE.start_s)
 
 
 def test_a_jump_is_seen_in_the_newest_part_of_the_window() -> None:
     # 2 requests/s, and 20 in the newest 15 of 60 s: the mean is 6.5.
-    assert jump_of(seen([2.0] * 6 + [6.5]), WINDOW_S) == pytest.approx(20.0 / 6.5)
-    # 15 s later two quarters of the window have 20.
-    assert jump_of(seen([2.0] * 6 + [6.5, 11.0]), WINDOW_S) == pytest.approx(20.0 / 11.0)
+    assert jump_of(memory_of([2.0] * 6 + [6.5]), WINDOW_S) == pytest.approx(20.0 / 6.5)
+    # 15 s later half of the window has 20.
+    assert jump_of(memory_of([2.0] * 6 + [6.5, 11.0]), WINDOW_S) == pytest.approx(20.0 / 11.0)
 
 
 def test_noise_a_fall_and_windows_that_do_not_overlap_are_no_jumps() -> None:
     random = Random(5)
     noise = [10.0 * random.uniform(0.97, 1.03) for _ in range(200)]
-    assert {jump_of(seen(noise[: turn + 6]), WINDOW_S) for turn in range(194)} == {1.0}
-    assert jump_of(seen([20.0] * 6 + [6.0]), WINDOW_S) == 1.0
-    assert jump_of(seen([2.0] * 6 + [20.0]), TICK_S) == 1.0
-    assert jump_of(seen([2.0, 6.5]), WINDOW_S) == 1.0
+    assert {jump_of(memory_of(noise[: turn + 6]), WINDOW_S) for turn in range(194)} == {1.0}
+    assert jump_of(memory_of([20.0] * 6 + [6.0]), WINDOW_S) == 1.0
+    assert jump_of(memory_of([2.0] * 6 + [20.0]), TICK_S) == 1.0
+    assert jump_of(memory_of([2.0, 6.5]), WINDOW_S) == 1.0
 
 
-def test_a_jump_holds_for_prompts_and_for_the_answers_they_will_have() -> None:
-    asked = demand(6.5, output_tokens=420.0, window_s=WINDOW_S)
-    view = forecast(asked, seen([2.0] * 6 + [6.5]))
+def test_a_jump_raises_the_forecast_of_prompts_and_of_their_answers() -> None:
+    observed = demand(6.5, output_tokens=420.0, window_s=WINDOW_S)
+    view = forecast(observed, memory_of([2.0] * 6 + [6.5]))
     assert view.prompt == pytest.approx(20.0 * 900.0)
     assert view.output == pytest.approx(20.0 * 200.0)
     assert view.prompt_mean == pytest.approx(900.0)
 
 
 def test_generated_tokens_count_if_they_exceed_the_estimate_from_requests() -> None:
-    view = forecast(demand(2.0, output_tokens=9_000.0), seen([2.0] * 7))
+    view = forecast(demand(2.0, output_tokens=9_000.0), memory_of([2.0] * 7))
     assert view.output == 9_000.0
 
 
@@ -80,17 +80,17 @@ def test_growth_is_extrapolated_from_the_middle_of_the_window_over_the_start_up(
         [10.0] * 20,
         [10.0, 12.0] * 10,
         [20.0 - turn for turn in range(20)],
-        [2.0] * 10 + [20.0] * 10,  # a jump is over when it is over
-        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],  # a pool that has just begun to fill
+        [2.0] * 10 + [20.0] * 10,  # a jump that has ended
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],  # too few points, as in a pool that has just started
     ],
-    ids=["flat", "zigzag", "fall", "jump", "begin"],
+    ids=["flat", "zigzag", "fall", "jump", "start"],
 )
 def test_rates_without_growth_are_not_extrapolated(values: list[float]) -> None:
     points = [(15.0 * turn, value) for turn, value in enumerate(values)]
     assert grown(values[-1], points, 60.0, WINDOW_S) == values[-1]
 
 
-def test_growth_that_has_just_begun_is_seen_when_half_of_the_time_shows_it() -> None:
+def test_growth_is_extrapolated_once_half_of_the_points_show_it() -> None:
     values = [10.0] * 10 + [10.0 + 4.0 * turn for turn in range(1, 10)]
     points = [(15.0 * turn, value) for turn, value in enumerate(values)]
     found = grown(values[-1], points, 60.0, WINDOW_S)
@@ -98,7 +98,7 @@ def test_growth_that_has_just_begun_is_seen_when_half_of_the_time_shows_it() -> 
     assert found > 1.2 * values[-1]
 
 
-def test_a_slope_has_an_error_and_too_few_points_have_neither() -> None:
+def test_a_slope_has_an_error_and_needs_enough_points() -> None:
     line = [(float(t), 3.0 + 2.0 * t) for t in range(10)]
     assert slope_of(line) == pytest.approx((2.0, 0.0), abs=1e-9)
     zigzag = [(float(t), 5.0 + (-1.0) ** t) for t in range(10)]
@@ -108,7 +108,7 @@ def test_a_slope_has_an_error_and_too_few_points_have_neither() -> None:
     assert slope_of([(1.0, 2.0)] * 8) == (0.0, 0.0)
 
 
-def test_waiting_requests_count_once_whoever_counts_them() -> None:
+def test_waiting_requests_that_nodes_and_routers_report_count_once() -> None:
     calm = look(2, 2, 10.0)
     waiting = tuple(
         replace(node, waiting=5, running=10) if node.role == "decode" else node
@@ -116,5 +116,5 @@ def test_waiting_requests_count_once_whoever_counts_them() -> None:
     )
     situation = replace(calm, nodes=waiting)
     for live, expected in ((20, 30.0), (30, 30.0), (40, 40.0), (None, 30.0)):
-        view = forecast(demand(10.0, live_requests=live), seen([10.0] * 7), situation)
+        view = forecast(demand(10.0, live_requests=live), memory_of([10.0] * 7), situation)
         assert view.live == expected

@@ -19,7 +19,7 @@ from baton_operator.autoscaling.planner.capability.learn import (
 )
 from baton_operator.autoscaling.planner.records import Capability
 
-# A self-benchmark knows one step of one sequence, and prompts of one length.
+# As from a self-benchmark: it measures one step of one sequence, and prompts of one length.
 PRIOR = Capability(prefill_tokens=8_000.0, step_base_s=0.02, kv_capacity=100_000, start_s=60.0)
 BASE, PER_SEQ, PER_KV = 0.012, 2e-4, 1.5e-7
 
@@ -38,7 +38,7 @@ def sample(random: Random, noise: float = 0.05, slower: float = 1.0) -> NodeSamp
     )
 
 
-def seconds(of: Capability, batch: float, kv: float) -> float:
+def step_s(of: Capability, batch: float, kv: float) -> float:
     return of.step_base_s + batch * of.step_per_seq_s + kv * of.step_per_kv_token_s
 
 
@@ -71,7 +71,7 @@ def test_two_samples_move_the_prior_and_do_not_replace_it() -> None:
     assert PRIOR.prefill_tokens < found.prefill_tokens < 15_000.0
 
 
-def test_one_outlier_in_twenty_moves_a_prediction_by_little() -> None:
+def test_one_outlier_in_twenty_barely_moves_a_prediction() -> None:
     random, wild = Random(3), Random(4)
     state = begin(PRIOR)
     for turn in range(600):
@@ -85,7 +85,7 @@ def test_one_outlier_in_twenty_moves_a_prediction_by_little() -> None:
             )
         state = learn(state, [one])
     found = capability(state)
-    assert seconds(found, 64, 100_000) == pytest.approx(seconds(truth(), 64, 100_000), rel=0.05)
+    assert step_s(found, 64, 100_000) == pytest.approx(step_s(truth(), 64, 100_000), rel=0.05)
     assert found.prefill_tokens == pytest.approx(20_000.0, rel=0.05)
 
 
@@ -93,19 +93,17 @@ def truth() -> Capability:
     return replace(PRIOR, step_base_s=BASE, step_per_seq_s=PER_SEQ, step_per_kv_token_s=PER_KV)
 
 
-def test_a_change_that_stays_is_learnt_although_it_looked_like_outliers() -> None:
+def test_a_lasting_change_is_learnt_although_it_first_looks_like_outliers() -> None:
     found = capability(after(800, after(300), slower=2.0))
     assert found.prefill_tokens == pytest.approx(10_000.0, rel=0.05)
-    assert seconds(found, 64, 100_000) == pytest.approx(
-        2.0 * seconds(truth(), 64, 100_000), rel=0.05
-    )
+    assert step_s(found, 64, 100_000) == pytest.approx(2.0 * step_s(truth(), 64, 100_000), rel=0.05)
 
 
-def test_batches_that_are_all_alike_are_predicted_though_nobody_can_tell_the_parts_apart() -> None:
+def test_identical_batches_are_predicted_although_their_parts_cannot_be_separated() -> None:
     true = BASE + 32 * PER_SEQ + 40_000 * PER_KV
     same = NodeSample(batch=32.0, kv_tokens=40_000.0, step_s=true)
     found = capability(learn(begin(PRIOR), [same] * 300))
-    assert seconds(found, 32, 40_000) == pytest.approx(true, rel=0.02)
+    assert step_s(found, 32, 40_000) == pytest.approx(true, rel=0.02)
     assert min(found.step_base_s, found.step_per_seq_s, found.step_per_kv_token_s) >= 0.0
 
 
@@ -137,6 +135,6 @@ def test_any_report_leads_to_plausible_capabilities(samples: list[NodeSample]) -
 
 @settings(max_examples=50)
 @given(st.lists(SAMPLES, max_size=10), st.integers(0, 10))
-def test_learning_in_parts_is_learning_at_once(samples: list[NodeSample], cut: int) -> None:
+def test_learning_in_parts_equals_learning_at_once(samples: list[NodeSample], cut: int) -> None:
     parts = learn(learn(begin(PRIOR), samples[:cut]), samples[cut:])
     assert parts == learn(begin(PRIOR), samples)

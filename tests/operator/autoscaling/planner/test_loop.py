@@ -22,47 +22,49 @@ Load = Callable[[int], tuple[float, float]]  # turn -> requests per second, toke
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    found: Decision
+    decision: Decision
     ttft_s: float
-    gpus: int  # of all nodes that are there
+    gpus: int  # held by all existing nodes
 
     @property
     def pair(self) -> tuple[int, int]:
-        return self.found.prefill, self.found.decode
+        return self.decision.prefill, self.decision.decode
 
 
 def run(
     load: Load, turns: int, policy: Policy = POLICY, begin: tuple[int, int] = (2, 2)
 ) -> list[Turn]:
-    """One GPU per node; the planner acts each turn, on a fixed sequence of clients."""
-    plant, memory, told = Plant(Random(7)).begin(*begin), Memory(), []
+    """Run the planner each turn against a simulated pool with one GPU per node and a fixed sequence
+    of clients."""
+    plant, memory, history = Plant(Random(7)).begin(*begin), Memory(), []
     for turn in range(turns):
         look = plant.look(*load(turn))
-        found, memory = plan(look, policy, memory)
-        plant.act(found)
+        decision, memory = plan(look, policy, memory)
+        plant.act(decision)
         measured = look.demand.ttft_s if look.demand is not None else None
-        told.append(Turn(found, measured or 0.0, len(plant.views)))
-    return told
+        history.append(Turn(decision, measured or 0.0, len(plant.views)))
+    return history
 
 
 def moves(turns: list[Turn], role: str) -> int:
-    """How often a role's number changed."""
+    """Return how often a role's number changed."""
     return sum(
-        getattr(one.found, role) != getattr(other.found, role) for one, other in pairwise(turns)
+        getattr(one.decision, role) != getattr(other.decision, role)
+        for one, other in pairwise(turns)
     )
 
 
 @pytest.mark.parametrize("requests", [4.0, 9.0, 14.0, 18.0, 26.0, 31.0, 40.0])
-def test_constant_load_with_noise_does_not_make_it_swing(requests: float) -> None:
-    """Among 360 looks there may be one that is over the headroom: a node comes, and goes again."""
+def test_noisy_constant_load_does_not_make_the_numbers_oscillate(requests: float) -> None:
+    """In 360 looks, noise may exceed the headroom once: one node is added, and removed again."""
     settled = run(lambda _: (requests, ANSWER), 2 * HOUR)[HOUR // 2 :]
     for role in ROLES:
-        numbers = {getattr(turn.found, role) for turn in settled}
+        numbers = {getattr(turn.decision, role) for turn in settled}
         assert moves(settled, role) <= 2
         assert max(numbers) - min(numbers) <= 1
 
 
-def test_a_burst_is_met_in_a_few_turns_and_its_nodes_stay_for_the_window() -> None:
+def test_nodes_for_a_burst_are_added_in_a_few_turns_and_stay_for_the_window() -> None:
     turns = run(lambda turn: (50.0 if 40 <= turn < 100 else 5.0, ANSWER), 200)
     before, after = turns[39].pair, turns[99].pair
     assert before == (1, 1)
@@ -74,10 +76,10 @@ def test_a_burst_is_met_in_a_few_turns_and_its_nodes_stay_for_the_window() -> No
     assert turns[99].ttft_s < POLICY.ttft_s
 
 
-def test_growth_that_lasts_is_met_before_it_hurts() -> None:
+def test_nodes_for_lasting_growth_are_added_before_ttft_misses_its_target() -> None:
     turns = run(lambda turn: (8.0 + 0.3 * turn, ANSWER), 160)
     assert max(turn.ttft_s for turn in turns[10:]) < POLICY.ttft_s
-    assert Reason.TREND_ROSE in {turn.found.reason for turn in turns}
+    assert Reason.TREND_ROSE in {turn.decision.reason for turn in turns}
 
 
 def test_a_shift_from_prompts_to_answers_moves_nodes_within_the_budget() -> None:
@@ -105,15 +107,15 @@ def test_a_budget_holds_while_nodes_drain() -> None:
     assert {turn.pair[0] for turn in turns} >= {2, 4}
 
 
-def test_a_pool_that_nobody_uses_sleeps_and_one_request_wakes_it() -> None:
+def test_an_unused_pool_sleeps_and_one_request_wakes_it() -> None:
     policy = replace(POLICY, scale_to_zero_after_s=120.0)
     turns = run(lambda turn: (0.0 if 20 <= turn < 60 else 10.0, ANSWER), 100, policy)
     pairs = [turn.pair for turn in turns]
     asleep = pairs.index((0, 0))
-    assert turns[asleep].found.reason == Reason.IDLE
+    assert turns[asleep].decision.reason == Reason.IDLE
     assert 120.0 <= (asleep - 20 + 1) * TICK_S <= 150.0
-    assert turns[asleep + 1].found.reason == Reason.ASLEEP
-    assert turns[60].found.reason == Reason.WOKEN
+    assert turns[asleep + 1].decision.reason == Reason.ASLEEP
+    assert turns[60].decision.reason == Reason.WOKEN
     assert min(turns[60].pair) >= 1
     assert (0, 0) not in pairs[60:]
 
@@ -122,4 +124,4 @@ def test_a_restarted_operator_observes_a_whole_window_before_it_scales_down() ->
     turns = run(lambda _: (5.0, ANSWER), 60, begin=(4, 4))
     lower = next(at for at, turn in enumerate(turns) if turn.pair != (4, 4))
     assert lower * TICK_S == POLICY.down_stabilisation_s
-    assert {turn.found.reason for turn in turns[:lower]} == {Reason.DOWN_STABILISING}
+    assert {turn.decision.reason for turn in turns[:lower]} == {Reason.DOWN_STABILISING}

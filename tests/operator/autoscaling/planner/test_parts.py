@@ -1,4 +1,4 @@
-"""The planner's single rules: queueing, schedules, pairs, steps."""
+"""The planner's rules one by one: queueing, schedules, replica fit, sleep and consolidation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.planner.looks import (
 DAY = 24 * 60
 
 
-def test_one_server_holds_as_long_as_the_formula_for_one_says() -> None:
+def test_one_server_is_enough_up_to_the_load_of_the_m_m_1_formula() -> None:
     # M/M/1: P(wait > t) = a exp(-(1 - a) t / S); with t = S one server holds 95 % up to a = 0.116.
     for load in (0.05, 0.1, 0.13, 0.5):
         expected = load * exp(-(1.0 - load)) <= 0.05
@@ -73,7 +73,7 @@ def test_a_schedule_that_ends_where_it_begins_lasts_a_day() -> None:
     assert not active(day, 2 * DAY + 480)
 
 
-def test_of_two_schedules_the_later_wins_each_side_by_itself() -> None:
+def test_the_later_of_two_schedules_wins_separately_for_minimum_and_maximum() -> None:
     days = frozenset(range(7))
     first = Schedule(
         days=days, from_minute=0, to_minute=DAY, minimum={"decode": 5}, maximum={"decode": 7}
@@ -85,7 +85,7 @@ def test_of_two_schedules_the_later_wins_each_side_by_itself() -> None:
     assert (alone.minimum, alone.maximum) == (5, 7)
 
 
-def test_a_schedule_raises_minima_and_lowers_maxima_and_never_the_other_way() -> None:
+def test_a_schedule_only_raises_minima_and_only_lowers_maxima() -> None:
     days = frozenset(range(7))
     wide = Schedule(
         days=days, from_minute=0, to_minute=0, minimum={"prefill": 1}, maximum={"prefill": 50}
@@ -94,7 +94,7 @@ def test_a_schedule_raises_minima_and_lowers_maxima_and_never_the_other_way() ->
     assert (found.minimum, found.maximum) == (3, 5)
 
 
-def test_a_minimum_over_the_maximum_gives_way() -> None:
+def test_a_minimum_over_the_maximum_is_lowered_to_it() -> None:
     days = frozenset(range(7))
     narrow = Schedule(days=days, from_minute=0, to_minute=0, maximum={"prefill": 2})
     found = ranges(bounded((3, 5), (1, 9), schedules=(narrow,)), 0)["prefill"]
@@ -135,7 +135,7 @@ def test_starting_nodes_are_not_requested_twice() -> None:
     assert not second.acts
 
 
-def test_requests_before_prefill_nodes_are_answered_soon_and_counted_by_decode() -> None:
+def test_requests_queued_for_prefill_count_for_decode() -> None:
     calm = look(8, 2, 20.0)
     queue = tuple(
         replace(one, queued_tokens=60_000) if one.role == "prefill" else one for one in calm.nodes
@@ -144,13 +144,13 @@ def test_requests_before_prefill_nodes_are_answered_soon_and_counted_by_decode()
     assert decide(replace(calm, nodes=queue)).decode > 2
 
 
-def test_a_held_request_wakes_at_least_the_minimum_pair_whatever_is_not_known() -> None:
+def test_a_held_request_wakes_the_minimum_pair_even_without_a_known_capability() -> None:
     policy = bounded((2, 9), (3, 9), scale_to_zero_after_s=300.0)
     found = decide(look(0, 0, demand=demand(0.0, held=1, idle_s=0.0), capability=None), policy)
     assert (found.prefill, found.decode, found.reason) == (2, 3, Reason.WOKEN)
 
 
-def test_a_pool_sleeps_on_while_nothing_is_known_and_wakes_for_a_schedule() -> None:
+def test_a_sleeping_pool_without_demand_data_wakes_only_for_a_schedule() -> None:
     policy = replace(POLICY, scale_to_zero_after_s=300.0)
     found = decide(look(0, 0, demand=None), policy)
     assert (found.prefill, found.decode, found.reason) == (0, 0, Reason.DEMAND_UNKNOWN)
@@ -169,7 +169,7 @@ def test_a_pool_goes_to_sleep_only_if_nothing_waits_or_runs(change: dict[str, An
     assert min(found.prefill, found.decode) >= 1
 
 
-def test_a_pool_goes_to_sleep_only_if_its_routers_would_hold_a_request_and_then_sleeps_on() -> None:
+def test_a_pool_goes_to_sleep_only_if_its_routers_hold_requests_and_then_stays_asleep() -> None:
     policy = replace(POLICY, scale_to_zero_after_s=300.0)
     awake, asleep = look(2, 2, 0.0), look(0, 0, 0.0)
     assert decide(awake, policy).reason == Reason.IDLE
@@ -183,7 +183,7 @@ def test_a_pool_without_prefill_nodes_has_no_ratio() -> None:
     assert (found.prefill, found.decode) == (0, 1)
 
 
-def test_both_roles_are_told_with_their_numbers() -> None:
+def test_the_message_explains_the_numbers_of_both_roles() -> None:
     found = decide(look(2, 2, 20.0))
     assert found.message == (
         "prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s, a node computes 10,000/s, "
@@ -196,7 +196,7 @@ def test_both_roles_are_told_with_their_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "gauges", "says"),
+    ("change", "gauges", "message"),
     [
         ({}, {"busy": 0.6}, "1 would be busy 120 % of the time"),
         ({}, {"queued_tokens": 15_000}, "what is queued would keep 1 busy for 3.0 s"),
@@ -204,19 +204,19 @@ def test_both_roles_are_told_with_their_numbers() -> None:
         ({"ttft_s": None}, {"busy": None, "queued_tokens": None}, "neither queues nor TTFT"),
     ],
 )
-def test_prefill_nodes_stay_where_those_that_stay_would_miss_a_target(
-    asked: dict[str, Any], gauges: dict[str, Any], says: str
+def test_prefill_nodes_stay_if_fewer_would_miss_a_target(
+    change: dict[str, Any], gauges: dict[str, Any], message: str
 ) -> None:
-    """The rates alone need one node of each role."""
-    calm = look(2, 1, demand=demand(2.0, 1, **asked))
+    """The rates alone need only one node of each role."""
+    calm = look(2, 1, demand=demand(2.0, 1, **change))
     nodes_ = tuple(replace(one, **gauges) if one.role == "prefill" else one for one in calm.nodes)
     found = decide(replace(calm, nodes=nodes_))
     assert (found.prefill, found.reason) == (2, Reason.CONSOLIDATION_REFUSED)
-    assert says in found.message
+    assert message in found.message
 
 
-def test_an_observation_that_several_looks_find_is_one_observation() -> None:
-    """A gathering failed: the next look sees the same numbers, older."""
+def test_an_observation_in_several_looks_is_recorded_once() -> None:
+    """If reading the index fails, the next look has the same numbers at a higher age."""
     _, memory = plan(look(2, 2, demand=demand(10.0, age_s=3.0)), POLICY, Memory())
     again = replace(look(2, 2, demand=demand(10.0, age_s=18.0)), at_s=NOW + 15.0)
     _, memory = plan(again, POLICY, memory)
@@ -224,17 +224,17 @@ def test_an_observation_that_several_looks_find_is_one_observation() -> None:
     assert [one.at_s for one in memory.needed] == [NOW, NOW + 15.0]
 
 
-def test_a_target_missed_is_remembered_and_the_node_stays() -> None:
-    """One more node for a missed ITL; the model still sees no use for it afterwards."""
+def test_a_node_added_for_a_missed_target_stays() -> None:
+    """The planner adds a node for a missed ITL, which its model alone does not call for."""
     policy = Policy(
         bounds={"prefill": Bounds(maximum=9), "decode": Bounds(maximum=9)},
         down_stabilisation_s=60.0,
     )
     memory, decode, itl_s = Memory(), 2, 0.08
     for turn in range(14):
-        asked = demand(20.0, decode, itl_s=itl_s)
+        observed = demand(20.0, decode, itl_s=itl_s)
         found, memory = plan(
-            replace(look(3, decode, demand=asked), at_s=15.0 * turn), policy, memory
+            replace(look(3, decode, demand=observed), at_s=15.0 * turn), policy, memory
         )
         itl_s = 0.08 if found.decode < 3 else 0.02
         decode = found.decode

@@ -1,4 +1,4 @@
-"""Invariants of every decision: bounds, budget, ratio, monotonicity, unknown is not zero."""
+"""Invariants of every decision: bounds, budget, ratio, monotonicity, and unknown is not zero."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ def count(situation: Situation, role: Role, *phases: Phase) -> int:
     return sum(1 for node in situation.nodes if node.role == role and node.phase in phases)
 
 
-def there(situation: Situation, role: Role) -> int:
+def existing(situation: Situation, role: Role) -> int:
     alive = count(situation, role, Phase.PENDING, Phase.STARTING, Phase.READY)
     return max(situation.desired[role], alive)
 
 
-def of(found: Decision, role: Role) -> int:
-    return found.prefill if role == "prefill" else found.decode
+def count_of(decision: Decision, role: Role) -> int:
+    return decision.prefill if role == "prefill" else decision.decode
 
 
 def gpus(policy: Policy, pair: dict[Role, int]) -> int:
@@ -170,11 +170,11 @@ def test_bounds_and_budget_always_hold_and_the_decision_says_why(
     bounds = ranges(policy, situation.minute_of_week)
     decided: dict[Role, int] = {"prefill": found.prefill, "decode": found.decode}
     held = {
-        role: max(decided[role], there(situation, role)) + count(situation, role, Phase.DRAINING)
+        role: max(decided[role], existing(situation, role)) + count(situation, role, Phase.DRAINING)
         for role in ROLES
     }
     grows = any(
-        decided[role] > there(situation, role) and policy.bounds[role].gpus for role in ROLES
+        decided[role] > existing(situation, role) and policy.bounds[role].gpus for role in ROLES
     )
     if policy.gpu_budget is not None:
         assert gpus(policy, decided) <= policy.gpu_budget
@@ -191,7 +191,7 @@ def test_bounds_and_budget_always_hold_and_the_decision_says_why(
 
 @examples
 @given(SITUATIONS, policies(), MEMORIES)
-def test_a_pair_within_the_ratio_is_followed_by_one(
+def test_a_pair_within_the_ratio_is_followed_by_another(
     situation: Situation, policy: Policy, memory: Memory
 ) -> None:
     bounds = ranges(policy, situation.minute_of_week)
@@ -210,7 +210,7 @@ def test_a_pair_within_the_ratio_is_followed_by_one(
     st.integers(1, 8),
     policies(),
 )
-def test_the_ratio_is_reached_where_bounds_and_budget_allow(
+def test_the_ratio_is_reached_if_bounds_and_budget_allow_it(
     requests: int, answer: int, prefill: int, decode: int, policy: Policy
 ) -> None:
     policy = replace(
@@ -237,7 +237,8 @@ def test_the_ratio_is_reached_where_bounds_and_budget_allow(
 def steady(
     requests: int, answer: int, prefill: int, decode: int, at_s: float = NOW, factor: int = 1
 ) -> Situation:
-    """Known in all, with the nodes' gauges as they are for the demand before `factor`."""
+    """Return a situation without unknown values. `factor` multiplies the demand, but not the nodes'
+    gauges."""
     demand = Demand(
         window_s=30.0,
         age_s=0.0,
@@ -287,7 +288,7 @@ def test_more_demand_never_gives_a_role_fewer_nodes(
     policy: Policy,
     memory: Memory,
 ) -> None:
-    """Without a budget or a ratio, which make one role's need another's limit."""
+    """Without a budget or a ratio: with them, one role's need limits the other role."""
     policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
     less, _ = plan(steady(requests, answer, prefill, decode), policy, memory)
     more, _ = plan(steady(requests, answer, prefill, decode, factor=factor), policy, memory)
@@ -300,7 +301,7 @@ def test_more_demand_never_gives_a_role_fewer_nodes(
 def test_unknown_inputs_never_scale_down(
     situation: Situation, policy: Policy, memory: Memory, data: st.DataObject
 ) -> None:
-    """But for what the owner sets: bounds and budget hold at once."""
+    """Only the owner's maximum may still do so."""
     policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
     hidden = data.draw(st.sampled_from(["demand", "age", "capability", "prompt", "live", "nodes"]))
     demand = situation.demand
@@ -327,7 +328,7 @@ def test_unknown_inputs_never_scale_down(
     found, _ = plan(situation, policy, memory)
     bounds = ranges(policy, situation.minute_of_week)
     for role in roles:
-        assert of(found, role) >= min(situation.desired[role], bounds[role].maximum)
+        assert count_of(found, role) >= min(situation.desired[role], bounds[role].maximum)
 
 
 @examples
@@ -340,7 +341,7 @@ def test_a_second_decision_at_the_same_time_is_identical(
     assert plan(situation, policy, after) == (found, after)
 
 
-def test_memory_is_bounded_and_forgets_when_the_clock_goes_back() -> None:
+def test_memory_is_bounded_and_is_cleared_when_the_clock_goes_back() -> None:
     policy = replace(STEADY_POLICY, down_stabilisation_s=1e9)
     memory = Memory()
     for turn in range(1100):
@@ -366,11 +367,11 @@ def test_a_contradictory_policy_is_reported(bad: str) -> None:
         "ratio": replace(STEADY_POLICY, ratio_min=2.0, ratio_max=1.0),
         "none": replace(STEADY_POLICY, ratio_max=0.0),
     }
-    said = {
+    messages = {
         "minimum": "prefill: minimum 5 is over maximum 2; lower the minimum",
         "budget": "gpuBudget 1 is less than the minima need: 2; raise it or lower a minimum",
         "ratio": "ratio: minimum 2 is over maximum 1; lower the minimum",
         "none": "ratio: maximum 0 allows no prefill node; it must be over 0",
     }
-    assert problems(policies_[bad]) == (said[bad],)
+    assert problems(policies_[bad]) == (messages[bad],)
     assert problems(STEADY_POLICY) == ()

@@ -1,4 +1,4 @@
-"""One situation per reason: the counts, the reason, and its entry in the table of meanings."""
+"""One situation per reason, with the counts and the message; and the table of reasons."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Case:
     look: Situation
     prefill: int
     decode: int
-    says: str  # in the message
+    message: str  # a part of the decision's message
     policy: Policy = POLICY
     memory: Memory = field(default_factory=watched)
 
 
 def growing() -> Memory:
-    """Demand that rose from 9 to 17 requests per second in the last two minutes."""
+    """Return a memory of demand that rose from 9 to 17 requests per second in two minutes."""
     seen = tuple(
         DemandSample(
             at_s=NOW - 15.0 * back,
@@ -54,7 +54,7 @@ def growing() -> Memory:
 
 
 def queued(tokens: int) -> Situation:
-    """Three prefill nodes that are just kept up, and a queue before each."""
+    """Return a situation whose demand needs exactly its three prefill nodes, each with a queue."""
     calm = look(3, 2, 20.0)
     filled = tuple(
         replace(one, queued_tokens=tokens) if one.role == "prefill" else one for one in calm.nodes
@@ -62,19 +62,20 @@ def queued(tokens: int) -> Situation:
     return replace(calm, nodes=filled)
 
 
-def with_nodes(of: Situation, **changes: object) -> Situation:
-    """`of` with these gauges on each node."""
-    return replace(of, nodes=tuple(replace(one, **changes) for one in of.nodes))  # type: ignore[arg-type]
+def with_nodes(situation: Situation, **changes: object) -> Situation:
+    """Return the situation with these gauges on each node."""
+    nodes_ = tuple(replace(one, **changes) for one in situation.nodes)  # type: ignore[arg-type]
+    return replace(situation, nodes=nodes_)
 
 
 CASES = [
-    Case(reason=Reason.STEADY, look=look(2, 1, 10.0), prefill=2, decode=1, says="2 needed"),
+    Case(reason=Reason.STEADY, look=look(2, 1, 10.0), prefill=2, decode=1, message="2 needed"),
     Case(
         reason=Reason.DEMAND_ROSE,
         look=look(2, 2, 20.0),
         prefill=3,
         decode=2,
-        says="prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s",
+        message="prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s",
     ),
     Case(
         reason=Reason.TREND_ROSE,
@@ -82,21 +83,21 @@ CASES = [
         memory=growing(),
         prefill=3,
         decode=2,
-        says="in 60 s by the trend",
+        message="in 60 s by the trend",
     ),
     Case(
         reason=Reason.BACKLOG_GREW,
         look=queued(305_000),
         prefill=4,
         decode=2,
-        says="tokens would still wait then",
+        message="tokens would still wait then",
     ),
     Case(
         reason=Reason.TARGET_MISSED,
         look=with_nodes(look(2, 1, demand=demand(10.0, 1, ttft_s=3.5)), busy=0.6),
         prefill=3,
         decode=1,
-        says="TTFT 3.50 s is over 2 s and the nodes are busy",
+        message="TTFT 3.50 s is over 2 s and the nodes are busy",
     ),
     Case(
         reason=Reason.TARGET_UNREACHABLE,
@@ -105,10 +106,14 @@ CASES = [
         ),
         prefill=11,
         decode=1,
-        says="a prompt alone takes 4.00 s, over the TTFT target of 2 s",
+        message="a prompt alone takes 4.00 s, over the TTFT target of 2 s",
     ),
     Case(
-        reason=Reason.DEMAND_FELL, look=look(2, 2, 10.0), prefill=2, decode=1, says="decode 2 -> 1"
+        reason=Reason.DEMAND_FELL,
+        look=look(2, 2, 10.0),
+        prefill=2,
+        decode=1,
+        message="decode 2 -> 1",
     ),
     Case(
         reason=Reason.STORE_LIMITED,
@@ -120,7 +125,7 @@ CASES = [
         ),
         prefill=2,
         decode=2,
-        says="the store is read at 9.00 of 10.00 GB/s",
+        message="the store is read at 9.00 of 10.00 GB/s",
     ),
     Case(
         reason=Reason.CAPACITY_COMING,
@@ -135,35 +140,35 @@ CASES = [
         ),
         prefill=3,
         decode=2,
-        says="1 are on their way, the first for 12 s",
+        message="1 are on their way, the first for 12 s",
     ),
     Case(
         reason=Reason.DEMAND_UNKNOWN,
         look=look(4, 4, demand=None),
         prefill=4,
         decode=4,
-        says="nobody says what clients ask for",
+        message="nobody says what clients ask for",
     ),
     Case(
         reason=Reason.DEMAND_STALE,
         look=look(4, 4, demand=demand(10.0, 4, age_s=31.0)),
         prefill=4,
         decode=4,
-        says="last heard 31 s ago, over 30 s",
+        message="last heard 31 s ago, over 30 s",
     ),
     Case(
         reason=Reason.CAPABILITY_UNKNOWN,
         look=look(4, 4, capability=None),
         prefill=4,
         decode=4,
-        says="no node has measured yet what it can do",
+        message="no node has measured yet what it can do",
     ),
     Case(
         reason=Reason.NODES_SILENT,
         look=with_nodes(look(4, 4, 1.0), age_s=None),
         prefill=4,
         decode=4,
-        says="no fresh report of prefill-0, prefill-1, prefill-2",
+        message="no fresh report of prefill-0, prefill-1, prefill-2",
     ),
     Case(
         reason=Reason.AT_MINIMUM,
@@ -171,7 +176,7 @@ CASES = [
         policy=bounded((3, 9), (3, 9)),
         prefill=3,
         decode=3,
-        says="the minimum is 3",
+        message="the minimum is 3",
     ),
     Case(
         reason=Reason.AT_MAXIMUM,
@@ -179,7 +184,7 @@ CASES = [
         policy=bounded((1, 2), (1, 2)),
         prefill=2,
         decode=2,
-        says="3 needed for TTFT 2 s; the maximum is 2",
+        message="3 needed for TTFT 2 s; the maximum is 2",
     ),
     Case(
         reason=Reason.SCHEDULE_MINIMUM,
@@ -192,7 +197,7 @@ CASES = [
         ),
         prefill=1,
         decode=4,
-        says="the minimum is 4",
+        message="the minimum is 4",
     ),
     Case(
         reason=Reason.SCHEDULE_MAXIMUM,
@@ -205,7 +210,7 @@ CASES = [
         ),
         prefill=2,
         decode=2,
-        says="the maximum is 2",
+        message="the maximum is 2",
     ),
     Case(
         reason=Reason.RATIO_RAISED,
@@ -213,7 +218,7 @@ CASES = [
         policy=replace(POLICY, ratio_max=1.5),
         prefill=3,
         decode=2,
-        says="prefill nodes per decode node are to be 0 to 1.5",
+        message="prefill nodes per decode node are to be 0 to 1.5",
     ),
     Case(
         reason=Reason.RATIO_LIMITED,
@@ -221,7 +226,7 @@ CASES = [
         policy=bounded((1, 9), (1, 2), ratio_max=1.0),
         prefill=2,
         decode=2,
-        says="prefill nodes per decode node are to be 0 to 1",
+        message="prefill nodes per decode node are to be 0 to 1",
     ),
     Case(
         reason=Reason.BUDGET_LIMITED,
@@ -229,7 +234,7 @@ CASES = [
         policy=replace(POLICY, gpu_budget=4),
         prefill=2,
         decode=2,
-        says="the budget is 4 GPUs",
+        message="the budget is 4 GPUs",
     ),
     Case(
         reason=Reason.BUDGET_SHIFT,
@@ -237,7 +242,7 @@ CASES = [
         policy=replace(POLICY, gpu_budget=6, down_step=2),
         prefill=1,
         decode=3,
-        says="the budget is 6 GPUs, and the other role is short",
+        message="the budget is 6 GPUs, and the other role is short",
     ),
     Case(
         reason=Reason.BUDGET_WAITS,
@@ -247,7 +252,7 @@ CASES = [
         policy=replace(POLICY, gpu_budget=5),
         prefill=2,
         decode=2,
-        says="the GPUs are held by nodes that are not gone yet",
+        message="the GPUs are held by nodes that are not gone yet",
     ),
     Case(
         reason=Reason.BUDGET_TOO_SMALL,
@@ -255,7 +260,7 @@ CASES = [
         policy=bounded((2, 9), (3, 9), gpu_budget=4),
         prefill=2,
         decode=2,
-        says="the minima need more than the budget of 4 GPUs",
+        message="the minima need more than the budget of 4 GPUs",
     ),
     Case(
         reason=Reason.UP_STABILISING,
@@ -264,10 +269,14 @@ CASES = [
         memory=watched(2, 2),
         prefill=2,
         decode=2,
-        says="fewer were needed in the last 60 s",
+        message="fewer were needed in the last 60 s",
     ),
     Case(
-        reason=Reason.UP_STEP, look=look(2, 2, 80.0), prefill=4, decode=4, says="at most 4 at once"
+        reason=Reason.UP_STEP,
+        look=look(2, 2, 80.0),
+        prefill=4,
+        decode=4,
+        message="at most 4 at once",
     ),
     Case(
         reason=Reason.DOWN_STABILISING,
@@ -275,21 +284,21 @@ CASES = [
         memory=watched(2, 4),
         prefill=2,
         decode=4,
-        says="4 were needed in the last 300 s",
+        message="4 were needed in the last 300 s",
     ),
     Case(
         reason=Reason.DOWN_STEP,
         look=look(2, 5, 10.0),
         prefill=2,
         decode=4,
-        says="at most 1 at once",
+        message="at most 1 at once",
     ),
     Case(
         reason=Reason.CONSOLIDATION_REFUSED,
         look=with_nodes(look(2, 2, demand=demand(10.0, 2, itl_s=0.06)), since_s=10.0),
         prefill=2,
         decode=2,
-        says="ITL 60 ms is over 50 ms now",
+        message="ITL 60 ms is over 50 ms now",
     ),
     Case(
         reason=Reason.DRAIN_RUNNING,
@@ -298,14 +307,14 @@ CASES = [
         ),
         prefill=2,
         decode=3,
-        says="decode-3 still drains",
+        message="decode-3 still drains",
     ),
     Case(
         reason=Reason.ROLL_OUT_RUNNING,
         look=look(2, 3, 10.0, rolling=True),
         prefill=2,
         decode=3,
-        says="a roll-out runs",
+        message="a roll-out runs",
     ),
     Case(
         reason=Reason.IDLE,
@@ -313,7 +322,7 @@ CASES = [
         policy=ZERO,
         prefill=0,
         decode=0,
-        says="no request for 1000 s, over 300 s",
+        message="no request for 1000 s, over 300 s",
     ),
     Case(
         reason=Reason.ASLEEP,
@@ -321,7 +330,7 @@ CASES = [
         policy=ZERO,
         prefill=0,
         decode=0,
-        says="sleeps until a request comes",
+        message="sleeps until a request comes",
     ),
     Case(
         reason=Reason.WOKEN,
@@ -329,16 +338,16 @@ CASES = [
         policy=replace(ZERO, bounds=bounded((2, 9), (1, 9)).bounds),
         prefill=2,
         decode=1,
-        says="prefill 0 -> 2",
+        message="prefill 0 -> 2",
     ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.reason))
-def test_a_situation_gives_its_numbers_and_its_reason(case: Case) -> None:
+def test_a_situation_gives_its_counts_reason_and_message(case: Case) -> None:
     found, _ = plan(case.look, case.policy, case.memory)
     assert (found.prefill, found.decode, found.reason) == (case.prefill, case.decode, case.reason)
-    assert case.says in found.message
+    assert case.message in found.message
     assert found.numbers["prefill_desired"] == case.look.desired["prefill"]
     changes = (found.prefill, found.decode) != tuple(case.look.desired.values())
     assert found.acts == changes
@@ -348,7 +357,7 @@ def test_every_reason_has_a_case() -> None:
     assert [case.reason for case in CASES] == list(Reason)
 
 
-def test_every_reason_is_explained_in_one_line_each() -> None:
+def test_every_reason_has_a_meaning_and_a_remedy_of_one_line() -> None:
     assert list(REASONS) == list(Reason)
     for reason, explained in REASONS.items():
         assert re.fullmatch(r"([A-Z][a-z]+)+", reason)
@@ -358,7 +367,7 @@ def test_every_reason_is_explained_in_one_line_each() -> None:
             assert "|" not in text
 
 
-def test_the_memory_of_a_table_is_what_a_watching_operator_has() -> None:
+def test_the_default_memory_equals_that_of_a_running_operator() -> None:
     memory = Memory()
     for back in range(240, 0, -1):
         _, memory = plan(replace(look(1, 1, 1.0), at_s=NOW - 15.0 * back), POLICY, memory)
