@@ -1,7 +1,7 @@
-"""The documents say what is so: their commands run, links lead somewhere, lists are full.
+"""The documents are true: their commands run, their links resolve, their lists are complete.
 
-Blocks fenced as "sh test" are run: with `baton` on the PATH, and $URL naming a running pool. Those
-fenced as "sh cluster" are run by tests/cluster/test_node_docs.py.
+This module runs the blocks fenced as "sh test", with `baton` on the PATH and $URL naming a running
+pool. tests/cluster/test_node_docs.py runs those fenced as "sh cluster".
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def test_a_documented_command_works(name: str, block: str, url: str, tmp_path: P
         check=False,
     )
     assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
-    # curl is content with an error's body.
+    # curl exits with 0 on an HTTP error.
     assert '"error"' not in done.stdout, f"{name}: {done.stdout}"
 
 
-def test_some_commands_are_tested() -> None:
+def test_the_documents_hold_tested_commands() -> None:
     assert len(blocks()) >= 4
 
 
-def test_links_between_documents_lead_to_pages_and_headings() -> None:
+def test_links_between_documents_resolve_to_pages_and_headings() -> None:
     broken = []
-    beside = [*ROOT.glob("*.md"), *(ROOT / room / "README.md" for room in ROOMS)]
-    for path in dict.fromkeys([*DOCUMENTS, *sorted(beside)]):
+    others = [*ROOT.glob("*.md"), *(ROOT / room / "README.md" for room in ROOMS)]
+    for path in dict.fromkeys([*DOCUMENTS, *sorted(others)]):
         for link in LINK.findall(FENCED.sub("", path.read_text())):
             name, _, anchor = link.partition("#")
             target = path.parent / name if name else path
@@ -106,15 +106,15 @@ def test_every_error_code_is_explained() -> None:
         assert f"| {kind.status} | `{kind.code}` |" in text, kind.__name__
 
 
-def test_every_code_that_a_process_may_answer_with_is_named() -> None:
-    """Also those that no error class has as its own."""
+def test_every_error_code_in_the_sources_is_documented() -> None:
+    """Including codes that no error class declares."""
     text = (ROOT / "docs" / "reason-codes.md").read_text()
-    found = {code for path in SOURCES for code in CODE.findall(path.read_text())}
-    assert {"model_not_found", "draining", "history_lost"} <= found
-    assert {code for code in found if f"`{code}`" not in text} == set()
+    codes = {code for path in SOURCES for code in CODE.findall(path.read_text())}
+    assert {"model_not_found", "draining", "history_lost"} <= codes
+    assert {code for code in codes if f"`{code}`" not in text} == set()
 
 
-def test_every_row_of_the_table_of_errors_is_an_error_that_there_is() -> None:
+def test_every_row_of_the_error_table_is_an_existing_error() -> None:
     text = (ROOT / "docs" / "reason-codes.md").read_text()
     classes = {(str(kind.status), kind.code) for kind in _kinds(errors.BatonError)}
     named = {code for path in SOURCES for code in CODE.findall(path.read_text())}
@@ -124,13 +124,13 @@ def test_every_row_of_the_table_of_errors_is_an_error_that_there_is() -> None:
     assert len({code for _, code in rows}) == len(rows)
 
 
-def test_every_error_of_a_client_leads_to_a_section_that_there_is() -> None:
+def test_every_client_error_links_to_an_existing_section() -> None:
     named = {code for path in SOURCES for code in CODE.findall(path.read_text())}
     rows = ROW.findall((ROOT / "docs" / "reason-codes.md").read_text())
-    of_clients = {code for status, code in rows if status.startswith("4")}
+    client_errors = {code for status, code in rows if status.startswith("4")}
     prose = {"foreign_origin", "foreign_host", "admin_key_required"}
     prose |= {"model_not_found", "request_not_found"}
-    assert (of_clients | prose) - errors.SECTIONS.keys() == set()
+    assert (client_errors | prose) - errors.SECTIONS.keys() == set()
     classes = {kind.code for kind in _kinds(errors.BatonError)}
     assert errors.SECTIONS.keys() <= named | classes
     for code, section in errors.SECTIONS.items():
@@ -138,7 +138,7 @@ def test_every_error_of_a_client_leads_to_a_section_that_there_is() -> None:
         assert anchor in _anchors(ROOT / "docs" / page), f"{code}: {section}"
 
 
-def test_errors_lead_to_the_documents_that_the_package_names() -> None:
+def test_errors_link_to_the_documentation_address_of_the_package() -> None:
     package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert package["urls"]["Documentation"].startswith(errors.DOCS)
 
@@ -149,55 +149,59 @@ def test_every_placement_reason_is_explained() -> None:
         assert f"| `{reason}` |" in text
 
 
-def test_every_cause_of_another_attempt_is_explained() -> None:
+def test_every_cause_of_a_further_attempt_is_explained() -> None:
     text = "".join(path.read_text() for path in OPERATIONS)
     for cause in _literals(Cause):
         assert f"`{cause}`" in text, cause
 
 
-def test_flags_about_failures_are_in_the_documents_with_their_defaults() -> None:
-    told = dict(FLAG.findall("".join(path.read_text() for path in OPERATIONS)))
+def test_failure_flags_are_documented_with_their_defaults() -> None:
+    documented = dict(FLAG.findall("".join(path.read_text() for path in OPERATIONS)))
     known = [*flags_of(RouterOptions), *flags_of(NodeOptions)]
-    assert told == {
-        item.option: item.show(item.default) or "none" for item in known if item.option in told
+    assert documented == {
+        item.option: item.show(item.default) or "none"
+        for item in known
+        if item.option in documented
     }
     common = {item.name for item in flags_of(CommonOptions)} | {"handoff", "handoff_min_tokens"}
     serving = {item.option for item in flags_of(ServingOptions) if item.name not in common}
-    assert serving < told.keys()
+    assert serving < documented.keys()
 
 
 @pytest.mark.integration
-def test_every_metric_in_the_documents_is_on_a_metrics_page(url: str) -> None:
+def test_every_documented_metric_is_on_a_metrics_page(url: str) -> None:
     pages = text_of(url, "/metrics")
     for node in exchange(url, "/pool").body["nodes"]:
-        if node["state"] == "ready":  # one of the documented commands kills another
+        if node["state"] == "ready":  # a documented command kills a node
             pages += text_of(node["address"], "/metrics")
-    told = {name for path in DOCUMENTS for name in METRIC.findall(path.read_text())}
-    assert len(told) > 10
-    assert {name for name in told if name not in pages} == set()
+    documented = {name for path in DOCUMENTS for name in METRIC.findall(path.read_text())}
+    assert len(documented) > 10
+    assert {name for name in documented if name not in pages} == set()
 
 
 @pytest.mark.integration
-def test_every_metric_of_the_router_s_own_is_in_the_documents(url: str) -> None:
-    told = "".join(path.read_text() for path in DOCUMENTS)
-    found = set(re.findall(r"^# TYPE (baton_router_\w+) ", text_of(url, "/metrics"), re.MULTILINE))
-    found = {name for name in found if not name.endswith("_created")}
-    assert {name for name in found if name not in told} == set()
+def test_every_router_metric_is_documented(url: str) -> None:
+    text = "".join(path.read_text() for path in DOCUMENTS)
+    metrics = set(
+        re.findall(r"^# TYPE (baton_router_\w+) ", text_of(url, "/metrics"), re.MULTILINE)
+    )
+    metrics = {name for name in metrics if not name.endswith("_created")}
+    assert {name for name in metrics if name not in text} == set()
 
 
 @pytest.mark.integration
-def test_the_documents_name_exactly_the_metrics_of_the_operator() -> None:
-    with reserve_port("127.0.0.1", 0) as held:
-        port = held.getsockname()[1]
+def test_the_documents_name_exactly_the_operator_s_metrics() -> None:
+    with reserve_port("127.0.0.1", 0) as reserved:
+        port = reserved.getsockname()[1]
     stop = Metrics().serve("127.0.0.1", port)
     page = text_of(f"http://127.0.0.1:{port}", "/metrics")
     stop()
-    found = set(re.findall(r"^# TYPE (baton_operator_\w+) ", page, re.MULTILINE))
-    told = {name for path in DOCUMENTS for name in OPERATOR_METRIC.findall(path.read_text())}
-    assert told == {name for name in found if not name.endswith("_created")}
+    metrics = set(re.findall(r"^# TYPE (baton_operator_\w+) ", page, re.MULTILINE))
+    documented = {name for path in DOCUMENTS for name in OPERATOR_METRIC.findall(path.read_text())}
+    assert documented == {name for name in metrics if not name.endswith("_created")}
 
 
-def test_every_room_has_its_sentence_in_the_readme() -> None:
+def test_the_readme_names_every_top_level_folder() -> None:
     text = (ROOT / "README.md").read_text()
     for folder in ROOT.iterdir():
         if folder.is_dir() and not folder.name.startswith((".", "__")) and any(folder.rglob("*")):
@@ -205,7 +209,7 @@ def test_every_room_has_its_sentence_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_the_readme_of_a_package_fits_on_a_screen_and_names_its_folders(room: str) -> None:
+def test_a_package_s_readme_fits_on_a_screen_and_names_its_folders(room: str) -> None:
     text = (ROOT / room / "README.md").read_text()
     assert len(text.splitlines()) <= 45
     folders = {path.parent.name for path in (ROOT / room / f"baton_{room}").glob("*/__init__.py")}
@@ -214,19 +218,33 @@ def test_the_readme_of_a_package_fits_on_a_screen_and_names_its_folders(room: st
         assert any((base / name).exists() for base in (ROOT / room / f"baton_{room}", ROOT)), name
 
 
+@pytest.mark.parametrize("name", ["benchmarks", "tests"])
+def test_the_readme_of_the_tests_and_of_the_benchmarks_names_each_folder(name: str) -> None:
+    text = (ROOT / name / "README.md").read_text()
+    assert len(text.splitlines()) <= 45
+    folders = {
+        path.name
+        for path in (ROOT / name).iterdir()
+        if path.is_dir() and not path.name.startswith((".", "__"))
+    }
+    assert {folder for folder in folders if f"`{folder}/`" not in text} == set()
+    for file in re.findall(r"`((?:\w+/)*\w+\.py)`", text):
+        assert (ROOT / name / file).exists(), file
+
+
 def _anchors(page: Path) -> set[str]:
-    """Every fragment that a link to this page may have."""
+    """All valid fragments of links to this page."""
     text = FENCED.sub("", page.read_text())
     return {_anchor(one) for one in HEADING.findall(text)} | set(ELEMENT_ID.findall(text))
 
 
 def _anchor(heading: str) -> str:
-    """As GitHub names it."""
+    """The fragment that GitHub gives to this heading."""
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _literals(hint: Any) -> tuple[str, ...]:
-    """The strings of a Literal, or of a union of some."""
+    """The strings of a Literal, or of a union of Literals."""
     parts = typing.get_args(hint)
     return tuple(
         text for part in parts for text in ((part,) if isinstance(part, str) else _literals(part))
@@ -234,8 +252,8 @@ def _literals(hint: Any) -> tuple[str, ...]:
 
 
 def _kinds(base: type[errors.BatonError]) -> list[type[errors.BatonError]]:
-    found = []
+    kinds = []
     for kind in base.__subclasses__():
         if kind.__module__ == "baton_protocol.errors":
-            found += [kind, *_kinds(kind)]
-    return found
+            kinds += [kind, *_kinds(kind)]
+    return kinds
