@@ -1,4 +1,5 @@
-"""Requests of several choices: one prompt computed, one row sampled for all, blocks shared."""
+"""Requests with several choices: they share the prompt's computation, its sampled row and its full
+blocks."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_the_first_tokens_of_all_choices_come_from_one_row() -> None:
     assert run.finished == ["a"]
 
 
-def test_other_choices_share_full_blocks_and_compute_the_tail_again() -> None:
+def test_choices_share_full_blocks_and_each_computes_the_tail() -> None:
     engine, runner = scripted()
     run = run_all(engine, [make_request("a", 10, n=3, max_tokens=2)])
     assert runner.work()[1] == [(10, 1), (8, 3), (8, 3)]
@@ -47,14 +48,14 @@ def test_other_choices_share_full_blocks_and_compute_the_tail_again() -> None:
     assert run.steps[1].num_prompt_tokens == 4
 
 
-def test_the_prompt_is_accounted_once_for_all_choices() -> None:
+def test_the_prompt_is_counted_once_for_all_choices() -> None:
     engine, _ = scripted()
     run = run_all(engine, [make_request("a", 10, n=3)])
     assert len(run.prompts) == 1
     assert engine.load().prompt_tokens_total == 10
 
 
-def test_a_choice_that_ends_with_its_first_token_leaves_the_others_running() -> None:
+def test_a_choice_that_finishes_with_its_first_token_leaves_the_others_running() -> None:
     def script(sample: Sample) -> int:
         return EOS if sample.choice == 0 else sample.position
 
@@ -65,14 +66,14 @@ def test_a_choice_that_ends_with_its_first_token_leaves_the_others_running() -> 
     assert run.finished not in [list(step.finished) for step in run.steps[:-1]]
 
 
-def test_choices_run_one_after_another_where_only_one_may_run() -> None:
-    wide = run_all(scripted()[0], [make_request("a", 9, n=3)])
+def test_choices_run_one_after_another_if_max_num_seqs_is_1() -> None:
+    expected = run_all(scripted()[0], [make_request("a", 9, n=3)])
     engine, _ = scripted(max_num_seqs=1, num_blocks=4)
-    narrow = run_all(engine, [make_request("a", 9, n=3)])
-    assert narrow.all_ids() == wide.all_ids()
+    actual = run_all(engine, [make_request("a", 9, n=3)])
+    assert actual.all_ids() == expected.all_ids()
 
 
-def test_a_prefill_job_yields_one_token_per_choice_and_ends() -> None:
+def test_a_prefill_job_yields_one_token_per_choice_and_finishes() -> None:
     engine, runner = scripted()
     engine.submit(make_request("a", 9, n=2, max_tokens=5), prefill_only=True)
     run = drive(engine)
@@ -81,13 +82,13 @@ def test_a_prefill_job_yields_one_token_per_choice_and_ends() -> None:
     assert (run.finished, len(runner.steps)) == (["a"], 1)
 
 
-def test_a_prefill_job_says_when_the_first_token_really_is_the_last() -> None:
+def test_a_prefill_job_reports_a_finish_reason_if_its_first_token_is_the_last() -> None:
     engine, _ = scripted()
     engine.submit(make_request("a", 9, max_tokens=1), prefill_only=True)
     assert drive(engine).last("a").finish == "length"
 
 
-def test_choices_that_have_their_first_token_go_on_from_there() -> None:
+def test_choices_with_a_first_token_continue_from_it() -> None:
     engine, runner = scripted()
     run = run_all(engine, [make_request("a", 10, ((40,), (41,)), n=2, max_tokens=3)])
     assert [(token.choice, token.offset, token.id) for token in run.tokens] == [
@@ -99,7 +100,7 @@ def test_choices_that_have_their_first_token_go_on_from_there() -> None:
     assert [len(row.samples) for step in runner.steps for row in step] == [1, 1, 1, 1]
 
 
-def test_choices_that_ended_elsewhere_are_not_run() -> None:
+def test_choices_submitted_as_finished_do_not_run() -> None:
     engine, _ = scripted()
     request = make_request("a", 10, ((40,), (41,), (42,)), n=3, max_tokens=2)
     engine.submit(request, finished=(0, 2))
@@ -108,7 +109,7 @@ def test_choices_that_ended_elsewhere_are_not_run() -> None:
     assert [(token.choice, token.offset, token.id) for token in run.tokens] == [(1, 1, 21)]
 
 
-def test_choices_with_and_without_tokens_mix() -> None:
+def test_choices_with_and_without_tokens_run_together() -> None:
     whole = run_all(scripted()[0], [make_request("a", 10, n=4, max_tokens=4)]).all_ids()
     outputs = ((10, 11), (), (30,), ())
     engine, runner = scripted()
@@ -118,7 +119,7 @@ def test_choices_with_and_without_tokens_mix() -> None:
         assert [*known, *run.ids("a", choice)] == whole["a", choice]
 
 
-def test_a_leader_that_is_finished_early_hands_the_prompt_to_the_next_choice() -> None:
+def test_if_the_leader_is_finished_early_the_next_choice_computes_the_prompt() -> None:
     engine, runner = scripted(max_batched_tokens=6)
     run = Run()
     engine.submit(make_request("a", 10, n=3, max_tokens=2))
@@ -129,11 +130,11 @@ def test_a_leader_that_is_finished_early_hands_the_prompt_to_the_next_choice() -
     drive(engine, into=run)
     assert run.all_ids() == {("a", 1): [20, 21]}
     assert run.finished == ["a"]
-    assert runner.work()[1] == [(4, 6)]  # the first block was computed and is found
+    assert runner.work()[1] == [(4, 6)]  # the first block is in the cache
     assert run.use("a") == (0, 0, 10) or run.use("a") == (4, 0, 6)
 
 
-def test_finishing_every_choice_before_it_runs_ends_the_request() -> None:
+def test_finishing_every_choice_before_it_runs_finishes_the_request() -> None:
     engine, runner = scripted()
     engine.submit(make_request("a", 10, n=2))
     for choice in range(2):
@@ -143,22 +144,22 @@ def test_finishing_every_choice_before_it_runs_ends_the_request() -> None:
 
 
 @pytest.mark.parametrize("blocks", [4, 5, 7])
-def test_choices_in_a_tiny_pool_have_the_ids_of_a_large_one(blocks: int) -> None:
+def test_choices_have_the_same_ids_in_a_small_and_in_a_large_pool(blocks: int) -> None:
     requests = [make_request(name, 9, n=3, max_tokens=5) for name in "ab"]
-    wide = run_all(scripted()[0], requests).all_ids()
+    expected = run_all(scripted()[0], requests).all_ids()
     engine, _ = scripted(num_blocks=blocks)
-    assert run_all(engine, requests).all_ids() == wide
+    assert run_all(engine, requests).all_ids() == expected
     assert engine.load().free_blocks == blocks
 
 
-def test_a_new_attempt_is_not_ended_by_the_early_end_of_the_one_before() -> None:
+def test_finishing_a_choice_does_not_affect_the_next_attempt() -> None:
     engine, _ = scripted()
     run = Run()
     engine.submit(make_request("a", 8, max_tokens=9))
     step_once(engine, run)
     engine.finish_choice(RequestId("a"), 0)
     engine.submit(make_request("a", 8, max_tokens=3))
-    again = Run()
-    assert "a" not in step_once(engine, again).finished
-    drive(engine, into=again)
-    assert (again.finished, again.ids("a")) == (["a"], [8, 9, 10])
+    new_attempt = Run()
+    assert "a" not in step_once(engine, new_attempt).finished
+    drive(engine, into=new_attempt)
+    assert (new_attempt.finished, new_attempt.ids("a")) == (["a"], [8, 9, 10])

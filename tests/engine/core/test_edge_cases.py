@@ -1,4 +1,4 @@
-"""What EngineCore keeps and asks for requests that change logits, or ask about their prompt."""
+"""EngineCore: requests that change logits, ask for prompt logprobs or are submitted complete."""
 
 from __future__ import annotations
 
@@ -34,46 +34,46 @@ def samples_of(runner: ScriptedRunner) -> list[Sample]:
 
 
 def counts(runner: ScriptedRunner, choice: int = 0) -> list[dict[int, int]]:
-    """What the outputs of a choice were said to be, sample by sample."""
-    found = [each.seen for each in samples_of(runner) if each.choice == choice]
-    return [dict(each.outputs) for each in found if each is not None]
+    """The counts of a choice's output ids that each of its samples received."""
+    seen = [each.seen for each in samples_of(runner) if each.choice == choice]
+    return [dict(each.outputs) for each in seen if each is not None]
 
 
-# --- what a request lists -----------------------------------------------------------------------
+# --- lists of ids -------------------------------------------------------------------------------
 
 
-class Counted(tuple[Any, ...]):
-    """Counts how often it is walked."""
+class CountingTuple(tuple[Any, ...]):
+    """A tuple that counts its iterations."""
 
-    walks = 0
+    iterations = 0
 
     def __iter__(self) -> Iterator[Any]:
-        self.walks += 1
+        self.iterations += 1
         return super().__iter__()
 
 
-def test_what_a_request_lists_is_walked_when_it_comes_and_not_in_each_step() -> None:
+def test_a_requests_lists_of_ids_are_iterated_at_submit_and_not_in_each_step() -> None:
     lists: dict[str, Any] = {
-        "logit_bias": Counted([(5, 1.0), (6, 2.0)]),
-        "allowed_token_ids": Counted([5, 6, 7, 8]),
-        "bad_words": Counted([(6,), (7, 8)]),
+        "logit_bias": CountingTuple([(5, 1.0), (6, 2.0)]),
+        "allowed_token_ids": CountingTuple([5, 6, 7, 8]),
+        "bad_words": CountingTuple([(6,), (7, 8)]),
     }
     engine, runner = scripted(lambda _: 7)
     engine.submit(make_request("a", 4, max_tokens=5, **lists))
-    before = {name: each.walks for name, each in lists.items()}
+    before = {name: each.iterations for name, each in lists.items()}
     drive(engine)
     for sample in samples_of(runner):
         [row] = changed_logits(torch.zeros(1, 100), [sample]).tolist()
-        said = {id: logit for id, logit in enumerate(row) if logit > -math.inf}
-        assert said == ({5: 1.0, 7: 0.0, 8: 0.0} if sample.position == 4 else {5: 1.0, 7: 0.0})
+        finite = {id: logit for id, logit in enumerate(row) if logit > -math.inf}
+        assert finite == ({5: 1.0, 7: 0.0, 8: 0.0} if sample.position == 4 else {5: 1.0, 7: 0.0})
     assert len(samples_of(runner)) == 5
-    assert {name: each.walks for name, each in lists.items()} == before
+    assert {name: each.iterations for name, each in lists.items()} == before
 
 
-# --- what penalties look at ---------------------------------------------------------------------
+# --- penalties ----------------------------------------------------------------------------------
 
 
-def test_penalties_see_the_prompts_distinct_ids_and_how_often_each_was_said() -> None:
+def test_penalties_receive_the_prompts_distinct_ids_and_the_output_counts() -> None:
     engine, runner = scripted(lambda sample: [5, 6, 5, 5][sample.position - 4])
     run_all(engine, [make_request("a", [3, 1, 3, 5], **PENALTY)])
     assert counts(runner) == [{}, {5: 1}, {5: 1, 6: 1}, {5: 2, 6: 1}]
@@ -83,26 +83,26 @@ def test_penalties_see_the_prompts_distinct_ids_and_how_often_each_was_said() ->
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 1}, {"presence_penalty": -1}, {"repetition_penalty": 1.5}]
 )
-def test_each_penalty_asks_for_what_was_said(penalty: dict[str, Any]) -> None:
+def test_each_penalty_receives_the_output_counts(penalty: dict[str, Any]) -> None:
     engine, runner = scripted()
     run_all(engine, [make_request("a", 4, max_tokens=2, **penalty)])
     assert counts(runner) == [{}, {4: 1}]
 
 
-def test_without_a_penalty_nothing_is_kept_up() -> None:
+def test_without_a_penalty_no_counts_are_kept() -> None:
     engine, runner = scripted()
     run_all(engine, [make_request("a", 4, logit_bias=((1, 2.0),))])
     assert all(each.seen is None for each in samples_of(runner))
 
 
-def test_each_choice_has_its_own_outputs() -> None:
+def test_each_choice_has_its_own_output_counts() -> None:
     engine, runner = scripted()
     run_all(engine, [make_request("a", 4, n=2, max_tokens=3, **PENALTY)])
     assert counts(runner, 0) == [{}, {4: 1}, {4: 1, 5: 1}]
     assert counts(runner, 1) == [{}, {14: 1}, {14: 1, 15: 1}]
 
 
-def test_outputs_that_a_request_brings_are_seen() -> None:
+def test_the_counts_include_outputs_submitted_with_the_request() -> None:
     engine, runner = scripted()
     request = make_request("a", 4, ((8, 8, 9), ()), n=2, max_tokens=5, **PENALTY)
     run_all(engine, [request])
@@ -110,27 +110,27 @@ def test_outputs_that_a_request_brings_are_seen() -> None:
     assert counts(runner, 1)[:2] == [{}, {14: 1}]
 
 
-def test_what_was_said_survives_preemption() -> None:
+def test_output_counts_survive_preemption() -> None:
     requests = [make_request(name, 8, max_tokens=9, **PENALTY) for name in "ab"]
     engine, runner = scripted(num_blocks=5)
     run_all(engine, requests)
     assert engine.load().preemptions_total > 0
     for sample in samples_of(runner):
-        said = range(8, sample.position)
+        outputs = range(8, sample.position)
         assert sample.seen is not None
-        assert dict(sample.seen.outputs) == dict.fromkeys(said, 1)
+        assert dict(sample.seen.outputs) == dict.fromkeys(outputs, 1)
 
 
-# --- bans ---------------------------------------------------------------------------------------
+# --- banned ids ---------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_bad_word_is_banned_after_its_beginning_only() -> None:
+def test_the_last_id_of_a_bad_word_is_banned_only_after_its_other_ids() -> None:
     engine, runner = scripted()
     run_all(engine, [make_request("a", 4, max_tokens=4, bad_words=((5, 90), (91,)))])
     assert [set(each.banned) for each in samples_of(runner)] == [{91}, {91}, {90, 91}, {91}]
 
 
-def test_a_bad_word_begins_anew_in_each_choice() -> None:
+def test_bad_words_are_matched_in_each_choice_separately() -> None:
     engine, runner = scripted()
     run_all(engine, [make_request("a", 4, n=2, max_tokens=2, bad_words=((14, 90),))])
     last = {each.choice: each.banned for each in samples_of(runner)}
@@ -141,7 +141,7 @@ def test_a_bad_word_begins_anew_in_each_choice() -> None:
 @pytest.mark.parametrize(
     "field", ["stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words"]
 )
-def test_ids_outside_the_vocabulary_are_refused_by_field_value_and_range(
+def test_the_error_for_an_id_outside_the_vocabulary_names_field_value_and_range(
     field: str, bad: int
 ) -> None:
     engine, _ = scripted()
@@ -152,69 +152,69 @@ def test_ids_outside_the_vocabulary_are_refused_by_field_value_and_range(
         "bad_words": ((3,), (4, bad)),
     }
     message = rf"{field} holds token id {bad}, which is not in the vocabulary \(0\.\.99\)"
-    with pytest.raises(InvalidRequest, match=message) as raised:
+    with pytest.raises(InvalidRequest, match=message) as error:
         engine.submit(make_request("a", 4, **{field: values[field]}))
-    assert raised.value.param == field
+    assert error.value.param == field
     assert not engine.has_work()
 
 
-# --- how likely the prompt is -------------------------------------------------------------------
+# --- prompt logprobs ----------------------------------------------------------------------------
 
 
-def told(run: Run, request: str) -> list[tuple[int, int]]:
-    """(id, position) of each entry; the scripted runner gives the position as a log-probability."""
+def prompt_entries(run: Run, request: str) -> list[tuple[int, int]]:
+    """(id, position) of each prompt logprob. A scripted logprob is minus the position."""
     entries = run.prompt_logprobs(request)
     return [(each.sampled.id, -int(each.sampled.logprob)) for each in entries]
 
 
-def expected(request: Request) -> list[tuple[int, int]]:
+def expected_entries(request: Request) -> list[tuple[int, int]]:
     return [(id, position) for position, id in enumerate(request.prompt_ids) if position]
 
 
-def asks(runner: ScriptedRunner) -> list[tuple[int, ...] | None]:
+def requested_targets(runner: ScriptedRunner) -> list[tuple[int, ...] | None]:
     rows = [row for step in runner.steps for row in step]
     return [row.prompt.targets if row.prompt else None for row in rows]
 
 
 @pytest.mark.parametrize("budget", [1, 3, 4, 64])
-def test_the_prompt_is_told_from_its_second_token_on_in_pieces_of_any_size(budget: int) -> None:
+def test_prompt_logprobs_cover_all_tokens_but_the_first_in_pieces_of_any_size(budget: int) -> None:
     engine, runner = scripted(max_batched_tokens=budget)
     request = make_request("a", 10, max_tokens=2, prompt_logprobs=3)
     run = run_all(engine, [request])
-    assert told(run, "a") == expected(request)
+    assert prompt_entries(run, "a") == expected_entries(request)
     prompts = [row.prompt for step in runner.steps for row in step if row.prompt]
     assert {each.top for each in prompts} == {3}
 
 
-def test_a_prompt_of_one_token_has_nothing_to_tell() -> None:
+def test_a_prompt_of_one_token_has_no_prompt_logprobs() -> None:
     engine, runner = scripted()
     run = run_all(engine, [make_request("a", 1, prompt_logprobs=0)])
-    assert told(run, "a") == []
-    assert set(asks(runner)) == {None}
+    assert prompt_entries(run, "a") == []
+    assert set(requested_targets(runner)) == {None}
 
 
-def test_requests_that_do_not_ask_are_not_asked_for() -> None:
+def test_prompt_logprobs_are_computed_only_on_request() -> None:
     engine, runner = scripted()
     run = run_all(engine, [make_request("a", 10)])
-    assert told(run, "a") == []
-    assert set(asks(runner)) == {None}
+    assert prompt_entries(run, "a") == []
+    assert set(requested_targets(runner)) == {None}
 
 
-def test_such_a_request_reads_no_cache_and_others_find_what_it_computed() -> None:
+def test_prompt_logprobs_bypass_the_cache_but_their_kv_is_cached_for_others() -> None:
     engine, _ = scripted()
     prompt = make_request("a", 13).prompt_ids
     run_all(engine, [make_request("first", prompt)])
-    asking = make_request("a", prompt, prompt_logprobs=0)
-    run = run_all(engine, [asking])
+    with_logprobs = make_request("a", prompt, prompt_logprobs=0)
+    run = run_all(engine, [with_logprobs])
     assert run.use("a") == (0, 0, 13)
-    assert told(run, "a") == expected(asking)
+    assert prompt_entries(run, "a") == expected_entries(with_logprobs)
     assert run_all(engine, [make_request("b", prompt)]).use("b") == (12, 0, 1)
     fresh, _ = scripted()
-    run_all(fresh, [asking])
+    run_all(fresh, [with_logprobs])
     assert run_all(fresh, [make_request("b", prompt)]).use("b") == (12, 0, 1)
 
 
-def test_its_reservation_shares_nothing_and_what_landed_there_is_computed_again() -> None:
+def test_with_prompt_logprobs_reserved_blocks_are_new_and_landed_tokens_computed() -> None:
     engine, _ = scripted()
     request = make_request("a", 13, prompt_logprobs=0)
     run_all(engine, [make_request("first", request.prompt_ids)])
@@ -224,35 +224,35 @@ def test_its_reservation_shares_nothing_and_what_landed_there_is_computed_again(
     engine.submit(request, reservation=reservation, landed=[(0, 3)])
     run = drive(engine)
     assert run.use("a") == (0, 0, 13)
-    assert told(run, "a") == expected(request)
+    assert prompt_entries(run, "a") == expected_entries(request)
     assert run.ids("a") == [13, 14, 15, 16]
 
 
-def test_its_choices_share_the_prompt_that_the_first_computed() -> None:
+def test_with_prompt_logprobs_choices_share_the_leaders_blocks() -> None:
     engine, runner = scripted()
     request = make_request("a", 10, n=3, max_tokens=2, prompt_logprobs=0)
     run = run_all(engine, [request])
-    assert told(run, "a") == expected(request)
+    assert prompt_entries(run, "a") == expected_entries(request)
     assert runner.work() == [[(0, 10)], [(10, 1), (8, 3), (8, 3)]]
-    assert asks(runner)[1:] == [None] * 3
+    assert requested_targets(runner)[1:] == [None] * 3
 
 
-def test_a_prefill_job_tells_too() -> None:
+def test_a_prefill_job_returns_prompt_logprobs() -> None:
     engine, _ = scripted()
     request = make_request("a", 10, prompt_logprobs=0)
     engine.submit(request, prefill_only=True, track=True)
-    assert told(drive(engine), "a") == expected(request)
+    assert prompt_entries(drive(engine), "a") == expected_entries(request)
 
 
-def test_a_resumed_request_tells_of_its_prompt_alone() -> None:
+def test_a_resumed_request_returns_logprobs_of_its_prompt_only() -> None:
     engine, _ = scripted(max_batched_tokens=4)
     request = make_request("a", 10, ((10, 11, 12),), max_tokens=5, prompt_logprobs=0)
     run = run_all(engine, [request])
-    assert told(run, "a") == expected(request)
+    assert prompt_entries(run, "a") == expected_entries(request)
     assert run.ids("a") == [13, 14]
 
 
-def test_a_prompt_that_was_preempted_is_told_once_and_whole() -> None:
+def test_a_preempted_prompt_returns_complete_prompt_logprobs_once() -> None:
     engine, runner = scripted(num_blocks=8, max_batched_tokens=5, max_num_seqs=2)
     engine.submit(make_request("old", 4, max_tokens=20))
     run = Run()
@@ -260,14 +260,14 @@ def test_a_prompt_that_was_preempted_is_told_once_and_whole() -> None:
     request = make_request("a", 23, max_tokens=3, prompt_logprobs=0)
     engine.submit(request)
     drive(engine, into=run)
-    starts = [ask.start for step in runner.steps for ask in step if ask.prompt]
+    starts = [row.start for step in runner.steps for row in step if row.prompt]
     assert engine.load().preemptions_total > 0
     assert starts.count(0) > 1, "it was preempted within its prompt"
-    assert told(run, "a") == expected(request)
+    assert prompt_entries(run, "a") == expected_entries(request)
     assert run.ids("a") == [23, 24, 25]
 
 
-def test_a_leader_that_ends_within_the_prompt_leaves_it_to_the_next_to_tell() -> None:
+def test_if_the_leader_is_finished_early_the_next_returns_the_prompt_logprobs() -> None:
     engine, _ = scripted(max_batched_tokens=6)
     run = Run()
     request = make_request("a", 10, n=2, max_tokens=2, prompt_logprobs=0)
@@ -275,14 +275,14 @@ def test_a_leader_that_ends_within_the_prompt_leaves_it_to_the_next_to_tell() ->
     step_once(engine, run)
     engine.finish_choice(RequestId("a"), 0)
     drive(engine, into=run)
-    assert told(run, "a") == expected(request)
+    assert prompt_entries(run, "a") == expected_entries(request)
     assert run.all_ids() == {("a", 1): [20, 21]}
 
 
-# --- choices that came complete -----------------------------------------------------------------
+# --- choices submitted complete -----------------------------------------------------------------
 
 
-def completes(engine: EngineCore, request: Request, **values: Any) -> tuple[Run, list[Complete]]:
+def run_request(engine: EngineCore, request: Request, **values: Any) -> tuple[Run, list[Complete]]:
     engine.submit(request, **values)
     run = drive(engine)
     return run, list(run.complete)
@@ -297,32 +297,34 @@ def completes(engine: EngineCore, request: Request, **values: Any) -> tuple[Run,
         ((4, 7), {"max_tokens": 2, "stop_token_ids": (7,)}, "length", None),
     ],
 )
-def test_a_request_that_comes_complete_is_told_with_how_it_ended(
+def test_a_request_submitted_complete_is_reported_with_its_finish_reason(
     outputs: tuple[int, ...], params: dict[str, Any], finish: Any, stop_id: int | None
 ) -> None:
     engine, runner = scripted()
-    run, found = completes(engine, make_request("a", 4, (outputs,), **{"max_tokens": 9} | params))
-    assert found == [Complete(RequestId("a"), 0, finish, stop_id)]
+    run, complete = run_request(
+        engine, make_request("a", 4, (outputs,), **{"max_tokens": 9} | params)
+    )
+    assert complete == [Complete(RequestId("a"), 0, finish, stop_id)]
     assert (run.finished, run.tokens, runner.steps) == (["a"], [], [])
 
 
-def test_a_choice_that_comes_complete_is_told_while_the_other_goes_on() -> None:
+def test_a_choice_submitted_complete_is_reported_while_the_other_runs() -> None:
     engine, _ = scripted()
     request = make_request("a", 4, ((4, EOS), (14,)), n=2, max_tokens=3)
-    run, found = completes(engine, request)
-    assert found == [Complete(RequestId("a"), 0, "stop", EOS)]
-    assert run.steps[0].complete == tuple(found)
+    run, complete = run_request(engine, request)
+    assert complete == [Complete(RequestId("a"), 0, "stop", EOS)]
+    assert run.steps[0].complete == tuple(complete)
     assert (run.all_ids(), run.finished) == ({("a", 1): [15, 16]}, ["a"])
 
 
-def test_a_choice_that_is_known_to_have_ended_is_not_told() -> None:
+def test_a_complete_choice_submitted_as_finished_is_not_reported() -> None:
     engine, _ = scripted()
     request = make_request("a", 4, ((4, EOS), (14,)), n=2, max_tokens=3)
-    assert completes(engine, request, finished=(0,))[1] == []
+    assert run_request(engine, request, finished=(0,))[1] == []
 
 
-def test_a_newer_attempt_takes_the_place_of_what_an_older_one_would_have_told() -> None:
+def test_a_new_attempt_replaces_the_report_of_the_older_attempt() -> None:
     engine, _ = scripted()
     engine.submit(make_request("a", 4, ((EOS,),), max_tokens=3))
-    run, found = completes(engine, make_request("a", 4, ((4,),), max_tokens=3))
-    assert (found, run.finished, run.ids("a")) == ([], ["a"], [5, 6])
+    run, complete = run_request(engine, make_request("a", 4, ((4,),), max_tokens=3))
+    assert (complete, run.finished, run.ids("a")) == ([], ["a"], [5, 6])

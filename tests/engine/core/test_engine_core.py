@@ -1,4 +1,4 @@
-"""EngineCore: steps, ends, prefix reuse and accounting."""
+"""EngineCore: steps, stop conditions, prefix reuse and accounting."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.support.engines.engine_core import (
 )
 
 
-def test_the_core_is_an_engine() -> None:
+def test_engine_core_implements_engine() -> None:
     core, runner = scripted()
     engine: Engine = core
     assert engine.memory.layout == engine.info.layout
     assert core.runner is runner
 
 
-def test_a_request_yields_its_tokens_with_offsets_and_ends_by_length() -> None:
+def test_a_request_yields_tokens_with_offsets_and_finishes_by_length() -> None:
     engine, runner = scripted()
     run = run_all(engine, [make_request("a", 6, max_tokens=3)])
     assert run.ids("a") == [6, 7, 8]
@@ -41,13 +41,13 @@ def test_a_request_yields_its_tokens_with_offsets_and_ends_by_length() -> None:
     assert runner.work() == [[(0, 6)], [(6, 1)], [(7, 1)]]
 
 
-def test_the_last_token_of_each_row_is_the_newest_one_known() -> None:
+def test_the_last_token_of_each_row_is_the_newest_known_token() -> None:
     engine, runner = scripted()
     run_all(engine, [make_request("a", [5, 6], max_tokens=3)])
     assert [list(row.tokens) for step in runner.steps for row in step] == [[5, 6], [2], [3]]
 
 
-def test_only_the_piece_that_completes_what_is_known_samples() -> None:
+def test_only_the_piece_that_reaches_the_last_known_token_samples() -> None:
     engine, runner = scripted(max_batched_tokens=4)
     run_all(engine, [make_request("a", 10, max_tokens=1)])
     assert runner.work() == [[(0, 4)], [(4, 4)], [(8, 2)]]
@@ -55,14 +55,14 @@ def test_only_the_piece_that_completes_what_is_known_samples() -> None:
     assert runner.steps[-1][0].samples[0].position == 10
 
 
-def test_eos_ends_a_request() -> None:
+def test_eos_finishes_a_request() -> None:
     engine, _ = scripted(lambda sample: EOS if sample.position == 7 else 1)
     run = run_all(engine, [make_request("a", 6, max_tokens=9)])
     assert run.ids("a") == [1, EOS]
     assert (run.last("a").finish, run.last("a").stop_id) == ("stop", EOS)
 
 
-def test_eos_goes_on_where_it_is_to_be_ignored() -> None:
+def test_eos_does_not_finish_a_request_with_ignore_eos() -> None:
     engine, runner = scripted(lambda sample: EOS)
     run = run_all(engine, [make_request("a", 6, max_tokens=3, ignore_eos=True, min_tokens=2)])
     assert run.ids("a") == [EOS] * 3
@@ -70,14 +70,14 @@ def test_eos_goes_on_where_it_is_to_be_ignored() -> None:
     assert all(sample.banned == () for step in runner.steps for sample in step[0].samples)
 
 
-def test_a_stop_id_ends_a_request() -> None:
+def test_a_stop_id_finishes_a_request() -> None:
     engine, _ = scripted()
     run = run_all(engine, [make_request("a", 6, max_tokens=9, stop_token_ids=(8,))])
     assert run.ids("a") == [6, 7, 8]
     assert (run.last("a").finish, run.last("a").stop_id) == ("stop", 8)
 
 
-def test_on_the_last_allowed_token_eos_is_stop_and_a_stop_id_is_length() -> None:
+def test_at_max_tokens_eos_finishes_by_stop_and_a_stop_id_by_length() -> None:
     engine, _ = scripted(lambda sample: EOS if sample.position == 7 else 1)
     run = run_all(engine, [make_request("a", 6, max_tokens=2)])
     assert run.last("a").finish == "stop"
@@ -86,7 +86,7 @@ def test_on_the_last_allowed_token_eos_is_stop_and_a_stop_id_is_length() -> None
     assert (run.last("a").finish, run.last("a").stop_id) == ("length", None)
 
 
-def test_min_tokens_bans_whatever_would_end_the_request() -> None:
+def test_min_tokens_bans_eos_and_stop_ids() -> None:
     engine, runner = scripted()
     request = make_request("a", 6, max_tokens=4, min_tokens=2, stop_token_ids=(50,))
     run_all(engine, [request])
@@ -94,29 +94,31 @@ def test_min_tokens_bans_whatever_would_end_the_request() -> None:
     assert banned == [(EOS, 50), (EOS, 50), (), ()]
 
 
-def test_a_runner_that_says_a_banned_id_does_not_end_the_request() -> None:
+def test_a_banned_eos_that_the_runner_samples_does_not_finish_the_request() -> None:
     engine, _ = scripted(lambda sample: EOS)
     run = run_all(engine, [make_request("a", 6, max_tokens=9, min_tokens=2)])
     assert run.ids("a") == [EOS] * 3
 
 
-def test_a_request_ends_at_the_longest_length_the_engine_takes() -> None:
+def test_a_request_finishes_at_max_model_len() -> None:
     engine, _ = scripted(max_model_len=10)
     run = run_all(engine, [make_request("a", 6, max_tokens=50)])
     assert len(run.ids("a")) == 4
     assert run.last("a").finish == "length"
 
 
-def test_a_request_that_outgrows_the_whole_pool_ends_by_length() -> None:
+def test_a_request_that_fills_the_whole_pool_finishes_by_length() -> None:
     engine, _ = scripted(num_blocks=3, max_model_len=1000)
     run = run_all(engine, [make_request("a", 6, max_tokens=500), make_request("b", 5)])
-    assert len(run.ids("a")) == 13 - 6  # 12 tokens have KV; the last one needs none
+    assert len(run.ids("a")) == 13 - 6  # 12 tokens have KV, and the last needs none
     assert run.last("a").finish == "length"
     assert len(run.ids("b")) == 4
 
 
 @pytest.mark.parametrize(("blocks", "length"), [(16, 20), (2, 1000)])
-def test_a_prompt_that_leaves_no_room_for_a_token_is_refused(blocks: int, length: int) -> None:
+def test_a_prompt_that_leaves_no_room_for_an_output_token_is_refused(
+    blocks: int, length: int
+) -> None:
     engine, _ = scripted(num_blocks=blocks, max_model_len=length)
     limit = min(length, 4 * blocks + 1)
     with pytest.raises(PromptTooLong, match=rf"prompt has {limit} tokens; at most {limit - 1} fit"):
@@ -134,7 +136,7 @@ def test_outputs_beyond_the_limit_are_refused() -> None:
         engine.submit(make_request("a", 6, ((1,) * 5,), max_tokens=9))
 
 
-def test_what_a_client_may_have_sent_wrong_is_named() -> None:
+def test_errors_for_invalid_requests_name_the_invalid_value() -> None:
     engine, _ = scripted()
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         engine.submit(make_request("a", []))
@@ -147,7 +149,7 @@ def test_what_a_client_may_have_sent_wrong_is_named() -> None:
     assert not engine.has_work()
 
 
-def test_calls_that_break_the_contract_are_errors() -> None:
+def test_calls_that_violate_the_contract_raise_value_error() -> None:
     engine, _ = scripted()
     with pytest.raises(ValueError, match="2 outputs for n=1"):
         engine.submit(make_request("a", 3, ((), ())))
@@ -157,12 +159,11 @@ def test_calls_that_break_the_contract_are_errors() -> None:
     with pytest.raises(ValueError, match=r"blocks \[3\] are given back and were not held"):
         engine.unhold([BlockId(3)])
     other = KVLayout(1, 1, 4, 4, "float32", 2)
-    other = KVLayout(1, 1, 4, 4, "float32", 2)
     with pytest.raises(ValueError, match="the runner's pool is"):
         EngineCore(replace(engine.info, layout=other), ScriptedRunner())
 
 
-def test_a_second_request_computes_only_what_the_first_did_not() -> None:
+def test_a_second_request_computes_only_the_tokens_after_the_shared_prefix() -> None:
     engine, runner = scripted()
     prompt = list(range(20))
     first = run_all(engine, [make_request("a", [*prompt, 50], max_tokens=1)])
@@ -187,11 +188,11 @@ def test_generated_blocks_are_reused_as_part_of_a_longer_prompt() -> None:
     run = run_all(engine, [make_request("a", 6, max_tokens=8)])
     prompt = [*make_request("a", 6).prompt_ids, *run.ids("a"), 1]
     again = run_all(engine, [make_request("b", prompt)])
-    # 14 tokens, 13 of them computed: 3 full blocks.
+    # 13 of the 14 tokens have KV, which makes 3 full blocks.
     assert again.use("b") == (12, 0, 3)
 
 
-def test_another_tenant_shares_nothing() -> None:
+def test_requests_with_different_salts_share_no_blocks() -> None:
     engine, _ = scripted()
     run = run_all(engine, [make_request("a", range(20))])
     run = run_all(engine, [make_request("b", range(20), salt="other")])
@@ -206,16 +207,16 @@ def test_a_preempted_request_counts_its_own_tokens_as_computed() -> None:
     assert run.ids("b") == [12, 13, 14, 15]
 
 
-def test_preemption_changes_no_ids_and_positions_stay_those_of_the_tokens() -> None:
+def test_preemption_does_not_change_ids() -> None:
     requests = [make_request(name, 7, max_tokens=12) for name in "abcd"]
-    wide = run_all(scripted()[0], requests)
+    expected = run_all(scripted()[0], requests)
     engine, _ = scripted(num_blocks=6)
-    tight = run_all(engine, requests)
+    actual = run_all(engine, requests)
     assert engine.load().preemptions_total > 0
-    assert tight.all_ids() == wide.all_ids()
+    assert actual.all_ids() == expected.all_ids()
 
 
-def test_a_request_that_continues_starts_at_its_next_offset() -> None:
+def test_a_resumed_request_starts_at_its_next_offset() -> None:
     engine, runner = scripted()
     run = run_all(engine, [make_request("a", 6, ((40, 41),), max_tokens=4)])
     assert [(token.offset, token.id) for token in run.tokens] == [(2, 8), (3, 9)]
@@ -225,7 +226,7 @@ def test_a_request_that_continues_starts_at_its_next_offset() -> None:
 
 
 @pytest.mark.parametrize("outputs", [(1, 2, 3, 4), (1, EOS)])
-def test_a_request_that_arrives_with_all_its_tokens_ends_without_a_step(
+def test_a_request_submitted_with_all_its_tokens_finishes_without_a_step(
     outputs: tuple[int, ...],
 ) -> None:
     engine, runner = scripted()
@@ -233,7 +234,7 @@ def test_a_request_that_arrives_with_all_its_tokens_ends_without_a_step(
     assert (run.finished, run.tokens, runner.steps) == (["a"], [], [])
 
 
-def test_an_aborted_request_is_forgotten_and_its_blocks_are_free() -> None:
+def test_aborted_requests_release_their_blocks() -> None:
     engine, _ = scripted(max_num_seqs=1)
     for name in "ab":
         engine.submit(make_request(name, 8, max_tokens=9))
@@ -246,7 +247,7 @@ def test_an_aborted_request_is_forgotten_and_its_blocks_are_free() -> None:
     assert engine.load().free_blocks == 16
 
 
-def test_finishing_a_choice_early_ends_the_request_with_the_next_step() -> None:
+def test_a_request_whose_choices_were_finished_early_is_reported_by_the_next_step() -> None:
     engine, _ = scripted()
     run = Run()
     engine.submit(make_request("a", 8, max_tokens=9))
@@ -268,23 +269,23 @@ def test_a_step_without_work_does_nothing() -> None:
     assert engine.load().engine_steps_total == 0
 
 
-def test_a_step_that_fails_in_the_runner_can_be_tried_again() -> None:
+def test_a_step_that_fails_in_the_runner_can_be_repeated() -> None:
     def fail_once(sample: object) -> int:
         runner.script = lambda sample: sample.position
         raise RuntimeError("device lost")
 
     engine, runner = scripted(fail_once)
     engine.submit(make_request("a", 6, max_tokens=2))
-    engine.submit(make_request("gone", 6, ((1, 2, 3, 4),)))
+    engine.submit(make_request("complete", 6, ((1, 2, 3, 4),)))
     with pytest.raises(RuntimeError, match="device lost"):
         engine.step()
     engine.check_integrity()
     run = drive(engine)
     assert run.ids("a") == [6, 7]
-    assert sorted(run.finished) == ["a", "gone"]
+    assert sorted(run.finished) == ["a", "complete"]
 
 
-def test_progress_of_a_tracked_prompt_names_its_blocks_after_each_piece() -> None:
+def test_progress_of_a_tracked_prompt_lists_its_blocks_after_each_piece() -> None:
     engine, _ = scripted(max_batched_tokens=4)
     engine.submit(make_request("a", 10, max_tokens=2), track=True)
     run = drive(engine)
@@ -293,7 +294,7 @@ def test_progress_of_a_tracked_prompt_names_its_blocks_after_each_piece() -> Non
     assert [len(step.prompts) for step in run.steps][:3] == [0, 0, 1]
 
 
-def test_blocks_of_a_tracked_request_that_ended_can_be_held_until_the_next_step() -> None:
+def test_blocks_of_a_finished_tracked_request_can_be_held_until_the_next_step() -> None:
     engine, _ = scripted(num_blocks=4)
     run = Run()
     engine.submit(make_request("a", 16, max_tokens=4), prefill_only=True, track=True)
@@ -310,7 +311,7 @@ def test_blocks_of_a_tracked_request_that_ended_can_be_held_until_the_next_step(
     assert engine.load().free_blocks == engine.load().cached_blocks == 4
 
 
-def test_a_held_block_leaves_the_free_queue_and_keeps_its_content() -> None:
+def test_a_held_free_block_is_not_reused() -> None:
     engine, _ = scripted(num_blocks=4)
     first = make_request("a", 8, max_tokens=1)
     run_all(engine, [first])
@@ -325,7 +326,7 @@ def test_a_held_block_leaves_the_free_queue_and_keeps_its_content() -> None:
     engine.check_integrity()
 
 
-def test_the_load_counts_what_was_done_and_what_is_to_do() -> None:
+def test_load_reports_running_and_waiting_requests_blocks_and_totals() -> None:
     engine, _ = scripted(max_batched_tokens=8, max_num_seqs=1)
     for name in "ab":
         engine.submit(make_request(name, 10, max_tokens=2))
@@ -342,7 +343,7 @@ def test_the_load_counts_what_was_done_and_what_is_to_do() -> None:
     assert load.cached_blocks == 4
 
 
-def test_chunks_that_come_and_go_are_told_once() -> None:
+def test_stored_and_evicted_chunks_are_reported_once() -> None:
     engine, _ = scripted(num_blocks=4)
     first = make_request("a", 9, max_tokens=1)
     run_all(engine, [first])
@@ -358,7 +359,7 @@ def test_chunks_that_come_and_go_are_told_once() -> None:
 
 
 @pytest.mark.integration
-def test_importing_the_engine_loads_no_torch() -> None:
+def test_importing_the_engine_does_not_import_torch() -> None:
     code = (
         "import sys, baton_engine, baton_engine.sim.build; "
         "from baton_engine import SamplingParams; "
@@ -368,7 +369,7 @@ def test_importing_the_engine_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
 
 
-def test_the_package_has_no_other_names() -> None:
+def test_an_unknown_name_in_the_package_raises_attribute_error() -> None:
     import baton_engine
 
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):

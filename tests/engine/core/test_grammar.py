@@ -1,4 +1,4 @@
-"""Requests with a grammar: what they say, how they end, and what is beside them."""
+"""Requests with a grammar: their outputs, how they finish, and the requests that run with them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def text_of(run: Run, name: str = "r", choice: int = 0) -> bytes:
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 @pytest.mark.parametrize(("kind", "value"), KINDS)
-def test_an_answer_that_stops_matches(kind: Kind, value: Any, seed: int | None) -> None:
+def test_output_that_finishes_by_stop_matches_its_grammar(
+    kind: Kind, value: Any, seed: int | None
+) -> None:
     engine = sim(eos_every=5)
     submit(engine, kind, value, temperature=0.0 if seed is None else 1.0, seed=seed, n=3)
     run = drive(engine)
@@ -72,8 +74,8 @@ def test_an_answer_that_stops_matches(kind: Kind, value: Any, seed: int | None) 
             json.loads(text)
 
 
-def test_a_choice_ends_where_only_the_end_could_follow() -> None:
-    """Without an EOS of its own, and although EOS is ignored and more tokens are wanted."""
+def test_a_choice_finishes_where_its_grammar_allows_only_the_end() -> None:
+    """The choice ends without an EOS, although ignore_eos and min_tokens are set."""
     engine = sim()
     submit(engine, "choice", ["yes"], ignore_eos=True, min_tokens=50)
     run = drive(engine)
@@ -81,7 +83,7 @@ def test_a_choice_ends_where_only_the_end_could_follow() -> None:
     assert (run.last("r").finish, run.last("r").stop_id) == ("stop", None)
 
 
-def test_min_tokens_keeps_a_text_from_ending_early() -> None:
+def test_min_tokens_delays_the_end_that_a_grammar_allows() -> None:
     engine = sim(eos_every=1)
     submit(engine, "regex", "[a-z]+", "short")
     submit(engine, "regex", "[a-z]+", "long", min_tokens=20)
@@ -89,17 +91,17 @@ def test_min_tokens_keeps_a_text_from_ending_early() -> None:
     assert (len(text_of(run, "short")), len(text_of(run, "long"))) == (1, 20)
 
 
-def test_bad_words_bend_a_text_only_where_it_can_be_bent() -> None:
+def test_bad_words_apply_unless_the_grammar_requires_them() -> None:
     engine = sim()
     word = tuple(b"no")
-    submit(engine, "choice", ["no", "nay"], "bent", bad_words=(word,))
-    submit(engine, "choice", ["no"], "straight", bad_words=(word,))
+    submit(engine, "choice", ["no", "nay"], "avoidable", bad_words=(word,))
+    submit(engine, "choice", ["no"], "required", bad_words=(word,))
     run = drive(engine)
-    assert (text_of(run, "bent"), text_of(run, "straight")) == (b"nay", b"no")
+    assert (text_of(run, "avoidable"), text_of(run, "required")) == (b"nay", b"no")
 
 
-def test_a_preempted_request_goes_on_in_its_grammar() -> None:
-    """Blocks for one and a half requests: one of them begins again from its tokens."""
+def test_a_preempted_request_continues_in_its_grammar() -> None:
+    """The pool holds one and a half requests, so one is preempted and computed again."""
     alone: list[bytes] = []
     for name in ("a", "b"):
         engine = sim()
@@ -113,7 +115,7 @@ def test_a_preempted_request_goes_on_in_its_grammar() -> None:
     assert together.load().preemptions_total > 0
 
 
-def test_what_is_complete_already_runs_no_more() -> None:
+def test_a_request_submitted_with_a_complete_text_does_not_run() -> None:
     engine = sim()
     grammar = grammar_of("choice", ["yes", "yesterday"])
     request = make_request(
@@ -125,20 +127,20 @@ def test_what_is_complete_already_runs_no_more() -> None:
     assert (complete.finish, complete.stop_id, run.tokens) == ("stop", None, [])
 
 
-def test_requests_beside_it_run_ahead() -> None:
-    """With overlap a step is launched before the last is read. That depends on the token read for
-    the grammar's row alone: the other one has a part in each step until it ends."""
+def test_other_requests_overlap_while_a_grammar_row_waits_for_its_token() -> None:
+    """Only the grammar's row waits until the last step is read. The other request has a row in each
+    step until it finishes."""
     engine, runner = scripted(lambda sample: ord("a"), overlap=True)
     submit(engine, "regex", "a{8}")
     engine.submit(make_request("plain", 9, max_tokens=8))
     run = drive(engine)
     assert [len(run.ids(name)) for name in ("r", "plain")] == [8, 8]
-    shares = [[row.samples[0].matcher is None for row in rows] for rows in runner.steps]
-    assert all(True in rows for rows in shares[:8]), shares
-    assert [False in rows for rows in shares[:4]] == [True, False, True, False], shares
+    plain_rows = [[row.samples[0].matcher is None for row in rows] for rows in runner.steps]
+    assert all(True in rows for rows in plain_rows[:8]), plain_rows
+    assert [False in rows for rows in plain_rows[:4]] == [True, False, True, False], plain_rows
 
 
-def test_a_grammar_and_its_matcher_come_together() -> None:
+def test_a_grammar_without_its_matcher_and_a_grammar_with_allowed_ids_are_refused() -> None:
     engine = sim()
     structured = StructuredOutput(grammar_of("regex", "a"))
     with pytest.raises(ValueError, match="come together"):

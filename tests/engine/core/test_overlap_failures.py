@@ -1,4 +1,4 @@
-"""Two steps under way in a pool that is too small, and over a runner that fails."""
+"""Overlap in a pool that is too small, and over a runner that fails."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from tests.support.engines.landing import DeviceLostError, watched_sim
 A = RequestId("a")
 
 
-def ahead(**changes: Any) -> tuple[EngineCore, ScriptedRunner]:
+def overlapping(**changes: Any) -> tuple[EngineCore, ScriptedRunner]:
     return scripted(overlap=True, **changes)
 
 
-# --- too few blocks ---------------------------------------------------------------------------
+# --- too few blocks -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("blocks", [5, 6, 7, 9])
-def test_nobody_loses_blocks_while_a_step_is_under_way(blocks: int) -> None:
+def test_no_sequence_is_preempted_while_a_step_in_flight_uses_its_blocks(blocks: int) -> None:
     requests = [make_request(name, 7, max_tokens=12) for name in "abcd"]
     engine, _ = watched_sim(num_blocks=blocks, overlap=True)
     run = run_all(engine, requests)
@@ -42,8 +42,8 @@ def test_nobody_loses_blocks_while_a_step_is_under_way(blocks: int) -> None:
     assert engine.load().free_blocks == blocks
 
 
-def test_where_a_block_is_lacking_the_next_step_begins_from_what_was_read() -> None:
-    engine, runner = ahead(num_blocks=4, max_model_len=16)
+def test_if_a_block_is_missing_the_step_in_flight_is_read_before_a_preemption() -> None:
+    engine, runner = overlapping(num_blocks=4, max_model_len=16)
     run = Run()
     for name, prompt in (("a", 7), ("b", 7)):
         engine.submit(make_request(name, prompt, max_tokens=5))
@@ -60,8 +60,8 @@ def test_where_a_block_is_lacking_the_next_step_begins_from_what_was_read() -> N
     assert [len(run.ids(name)) for name in "ab"] == [5, 5]
 
 
-def test_a_request_that_waits_for_blocks_while_others_end_is_not_starved() -> None:
-    engine, _ = ahead(num_blocks=5)
+def test_a_request_that_waits_for_the_blocks_of_a_finishing_one_is_not_starved() -> None:
+    engine, _ = overlapping(num_blocks=5)
     run = Run()
     engine.submit(make_request("a", 12, max_tokens=2))
     engine.submit(make_request("b", 12, max_tokens=2))
@@ -71,8 +71,8 @@ def test_a_request_that_waits_for_blocks_while_others_end_is_not_starved() -> No
     assert run.finished == ["a", "b"]
 
 
-def test_a_step_keeps_a_token_of_its_budget_for_each_that_waits_for_its_own() -> None:
-    engine, _ = ahead(max_batched_tokens=2)
+def test_a_step_reserves_a_token_of_its_budget_for_each_row_that_waits() -> None:
+    engine, _ = overlapping(max_batched_tokens=2)
     requests = [make_request("a", 1, max_tokens=5, presence_penalty=1.0)]
     requests += [make_request(name, 1, max_tokens=9) for name in "bc"]
     run = run_all(engine, requests)
@@ -84,7 +84,7 @@ def test_a_step_keeps_a_token_of_its_budget_for_each_that_waits_for_its_own() ->
 
 
 def failing_once(runner: ScriptedRunner, position: int) -> Any:
-    """Fails when it is first to sample this position."""
+    """A script that raises the first time it samples this position."""
 
     def script(sample: Sample) -> int:
         if sample.position == position:
@@ -96,8 +96,8 @@ def failing_once(runner: ScriptedRunner, position: int) -> Any:
 
 
 @pytest.mark.parametrize("position", [6, 7, 9])
-def test_a_launch_that_fails_can_be_tried_again(position: int) -> None:
-    engine, runner = ahead()
+def test_a_failed_launch_can_be_repeated(position: int) -> None:
+    engine, runner = overlapping()
     runner.script = failing_once(runner, position)
     engine.submit(make_request("a", 6, max_tokens=6))
     engine.submit(make_request("b", [1, 2, 3], max_tokens=6, presence_penalty=1.0))
@@ -113,14 +113,14 @@ def test_a_launch_that_fails_can_be_tried_again(position: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_step_that_cannot_be_read_is_computed_again_and_so_is_the_next(number: int) -> None:
-    engine, runner = ahead(max_batched_tokens=5)
+def test_if_a_step_cannot_be_read_it_and_the_next_are_computed_again(number: int) -> None:
+    engine, runner = overlapping(max_batched_tokens=5)
     runner.unreadable = {number}
     request = make_request("a", 21, max_tokens=5)
     reservation = engine.reserve(request)
     assert reservation is not None
     engine.submit(request, reservation=reservation, landed=[(1, 2), (3, 4)])
-    engine.submit(make_request("gone", 6, ((1, 2, 3, 4),)))
+    engine.submit(make_request("complete", 6, ((1, 2, 3, 4),)))
     run = Run()
     with pytest.raises(RuntimeError, match="device lost"):
         drive(engine, into=run)
@@ -129,14 +129,14 @@ def test_a_step_that_cannot_be_read_is_computed_again_and_so_is_the_next(number:
     drive(engine, into=run)
     assert run.ids("a") == [21, 22, 23, 24, 25]
     assert run.use("a") == (0, 8, 13)
-    assert sorted(run.finished) == ["a", "gone"]
+    assert sorted(run.finished) == ["a", "complete"]
     keys = [rows[0].key for rows in runner.steps]
-    tried = keys[: number + 2]
-    assert set(tried).isdisjoint(keys[number + 2 :])
+    failed = keys[: number + 2]
+    assert set(failed).isdisjoint(keys[number + 2 :])
 
 
-def test_blocks_of_a_step_stay_in_use_though_the_next_could_not_be_launched() -> None:
-    engine, runner = ahead()
+def test_blocks_of_a_step_in_flight_stay_in_use_if_the_next_launch_fails() -> None:
+    engine, runner = overlapping()
     runner.script = failing_once(runner, 7)
     engine.submit(make_request("a", 6, max_tokens=6))
     with pytest.raises(RuntimeError, match="device lost"):
@@ -148,8 +148,8 @@ def test_blocks_of_a_step_stay_in_use_though_the_next_could_not_be_launched() ->
     assert engine.load().free_blocks == 16
 
 
-def test_a_sequence_that_ended_is_not_begun_again_by_a_failure() -> None:
-    engine, runner = ahead()
+def test_an_aborted_sequence_is_not_restarted_by_a_failure() -> None:
+    engine, runner = overlapping()
     run = Run()
     for name in "ab":
         engine.submit(make_request(name, 6, max_tokens=9))
@@ -164,29 +164,29 @@ def test_a_sequence_that_ended_is_not_begun_again_by_a_failure() -> None:
     assert (run.ids("a"), len(run.ids("b"))) == ([6], 9)
 
 
-# --- these tests can fail -------------------------------------------------------------------------
+# --- the checks detect violations ---------------------------------------------------------------
 
 
 def many(**params: Any) -> list[Request]:
     return [make_request(f"r{i}", 5 + i, max_tokens=9, **params) for i in range(8)]
 
 
-def test_blocks_that_are_given_back_too_early_would_be_seen(
+def test_blocks_that_are_released_too_early_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(InFlightSteps, "release", lambda flights, sequence, blocks: False)
+    monkeypatch.setattr(InFlightSteps, "release", lambda in_flight, sequence, blocks: False)
     engine, _ = watched_sim(overlap=True, eos_every=3, num_blocks=12, max_num_seqs=3)
     with pytest.raises(AssertionError, match="step"):
         run_all(engine, many())
 
 
-def test_a_runner_that_fails_is_told_from_one_that_does_not() -> None:
+def test_the_watched_runner_fails_where_it_is_told_to() -> None:
     engine, runner = watched_sim(overlap=True)
     for request in many():
         engine.submit(request)
-    for now in ("launch", "read"):
-        runner.fails = now
-        with pytest.raises(DeviceLostError, match=now):
+    for operation in ("launch", "read"):
+        runner.fails = operation
+        with pytest.raises(DeviceLostError, match=operation):
             drive(engine)
     drive(engine)
     assert engine.load().free_blocks == 400

@@ -1,5 +1,5 @@
-"""Whatever the requests, the pool, the host tier and the budget: all finish, nothing leaks, and the
-ids are those of each request alone."""
+"""With random requests, pools, host tiers and budgets: every request finishes, no block leaks, and
+the ids equal those of each request alone."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from tests.support.engines.engine_core import Run, drive, make_request, run_all,
 from tests.support.engines.landing import BLOCK, DeviceLostError, host_bytes, land, sim, watched_sim
 
 MAX_STEPS = 4000
-ACTS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]
-LANDED = st.sets(st.integers(0, 9))  # blocks
-# Blocks of the host tier: none, fewer than a request's, about the pool's, more than there are.
+ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]
+LANDED = st.sets(st.integers(0, 9))  # indexes of the blocks that land
+# Blocks of the host tier: none, fewer than a request has, about as many as the pool, and more than
+# all requests need.
 HOST = st.sampled_from([0, 1, 3, 12, 400]).map(host_bytes)
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> list[Request]:
-    """Up to 7 requests over 3 texts, so that prefixes are shared, cut at any length up to 24."""
+    """Up to 7 requests. Their prompts are prefixes of 3 texts, so requests share prefixes."""
     texts = [[(17 * text + index * index) % 250 for index in range(24)] for text in range(3)]
     drawn = []
     for index in range(draw(st.integers(1, 7))):
@@ -41,23 +42,23 @@ def requests(draw: st.DrawFn) -> list[Request]:
                 max_tokens=draw(st.integers(1, 20)),
                 temperature=draw(st.sampled_from([0.0, 1.0])),
                 seed=draw(st.integers(0, 3)),
-                **draw(small_print()),
+                **draw(optional_params()),
             )
         )
     return drawn
 
 
 @st.composite
-def small_print(draw: st.DrawFn) -> dict[str, Any]:
-    """Now and then something that changes logits; few allowed ids, so that it matters."""
-    said = st.integers(40, 44)
+def optional_params(draw: st.DrawFn) -> dict[str, Any]:
+    """Sometimes parameters that change logits. They concern 5 ids, so they often have an effect."""
+    ids = st.integers(40, 44)
     fields: dict[str, st.SearchStrategy[Any]] = {
         "repetition_penalty": st.just(1.5),
         "frequency_penalty": st.sampled_from([-1.0, 1.5]),
         "presence_penalty": st.just(1.0),
-        "logit_bias": st.lists(st.tuples(said, st.floats(-9, 9)), max_size=3).map(tuple),
+        "logit_bias": st.lists(st.tuples(ids, st.floats(-9, 9)), max_size=3).map(tuple),
         "allowed_token_ids": st.just((40, 41, 42, 43, 44)),
-        "bad_words": st.lists(st.lists(said, min_size=1, max_size=3).map(tuple), max_size=3).map(
+        "bad_words": st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(
             tuple
         ),
         "prompt_logprobs": st.integers(0, 2),
@@ -66,7 +67,7 @@ def small_print(draw: st.DrawFn) -> dict[str, Any]:
     return {name: draw(fields[name]) for name in names}
 
 
-def alone(wanted: list[Request], eos_every: int = 0) -> dict[tuple[str, int], list[int]]:
+def ids_alone(wanted: list[Request], eos_every: int = 0) -> dict[tuple[str, int], list[int]]:
     ids = {}
     for request in wanted:
         ids.update(run_all(sim(eos_every=eos_every), [request]).all_ids())
@@ -83,7 +84,7 @@ def alone(wanted: list[Request], eos_every: int = 0) -> dict[tuple[str, int], li
     overlap=st.booleans(),
 )
 @settings(max_examples=150)
-def test_ids_do_not_depend_on_pool_host_tier_budget_company_or_overlap(
+def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     wanted: list[Request],
     blocks: int,
     host: int,
@@ -104,14 +105,14 @@ def test_ids_do_not_depend_on_pool_host_tier_budget_company_or_overlap(
     for request in wanted:
         engine.submit(request, track=len(request.prompt_ids) % 2 == 0)
     drive(engine, MAX_STEPS, into=run)
-    assert run.all_ids() == alone(wanted, eos_every)
+    assert run.all_ids() == ids_alone(wanted, eos_every)
     assert sorted(run.finished) == sorted(request.id for request in wanted)
     for request in wanted:
         assert sum(run.use(request.id)) + run.from_host(request.id) == len(request.prompt_ids)
         if request.params.prompt_logprobs is not None:
-            told = run_all(sim(eos_every=eos_every), [request]).prompt_logprobs(request.id)
-            assert run.prompt_logprobs(request.id) == told
-            assert len(told) == len(request.prompt_ids) - 1
+            expected = run_all(sim(eos_every=eos_every), [request]).prompt_logprobs(request.id)
+            assert run.prompt_logprobs(request.id) == expected
+            assert len(expected) == len(request.prompt_ids) - 1
     load = engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
 
@@ -124,16 +125,16 @@ def test_ids_do_not_depend_on_pool_host_tier_budget_company_or_overlap(
     overlap=st.booleans(),
 )
 @settings(max_examples=80)
-def test_a_request_placed_again_with_the_tokens_it_has_goes_on_as_if_undisturbed(
+def test_a_resumed_request_continues_as_if_undisturbed(
     wanted: list[Request], cut: int, blocks: int, host: int, overlap: bool
 ) -> None:
-    whole = alone(wanted)
+    whole = ids_alone(wanted)
     engine, _ = watched_sim(
         num_blocks=blocks, host_kv_memory=host, max_batched_tokens=9, overlap=overlap
     )
     known = {}
     for request in wanted:
-        # Choices are cut at different places; some have nothing yet, some are complete.
+        # Choices are cut at different lengths. Some have no tokens, and some are complete.
         known[request.id] = tuple(
             tuple(whole[request.id, choice][: max(0, cut - 3 * choice)])
             for choice in range(request.params.n)
@@ -154,9 +155,9 @@ class Parked:
     reservation: Reservation
 
 
-class World:
-    """A step loop that parks requests, copies KV into them from a donor, submits, aborts, holds,
-    and gives blocks back when the engine is starved, as a node's does."""
+class NodeLoop:
+    """A step loop like a node's. It parks requests, copies KV from a donor into their blocks,
+    submits and aborts requests, holds blocks, and releases blocks when the engine is starved."""
 
     def __init__(self, engine: EngineCore, donor: EngineCore) -> None:
         self.engine = engine
@@ -176,7 +177,8 @@ class World:
             self.parked.append(Parked(request, reservation))
 
     def submit(self, parked: Parked, wanted: Iterable[int]) -> None:
-        """Of the wanted blocks those land that the donor still has; the others are holes."""
+        """Submit a parked request. Wanted blocks that the donor still has land, the others are
+        holes."""
         self.parked.remove(parked)
         request, reservation = parked.request, parked.reservation
         landed = land(self.engine, reservation, self.donor, request, wanted)
@@ -188,7 +190,7 @@ class World:
         try:
             result = step_once(self.engine, self.run)
         except DeviceLostError:
-            return  # it is tried again
+            return  # a later call repeats the step
         for progress in result.progress:
             self.hold(progress.blocks[: progress.computed // BLOCK])
         for filled in result.filled:
@@ -228,10 +230,10 @@ class World:
     data=st.data(),
 )
 @settings(max_examples=150)
-def test_reservations_transfers_ends_and_failures_in_any_order_change_no_ids_and_leak_nothing(
+def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     wanted: list[Request], blocks: int, host: int, overlap: bool, data: st.DataObject
 ) -> None:
-    whole = alone(wanted)
+    whole = ids_alone(wanted)
     donor = sim()
     run_all(donor, wanted)
     engine, runner = watched_sim(
@@ -241,46 +243,46 @@ def test_reservations_transfers_ends_and_failures_in_any_order_change_no_ids_and
         max_num_seqs=4,
         overlap=overlap,
     )
-    world = World(engine, donor)
+    loop = NodeLoop(engine, donor)
     todo = list(wanted)
     for _ in range(data.draw(st.integers(0, 25))):
-        act = data.draw(st.sampled_from(ACTS))
-        if act == "park" and todo:
-            world.park(todo.pop(0))
-        elif act == "submit" and world.parked:
-            world.submit(data.draw(st.sampled_from(world.parked)), data.draw(LANDED))
-        elif act == "abort":
+        action = data.draw(st.sampled_from(ACTIONS))
+        if action == "park" and todo:
+            loop.park(todo.pop(0))
+        elif action == "submit" and loop.parked:
+            loop.submit(data.draw(st.sampled_from(loop.parked)), data.draw(LANDED))
+        elif action == "abort":
             name = data.draw(st.sampled_from([request.id for request in wanted]))
-            if name not in [parked.request.id for parked in world.parked]:
-                world.engine.abort(name)
-                world.aborted.add(name)
-        elif act == "stop":
+            if name not in [parked.request.id for parked in loop.parked]:
+                loop.engine.abort(name)
+                loop.aborted.add(name)
+        elif action == "stop":
             request = data.draw(st.sampled_from(wanted))
             choice = data.draw(st.integers(0, request.params.n - 1))
-            world.engine.finish_choice(request.id, choice)
-            world.stopped.add((request.id, choice))
-        elif act == "fail":
+            loop.engine.finish_choice(request.id, choice)
+            loop.stopped.add((request.id, choice))
+        elif action == "fail":
             runner.fails = data.draw(st.sampled_from(["launch", "read"]))
-        elif act == "unhold" and world.held:
-            world.engine.unhold(world.held.pop())
+        elif action == "unhold" and loop.held:
+            loop.engine.unhold(loop.held.pop())
         else:
-            world.step()
-        world.engine.check_integrity()
-    world.unparked += todo
-    world.settle()
-    load = world.engine.load()
+            loop.step()
+        loop.engine.check_integrity()
+    loop.unparked += todo
+    loop.settle()
+    load = loop.engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
-    for key, ids in world.run.all_ids().items():
-        if key in world.stopped:
+    for key, ids in loop.run.all_ids().items():
+        if key in loop.stopped:
             assert ids == whole[key][: len(ids)]
-        elif key[0] not in world.aborted:
+        elif key[0] not in loop.aborted:
             assert ids == whole[key]
-    assert {request.id for request in wanted} - set(world.run.finished) <= world.aborted
+    assert {request.id for request in wanted} - set(loop.run.finished) <= loop.aborted
 
 
 @given(length=st.integers(1, 60), blocks=st.integers(1, 12), max_len=st.integers(2, 60))
 @settings(max_examples=60)
-def test_a_request_runs_to_its_end_or_is_refused_at_once(
+def test_a_request_is_refused_at_submit_or_runs_to_its_limit(
     length: int, blocks: int, max_len: int
 ) -> None:
     engine = sim(num_blocks=blocks, max_model_len=max_len)

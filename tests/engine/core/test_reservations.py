@@ -1,4 +1,5 @@
-"""Requests that close their gap before they run: reserved blocks, landed ones, what is left."""
+"""Reservations: blocks that a request holds before it runs, landed KV, and what remains to
+compute."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_a_reservation_holds_blocks_for_the_whole_prompt() -> None:
     assert engine.load().free_blocks == 16
 
 
-def test_a_reservation_starts_with_what_is_cached_even_if_that_is_all() -> None:
+def test_a_reservation_starts_with_the_cached_blocks_even_if_all_are_cached() -> None:
     engine, _ = scripted()
     first = make_request("a", 8, max_tokens=1)
     run_all(engine, [first])
@@ -60,7 +61,7 @@ def test_a_request_has_one_reservation_at_a_time() -> None:
         engine.reserve(make_request("a", 4))
 
 
-def test_without_free_blocks_there_is_no_reservation_and_no_effect() -> None:
+def test_reserve_returns_none_and_changes_nothing_without_enough_free_blocks() -> None:
     engine, _ = scripted(num_blocks=3)
     reserve(engine, make_request("a", 8))
     assert engine.reserve(make_request("b", 8)) is None
@@ -68,7 +69,7 @@ def test_without_free_blocks_there_is_no_reservation_and_no_effect() -> None:
     assert engine.load().free_blocks == 1
 
 
-def test_free_blocks_are_owed_to_a_request_that_waits_for_them() -> None:
+def test_reserve_returns_none_while_a_waiting_request_needs_the_free_blocks() -> None:
     engine, _ = scripted(num_blocks=5)
     parked = reserve(engine, make_request("parked", 8))
     engine.submit(make_request("big", 16))
@@ -82,7 +83,7 @@ def test_free_blocks_are_owed_to_a_request_that_waits_for_them() -> None:
     assert engine.reserve(make_request("small", 4)) is not None
 
 
-def test_a_reservation_leaves_a_watermark_for_what_runs() -> None:
+def test_a_reservation_leaves_a_watermark_for_running_requests() -> None:
     engine, _ = scripted(num_blocks=200, max_model_len=1000, max_batched_tokens=1000)
     engine.submit(make_request("a", 4, max_tokens=2))
     engine.step()
@@ -91,7 +92,7 @@ def test_a_reservation_leaves_a_watermark_for_what_runs() -> None:
     assert engine.reserve(make_request("b", 4 * 198)) is not None
 
 
-def test_nothing_is_owed_to_a_request_that_went_away() -> None:
+def test_an_aborted_request_no_longer_claims_free_blocks() -> None:
     engine, _ = scripted(num_blocks=5)
     reserve(engine, make_request("parked", 8))
     engine.submit(make_request("big", 16))
@@ -101,7 +102,7 @@ def test_nothing_is_owed_to_a_request_that_went_away() -> None:
     assert engine.reserve(make_request("small", 4)) is not None
 
 
-def test_landed_blocks_are_not_computed_but_found_by_the_next_request() -> None:
+def test_landed_blocks_are_not_computed_and_the_next_request_reuses_them() -> None:
     engine, runner = scripted()
     request = make_request("a", 14, max_tokens=1)
     engine.submit(request, reservation=reserve(engine, request), landed=[(0, 3)])
@@ -115,7 +116,7 @@ def test_landed_blocks_are_not_computed_but_found_by_the_next_request() -> None:
     assert again.use("b") == (12, 0, 2)
 
 
-def test_cached_and_landed_blocks_are_told_apart() -> None:
+def test_cached_and_landed_tokens_are_counted_separately() -> None:
     engine, _ = scripted()
     request = make_request("a", 17)
     run_all(engine, [make_request("first", request.prompt_ids[:4], max_tokens=1)])
@@ -125,7 +126,7 @@ def test_cached_and_landed_blocks_are_told_apart() -> None:
     assert drive(engine).use("a") == (4, 8, 5)
 
 
-def test_what_is_cached_counts_even_if_nothing_landed() -> None:
+def test_cached_blocks_of_a_reservation_are_used_even_if_nothing_landed() -> None:
     engine, _ = scripted()
     request = make_request("a", 17)
     run_all(engine, [make_request("first", request.prompt_ids, max_tokens=1)])
@@ -133,11 +134,11 @@ def test_what_is_cached_counts_even_if_nothing_landed() -> None:
     assert drive(engine).use("a") == (16, 0, 1)
 
 
-def test_a_wholly_landed_prompt_computes_its_last_token_in_its_own_block() -> None:
+def test_a_fully_landed_prompt_computes_its_last_token_in_an_unshared_block() -> None:
     engine, runner = scripted()
     request = make_request("a", 8, max_tokens=2)
     engine.submit(request, reservation=reserve(engine, request), landed=[(0, 2)])
-    # Nobody may share the block that is still to be written into.
+    # The last block is not shared, because the request still writes into it.
     assert engine.cached_blocks(engine.block_hashes(request)) == 1
     run = drive(engine)
     assert runner.work()[0] == [(7, 1)]
@@ -147,7 +148,7 @@ def test_a_wholly_landed_prompt_computes_its_last_token_in_its_own_block() -> No
 
 
 @pytest.mark.parametrize("length", [4, 8])
-def test_a_wholly_cached_prompt_does_not_write_into_the_shared_block(length: int) -> None:
+def test_a_fully_cached_prompt_does_not_write_into_the_shared_block(length: int) -> None:
     engine, runner = scripted()
     request = make_request("a", length, max_tokens=2)
     run_all(engine, [make_request("first", request.prompt_ids, max_tokens=1)])
@@ -160,19 +161,19 @@ def test_a_wholly_cached_prompt_does_not_write_into_the_shared_block(length: int
     assert run.use("a") == (length - 4, 0, 4)
 
 
-def test_with_a_first_token_known_the_whole_prompt_may_have_landed() -> None:
+def test_with_a_known_output_token_the_whole_prompt_may_have_landed() -> None:
     engine, runner = scripted()
     request = make_request("a", 8, max_tokens=3)
     reservation = reserve(engine, request)
-    first = make_request("a", 8, ((50,),), max_tokens=3)
-    engine.submit(first, reservation=reservation, landed=[(0, 2)])
+    with_output = make_request("a", 8, ((50,),), max_tokens=3)
+    engine.submit(with_output, reservation=reservation, landed=[(0, 2)])
     run = drive(engine)
     assert runner.work() == [[(8, 1)], [(9, 1)]]
     assert run.use("a") == (0, 8, 0)
     assert [(token.offset, token.id) for token in run.tokens] == [(1, 9), (2, 10)]
 
 
-def test_choices_share_what_landed() -> None:
+def test_choices_share_landed_blocks() -> None:
     engine, runner = scripted()
     request = make_request("a", 10, n=2)
     reservation = reserve(engine, request)
@@ -184,7 +185,7 @@ def test_choices_share_what_landed() -> None:
     assert run.ids("a", 1) == [21, 22, 23]
 
 
-def test_a_reservation_whose_choices_have_all_ended_is_given_back() -> None:
+def test_a_reservation_is_released_if_all_choices_are_submitted_as_finished() -> None:
     engine, _ = scripted()
     request = make_request("a", 10, ((1,),))
     engine.submit(request, reservation=reserve(engine, request), landed=[(0, 2)], finished=(0,))
@@ -193,7 +194,7 @@ def test_a_reservation_whose_choices_have_all_ended_is_given_back() -> None:
     assert drive(engine).finished == ["a"]
 
 
-def test_a_submit_that_fails_leaves_the_reservation_with_its_owner() -> None:
+def test_if_submit_raises_the_caller_keeps_the_reservation() -> None:
     engine, _ = scripted()
     request = make_request("a", 10)
     reservation = reserve(engine, request)
@@ -207,10 +208,10 @@ def test_a_submit_that_fails_leaves_the_reservation_with_its_owner() -> None:
     assert not engine.has_work()
 
 
-def test_a_queued_request_gives_its_reservation_to_a_running_one_and_finds_it_again() -> None:
+def test_a_queued_request_loses_reserved_blocks_to_a_running_one_and_reuses_the_rest() -> None:
     engine, _ = scripted(num_blocks=7, max_num_seqs=1)
     run = Run()
-    engine.submit(make_request("runs", 8, max_tokens=9))
+    engine.submit(make_request("running", 8, max_tokens=9))
     step_once(engine, run)
     request = make_request("queued", 17)
     reservation = reserve(engine, request)
@@ -220,13 +221,13 @@ def test_a_queued_request_gives_its_reservation_to_a_running_one_and_finds_it_ag
     assert engine.starved()
     assert engine.load().preemptions_total == 1
     drive(engine, into=run)
-    assert sorted(run.finished) == ["queued", "runs"]
-    # "runs" needed 2 blocks more: the tail and the last landed block are gone, 3 are found.
+    assert sorted(run.finished) == ["queued", "running"]
+    # "running" took 2 blocks, the tail and the last landed one. The other 3 are still cached.
     assert run.use("queued") == (0, 12, 5)
     assert run.ids("queued") == [17, 18, 19, 20]
 
 
-def test_parked_blocks_starve_a_running_request_only_until_they_are_given_back() -> None:
+def test_parked_blocks_starve_a_running_request_until_they_are_released() -> None:
     engine, _ = scripted(num_blocks=4)
     parked = reserve(engine, make_request("parked", 8))
     engine.submit(make_request("a", 8, max_tokens=6))
@@ -241,18 +242,18 @@ def test_parked_blocks_starve_a_running_request_only_until_they_are_given_back()
     assert run.ids("a") == [8, 9, 10, 11, 12, 13]
 
 
-# --- begun elsewhere ----------------------------------------------------------------------------
+# --- requests with outputs from another node ----------------------------------------------------
 
 
-def begun(outputs: tuple[int, ...], **params: Any) -> Request:
+def resumed(outputs: tuple[int, ...], **params: Any) -> Request:
     return make_request("a", 10, (outputs,), max_tokens=12, **params)
 
 
-def test_blocks_are_named_and_reserved_over_the_outputs_of_a_request_begun_elsewhere() -> None:
+def test_a_resumed_requests_block_hashes_and_reservation_include_its_outputs() -> None:
     engine, _ = scripted()
     outputs = tuple(range(50, 57))
-    as_prompt = make_request("p", [*begun(()).prompt_ids, *outputs])
-    reservation = reserve(engine, begun(outputs))
+    as_prompt = make_request("p", [*resumed(()).prompt_ids, *outputs])
+    reservation = reserve(engine, resumed(outputs))
     assert reservation.hashes == engine.block_hashes(as_prompt)
     assert (len(reservation.hashes), len(reservation.blocks)) == (4, 5)
     choices = make_request("b", 10, (outputs, outputs), n=2, max_tokens=12)
@@ -260,9 +261,9 @@ def test_blocks_are_named_and_reserved_over_the_outputs_of_a_request_begun_elsew
     assert len(reserve(engine, choices).blocks) == 3
 
 
-def test_what_landed_of_the_outputs_is_not_computed_and_counts_for_no_prompt() -> None:
+def test_landed_output_tokens_are_not_computed_and_not_counted_as_prompt_tokens() -> None:
     engine, runner = scripted()
-    request = begun(tuple(range(50, 57)))
+    request = resumed(tuple(range(50, 57)))
     reservation = reserve(engine, request)
     engine.submit(request, reservation=reservation, landed=[(0, 1), (2, 4)], track=True)
     run = drive(engine)
@@ -273,9 +274,9 @@ def test_what_landed_of_the_outputs_is_not_computed_and_counts_for_no_prompt() -
     assert run.last("a").finish == "length"
 
 
-def test_stops_and_minimum_look_at_all_outputs_of_a_request_begun_elsewhere() -> None:
+def test_stop_ids_and_min_tokens_count_the_outputs_of_a_resumed_request() -> None:
     engine, runner = scripted()
-    request = begun((50, 51, 52), min_tokens=5, stop_token_ids=(14, 16))
+    request = resumed((50, 51, 52), min_tokens=5, stop_token_ids=(14, 16))
     engine.submit(request, reservation=reserve(engine, request), landed=[(0, 3)])
     run = drive(engine)
     banned = [step[0].samples[0].banned for step in runner.steps]
@@ -284,12 +285,12 @@ def test_stops_and_minimum_look_at_all_outputs_of_a_request_begun_elsewhere() ->
     assert (run.last("a").finish, run.last("a").stop_id) == ("stop", 16)
 
 
-def test_a_request_that_fills_the_pool_and_needs_no_more_kv_finds_its_reservation() -> None:
+def test_a_reservation_may_take_the_whole_pool_if_the_last_token_needs_no_kv() -> None:
     engine, _ = scripted(num_blocks=4)
     request = make_request("a", 10, (tuple(range(7)),), max_tokens=50)
     reservation = reserve(engine, request)
     assert (len(reservation.blocks), len(reservation.hashes)) == (4, 4)
     engine.submit(request, reservation=reservation)
     run = drive(engine)
-    assert (run.finished, [end.finish for end in run.complete]) == (["a"], ["length"])
+    assert (run.finished, [each.finish for each in run.complete]) == (["a"], ["length"])
     assert engine.load().free_blocks == 4

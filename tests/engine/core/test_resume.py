@@ -1,5 +1,5 @@
-"""A request placed again with the tokens it has goes on as if undisturbed: cut at every position,
-greedy and seeded, one choice and two, with each parameter that looks at the tokens so far."""
+"""A resumed request continues as if undisturbed: from every position, greedy and seeded, with one
+and two choices, and with each parameter that depends on earlier tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CASES = (
     "grammar",
     "all",
 )
-HOW = {
+SAMPLING = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.8, "seed": 11, "top_p": 0.95, "min_p": 0.01},
 }
@@ -53,7 +53,7 @@ PAIR = {
 
 
 def fields(case: str, plain: list[int], vocab: range) -> dict[str, Any]:
-    """Parameters that change what `plain`, the ids without them, would have been."""
+    """Parameters that change the ids. `plain` are the ids without them."""
     allowed = (*vocab[:: len(vocab) // 12], *plain[:3])
     cases: dict[str, dict[str, Any]] = {
         "plain": {"logprobs": 2},
@@ -82,8 +82,8 @@ def fields(case: str, plain: list[int], vocab: range) -> dict[str, Any]:
     return cases[case]
 
 
-class Place:
-    """Two engines of one kind: what one has begun the other goes on with."""
+class EnginePair:
+    """Two engines of one kind: the second continues requests of the first."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Place:
         self._names = count()
 
     def request(self, **params: Any) -> Request:
-        """Its salt is its own: no other test's blocks are found."""
+        """A request with its own salt, so it reuses no blocks of other tests."""
         name = f"r{next(self._names)}"
         values = SamplingParams(max_tokens=self.tokens, **params)
         return Request(
@@ -123,32 +123,36 @@ class Place:
         return drive(self.first)
 
 
-def check_all_cuts(place: Place, request: Request) -> list[int]:
-    """Go on from each cut of the undisturbed run at once; return the ids of its first choice."""
-    whole = place.whole(request)
+def check_all_cuts(pair: EnginePair, request: Request) -> list[int]:
+    """Continue from each position of the undisturbed run, all at once. Return the ids of the first
+    choice."""
+    whole = pair.whole(request)
     ids = [whole.ids(request.id, choice) for choice in range(request.params.n)]
     cuts = {}
     for cut in range(max(map(len, ids)) + 1):
-        # The choices are cut at different places.
+        # The choices are cut at different lengths.
         known = tuple(tuple(each[: max(0, cut - 2 * index)]) for index, each in enumerate(ids))
         cuts[cut] = msgspec.structs.replace(request, id=RequestId(f"{cut}"), outputs=known)
-        place.submit(place.second, cuts[cut])
-    run = drive(place.second)
-    for again in cuts.values():
-        for choice, outputs in enumerate(again.outputs):
+        pair.submit(pair.second, cuts[cut])
+    run = drive(pair.second)
+    for resumed in cuts.values():
+        for choice, outputs in enumerate(resumed.outputs):
             undisturbed = tokens_of(whole, request.id, choice)
-            rest = tokens_of(run, again.id, choice)
-            assert [told(each) for each in rest] == [
-                told(each) for each in undisturbed[len(outputs) :]
-            ], (again.id, choice)
-            ended = [
+            rest = tokens_of(run, resumed.id, choice)
+            assert [comparable(each) for each in rest] == [
+                comparable(each) for each in undisturbed[len(outputs) :]
+            ], (resumed.id, choice)
+            completed = [
                 (each.finish, each.stop_id)
                 for each in run.complete
-                if (each.request, each.choice) == (again.id, choice)
+                if (each.request, each.choice) == (resumed.id, choice)
             ]
             last = undisturbed[-1]
-            assert ended == ([] if rest else [(last.finish, last.stop_id)]), (again.id, choice)
-    assert sorted(run.finished) == sorted(again.id for again in cuts.values())
+            assert completed == ([] if rest else [(last.finish, last.stop_id)]), (
+                resumed.id,
+                choice,
+            )
+    assert sorted(run.finished) == sorted(resumed.id for resumed in cuts.values())
     return ids[0]
 
 
@@ -156,59 +160,61 @@ def tokens_of(run: Run, request: RequestId, choice: int) -> list[TokenOut]:
     return [each for each in run.tokens if (each.request, each.choice) == (request, choice)]
 
 
-def told(token: TokenOut) -> tuple[Any, ...]:
-    """All but the numbers that rounding may touch."""
-    likeliest = [each.id for each in token.logprobs.top] if token.logprobs else []
-    return token.offset, token.id, token.finish, token.stop_id, likeliest
+def comparable(token: TokenOut) -> tuple[Any, ...]:
+    """The token's fields that rounding cannot change."""
+    top_ids = [each.id for each in token.logprobs.top] if token.logprobs else []
+    return token.offset, token.id, token.finish, token.stop_id, top_ids
 
 
-def check_case(place: Place, case: str, how: str, n: int) -> None:
-    plain = place.whole(place.request(**HOW[how], ignore_eos=True))
+def check_case(pair: EnginePair, case: str, sampling: str, n: int) -> None:
+    plain = pair.whole(pair.request(**SAMPLING[sampling], ignore_eos=True))
     plain_ids = plain.ids(plain.tokens[0].request)
-    request = place.request(n=n, **HOW[how], **fields(case, plain_ids, place.vocab))
-    ids = check_all_cuts(place, request)
+    request = pair.request(n=n, **SAMPLING[sampling], **fields(case, plain_ids, pair.vocab))
+    ids = check_all_cuts(pair, request)
     if case not in ("plain", "prompt logprobs"):
         assert ids != plain_ids, "the parameters changed nothing, so nothing was tested"
 
 
-# --- on sim -------------------------------------------------------------------------------------
+# --- simulated engine ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def sims() -> Place:
+def sim_pair() -> EnginePair:
     def build() -> EngineCore:
         settings = SimSettings(block_size=4, chunk_blocks=2, max_batched_tokens=50, eos_every=30)
         return build_sim(settings)
 
     grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()))
-    return Place((build(), build()), grammars, list(range(45, 58)), 28, range(32, 127))
+    return EnginePair((build(), build()), grammars, list(range(45, 58)), 28, range(32, 127))
 
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("case", CASES)
-def test_a_simulated_request_goes_on_from_any_token(
-    sims: Place, case: str, how: str, n: int
+def test_a_simulated_request_continues_from_any_token(
+    sim_pair: EnginePair, case: str, sampling: str, n: int
 ) -> None:
-    check_case(sims, case, how, n)
+    check_case(sim_pair, case, sampling, n)
 
 
-# --- on torch -----------------------------------------------------------------------------------
+# --- torch engine -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["llama-gqa2-tied", "qwen3-gqa4"])
-def tinies(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Place:
+def torch_pair(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> EnginePair:
     folder = tiny_model(request.param)
     engines = small_engine(folder, kv_blocks=300), small_engine(folder, kv_blocks=300)
     tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
     grammars = Grammars(tokenizer, engines[0].info.vocab_size)
-    return Place(engines, grammars, prompt_of(37, seed=8), 14, range(310))
+    return EnginePair(engines, grammars, prompt_of(37, seed=8), 14, range(310))
 
 
 @pytest.mark.pairwise
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("case", CASES)
-def test_a_request_goes_on_from_any_token(tinies: Place, case: str, how: str, n: int) -> None:
-    check_case(tinies, case, how, n)
+def test_a_request_on_torch_continues_from_any_token(
+    torch_pair: EnginePair, case: str, sampling: str, n: int
+) -> None:
+    check_case(torch_pair, case, sampling, n)

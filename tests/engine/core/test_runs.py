@@ -1,4 +1,5 @@
-"""KV that landed with holes in between: holes are computed, runs gone over, nothing rewritten."""
+"""Landed KV with holes: the engine computes the holes, skips the landed runs and rewrites no
+block."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def reserve(engine: EngineCore, request: Request) -> Reservation:
     return reservation
 
 
-def test_holes_are_computed_and_runs_are_gone_over() -> None:
+def test_holes_are_computed_and_landed_runs_are_skipped() -> None:
     engine, runner = scripted()
     request = make_request("a", 30, max_tokens=2)
     landed = [(1, 3), (5, 6)]
@@ -33,7 +34,7 @@ def test_holes_are_computed_and_runs_are_gone_over() -> None:
     assert run.ids("a") == [30, 31]
 
 
-def test_a_hole_is_computed_in_pieces_of_the_budget_and_samples_nothing() -> None:
+def test_a_hole_is_computed_in_pieces_of_the_budget_without_samples() -> None:
     engine, runner = scripted(max_batched_tokens=5)
     request = make_request("a", 21, max_tokens=1)
     landed = [(0, 1), (3, 5)]
@@ -43,7 +44,7 @@ def test_a_hole_is_computed_in_pieces_of_the_budget_and_samples_nothing() -> Non
     assert [len(step[0].samples) for step in runner.steps] == [0, 0, 1]
 
 
-def test_what_a_run_leaves_of_the_budget_is_for_others() -> None:
+def test_the_budget_left_at_a_landed_run_goes_to_other_requests() -> None:
     engine, runner = scripted(max_batched_tokens=10)
     request = make_request("a", 20, max_tokens=1)
     engine.submit(request, reservation=reserve(engine, request), landed=[(1, 3)])
@@ -52,7 +53,7 @@ def test_what_a_run_leaves_of_the_budget_is_for_others() -> None:
     assert runner.work()[0] == [(0, 4), (0, 6)]
 
 
-def test_runs_that_touch_each_other_or_what_is_cached_are_one() -> None:
+def test_runs_that_touch_each_other_or_the_cached_prefix_are_merged() -> None:
     engine, runner = scripted()
     request = make_request("a", 30, max_tokens=1)
     run_all(engine, [make_request("first", request.prompt_ids[:8], max_tokens=1)])
@@ -64,9 +65,7 @@ def test_runs_that_touch_each_other_or_what_is_cached_are_one() -> None:
     assert run.use("a") == (8, 12, 10)
 
 
-def test_what_has_landed_behind_a_hole_is_cached_at_once_and_found_when_the_hole_is_closed() -> (
-    None
-):
+def test_blocks_landed_after_a_hole_become_usable_when_the_hole_is_computed() -> None:
     engine, _ = scripted(max_batched_tokens=4)
     request = make_request("a", 20, max_tokens=4)
     hashes = engine.block_hashes(request)
@@ -82,7 +81,7 @@ def test_what_has_landed_behind_a_hole_is_cached_at_once_and_found_when_the_hole
     assert run.use("b") == (16, 0, 4)
 
 
-def test_a_run_to_the_very_end_leaves_the_last_token_in_a_block_of_its_own() -> None:
+def test_the_last_token_of_a_prompt_that_landed_to_its_end_is_computed() -> None:
     engine, runner = scripted()
     request = make_request("a", 16, max_tokens=2)
     engine.submit(request, reservation=reserve(engine, request), landed=[(1, 2), (3, 4)])
@@ -94,7 +93,7 @@ def test_a_run_to_the_very_end_leaves_the_last_token_in_a_block_of_its_own() -> 
     assert engine.cached_blocks(hashes) == 4
 
 
-def test_the_load_counts_what_is_to_be_computed_only() -> None:
+def test_the_load_counts_only_tokens_to_compute() -> None:
     engine, _ = scripted(max_batched_tokens=4)
     request = make_request("a", 30, max_tokens=1)
     engine.submit(request, reservation=reserve(engine, request), landed=[(2, 4), (5, 6)])
@@ -106,7 +105,7 @@ def test_the_load_counts_what_is_to_be_computed_only() -> None:
     assert engine.load().fetched_prompt_tokens_total == 12
 
 
-def test_a_request_that_asks_how_likely_its_prompt_is_computes_what_has_landed_too() -> None:
+def test_a_request_with_prompt_logprobs_computes_landed_tokens_too() -> None:
     engine, runner = scripted()
     request = make_request("a", 20, max_tokens=1, prompt_logprobs=0)
     engine.submit(request, reservation=reserve(engine, request), landed=[(0, 1), (2, 4)])
@@ -116,7 +115,7 @@ def test_a_request_that_asks_how_likely_its_prompt_is_computes_what_has_landed_t
     assert len(run.prompt_logprobs("a")) == 19
 
 
-def test_a_preempted_request_forgets_its_runs_and_finds_those_behind_no_hole() -> None:
+def test_a_preempted_request_reuses_its_cached_blocks_up_to_the_first_missing_one() -> None:
     engine, runner = scripted(num_blocks=9, max_batched_tokens=5)
     run = Run()
     engine.submit(make_request("old", 11, max_tokens=9))
@@ -129,17 +128,15 @@ def test_a_preempted_request_forgets_its_runs_and_finds_those_behind_no_hole() -
     runner.steps.clear()
     drive(engine, into=run)
     assert run.ids("young") == [21, 22]
-    # The tail's block and one behind the hole went to "old"; the hole had been computed.
+    # "old" took the blocks of the tail and of the last landed block. The hole was computed before.
     assert run.use("young") == (0, 8 + 4, 9)
     assert sorted(run.finished) == ["old", "young"]
 
 
-def test_a_queued_request_that_gives_its_blocks_away_has_its_holes_and_its_runs_to_compute() -> (
-    None
-):
+def test_a_queued_request_that_loses_its_blocks_computes_its_holes_and_runs() -> None:
     engine, _ = scripted(num_blocks=7, max_num_seqs=1)
     run = Run()
-    engine.submit(make_request("runs", 8, max_tokens=9))
+    engine.submit(make_request("running", 8, max_tokens=9))
     step_once(engine, run)
     request = make_request("queued", 17)
     engine.submit(request, reservation=reserve(engine, request), landed=[(1, 4)])
@@ -152,7 +149,7 @@ def test_a_queued_request_that_gives_its_blocks_away_has_its_holes_and_its_runs_
     assert run.ids("queued") == [17, 18, 19, 20]
 
 
-def test_a_next_leader_goes_on_without_the_runs_of_the_one_before() -> None:
+def test_the_next_leader_reuses_only_landed_blocks_without_a_hole_before_them() -> None:
     engine, _ = scripted(max_batched_tokens=4)
     request = make_request("a", 22, n=2, max_tokens=2)
     reservation = reserve(engine, request)
@@ -163,11 +160,11 @@ def test_a_next_leader_goes_on_without_the_runs_of_the_one_before() -> None:
     engine.check_integrity()
     drive(engine, into=run)
     assert run.all_ids() == {("a", 1): [32, 33]}
-    # Blocks 1 and 2 had landed and were found; block 4 stands behind a hole.
+    # Blocks 1 and 2 landed and are cached. Block 4 landed too, but after a hole.
     assert run.use("a") == (0, 8, 14)
 
 
-# --- any runs -----------------------------------------------------------------------------------
+# --- properties ---------------------------------------------------------------------------------
 
 
 @given(
@@ -179,7 +176,7 @@ def test_a_next_leader_goes_on_without_the_runs_of_the_one_before() -> None:
     budget=st.sampled_from([1, 2, 3, 7, 64]),
 )
 @settings(max_examples=150)
-def test_exactly_the_holes_are_computed_and_every_count_says_so(
+def test_exactly_the_holes_are_computed_and_all_counters_agree(
     length: int, cut: int, block: int, wanted: set[int], cached: int, budget: int
 ) -> None:
     donor = sim(block_size=block, max_model_len=60)
@@ -192,8 +189,8 @@ def test_exactly_the_holes_are_computed_and_every_count_says_so(
         runner.steps.clear()
     reservation = reserve(engine, request)
     landed = land(engine, reservation, donor, request, wanted)
-    have = set(range(reservation.cached * block))
-    have |= {token for start, end in landed for token in range(start * block, end * block)}
+    available = set(range(reservation.cached * block))
+    available |= {token for start, end in landed for token in range(start * block, end * block)}
     engine.submit(request, reservation=reservation, landed=landed, track=True, report_filled=True)
     run = drive(engine)
 
@@ -201,26 +198,31 @@ def test_exactly_the_holes_are_computed_and_every_count_says_so(
     computed = [token for [(start, count)] in runner.steps for token in range(start, start + count)]
     assert computed == sorted(set(computed))
     known = length + cut
-    # One token is always left; where all is cached, the last block, which others may read.
+    # At least one token is computed. If all tokens are cached, the engine computes the whole last
+    # block into a new one, because other requests may read the cached block.
     if reservation.cached * block == known:
-        have -= set(range(known - block, known))
-    have -= {known - 1}
-    assert [token for token in computed if token < known] == sorted(set(range(known)) - have)
-    shared = have & set(range(min(reservation.cached * block, length)))
-    fetched = have & set(range(length)) - shared
+        available -= set(range(known - block, known))
+    available -= {known - 1}
+    assert [token for token in computed if token < known] == sorted(set(range(known)) - available)
+    shared = available & set(range(min(reservation.cached * block, length)))
+    fetched = available & set(range(length)) - shared
     assert run.use("a") == (len(shared), len(fetched), length - len(shared) - len(fetched))
 
     reached = [each.computed for each in run.progress]
     assert reached[-1] == known
-    done = set(have)
-    for [(start, count)], said in zip(runner.steps, reached, strict=False):
+    done = set(available)
+    for [(start, count)], progress in zip(runner.steps, reached, strict=False):
         done |= set(range(start, start + count))
-        assert said == min(known, next(token for token in range(known + 9) if token not in done))
+        assert progress == min(
+            known, next(token for token in range(known + 9) if token not in done)
+        )
 
     chunk = 2 * block
-    told = {each.index for each in run.filled}
-    assert len(told) == len(run.filled)
-    assert told == {token // chunk for token in computed} & set(range((computed[-1] + 1) // chunk))
+    reported = {each.index for each in run.filled}
+    assert len(reported) == len(run.filled)
+    assert reported == {token // chunk for token in computed} & set(
+        range((computed[-1] + 1) // chunk)
+    )
     for each in run.filled:
         known_ids = [*prompt, *whole]
         name = engine.block_hashes(make_request("name", known_ids))[2 * each.index + 1]
@@ -239,7 +241,7 @@ def test_exactly_the_holes_are_computed_and_every_count_says_so(
     budget=st.sampled_from([1, 4, 9]),
 )
 @settings(max_examples=100)
-def test_in_a_pool_too_small_for_all_the_tokens_are_those_of_each_alone(
+def test_in_a_small_pool_each_request_has_the_same_tokens_as_alone(
     lengths: list[int], choices: int, wanted: set[int], blocks: int, budget: int
 ) -> None:
     donor = sim()
@@ -264,8 +266,9 @@ def test_in_a_pool_too_small_for_all_the_tokens_are_those_of_each_alone(
         assert sum(run.use(request.id)) == len(request.prompt_ids)
 
 
-def test_the_pools_poison_would_be_seen() -> None:
-    """A hole that is taken for landed gives other tokens: the tests above can fail."""
+def test_a_hole_that_is_not_computed_changes_the_ids() -> None:
+    """Here a hole counts as landed, so the engine reads poison. This shows that the tests above can
+    fail."""
     donor = sim()
     request = make_request("a", 20, max_tokens=6)
     whole = run_all(donor, [request]).ids("a")
