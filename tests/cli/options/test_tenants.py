@@ -88,7 +88,7 @@ def test_impossible_tenant_options_of_up_are_refused_before_the_start(
     [
         (["--sharing=tenant"], {"BATON_TENANT_SECRET": SECRET}, "give a file of API keys"),
         (["--sharing=tenant", "--api-keys=KEYS"], {}, "BATON_TENANT_SECRET"),
-        (["--api-keys=WRONG"], {}, "WRONG, line 1: 3 words; write TENANT KEY"),
+        (["--api-keys=WRONG"], {}, "WRONG, line 1: the line has 3 words; write TENANT KEY"),
     ],
 )
 def test_a_router_that_cannot_tell_tenants_apart_exits_with_one_line(
