@@ -1,4 +1,4 @@
-"""What tests of the package share."""
+"""Fixtures that tests of the package share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.project.wheel import build_wheel, metadata_of
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of this tree, alone in its folder."""
+    """The wheel built from this tree, in a folder without other files."""
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 

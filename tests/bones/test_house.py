@@ -1,4 +1,4 @@
-"""What `make house` says of a tree."""
+"""The figures that `make house` prints for a tree."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def room(tmp_path: Path) -> list[Module]:
     return modules(tmp_path, FILES)["text"]
 
 
-def test_modules_are_counted_by_folder_without_its_init(room: list[Module]) -> None:
+def test_modules_are_counted_by_folder_without_init_files(room: list[Module]) -> None:
     assert folders(room) == {"text/baton_text": 1, "text/baton_text/pieces": 2}
 
 
-def test_imports_inside_functions_count(room: list[Module]) -> None:
+def test_imports_inside_functions_are_in_the_graph(room: list[Module]) -> None:
     imports = graph(room)
     assert imports["baton_text.pieces.join"] == {"baton_text.pieces.cut"}
     assert imports["baton_text.pieces.cut"] == {"baton_text.bytes"}
@@ -61,12 +61,12 @@ def test_imports_inside_functions_count(room: list[Module]) -> None:
 def test_a_cycle_is_named(room: list[Module]) -> None:
     imports = graph(room)
     imports["baton_text.bytes"].add("baton_text.pieces.join")
-    found = cycle(imports)
-    assert found[0] == found[-1]
-    assert {one.rpartition(".")[2] for one in found} == {"bytes", "cut", "join"}
+    path = cycle(imports)
+    assert path[0] == path[-1]
+    assert {one.rpartition(".")[2] for one in path} == {"bytes", "cut", "join"}
 
 
-def test_a_function_has_lines_and_parameters_without_self(room: list[Module]) -> None:
-    found = {one.name: one for module in room for one in functions(module)}
-    sizes = {name: (length(one), parameters(one)) for name, one in found.items()}
+def test_a_function_s_length_and_parameters_are_counted_without_self(room: list[Module]) -> None:
+    by_name = {one.name: one for module in room for one in functions(module)}
+    sizes = {name: (length(one), parameters(one)) for name, one in by_name.items()}
     assert sizes == {"cut": (2, 2), "late": (2, 2)}

@@ -1,6 +1,6 @@
-"""The Dockerfiles say what they should, and `make images` runs the builder that is there.
+"""The Dockerfiles follow the project's rules, and `make images` runs the available builder.
 
-No image is built here: tests/cluster/test_images.py does that, and starts what was built.
+No image is built here: tests/cluster/test_images.py builds the images and runs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FILES = {room: (ROOT / room / "Dockerfile").read_text() for room in ("node", "router", "operator")}
 TARGETS = [("node", "sim"), ("node", "cpu"), ("node", "cuda"), ("router", ""), ("operator", "")]
-# What each image installs, by the stage that does it. test_requirements.py looks into these files.
+# The requirements file of each stage that installs one. test_requirements.py checks these files.
 PACKAGES = {
     ("operator", "packages"): "operator/requirements.txt",
     ("router", "packages"): "router/requirements.txt",
@@ -38,23 +38,23 @@ PATTERNS = [
 
 
 def target(room: str, name: str) -> list[Stage]:
-    """The stage that becomes the image, and those that it begins from."""
+    """The image's final stage, then the stages that it is based on."""
     stages = stages_of(FILES[room])
     [final] = [one for one in stages if one.name == name]
     return list(lineage(stages, final))
 
 
-def pip_commands(room: str, *acts: str) -> list[list[str]]:
-    """The words of each pip command that does one of these."""
+def pip_commands(room: str, *subcommands: str) -> list[list[str]]:
+    """The words of each pip command that contains one of `subcommands`."""
     runs = [text for stage in stages_of(FILES[room]) for text in stage.texts("RUN")]
     commands = [command.split() for run in runs for command in run.split("&&")]
-    found = [words for words in commands if words[0] == "pip" and {*acts} & {*words}]
-    assert found
-    return found
+    pips = [words for words in commands if words[0] == "pip" and {*subcommands} & {*words}]
+    assert pips
+    return pips
 
 
 @pytest.mark.parametrize("room", FILES)
-def test_every_stage_begins_from_another_or_from_an_image_by_its_digest(room: str) -> None:
+def test_every_stage_is_based_on_another_stage_or_an_image_pinned_by_digest(room: str) -> None:
     stages = stages_of(FILES[room])
     names = {one.name for one in stages}
     for stage in stages:
@@ -62,13 +62,13 @@ def test_every_stage_begins_from_another_or_from_an_image_by_its_digest(room: st
 
 
 @pytest.mark.parametrize("room", FILES)
-def test_the_image_that_all_stages_stand_on_is_named_once_and_may_be_replaced(room: str) -> None:
-    """By `--build-arg BASE=...`; the cluster's tests do, which cannot ask a registry."""
+def test_the_base_image_is_named_once_and_can_be_replaced(room: str) -> None:
+    """`--build-arg BASE=...` replaces it. The cluster tests do so, without a registry."""
     assert len(re.findall("python:", FILES[room])) == 1
     assert re.search(r"^ARG BASE=python:\S+$", FILES[room], re.MULTILINE)
 
 
-def test_all_images_stand_on_the_same_python_which_baton_supports() -> None:
+def test_all_images_have_the_same_supported_python() -> None:
     bases = {one.image for text in FILES.values() for one in stages_of(text) if ":" in one.image}
     [base] = bases
     version = base.partition(":")[2].partition("-")[0]
@@ -76,30 +76,30 @@ def test_all_images_stand_on_the_same_python_which_baton_supports() -> None:
 
 
 @pytest.mark.parametrize(("room", "name"), TARGETS)
-def test_an_image_runs_as_a_user_without_rights(room: str, name: str) -> None:
+def test_an_image_runs_as_an_unprivileged_user(room: str, name: str) -> None:
     final = target(room, name)[0]
     assert final.instructions[-1].word in {"USER", "CMD"}
     assert final.texts("USER") == ["65532:65532"]
 
 
 @pytest.mark.parametrize(("room", "name"), TARGETS)
-def test_an_image_asks_for_no_gpu_by_itself(room: str, name: str) -> None:
-    """With NVIDIA's runtime as the default, each of its containers would get all of them."""
+def test_an_image_does_not_request_gpus(room: str, name: str) -> None:
+    """With NVIDIA's runtime as the default, NVIDIA_VISIBLE_DEVICES would give it every GPU."""
     variables = " ".join(text for stage in target(room, name) for text in stage.texts("ENV"))
     assert "PATH=/opt/baton/bin" in variables
     assert "NVIDIA_VISIBLE_DEVICES" not in variables
 
 
 @pytest.mark.parametrize(("room", "name"), TARGETS)
-def test_an_image_says_baton_s_version(room: str, name: str) -> None:
+def test_an_image_is_labelled_with_baton_s_version(room: str, name: str) -> None:
     labels = " ".join(text for stage in target(room, name) for text in stage.texts("LABEL"))
     assert f'image.version="{PROJECT["project"]["version"]}"' in labels
     assert f'image.title="baton-{room}"' in labels
 
 
 @pytest.mark.parametrize(("room", "name"), TARGETS)
-def test_an_image_holds_no_tool_of_its_build(room: str, name: str) -> None:
-    """Only what was copied from a stage that is left behind; pip leaves no cache even there."""
+def test_an_image_holds_no_build_tool(room: str, name: str) -> None:
+    """Its stages only copy files from build stages, in which pip keeps no cache."""
     for stage in target(room, name):
         assert stage.texts("RUN") == []
         for text in stage.texts("COPY"):
@@ -109,7 +109,7 @@ def test_an_image_holds_no_tool_of_its_build(room: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("room", FILES)
-def test_what_is_copied_exists(room: str) -> None:
+def test_every_copied_path_exists(room: str) -> None:
     stages = stages_of(FILES[room])
     for stage in stages:
         for text in stage.texts("COPY"):
@@ -121,7 +121,7 @@ def test_what_is_copied_exists(room: str) -> None:
                 assert [one for one in sources if not (ROOT / one).exists()] == []
 
 
-def test_the_builder_gets_what_the_wheel_is_made_of_and_nothing_else() -> None:
+def test_the_build_context_holds_exactly_the_wheel_s_sources() -> None:
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     wanted = ["pyproject.toml", "README.md", "LICENSE", "constraints.txt"]
     wanted += ["requirements-build.txt", *PACKAGES.values()]
@@ -135,7 +135,7 @@ def test_the_builder_gets_what_the_wheel_is_made_of_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("room", "name"), PACKAGES)
-def test_an_image_s_packages_are_those_of_its_requirements(room: str, name: str) -> None:
+def test_an_image_installs_exactly_its_requirements_file(room: str, name: str) -> None:
     stages = stages_of(FILES[room])
     [stage] = [one for one in stages if one.name == name]
     [copied] = stage.texts("COPY")
@@ -147,9 +147,9 @@ def test_an_image_s_packages_are_those_of_its_requirements(room: str, name: str)
 
 
 @pytest.mark.parametrize("room", FILES)
-def test_nothing_is_installed_from_a_source_archive_or_without_hashes_but_baton(room: str) -> None:
-    """A source archive would run a build backend that nothing pins. What stands for "$@" is in the
-    next test."""
+def test_only_baton_is_installed_without_hashes(room: str) -> None:
+    """Packages come as wheels only: a source archive would run an unpinned build backend. The next
+    test checks the values of "$@"."""
     for words in pip_commands(room, "install"):
         if words[-1] == "/wheels/baton_serve-*.whl":
             assert "--no-deps" in words
@@ -160,7 +160,7 @@ def test_nothing_is_installed_from_a_source_archive_or_without_hashes_but_baton(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("index", "words"),
+    ("index", "arguments"),
     [
         ("", ["--require-hashes", "-r", "/requirements.txt"]),
         (
@@ -172,8 +172,8 @@ def test_nothing_is_installed_from_a_source_archive_or_without_hashes_but_baton(
         ),
     ],
 )
-def test_torch_is_installed_by_hash_unless_another_index_has_it(
-    index: str, words: list[str], tmp_path: Path
+def test_torch_is_installed_by_hash_unless_another_index_is_given(
+    index: str, arguments: list[str], tmp_path: Path
 ) -> None:
     [stage] = [one for one in stages_of(FILES["node"]) if one.name == "packages-cpu"]
     [run] = stage.texts("RUN")
@@ -187,22 +187,26 @@ def test_torch_is_installed_by_hash_unless_another_index_has_it(
         text=True,
         check=True,
     )
-    given = done.stdout.splitlines()
-    assert given[given.index("install") + 1 :] == ["--no-cache-dir", "--only-binary=:all:", *words]
+    called = done.stdout.splitlines()
+    assert called[called.index("install") + 1 :] == [
+        "--no-cache-dir",
+        "--only-binary=:all:",
+        *arguments,
+    ]
 
 
 @pytest.mark.parametrize("room", FILES)
-def test_what_python_compiles_in_a_build_does_not_depend_on_the_time(room: str) -> None:
-    """With this variable bytecode holds its source's hash in place of a time; it is the time of all
-    files in a wheel."""
+def test_bytecode_in_an_image_does_not_depend_on_the_build_time(room: str) -> None:
+    """With SOURCE_DATE_EPOCH, bytecode holds its source's hash instead of a time. It is also the
+    time of all files in the wheel."""
     for stage in stages_of(FILES[room]):
         if stage.texts("RUN") and stage.image.startswith("python:"):
             assert stage.texts("ENV") == ["SOURCE_DATE_EPOCH=1580601600"]
 
 
 @pytest.mark.parametrize(("room", "name"), TARGETS)
-def test_a_change_of_the_source_makes_only_the_last_layer_anew(room: str, name: str) -> None:
-    """The stage `baton` sees the sources; whatever else is copied must not depend on it."""
+def test_a_source_change_rebuilds_only_the_last_layer(room: str, name: str) -> None:
+    """Only the stage `baton` sees the sources, and only the last copy depends on that stage."""
     stages = stages_of(FILES[room])
     sees_sources = [one.name for one in stages if ". ." in one.texts("COPY")]
     assert sees_sources == ["baton"]
@@ -212,26 +216,26 @@ def test_a_change_of_the_source_makes_only_the_last_layer_anew(room: str, name: 
     assert not any("--from=baton" in text for text in others)
 
 
-def test_baton_itself_is_built_alike_for_all_images() -> None:
-    """Then a builder makes it once."""
-    found = {
+def test_the_stage_that_builds_baton_is_the_same_for_all_images() -> None:
+    """A builder then builds it once."""
+    instructions = {
         one.instructions
         for text in FILES.values()
         for one in stages_of(text)
         if one.name == "baton"
     }
-    assert len(found) == 1
+    assert len(instructions) == 1
 
 
-def make_images(folder: Path, builders: dict[str, str], *words: str) -> tuple[int, str]:
-    """`make images` where each builder is a script; its code and everything that was printed."""
+def make_images(folder: Path, builders: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """Run `make images` with scripts as builders; return its exit code and all output."""
     needs("make")
     for name, script in builders.items():
         path = folder / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
     done = subprocess.run(
-        ["make", "images", *words],
+        ["make", "images", *arguments],
         cwd=ROOT,
         env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
@@ -243,10 +247,10 @@ def make_images(folder: Path, builders: dict[str, str], *words: str) -> tuple[in
 
 
 @pytest.mark.integration
-def test_make_images_takes_the_first_builder_that_can_run(tmp_path: Path) -> None:
+def test_make_images_uses_the_first_builder_that_runs(tmp_path: Path) -> None:
     scripts = {"docker": "exit 1", "podman": 'echo "podman $*"', "buildah": "exit 1"}
-    words = ["IMAGE_PREFIX=registry.example/team", "IMAGE_TAG=1.2.3"]
-    code, printed = make_images(tmp_path, scripts, *words)
+    arguments = ["IMAGE_PREFIX=registry.example/team", "IMAGE_TAG=1.2.3"]
+    code, printed = make_images(tmp_path, scripts, *arguments)
     assert code == 0, printed
     built = re.findall(r"^podman build .*-f (\S+) .*-t (\S+)", printed, re.MULTILINE)
     assert built == [
@@ -259,7 +263,7 @@ def test_make_images_takes_the_first_builder_that_can_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.integration
-def test_images_are_named_as_the_chart_expects_them(tmp_path: Path) -> None:
+def test_image_names_match_the_chart(tmp_path: Path) -> None:
     flavours = "NODE_FLAVOURS=sim cpu"
     code, printed = make_images(tmp_path, {"docker": 'echo "docker $*"'}, flavours)
     assert code == 0, printed
@@ -269,7 +273,7 @@ def test_images_are_named_as_the_chart_expects_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_make_images_says_what_is_missing_where_nothing_can_build(tmp_path: Path) -> None:
+def test_make_images_without_a_builder_names_the_missing_programs(tmp_path: Path) -> None:
     scripts = dict.fromkeys(("docker", "podman", "buildah"), "exit 1")
     code, printed = make_images(tmp_path, scripts)
     assert code != 0
@@ -277,7 +281,7 @@ def test_make_images_says_what_is_missing_where_nothing_can_build(tmp_path: Path
 
 
 @pytest.mark.integration
-def test_a_build_that_fails_ends_make_images(tmp_path: Path) -> None:
+def test_a_failed_build_ends_make_images(tmp_path: Path) -> None:
     code, printed = make_images(tmp_path, {"docker": '[ "$1" = info ] || exit 3'})
     assert code != 0
     assert printed.count("build -f") == 1

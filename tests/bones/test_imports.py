@@ -1,4 +1,4 @@
-"""Who may import whom, and who may load torch."""
+"""The import contracts between packages, and which modules load no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_import_contracts_hold() -> None:
     assert int(kept[1]) >= 5
 
 
-def test_every_room_is_in_the_wheel_and_under_the_contracts() -> None:
+def test_every_package_is_in_the_wheel_and_under_the_contracts() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert sorted(path.split("/")[0] for path in packages) == sorted(ROOMS)
@@ -69,7 +69,7 @@ def test_the_operator_folder_does_not_shadow_python_s_operator() -> None:
         "baton_protocol baton_text.chat baton_text.tokenizer baton_kvstore.connection.client",
     ],
 )
-def test_importing_what_is_no_torch_engine_loads_no_torch(modules: str) -> None:
+def test_importing_modules_outside_the_torch_engine_loads_no_torch(modules: str) -> None:
     script = (
         f"import sys, importlib\nfor name in {modules.split()!r}: importlib.import_module(name)\n"
         f"sys.exit(str(sorted(set({HEAVY!r}) & set(sys.modules))) if set({HEAVY!r})"

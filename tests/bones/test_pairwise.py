@@ -1,4 +1,4 @@
-"""Products of parameters: `make test` runs enough of them that every two values meet."""
+"""Pairwise testing: `make test` runs enough cases of a product to cover every pair of values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ AXES = [(2, 2), (3, 4), (2, 3, 5), (4, 4, 4, 4), (2,) * 8]
 
 
 @pytest.mark.parametrize("sizes", AXES, ids=str)
-def test_every_two_values_meet_in_a_chosen_case(sizes: tuple[int, ...]) -> None:
+def test_every_pair_of_values_is_in_a_chosen_case(sizes: tuple[int, ...]) -> None:
     cases = [dict(zip("abcdefgh", case, strict=False)) for case in product(*map(range, sizes))]
     chosen = covering(cases)
     largest, second = sorted(sizes)[-1], sorted(sizes)[-2]
     assert largest * second <= len(chosen) <= max(2 * largest * second, 8)
     for one, other in combinations(cases[0], 2):
-        met = {(cases[number][one], cases[number][other]) for number in chosen}
-        assert met == {(case[one], case[other]) for case in cases}
+        covered = {(cases[number][one], cases[number][other]) for number in chosen}
+        assert covered == {(case[one], case[other]) for case in cases}
 
 
-def test_all_cases_of_a_single_parameter_are_chosen() -> None:
+def test_every_case_of_a_single_parameter_is_chosen() -> None:
     assert covering([{"a": 0}, {"a": 1}, {"a": 2}]) == {0, 1, 2}
 
 
@@ -38,7 +38,7 @@ def test_of_a_product(letter: str, number: int, same: int, flag: bool) -> None:
     assert number == same
 
 
-def test_of_a_marked_test_the_cases_that_add_no_pair_are_long(
+def test_cases_of_a_marked_test_that_add_no_pair_are_long(
     request: pytest.FixtureRequest,
 ) -> None:
     module = request.node.getparent(pytest.Module)

@@ -1,4 +1,4 @@
-"""In a running pool only engine processes of the torch engine hold torch."""
+"""In a running pool, only the torch engine's processes load torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.pools.baton_up import Pool
 
 
 def with_torch(pool: Pool) -> list[psutil.Process]:
-    """Processes that mapped torch's library, by what the kernel says."""
+    """The pool's processes that have torch's library in their memory map."""
     return [
         one
         for one in pool.processes()
@@ -23,7 +23,7 @@ def with_torch(pool: Pool) -> list[psutil.Process]:
 @pytest.mark.integration
 def test_no_process_of_a_simulated_pool_loads_torch() -> None:
     with Pool(["--engine", "sim", "--prefill", "1", "--decode", "1"]) as pool:
-        # up, router, 2 node servers, 2 engines, and the store's
+        # up, router, 2 node servers, 2 engines, and the store's processes
         assert len(pool.processes()) >= 6
         assert with_torch(pool) == []
 

@@ -1,4 +1,4 @@
-"""The generated pages of the documents are as the code is: flags and fields."""
+"""The generated reference pages, of flags and fields, match the code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The requirements files of the images: what pyproject.toml asks for, as constraints.txt pins it.
+"""The images' requirements files hold the requirements of pyproject.toml, as constraints.txt pins.
 
-`make requirements` writes them with uv, which asks a package registry. Here nobody is asked: the
-metadata of the installed packages says what each needs.
+`make requirements` writes them with uv and a package registry. These tests need no registry: they
+read requirements from the metadata of the installed packages.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 BUILD = PYPROJECT["build-system"]["requires"]
-# What each file is made of.
-ASKED: dict[str, list[str]] = {
+# The requirements behind each file.
+SOURCES: dict[str, list[str]] = {
     "operator/requirements.txt": ["baton-serve[operator]"],
     "router/requirements.txt": ["baton-serve[router,otel]"],
     "node/requirements-sim.txt": ["baton-serve[serve,otel]"],
     "node/requirements.txt": ["baton-serve[node,otel]"],
     "requirements-build.txt": BUILD,
 }
-# What images are built for. Of their Python it is each patch, as a base may be replaced.
+# The images' machine types. Only the minor version of Python counts: a base may be replaced.
 MACHINES = ("x86_64", "aarch64")
 [PYTHON] = re.findall(
     r"^ARG BASE=python:(3\.\d+)\.", (ROOT / "router/Dockerfile").read_text(), re.M
@@ -44,15 +44,15 @@ def pins() -> dict[str, str]:
 
 
 def listed(file: str) -> dict[str, str]:
-    """Versions by name. Each line has to be whole: a version, no address, no marker, hashes."""
+    """Versions by name. Each line must have a version and hashes, and no address or marker."""
     text = (ROOT / file).read_text().replace(" \\\n   ", "")
-    found = {}
+    versions = {}
     for line in text.splitlines():
         if not line.startswith("#"):
             entry = ENTRY.fullmatch(line)
             assert entry is not None, line[:100]
-            found[canonical(entry["name"])] = entry["version"]
-    return found
+            versions[canonical(entry["name"])] = entry["version"]
+    return versions
 
 
 def environment(machine: str) -> dict[str, str]:
@@ -62,16 +62,16 @@ def environment(machine: str) -> dict[str, str]:
 
 
 def needs_of(name: str, extra: str) -> list[str]:
-    """Baton's own are those of pyproject.toml, not of an installation that may be older."""
+    """Baton's requirements come from pyproject.toml, because its installation may be older."""
     if name != PROJECT["name"]:
         return installed_needs(name, extra)
-    found: list[str] = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
-    return found
+    own: list[str] = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    return own
 
 
-def brought(file: str, machine: str) -> set[str]:
-    """The names of all packages that a file is to list."""
-    return closure(ASKED[file], needs_of, environment(machine)) - {PROJECT["name"]}
+def required(file: str, machine: str) -> set[str]:
+    """The names of all packages that a file must list."""
+    return closure(SOURCES[file], needs_of, environment(machine)) - {PROJECT["name"]}
 
 
 def is_installed(name: str) -> bool:
@@ -83,16 +83,16 @@ def is_installed(name: str) -> bool:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("file", ASKED)
-def test_a_requirements_file_lists_what_pyproject_asks_for_and_nothing_else(
+@pytest.mark.parametrize("file", SOURCES)
+def test_a_requirements_file_lists_exactly_the_requirements_of_pyproject(
     file: str, machine: str
 ) -> None:
-    assert set(listed(file)) == brought(file, machine), STALE
+    assert set(listed(file)) == required(file, machine), STALE
 
 
-@pytest.mark.parametrize("file", ASKED)
+@pytest.mark.parametrize("file", SOURCES)
 def test_a_requirements_file_has_the_versions_of_constraints(file: str) -> None:
-    """What only another Python needs is in no constraints: they are what is installed here."""
+    """constraints.txt does not list packages that only another Python version needs."""
     pinned = pins()
     for name, chosen in listed(file).items():
         if name in pinned or is_installed(name):
@@ -100,13 +100,13 @@ def test_a_requirements_file_has_the_versions_of_constraints(file: str) -> None:
 
 
 def test_the_build_backend_is_pinned_as_constraints_pin_it() -> None:
-    """A wheel that is built from a source archive elsewhere is built by the same one."""
+    """A wheel that is built from a source archive elsewhere then has the same backend."""
     assert {Requirement(one).name: str(Requirement(one).specifier) for one in BUILD} == {
         Requirement(one).name: f"=={pins()[Requirement(one).name]}" for one in BUILD
     }
 
 
-@pytest.mark.parametrize("file", [one for one in ASKED if one != "node/requirements.txt"])
-def test_no_torch_comes_with_the_router_the_operator_or_the_simulated_node(file: str) -> None:
+@pytest.mark.parametrize("file", [one for one in SOURCES if one != "node/requirements.txt"])
+def test_the_images_of_router_operator_and_simulated_node_have_no_torch(file: str) -> None:
     assert "torch" in listed("node/requirements.txt")
     assert listed(file).keys() & {"torch", "transformers", "triton"} == set()

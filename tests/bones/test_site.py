@@ -31,12 +31,12 @@ def test_every_page_is_on_the_site(site: Path) -> None:
     assert pages - {Path("index")} == built - {Path()}
 
 
-def test_a_fence_that_marks_a_tested_block_is_a_block_of_code(site: Path) -> None:
+def test_a_tested_block_is_shown_as_a_code_block(site: Path) -> None:
     assert '<code class="language-sh">baton --help' in (
         site / "operations" / "run" / "index.html"
     ).read_text(encoding="utf-8")
 
 
-def test_a_link_to_a_file_outside_the_docs_leads_to_the_repository(site: Path) -> None:
+def test_a_link_to_a_file_outside_the_docs_points_to_the_repository(site: Path) -> None:
     page = (site / "kubernetes" / "index.html").read_text(encoding="utf-8")
     assert 'href="https://baton.dev/source/node/Dockerfile"' in page

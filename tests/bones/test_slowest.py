@@ -1,4 +1,4 @@
-"""What .ci/run says of the time that test runs took."""
+"""The times of test runs that .ci/run prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_run_says_how_its_tests_ended_and_how_long_it_took(
+def test_a_run_s_summary_counts_results_and_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(report(tmp_path, REPORT))
@@ -35,7 +35,7 @@ def test_a_run_says_how_its_tests_ended_and_how_long_it_took(
     assert last == ["test: 3 passed, 1 failed, 1 skipped in 10 s (11 worker-seconds)"] * 2
 
 
-def test_tests_and_files_are_listed_with_the_slowest_first(tmp_path: Path) -> None:
+def test_tests_and_files_are_listed_by_time(tmp_path: Path) -> None:
     tests = run_of(report(tmp_path, REPORT)).tests
     assert slowest(tests)[:3] == [
         ("tests/b/test_y.py::test_three", 5.0),

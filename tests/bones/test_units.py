@@ -1,4 +1,4 @@
-"""A test that starts a process or opens a connection says so, or fails."""
+"""A test that starts a process or opens a connection fails unless it is marked for it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_nothing(): pass
 
 
 @pytest.mark.integration
-def test_only_marked_tests_may_go_outside(tmp_path: Path) -> None:
+def test_only_marked_tests_may_start_processes_or_open_connections(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    integration\n    long\n")
