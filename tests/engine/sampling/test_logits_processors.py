@@ -1,5 +1,5 @@
-"""What a request says about logits: each way alone, their order, batches, and all of it at once
-against a slow reference."""
+"""Request parameters that change logits: each alone, their order, batches, and all together against
+a slow reference."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ def changed(
     banned: tuple[int, ...] = (),
     **params: Any,
 ) -> list[float]:
-    """One row's logits after the changes."""
+    """The logits of one row after the changes."""
     values = SamplingParams(**params)
     known = seen(prompt, outputs) if values.penalized else None
     row = Sample(0, len(prompt) + len(outputs), values, banned, known)
-    found: list[float] = changed_logits(torch.tensor([logits]), [row])[0].tolist()
-    return found
+    actual: list[float] = changed_logits(torch.tensor([logits]), [row])[0].tolist()
+    return actual
 
 
 class ListedMatcher:
-    """Lets `ids` follow; its mask may be shorter or longer than the vocabulary."""
+    """A matcher that allows only `ids`. Its mask of `width` bytes may be shorter or longer than the
+    vocabulary."""
 
     stopped, error = False, ""
 
@@ -66,76 +67,78 @@ class ListedMatcher:
 
 
 @pytest.mark.parametrize("width", [2, 3, 8])
-def test_only_ids_of_a_matchers_mask_are_left(width: int) -> None:
-    """Of its own row: the rows beside it stay as they are, and the raw logits too."""
+def test_a_matchers_mask_removes_other_ids_from_its_own_row_only(width: int) -> None:
+    """The other rows and the raw logits stay unchanged."""
     raw_SV = torch.arange(3 * 21, dtype=torch.float32).reshape(3, 21)
     ids = [0, 7, 9, 20] if width > 2 else [0, 7, 9]
     params = SamplingParams()
     masked = Sample(0, 4, params, banned=(7,), matcher=ListedMatcher(ids, width))
-    found_SV = changed_logits(raw_SV, [Sample(0, 4, params), masked, Sample(0, 4, params)])
-    assert found_SV[[0, 2]].equal(raw_SV[[0, 2]])
-    left = found_SV[1].isfinite().nonzero().flatten().tolist()
-    assert left == [id for id in ids if id != 7]
-    assert found_SV[1, left].equal(raw_SV[1, left])
+    actual_SV = changed_logits(raw_SV, [Sample(0, 4, params), masked, Sample(0, 4, params)])
+    assert actual_SV[[0, 2]].equal(raw_SV[[0, 2]])
+    remaining = actual_SV[1].isfinite().nonzero().flatten().tolist()
+    assert remaining == [id for id in ids if id != 7]
+    assert actual_SV[1, remaining].equal(raw_SV[1, remaining])
     assert raw_SV.isfinite().all()
 
 
 def test_a_repetition_penalty_divides_positive_logits_and_multiplies_negative_ones() -> None:
-    found = changed([2.5, -0.5, 2.5, -0.5], outputs=[0, 1], repetition_penalty=1.2)
-    assert found == pytest.approx([2.083333, -0.6, 2.5, -0.5], abs=1e-6)
+    actual = changed([2.5, -0.5, 2.5, -0.5], outputs=[0, 1], repetition_penalty=1.2)
+    assert actual == pytest.approx([2.083333, -0.6, 2.5, -0.5], abs=1e-6)
 
 
 def test_a_repetition_penalty_counts_an_id_of_prompt_and_outputs_once() -> None:
-    found = changed([2.0, 2.0, 2.0, 2.0], prompt=[0, 0, 1], outputs=[1, 2, 2], repetition_penalty=2)
-    assert found == [1.0, 1.0, 1.0, 2.0]
+    actual = changed(
+        [2.0, 2.0, 2.0, 2.0], prompt=[0, 0, 1], outputs=[1, 2, 2], repetition_penalty=2
+    )
+    assert actual == [1.0, 1.0, 1.0, 2.0]
 
 
 def test_a_frequency_penalty_grows_with_the_count() -> None:
-    found = changed([2.5, 2.5, 2.5], outputs=[0, 0, 0, 1], frequency_penalty=0.5)
-    assert found == [1.0, 2.0, 2.5]
+    actual = changed([2.5, 2.5, 2.5], outputs=[0, 0, 0, 1], frequency_penalty=0.5)
+    assert actual == [1.0, 2.0, 2.5]
 
 
 def test_a_presence_penalty_does_not_grow_with_the_count() -> None:
-    found = changed([2.5, 2.5, 2.5], outputs=[0, 0, 0, 1], presence_penalty=0.5)
-    assert found == [2.0, 2.0, 2.5]
+    actual = changed([2.5, 2.5, 2.5], outputs=[0, 0, 0, 1], presence_penalty=0.5)
+    assert actual == [2.0, 2.0, 2.5]
 
 
-def test_all_three_penalties_come_one_after_another() -> None:
-    found = changed(
+def test_all_three_penalties_are_applied_in_order() -> None:
+    actual = changed(
         [2.5],
         outputs=[0, 0, 0],
         repetition_penalty=1.2,
         frequency_penalty=0.5,
         presence_penalty=0.5,
     )
-    assert found == pytest.approx([0.083333], abs=1e-6)
+    assert actual == pytest.approx([0.083333], abs=1e-6)
 
 
-def test_frequency_and_presence_do_not_look_at_the_prompt() -> None:
-    found = changed([1.0, 1.0], prompt=[0], outputs=[], frequency_penalty=2, presence_penalty=2)
-    assert found == [1.0, 1.0]
+def test_frequency_and_presence_penalties_ignore_the_prompt() -> None:
+    actual = changed([1.0, 1.0], prompt=[0], outputs=[], frequency_penalty=2, presence_penalty=2)
+    assert actual == [1.0, 1.0]
 
 
-def test_negative_penalties_and_a_repetition_penalty_below_1_favour_what_was_said() -> None:
+def test_negative_penalties_and_a_repetition_penalty_below_1_favour_earlier_outputs() -> None:
     assert changed([1.0, 1.0], outputs=[0], presence_penalty=-0.5) == [1.5, 1.0]
     assert changed([1.0, -1.0], outputs=[0, 1], repetition_penalty=0.5) == [2.0, -0.5]
 
 
-def test_biases_are_added_and_those_of_one_id_add_up() -> None:
+def test_biases_are_added_and_several_biases_of_one_id_add_up() -> None:
     assert changed([1.0, 1.0, 1.0], logit_bias=((0, -3.0), (2, 1.5), (2, 1.0))) == [-2.0, 1.0, 3.5]
 
 
-def test_a_bias_comes_before_the_penalties() -> None:
-    """-1 + 3 is positive, so it is divided."""
+def test_a_bias_is_applied_before_the_penalties() -> None:
+    """-1 + 3 is positive, so the penalty divides it."""
     assert changed([-1.0], outputs=[0], logit_bias=((0, 3.0),), repetition_penalty=2.0) == [1.0]
 
 
-def test_only_allowed_ids_are_left() -> None:
+def test_allowed_token_ids_remove_all_other_ids() -> None:
     assert changed([1.0, 2.0, 3.0, 4.0], allowed_token_ids=(2, 0)) == [1.0, -INF, 3.0, -INF]
 
 
-def test_neither_a_bias_nor_a_penalty_brings_back_what_is_not_allowed_or_banned() -> None:
-    found = changed(
+def test_a_bias_or_a_penalty_does_not_restore_a_removed_or_banned_id() -> None:
+    actual = changed(
         [1.0, 2.0, 3.0],
         outputs=[0, 1, 2],
         banned=(0,),
@@ -144,34 +147,34 @@ def test_neither_a_bias_nor_a_penalty_brings_back_what_is_not_allowed_or_banned(
         repetition_penalty=0.5,
         frequency_penalty=-2.0,
     )
-    assert found == [-INF, -INF, 8.0]
+    assert actual == [-INF, -INF, 8.0]
 
 
-def test_nothing_is_copied_or_changed_where_nothing_is_said() -> None:
+def test_logits_are_not_copied_if_no_parameter_changes_them() -> None:
     logits = torch.randn(3, 10)
     samples = [Sample(0, index, SamplingParams(seed=1, top_k=2)) for index in range(3)]
     assert changed_logits(logits, samples) is logits
 
 
-def test_the_raw_logits_stay_for_the_logprobs() -> None:
+def test_logprobs_are_computed_from_the_raw_logits() -> None:
     params = SamplingParams(temperature=0.0, logprobs=2, logit_bias=((0, -50.0),))
     logits = torch.tensor([[3.0, 2.0, 1.0]])
-    [found] = sample(logits, [0], [Sample(0, 0, params)])
-    assert found.id == 1
-    assert found.logprobs is not None
+    [actual] = sample(logits, [0], [Sample(0, 0, params)])
+    assert actual.id == 1
+    assert actual.logprobs is not None
     expected = logits.log_softmax(-1)[0].tolist()
-    assert found.logprobs.sampled.logprob == pytest.approx(expected[1])
-    assert found.logprobs.sampled.rank == 2
-    assert [each.id for each in found.logprobs.top] == [0, 1]
+    assert actual.logprobs.sampled.logprob == pytest.approx(expected[1])
+    assert actual.logprobs.sampled.rank == 2
+    assert [each.id for each in actual.logprobs.top] == [0, 1]
     assert logits.tolist() == [[3.0, 2.0, 1.0]]
 
 
-def test_each_row_of_a_batch_is_changed_by_its_own_request() -> None:
+def test_each_row_of_a_batch_is_changed_by_its_own_parameters() -> None:
     logits = torch.ones(6, 4)
-    both = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.25)
+    params = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.25)
     samples = [
         Sample(0, 0, SamplingParams()),
-        Sample(0, 0, both, seen=seen([3], [0, 0])),
+        Sample(0, 0, params, seen=seen([3], [0, 0])),
         Sample(0, 0, SamplingParams(logit_bias=((1, 5.0),))),
         Sample(0, 0, SamplingParams(allowed_token_ids=(3,))),
         Sample(0, 0, SamplingParams(), banned=(0, 2)),
@@ -187,26 +190,28 @@ def test_each_row_of_a_batch_is_changed_by_its_own_request() -> None:
     ]
 
 
-def test_ids_that_stand_in_an_array_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing but the few outputs is read id by id."""
-    read: list[int] = []
+def test_ids_that_are_already_in_an_array_are_not_converted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the two outputs are converted id by id."""
+    converted: list[int] = []
     fromiter = np.fromiter
 
-    def counted(ids: Any, dtype: Any, count: int) -> Any:
-        read.append(count)
+    def counting(ids: Any, dtype: Any, count: int) -> Any:
+        converted.append(count)
         return fromiter(ids, dtype, count)
 
-    monkeypatch.setattr(np, "fromiter", counted)
+    monkeypatch.setattr(np, "fromiter", counting)
     params = SamplingParams(
         repetition_penalty=2.0, frequency_penalty=0.5, logit_bias=((0, 1.0),) * 9
     )
     row = Sample(0, 400, params, seen=seen(range(300), [1, 2]), listed=ListedIds.of(params))
     changed_logits(torch.ones(1, 300), [row])
-    assert set(read) == {2}
+    assert set(converted) == {2}
 
 
 @pytest.mark.parametrize("penalty", [0.7, 1.1, 1.8])
-def test_a_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+def test_a_repetition_penalty_equals_that_of_transformers(penalty: float) -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     generator = torch.Generator().manual_seed(4)
@@ -214,11 +219,11 @@ def test_a_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     known = torch.randint(300, (5, 40), generator=generator)
     params = SamplingParams(repetition_penalty=penalty)
     samples = [Sample(0, 40, params, seen=seen(row[:25], row[25:])) for row in known.tolist()]
-    theirs = RepetitionPenaltyLogitsProcessor(penalty)(known, logits.clone())
-    torch.testing.assert_close(changed_logits(logits, samples), theirs, rtol=1e-6, atol=0)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(known, logits.clone())
+    torch.testing.assert_close(changed_logits(logits, samples), expected, rtol=1e-6, atol=0)
 
 
-# --- bans ---------------------------------------------------------------------------------------
+# --- banned ids ---------------------------------------------------------------------------------
 
 
 def bans(outputs: list[int], prompt: list[int] | None = None, **params: Any) -> set[int]:
@@ -227,7 +232,7 @@ def bans(outputs: list[int], prompt: list[int] | None = None, **params: Any) -> 
     return set(BannedTokens(values).ids((99,), tokens, num_outputs=len(outputs), vocab_size=100))
 
 
-def test_a_word_of_one_id_is_always_banned() -> None:
+def test_a_bad_word_of_one_id_is_always_banned() -> None:
     assert bans([], bad_words=((5,), (6,))) == {5, 6}
     assert bans([5, 6], bad_words=((5,), (6,))) == {5, 6}
 
@@ -236,37 +241,37 @@ def test_a_word_of_one_id_is_always_banned() -> None:
     ("outputs", "expected"),
     [([], set()), ([1], {2}), ([1, 2], {3}), ([2], set()), ([1, 1], {2}), ([1, 2, 9], set())],
 )
-def test_a_longer_word_bans_its_end_once_the_outputs_end_with_its_beginning(
+def test_the_last_id_of_a_bad_word_is_banned_after_its_other_ids(
     outputs: list[int], expected: set[int]
 ) -> None:
     assert bans(outputs, bad_words=((1, 2), (1, 2, 3), (9, 9, 9, 9))) == expected
 
 
-def test_a_bad_word_that_begins_in_the_prompt_is_not_one() -> None:
+def test_bad_words_are_not_matched_in_the_prompt() -> None:
     assert bans([], prompt=[7, 1], bad_words=((1, 2),)) == set()
     assert bans([2], prompt=[7, 1], bad_words=((1, 2, 3),)) == set()
 
 
-def test_bad_words_and_min_tokens_ban_together() -> None:
+def test_bad_words_and_min_tokens_can_ban_at_the_same_time() -> None:
     assert bans([1], bad_words=((1, 2),), min_tokens=2, stop_token_ids=(4,)) == {2, 4, 99}
     assert bans([0, 1], bad_words=((1, 2),), min_tokens=2, stop_token_ids=(4,)) == {2}
 
 
-def test_bans_that_would_leave_nothing_to_say_do_not_hold() -> None:
+def test_bans_that_would_leave_no_id_are_dropped() -> None:
     assert bans([], bad_words=((5,),), allowed_token_ids=(5,)) == set()
     assert bans([], bad_words=((5,),), allowed_token_ids=(5, 6)) == {5}
     assert bans([1], bad_words=tuple((id,) for id in range(100))) == set()
     assert bans([], min_tokens=3, allowed_token_ids=(99,)) == set()
 
 
-# --- all at once --------------------------------------------------------------------------------
+# --- all parameters together --------------------------------------------------------------------
 
 VOCAB = 40
-MARGIN = 1e-4  # a decision closer than this may fall either way in float32
+MARGIN = 1e-4  # float32 may decide a closer comparison either way
 
 
 class Margin:
-    """How clear the closest decision was."""
+    """The smallest difference of all comparisons."""
 
     def __init__(self) -> None:
         self.least = INF
@@ -279,7 +284,7 @@ class Margin:
 def slow_changes(
     raw: list[float], params: SamplingParams, prompt: list[int], outputs: list[int]
 ) -> list[float]:
-    found = []
+    result = []
     for id, logit in enumerate(raw):
         count = outputs.count(id)
         if params.allowed_token_ids is not None and id not in params.allowed_token_ids:
@@ -292,8 +297,8 @@ def slow_changes(
             penalty = params.repetition_penalty
             logit = logit / penalty if logit > 0 else logit * penalty
         logit -= params.frequency_penalty * count + (params.presence_penalty if count else 0.0)
-        found.append(logit)
-    return found
+        result.append(logit)
+    return result
 
 
 def slow_shape(logits: list[float], params: SamplingParams, margin: Margin) -> list[float]:
@@ -323,7 +328,7 @@ def slow_shape(logits: list[float], params: SamplingParams, margin: Margin) -> l
 def slow_sample(
     raw: list[float], params: SamplingParams, prompt: list[int], outputs: list[int], choice: int
 ) -> tuple[int, float]:
-    """The id, and how clear each decision on the way to it was."""
+    """The sampled id, and the smallest difference of the comparisons that led to it."""
     margin = Margin()
     scores = slow_changes(raw, params, prompt, outputs)
     if params.temperature > 0:
@@ -366,7 +371,7 @@ def all_params(draw: st.DrawFn) -> SamplingParams:
     data=st.data(),
 )
 @settings(max_examples=300)
-def test_a_batch_with_all_fields_on_gives_the_ids_of_a_slow_reference(
+def test_a_batch_with_all_parameters_gives_the_ids_of_the_slow_reference(
     params: list[SamplingParams], tokens: list[int], data: st.DataObject
 ) -> None:
     raw = np.random.default_rng(data.draw(st.integers(0, 2**32))).normal(0, 2, (5, VOCAB))
@@ -381,22 +386,22 @@ def test_a_batch_with_all_fields_on_gives_the_ids_of_a_slow_reference(
         id, margin = slow_sample(logits[row].tolist(), each, prompt, outputs, row % 3)
         assume(margin > MARGIN)
         expected.append(id)
-    found = sample(logits, range(len(params)), samples)
-    assert [each.id for each in found] == expected
+    actual = sample(logits, range(len(params)), samples)
+    assert [each.id for each in actual] == expected
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
-def test_the_changes_on_cuda_are_those_on_the_cpu() -> None:
+def test_changed_logits_on_cuda_equal_those_on_the_cpu() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(6, VOCAB, generator=generator)
-    both = SamplingParams(
+    params = SamplingParams(
         repetition_penalty=1.5,
         frequency_penalty=0.5,
         logit_bias=((1, 2.0), (1, 1.0)),
         allowed_token_ids=tuple(range(30)),
     )
     known = [seen(range(row, 12), [row, row, 20]) for row in range(6)]
-    samples = [Sample(0, row, both, (row + 5,), known[row]) for row in range(6)]
+    samples = [Sample(0, row, params, (row + 5,), known[row]) for row in range(6)]
     expected = changed_logits(logits, samples)
     torch.testing.assert_close(changed_logits(logits.cuda(), samples).cpu(), expected)

@@ -1,4 +1,5 @@
-"""The noise: a pure function of its keys, the stated integer arithmetic, the right distribution."""
+"""The Gumbel noise: a pure function of its keys, with the documented arithmetic and
+distribution."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def mix32(x: int) -> int:
 
 
 def noise_of(a: int, b: int, token: int) -> float:
-    """The definition in noise.py, in Python's integers and doubles."""
+    """The noise of one token by its definition, in Python's integers and floats."""
     bits = mix32((mix32(token ^ a) + b) & MASK)
     return -math.log(-math.log1p(-min((bits + 0.5) / 2**32, W_MAX)))
 
@@ -35,13 +36,11 @@ def noise_of(a: int, b: int, token: int) -> float:
 @given(
     st.integers(-(2**63), 2**63 - 1), st.integers(0, 127), st.integers(0, 2**20), st.integers(0, 99)
 )
-def test_the_noise_is_the_stated_arithmetic(
-    seed: int, choice: int, position: int, token: int
-) -> None:
+def test_the_noise_equals_its_definition(seed: int, choice: int, position: int, token: int) -> None:
     a, b = noise_keys(seed, choice, position)
-    found = float(gumbel([(a, b)], 100, CPU)[0, token])
-    # float32 rounds w, which is amplified where w is close to 1.
-    assert math.isclose(found, noise_of(a, b, token), rel_tol=1e-4, abs_tol=1e-2)
+    actual = float(gumbel([(a, b)], 100, CPU)[0, token])
+    # float32 rounds w, and the logarithms amplify the error if w is close to 1.
+    assert math.isclose(actual, noise_of(a, b, token), rel_tol=1e-4, abs_tol=1e-2)
 
 
 def test_seed_choice_and_position_each_change_the_keys() -> None:
@@ -61,7 +60,7 @@ def test_seed_choice_and_position_each_change_the_keys() -> None:
         max_size=5,
     )
 )
-def test_keys_computed_together_are_those_computed_one_by_one(
+def test_keys_of_a_batch_equal_keys_computed_one_by_one(
     parts: list[tuple[int, int, int]],
 ) -> None:
     samples = [
@@ -77,7 +76,8 @@ def test_the_noise_is_finite_for_every_token_of_a_large_vocabulary() -> None:
 
 
 def test_the_noise_is_gumbel_distributed() -> None:
-    """Mean 0.5772 and variance pi^2 / 6 over 2 million draws; 5 standard errors."""
+    """Over 2 million draws, the mean is 0.5772 within 5 standard errors and the variance is close
+    to pi^2 / 6."""
     noise = gumbel([noise_keys(seed, 1, 2) for seed in range(20)], 100_000, CPU).double()
     variance = math.pi**2 / 6
     assert abs(noise.mean().item() - 0.577216) < 5 * math.sqrt(variance / 2e6)
@@ -85,7 +85,7 @@ def test_the_noise_is_gumbel_distributed() -> None:
 
 
 def test_drawn_tokens_have_the_probabilities_of_the_softmax() -> None:
-    """20,000 positions of one seed; each frequency within 5 standard errors."""
+    """Over 20,000 positions of one seed, each frequency is within 5 standard errors."""
     probabilities = [0.5, 0.25, 0.15, 0.08, 0.02]
     count = 20_000
     logits = torch.tensor([[math.log(p) for p in probabilities]])

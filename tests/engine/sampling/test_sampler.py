@@ -1,4 +1,4 @@
-"""Sampling: the worked examples of the facts (O-SMP), batches, logprobs, bans."""
+"""The torch sampler: worked examples, batches, logprobs and banned ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def logs(probabilities: list[float]) -> list[float]:
 
 
 def shaped(logits: list[float], **values: Any) -> list[float]:
-    """Probabilities after shaping one row."""
+    """The probabilities of one row after temperature and filters."""
     params = SamplingParams(**values)
     return shaped_logits(torch.tensor([logits]), [params]).softmax(-1)[0].tolist()
 
@@ -31,7 +31,7 @@ def kept(logits: list[float], **values: Any) -> list[int]:
 
 
 def draw(logits: list[list[float]], params: list[SamplingParams], position: int = 0) -> list[int]:
-    """One id per row."""
+    """Sample one id per row."""
     samples = [Sample(0, position, each) for each in params]
     rows = torch.tensor(logits)
     return [each.id for each in sample(rows, range(len(logits)), samples)]
@@ -50,11 +50,11 @@ def test_temperature_0_takes_the_largest_logit() -> None:
     ],
 )
 def test_temperature_divides_the_logits(temperature: float, expected: list[float]) -> None:
-    found = shaped([2.0, 1.0, 0.5, 0.1], temperature=temperature)
-    assert found == pytest.approx(expected, abs=1e-5)
+    actual = shaped([2.0, 1.0, 0.5, 0.1], temperature=temperature)
+    assert actual == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_greedy_row_in_a_mixed_batch_is_argmax_and_changes_no_other_row() -> None:
+def test_a_greedy_row_takes_the_argmax_and_affects_no_other_row() -> None:
     logits = [[2.0, 1.0, 0.5, 0.1], [0.3, 0.1, 0.2, 0.15]]
     seeded = SamplingParams(temperature=1.0, seed=7)
     mixed = draw(logits, [SamplingParams(temperature=0.0), seeded])
@@ -63,24 +63,24 @@ def test_a_greedy_row_in_a_mixed_batch_is_argmax_and_changes_no_other_row() -> N
 
 
 def test_top_k_keeps_the_k_largest_and_renormalises() -> None:
-    found = shaped([3.5, 2.1, 1.8, 0.5, 0.1, -0.2, -1.0], top_k=3)
-    assert found == pytest.approx([0.699653, 0.172532, 0.127815, 0, 0, 0, 0], abs=1e-5)
-    found = shaped(logs(FIVE), top_k=3)
-    assert found == pytest.approx([0.470588, 0.352941, 0.176471, 0, 0], abs=1e-5)
+    actual = shaped([3.5, 2.1, 1.8, 0.5, 0.1, -0.2, -1.0], top_k=3)
+    assert actual == pytest.approx([0.699653, 0.172532, 0.127815, 0, 0, 0, 0], abs=1e-5)
+    actual = shaped(logs(FIVE), top_k=3)
+    assert actual == pytest.approx([0.470588, 0.352941, 0.176471, 0, 0], abs=1e-5)
 
 
-def test_ties_with_the_kth_survive_top_k() -> None:
+def test_top_k_keeps_tokens_that_tie_with_the_kth() -> None:
     assert kept([3.0, 2.0, 2.0, 1.0], top_k=2) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, 4, 9])
-def test_top_k_off_or_beyond_the_vocabulary_keeps_all(top_k: int) -> None:
+def test_top_k_off_or_larger_than_the_vocabulary_keeps_all_tokens(top_k: int) -> None:
     assert kept([3.0, 2.0, 2.0, 1.0], top_k=top_k) == [0, 1, 2, 3]
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p() -> None:
-    found = shaped(logs(FIVE), top_p=0.9)
-    assert found == pytest.approx([0.421053, 0.315789, 0.157895, 0.105263, 0], abs=1e-5)
+    actual = shaped(logs(FIVE), top_p=0.9)
+    assert actual == pytest.approx([0.421053, 0.315789, 0.157895, 0.105263, 0], abs=1e-5)
     assert kept(logs(SEVEN), top_p=0.85) == [0, 1, 2, 3]
 
 
@@ -97,22 +97,22 @@ def test_a_tiny_top_p_keeps_the_top_token() -> None:
     assert kept(logs(SEVEN), top_p=1e-9) == [0]
 
 
-def test_top_p_keeps_no_more_of_equal_tokens_than_it_needs() -> None:
+def test_top_p_keeps_only_as_many_tied_tokens_as_it_needs() -> None:
     assert kept([1.0, 1.0, 1.0, 1.0], top_p=0.5) == [0, 1]
 
 
-def test_top_p_is_right_beyond_its_first_look() -> None:
-    """A flat distribution over 5,000 tokens: the nucleus is wider than 1,024."""
+def test_top_p_can_keep_more_than_the_first_1024_tokens() -> None:
+    """The sampler looks at the 1,024 likeliest tokens first. Here all 5,000 are equally likely."""
     assert len(kept([0.0] * 5000, top_p=0.5)) == pytest.approx(2500, abs=1)
 
 
-def test_top_p_counts_what_top_k_left() -> None:
-    """Of 0.4, 0.3, 0.15 renormalised the first two hold 0.82."""
+def test_top_p_counts_the_probabilities_after_top_k() -> None:
+    """After top-k, the first two of 0.4, 0.3 and 0.15 have 0.82 of the mass."""
     assert kept(logs(FIVE), top_k=3, top_p=0.8) == [0, 1]
 
 
 @pytest.mark.parametrize(("min_p", "count"), [(0.1, 5), (0.2, 4), (0.3, 3), (0.5, 2), (0.0, 7)])
-def test_min_p_is_relative_to_the_likeliest(min_p: float, count: int) -> None:
+def test_min_p_is_relative_to_the_likeliest_token(min_p: float, count: int) -> None:
     assert kept(logs(SEVEN), min_p=min_p) == list(range(count))
 
 
@@ -121,12 +121,12 @@ def test_temperature_comes_before_min_p() -> None:
     assert kept([2.0, 1.0, 0.5, 0.1], temperature=1.0, min_p=0.5) == [0]
 
 
-def test_top_k_after_temperature() -> None:
-    found = shaped([2.0, 1.0, 0.5, 0.1], temperature=0.5, top_k=2)
-    assert found == pytest.approx([0.880797, 0.119203, 0, 0], abs=1e-5)
+def test_top_k_is_applied_after_temperature() -> None:
+    actual = shaped([2.0, 1.0, 0.5, 0.1], temperature=0.5, top_k=2)
+    assert actual == pytest.approx([0.880797, 0.119203, 0, 0], abs=1e-5)
 
 
-def test_rows_of_a_batch_are_shaped_each_by_its_own_parameters() -> None:
+def test_each_row_of_a_batch_is_filtered_by_its_own_parameters() -> None:
     logits = torch.tensor([logs(SEVEN)] * 4)
     params = [
         SamplingParams(top_k=2),
@@ -147,41 +147,41 @@ def test_banned_ids_are_never_chosen_greedily_or_drawn() -> None:
     assert [each.id for each in sample(logits, [0, 1], samples)] == [1, 1]
 
 
-def test_logprobs_are_those_before_temperature_with_the_sampled_tokens_rank() -> None:
+def test_logprobs_ignore_temperature_and_include_the_sampled_tokens_rank() -> None:
     params = SamplingParams(temperature=0.5, top_k=1, logprobs=2)
-    [found] = sample(torch.tensor([[1.0, 2.0, 0.5, 0.1]]), [0], [Sample(0, 0, params)])
-    assert found.id == 1
-    assert found.logprobs is not None
-    assert found.logprobs.sampled.logprob == pytest.approx(-0.55422, abs=1e-5)
-    assert found.logprobs.sampled.rank == 1
-    assert [(each.id, each.rank) for each in found.logprobs.top] == [(1, 1), (0, 2)]
-    assert found.logprobs.top[1].logprob == pytest.approx(-1.55422, abs=1e-5)
+    [actual] = sample(torch.tensor([[1.0, 2.0, 0.5, 0.1]]), [0], [Sample(0, 0, params)])
+    assert actual.id == 1
+    assert actual.logprobs is not None
+    assert actual.logprobs.sampled.logprob == pytest.approx(-0.55422, abs=1e-5)
+    assert actual.logprobs.sampled.rank == 1
+    assert [(each.id, each.rank) for each in actual.logprobs.top] == [(1, 1), (0, 2)]
+    assert actual.logprobs.top[1].logprob == pytest.approx(-1.55422, abs=1e-5)
 
 
-def test_the_rank_of_a_token_that_is_not_the_likeliest_counts_the_larger_ones() -> None:
+def test_the_rank_of_a_token_is_one_more_than_the_number_of_larger_logits() -> None:
     params = SamplingParams(temperature=0.0, logprobs=0)
     banned = Sample(0, 0, params, banned=(0, 1))
-    [found] = sample(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), [0], [banned])
-    assert found.logprobs is not None
-    assert (found.id, found.logprobs.sampled.rank, found.logprobs.top) == (2, 3, ())
+    [actual] = sample(torch.tensor([[3.0, 2.0, 1.0, 0.0]]), [0], [banned])
+    assert actual.logprobs is not None
+    assert (actual.id, actual.logprobs.sampled.rank, actual.logprobs.top) == (2, 3, ())
 
 
-def test_only_samples_that_ask_get_logprobs() -> None:
-    asked = SamplingParams(temperature=0.0, logprobs=1)
-    samples = [Sample(0, 0, SamplingParams(temperature=0.0)), Sample(0, 0, asked)]
-    plain, told = sample(torch.zeros(2, 4), [0, 1], samples)
-    assert plain.logprobs is None
-    assert told.logprobs is not None
+def test_only_samples_that_request_logprobs_get_them() -> None:
+    with_logprobs = SamplingParams(temperature=0.0, logprobs=1)
+    samples = [Sample(0, 0, SamplingParams(temperature=0.0)), Sample(0, 0, with_logprobs)]
+    without, requested = sample(torch.zeros(2, 4), [0, 1], samples)
+    assert without.logprobs is None
+    assert requested.logprobs is not None
 
 
-def test_choices_that_share_a_row_draw_each_with_its_own_noise() -> None:
+def test_each_choice_of_a_row_is_drawn_with_its_own_noise() -> None:
     params = SamplingParams(seed=3, n=8)
     samples = [Sample(choice, 5, params) for choice in range(8)]
     ids = [each.id for each in sample(torch.zeros(1, 1000), [0] * 8, samples)]
     assert len(set(ids)) > 4
 
 
-def test_a_sample_does_not_depend_on_its_neighbours_or_its_place() -> None:
+def test_a_sample_does_not_depend_on_the_other_rows_or_their_order() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 500, generator=generator)
     params = [
@@ -196,8 +196,10 @@ def test_a_sample_does_not_depend_on_its_neighbours_or_its_place() -> None:
 
 
 @pytest.mark.parametrize("greedy", [(), (1, 4)], ids=["all drawn", "some greedy"])
-def test_samples_drawn_in_several_parts_are_those_drawn_alone(greedy: tuple[int, ...]) -> None:
-    """Of so large a vocabulary a CPU draws two rows at once."""
+def test_samples_of_a_large_vocabulary_are_the_same_in_parts_and_alone(
+    greedy: tuple[int, ...],
+) -> None:
+    """On a CPU the sampler draws two rows of this vocabulary at a time."""
     count, vocab = 5, CPU_PART // 2 - 7
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
     samples = [

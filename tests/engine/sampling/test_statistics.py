@@ -1,7 +1,8 @@
-"""What is drawn has the probabilities of the filtered softmax, and what is filtered is what the
-reference processors of transformers filter.
+"""Sampled tokens have the probabilities of the filtered softmax, and the filters equal the logits
+processors of transformers.
 
-Draws are keyed by (seed, choice, position), so each test draws the same 20,000 tokens on every run.
+The noise depends only on (seed, choice, position), so each test draws the same 20,000 tokens on
+every run.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from tests.support.needs import needs
 
 DRAWS = 20_000
 VOCAB = 60
-# A right sampler fails a test of this level once in 1,000 choices of seeds; these are fixed.
+# A correct sampler fails a test at this level for one in 1,000 choices of seeds. The seeds are
+# fixed.
 LEVEL = 1e-3
-FEWEST_EXPECTED = 5  # draws in a cell, for the statistic to be distributed as chi-square
+FEWEST_EXPECTED = 5  # draws expected in a cell; with fewer the statistic is not chi-square
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(8)) * 1.5
 PARAMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -36,7 +38,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "min-p": {"min_p": 0.05},
     "all filters": {"temperature": 1.2, "min_p": 0.02, "top_k": 30, "top_p": 0.9},
 }
-Keys = Callable[[int], tuple[int, int, int]]  # of a draw: seed, choice, position
+Keys = Callable[[int], tuple[int, int, int]]  # number of a draw -> seed, choice, position
 KEYS: dict[str, Keys] = {
     "positions": lambda draw: (11, 0, draw),
     "choices": lambda draw: (11, draw, 5),
@@ -53,7 +55,7 @@ def ops_of(kernels: str) -> tuple[Ops, torch.device]:
 
 
 def counts_of(kernels: str, values: dict[str, Any], keys: Keys) -> torch.Tensor:
-    """How often each token is drawn."""
+    """The number of times that each token is drawn."""
     ops, device = ops_of(kernels)
     drawn = [keys(draw) for draw in range(DRAWS)]
     samples = [
@@ -69,14 +71,15 @@ def probabilities(values: dict[str, Any]) -> torch.Tensor:
 
 
 def p_value(counts: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of Pearson's chi-square test; rare tokens share a cell, tokens never drawn have none."""
+    """The p-value of Pearson's chi-square test. Rare tokens share a cell. That cell is left out if
+    fewer than FEWEST_EXPECTED draws are expected in it."""
     rare = expected < FEWEST_EXPECTED
     cells = [(counts[~rare].double(), expected[~rare])]
     if expected[rare].sum() >= FEWEST_EXPECTED:
         cells.append((counts[rare].sum()[None].double(), expected[rare].sum()[None]))
-    found, wanted = (torch.cat(parts) for parts in zip(*cells, strict=True))
-    statistic = ((found - wanted).square() / wanted).sum()
-    freedom = torch.tensor((len(wanted) - 1) / 2, dtype=torch.float64)
+    observed, predicted = (torch.cat(parts) for parts in zip(*cells, strict=True))
+    statistic = ((observed - predicted).square() / predicted).sum()
+    freedom = torch.tensor((len(predicted) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
@@ -96,23 +99,23 @@ def test_positions_choices_and_seeds_all_draw_from_the_softmax(name: str, kernel
     assert p_value(counts, probabilities(PARAMS["all filters"]) * DRAWS) > LEVEL
 
 
-def test_the_statistic_would_notice_a_temperature_that_is_5_percent_off() -> None:
+def test_the_statistic_detects_a_temperature_that_is_wrong_by_5_percent() -> None:
     counts = counts_of("torch", {"temperature": 1.05}, KEYS["positions"])
     assert p_value(counts, probabilities({}) * DRAWS) < LEVEL
 
 
 def reference(logits_QV: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
-    """The processors of transformers, in our order."""
+    """The result of transformers' processors, in the order of our filters."""
     from transformers.generation import logits_process as theirs
 
-    made: Sequence[tuple[str, Callable[[Any], Any]]] = [
+    processors: Sequence[tuple[str, Callable[[Any], Any]]] = [
         ("temperature", theirs.TemperatureLogitsWarper),
         ("min_p", theirs.MinPLogitsWarper),
         ("top_k", theirs.TopKLogitsWarper),
         ("top_p", theirs.TopPLogitsWarper),
     ]
     ids = torch.zeros(len(logits_QV), 1, dtype=torch.int64)
-    for name, processor in made:
+    for name, processor in processors:
         if name in values:
             logits_QV = processor(values[name])(ids, logits_QV)
     return logits_QV
@@ -138,6 +141,6 @@ def reference(logits_QV: torch.Tensor, values: dict[str, Any]) -> torch.Tensor:
 def test_filters_equal_the_reference_processors(values: dict[str, Any], vocab: int) -> None:
     logits = torch.randn(16, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     expected = reference(logits.clone(), values)
-    found = shaped_logits(logits.clone(), [SamplingParams(**values)] * len(logits))
-    assert torch.equal(found == -math.inf, expected == -math.inf)
-    torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=1e-5, atol=1e-7)
+    actual = shaped_logits(logits.clone(), [SamplingParams(**values)] * len(logits))
+    assert torch.equal(actual == -math.inf, expected == -math.inf)
+    torch.testing.assert_close(actual.softmax(-1), expected.softmax(-1), rtol=1e-5, atol=1e-7)
