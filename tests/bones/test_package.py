@@ -12,6 +12,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -73,6 +74,15 @@ def test_links_of_the_readme_are_absolute_on_the_registry_s_page(package: Distri
     shown = LINK.findall(package.metadata["Description"])
     assert any("://" not in link for link in written)
     assert shown == [link if "://" in link else f"{SITE}/{link}" for link in written]
+
+
+@pytest.mark.integration
+def test_each_package_of_the_wheel_is_marked_as_typed(wheel: Path) -> None:
+    names = ZipFile(wheel).namelist()
+    packages = {name.split("/")[0] for name in names if name.startswith("baton_")}
+    packages = {name for name in packages if not name.endswith(".dist-info")}
+    assert len(packages) == 10
+    assert {name for name in packages if f"{name}/py.typed" not in names} == set()
 
 
 @pytest.mark.integration
