@@ -48,13 +48,15 @@ class Tenants:
         self, keys: Keys, secret: str = "", admin_key: str = "", link_token: str = ""
     ) -> None:
         """Without `keys` everybody may send requests. With a `secret` no two tenants share KV."""
-        salts = {one.name: _salt(secret, one.name) for one in (*keys.values(), Tenant())}
+        salts = {tenant.name: _salt(secret, tenant.name) for tenant in (*keys.values(), Tenant())}
         self._open = not keys
         self._link_token = link_token
-        self._tenants = {d: replace(one, salt=salts[one.name]) for d, one in keys.items()}
+        self._tenants = {
+            digest: replace(tenant, salt=salts[tenant.name]) for digest, tenant in keys.items()
+        }
         if admin_key:
             self._tenants[_digest(admin_key)] = Tenant("", salts[""], admin=True)
-        self.names = frozenset(one.name for one in self._tenants.values())
+        self.names = frozenset(tenant.name for tenant in self._tenants.values())
 
     @classmethod
     def of_settings(cls, settings: RouterSettings) -> Tenants:
@@ -63,53 +65,54 @@ class Tenants:
         secret = settings.tenant_secret if settings.sharing == "tenant" else ""
         return cls(keys, secret, settings.admin_key, settings.link_token)
 
-    def who(self, authorization: str | None) -> Tenant:
+    def tenant_of(self, authorization: str | None) -> Tenant:
         """The tenant of a request with this header. Raise Unauthorized."""
-        return Tenant() if self._open else self._holder(authorization)
+        return Tenant() if self._open else self._tenant_of_key(authorization)
 
     def admin(self, authorization: str | None) -> Tenant:
         """Check access to what concerns all tenants: an admin key or the link token is needed, or
         nothing if there are no keys at all. Raise Unauthorized, Forbidden."""
-        if not self._tenants or self._says_token(authorization):
+        if not self._tenants or self._has_link_token(authorization):
             return Tenant(admin=True)
-        tenant = self._holder(authorization)
+        tenant = self._tenant_of_key(authorization)
         if not tenant.admin:
             raise Forbidden(
-                "this is every tenant's and wants an admin key: one whose line in the file of"
-                f" keys ends with `{ADMIN}`",
+                "this route covers all tenants and needs an admin key: one whose line in the "
+                f"file of keys ends with `{ADMIN}`",
                 code="admin_key_required",
             )
         return tenant
 
-    def commander(self, authorization: str | None, peer: str | None) -> Tenant:
+    def node_admin(self, authorization: str | None, peer: str | None) -> Tenant:
         """Check access to routes that change nodes: an admin key or the link token is needed. If
         the router has neither, only clients on this machine may. `peer` is the client's address.
         Raise Unauthorized, Forbidden."""
-        if self._tenants or self._says_token(authorization):
+        if self._tenants or self._has_link_token(authorization):
             return self.admin(authorization)
         if self._link_token:
             raise Unauthorized(
-                "this wants the pool's link token; send it as `Authorization: Bearer TOKEN`",
+                "this route needs the pool's link token; send it as `Authorization: Bearer TOKEN`",
                 code="invalid_link_token",
             )
         if not is_loopback(peer or ""):
             raise Forbidden(
-                "this router has no API keys and no link token, so only clients on its own machine"
-                f" may do this, and {peer or 'this client'} is none; give the router and its nodes"
-                " a token (--link-token), and send it as `Authorization: Bearer TOKEN`"
+                "this router has no API keys and no link token, so only clients on its own "
+                f"machine may use this route, and {peer or 'this client'} is not on it; give "
+                "the router and its nodes a token (--link-token), and send it as "
+                "`Authorization: Bearer TOKEN`"
             )
         return Tenant(admin=True)
 
-    def _says_token(self, authorization: str | None) -> bool:
+    def _has_link_token(self, authorization: str | None) -> bool:
         return bool(self._link_token) and says_token(authorization or "", self._link_token)
 
-    def _holder(self, authorization: str | None) -> Tenant:
+    def _tenant_of_key(self, authorization: str | None) -> Tenant:
         scheme, _, key = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthorized("there is no API key; send it as `Authorization: Bearer KEY`")
+            raise Unauthorized("the request has no API key; send it as `Authorization: Bearer KEY`")
         tenant = self._tenants.get(_digest(key.strip()))
         if tenant is None:
-            raise Unauthorized("the API key is unknown; ask who runs this pool for one")
+            raise Unauthorized("the API key is unknown; ask the operator of this pool for one")
         return tenant
 
 
@@ -120,7 +123,7 @@ def read_keys(path: str) -> Keys:
     except OSError as error:
         raise StartError(f"--api-keys {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise StartError(f"--api-keys {path} is no text in UTF-8") from None
+        raise StartError(f"--api-keys {path} is not UTF-8 text; save the file as UTF-8") from None
     keys: dict[bytes, Tenant] = {}
     lines: dict[bytes, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -130,12 +133,14 @@ def read_keys(path: str) -> Keys:
         try:
             tenant, digest = _entry(words)
             if digest in keys:
-                raise ValueError(f"the key of line {lines[digest]} again; write each key once")
+                raise ValueError(
+                    f"this line repeats the key of line {lines[digest]}; write each key once"
+                )
         except ValueError as error:
             raise StartError(f"--api-keys {path}, line {number}: {error}") from None
         keys[digest], lines[digest] = tenant, number
     if not keys:
-        raise StartError(f"--api-keys {path} holds no key; write lines of TENANT KEY")
+        raise StartError(f"--api-keys {path} contains no key; write lines of TENANT KEY")
     return keys
 
 
@@ -143,22 +148,25 @@ def _entry(words: list[str]) -> tuple[Tenant, bytes]:
     """Parse a line's words. Raise ValueError without repeating a word, which may be a key."""
     if len(words) != 2 and words[2:] != [ADMIN]:
         raise ValueError(
-            f"{len(words)} words; write TENANT KEY, or TENANT {HASHED}HEX, and `{ADMIN}` behind an"
-            " admin's"
+            f"the line has {len(words)} words; write TENANT KEY or TENANT {HASHED}HEX, and "
+            f"append `{ADMIN}` for an admin's key"
         )
     name, key = words[:2]
     tenant = Tenant(name, admin=len(words) > 2)
     if _NAME.fullmatch(name) is None:
         raise ValueError(
-            "the tenant's name is none; write at most 64 letters, digits, '.', '_' and '-', a"
-            " letter or digit first"
+            "the tenant's name is invalid; use at most 64 letters, digits, '.', '_' and '-', "
+            "and start with a letter or digit"
         )
     if key.startswith(HASHED):
         if _HEX.fullmatch(key.removeprefix(HASHED)) is None:
             raise ValueError(f"{HASHED} is not followed by 64 hex digits; write the key's SHA-256")
         return tenant, bytes.fromhex(key.removeprefix(HASHED))
     if not (key.isascii() and key.isprintable()):
-        raise ValueError("the key holds what no header can carry; write letters, digits and signs")
+        raise ValueError(
+            "the key contains characters that no HTTP header can carry; use printable "
+            "ASCII characters"
+        )
     return tenant, _digest(key)
 
 

@@ -156,7 +156,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for address in self.nodes:
             if not address.startswith(("http://", "https://")):
                 raise InvalidRequest(
-                    f"node address {address!r} is no URL; use http://host:port", param="nodes"
+                    f"node address {address!r} is not a URL; use http://host:port", param="nodes"
                 )
         for name in _POSITIVE:
             value = getattr(self, name)
@@ -168,7 +168,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise InvalidRequest(f"{name} is {value}; it must be 0 or more", param=name)
         if not (self.admin_key.isascii() and self.admin_key.isprintable()):
             raise InvalidRequest(
-                "admin_key holds what no header can carry; use letters, digits and signs",
+                "admin_key contains characters that no HTTP header can carry; use "
+                "printable ASCII characters",
                 param="admin_key",
             )
         self._check_pages()
@@ -178,15 +179,15 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for host in self.allowed_hosts:
             if not is_host(host):
                 raise InvalidRequest(
-                    f"allowed host {host!r} is none; use a name or an address, with or without a"
-                    f" port, or {ANY} for all",
+                    f"allowed host {host!r} is invalid; use a name or an address, with or "
+                    f"without a port, or {ANY} for all",
                     param="allowed_hosts",
                 )
         for origin in self.cors_origins:
             if origin != ANY and plain_origin(origin) is None:
                 raise InvalidRequest(
-                    f"origin {origin!r} is none; use https://host or http://host:port, without a"
-                    f" path, or {ANY} for all",
+                    f"origin {origin!r} is invalid; use https://host or http://host:port, "
+                    f"without a path, or {ANY} for all",
                     param="cors_origins",
                 )
 
@@ -195,15 +196,15 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return
         if not self.api_keys:
             raise InvalidRequest(
-                "sharing is 'tenant', and nothing tells tenants apart: give a file of API keys"
-                " (--api-keys), or share in the pool (--sharing pool)",
+                "sharing is 'tenant', but the router cannot tell tenants apart; give a file of "
+                "API keys (--api-keys), or share in the pool (--sharing pool)",
                 param="sharing",
             )
         if not self.tenant_secret:
             raise InvalidRequest(
-                "sharing is 'tenant', and no tenant_secret is there to derive salts from: give"
-                " all routers of the pool the same (BATON_TENANT_SECRET), or share in the pool"
-                " (--sharing pool)",
+                "sharing is 'tenant', but there is no tenant_secret to derive salts from; give "
+                "all routers of the pool the same secret (BATON_TENANT_SECRET), or share in "
+                "the pool (--sharing pool)",
                 param="tenant_secret",
             )
 

@@ -31,8 +31,8 @@ TOO_LONG = Sizes(target=64, others=48, answer=1200)
 PATIENCE_S = 240.0
 NEVER_S = 600.0
 MESSAGE = (
-    "the pool rolled out to revision {} while this request ran, and no stream crosses over to it;"
-    " send the request again"
+    "the pool rolled out to revision {} while this request ran, and a running stream cannot"
+    " move to it; send the request again"
 )
 
 

@@ -54,11 +54,11 @@ def test_a_key_is_an_admins_where_its_line_says_so(write: Any) -> None:
     keys = read_keys(write(f"acme {ACME}\nops sha256:{digest(GLOBEX)} admin\n"))
     assert [tenant.admin for tenant in keys.values()] == [False, True]
     tenants = Tenants(keys)
-    assert tenants.admin(f"Bearer {GLOBEX}") == tenants.who(f"Bearer {GLOBEX}")
-    with pytest.raises(Forbidden, match="wants an admin key") as caught:
+    assert tenants.admin(f"Bearer {GLOBEX}") == tenants.tenant_of(f"Bearer {GLOBEX}")
+    with pytest.raises(Forbidden, match="needs an admin key") as caught:
         tenants.admin(f"Bearer {ACME}")
     assert caught.value.reason == "admin_key_required"
-    with pytest.raises(Unauthorized, match="there is no API key"):
+    with pytest.raises(Unauthorized, match="the request has no API key"):
         tenants.admin(None)
 
 
@@ -66,13 +66,13 @@ def test_the_routers_own_admin_key_is_an_admin_of_no_tenant(write: Any) -> None:
     tenants = Tenants(read_keys(write(f"acme {ACME}\n")), SECRET, "key-of-up")
     found = tenants.admin("Bearer key-of-up")
     assert (found.name, found.admin) == ("", True)
-    assert found.salt not in ("", tenants.who(f"Bearer {ACME}").salt)
+    assert found.salt not in ("", tenants.tenant_of(f"Bearer {ACME}").salt)
 
 
 def test_without_keys_everybody_may_see_all_and_with_an_admin_key_only_who_has_it() -> None:
     assert Tenants({}).admin(None).admin
     alone = Tenants({}, admin_key="key-of-up")
-    assert alone.who(None) == Tenant()
+    assert alone.tenant_of(None) == Tenant()
     with pytest.raises(Unauthorized):
         alone.admin(None)
 
@@ -80,14 +80,14 @@ def test_without_keys_everybody_may_see_all_and_with_an_admin_key_only_who_has_i
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (ACME, "1 words; write TENANT KEY"),
-        (f"acme {ACME} # ours", "4 words; write TENANT KEY"),
-        (f"{ACME}! acme", "the tenant's name is none; write at most 64 letters"),
-        (f"{'t' * 65} {ACME}", "the tenant's name is none"),
+        (ACME, "the line has 1 words; write TENANT KEY"),
+        (f"acme {ACME} # ours", "the line has 4 words; write TENANT KEY"),
+        (f"{ACME}! acme", "the tenant's name is invalid; use at most 64 letters"),
+        (f"{'t' * 65} {ACME}", "the tenant's name is invalid"),
         ("acme sha256:key-of-acme", "sha256: is not followed by 64 hex digits"),
-        (f"acme {ACME}\N{LATIN SMALL LETTER A WITH DIAERESIS}", "what no header can carry"),
-        (f"globex {digest('x')}\nglobex sha256:{digest(digest('x'))}", "the key of line 3 again"),
-        ("globex first", "the key of line 2 again; write each key once"),
+        (f"acme {ACME}\N{LATIN SMALL LETTER A WITH DIAERESIS}", "characters that no HTTP header can carry"),
+        (f"globex {digest('x')}\nglobex sha256:{digest(digest('x'))}", "this line repeats the key of line 3"),
+        ("globex first", "this line repeats the key of line 2; write each key once"),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number_and_no_word_of_it_is_shown(
@@ -108,9 +108,9 @@ def test_a_wrong_line_is_named_by_its_number_and_no_word_of_it_is_shown(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "holds no key; write lines of TENANT KEY"),
-        ("# nobody yet\n\n", "holds no key"),
-        (b"acme \xff\xfe\n", "is no text in UTF-8"),
+        ("", "contains no key; write lines of TENANT KEY"),
+        ("# nobody yet\n\n", "contains no key"),
+        (b"acme \xff\xfe\n", "is not UTF-8 text"),
     ],
 )
 def test_a_file_without_a_key_is_refused_since_nobody_could_ask(
@@ -145,7 +145,7 @@ def tenants(write: Any) -> Tenants:
     ],
 )
 def test_a_key_is_its_tenants(tenants: Tenants, header: str, name: str) -> None:
-    found = tenants.who(header)
+    found = tenants.tenant_of(header)
     assert (found.name, found.salt) == (name, tenant_salt(SECRET.encode(), name))
 
 
@@ -154,7 +154,7 @@ def test_a_request_without_a_key_is_told_how_to_send_one(
     tenants: Tenants, header: str | None
 ) -> None:
     with pytest.raises(Unauthorized, match="send it as `Authorization: Bearer KEY`"):
-        tenants.who(header)
+        tenants.tenant_of(header)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +162,18 @@ def test_a_request_without_a_key_is_told_how_to_send_one(
 )
 def test_a_key_that_is_not_in_the_file_is_refused_unseen(tenants: Tenants, key: str) -> None:
     with pytest.raises(Unauthorized, match="the API key is unknown") as caught:
-        tenants.who(f"Bearer {key}")
+        tenants.tenant_of(f"Bearer {key}")
     assert key not in caught.value.message or key == "acme"
 
 
 def test_without_keys_everybody_is_nobody_in_particular() -> None:
-    assert Tenants({}, SECRET).who(f"Bearer {ACME}") == Tenants({}).who(None) == Tenant("", "")
+    assert Tenants({}, SECRET).tenant_of(f"Bearer {ACME}") == Tenants({}).tenant_of(None) == Tenant("", "")
 
 
 def test_salts_are_a_tenants_own_and_another_secrets_are_others(write: Any) -> None:
     keys = read_keys(write(f"acme {ACME}\nglobex {GLOBEX}\nacme second\n"))
     salts = {
-        Tenants(keys, secret).who(f"Bearer {key}").salt
+        Tenants(keys, secret).tenant_of(f"Bearer {key}").salt
         for secret in (SECRET, "another")
         for key in (ACME, "second", GLOBEX)
     }
@@ -183,13 +183,13 @@ def test_salts_are_a_tenants_own_and_another_secrets_are_others(write: Any) -> N
 def test_tenants_that_share_have_names_and_no_salts(write: Any) -> None:
     path = write(f"acme {ACME}\n")
     shared = RouterSettings(nodes=NODES, api_keys=path, tenant_secret=SECRET)
-    assert Tenants.of_settings(shared).who(f"Bearer {ACME}") == Tenant("acme", "")
+    assert Tenants.of_settings(shared).tenant_of(f"Bearer {ACME}") == Tenant("acme", "")
     apart = RouterSettings(nodes=NODES, api_keys=path, tenant_secret=SECRET, sharing="tenant")
-    assert Tenants.of_settings(apart).who(f"Bearer {ACME}").salt != ""
+    assert Tenants.of_settings(apart).tenant_of(f"Bearer {ACME}").salt != ""
 
 
 def test_a_tenant_does_not_show_its_salt(tenants: Tenants) -> None:
-    found = tenants.who(f"Bearer {ACME}")
+    found = tenants.tenant_of(f"Bearer {ACME}")
     assert "acme" in repr(found)
     assert found.salt not in repr(found)
 

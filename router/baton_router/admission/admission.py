@@ -189,27 +189,27 @@ def has_room(
     decodes = [node for node in nodes if node.report.role == "decode"]
     if not decodes:
         return _hosts_have_room(nodes, rule, pending, tokens, sequences)
-    time, most_ms = 0.0, math.inf
+    free_tokens, max_slowdown_ms = 0.0, math.inf
     if rule.splits(tokens):
         prefills = [node for node in nodes if node.report.role != "decode"]
-        time, most_ms = _prefill_time(prefills, rule, pending.tokens)
-    return _hosts_have_room(decodes, rule, pending, tokens, sequences, time, most_ms)
+        free_tokens, max_slowdown_ms = _prefill_tokens(prefills, rule, pending.tokens)
+    return _hosts_have_room(decodes, rule, pending, tokens, sequences, free_tokens, max_slowdown_ms)
 
 
-def _prefill_time(
+def _prefill_tokens(
     prefills: Sequence[NodeView], rule: CapacityRule, needed: int
 ) -> tuple[float, float]:
     """Prompt tokens that the prefill nodes can still take, counted up to `needed`, and the most ms
     by which the request may slow a decode node's sequences for that node's time to count. The limit
     is infinite if the prefill nodes have room or if there are none."""
-    time, shortest_queue_ms = 0.0, math.inf
+    free_tokens, shortest_queue_ms = 0.0, math.inf
     for node in prefills:
-        time += _time(node, rule)
-        if time > needed:
-            return time, math.inf
-        shortest_queue_ms = min(shortest_queue_ms, _ms(node, node.queued_tokens))
+        free_tokens += _free_tokens(node, rule)
+        if free_tokens > needed:
+            return free_tokens, math.inf
+        shortest_queue_ms = min(shortest_queue_ms, _compute_ms(node, node.queued_tokens))
     only_prefills = rule.handoff != "auto" and prefills
-    return time, 0.0 if only_prefills else shortest_queue_ms
+    return free_tokens, 0.0 if only_prefills else shortest_queue_ms
 
 
 def _hosts_have_room(
@@ -218,45 +218,45 @@ def _hosts_have_room(
     pending: AdmittedLoad,
     tokens: int,
     sequences: int,
-    time: float = 0.0,
-    most_ms: float = math.inf,
+    free_tokens: float = 0.0,
+    max_slowdown_ms: float = math.inf,
 ) -> bool:
     """Whether the hosts have free sequences for the request and the pending ones, and whether the
     pool, with the prefill nodes' `time`, can compute the pending tokens. Usually the first host
     decides, and the rest is not examined."""
-    free, beside = 0, math.inf
+    free, reserved = 0, math.inf
     for node in hosts:
-        mine = max(0, _free(node, rule))
-        free += mine
-        wanted = min(sequences, max(1, _most(node, rule) // 2))
-        if mine >= wanted:
-            beside = min(beside, wanted)
-        if node.sequences * _ms(node, tokens) < most_ms:
-            time += _time(node, rule)
-        if free - beside >= pending.sequences and time > pending.tokens:
+        free_here = max(0, _free_sequences(node, rule))
+        free += free_here
+        needed_here = min(sequences, max(1, _max_sequences(node, rule) // 2))
+        if free_here >= needed_here:
+            reserved = min(reserved, needed_here)
+        if node.sequences * _compute_ms(node, tokens) < max_slowdown_ms:
+            free_tokens += _free_tokens(node, rule)
+        if free - reserved >= pending.sequences and free_tokens > pending.tokens:
             return True
     return False
 
 
-def _most(node: NodeView, rule: CapacityRule) -> int:
-    most = rule.sequences or node.report.max_num_seqs or USUAL_SEQUENCES
-    return most - int(rule.kept * most)
+def _max_sequences(node: NodeView, rule: CapacityRule) -> int:
+    limit = rule.sequences or node.report.max_num_seqs or USUAL_SEQUENCES
+    return limit - int(rule.kept * limit)
 
 
-def _free(node: NodeView, rule: CapacityRule) -> int:
-    return _most(node, rule) - node.sequences
+def _free_sequences(node: NodeView, rule: CapacityRule) -> int:
+    return _max_sequences(node, rule) - node.sequences
 
 
-def _time(node: NodeView, rule: CapacityRule) -> float:
+def _free_tokens(node: NodeView, rule: CapacityRule) -> float:
     """Prompt tokens until the node is full; infinite if the node has not measured its speed."""
-    if _free(node, rule) <= 0:
+    if _free_sequences(node, rule) <= 0:
         return 0.0
     speed = node.report.speeds.prefill_tokens_per_s
-    most = max(1.0, speed * rule.queue_ms / 1000) if speed > 0 else math.inf
-    return max(0.0, most - node.queued_tokens)
+    capacity = max(1.0, speed * rule.queue_ms / 1000) if speed > 0 else math.inf
+    return max(0.0, capacity - node.queued_tokens)
 
 
-def _ms(node: NodeView, tokens: int) -> float:
+def _compute_ms(node: NodeView, tokens: int) -> float:
     """Milliseconds to compute this many prompt tokens; 0 if the node has not measured its speed."""
     speed = node.report.speeds.prefill_tokens_per_s
     return 1000 * tokens / speed if speed > 0 else 0.0
@@ -288,11 +288,11 @@ class Admission:
         self._shared = False
         rule = self._rule = CapacityRule.of_settings(settings)
         self._shared_rules = {
-            each: rule.shared(prompts=each[0], sequences=each[1])
-            for each in product((False, True), repeat=2)
+            flags: rule.shared(prompts=flags[0], sequences=flags[1])
+            for flags in product((False, True), repeat=2)
         }
         self._wait_s = settings.queue_timeout_s
-        self._most_sequences = settings.max_call_sequences
+        self._max_call_sequences = settings.max_call_sequences
         self._view = view
         view.eased = self._admit_waiting
         self._budgets = budgets
@@ -321,10 +321,10 @@ class Admission:
         """Number of prompts of the calls that wait."""
         return sum(turn.prompts for turn in self._turns.values())
 
-    def most_sequences(self, tenant: str) -> int:
+    def max_call_sequences(self, tenant: str) -> int:
         """The most sequences one call of this tenant may ask for."""
-        most = self.limits.of(tenant).max_call_sequences
-        return self._most_sequences if most is None else most
+        limit = self.limits.of(tenant).max_call_sequences
+        return self._max_call_sequences if limit is None else limit
 
     async def charge(self, tenant: str, prepared: Sequence[Prepared]) -> BudgetBooking | None:
         """Charge the most a call can cost; None without a budget. Raise RateLimited, or
@@ -353,13 +353,13 @@ class Admission:
             )
             await self._wait(waiter, turn, call, events)
         else:
-            self._let_in(turn)
+            self._admit(turn)
         tickets = [self._ticket(turn)]
         for item in prompts[1:]:
             turn = self._turn(tenant, item)
             if self.waiting or not self._fits(turn, self._rule_of(tenant)):
                 break
-            self._let_in(turn)
+            self._admit(turn)
             tickets.append(self._ticket(turn))
         return tickets
 
@@ -378,7 +378,7 @@ class Admission:
             await asyncio.gather(self._admitting, return_exceptions=True)
         await self._budgets.close()
 
-    def left(self, tenant: str, usage: Usage | None, booking: BudgetBooking | None) -> None:
+    def end_call(self, tenant: str, usage: Usage | None, booking: BudgetBooking | None) -> None:
         """A call is over: record its usage and settle its budget. `usage` None: it never ran."""
         if usage is not None:
             self._metrics.used(tenant, usage)
@@ -391,11 +391,11 @@ class Admission:
     def _ticket(self, turn: _Turn) -> Ticket:
         return Ticket(
             turn.load.sequences,
-            placed=partial(self._arrived, turn.load),
+            placed=partial(self._placed, turn.load),
             free=partial(self._running.give_back, turn.tenant),
         )
 
-    def _arrived(self, load: AdmittedLoad) -> None:
+    def _placed(self, load: AdmittedLoad) -> None:
         self._pending.sequences -= load.sequences
         self._pending.tokens -= load.tokens
         self._admit_waiting()
@@ -406,7 +406,7 @@ class Admission:
         self, waiter: Waiter, turn: _Turn, call: Waiting, events: KeepAlive | None
     ) -> None:
         since = self._clock()
-        call.waits = f"every node is full; {self.waiting} requests waited before it"
+        call.waits = f"every node is full; {self.waiting} requests wait ahead of this one"
         self._join(waiter, turn)
         try:
             wait_s = math.inf if waiter.begun else self._wait_s
@@ -424,16 +424,16 @@ class Admission:
         if self._ending:
             raise Unavailable("the router is shutting down; send the request again")
         try:
-            loser = self._queue.add(waiter)
+            evicted = self._queue.add(waiter)
         except QueueFull as error:
-            error.retry_after = self._drain_s()
+            error.retry_after = self._retry_after_s()
             raise
-        if loser is not None:
-            self._turns[loser].refuse(
+        if evicted is not None:
+            self._turns[evicted].refuse(
                 QueueFull(
-                    "another tenant, with fewer requests that wait, got this one's place in the"
-                    " full queue; send the request again later",
-                    retry_after=self._drain_s(),
+                    "the queue is full, and a tenant with fewer waiting requests took this "
+                    "request's place; send the request again later",
+                    retry_after=self._retry_after_s(),
                 )
             )
         self._turns[waiter] = turn
@@ -451,7 +451,7 @@ class Admission:
             if now >= give_up_at:
                 raise QueueTimeout(
                     f"every node was full for {self._wait_s:g} s; send the request again later",
-                    retry_after=self._drain_s(),
+                    retry_after=self._retry_after_s(),
                 )
             send_at = sent_at + events.keepalive_s if events is not None else give_up_at
             if events is not None and now >= send_at:
@@ -471,7 +471,7 @@ class Admission:
         while (head := self._next_admissible()) is not None:
             self._queue.take(head)
             self._granted.append(self._clock())
-            self._let_in(self._turns[head])
+            self._admit(self._turns[head])
 
     def _next_admissible(self) -> Waiter | None:
         """The first waiter that fits. Waiters below their share, or for other nodes, may pass those
@@ -495,8 +495,8 @@ class Admission:
         if not self._shared:
             return self._rule
         weight = self.limits.of(tenant).weight
-        more = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)
-        return self._shared_rules[more]
+        over_share = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)
+        return self._shared_rules[over_share]
 
     def _turn(self, tenant: str, item: Prepared, prompts: int = 1) -> _Turn:
         """Tokens that some node has cached do not count: placement sends the request there."""
@@ -505,7 +505,7 @@ class Admission:
         tokens = max(1, len(item.request.prompt_ids) - cached * chunk)
         return _Turn(tenant, AdmittedLoad(item.request.params.n, tokens), item.kind, prompts)
 
-    def _let_in(self, turn: _Turn) -> None:
+    def _admit(self, turn: _Turn) -> None:
         self._pending.sequences += turn.load.sequences
         self._pending.tokens += turn.load.tokens
         weight = self.limits.of(turn.tenant).weight
@@ -513,7 +513,7 @@ class Admission:
         self._computed.add(turn.tenant, turn.load.tokens, weight)
         turn.grant()
 
-    def _drain_s(self) -> float:
+    def _retry_after_s(self) -> float:
         """Estimated seconds until all waiting prompts had their turn, at the latest rate."""
         if len(self._granted) < 2:
             return 1.0

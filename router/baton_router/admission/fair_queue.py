@@ -56,14 +56,14 @@ class UsageShares:
         return len(self._shares)
 
     def add(self, tenant: str, amount: float, weight: float) -> None:
-        passed = (self._clock() - self._since) / self._fades_s
-        if passed > 1:
-            self._fade(math.exp(-passed))
-            passed = 0.0
-        grown = math.exp(passed)
+        elapsed = (self._clock() - self._since) / self._fades_s
+        if elapsed > 1:
+            self._fade(math.exp(-elapsed))
+            elapsed = 0.0
+        scale = math.exp(elapsed)
         share = self._shares.setdefault(tenant, _Share(0.0, 0.0))
-        share.amount += amount * grown
-        self._amounts += amount * grown
+        share.amount += amount * scale
+        self._amounts += amount * scale
         self._weights += weight - share.weight
         share.weight = weight
 
@@ -84,13 +84,15 @@ class UsageShares:
         others = self._weights - share.weight if len(self._shares) > 1 else 1.0
         return share.amount * (weight + others) > weight * self._amounts
 
-    def _fade(self, left: float) -> None:
+    def _fade(self, factor: float) -> None:
         """Scale all amounts by `left` and forget tenants with a negligible one."""
         self._since = self._clock()
-        least = FADED * left * self._amounts
+        min_amount = FADED * factor * self._amounts
         for share in self._shares.values():
-            share.amount *= left
-        self._shares = {name: one for name, one in self._shares.items() if one.amount > least}
+            share.amount *= factor
+        self._shares = {
+            name: share for name, share in self._shares.items() if share.amount > min_amount
+        }
         self._amounts = sum(share.amount for share in self._shares.values())
         self._weights = sum(share.weight for share in self._shares.values())
 
@@ -120,7 +122,7 @@ class KeepAlive(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
     """One call, waiting for its next prompt. `tokens` is that prompt's expected cost. At most
-    `most` calls of its tenant wait to begin. `splits` selects its lane: whether prefill nodes
+    `max_queued` calls of its tenant wait to begin. `splits` selects its lane: whether prefill nodes
     compute the prompt. A call has `begun` once one of its prompts was admitted; it is never
     refused."""
 
@@ -128,7 +130,7 @@ class Waiter:
     tokens: int
     weight: float = 1.0
     priority: int = 0
-    most: int | None = None
+    max_queued: int | None = None
     splits: bool = False
     begun: bool = False
 
@@ -144,7 +146,7 @@ class _Flow:
     start: float
     weight: float = 1.0
     lanes: tuple[Lane, Lane] = field(default_factory=lambda: (OrderedDict(), OrderedDict()))
-    came: int = 0
+    arrivals: int = 0
     begun: int = 0  # how many of the waiters have begun
 
     def __len__(self) -> int:
@@ -154,10 +156,10 @@ class _Flow:
         return waiter in self.lanes[waiter.splits]
 
     def add(self, waiter: Waiter) -> None:
-        self.came += 1
+        self.arrivals += 1
         self.weight = waiter.weight
         self.begun += waiter.begun
-        self.lanes[waiter.splits][waiter] = self.came
+        self.lanes[waiter.splits][waiter] = self.arrivals
 
     def remove(self, waiter: Waiter) -> None:
         self.begun -= waiter.begun
@@ -170,12 +172,14 @@ class _Flow:
 
     def last(self) -> Waiter:
         """The latest waiter that has not begun; at least one must exist."""
-        lasts = [
-            (lane[last], last)
+        candidates = [
+            (lane[waiter], waiter)
             for lane in self.lanes
-            for last in islice((one for one in reversed(lane) if not one.begun), 1)
+            for waiter in islice(
+                (candidate for candidate in reversed(lane) if not candidate.begun), 1
+            )
         ]
-        return max(lasts, key=itemgetter(0))[1]
+        return max(candidates, key=itemgetter(0))[1]
 
     @property
     def refusable(self) -> int:
@@ -225,10 +229,10 @@ class _Level:
 
 
 class FairQueue:
-    """Holds at most `most` waiters that have not begun."""
+    """Holds at most `max_waiting` waiters that have not begun."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self._levels: dict[int, _Level] = {}
         self._size = 0
 
@@ -244,17 +248,17 @@ class FairQueue:
 
     def of(self, tenant: str) -> int:
         """Number of the tenant's calls that wait to begin."""
-        found = (level.flows.get(tenant) for level in self._levels.values())
-        return sum(flow.refusable for flow in found if flow is not None)
+        flows = (level.flows.get(tenant) for level in self._levels.values())
+        return sum(flow.refusable for flow in flows if flow is not None)
 
     def add(self, waiter: Waiter) -> Waiter | None:
         """Add a waiter. Return the waiter it replaced, if any. Raise QueueFull."""
-        loser = None if waiter.begun else self._place(waiter)
-        if loser is not None:
-            self.remove(loser)
+        evicted = None if waiter.begun else self._place(waiter)
+        if evicted is not None:
+            self.remove(evicted)
         self._levels.setdefault(waiter.priority, _Level()).add(waiter)
         self._size += 1
-        return loser
+        return evicted
 
     def remove(self, waiter: Waiter) -> bool:
         """Remove a waiter that gave up; False if it does not wait."""
@@ -285,28 +289,28 @@ class FairQueue:
 
     def _place(self, waiter: Waiter) -> Waiter | None:
         """The waiter to replace, or None if a place is free. Raise QueueFull."""
-        if waiter.most is not None and self.of(waiter.tenant) >= waiter.most:
+        if waiter.max_queued is not None and self.of(waiter.tenant) >= waiter.max_queued:
             raise QueueFull(
-                f"{self.of(waiter.tenant)} requests of this tenant wait already, and {waiter.most}"
-                " may; send the request again later"
+                f"this tenant already has {self.of(waiter.tenant)} waiting requests and may "
+                f"have at most {waiter.max_queued}; send the request again later"
             )
         flows = (flow for level in self._levels.values() for flow in level.flows.values())
-        full = sum(flow.refusable for flow in flows) >= self._most
-        return self._loser(waiter) if full else None
+        full = sum(flow.refusable for flow in flows) >= self._max_waiting
+        return self._evicted(waiter) if full else None
 
-    def _loser(self, waiter: Waiter) -> Waiter:
-        new = {
+    def _evicted(self, waiter: Waiter) -> Waiter:
+        refusable = {
             p: [flow for flow in level.flows.values() if flow.refusable]
             for p, level in self._levels.items()
         }
-        lowest = min((p for p, flows in new.items() if flows), default=None)
+        lowest = min((p for p, flows in refusable.items() if flows), default=None)
         if lowest is not None and lowest <= waiter.priority:
-            largest = max(new[lowest], key=lambda flow: flow.share)
-            mine = self._levels[lowest].flows.get(waiter.tenant)
-            having = mine.refusable if mine is not None else 0
-            if lowest < waiter.priority or (having + 1) / waiter.weight < largest.share:
+            largest = max(refusable[lowest], key=lambda flow: flow.share)
+            own = self._levels[lowest].flows.get(waiter.tenant)
+            own_waiting = own.refusable if own is not None else 0
+            if lowest < waiter.priority or (own_waiting + 1) / waiter.weight < largest.share:
                 return largest.last()
         raise QueueFull(
-            f"every node is full and {self._most} requests wait already; send the request again"
-            " later"
+            f"every node is full and the queue already holds {self._max_waiting} requests; send"
+            " the request again later"
         )

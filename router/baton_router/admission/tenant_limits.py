@@ -91,21 +91,21 @@ def read_limits(path: str) -> Limits:
     if not path:
         return Limits()
     try:
-        found = msgspec.convert(tomllib.loads(Path(path).read_text("utf-8-sig")), _File)
+        config = msgspec.convert(tomllib.loads(Path(path).read_text("utf-8-sig")), _File)
     except OSError as error:
         raise StartError(f"--tenants {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise StartError(f"--tenants {path} is no text in UTF-8") from None
+        raise StartError(f"--tenants {path} is not UTF-8 text; save the file as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise StartError(f"--tenants {path} is no TOML: {error}") from None
+        raise StartError(f"--tenants {path} is not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise StartError(f"--tenants {path}: {_file_error(error)}") from None
-    defaults = _limits(path, "defaults", found.defaults)
+    defaults = _limits(path, "defaults", config.defaults)
     return Limits(
         defaults,
         {
-            name: _limits(path, f"tenants.{name}", found.defaults | fields)
-            for name, fields in found.tenants.items()
+            name: _limits(path, f"tenants.{name}", config.defaults | fields)
+            for name, fields in config.tenants.items()
         },
     )
 
@@ -118,10 +118,10 @@ def _limits(path: str, table: str, fields: dict[str, Any]) -> TenantLimits:
 
 
 def _file_error(error: msgspec.ValidationError) -> str:
-    found = _WHERE.match(str(error))
-    if found is None:
+    match = _WHERE.match(str(error))
+    if match is None:
         return str(error)
-    return f"{found[2]}: {found[1]}" if found[2] else found[1]
+    return f"{match[2]}: {match[1]}" if match[2] else match[1]
 
 
 # Seconds without calls to a failed index; otherwise each request would wait for its deadline.
@@ -166,9 +166,9 @@ class Budgets:
         self._clock = clock
         self._own = OwnBuckets()
         self._routers = 1
-        self._away = False
+        self._index_down = False
         self._retry_at = 0.0
-        self._giving: set[asyncio.Task[None]] = set()
+        self._corrections: set[asyncio.Task[None]] = set()
 
     async def book(
         self, tenant: str, limits: TenantLimits, requests: int, tokens: int
@@ -196,15 +196,15 @@ class Budgets:
             self._own.give(booking.tenant, _part(draws, self._routers), self._clock())
             return
         task = asyncio.create_task(self._give(self._index, booking.tenant, draws))
-        self._giving.add(task)
-        task.add_done_callback(self._giving.discard)
+        self._corrections.add(task)
+        task.add_done_callback(self._corrections.discard)
 
     async def close(self) -> None:
         """Wait for corrections in flight; each ends within the index's own deadline."""
-        await asyncio.gather(*self._giving)
+        await asyncio.gather(*self._corrections)
 
     async def _shared(self, tenant: str, draws: Sequence[Draw]) -> DrawResult | None:
-        if self._index is None or (self._away and self._clock() < self._retry_at):
+        if self._index is None or (self._index_down and self._clock() < self._retry_at):
             return None
         try:
             drawn = await self._index.take(tenant, draws)
@@ -212,17 +212,18 @@ class Budgets:
             self._failed(error)
             return None
         self._routers = max(1, drawn.routers)
-        if self._away:
-            self._away = False
-            logger.info("the index is back: budgets are shared again")
+        if self._index_down:
+            self._index_down = False
+            logger.info("the index answers again; this router shares budgets with the others again")
         return drawn
 
     def _failed(self, error: StoreError) -> None:
         self._retry_at = self._clock() + RETRY_S
-        if not self._away:
-            self._away = True
+        if not self._index_down:
+            self._index_down = True
             logger.warning(
-                "the index is away, so this router keeps 1/%d of each budget by itself: %s",
+                "the index does not answer, so this router applies 1/%d of each budget "
+                "by itself: %s",
                 *(self._routers, error),
             )
 
@@ -246,8 +247,8 @@ class OwnBuckets:
         wait = 0.0
         for slot, draw in enumerate(draws):
             if draw.rate_per_s > 0:
-                lacking = min(draw.amount, draw.capacity) - self._level(tenant, slot, draw, now)
-                wait = max(wait, lacking / draw.rate_per_s)
+                missing = min(draw.amount, draw.capacity) - self._level(tenant, slot, draw, now)
+                wait = max(wait, missing / draw.rate_per_s)
         if wait <= 0:
             self._add(tenant, draws, now, -1)
         return wait
@@ -295,12 +296,12 @@ def _check_holds(limits: TenantLimits, requests: int, tokens: int) -> None:
         ("requests", requests, limits.requests_per_minute),
         ("tokens", tokens, limits.tokens_per_minute),
     ):
-        most = max(1.0, per_minute * minutes)
-        if per_minute and amount > most:
+        capacity = max(1.0, per_minute * minutes)
+        if per_minute and amount > capacity:
             raise InvalidRequest(
-                f"this call can cost {amount} {name}, and this tenant's budget of {per_minute:g}"
-                f" {name} per minute never holds more than {most:g}; send fewer prompts at a time,"
-                " or ask for fewer choices (n) or tokens (max_tokens)",
+                f"this call can cost {amount} {name}, but this tenant's budget of "
+                f"{per_minute:g} {name} per minute never holds more than {capacity:g}; send fewer "
+                "prompts at a time, or ask for fewer choices (n) or tokens (max_tokens)",
                 code="over_budget",
             )
 

@@ -64,23 +64,23 @@ class BrowserGuard:
         self._any = ANY in settings.cors_origins
         self._origins = {plain_origin(origin) for origin in settings.cors_origins}
 
-    def let_in(self, request: web.Request) -> web.Response | None:
+    def check(self, request: web.Request) -> web.Response | None:
         """The answer to a CORS preflight, or None for any other request. Raise Forbidden."""
         host = request.headers.get("Host", "")
         if not self._hosts.allows(host):
             raise Forbidden(
-                f"this router does not answer to the host {host[:SHOWN]!r}; if that is one of its"
-                " names, start it with --allowed-hosts",
+                f"this router does not serve the host {host[:SHOWN]!r}; if this is one of its "
+                "names, start it with --allowed-hosts",
                 code="foreign_host",
             )
         if "Origin" not in request.headers:
             return None
-        asks = request.method == "OPTIONS" and PREFLIGHT in request.headers
-        if asks or request.method not in READING:
+        is_preflight = request.method == "OPTIONS" and PREFLIGHT in request.headers
+        if is_preflight or request.method not in READING:
             self._check_origins(request.headers.getall("Origin"), host)
-        return _preflight(request) if asks else None
+        return _preflight(request) if is_preflight else None
 
-    def open_to(self, request: web.Request, response: web.StreamResponse) -> None:
+    def add_cors_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers that let a page of an allowed origin read the answer."""
         if not self._origins:
             return
@@ -95,9 +95,9 @@ class BrowserGuard:
         for origin in origins:
             if not (self._any or origin in self._origins or is_own(origin, host)):
                 raise Forbidden(
-                    f"a page of {origin[:SHOWN]!r} sent this to {host[:SHOWN]!r}: this router takes"
-                    " requests of its own pages, of origins that --cors-origins names, and of"
-                    " clients that are no browser",
+                    f"a page of {origin[:SHOWN]!r} sent this request to {host[:SHOWN]!r}; this "
+                    "router accepts requests from its own pages, from origins named by "
+                    "--cors-origins, and from clients other than browsers",
                     code="foreign_origin",
                 )
 
@@ -108,13 +108,17 @@ def check_type(request: web.Request) -> None:
     Without a body and a Content-Type there is nothing to check. Raise InvalidRequest."""
     if request.method in READING:
         return
-    told = request.headers.get("Content-Type")
-    if told is None and not request.body_exists:
+    content_type = request.headers.get("Content-Type")
+    if content_type is None and not request.body_exists:
         return
-    if told is None or told.partition(";")[0].strip().lower() != JSON_TYPE:
-        what = "has no Content-Type" if told is None else f"is of the type {told[:SHOWN]!r}"
+    if content_type is None or content_type.partition(";")[0].strip().lower() != JSON_TYPE:
+        problem = (
+            "has no Content-Type"
+            if content_type is None
+            else f"is of type {content_type[:SHOWN]!r}"
+        )
         raise InvalidRequest(
-            f"the body {what}: bodies are JSON, and say so: 'Content-Type: {JSON_TYPE}'",
+            f"the body {problem}; send JSON with 'Content-Type: {JSON_TYPE}'",
             code="unsupported_content_type",
         )
 
@@ -123,10 +127,10 @@ def is_own(origin: str, host: str) -> bool:
     """Whether `Origin` names the host and port of `Host`; a missing port is the default of the
     origin's scheme. False for "null" and anything else that is not a URL."""
     try:
-        page, asked = urlsplit(origin), urlsplit(f"//{host}")
-        usual = USUAL_PORTS[page.scheme]
-        own = (asked.hostname, asked.port or usual)
-        return page.hostname is not None and (page.hostname, page.port or usual) == own
+        page, target = urlsplit(origin), urlsplit(f"//{host}")
+        default_port = USUAL_PORTS[page.scheme]
+        own = (target.hostname, target.port or default_port)
+        return page.hostname is not None and (page.hostname, page.port or default_port) == own
     except (ValueError, KeyError):
         return False
 
@@ -138,7 +142,7 @@ def _preflight(request: web.Request) -> web.Response:
         "Access-Control-Allow-Methods": request.headers[PREFLIGHT],
         "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", ""),
     }
-    headers = {name: told for name, told in headers.items() if _NAMES.fullmatch(told)}
+    headers = {name: value for name, value in headers.items() if _NAMES.fullmatch(value)}
     headers["Access-Control-Max-Age"] = str(PREFLIGHT_S)
     if request.headers.get("Access-Control-Request-Private-Network") == "true":
         headers["Access-Control-Allow-Private-Network"] = "true"
@@ -178,14 +182,14 @@ class Api:
 
 def build_app(api: Api, *inner: Middleware) -> web.Application:
     """The application. `inner` middlewares run inside the one that checks and formats errors."""
-    pages = BrowserGuard(api.settings)
-    app = web.Application(middlewares=[_shaped(api, pages), *inner])
-    app.on_response_prepare.append(_headed(pages))
+    guard = BrowserGuard(api.settings)
+    app = web.Application(middlewares=[_outer_middleware(api, guard), *inner])
+    app.on_response_prepare.append(_header_signal(guard))
     bodies, answer_s = api.generation.intake.bodies, api.settings.bounds.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
-    described = web.get("/openapi.json", _openapi)
+    openapi = web.get("/openapi.json", _openapi)
     app.add_routes(
-        [*api.generation.routes(), *api.pool.routes(), *drains.routes(), described],
+        [*api.generation.routes(), *api.pool.routes(), *drains.routes(), openapi],
     )
     return app
 
@@ -199,8 +203,10 @@ async def _openapi(request: web.Request) -> web.Response:
     return web.Response(body=_document(), content_type="application/json")
 
 
-def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    async def headed(request: web.Request, response: web.StreamResponse) -> None:
+def _header_signal(
+    guard: BrowserGuard,
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
         """Add the headers of every answer just before it is sent: request id, placement, CORS."""
         trail = request.get(TRAIL)
         if trail is None:
@@ -209,12 +215,12 @@ def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], 
         headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
         if trail.endpoint and (placement := trail.placement()) is not None:
             headers[PLACEMENT_HEADER] = placement
-        pages.open_to(request, response)
+        guard.add_cors_headers(request, response)
 
-    return headed
+    return add_headers
 
 
-def _shaped(api: Api, pages: BrowserGuard) -> Middleware:
+def _outer_middleware(api: Api, guard: BrowserGuard) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A CORS preflight on a generation path is not a generation request.
@@ -226,7 +232,7 @@ def _shaped(api: Api, pages: BrowserGuard) -> Middleware:
             observers.begin(trail, request.headers.get("traceparent", ""))
         code = CLIENT_LEFT
         try:
-            response = await _answer(api, pages, request, handler)
+            response = await _answer(api, guard, request, handler)
             code = response.status if trail.failure is None else trail.failure.status
             return response
         finally:
@@ -237,19 +243,19 @@ def _shaped(api: Api, pages: BrowserGuard) -> Middleware:
 
 
 async def _answer(
-    api: Api, pages: BrowserGuard, request: web.Request, handler: Handler
+    api: Api, guard: BrowserGuard, request: web.Request, handler: Handler
 ) -> web.StreamResponse:
     try:
-        preflight = pages.let_in(request)
+        preflight = guard.check(request)
         if preflight is not None:
             return preflight
         authorization = request.headers.get("Authorization")
         if request.path.startswith(KEYED):
-            request[TRAIL].tenant = api.tenants.who(authorization)
+            request[TRAIL].tenant = api.tenants.tenant_of(authorization)
         elif request.path in ADMINS:
             request[TRAIL].tenant = api.tenants.admin(authorization)
         elif request.path.startswith(COMMANDS):
-            request[TRAIL].tenant = api.tenants.commander(authorization, request.remote)
+            request[TRAIL].tenant = api.tenants.node_admin(authorization, request.remote)
         if request.match_info.http_exception is None:
             check_type(request)
         response = await handler(request)
@@ -268,7 +274,9 @@ async def _answer(
         logger.exception(
             "%s %s failed", request.method, request.path, extra={"request": request_id}
         )
-        failure = InternalError(f"the router failed; its log says why, under {request_id}")
+        failure = InternalError(
+            f"the router failed; its log has the cause under request {request_id}"
+        )
         response = _error_response(request, failure.record())
     return response
 
@@ -280,8 +288,11 @@ def _record(request: web.Request, error: Failure) -> ErrorRecord:
         return error.error
     route = f"{request.method} {request.path}"
     message = {
-        404: f"there is no {route}; see /v1/models, /v1/chat/completions, /v1/completions",
-        405: f"{route} is not allowed; allowed: {error.headers.get('Allow', '')}",
+        404: (
+            f"the route {route} does not exist; see /v1/models, /v1/chat/completions, "
+            "/v1/completions"
+        ),
+        405: f"{route} is not allowed; allowed methods: {error.headers.get('Allow', '')}",
     }.get(error.status, f"{route}: {error.reason}")
     return ErrorRecord(
         message=message,

@@ -85,13 +85,13 @@ class _Server(web.Server):
     def __init__(self, app: web.Server, settings: ConnectionSettings) -> None:
         self.settings = settings
         super().__init__(
-            self._handled(app.request_handler),
+            self._tracked(app.request_handler),
             request_factory=app.request_factory,
             handler_cancellation=True,
         )
 
-    def _handled(self, handler: Handler) -> Handler:
-        async def handled(request: web.BaseRequest) -> web.StreamResponse:
+    def _tracked(self, handler: Handler) -> Handler:
+        async def track(request: web.BaseRequest) -> web.StreamResponse:
             connection = request.protocol
             assert isinstance(connection, _Connection)
             connection.begin_request()
@@ -99,12 +99,12 @@ class _Server(web.Server):
                 return await handler(request)
             except web.HTTPExpectationFailed:
                 # aiohttp answers an unknown `Expect` before any middleware runs.
-                message = "the router knows no other Expect than 100-continue; leave it out"
+                message = "the router supports no Expect but 100-continue; leave it out"
                 return self.error_response(_refusal(message, 417, code="http_error"))
             finally:
                 connection.end_request()
 
-        return handled
+        return track
 
     def error_response(self, error: ErrorRecord) -> web.Response:
         """The answer to an error outside any handler. As the route is unknown, it carries the
@@ -150,29 +150,29 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._await_headers()
+        self._start_header_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._have_headers()
+        self._cancel_header_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if data and not self._answering and self._headers_due is None:
-            self._await_headers()
+            self._start_header_timer()
         super().data_received(data)
 
     def begin_request(self) -> None:
         self._answering = True
-        self._have_headers()
+        self._cancel_header_timer()
 
     def end_request(self) -> None:
         self._answering = False
 
-    def _await_headers(self) -> None:
+    def _start_header_timer(self) -> None:
         loop, delay_s = asyncio.get_running_loop(), self._settings.header_timeout_s
         self._headers_due = loop.call_later(delay_s, self.force_close)
 
-    def _have_headers(self) -> None:
+    def _cancel_header_timer(self) -> None:
         if self._headers_due is not None:
             self._headers_due.cancel()
             self._headers_due = None
@@ -184,10 +184,10 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        self._have_headers()
-        logger.debug("no request: %s", type(exc).__name__)
+        self._cancel_header_timer()
+        logger.debug("a client sent an invalid request: %s", type(exc).__name__)
         if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun")
+            raise ConnectionError("the answer has already begun")
         response = self._server.error_response(_record(status, exc))
         response.force_close()
         return response
@@ -195,18 +195,18 @@ class _Connection(web.RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         error = kw.get("exc_info")
         if isinstance(error, _CLIENT_ERRORS):
-            logger.debug("what a client sent is no HTTP: %s", type(error).__name__)
+            logger.debug("a client sent bytes that are not HTTP: %s", type(error).__name__)
         else:
             super().log_exception(*args, **kw)
 
 
 def _record(status: int, exc: BaseException | None) -> ErrorRecord:
     if status >= 500:
-        return InternalError("the router failed before it knew the request").record()
+        return InternalError("the router failed before it could read the request").record()
     if isinstance(exc, LineTooLong):
-        message = f"the request line or a header is longer than {MAX_LINE} bytes; make it shorter"
+        message = f"the request line or a header is longer than {MAX_LINE} bytes; shorten it"
         return _refusal(message, 431, code="headers_too_large")
-    message = "this is no request of HTTP/1.1 that the router can read"
+    message = "this is not an HTTP/1.1 request that the router can read"
     return _refusal(message, 400, code="malformed_request")
 
 
@@ -282,35 +282,35 @@ class Body:
         self._held = 0
 
     async def read(self, request: web.Request, settings: RouterSettings) -> None:
-        most = settings.max_body_bytes
-        told = request.content_length
-        if told is not None and told > most:
-            raise TooLarge(f"the body has {told} bytes; at most {most}")
+        max_bytes = settings.max_body_bytes
+        declared = request.content_length
+        if declared is not None and declared > max_bytes:
+            raise TooLarge(f"the body has {declared} bytes; at most {max_bytes} are allowed")
         # The final size of a compressed or chunked body is unknown.
-        known = told if "Content-Encoding" not in request.headers else None
-        if known is not None and known > SMALL:
-            await self._hold(known)
+        known_size = declared if "Content-Encoding" not in request.headers else None
+        if known_size is not None and known_size > SMALL:
+            await self._hold(known_size)
         loop = asyncio.get_running_loop()
-        silence, began = settings.body_timeout_s, loop.time()
+        max_pause_s, began = settings.body_timeout_s, loop.time()
         try:
-            async with asyncio.timeout(silence) as limit:
+            async with asyncio.timeout(max_pause_s) as timeout:
                 while chunk := await request.content.readany():
                     self.data += chunk
                     size = len(self.data)
-                    if size > most:
-                        raise TooLarge(f"the body has more than {most} bytes")
+                    if size > max_bytes:
+                        raise TooLarge(f"the body exceeds the limit of {max_bytes} bytes")
                     if size > SMALL and not self._held:
-                        limit.reschedule(None)
-                        waits = loop.time()
-                        await self._hold(most)
-                        began += loop.time() - waits
-                    slowest = size / settings.body_bytes_per_s
-                    limit.reschedule(min(loop.time(), began + slowest) + silence)
+                        timeout.reschedule(None)
+                        waiting_since = loop.time()
+                        await self._hold(max_bytes)
+                        began += loop.time() - waiting_since
+                    max_duration_s = size / settings.body_bytes_per_s
+                    timeout.reschedule(min(loop.time(), began + max_duration_s) + max_pause_s)
         except TimeoutError:
             raise BodyTimeout(
-                f"the body did not come in time: {len(self.data)} bytes"
-                f"{'' if told is None else f' of {told}'} were there; send it without pauses of"
-                f" {silence:g} s, and {settings.body_bytes_per_s} bytes per second or more"
+                f"the body did not arrive in time: {len(self.data)} bytes"
+                f"{'' if declared is None else f' of {declared}'} arrived; send it without pauses"
+                f" of {max_pause_s:g} s, at {settings.body_bytes_per_s} bytes per second or more"
             ) from None
         except web.RequestPayloadError as error:
             reason = str(error).strip().rpartition("\n")[2].strip()
@@ -368,7 +368,7 @@ class _BytesBudget:
         queue = self._waiting.setdefault(tenant, deque())
         if len(queue) >= MAX_WAITING:
             raise BodiesFull(
-                f"{len(queue)} large bodies of yours wait to be read; send fewer at a time",
+                f"{len(queue)} of your large bodies already wait to be read; send fewer at a time",
                 retry_after=RETRY_AFTER_S,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -385,8 +385,8 @@ class _BytesBudget:
                 self._leave(tenant, place)
             if isinstance(error, TimeoutError):
                 raise BodiesFull(
-                    f"for {self._wait_s:g} s other large bodies had the room to be read; send"
-                    " fewer at a time, or smaller ones",
+                    f"other large bodies took all the room for {self._wait_s:g} s; send fewer "
+                    "at a time, or smaller ones",
                     retry_after=RETRY_AFTER_S,
                 ) from None
             raise
@@ -406,9 +406,9 @@ class _BytesBudget:
     def _hand_out(self) -> None:
         """Give room to waiting bodies in turn. Skip a tenant that has its half. If the next body
         does not fit into the total, stop, so that smaller ones do not overtake it forever."""
-        handed = True
-        while handed:
-            handed = False
+        progress = True
+        while progress:
+            progress = False
             for tenant in list(self._waiting):
                 queue = self._waiting[tenant]
                 if not queue:
@@ -424,7 +424,7 @@ class _BytesBudget:
                 self._waiting.move_to_end(tenant)
                 self._taken[tenant] += size
                 turn.set_result(None)
-                handed = True
+                progress = True
 
 
 def settle_memory() -> None:

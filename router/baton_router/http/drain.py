@@ -66,22 +66,24 @@ class DrainRoutes:
     async def drain(self, request: web.Request) -> web.Response:
         node = self._node(request)
         drain = parse_drain(await self._bodies.read(request))
-        logger.info("%s is told to drain: %s", node, drain.reason or "no reason given")
+        logger.info("telling %s to drain: %s", node, drain.reason or "no reason given")
         until = self._clock() + self._answer_s
         if not drain.replaced_by:
-            return await self._tell(node, drain, "draining", until)
+            return await self._send_and_wait(node, drain, "draining", until)
         self._replaced.add(node)
         try:
-            await self._spared(node, until)
-            return await self._tell(node, drain, "draining", until)
+            await self._wait_until_spared(node, until)
+            return await self._send_and_wait(node, drain, "draining", until)
         finally:
             self._replaced.discard(node)
 
     async def resume(self, request: web.Request) -> web.Response:
         node = self._node(request)
         _fields(await self._bodies.read(request)).only(MEMBERS["resume", ""])
-        logger.info("%s is told to take requests again", node)
-        return await self._tell(node, ResumeNode(), "ready", self._clock() + self._answer_s)
+        logger.info("telling %s to take requests again", node)
+        return await self._send_and_wait(
+            node, ResumeNode(), "ready", self._clock() + self._answer_s
+        )
 
     def _node(self, request: web.Request) -> NodeId:
         """The node of the request. Raise for an unknown node and for one with an older protocol."""
@@ -89,26 +91,28 @@ class DrainRoutes:
         view = self._fleet.view.nodes.get(node)
         if view is None:
             known = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
-            raise NotFound(f"there is no node {node!r}; this router knows: {known}", param="node")
+            raise NotFound(
+                f"node {node!r} does not exist; this router knows: {known}", param="node"
+            )
         if view.report.protocol < DRAIN_SINCE:
             raise InvalidRequest(
-                f"{node} speaks version {view.report.protocol} of the protocol, and this needs"
-                f" {DRAIN_SINCE}; it drains where it is ended with SIGTERM",
+                f"{node} speaks protocol version {view.report.protocol}, and draining needs "
+                f"{DRAIN_SINCE}; end the node with SIGTERM instead, which drains it",
                 param="node",
             )
         return node
 
-    async def _spared(self, node: NodeId, until: float) -> None:
+    async def _wait_until_spared(self, node: NodeId, until: float) -> None:
         """Wait until the pool can serve without the node. Raise Unavailable after `until`."""
         while not self._fleet.view.can_spare(self._replaced | {node}):
             if self._clock() > until:
                 raise Unavailable(
-                    f"without {node} no request could be served here: nothing that replaces it is"
-                    f" ready yet ({self._fleet.view.states()})"
+                    f"the router cannot serve requests without {node}: no replacement is ready "
+                    f"yet ({self._fleet.view.states()})"
                 )
             await asyncio.sleep(POLL_S)
 
-    async def _tell(
+    async def _send_and_wait(
         self, node: NodeId, frame: DrainNode | ResumeNode, wanted: DrainState, until: float
     ) -> web.Response:
         self._fleet.send(node, frame)
@@ -127,7 +131,7 @@ class DrainRoutes:
     def _view(self, node: NodeId) -> NodeView:
         view = self._fleet.view.nodes.get(node)
         if view is None:
-            raise Unavailable(f"{node} has gone")
+            raise Unavailable(f"{node} is gone")
         return view
 
 
@@ -142,10 +146,10 @@ def read_drain(fields: Fields) -> DrainNode:
     deadline_s = fields.number("deadline_s", 0.0)
     reason = fields.text("reason", {"pattern": f"^{REASON.pattern}$"}) or ""
     if not REASON.fullmatch(reason):
-        raise wrong("reason", reason, f"it may be one line of {MAX_REASON} characters")
+        raise wrong("reason", reason, f"it must be one line of at most {MAX_REASON} characters")
     replaced_by = fields.text("replaced_by", {"pattern": f"^{REVISION.pattern}$"}) or ""
     if not REVISION.fullmatch(replaced_by):
-        allowed = "it names a revision: at most 63 of a to z, 0 to 9 and -"
+        allowed = "it must name a revision with at most 63 of a to z, 0 to 9 and -"
         raise wrong("replaced_by", replaced_by, allowed)
     return DrainNode(deadline_s, reason, replaced_by)
 

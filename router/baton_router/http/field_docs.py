@@ -52,20 +52,20 @@ def _row(field: Field) -> str:
 def _values(field: Field) -> str:
     """The allowed values and the default of a field."""
     schemas = [_schema(body, field.name) for body in field.bodies]
-    told = _each(field, [_told(schema) for schema in schemas])
+    allowed = _per_body(field, [_allowed(schema) for schema in schemas])
     if field.does == "refused":
-        told = told or _choices(field.accepts or ())
-        return f"all but {told}" if told else "all"
-    learnt = [json.dumps(schema["default"]) for schema in schemas if "default" in schema]
-    default = field.default or (_each(field, learnt) if learnt else "")
-    return f"{told} [{default}]".strip() if default else told
+        allowed = allowed or _choices(field.accepts or ())
+        return f"all but {allowed}" if allowed else "all"
+    defaults = [json.dumps(schema["default"]) for schema in schemas if "default" in schema]
+    default = field.default or (_per_body(field, defaults) if defaults else "")
+    return f"{allowed} [{default}]".strip() if default else allowed
 
 
-def _each(field: Field, told: Sequence[str]) -> str:
+def _per_body(field: Field, texts: Sequence[str]) -> str:
     """One text if it is the same for all bodies, else one per body."""
-    if len(set(told)) == 1:
-        return told[0]
-    return "; ".join(f"{body}: {one}" for body, one in zip(field.bodies, told, strict=True))
+    if len(set(texts)) == 1:
+        return texts[0]
+    return "; ".join(f"{body}: {text}" for body, text in zip(field.bodies, texts, strict=True))
 
 
 def _schema(body: Body, name: str) -> Json:
@@ -76,12 +76,16 @@ def _schema(body: Body, name: str) -> Json:
     return schema
 
 
-def _told(schema: Json) -> str:
+def _allowed(schema: Json) -> str:
     if "enum" in schema:
         return _choices(schema["enum"])
     if "anyOf" in schema:
-        several = (_told(one) for one in schema["anyOf"] if one != {"type": "null"})
-        return ", or ".join(dict.fromkeys(several))
+        alternatives = (
+            _allowed(alternative)
+            for alternative in schema["anyOf"]
+            if alternative != {"type": "null"}
+        )
+        return ", or ".join(dict.fromkeys(alternatives))
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     return " or ".join(_KINDS[kind](schema) for kind in kinds if kind != "null")
@@ -116,11 +120,11 @@ def _text(schema: Json) -> str:
 
 
 def _list(schema: Json) -> str:
-    least, most = schema.get("minItems"), schema.get("maxItems")
-    what = _plural(schema.get("items", {}))
-    if most is None:
-        return f"a list of {what}"
-    return f"{least} to {most:,} {what}" if least else f"at most {most:,} {what}"
+    low, high = schema.get("minItems"), schema.get("maxItems")
+    items = _plural(schema.get("items", {}))
+    if high is None:
+        return f"a list of {items}"
+    return f"{low} to {high:,} {items}" if low else f"at most {high:,} {items}"
 
 
 def _plural(items: Json) -> str:
@@ -137,10 +141,10 @@ def _plural(items: Json) -> str:
 
 
 def _object(schema: Json) -> str:
-    most = schema.get("maxProperties")
+    high = schema.get("maxProperties")
     for values in schema.get("patternProperties", {}).values():
-        return f"at most {most:,} ids, each with {_number(values)}"
-    return "an object" if most is None else f"at most {most:,} texts by name"
+        return f"at most {high:,} ids, each with {_number(values)}"
+    return "an object" if high is None else f"at most {high:,} texts by name"
 
 
 _KINDS: Mapping[str, Callable[[Json], str]] = {

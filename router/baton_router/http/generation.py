@@ -81,7 +81,9 @@ class Observers:
             self.explanations.end(trail, status)
             self.tracing.end(trail, status)
         except Exception:
-            logger.exception("the request cannot be explained", extra={"request": trail.id})
+            logger.exception(
+                "cannot record the request's explanation or trace", extra={"request": trail.id}
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,11 +123,11 @@ class GenerationRoutes:
         self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
     ) -> web.StreamResponse:
         tenant = request[TRAIL].tenant
-        assert tenant is not None, "the middleware says whose request it is"
+        assert tenant is not None, "the middleware sets the tenant"
         async with self.intake.bodies.of(request, tenant.name) as body:
-            return await self._called(request, body, await body.parsed(parse), prefix)
+            return await self._run_call(request, body, await body.parsed(parse), prefix)
 
-    async def _called(
+    async def _run_call(
         self, request: web.Request, body: Body, call: Call, prefix: str
     ) -> web.StreamResponse:
         if self.draining:
@@ -167,7 +169,7 @@ class GenerationRoutes:
     ) -> web.StreamResponse:
         """Answer the call; `events` is set for a stream. Every failure raises, even after the
         stream has begun. `body` is released once its prompts are ids."""
-        assert trail.tenant is not None, "the middleware says whose request it is"
+        assert trail.tenant is not None, "the middleware sets the tenant"
         waits_until = await self.intake.cold_start.hold(call, trail, events)
         serving = self.fleet.serving(call.options.model)
         # Time on hold does not count towards the deadline: a node may load for minutes.
@@ -180,7 +182,7 @@ class GenerationRoutes:
                 tenant=trail.tenant,
                 deadline=deadline,
                 rng=self.rng,
-                most_sequences=self.intake.admission.most_sequences(trail.tenant_name),
+                max_sequences=self.intake.admission.max_call_sequences(trail.tenant_name),
                 ranking=ranking,
                 traceparent=trail.traceparent,
             )
@@ -192,13 +194,13 @@ class GenerationRoutes:
         )
         guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.bounds.cut_off_s)
         choices = sum(item.request.params.n for item in prepared)
-        output = OutputQueue(len(prepared), guard.most(choices), guard.overflow)
+        output = OutputQueue(len(prepared), guard.max_unread(choices), guard.overflow)
         self.observers.metrics.accepted(map(len, prompts))  # waiting prompts are demand too
         await starter.begin(output, events)
         in_flight = starter.in_flight
         # From here on, await only inside the try, so that a client that leaves ends its requests.
         timer = asyncio.get_running_loop().call_later(
-            max(0.0, deadline - self.clock()), self._too_late, guard
+            max(0.0, deadline - self.clock()), self._time_out, guard
         )
 
         def shape() -> Shape:
@@ -228,9 +230,9 @@ class GenerationRoutes:
         self.answering += change
         self.observers.metrics.running.set(self.answering)
 
-    def _too_late(self, guard: SlowClientGuard) -> None:
+    def _time_out(self, guard: SlowClientGuard) -> None:
         limit = self.settings.request_timeout_s
-        guard.end(DeadlineExceeded(f"the request was not done after {limit:g} s").record())
+        guard.end(DeadlineExceeded(f"the request did not finish within {limit:g} s").record())
 
 
 class PromptStarter:
@@ -282,7 +284,7 @@ class PromptStarter:
             self._task.cancel()
         for request in self.in_flight:
             self._dispatcher.cancel(request)
-        self._admission.left(self._trail.tenant_name, usage, self._booking)
+        self._admission.end_call(self._trail.tenant_name, usage, self._booking)
 
     async def _start(self, output: OutputQueue, events: EventStream | None) -> None:
         """Wait for the next prompt's turn; start it, and those that admission lets in with it."""
@@ -299,6 +301,8 @@ class PromptStarter:
         except BatonError as refusal:
             output.fail(refusal.record())
         except Exception:
-            logger.exception("a prompt could not be started", extra={"request": self._trail.id})
-            error = InternalError(f"the router failed; its log says why, under {self._trail.id}")
+            logger.exception("starting a prompt failed", extra={"request": self._trail.id})
+            error = InternalError(
+                f"the router failed; its log has the cause under request {self._trail.id}"
+            )
             output.fail(error.record())

@@ -68,20 +68,20 @@ Tag = Literal["generation", "models", "requests", "health", "operations"]
 TAGS: Mapping[Tag, str] = {
     "generation": "Answers to conversations and continuations of prompts.",
     "models": "The models that the pool serves.",
-    "requests": "How a request was served: where, why there, and how long each part took.",
-    "health": "Whether the router lives, whether it can serve, and what it serves.",
-    "operations": "For who runs the pool: its state, its metrics, and what nodes are told to do.",
+    "requests": "How a request was served: its placement, the reason, and how long each part took.",
+    "health": "Whether the router is alive, whether it can serve, and what it serves.",
+    "operations": "For operators of the pool: its state, its metrics, and draining nodes.",
 }
 PARAMETERS: Mapping[str, str] = {
     "model": "The model's name, as `/v1/models` lists it.",
-    "id": "The request's id, as the answer's `x-baton-request-id` has it.",
+    "id": "The request's id, from the `x-baton-request-id` header of the answer.",
     "node": "The node's id, as `/pool` lists it.",
 }
 INFO: Json = {
     "title": "Baton",
     "version": version("baton-serve"),
-    "description": "OpenAI's API for the models of one pool, and what its operators ask and tell"
-    " the router. Keys are asked for only where the router is given some.",
+    "description": "OpenAI's API for the models of one pool, and the routes for its operators. "
+    "API keys are required only if the router has a file of keys.",
     "contact": {"name": "The Baton authors", "url": "https://baton.dev"},
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
@@ -89,20 +89,20 @@ SECURITY: Json = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A tenant's API key. `/pool`, `/metrics` and `/nodes` want an"
-        " administrator's key; `/nodes` also takes the pool's link token.",
+        "description": "A tenant's API key. `/pool`, `/metrics` and `/nodes` need an admin "
+        "key; `/nodes` also accepts the pool's link token.",
     }
 }
 
 ALL_NODES: Json = {
-    "description": "Ask about every node, and name those that are not ready.",
+    "description": "Check every node, and list those that are not ready.",
     "schema": {"type": "string", "enum": ["1", "true", "0", "false"], "default": "0"},
 }
 REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
-    "description": "The client's own id of the request, of 1 to 128 characters of printable ASCII:"
-    " the answer repeats it, and the log has it. Any other id is ignored.",
+    "description": "The client's own request id, 1 to 128 printable ASCII characters. The "
+    "answer repeats it, and the log contains it. Any other value is ignored.",
     "schema": {"type": "string"},
 }
 
@@ -168,7 +168,9 @@ class OpenAPIOperation:
     def _responses(self) -> Json:
         responses = {
             str(status): {
-                "description": "as asked" if status == 200 else "not now; the answer says why",
+                "description": "success"
+                if status == 200
+                else "not ready; the answer gives the reason",
                 "headers": _headers(generation=self.event is not None),
                 "content": self._content(answer),
             }
@@ -208,10 +210,10 @@ OPERATIONS = (
         method="POST",
         path="/v1/completions",
         tag="generation",
-        summary="Continue a text, or several",
-        description="Generates what follows a prompt, or each prompt of a list. With `stream` the "
-        "answer is a sequence of server-sent events, and the schema is that of one "
-        "event.",
+        summary="Continue one or several prompts",
+        description="Generates the continuation of a prompt, or of each prompt of a list. With "
+        "`stream` the answer is a sequence of server-sent events, and the schema "
+        "is that of one event.",
         answers={200: Completion},
         errors=_GENERATION,
         body="CompletionRequest",
@@ -221,9 +223,9 @@ OPERATIONS = (
         method="GET",
         path="/v1/models",
         tag="models",
-        summary="The models that are served",
-        description="Lists the models that clients may name: one, or two while the pool rolls out "
-        "another one.",
+        summary="List the models",
+        description="Lists the models that clients may name: one, or two while the pool rolls "
+        "out another.",
         answers={200: ModelList},
         errors=_KEYED,
     ),
@@ -231,7 +233,7 @@ OPERATIONS = (
         method="GET",
         path="/v1/models/{model}",
         tag="models",
-        summary="One model",
+        summary="Get a model",
         description="Describes one model of the list.",
         answers={200: Model},
         errors=(*_KEYED, NotFound),
@@ -241,16 +243,16 @@ OPERATIONS = (
         path="/health",
         tag="health",
         summary="Is the router alive?",
-        description="Answers 200 as long as the router's process runs.",
+        description="Answers 200 while the router's process runs.",
         answers={200: Health},
     ),
     OpenAPIOperation(
         method="GET",
         path="/ready",
         tag="health",
-        summary="Is a request served now?",
-        description="Answers 200 if a request that comes now is served, else 503 with the reason."
-        " With `all`, answers 200 only if every node that the router knows of is ready too.",
+        summary="Can the router serve a request now?",
+        description="Answers 200 if the router can serve a request now, else 503 with the "
+        "reason. With `all`, answers 200 only if every known node is ready too.",
         answers={200: Readiness, 503: Readiness},
         query={"all": ALL_NODES},
     ),
@@ -278,9 +280,9 @@ OPERATIONS = (
         path="/requests/{id}",
         tag="requests",
         summary="How a request was served",
-        description="Tells where a request was placed and why, what each attempt did, and how long "
-        "it took. The router tells of requests that run and of the last ones that "
-        "ended.",
+        description="Shows where a request was placed and why, what each attempt did, and how "
+        "long it took. The router knows its running requests and the latest ended "
+        "ones.",
         answers={200: Explanation},
         errors=(*_KEYED, NotFound),
     ),
@@ -288,9 +290,9 @@ OPERATIONS = (
         method="POST",
         path="/nodes/{node}/drain",
         tag="operations",
-        summary="Tell a node to take nothing new",
-        description="The node takes no new requests; those that run there end there or move to "
-        "another node. The answer comes once the node does so.",
+        summary="Drain a node",
+        description="The node takes no new requests; its running requests end there or move to "
+        "another node. The router answers once the node drains.",
         answers={200: NodeDrain},
         errors=_ADMIN,
         body="DrainRequest",
@@ -300,8 +302,8 @@ OPERATIONS = (
         method="POST",
         path="/nodes/{node}/resume",
         tag="operations",
-        summary="Tell a node to take requests again",
-        description="Undoes a drain. The answer comes once the node takes requests again.",
+        summary="Resume a node",
+        description="Undoes a drain. The router answers once the node takes requests again.",
         answers={200: NodeDrain},
         errors=_ADMIN,
     ),
@@ -319,8 +321,8 @@ OPERATIONS = (
 def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
     """The same document for every router, whatever its settings."""
     paths: dict[str, Json] = {}
-    for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = one.json()
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = operation.json()
     return {
         "openapi": OPENAPI,
         "info": INFO,
@@ -343,8 +345,8 @@ def _ref(answer: type) -> Json:
 def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
     """Schemas of all answers and of the records in them, for `components/schemas`."""
     answers: list[type | None] = [ErrorAnswer]
-    for one in operations:
-        answers += [*one.answers.values(), one.event]
+    for operation in operations:
+        answers += [*operation.answers.values(), operation.event]
     records = dict.fromkeys(answer for answer in answers if answer not in (None, dict))
     _, components = msgspec.json.schema_components(records, ref_template=REF)
     for component in components.values():
@@ -390,7 +392,7 @@ def _headers(*, generation: bool) -> Json:
         "x-baton-request-id": _header("names the request in the log"),
     }
     if generation:
-        headers["x-baton-placement"] = _header("where it went, and why")
+        headers["x-baton-placement"] = _header("the request's placement and its reason")
     return headers
 
 

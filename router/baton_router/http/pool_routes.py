@@ -17,7 +17,7 @@ from aiohttp import web
 
 from baton_router.http.generation import JSON_TYPE, TRAIL, GenerationRoutes, Observers
 from baton_router.http.pool_status import pool_json
-from baton_router.http.readiness import Health, Readiness, about_all, not_ready, wants_all
+from baton_router.http.readiness import Health, Readiness, all_nodes_readiness, not_ready, wants_all
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import LinkTable
 from baton_router.observability.request_log import encoded
@@ -65,11 +65,11 @@ class PoolRoutes:
         return _json(Health(status="ok"))
 
     async def ready(self, request: web.Request) -> web.Response:
-        reason, every = self.generation.why_unready(), wants_all(request)
+        reason, all_nodes = self.generation.why_unready(), wants_all(request)
         answer = Readiness(ready=reason is None, reason=reason or "")
-        if every:
+        if all_nodes:
             late = not_ready(self.fleet.view, self.links.links.values(), self.settings.expect_nodes)
-            answer = about_all(reason, late)
+            answer = all_nodes_readiness(reason, late)
         return _json(answer, status=200 if answer.ready else 503)
 
     async def metrics_page(self, request: web.Request) -> web.Response:
@@ -93,17 +93,21 @@ class PoolRoutes:
 
     async def explained(self, request: web.Request) -> web.Response:
         reader = request[TRAIL].tenant
-        assert reader is not None, "the middleware says whose request it is"
+        assert reader is not None, "the middleware sets the tenant"
         explanation = self.observers.explanations.find(request.match_info["id"], reader)
         return web.Response(body=encoded(explanation), content_type=JSON_TYPE)
 
     def _model(self, name: str) -> Model:
-        lengths = [one.max_model_len for one in self.fleet.offered() if name in one.names]
-        made = [one.made for one in self.fleet.known() if name in one.names and one.made]
+        lengths = [
+            serving.max_model_len for serving in self.fleet.offered() if name in serving.names
+        ]
+        written = [
+            serving.made for serving in self.fleet.known() if name in serving.names and serving.made
+        ]
         return Model(
             id=name,
             object="model",
-            created=min(made, default=self.started),
+            created=min(written, default=self.started),
             owned_by="baton",
             max_model_len=min(lengths, default=None),
         )

@@ -164,8 +164,10 @@ def _instance(seen: Mapping[NodeId, DataInstance]) -> Json:
         "used_bytes": latest.used_bytes,
         "limit_bytes": latest.limit_bytes,
         "evicted_keys": latest.evicted_keys,
-        "trouble": {node: one.trouble for node, one in seen.items() if one.trouble},
-        "put_trouble": {node: one.put_trouble for node, one in seen.items() if one.put_trouble},
+        "trouble": {node: instance.trouble for node, instance in seen.items() if instance.trouble},
+        "put_trouble": {
+            node: instance.put_trouble for node, instance in seen.items() if instance.put_trouble
+        },
     }
 
 

@@ -47,15 +47,17 @@ class Readiness(Closed):
 
 def wants_all(request: web.Request) -> bool:
     """Whether `?all` asks about every node. Raise InvalidRequest for any other value."""
-    said = request.query.getall("all", [])
-    if not said:
+    values = request.query.getall("all", [])
+    if not values:
         return False
-    if len(said) > 1 or said[0] not in _ANSWERS:
-        shown = said[0] if len(said) == 1 else said
+    if len(values) > 1 or values[0] not in _ANSWERS:
+        shown = values[0] if len(values) == 1 else values
         raise InvalidRequest(
-            f"all is {shown!r}; use 1 or true for every node, 0 or false for any", param="all"
+            f"all is {shown!r}; use 1 or true for every node, or 0 or false for the "
+            "pool as a whole",
+            param="all",
         )
-    return _ANSWERS[said[0]]
+    return _ANSWERS[values[0]]
 
 
 def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]) -> list[LateNode]:
@@ -68,19 +70,19 @@ def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]
     ]
     for link in links:
         if link.rival and link.report is not None:
-            why = f"a newer node at {link.rival} has its name"
+            why = f"a newer node at {link.rival} has the same name"
             late.append(_late(link.report.node, link.address, "unused", why))
         elif link.report is None:
-            why = link.trouble or "no link to it has come up yet"
+            why = link.trouble or "the router has not connected to it yet"
             late.append(_late(None, link.address, "unreachable", why))
     missing = [name for name in expected if name not in view.nodes]
     return late + [_late(name, None, "missing", "it has not registered yet") for name in missing]
 
 
-def about_all(reason: str | None, late: list[LateNode]) -> Readiness:
+def all_nodes_readiness(reason: str | None, late: list[LateNode]) -> Readiness:
     """The answer for all nodes. `reason`: why no request would be served; None if one would."""
     if reason is None and late:
-        names = ", ".join(f"{one.node or one.address} ({one.state})" for one in late)
+        names = ", ".join(f"{node.node or node.address} ({node.state})" for node in late)
         reason = f"not ready: {names}"
     return Readiness(ready=reason is None, reason=reason or "", not_ready=late)
 

@@ -131,7 +131,7 @@ class SlowClientGuard:
         self._cut_off_s = cut_off_s
         self._cut: asyncio.TimerHandle | None = None
 
-    def most(self, choices: int) -> int | None:
+    def max_unread(self, choices: int) -> int | None:
         """The limit of unread tokens for an answer with this many choices; None: no limit."""
         if self._events is None:
             return None
@@ -140,8 +140,8 @@ class SlowClientGuard:
     def overflow(self) -> None:
         """Schedule the end of the call; the dispatcher calls this in the middle of its work."""
         error = SlowClient(
-            "the stream was not read: more tokens wait than the router keeps; read faster, or ask"
-            " for an answer in one piece"
+            "the client does not read the stream: more tokens are unread than the router "
+            "buffers; read faster, or ask for an answer without `stream`"
         )
         asyncio.get_running_loop().call_soon(self.end, error.record())
 
@@ -170,17 +170,17 @@ class Stopwatch:
         self._last: dict[tuple[int, int], float] = {}
         self.ttft_s: float | None = None
 
-    def saw(self, batch: Batch) -> None:
+    def record(self, batch: Batch) -> None:
         now, last, tokens = self._clock(), self._last, 0
-        later = self._metrics.itl.observe
+        observe_gap = self._metrics.itl.observe
         for slot, delta in batch:
             if not delta.ids:
                 continue
             tokens += len(delta.ids)
             key = (slot, delta.choice)
-            before = last.get(key)
-            if before is not None:
-                later(now - before)
+            previous = last.get(key)
+            if previous is not None:
+                observe_gap(now - previous)
             elif self.ttft_s is None:
                 self.ttft_s = now - self._started
                 self._metrics.ttft.observe(self.ttft_s)
@@ -227,15 +227,15 @@ class Answer:
         self.watch.ended()
         usage = await self._whole_usage()
         scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
-        if scored or self._shapes_slowly():
+        if scored or self._shape_is_slow():
             return await asyncio.to_thread(lambda: self._shape.answer(choices, usage))
         return self._shape.answer(choices, usage)
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
         """Stream the answer. Raise RequestFailed after writing everything before the failure."""
         while True:
-            data, going = await self._part(events.keepalive_s)
-            if not going:
+            data, more = await self._next_bytes(events.keepalive_s)
+            if not more:
                 self.watch.ended()
                 return await events.end(data)
             await events.write(data)
@@ -267,7 +267,7 @@ class Answer:
         parsing = prepared.parsing
         if parsing is None:
             return usage
-        choices = [ids for one in self.in_flight for ids in one.record.outputs]
+        choices = [ids for request in self.in_flight for ids in request.record.outputs]
         count = partial(
             parsing.reasoning_tokens,
             prepared.serving.model.tokenizer,
@@ -275,19 +275,21 @@ class Answer:
             skip_special=prepared.request.params.skip_special_tokens,
         )
         long = sum(map(len, choices)) > LONG_PROMPT
-        found = await asyncio.to_thread(count) if long else count()
-        if found is not None:
-            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=found)
+        reasoning_tokens = await asyncio.to_thread(count) if long else count()
+        if reasoning_tokens is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(
+                reasoning_tokens=reasoning_tokens
+            )
         return usage
 
     def _pour(self, events: EventStream, batch: Batch) -> bool:
         if not events.flows or self._slow(batch):
             return False
-        self.watch.saw(batch)
-        events.push(self._told(batch))
+        self.watch.record(batch)
+        events.push(self._encode(batch))
         return True
 
-    async def _part(self, keepalive_s: float) -> tuple[bytes, bool]:
+    async def _next_bytes(self, keepalive_s: float) -> tuple[bytes, bool]:
         """The stream's next bytes, possibly empty, and whether more follow."""
         try:
             batch = await self._next(keepalive_s)
@@ -296,9 +298,9 @@ class Answer:
         data = b""
         if batch:
             if self._slow(batch):
-                data = await asyncio.to_thread(self._told, batch)
+                data = await asyncio.to_thread(self._encode, batch)
             else:
-                data = self._told(batch)
+                data = self._encode(batch)
             if not self._output.over:
                 return data, True
         usage = b""
@@ -308,7 +310,7 @@ class Answer:
 
     async def _next(self, patience_s: float | None) -> Batch:
         batch = await self._output.next(patience_s)
-        self.watch.saw(batch)
+        self.watch.record(batch)
         if self._options.generates:
             return batch
         return [(slot, _without_output(delta)) for slot, delta in batch]
@@ -317,9 +319,9 @@ class Answer:
         """Whether to encode in a thread: a long prompt's logprobs take half a second."""
         if self._scored and any(delta.prompt_logprobs for _, delta in batch):
             return True
-        return self._shapes_slowly()
+        return self._shape_is_slow()
 
-    def _shapes_slowly(self) -> bool:
+    def _shape_is_slow(self) -> bool:
         """Whether the shape must still be made from long prompts: echoing the text of 100,000 ids
         takes 0.1 s."""
         if "_shape" in self.__dict__:
@@ -328,7 +330,7 @@ class Answer:
             sum(len(request.record.request.prompt_ids) for request in self.in_flight) > LONG_PROMPT
         )
 
-    def _told(self, batch: Batch) -> bytes:
+    def _encode(self, batch: Batch) -> bytes:
         shape, n = self._shape, self._n
         return b"".join([shape.event(slot * n + delta.choice, delta) for slot, delta in batch])
 

@@ -47,7 +47,7 @@ class LoadReporter:
         self._every_s = every_s
         self._ttl_s = ttl_s
         self._announced_as: str | None = None  # the router's name in the last report
-        self._away = False
+        self._index_down = False
 
     async def run(self) -> None:
         due = self._clock()
@@ -62,22 +62,24 @@ class LoadReporter:
 
     async def withdraw(self) -> None:
         """Remove the report at a clean end. If the index is down, the report expires by itself."""
-        if self._announced_as is None or self._away:
+        if self._announced_as is None or self._index_down:
             return
         try:
             await self._sink.withdraw_router(self._announced_as)
         except StoreError as error:
-            logger.info("this router's report is left to expire: %s", error)
+            logger.info(
+                "cannot withdraw this router's load report, which expires by itself: %s", error
+            )
 
     async def _announce(self, report: RouterReport) -> None:
         self._announced_as = report.router
         try:
             await self._sink.announce_router(report, self._ttl_s)
         except StoreError as error:
-            if not self._away:
-                logger.warning("the index does not take this router's reports: %s", error)
-            self._away = True
+            if not self._index_down:
+                logger.warning("the index rejects this router's load reports: %s", error)
+            self._index_down = True
         except Exception:
-            logger.exception("this router's report was not told")
+            logger.exception("sending this router's load report failed")
         else:
-            self._away = False
+            self._index_down = False

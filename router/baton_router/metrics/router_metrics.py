@@ -39,9 +39,9 @@ class Timings(Collector):
     i; the last entry counts values above all bounds.
     """
 
-    def __init__(self, name: str, what: str, bounds: Sequence[float]) -> None:
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
         self._name = name
-        self._what = what
+        self._what = help_text
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -69,8 +69,10 @@ class Demand:
         self._clock = clock
         self._started = self._busy_at = clock()
         self._requests = self._prompt_tokens = self._uncached_tokens = self._output_tokens = 0
-        self.ttft = _timings("time_to_first_token", "Request to its first token.")
-        self.itl = _timings("inter_token_latency", "Between deltas of one choice.")
+        self.ttft = _timings(
+            "time_to_first_token", "Seconds from a request's start to its first token."
+        )
+        self.itl = _timings("inter_token_latency", "Seconds between two deltas of one choice.")
 
     def accepted(self, prompts: Iterable[int]) -> None:
         """Count a call's requests. `prompts` holds the tokens of each prompt."""
@@ -107,8 +109,8 @@ class Demand:
         )
 
 
-def _timings(name: str, what: str) -> Timings:
-    return Timings(f"baton_router_{name}_seconds", what, LATENCY_BOUNDS_S)
+def _timings(name: str, help_text: str) -> Timings:
+    return Timings(f"baton_router_{name}_seconds", help_text, LATENCY_BOUNDS_S)
 
 
 MAX_TENANTS = 1000
@@ -128,26 +130,26 @@ class AdmissionMetrics:
         self._tenants: set[str] = set()
         self._tokens = Counter(
             "baton_router_tenant_tokens_total",
-            "Tokens of requests that are over, by tenant and kind: prompt or completion.",
+            "Tokens of ended requests, by tenant and kind: prompt or completion.",
             ("tenant", "kind"),
             registry=registry,
         )
         self._queue = Gauge(
             "baton_router_admission_queue",
-            "Calls that wait in the router since every node is full, by priority.",
+            "Calls that wait in the router because every node is full, by priority.",
             ("priority",),
             registry=registry,
         )
         self._waits = Histogram(
             "baton_router_admission_wait_seconds",
-            "How long a prompt of theirs waited, whatever came of it, by priority.",
+            "Seconds that each prompt waited in the router, admitted or not, by priority.",
             ("priority",),
             buckets=_WAIT_BUCKETS_S,
             registry=registry,
         )
         self._refused = Counter(
             "baton_router_rejected_total",
-            "Generation requests that ended in an error, by its code.",
+            "Generation requests that ended in an error, by error code.",
             ("code",),
             registry=registry,
         )
@@ -222,7 +224,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "baton_router_requests_total",
-            "Answers by endpoint and HTTP status; 499 is a client that left.",
+            "Answers by endpoint and HTTP status; 499 means that the client left.",
             ("endpoint", "code"),
             registry=self.registry,
         )
@@ -232,48 +234,57 @@ class RouterMetrics:
             ("reason",),
             registry=self.registry,
         )
-        self._attempts = self._counter("attempts", "Placements, first ones and later ones.")
+        self._attempts = self._counter("attempts", "Placements, including repeated ones.")
         self._retries = Counter(
             "baton_router_retries_total",
-            "Requests placed again by what ended the attempt before.",
+            "Repeated placements, by the cause that ended the previous attempt.",
             ("cause",),
             registry=self.registry,
         )
         self._resumed = self._counter(
-            "resumed_requests", "Streams that went on with a new attempt."
+            "resumed_requests", "Streams that continued with a new attempt."
         )
-        self._kept = self._counter("resumed_tokens", "Tokens their clients had by then.")
+        self._kept = self._counter(
+            "resumed_tokens", "Tokens that the clients of continued streams had received before."
+        )
         self._recomputed = self._counter(
-            "recomputed_tokens", "Prompt tokens that later attempts computed."
+            "recomputed_tokens", "Prompt tokens that repeated attempts computed."
         )
         self._kv = {
             "matched_tokens": self._counter(
-                "matched_tokens", "Prompt tokens found in their node's cache or in the store."
+                "matched_tokens", "Prompt tokens found in the node's cache or in the store."
             ),
-            "fetched_tokens": self._counter("fetched_tokens", "Of those, brought from the store."),
+            "fetched_tokens": self._counter(
+                "fetched_tokens", "Matched prompt tokens that nodes fetched from the store."
+            ),
             "declined_tokens": self._counter(
-                "declined_tokens", "Of those, left in the store: cheaper to compute."
+                "declined_tokens",
+                "Matched prompt tokens left in the store because computing them was cheaper.",
             ),
         }
         self._predicted = {
             "fetch_predicted_ms": self._histogram(
-                "fetch_predicted", "What fetching was predicted to take, where it was a choice."
+                "fetch_predicted", "Predicted seconds to fetch a prompt's stored chunks."
             ),
             "compute_predicted_ms": self._histogram(
-                "compute_predicted", "What computing the same was predicted to take."
+                "compute_predicted", "Predicted seconds to compute the same chunks instead."
             ),
         }
-        self._fetch = self._histogram("fetch", "What fetching then took.")
+        self._fetch = self._histogram(
+            "fetch", "Measured seconds to fetch a prompt's stored chunks."
+        )
         self._error = Histogram(
             "baton_router_prediction_error_seconds",
-            "From placement to the decode node's first token: measured minus predicted, absolute.",
+            "Absolute difference between predicted and measured time from placement to "
+            "the decode node's first token.",
             ("way",),
             buckets=(0.001, 0.002, *_SECONDS),
             registry=self.registry,
         )
         self._ratio = Histogram(
             "baton_router_prediction_ratio",
-            "The same: measured over predicted, of predictions above a millisecond.",
+            "Measured over predicted time to the decode node's first token, for "
+            "predictions above 1 ms.",
             ("way",),
             buckets=_RATIOS,
             registry=self.registry,
@@ -281,33 +292,44 @@ class RouterMetrics:
         self.ttft, self.itl = demand.ttft, demand.itl
         self.registry.register(self.ttft)
         self.registry.register(self.itl)
-        self.e2e = self._histogram("e2e_request_latency", "Request to its end.")
-        self.pause = self._histogram("pause", "Last token before a loss to the next one.")
-        self.queue = self._histogram("queue", "On a node, neither fetching nor computing.")
-        self.handoff = self._histogram("handoff", "First token told to the decode node's own.")
+        self.e2e = self._histogram(
+            "e2e_request_latency", "Seconds from a request's start to its end."
+        )
+        self.pause = self._histogram(
+            "pause", "Seconds from the last token before a lost attempt to the next token."
+        )
+        self.queue = self._histogram("queue", "Seconds on a node without fetching or computing.")
+        self.handoff = self._histogram(
+            "handoff",
+            "Seconds from sending the first tokens to the decode node to its own first token.",
+        )
         self.running = Gauge(
             "baton_router_requests_running",
-            "HTTP requests being answered by nodes.",
+            "HTTP requests that are being answered.",
             registry=self.registry,
         )
         self.held = Gauge(
             "baton_router_requests_held",
-            "Requests that wait since no node can take them.",
+            "Requests that wait because no node can take them.",
             registry=self.registry,
         )
         self.conflicts = Gauge(
             "baton_router_node_name_conflicts",
-            "Nodes that are not used since newer ones have their names.",
+            "Nodes that are not used because a newer node has the same name.",
             registry=self.registry,
         )
-        tasks = Gauge("baton_asyncio_tasks", "Tasks of this process.", registry=self.registry)
+        tasks = Gauge(
+            "baton_asyncio_tasks", "asyncio tasks of this process.", registry=self.registry
+        )
         tasks.set_function(lambda: len(asyncio.all_tasks()))
         self.registry.register(NodeFigures(view))
 
-    def unheard(self, dropped: Callable[[], int], refused: Callable[[], Mapping[str, int]]) -> None:
+    def count_refused_input(
+        self, dropped: Callable[[], int], refused: Callable[[], Mapping[str, int]]
+    ) -> None:
         """Add counters of refused input. `dropped`: chunk events that were not applied. `refused`:
         other input from nodes, by reason."""
-        self.registry.register(_Unheard(dropped, refused))
+        self.registry.register(_RefusedInput(dropped, refused))
 
     def grammars(self, counts: Callable[[], GrammarCounts]) -> None:
         """Add the grammar metrics; `counts` returns the sums over all models."""
@@ -362,16 +384,16 @@ class RouterMetrics:
     def page(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"baton_router_{name}_total", what, registry=self.registry)
+    def _counter(self, name: str, help_text: str) -> Counter:
+        return Counter(f"baton_router_{name}_total", help_text, registry=self.registry)
 
-    def _histogram(self, name: str, what: str) -> Timings:
-        timings = Timings(f"baton_router_{name}_seconds", what, _SECONDS)
+    def _histogram(self, name: str, help_text: str) -> Timings:
+        timings = Timings(f"baton_router_{name}_seconds", help_text, _SECONDS)
         self.registry.register(timings)
         return timings
 
 
-class _Unheard(Collector):
+class _RefusedInput(Collector):
     def __init__(
         self, dropped: Callable[[], int], refused: Callable[[], Mapping[str, int]]
     ) -> None:
@@ -379,12 +401,13 @@ class _Unheard(Collector):
         self._refused = refused
 
     def collect(self) -> Iterator[Metric]:
-        help_text = "Chunk events not taken: too many at once, or after a gap."
+        help_text = "Chunk events dropped because they came too fast or after a gap."
         name = "baton_router_cache_events_dropped_total"
         yield CounterMetricFamily(name, help_text, value=float(self._dropped()))
         family = CounterMetricFamily(
             "baton_router_node_reports_refused_total",
-            "What nodes sent and was not taken: it is too large, or a figure is out of bounds.",
+            "Frames and files of nodes that the router refused because of their size "
+            "or an invalid value.",
             labels=("reason",),
         )
         for reason, count in self._refused().items():
@@ -400,12 +423,12 @@ class _GrammarFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = self._counts()
-        for name, what, value in (
+        for name, help_text, value in (
             ("compiled_total", "Grammars compiled to check them.", counts.compiled),
-            ("hits_total", "Requests whose grammar was compiled already.", counts.hits),
-            ("compile_seconds_total", "What compiling grammars took in all.", counts.compile_s),
+            ("hits_total", "Requests whose grammar was already compiled.", counts.hits),
+            ("compile_seconds_total", "Seconds spent on compiling grammars.", counts.compile_s),
         ):
-            yield CounterMetricFamily(f"baton_router_grammar_{name}", what, value=float(value))
+            yield CounterMetricFamily(f"baton_router_grammar_{name}", help_text, value=float(value))
 
 
 class NodeFigures(Collector):
@@ -422,7 +445,7 @@ class NodeFigures(Collector):
         for name in LOAD_NUMBERS:
             yield _family(name, nodes)
         up = GaugeMetricFamily(
-            "baton_node_ready", "1 while the node may get requests.", labels=("node", "role")
+            "baton_node_ready", "1 if the node can get requests, else 0.", labels=("node", "role")
         )
         for view in nodes:
             ready = state_of(view) == "ready"

@@ -61,9 +61,9 @@ class Discovery:
             try:
                 await self._poll(self._source)
             except Exception:
-                logger.exception("the node registry was not read; known nodes are kept")
-            news = asyncio.get_running_loop().time() < self._eager_until
-            eager = news or not any(link.up for link in self._table.links.values())
+                logger.exception("reading the node registry failed; keeping the known nodes")
+            new_address = asyncio.get_running_loop().time() < self._eager_until
+            eager = new_address or not any(link.up for link in self._table.links.values())
             await asyncio.sleep(min(EAGER_S, self._interval_s) if eager else self._interval_s)
 
     async def _poll(self, source: NodeSource) -> None:
@@ -71,7 +71,9 @@ class Discovery:
             reports = await source.nodes()
         except StoreError as error:
             if self.reachable is not False:
-                logger.warning("the node registry cannot be read, known nodes are kept: %s", error)
+                logger.warning(
+                    "the node registry is unreachable; keeping the known nodes: %s", error
+                )
             self.reachable = False
             return
         self.reachable = True

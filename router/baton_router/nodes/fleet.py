@@ -122,19 +122,19 @@ class Fleet:
     def on_hello(self, link: NodeLink, report: NodeReport) -> bool:
         node, rival = report.node, link.rival
         link.rival = ""
-        self._renamed(link, node)
+        self._forget_old_node(link, node)
         holder, known = self._links.get(node), self.view.nodes.get(node)
-        same = known is not None and known.report.epoch == report.epoch
+        same_engine = known is not None and known.report.epoch == report.epoch
         if holder is not None and holder is not link:
-            if holder.up and same:
-                logger.debug("%s is %s, linked already", link.address, node)
+            if holder.up and same_engine:
+                logger.debug("%s is %s, which already has a link", link.address, node)
                 return False
             if report.epoch in self._older.get(node, ()) and (holder.up or node in self._broken):
                 link.rival = holder.address
                 if link.rival != rival:
                     self._conflict(node, link, holder)
                 return False
-        if known is not None and not same:
+        if known is not None and not same_engine:
             # The newest hello wins. If both engines live, the older one says hello again.
             older = self._older.setdefault(node, deque(maxlen=KEPT_EPOCHS))
             older.append(known.report.epoch)
@@ -151,8 +151,8 @@ class Fleet:
     def on_up(self, link: NodeLink) -> None:
         assert link.report is not None
         node, epoch = link.report.node, link.report.epoch
-        for name, of, abort in self._kept:
-            if (name, of) == (node, epoch):
+        for node_of_abort, epoch_of_abort, abort in self._kept:
+            if (node_of_abort, epoch_of_abort) == (node, epoch):
                 link.send(abort)
         kept = [item for item in self._kept if item[0] != node]
         self._kept = deque(kept, maxlen=KEPT_ABORTS)
@@ -167,15 +167,15 @@ class Fleet:
         if node is None:
             return
         if isinstance(frame, Deltas):
-            self._moved(node)
+            self._note_progress(node)
             self.listener.on_deltas(node, frame)
         elif isinstance(frame, Load):
             self._load(node, frame)
         elif isinstance(frame, PrefillDone):
-            self._moved(node)
+            self._note_progress(node)
             self.listener.on_prefill_done(node, frame)
         elif isinstance(frame, CacheEvents):
-            self.kv_events.heard(node, frame)
+            self.kv_events.apply(node, frame)
         elif isinstance(frame, JobFailed):
             self.listener.on_failed(node, frame)
 
@@ -207,7 +207,7 @@ class Fleet:
         if self._complaints.get(link.address) != why:
             self._complaints[link.address] = why
             logger.warning(
-                "%s sends what is not taken (said once): %s",
+                "%s sends frames that the router cannot use (logged once): %s",
                 *(node or link.address, why),
                 extra={"node": node},
             )
@@ -235,15 +235,15 @@ class Fleet:
             await asyncio.sleep(WATCH_S)
             late = self._clock() - due
             if late > LATE_S:
-                self.view.stood_still(late)
-            for node in self.kv_events.to_ask():
+                self.view.skip_time(late)
+            for node in self.kv_events.next_listings():
                 self.send(node, Resync())
-            for node in self.view.standing(self._stall_timeout_s):
-                logger.warning("the engine of %s makes no step", node, extra={"node": node})
+            for node in self.view.find_stalled(self._stall_timeout_s):
+                logger.warning("the engine of %s is stalled", node, extra={"node": node})
                 try:
                     self._lose(node, "stalled", self.view.nodes[node].moved_at + IDLE_REPORT_S)
                 except Exception:  # our bug; keep watching
-                    logger.exception("%s was not given up", node, extra={"node": node})
+                    logger.exception("cannot mark %s as lost", node, extra={"node": node})
 
     async def close(self) -> None:
         for timer in self._broken.values():
@@ -258,9 +258,9 @@ class Fleet:
         """Choose what serves a new request for the model `wanted` (None: any). While no node is
         ready, this is the last known offer, because a request may wait. Raise Unavailable if no
         model is known yet, NotFound if no model has that name."""
-        self._note()
+        self._remember_offer()
         if not self._served:
-            raise Unavailable(f"no request can be served now: {self.view.why_not_ready()}")
+            raise Unavailable(f"the router cannot serve requests now: {self.view.why_not_ready()}")
         drawn = self._draw(self._served, wanted)
         if drawn is None:
             raise self.no_model(wanted)
@@ -278,16 +278,18 @@ class Fleet:
         the client has no output."""
         if not self.superseded(kind):
             return None
-        return self._draw([one for one in self.offered() if fits(one)], wanted)
+        return self._draw([serving for serving in self.offered() if fits(serving)], wanted)
 
     def superseded(self, kind: Kind) -> bool:
         """True if new requests go only to other kinds."""
-        whole = self.view.whole()
-        return bool(whole) and kind not in whole
+        serving_kinds = self.view.whole()
+        return bool(serving_kinds) and kind not in serving_kinds
 
     def offered(self) -> list[Serving]:
         """What may serve new requests: one kind, two in a roll-out, none without ready nodes."""
-        return [one for nodes in self.view.whole().values() if (one := self._serving(nodes))]
+        return [
+            serving for nodes in self.view.whole().values() if (serving := self._serving(nodes))
+        ]
 
     def why_unready(self) -> str | None:
         """Why no node is ready; None if one is."""
@@ -297,7 +299,7 @@ class Fleet:
         """Names of the served models, even while their nodes are away."""
         if self._served_name:
             return [self._served_name]
-        return list(dict.fromkeys(name for one in self.known() for name in one.names))
+        return list(dict.fromkeys(name for serving in self.known() for name in serving.names))
 
     def known(self) -> list[Serving]:
         """The current offer, or the last one if there is none."""
@@ -306,21 +308,21 @@ class Fleet:
     def no_model(self, wanted: str | None) -> NotFound:
         """The error for a name that no served model has."""
         names = " and ".join(map(repr, self.names())) or "nothing yet"
-        told = f"model {wanted!r} does not exist; this pool serves {names}"
-        return NotFound(told, param="model", code="model_not_found")
+        message = f"model {wanted!r} does not exist; this pool serves {names}"
+        return NotFound(message, param="model", code="model_not_found")
 
     def _serving(self, nodes: Sequence[NodeView]) -> Serving | None:
         """The offer of ready nodes of one kind; None without their model. Cached by list."""
-        for known, serving in self._known:
-            if known is nodes:
+        for cached_nodes, serving in self._known:
+            if cached_nodes is nodes:
                 return serving
         reports = [view.report for view in nodes]
         model = self._models.ready(reports[0])
         if model is None:
             return None
-        own = tuple(dict.fromkeys(report.model for report in reports))
-        names = (self._served_name,) if self._served_name else own
-        found = Serving(
+        model_names = tuple(dict.fromkeys(report.model for report in reports))
+        names = (self._served_name,) if self._served_name else model_names
+        offer = Serving(
             kind=nodes[0].kind,
             model=model,
             names=names,
@@ -331,19 +333,19 @@ class Fleet:
             weight=sum(report.role == "decode" for report in reports) or len(reports),
             made=min((made for report in reports if (made := report.model_made)), default=0),
         )
-        self._known.append((nodes, found))
-        return found
+        self._known.append((nodes, offer))
+        return offer
 
     def _draw(self, offered: Sequence[Serving], wanted: str | None) -> Serving | None:
-        named = [one for one in offered if not wanted or wanted in one.names]
-        if not named:
+        matching = [serving for serving in offered if not wanted or wanted in serving.names]
+        if not matching:
             return None
-        drawn = named[0]
-        if len(named) > 1:
-            [drawn] = self._rng.choices(named, [one.weight for one in named])
+        drawn = matching[0]
+        if len(matching) > 1:
+            [drawn] = self._rng.choices(matching, [serving.weight for serving in matching])
         return replace(drawn, name=wanted) if wanted not in (None, "", drawn.name) else drawn
 
-    def _note(self) -> None:
+    def _remember_offer(self) -> None:
         """Remember the current offer, for requests that come while no node is ready."""
         self._served = self.known()
 
@@ -354,21 +356,21 @@ class Fleet:
                 await self._models.get(report, link.address)
             except TooLargeError as error:
                 self.refused["artifact"] += 1
-                logger.error("%s is not used: %s", report.node, error)
+                logger.error("not using %s: %s", report.node, error)
                 await asyncio.sleep(RETRY_LARGE_S)
             except (aiohttp.ClientError, FetchError, OSError, TimeoutError) as error:
-                logger.warning("%s waits for its tokenizer: %s", report.node, error)
+                logger.warning("cannot fetch the tokenizer of %s yet: %s", report.node, error)
             except ArtifactError as error:
-                logger.error("%s has artifacts that are of no use: %s", report.node, error)
+                logger.error("cannot use the tokenizer files of %s: %s", report.node, error)
             except Exception:
-                logger.exception("the artifacts of %s are of no use", report.node)
+                logger.exception("loading the tokenizer files of %s failed", report.node)
             else:
                 self._models.forget_unused(view.report for view in self.view.nodes.values())
                 view = self.view.nodes.get(report.node)
                 if view is not None and view.report.epoch == report.epoch:
                     view.usable = True
                     logger.info(
-                        "%s (%s) is at %s",
+                        "%s (%s) is ready at %s",
                         report.node,
                         report.role,
                         link.address,
@@ -388,7 +390,7 @@ class Fleet:
         rolls = report.revision != sample.report.revision
         logger.log(
             logging.INFO if rolls else logging.WARNING,
-            "%s is of another kind than %s: they differ in %s; no request runs on both",
+            "%s and %s are of different kinds: they differ in %s; no request can use both",
             *(report.node, sample.report.node, ", ".join(parts)),
             extra={"node": report.node},
         )
@@ -400,7 +402,7 @@ class Fleet:
         node = link.report.node if link.report is not None else None
         return node if node is not None and self._links.get(node) is link else None
 
-    def _renamed(self, link: NodeLink, name: NodeId) -> None:
+    def _forget_old_node(self, link: NodeLink, name: NodeId) -> None:
         """Forget a node whose address another node has taken over."""
         for node, known in list(self._links.items()):
             if known is link and node != name:
@@ -410,8 +412,8 @@ class Fleet:
         """Report two live engines with one name. Both keep saying hello; the replaced one gets the
         name back only when the other is gone."""
         logger.error(
-            "two nodes are called %s: the one at %s is newer and is used, the one at %s is not;"
-            " give each node a name of its own (--node), or none",
+            "two nodes are named %s: the router uses the newer one at %s and ignores the one "
+            "at %s; give each node a unique name (--node), or none",
             *(node, holder.address, link.address),
             extra={"node": node},
         )
@@ -424,19 +426,19 @@ class Fleet:
         self.listener.on_change()  # waiting requests may have to switch or give up
 
     def _changed(self) -> None:
-        self._note()
+        self._remember_offer()
         self.listener.on_change()
 
     def _load(self, node: NodeId, frame: Load) -> None:
         view = self.view.nodes[node]
-        before = (view.ready, view.report.store, view.report.replaced_by)
+        previous = (view.ready, view.report.store, view.report.replaced_by)
         self.view.load(node, frame)
-        if (view.ready, view.report.store, view.report.replaced_by) != before:
+        if (view.ready, view.report.store, view.report.replaced_by) != previous:
             self._changed()
         if frame.leaving and view.report.epoch == frame.epoch:
             self.listener.on_leaving(node)
 
-    def _moved(self, node: NodeId) -> None:
+    def _note_progress(self, node: NodeId) -> None:
         stalled = self.view.nodes[node].stalled
         self.view.moved(node)
         if stalled:

@@ -33,62 +33,65 @@ class KVEventListener:
         self._view = view
         self._clock = clock
         self._per_s = events_per_s
-        self._room = float(events_per_s)  # chunk events it may apply now
+        self._budget = float(events_per_s)  # chunk events it may apply now
         self._filled_at = clock()
-        self._unheard: dict[NodeId, None] = {}  # nodes to ask for a listing, oldest first
-        self._asked: set[NodeId] = set()
+        self._unlisted: dict[NodeId, None] = {}  # nodes to ask for a listing, oldest first
+        self._requested: set[NodeId] = set()
         self._behind = False
 
-    def heard(self, node: NodeId, frame: CacheEvents) -> None:
+    def apply(self, node: NodeId, frame: CacheEvents) -> None:
         size = len(frame.stored) + len(frame.evicted)
-        self._fill()
+        self._refill()
         if frame.reset:
-            self._unheard.pop(node, None)
-            self._asked.discard(node)
-        elif node in self._unheard or node in self._asked:
+            self._unlisted.pop(node, None)
+            self._requested.discard(node)
+        elif node in self._unlisted or node in self._requested:
             self.dropped += size
             return
-        elif frame.seq and size > self._room:
+        elif frame.seq and size > self._budget:
             self._fall_behind()
-            self._miss(node, size)
+            self._drop(node, size)
             return
-        self._room -= size
+        self._budget -= size
         if not self._view.cache(node, frame):
-            logger.info("cache events are missing: it is to list its chunks", extra={"node": node})
-            self._miss(node, size)
+            logger.info(
+                "cache events are missing; requesting a listing of the node's chunks",
+                extra={"node": node},
+            )
+            self._drop(node, size)
 
-    def to_ask(self) -> list[NodeId]:
+    def next_listings(self) -> list[NodeId]:
         """The nodes to ask for a listing now; empty while less than half of the budget is free."""
-        self._fill()
-        if 2 * self._room < self._per_s:
+        self._refill()
+        if 2 * self._budget < self._per_s:
             return []
         self._behind = False
-        asked = list(self._unheard)[:LISTINGS]
-        for node in asked:
-            del self._unheard[node]
-        self._asked.update(asked)
-        return asked
+        requested = list(self._unlisted)[:LISTINGS]
+        for node in requested:
+            del self._unlisted[node]
+        self._requested.update(requested)
+        return requested
 
     def forget(self, node: NodeId) -> None:
         """The node or its link is gone. It lists its chunks when it comes back."""
-        self._unheard.pop(node, None)
-        self._asked.discard(node)
+        self._unlisted.pop(node, None)
+        self._requested.discard(node)
 
-    def _fill(self) -> None:
+    def _refill(self) -> None:
         now = self._clock()
-        self._room = min(self._per_s, self._room + (now - self._filled_at) * self._per_s)
+        self._budget = min(self._per_s, self._budget + (now - self._filled_at) * self._per_s)
         self._filled_at = now
 
-    def _miss(self, node: NodeId, size: int) -> None:
+    def _drop(self, node: NodeId, size: int) -> None:
         self.dropped += size
         self._view.forget_chunks(node)
-        self._unheard[node] = None
+        self._unlisted[node] = None
 
     def _fall_behind(self) -> None:
         if not self._behind:
             logger.warning(
-                "chunk events come faster than %d a second: some nodes' caches are taken for empty"
-                " until there is time for them to list what they hold",
+                "chunk events exceed %d a second; the router treats some nodes' caches as "
+                "empty until they list their chunks",
                 self._per_s,
             )
         self._behind = True

@@ -52,7 +52,7 @@ MISSED_PINGS = 3
 LATE_S = 0.5
 CLOSE_S = 0.5
 FIRST_PAUSE_S = 0.05
-NOT_OUR_TOKEN = "it refuses this router's link token (401): give both the same --link-token"
+NOT_OUR_TOKEN = "the node refuses this router's link token (401); give both the same --link-token"
 STEADY_S = 1.0  # after a link of this length, dial again without a pause
 
 Flaw = Literal["unreadable", "too_large"]
@@ -188,11 +188,11 @@ class NodeLink:
     def _failed(self, error: Exception) -> None:
         """Log the failure: once per break at INFO, and a refused token as a warning."""
         self.rival = ""
-        before, self.trouble = self.trouble, str(error) or type(error).__name__
+        previous, self.trouble = self.trouble, str(error) or type(error).__name__
         level, self._logged_down = logging.DEBUG if self._logged_down else logging.INFO, True
         if isinstance(error, aiohttp.WSServerHandshakeError) and error.status == 401:
             self.trouble = NOT_OUR_TOKEN
-            level = logging.DEBUG if before == NOT_OUR_TOKEN else logging.WARNING
+            level = logging.DEBUG if previous == NOT_OUR_TOKEN else logging.WARNING
         logger.log(level, "no link to %s: %s", self.address, self.trouble)
 
     async def _connect(self) -> bool:
@@ -208,7 +208,7 @@ class NodeLink:
             async with asyncio.timeout(HELLO_WAIT_S):
                 hello = self._decode(await socket.receive())
             if not isinstance(hello, Hello):
-                raise WireError(f"the first frame of {self.address} is no hello that can be read")
+                raise WireError(f"the first frame of {self.address} is not a readable hello")
             self.report = hello.report
             if not self._listener.on_hello(self, hello.report):
                 return False
@@ -222,9 +222,9 @@ class NodeLink:
         self.up, self.trouble, self._logged_down, self.heard_at = True, "", False, self._clock()
         self._full.clear()
         self._dropped.clear()
-        ways = (self._until_silent(socket), self._read(socket), self._write(socket))
-        ends = (self._until_choked(), self._until_dropped())
-        tasks = [asyncio.create_task(each) for each in (*ways, *ends)]
+        loops = (self._until_silent(socket), self._read(socket), self._write(socket))
+        watches = (self._until_choked(), self._until_dropped())
+        tasks = [asyncio.create_task(loop) for loop in (*loops, *watches)]
         silent = misbehaved = False
         try:
             self._listener.on_up(self)
@@ -241,9 +241,9 @@ class NodeLink:
             if misbehaved:
                 self._listener.on_refused(self)
             results = await asyncio.gather(*tasks, return_exceptions=True)
-        for end in results:
-            if isinstance(end, Exception):
-                raise end
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:
@@ -269,11 +269,13 @@ class NodeLink:
         while True:
             await self._full.wait()
             self._full.clear()
-            before = self._unsent
+            unsent_before = self._unsent
             await asyncio.sleep(self._bounds.choked_s)
             if self._unsent > self._bounds.max_unsent_bytes:
-                if self._unsent >= before:
-                    raise ConnectionError(f"it does not read: {self._unsent} bytes wait for it")
+                if self._unsent >= unsent_before:
+                    raise ConnectionError(
+                        f"the node does not read: {self._unsent} bytes are unsent"
+                    )
                 self._full.set()
 
     async def _until_dropped(self) -> None:
@@ -282,12 +284,12 @@ class NodeLink:
     async def _until_silent(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         missed, ping_s = 0, self._bounds.ping_s
         while missed < MISSED_PINGS:
-            heard, due = self._received, self._clock() + ping_s
+            received_before, due = self._received, self._clock() + ping_s
             with suppress(TimeoutError):  # a ping may wait behind unsent data
                 async with asyncio.timeout(ping_s):
                     await socket.ping()
             await asyncio.sleep(due - self._clock())
-            if self._received != heard:
+            if self._received != received_before:
                 missed = 0
             elif self._clock() - due < LATE_S:
                 missed += 1
@@ -298,9 +300,11 @@ class NodeLink:
             code = getattr(message.data, "code", None)
             flaw: Flaw = "too_large" if code == WSCloseCode.MESSAGE_TOO_BIG else "unreadable"
             self._listener.on_bad_frame(self, flaw, str(message.data))
-            raise LinkViolation(f"{self.address} sent a frame that is not taken: {message.data}")
+            raise LinkViolation(
+                f"{self.address} sent a frame that the router refuses: {message.data}"
+            )
         if message.type is not WSMsgType.BINARY:
-            raise WireError(f"{self.address} sent {message.type.name} where frames were due")
+            raise WireError(f"{self.address} sent {message.type.name} instead of a binary frame")
         try:
             return self._decoder.decode(message.data)
         except WireError as error:

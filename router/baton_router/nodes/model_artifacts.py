@@ -70,21 +70,29 @@ class PoolModel:
         return await self.grammars.answer(self.tokenizer, rules)
 
     async def encode(
-        self, text: str, most: int, *, add_special_tokens: bool
+        self, text: str, max_tokens: int, *, add_special_tokens: bool
     ) -> tuple[list[int], bool]:
         """See Tokenizer.encode_up_to."""
-        return await _in_time(self.tokenizer.encode_up_to, text, most, add_special_tokens)
+        return await _encode_off_loop(
+            self.tokenizer.encode_up_to, text, max_tokens, add_special_tokens
+        )
 
-    async def encode_last(self, text: str, most: int, *, add_special_tokens: bool) -> list[int]:
+    async def encode_last(
+        self, text: str, max_tokens: int, *, add_special_tokens: bool
+    ) -> list[int]:
         """See Tokenizer.encode_last."""
-        return await _in_time(self.tokenizer.encode_last, text, most, add_special_tokens)
+        return await _encode_off_loop(
+            self.tokenizer.encode_last, text, max_tokens, add_special_tokens
+        )
 
 
-async def _in_time(encode: Callable[[str, int, bool], T], text: str, most: int, special: bool) -> T:
+async def _encode_off_loop(
+    encode: Callable[[str, int, bool], T], text: str, max_tokens: int, special: bool
+) -> T:
     """Encode a long text in a thread. A short one takes a few milliseconds of the event loop."""
     if len(text) <= LONG_TEXT:
-        return encode(text, most, special)
-    return await asyncio.to_thread(encode, text, most, special)
+        return encode(text, max_tokens, special)
+    return await asyncio.to_thread(encode, text, max_tokens, special)
 
 
 Key = tuple[tuple[str, str], ...]
@@ -100,7 +108,7 @@ class ModelStore:
         self._session = session
         self._max_bytes = max_bytes
         self._models: OrderedDict[Key, asyncio.Task[PoolModel]] = OrderedDict()
-        self._past = GrammarCounts()  # counts of forgotten models
+        self._forgotten_counts = GrammarCounts()  # counts of forgotten models
 
     async def get(self, report: NodeReport, address: str) -> PoolModel:
         """The model of a report, fetched from the node at `address`. Raise FetchError,
@@ -126,7 +134,7 @@ class ModelStore:
     @property
     def grammar_counts(self) -> GrammarCounts:
         """Counts of all models since the start of the process."""
-        return _with_counts(self._past, *map(_built, self._models.values()))
+        return _with_counts(self._forgotten_counts, *map(_built, self._models.values()))
 
     def forget_unused(self, used: Iterable[NodeReport]) -> None:
         """Keep the models of these nodes and KEPT_UNUSED others."""
@@ -134,7 +142,7 @@ class ModelStore:
         unused = [key for key in self._models if key not in keys]
         for key in unused[: max(0, len(unused) - KEPT_UNUSED)]:
             task = self._models.pop(key)
-            self._past = _with_counts(self._past, _built(task))
+            self._forgotten_counts = _with_counts(self._forgotten_counts, _built(task))
             task.cancel()
 
     async def close(self) -> None:
@@ -144,13 +152,13 @@ class ModelStore:
         self._models.clear()
 
     async def _build(self, report: NodeReport, address: str) -> PoolModel:
-        names, files, size = sorted(report.artifacts), [], 0
+        names, files, total_bytes = sorted(report.artifacts), [], 0
         for name in names:
-            files.append(await self._fetch(report, address, name, self._max_bytes - size))
-            size += len(files[-1])
+            files.append(await self._fetch(report, address, name, self._max_bytes - total_bytes))
+            total_bytes += len(files[-1])
         return await asyncio.to_thread(_assemble, dict(zip(names, files, strict=True)))
 
-    async def _fetch(self, report: NodeReport, address: str, name: str, room: int) -> bytes:
+    async def _fetch(self, report: NodeReport, address: str, name: str, max_bytes: int) -> bytes:
         """Fetch one file of at most `room` bytes."""
         digest = report.artifacts[name]
         url = f"{address}{ARTIFACTS_PATH}{digest}"
@@ -168,15 +176,15 @@ class ModelStore:
             if response.status != 200:
                 raise FetchError(f"{name} of {report.node}: {url} answered {response.status}")
             data = bytearray()
-            async for piece in response.content.iter_chunked(PIECE_BYTES):
-                data += piece
-                if len(data) > room:
+            async for chunk in response.content.iter_chunked(PIECE_BYTES):
+                data += chunk
+                if len(data) > max_bytes:
                     raise TooLargeError(
-                        f"the files of {report.node} are larger than {self._max_bytes} bytes"
-                        f" in all, with {name} among them"
+                        f"the files of {report.node}, including {name}, exceed "
+                        f"{self._max_bytes} bytes in total"
                     )
         if hashlib.sha256(data).hexdigest() != digest:
-            raise FetchError(f"{name} of {report.node} is not what its digest {digest} names")
+            raise FetchError(f"{name} of {report.node} does not match its digest {digest}")
         return bytes(data)
 
 

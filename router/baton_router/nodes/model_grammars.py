@@ -60,6 +60,7 @@ class AnswerRules:
     reasoning: ReasoningParser | None = None
     begun: bool = False
     budget: int | None = None
+    inside: bool = False
 
     def grammar(self, tokenizer: Tokenizer) -> str:
         """The grammar's text. Raise GrammarError."""
@@ -79,8 +80,9 @@ class AnswerRules:
             reasoning=self.reasoning,
             begun=self.begun,
             budget=self.budget,
+            inside=self.inside,
         )
-        assert text is not None, "rules without any rule need no grammar"
+        assert text is not None, "at least one rule must be set"
         return text
 
 
@@ -88,18 +90,18 @@ class ModelGrammars:
     """The checked grammars of one model."""
 
     def __init__(self) -> None:
-        self._making = Lock()
+        self._lock = Lock()
         self._grammars: Grammars | None = None
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._texts: OrderedDict[Hashable, str] = OrderedDict()  # by key; the last used at the end
         self._checks: dict[Hashable, asyncio.Task[str]] = {}
 
     @property
     def counts(self) -> GrammarCounts:
-        made = self._grammars
-        if made is None:
+        grammars = self._grammars
+        if grammars is None:
             return GrammarCounts()
-        return GrammarCounts(made.compiled, made.hits, made.compile_s)
+        return GrammarCounts(grammars.compiled, grammars.hits, grammars.compile_s)
 
     async def text(self, tokenizer: Tokenizer, kind: Kind, value: Value) -> str:
         """The grammar's text (see `grammar_of`, which takes JSON as text). Raise GrammarError if it
@@ -112,23 +114,23 @@ class ModelGrammars:
         return await self._text(tokenizer, rules, partial(rules.grammar, tokenizer))
 
     async def _text(self, tokenizer: Tokenizer, key: Hashable, make: Callable[[], str]) -> str:
-        known = self._texts.get(key)
-        made = self._grammars
-        if known is not None and made is not None and made.known(known) is not None:
+        text = self._texts.get(key)
+        grammars = self._grammars
+        if text is not None and grammars is not None and grammars.known(text) is not None:
             self._texts.move_to_end(key)
-            return known
+            return text
         check = self._checks.get(key)
         if check is None:
             check = asyncio.create_task(self._check(tokenizer, make))
             self._checks[key] = check
-            check.add_done_callback(lambda done: self._checked(key, done))
+            check.add_done_callback(lambda done: self._store_result(key, done))
         return await asyncio.shield(check)
 
     async def _check(self, tokenizer: Tokenizer, make: Callable[[], str]) -> str:
-        async with self._turns:
+        async with self._slots:
             return await asyncio.to_thread(self._compile, tokenizer, make)
 
-    def _checked(self, key: Hashable, check: asyncio.Task[str]) -> None:
+    def _store_result(self, key: Hashable, check: asyncio.Task[str]) -> None:
         del self._checks[key]
         if check.cancelled() or check.exception() is not None:
             return
@@ -138,11 +140,11 @@ class ModelGrammars:
 
     def _compile(self, tokenizer: Tokenizer, make: Callable[[], str]) -> str:
         text = make()
-        self._made(tokenizer).check(text)
+        self._prepared(tokenizer).check(text)
         return text
 
-    def _made(self, tokenizer: Tokenizer) -> Grammars:
-        with self._making:
+    def _prepared(self, tokenizer: Tokenizer) -> Grammars:
+        with self._lock:
             if self._grammars is None:
                 try:
                     self._grammars = Grammars(tokenizer)

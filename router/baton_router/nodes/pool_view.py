@@ -52,7 +52,7 @@ class NodeArrays:
         self._free.append(row)
         self._unmeasured.discard(row)
 
-    def says(self, row: int, report: NodeReport) -> None:
+    def set_report(self, row: int, report: NodeReport) -> None:
         """Set a node's speeds and store state."""
         speeds = [getattr(report.speeds, name) for name in SPEEDS]
         self._figures[len(LOADS) :, row] = speeds
@@ -62,10 +62,10 @@ class NodeArrays:
             self._unmeasured.add(row)
         self._store_up[row] = report.store == "up"
 
-    def loaded(self, row: int, queued_tokens: int, sequences: int, requests: int) -> None:
+    def set_load(self, row: int, queued_tokens: int, sequences: int, requests: int) -> None:
         self._figures[: len(LOADS), row] = (queued_tokens, sequences, requests)
 
-    def listed(self, row: int, slot: int) -> None:
+    def set_slot(self, row: int, slot: int) -> None:
         """Set a node's bit in the chunk index."""
         self._slots[row] = slot
 
@@ -106,13 +106,13 @@ class NodeView:
     no step for too long. `moved_at`: when it last made one or had none to make. `booked` holds this
     router's requests, `booked_*` their sums, `others_*` the rest of its last report. `events` is
     the number of its last cache event frame, `slot` its bit in the chunk index, `row` its row in
-    the arrays. `standing` is called when `usable` changes.
+    the arrays. `readiness_changed` is called when `usable` changes.
     """
 
     report: NodeReport
     slot: int
     row: int
-    standing: Callable[[], None]
+    readiness_changed: Callable[[], None]
     connected: bool = True
     stalled: bool = False
     moved_at: float = 0.0
@@ -138,7 +138,7 @@ class NodeView:
     @usable.setter
     def usable(self, value: bool) -> None:
         self._usable = value
-        self.standing()
+        self.readiness_changed()
 
     @property
     def ready(self) -> bool:
@@ -171,12 +171,12 @@ class NodeView:
         self.others_sequences = max(0, total - self.booked_sequences)
         self.others_requests = max(0, load.requests - len(self.booked))
         arrived = [b for b in self.booked.values() if b.at < now - BOOKING_ARRIVES_S]
-        left = load.queued_tokens
+        remaining = load.queued_tokens
         for booking in reversed(arrived):
-            kept = min(booking.tokens, left)
-            left -= kept
-            self.booked_tokens += kept - booking.tokens
-            booking.tokens = kept
+            remaining_here = min(booking.tokens, remaining)
+            remaining -= remaining_here
+            self.booked_tokens += remaining_here - booking.tokens
+            booking.tokens = remaining_here
 
 
 def state_of(view: NodeView) -> str:
@@ -227,55 +227,55 @@ class PoolView:
         now = self._clock()
         if old is not None and old.report.epoch == report.epoch:
             old.report, old.connected, old.loaded_at, old.moved_at = report, True, now, now
-            self._met(old)
+            self._add_to_arrays(old)
             return old
         if old is not None:
-            self._gone(old)
+            self._remove(old)
         node = NodeView(
             report,
             self.chunks.new_slot(),
             self._arrays.add(),
-            self._standing,
+            self._forget_ready,
             loaded_at=now,
             moved_at=now,
         )
-        self._met(node)
+        self._add_to_arrays(node)
         if not report.replaced_by:
             self._rolled.pop(node.kind, None)
         self.nodes[report.node] = node
         return node
 
-    def _met(self, view: NodeView) -> None:
-        self._arrays.listed(view.row, view.slot)
+    def _add_to_arrays(self, view: NodeView) -> None:
+        self._arrays.set_slot(view.row, view.slot)
         self._reported(view)
-        self._standing()
+        self._forget_ready()
 
     def _reported(self, view: NodeView) -> None:
         view.compare(view.loaded_at)
-        self._arrays.says(view.row, view.report)
+        self._arrays.set_report(view.row, view.report)
         self._loaded(view)
 
     def _loaded(self, view: NodeView) -> None:
-        self._arrays.loaded(view.row, view.queued_tokens, view.sequences, view.requests)
+        self._arrays.set_load(view.row, view.queued_tokens, view.sequences, view.requests)
 
-    def _standing(self) -> None:
+    def _forget_ready(self) -> None:
         """Invalidate the cached ready nodes."""
         self._members = None
 
     def lost(self, node: NodeId) -> None:
         if node in self.nodes:
             self.nodes[node].connected = False
-            self._standing()
+            self._forget_ready()
 
     def forget(self, node: NodeId) -> None:
         view = self.nodes.pop(node, None)
         if view is not None:
-            self._gone(view)
+            self._remove(view)
 
-    def _gone(self, view: NodeView) -> None:
+    def _remove(self, view: NodeView) -> None:
         self.chunks.drop_slot(view.slot)
         self._arrays.remove(view.row)
-        self._standing()
+        self._forget_ready()
         if view.report.replaced_by:
             self._rolled.pop(view.kind, None)
             self._rolled[view.kind] = view.report.replaced_by
@@ -304,7 +304,7 @@ class PoolView:
         view.loaded_at = self._clock()
         self._reported(view)
         if frame.state != state:
-            self._standing()
+            self._forget_ready()
         if load.engine_steps_total != steps or not load.running + load.waiting:
             self.moved(node)
 
@@ -315,19 +315,19 @@ class PoolView:
             view.moved_at = self._clock()
             if view.stalled:
                 view.stalled = False
-                self._standing()
+                self._forget_ready()
 
-    def standing(self, limit_s: float) -> list[NodeId]:
+    def find_stalled(self, limit_s: float) -> list[NodeId]:
         """Mark nodes without a step for more than `limit_s` seconds as stalled; return new ones."""
-        now, found = self._clock(), []
+        now, stalled = self._clock(), []
         for node, view in self.nodes.items():
             if view.connected and not view.stalled and now - view.moved_at > limit_s:
                 view.stalled = True
-                self._standing()
-                found.append(node)
-        return found
+                self._forget_ready()
+                stalled.append(node)
+        return stalled
 
-    def stood_still(self, seconds: float) -> None:
+    def skip_time(self, seconds: float) -> None:
         """This process was blocked for `seconds`: do not count them against any node."""
         for view in self.nodes.values():
             view.moved_at += seconds
@@ -353,7 +353,7 @@ class PoolView:
         if view is not None:
             self.chunks.drop_slot(view.slot)
             view.slot, view.chunks = self.chunks.new_slot(), 0
-            self._arrays.listed(view.row, view.slot)
+            self._arrays.set_slot(view.row, view.slot)
 
     # --- bookings ---------------------------------------------------------------------------
 
@@ -420,10 +420,16 @@ class PoolView:
         kinds = self._by_kind()
         if self._kind is None or not kinds:
             return {}
-        wanted = kinds[self._kind].roles.keys()
-        whole = {kind: each for kind, each in kinds.items() if wanted <= each.roles.keys()}
-        serving = {kind: each for kind, each in whole.items() if "decode" in each.roles} or whole
-        return {kind: each.views for kind, each in serving.items()}
+        required_roles = kinds[self._kind].roles.keys()
+        complete = {
+            kind: members
+            for kind, members in kinds.items()
+            if required_roles <= members.roles.keys()
+        }
+        serving = {
+            kind: members for kind, members in complete.items() if "decode" in members.roles
+        } or complete
+        return {kind: members.views for kind, members in serving.items()}
 
     def can_spare(self, going: Container[NodeId]) -> bool:
         """Whether some kind keeps all its roles without the nodes in `going`. Also True if no kind
@@ -445,11 +451,11 @@ class PoolView:
     def rolled_out(self, kind: Kind) -> str:
         """The revision that has replaced all nodes of this kind for good, by their own reports. ""
         if one may come back, or while no other kind is ready."""
-        words = [view.report.replaced_by for view in self.nodes.values() if view.kind == kind]
+        revisions = [view.report.replaced_by for view in self.nodes.values() if view.kind == kind]
         others = any(view.ready and view.kind != kind for view in self.nodes.values())
-        if not others or not all(words):
+        if not others or not all(revisions):
             return ""
-        return words[-1] if words else self._rolled.get(kind, "")
+        return revisions[-1] if revisions else self._rolled.get(kind, "")
 
     def groups(
         self, hashes: Sequence[BlockHash], kind: Kind, without: Container[NodeId] = ()
@@ -473,13 +479,13 @@ class PoolView:
         """Each data server, in the order of the data URLs, as each connected node of the pool's
         kind sees it. The node with the latest report comes last."""
         kind = self.kind()
-        heard = [view for view in self.nodes.values() if view.connected and view.kind == kind]
+        connected = [view for view in self.nodes.values() if view.connected and view.kind == kind]
         seen: list[dict[NodeId, DataInstance]] = []
-        for view in sorted(heard, key=lambda view: view.loaded_at):
-            for number, instance in enumerate(view.report.instances):
-                if number == len(seen):
+        for view in sorted(connected, key=lambda view: view.loaded_at):
+            for index, instance in enumerate(view.report.instances):
+                if index == len(seen):
                     seen.append({})
-                seen[number][view.report.node] = instance
+                seen[index][view.report.node] = instance
         return seen
 
     def _by_kind(self) -> dict[Kind, _Members]:
@@ -503,14 +509,14 @@ class PoolView:
         """One line on why no node is ready, for /ready and 503 answers."""
         if not self.nodes:
             return "no node has connected yet"
-        return f"none of {len(self.nodes)} nodes is ready ({self.states()})"
+        return f"none of the {len(self.nodes)} nodes is ready ({self.states()})"
 
 
 def _members(views: list[NodeView]) -> _Members:
     roles: dict[Role, tuple[list[NodeId], Ints]] = {}
     for role in ROLES:
-        mine = [view for view in views if view.report.role == role]
-        if mine:
-            rows = np.array([view.row for view in mine])
-            roles[role] = ([view.report.node for view in mine], rows)
+        nodes = [view for view in views if view.report.role == role]
+        if nodes:
+            rows = np.array([view.row for view in nodes])
+            roles[role] = ([view.report.node for view in nodes], rows)
     return _Members(views, roles)

@@ -33,7 +33,7 @@ SCRUBBED = 500
 # Bytes of an entry, its hash, its slots in the dictionary and its order, and the integer's header.
 ENTRY_BYTES = 260
 # Queried hashes that wait to be marked as recent; queries beyond this number are not noted.
-MAX_ASKED = 32_768
+MAX_QUERIED = 32_768
 
 Lengths = npt.NDArray[np.int64]
 
@@ -44,12 +44,12 @@ class ChunkIndex:
     def __init__(self, max_chunks: int) -> None:
         self._max_chunks = max_chunks
         self._bits: OrderedDict[BlockHash, int] = OrderedDict()
-        self._asked: list[BlockHash] = []
+        self._queried: list[BlockHash] = []
         self._last: tuple[Sequence[BlockHash], list[tuple[int, int]]] | None = None
         self._alive = 0
         self._dead = 0
-        self._going: list[BlockHash] = []  # entries that may hold bits of `_leaving`
-        self._leaving = 0
+        self._to_scrub: list[BlockHash] = []  # entries that may hold bits of `_leaving`
+        self._scrubbed_slots = 0
 
     def __len__(self) -> int:
         return len(self._bits)
@@ -70,37 +70,37 @@ class ChunkIndex:
         self._last = None
         self._alive &= ~bit
         self._dead |= bit
-        if not self._leaving and self._dead.bit_count() >= SCRUB_AT:
-            self._going, self._leaving = list(self._bits), self._dead
+        if not self._scrubbed_slots and self._dead.bit_count() >= SCRUB_AT:
+            self._to_scrub, self._scrubbed_slots = list(self._bits), self._dead
             self._scrub()
 
     def store(self, slot: int, hashes: Iterable[BlockHash]) -> None:
         bit, bits, self._last = 1 << slot, self._bits, None
         self._scrub()
-        self._note_asked()
-        before, after = 0, bit
-        for name in hashes:
-            held = bits.get(name, 0)
-            if held is not before:  # chunks of a chain mostly share one integer
-                before, after = held, held | bit
-            bits[name] = after
-            bits.move_to_end(name)
+        self._mark_queried()
+        previous, updated = 0, bit
+        for chunk in hashes:
+            held = bits.get(chunk, 0)
+            if held is not previous:  # chunks of a chain mostly share one integer
+                previous, updated = held, held | bit
+            bits[chunk] = updated
+            bits.move_to_end(chunk)
         while len(bits) > self._max_chunks:
             bits.popitem(last=False)
 
     def evict(self, slot: int, hashes: Iterable[BlockHash]) -> None:
         keep, bits, alive = ~(1 << slot), self._bits, self._alive
         self._last = None
-        before, after = 0, 0
-        for name in hashes:
-            held = bits.get(name, 0)
-            if held is not before:
-                before, after = held, held & keep
-                after = after if after & alive else 0
-            if after:
-                bits[name] = after
+        previous, updated = 0, 0
+        for chunk in hashes:
+            held = bits.get(chunk, 0)
+            if held is not previous:
+                previous, updated = held, held & keep
+                updated = updated if updated & alive else 0
+            if updated:
+                bits[chunk] = updated
             else:
-                bits.pop(name, None)
+                bits.pop(chunk, None)
 
     def prefixes(self, hashes: Sequence[BlockHash]) -> Lengths:
         """How many leading chunks of `hashes` each slot holds: shape (slots,), including slots of
@@ -131,47 +131,47 @@ class ChunkIndex:
             return self._last[1]
         runs: list[tuple[int, int]] = []
         mask, end = self._alive, 0
-        for held, same in groupby(map(self._bits.get, hashes)):
-            rest = mask & held if held else 0
-            if rest != mask:
+        for held, run in groupby(map(self._bits.get, hashes)):
+            remaining = mask & held if held else 0
+            if remaining != mask:
                 if end:
                     runs.append((mask, end))
-                mask = rest
+                mask = remaining
                 if not mask:
                     break
-            end += len(list(same))
+            end += len(list(run))
         else:
             if end:
                 runs.append((mask, end))
-        if len(self._asked) < MAX_ASKED:
-            self._asked += hashes[:end]
+        if len(self._queried) < MAX_QUERIED:
+            self._queried += hashes[:end]
         self._last = (hashes, runs)
         return runs
 
-    def _note_asked(self) -> None:
+    def _mark_queried(self) -> None:
         """Mark the hashes queried since the last store as recent; only a store evicts entries."""
         if 2 * len(self._bits) >= self._max_chunks:
-            for name in self._asked:
-                if name in self._bits:
-                    self._bits.move_to_end(name)
-        self._asked.clear()
+            for chunk in self._queried:
+                if chunk in self._bits:
+                    self._bits.move_to_end(chunk)
+        self._queried.clear()
 
     def _scrub(self) -> None:
         """Scrub the next entries. After the last one the slots are free."""
-        if not self._leaving:
+        if not self._scrubbed_slots:
             return
-        for name in self._going[-SCRUBBED:]:
-            held = self._bits.get(name, 0)
-            if held & self._leaving:
+        for chunk in self._to_scrub[-SCRUBBED:]:
+            held = self._bits.get(chunk, 0)
+            if held & self._scrubbed_slots:
                 kept = held & self._alive
                 if kept:
-                    self._bits[name] = kept
+                    self._bits[chunk] = kept
                 else:
-                    del self._bits[name]
-        del self._going[-SCRUBBED:]
-        if not self._going:
-            self._dead &= ~self._leaving
-            self._leaving = 0
+                    del self._bits[chunk]
+        del self._to_scrub[-SCRUBBED:]
+        if not self._to_scrub:
+            self._dead &= ~self._scrubbed_slots
+            self._scrubbed_slots = 0
 
 
 # This many failures in a row mean that the index is down.
@@ -211,7 +211,7 @@ class Markers:
         self._failures = 0
         self._retry_at = 0.0
         self._turn = asyncio.Semaphore(LOOKUPS)
-        self._late: set[asyncio.Task[list[bool] | None]] = set()
+        self._lookups: set[asyncio.Task[list[bool] | None]] = set()
         self.up: bool | None = None
 
     async def stored(self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> list[bool]:
@@ -220,34 +220,34 @@ class Markers:
         async with self._turn:
             if self.up is False and self._clock() < self._retry_at:
                 return [False] * len(chunks)
-            asking = asyncio.create_task(self._ask(self._index, fingerprint, chunks))
-            self._late.add(asking)
-            asking.add_done_callback(self._late.discard)
-            await asyncio.wait({asking}, timeout=self._timeout_s)
-        found = asking.result() if asking.done() else None
-        return found if found is not None else [False] * len(chunks)
+            lookup = asyncio.create_task(self._lookup(self._index, fingerprint, chunks))
+            self._lookups.add(lookup)
+            lookup.add_done_callback(self._lookups.discard)
+            await asyncio.wait({lookup}, timeout=self._timeout_s)
+        result = lookup.result() if lookup.done() else None
+        return result if result is not None else [False] * len(chunks)
 
     async def close(self) -> None:
         """Cancel lookups that are still open."""
-        for asking in self._late:
-            asking.cancel()
-        await asyncio.gather(*self._late, return_exceptions=True)
+        for lookup in self._lookups:
+            lookup.cancel()
+        await asyncio.gather(*self._lookups, return_exceptions=True)
 
-    async def _ask(
+    async def _lookup(
         self, index: MarkerIndex, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
     ) -> list[bool] | None:
         """Whether the index has each chunk; None if it failed, which takes about a second."""
         try:
-            found = await index.lookup(fingerprint, chunks)
+            markers = await index.lookup(fingerprint, chunks)
         except StoreError as error:
             self._failed(str(error))
             return None
         self._failures, self.up = 0, True
-        return [marker is not None for marker in found]
+        return [marker is not None for marker in markers]
 
     def _failed(self, reason: str) -> None:
         self._failures += 1
         self._retry_at = self._clock() + RETRY_S
         if self._failures >= FAILURES and self.up is not False:
             self.up = False
-            logger.warning("the store's index is left alone for a while: %s", reason)
+            logger.warning("the store's index failed repeatedly; pausing lookups: %s", reason)

@@ -48,13 +48,13 @@ class Tracing:
     def end(self, trail: RequestLog, status: int) -> None:
         if self._sink is None or trail.trace is None:
             return
-        self._sink(_call(trail, trail.trace, status, self._clock()))
+        self._sink(_call_span(trail, trail.trace, status, self._clock()))
         for request in trail.answer.in_flight if trail.answer is not None else ():
             for span in _placement_spans(request, trail, trail.trace):
                 self._sink(span)
 
 
-def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
+def _call_span(trail: RequestLog, place: Place, status: int, now: float) -> Span:
     attributes: dict[str, Attribute] = {
         "baton.request": trail.id,
         "baton.tenant": trail.tenant_name,
@@ -67,7 +67,7 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
         usage, ttft_s = trail.answer.usage(), trail.answer.ttft_s
         request = trail.answer.in_flight[0]
         attributes |= {
-            "baton.attempts": max(one.record.attempt for one in trail.answer.in_flight),
+            "baton.attempts": max(in_flight.record.attempt for in_flight in trail.answer.in_flight),
             "baton.cached_tokens": usage.cached_tokens,
             "gen_ai.response.model": request.prepared.serving.name,
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
@@ -90,21 +90,21 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
 
 def _placement_spans(request: InFlightRequest, trail: RequestLog, place: Place) -> Iterator[Span]:
     """One span per placement, from when the request needed a place to when it got one."""
-    wanted_at = request.record.began
+    waiting_since = request.record.began
     for attempt in request.record.attempts:
         yield Span(
             "placement",
             below(place),
-            trail.unix_ns(min(wanted_at, attempt.placed_at)),
+            trail.unix_ns(min(waiting_since, attempt.placed_at)),
             trail.unix_ns(attempt.placed_at),
-            attributes=_decided(request, attempt),
+            attributes=_placement_attributes(request, attempt),
         )
-        wanted_at = attempt.placed_at if attempt.ended_at is None else attempt.ended_at
+        waiting_since = attempt.placed_at if attempt.ended_at is None else attempt.ended_at
 
 
-def _decided(request: InFlightRequest, attempt: Attempt) -> dict[str, Attribute]:
+def _placement_attributes(request: InFlightRequest, attempt: Attempt) -> dict[str, Attribute]:
     placement = attempt.placement
-    told: dict[str, Attribute] = {
+    attributes: dict[str, Attribute] = {
         "baton.request": request.id,
         "baton.attempt": attempt.number,
         "baton.placement.reason": placement.reason,
@@ -116,8 +116,8 @@ def _decided(request: InFlightRequest, attempt: Attempt) -> dict[str, Attribute]
     }
     if attempt.decoding_at is not None:
         measured = attempt.decoding_at - attempt.placed_at
-        told["baton.placement.measured_ms"] = round(measured * 1000, 3)
-    return told
+        attributes["baton.placement.measured_ms"] = round(measured * 1000, 3)
+    return attributes
 
 
 PLACEMENTS_SHOWN = 16
@@ -218,7 +218,7 @@ class RequestLog:
                 "error": None if self.failure is None else self.failure.code,
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
-                **_prompts(self.answer.in_flight if self.answer is not None else ()),
+                **_prompt_figures(self.answer.in_flight if self.answer is not None else ()),
                 "attempts": attempts,
                 "ttft_ms": ttft_ms,
                 "total_ms": total_ms,
@@ -226,9 +226,9 @@ class RequestLog:
         )
 
 
-def client_id(said: str | None) -> str:
+def client_id(header: str | None) -> str:
     """The client's `x-request-id`, or "" if it is missing or not valid."""
-    return said if said is not None and CLIENT_ID.fullmatch(said) else ""
+    return header if header is not None and CLIENT_ID.fullmatch(header) else ""
 
 
 def refused(error: ErrorRecord) -> str:
@@ -236,19 +236,21 @@ def refused(error: ErrorRecord) -> str:
     return f"prefill=- decode=- reason=refused: {error.code}"
 
 
-def _prompts(in_flight: Sequence[InFlightRequest]) -> dict[str, float]:
+def _prompt_figures(in_flight: Sequence[InFlightRequest]) -> dict[str, float]:
     """Node figures about the prompts, summed over all prompts of a call."""
-    told = [request.record.stats for request in in_flight if request.record.stats is not None]
-    found = {name: sum(getattr(stats, name) for stats in told) for name in FOUND}
-    weighed = {name: round(sum(getattr(stats, name) for stats in told), 1) for name in WEIGHED}
-    return found | weighed
+    reported = [request.record.stats for request in in_flight if request.record.stats is not None]
+    token_sums = {name: sum(getattr(stats, name) for stats in reported) for name in FOUND}
+    cost_sums = {
+        name: round(sum(getattr(stats, name) for stats in reported), 1) for name in WEIGHED
+    }
+    return token_sums | cost_sums
 
 
 def _placements(in_flight: Sequence[InFlightRequest]) -> str:
     """The placements of a call's first prompts, because clients refuse headers above 8 KiB."""
-    told = [request.line() for request in in_flight[:PLACEMENTS_SHOWN]]
-    more = len(in_flight) - len(told)
-    return "; ".join([*told, f"and {more} more"] if more else told)
+    lines = [request.line() for request in in_flight[:PLACEMENTS_SHOWN]]
+    more = len(in_flight) - len(lines)
+    return "; ".join([*lines, f"and {more} more"] if more else lines)
 
 
 Json = dict[str, Any]
@@ -277,13 +279,15 @@ class ExplanationHistory:
     since those may repeat what a client wrote. Times are milliseconds; `at_ms` counts from the
     call's start.
 
-    Ended calls are kept encoded, so that their size is known: at most `most` calls (0: none) and
-    `max_bytes`. A call without a tenant, such as one with a wrong key, is not kept, so nobody can
-    push out what others may want to read.
+    Ended calls are kept encoded, so that their size is known: at most `max_calls` calls (0: none)
+    and `max_bytes`. A call without a tenant, such as one with a wrong key, is not kept, so nobody
+    can push out what others may want to read.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
-        self._most = most
+    def __init__(
+        self, max_calls: int, clock: Callable[[], float], max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._max_calls = max_calls
         self._clock = clock
         self._max_bytes = max_bytes
         self._running: dict[str, RequestLog] = {}
@@ -305,12 +309,12 @@ class ExplanationHistory:
     def end(self, trail: RequestLog, status: int) -> None:
         """`status` is what the client saw, or would have seen."""
         self._running.pop(trail.id, None)
-        if not self._most or trail.tenant is None:
+        if not self._max_calls or trail.tenant is None:
             return
         kept = encoded(explanation(trail, status, self._clock()))
         self._ended[trail.id] = (trail.tenant.name, kept)
         self._bytes += len(kept)
-        while len(self._ended) > self._most or self._bytes > self._max_bytes:
+        while len(self._ended) > self._max_calls or self._bytes > self._max_bytes:
             _, (_, oldest) = self._ended.popitem(last=False)
             self._bytes -= len(oldest)
 
@@ -326,8 +330,8 @@ class ExplanationHistory:
             found = one_of(found, request_id)
         if found is None:
             raise NotFound(
-                f"request {wanted[:SHOWN]!r} is not known: a router tells of requests that it runs"
-                f" and of the last {self._most} that ended at it; each knows only its own",
+                f"request {wanted[:SHOWN]!r} is unknown; this router knows its running requests "
+                f"and the last {self._max_calls} that ended here; ask the router that served it",
                 code="request_not_found",
             )
         return found
@@ -335,8 +339,8 @@ class ExplanationHistory:
     def _find_call(self, call_id: str, reader: Tenant) -> Json | None:
         if (trail := self._running.get(call_id)) is not None:
             owner = trail.tenant.name if trail.tenant is not None else None
-            mine = reader.admin or reader.name == owner
-            return explanation(trail, None, self._clock()) if mine else None
+            allowed = reader.admin or reader.name == owner
+            return explanation(trail, None, self._clock()) if allowed else None
         if (kept := self._ended.get(call_id)) is not None and (
             reader.admin or reader.name == kept[0]
         ):
@@ -380,7 +384,7 @@ def encoded(explanation: Json) -> bytes:
 
 def one_of(explanation: Json, request_id: str) -> Json | None:
     """The explanation with only one of its requests; None if it has no such request."""
-    found = [one for one in explanation["requests"] if one["id"] == request_id]
+    found = [request for request in explanation["requests"] if request["id"] == request_id]
     return explanation | {"requests": found} if found else None
 
 
@@ -393,7 +397,7 @@ def _request(request: InFlightRequest, started: float, now: float) -> Json:
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.tokens,
         "waits": _waits(record.waits, started, now),
-        "attempts": [_attempt(one, started) for one in record.attempts],
+        "attempts": [_attempt(attempt, started) for attempt in record.attempts],
         "attempts_left_out": record.left_out,
     }
 
@@ -409,35 +413,39 @@ def _waits(waits: Sequence[Wait], started: float, now: float) -> list[Json]:
     ]
 
 
-def _attempt(one: Attempt, started: float) -> Json:
-    place, chosen = one.placement, one.chosen
-    decoding_ms = _since(one.placed_at, one.decoding_at)
+def _attempt(attempt: Attempt, started: float) -> Json:
+    placement, chosen = attempt.placement, attempt.chosen
+    decoding_ms = _since(attempt.placed_at, attempt.decoding_at)
     return {
-        "attempt": one.number,
-        "at_ms": _since(started, one.placed_at),
-        "prefill": place.prefill,
-        "decode": place.decode,
-        "reason": place.reason,
-        "explanation": place.explanation,
-        "uncached_tokens": place.uncached,
+        "attempt": attempt.number,
+        "at_ms": _since(started, attempt.placed_at),
+        "prefill": placement.prefill,
+        "decode": placement.decode,
+        "reason": placement.reason,
+        "explanation": placement.explanation,
+        "uncached_tokens": placement.uncached,
         "known": {
-            "store_up": one.basis.store_up,
-            "chunks": one.basis.chunks,
-            "stored_chunks": one.basis.stored_chunks,
+            "store_up": attempt.basis.store_up,
+            "chunks": attempt.basis.chunks,
+            "stored_chunks": attempt.basis.stored_chunks,
             "cached_tokens": chosen.cached_tokens if chosen is not None else None,
         },
-        "considered": place.considered,
-        "predicted_ms": round(place.predicted_ms, 3),
-        "expected_ms": round(one.expected_ms, 3),
-        "first_token_ms": _since(one.placed_at, one.first_at),
+        "considered": placement.considered,
+        "predicted_ms": round(placement.predicted_ms, 3),
+        "expected_ms": round(attempt.expected_ms, 3),
+        "first_token_ms": _since(attempt.placed_at, attempt.first_at),
         "decoding_ms": decoding_ms,
-        "error_ms": None if decoding_ms is None else round(decoding_ms - one.expected_ms, 3),
-        "fetch_or_compute": _fetching(one.measured[0][1]) if one.measured else None,
-        "measured": [_stats(node, stats) for node, stats in one.measured],
-        "prefill_given_up_at_ms": _since(started, one.prefill_given_up_at),
+        "error_ms": None if decoding_ms is None else round(decoding_ms - attempt.expected_ms, 3),
+        "fetch_or_compute": _fetching(attempt.measured[0][1]) if attempt.measured else None,
+        "measured": [_stats(node, stats) for node, stats in attempt.measured],
+        "prefill_given_up_at_ms": _since(started, attempt.prefill_given_up_at),
         "ended": None
-        if one.ended is None
-        else {"why": one.ended, "at_ms": _since(started, one.ended_at), "node": one.blamed},
+        if attempt.ended is None
+        else {
+            "why": attempt.ended,
+            "at_ms": _since(started, attempt.ended_at),
+            "node": attempt.blamed,
+        },
     }
 
 
@@ -447,14 +455,14 @@ def _stats(node: NodeId, stats: RequestStats) -> Json:
 
 def _fetching(stats: RequestStats) -> Json:
     """Whether the node that had to have the prompt fetched or computed what the store held."""
-    did = {
+    action = {
         (False, False): "nothing to fetch",
         (True, False): "fetched",
         (False, True): "computed",
         (True, True): "fetched some, computed some",
     }[stats.fetched_tokens > 0, stats.declined_tokens > 0]
     return {
-        "did": did,
+        "did": action,
         "fetched_tokens": stats.fetched_tokens,
         "declined_tokens": stats.declined_tokens,
         "fetch_predicted_ms": stats.fetch_predicted_ms,

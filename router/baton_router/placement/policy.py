@@ -114,10 +114,10 @@ class NodeCosts:
         self.facts, self.group = facts, group
         self._token_ms = token_ms = 1000 / group.prefill_tokens_per_s
         self.fetchable = _beyond(facts.stored_before, group)
-        self.store_ms, self.store_compute_ms = self._ways(token_ms)
+        self.store_ms, self.store_compute_ms = self._fetch_or_compute_ms(token_ms)
         fetched = self.store_ms < self.store_compute_ms
-        found = group.cached_chunks + np.where(fetched, self.fetchable, 0)
-        self.uncached = facts.prompt_tokens - found * facts.chunk_tokens
+        covered_chunks = group.cached_chunks + np.where(fetched, self.fetchable, 0)
+        self.uncached = facts.prompt_tokens - covered_chunks * facts.chunk_tokens
         self.queue_ms = group.queued_tokens * token_ms
         self.compute_ms = self.uncached * token_ms
         self.fetch_ms = np.where(fetched, self.store_ms, 0.0)
@@ -129,12 +129,12 @@ class NodeCosts:
         return JOIN_SHARE * self.facts.sequences * self.group.decode_step_ms
 
     @cached_property
-    def _alone_slows_ms(self) -> Floats:
+    def _slowdown_ms(self) -> Floats:
         return self.group.sequences * (self.compute_ms + self._joining_ms)
 
     @cached_property
     def alone_ms(self) -> Floats:
-        return self.prefill_ms + self._alone_slows_ms
+        return self.prefill_ms + self._slowdown_ms
 
     @cached_property
     def tail_ms(self) -> Floats:
@@ -144,7 +144,7 @@ class NodeCosts:
     def join_ms(self) -> Floats:
         return self.tail_ms + self.group.sequences * (self.tail_ms + self._joining_ms)
 
-    def _ways(self, token_ms: Floats) -> tuple[Floats, Floats]:
+    def _fetch_or_compute_ms(self, token_ms: Floats) -> tuple[Floats, Floats]:
         if not self.fetchable.any():
             none = np.zeros(len(token_ms))
             return none, none
@@ -156,7 +156,7 @@ class NodeCosts:
     def parts(self, nodes: Ints) -> Floats:
         """The parts of alone_ms for these nodes, one row each: queue, computing, fetching, and the
         slowdown of others."""
-        rows = (self.queue_ms, self.compute_ms, self.fetch_ms, self._alone_slows_ms)
+        rows = (self.queue_ms, self.compute_ms, self.fetch_ms, self._slowdown_ms)
         return np.array([row[nodes] for row in rows])
 
 
@@ -168,30 +168,34 @@ class PairCosts:
     longer than both.
     """
 
-    def __init__(self, prefills: NodeCosts, decodes: NodeCosts, some: Ints, others: Ints) -> None:
+    def __init__(
+        self, prefills: NodeCosts, decodes: NodeCosts, prefill_indices: Ints, decode_indices: Ints
+    ) -> None:
         self.prefills, self.decodes = prefills, decodes
-        self._some, self._others = some, others
+        self._prefill_indices, self._decode_indices = prefill_indices, decode_indices
         facts, p, d = prefills.facts, prefills.group, decodes.group
-        slower = np.minimum(p.put_bytes_per_s[some, None], d.get_bytes_per_s[others])
-        chunk_ms = 1000.0 * facts.chunk_bytes / slower
-        lacking = len(facts.stored) - d.cached_chunks[others]
-        last = np.minimum(lacking, 1)
-        gap_ms = (prefills.compute_ms + prefills.fetch_ms)[some, None]
-        exposed = np.maximum(lacking * chunk_ms - gap_ms, last * chunk_ms)
-        self._exposed = exposed + last * d.get_latency_ms[others]
-        arrived = prefills.prefill_ms[some, None] + self._exposed
-        self._waits = np.maximum(decodes.queue_ms[others] - arrived, 0.0)
-        self.split_ms: Floats = arrived + self._waits + decodes.join_ms[others]
+        bytes_per_s = np.minimum(
+            p.put_bytes_per_s[prefill_indices, None], d.get_bytes_per_s[decode_indices]
+        )
+        chunk_ms = 1000.0 * facts.chunk_bytes / bytes_per_s
+        missing = len(facts.stored) - d.cached_chunks[decode_indices]
+        has_last = np.minimum(missing, 1)
+        gap_ms = (prefills.compute_ms + prefills.fetch_ms)[prefill_indices, None]
+        exposed = np.maximum(missing * chunk_ms - gap_ms, has_last * chunk_ms)
+        self._exposed = exposed + has_last * d.get_latency_ms[decode_indices]
+        arrived = prefills.prefill_ms[prefill_indices, None] + self._exposed
+        self._waits = np.maximum(decodes.queue_ms[decode_indices] - arrived, 0.0)
+        self.split_ms: Floats = arrived + self._waits + decodes.join_ms[decode_indices]
 
     def ends(self, pair: int) -> tuple[int, int]:
         """The prefill and the decode node of a flat index into split_ms."""
-        row, column = divmod(pair, len(self._others))
-        return int(self._some[row]), int(self._others[column])
+        row, column = divmod(pair, len(self._decode_indices))
+        return int(self._prefill_indices[row]), int(self._decode_indices[column])
 
     def parts(self, pairs: Ints) -> Floats:
         """The parts of split_ms for these pairs, in the rows of NodeCosts.parts."""
-        rows, columns = np.divmod(pairs, len(self._others))
-        p, d = self._some[rows], self._others[columns]
+        rows, columns = np.divmod(pairs, len(self._decode_indices))
+        p, d = self._prefill_indices[rows], self._decode_indices[columns]
         return np.array(
             [
                 self.prefills.queue_ms[p] + self._waits[rows, columns],
@@ -214,34 +218,34 @@ def with_fallbacks(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
     """Replace unmeasured speeds by the median of the measured ones, else by FALLBACK's."""
     if all(group.measured for group in groups):
         return list(groups)
-    some = [group for group in groups if len(group)]
-    filled: list[dict[str, Any]] = [{} for _ in some]
+    nonempty = [group for group in groups if len(group)]
+    filled: list[dict[str, Any]] = [{} for _ in nonempty]
     for name in SPEEDS:
-        columns = [getattr(group, name) for group in some]
+        columns = [getattr(group, name) for group in nonempty]
         if all(column.all() for column in columns):
             continue
-        usual = _usual(name, np.concatenate(columns))
+        typical = _typical_speed(name, np.concatenate(columns))
         for speeds, column in zip(filled, columns, strict=True):
-            speeds[name] = np.where(column > 0, column, usual)
-    known = iter([replace(group, **speeds) for group, speeds in zip(some, filled, strict=True)])
+            speeds[name] = np.where(column > 0, column, typical)
+    known = iter([replace(group, **speeds) for group, speeds in zip(nonempty, filled, strict=True)])
     return [next(known) if len(group) else group for group in groups]
 
 
-def _usual(name: str, values: Floats) -> float:
-    known = values[values > 0]
+def _typical_speed(name: str, values: Floats) -> float:
+    measured = values[values > 0]
     fallback: float = getattr(FALLBACK, name)
-    return float(np.median(known)) if len(known) else fallback
+    return float(np.median(measured)) if len(measured) else fallback
 
 
 def only(group: NodeGroup, chosen: Bools) -> NodeGroup:
     """The nodes for which `chosen` is True."""
-    found: dict[str, Any] = {
+    arrays: dict[str, Any] = {
         field.name: getattr(group, field.name)[chosen]
         for field in fields(group)
         if field.name not in ("nodes", "measured")
     }
     names = [node for node, kept in zip(group.nodes, chosen, strict=True) if kept]
-    return NodeGroup(nodes=names, measured=group.measured, **found)
+    return NodeGroup(nodes=names, measured=group.measured, **arrays)
 
 
 Way = Literal["split", "whole"]
@@ -369,9 +373,9 @@ def place(
     if alone is prefills:
         return chooser.placed(whole, "no_decode", "no ready decode node")
     if facts.prompt_logprobs:
-        return chooser.placed(whole, "prompt_logprobs", "one node computes the whole prompt")
+        return chooser.placed(whole, "prompt_logprobs", "one node must compute the whole prompt")
     if facts.resumed:
-        return chooser.placed(whole, "resumed", "its client has tokens already")
+        return chooser.placed(whole, "resumed", "the client already has tokens")
     if policy.handoff == "never":
         return chooser.placed(whole, "never", "hand-off is off")
     return _with_prefill(chooser, whole, prefills)
@@ -391,15 +395,17 @@ def _with_prefill(chooser: _Chooser, whole: _Way, prefills: NodeGroup) -> Placem
     if not facts.store_up:
         return chooser.placed(whole, "store_down", "the store's index does not answer")
     if not len(publishing) or not len(fetching):
-        return chooser.placed(whole, "store_down", "no two nodes that both reach the store")
+        return chooser.placed(
+            whole, "store_down", "no prefill and decode node both reach the store"
+        )
     if not long:
-        return chooser.placed(whole, "short", f"hand-off begins at {policy.min_tokens}")
+        return chooser.placed(whole, "short", f"hand-off needs {policy.min_tokens} uncached tokens")
     split = chooser.split(NodeCosts(facts, prefills), publishing, fetching)
     if policy.handoff == "always":
         return chooser.placed(split, "always", "hand-off is always on")
     if split.cost <= whole.cost * (1 + policy.slack_share) + policy.slack_ms:
-        return chooser.placed(split, "split", f"decode node alone {whole.cost:.1f} ms")
-    return chooser.placed(whole, "costly", f"hand-off {split.cost:.1f} ms")
+        return chooser.placed(split, "split", f"decode node alone costs {whole.cost:.1f} ms")
+    return chooser.placed(whole, "costly", f"hand-off costs {split.cost:.1f} ms")
 
 
 def rank(ranking: Ranking, prices: NodeCosts, turn: int) -> Floats:
@@ -434,25 +440,27 @@ class _Chooser:
 
     def split(self, prefills: NodeCosts, publishing: Ints, fetching: Ints) -> _Way:
         if self.policy.ranking == "cost":
-            some = self._few(prefills.prefill_ms, publishing)
-            others = self._few(self.prices.join_ms, fetching)
+            prefill_indices = self._few(prefills.prefill_ms, publishing)
+            decode_indices = self._few(self.prices.join_ms, fetching)
         else:
-            some = np.array([self._best(prefills, publishing)])
-            others = np.array([self._best(self.prices, fetching)])
-        self._pairs = PairCosts(prefills, self.prices, some, others)
+            prefill_indices = np.array([self._best(prefills, publishing)])
+            decode_indices = np.array([self._best(self.prices, fetching)])
+        self._pairs = PairCosts(prefills, self.prices, prefill_indices, decode_indices)
         costs = self._pairs.split_ms.ravel()
         pair = self._lowest(costs, _limit(costs))
         return _Way(float(costs[pair]), pair, self._pairs)
 
     def placed(self, best: _Way, reason: Reason, why: str) -> Placement:
-        closes, node, prefill = self.prices, best.at, None
+        prompt_costs, node, prefill = self.prices, best.at, None
         decode = node
         if best.pairs is not None:
-            closes = best.pairs.prefills
+            prompt_costs = best.pairs.prefills
             node, decode = best.pairs.ends(best.at)
-            prefill = closes.group.nodes[node]
-        uncached, total = int(closes.uncached[node]), closes.facts.prompt_tokens
-        costs = f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{_store(closes, node)}"
+            prefill = prompt_costs.group.nodes[node]
+        uncached, total = int(prompt_costs.uncached[node]), prompt_costs.facts.prompt_tokens
+        costs = (
+            f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{_store(prompt_costs, node)}"
+        )
         return Placement(
             decode=self.prices.group.nodes[decode],
             prefill=prefill,
@@ -466,18 +474,20 @@ class _Chooser:
     def _considered(self, best: _Way) -> tuple[Considered, ...]:
         """The cheapest options, always including the chosen one."""
         alone_ms = self.prices.alone_ms
-        ways = [(float(alone_ms[n]), int(n), False) for n in _cheapest(alone_ms, CONSIDERED_SHOWN)]
+        options = [
+            (float(alone_ms[n]), int(n), False) for n in _cheapest(alone_ms, CONSIDERED_SHOWN)
+        ]
         if self._pairs is not None:
             costs = self._pairs.split_ms.ravel()
-            ways += [(float(costs[n]), int(n), True) for n in _cheapest(costs, CONSIDERED_SHOWN)]
-        ways = sorted(ways)[:CONSIDERED_SHOWN]
+            options += [(float(costs[n]), int(n), True) for n in _cheapest(costs, CONSIDERED_SHOWN)]
+        options = sorted(options)[:CONSIDERED_SHOWN]
         chosen = (best.cost, best.at, best.pairs is not None)
-        if chosen not in ways:
-            ways[CONSIDERED_SHOWN - 1 :] = [chosen]
-        considered = _consider_nodes(self.prices, [at for _, at, pair in ways if not pair])
+        if chosen not in options:
+            options[CONSIDERED_SHOWN - 1 :] = [chosen]
+        considered = _consider_nodes(self.prices, [at for _, at, pair in options if not pair])
         if self._pairs is not None:
-            considered += _consider_pairs(self._pairs, [at for _, at, pair in ways if pair])
-        return tuple(sorted(considered, key=lambda one: one.predicted_ms))
+            considered += _consider_pairs(self._pairs, [at for _, at, pair in options if pair])
+        return tuple(sorted(considered, key=lambda option: option.predicted_ms))
 
     def _best(self, prices: NodeCosts, among: Ints | None) -> int:
         """The best node by the ranking, among all or among the given indices."""
@@ -486,17 +496,17 @@ class _Chooser:
         if among is not None:
             ranks = ranks[among]
         limit = _limit(ranks) if ranking == "cost" else float(ranks.min())
-        found = self._lowest(ranks, limit)
-        return found if among is None else int(among[found])
+        index = self._lowest(ranks, limit)
+        return index if among is None else int(among[index])
 
     def _few(self, costs: Floats, among: Ints) -> Ints:
         """Up to PAIRED nodes to search in pairs; a random sample if more tie for the best."""
         if len(among) <= PAIRED:
             return among
-        mine = costs[among]
-        tied = (mine <= _limit(mine)).nonzero()[0]
+        candidate_costs = costs[among]
+        tied = (candidate_costs <= _limit(candidate_costs)).nonzero()[0]
         if len(tied) <= PAIRED:
-            return among[_cheapest(mine, PAIRED)]
+            return among[_cheapest(candidate_costs, PAIRED)]
         return among[tied[self._rng.sample(range(len(tied)), PAIRED)]]
 
     def _lowest(self, costs: Floats, limit: float) -> int:
@@ -524,10 +534,10 @@ def _consider_nodes(prices: NodeCosts, nodes: list[int]) -> list[Considered]:
     ]
 
 
-def _consider_pairs(pairs: PairCosts, some: list[int]) -> list[Considered]:
-    columns = pairs.parts(np.array(some, dtype=np.int64)).T.tolist()
+def _consider_pairs(pairs: PairCosts, pair_indices: list[int]) -> list[Considered]:
+    columns = pairs.parts(np.array(pair_indices, dtype=np.int64)).T.tolist()
     considered = []
-    for pair, parts in zip(some, columns, strict=True):
+    for pair, parts in zip(pair_indices, columns, strict=True):
         prefill, decode = pairs.ends(pair)
         name = pairs.prefills.group.nodes[prefill]
         considered.append(
@@ -537,7 +547,7 @@ def _consider_pairs(pairs: PairCosts, some: list[int]) -> list[Considered]:
 
 
 def _consider(
-    closes: NodeCosts, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
+    prompt_costs: NodeCosts, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
 ) -> Considered:
     """`closes` and `node` are the costs and the index of the node that computes the prompt."""
     queue_ms, compute_ms, fetch_ms, slowdown_ms = parts
@@ -549,8 +559,8 @@ def _consider(
         compute_ms=compute_ms,
         fetch_ms=fetch_ms,
         slowdown_ms=slowdown_ms,
-        cached_tokens=int(closes.group.cached_chunks[node]) * closes.facts.chunk_tokens,
-        uncached=int(closes.uncached[node]),
+        cached_tokens=int(prompt_costs.group.cached_chunks[node]) * prompt_costs.facts.chunk_tokens,
+        uncached=int(prompt_costs.uncached[node]),
     )
 
 
@@ -559,8 +569,8 @@ def _store(prices: NodeCosts, node: int) -> str:
     chunks = int(prices.fetchable[node])
     if not chunks:
         return ""
-    ways = f"fetch {prices.store_ms[node]:.1f} ms, compute {prices.store_compute_ms[node]:.1f} ms"
-    return f"; store has {chunks} {'chunk' if chunks == 1 else 'chunks'}: {ways}"
+    costs = f"fetch {prices.store_ms[node]:.1f} ms, compute {prices.store_compute_ms[node]:.1f} ms"
+    return f"; store has {chunks} {'chunk' if chunks == 1 else 'chunks'}: {costs}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ from baton_router.requests.state import (
     RequestRecord,
     Send,
 )
-from baton_router.requests.tokenize import fits, renamed
+from baton_router.requests.tokenize import fits, for_kind
 
 Stored = Sequence[bool]
 
@@ -151,15 +151,15 @@ class Placer:
         if not older:
             return ""
         return (
-            f"; {', '.join(sorted(older))} cannot run it: structured output needs version"
-            f" {STRUCTURED_SINCE} of the protocol"
+            f"; {', '.join(sorted(older))} cannot run it: structured output needs protocol "
+            f"version {STRUCTURED_SINCE}"
         )
 
     def _policy_of(self, request: InFlightRequest) -> Policy:
-        policy, own = self.policy, request.prepared.ranking
+        policy, ranking = self.policy, request.prepared.ranking
         if request.record.attempt > 0:
             policy = replace(policy, missing_role="aggregate")
-        return replace(policy, ranking=own) if own is not None else policy
+        return replace(policy, ranking=ranking) if ranking is not None else policy
 
     def take(self, request: InFlightRequest, placement: Placement) -> Epoch:
         """Book the placement and release the previous one. Return the decode node's epoch."""
@@ -242,13 +242,13 @@ class Dispatcher:
         try:
             chunks = [name for item, _ in entered for name in item.chunks]
             stored = await self._places.stored(entered[0][0].kind, chunks)
-            at = 0
+            offset = 0
             if waits_until is None:
                 fails = self._places.policy.missing_role == "fail"
                 waits_until = self._clock() + (0.0 if fails else self._unready_wait_s)
             for slot, (item, ticket) in enumerate(entered, first_slot):
-                held = stored[at : at + len(item.chunks)]
-                at += len(item.chunks)
+                held = stored[offset : offset + len(item.chunks)]
+                offset += len(item.chunks)
                 record = RequestRecord(item.request, self._clock)
                 request = InFlightRequest(record, item, ticket, output, slot, waits_until)
                 requests.append(request)
@@ -298,7 +298,7 @@ class Dispatcher:
             self._apply(request, actions)
 
     def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
-        for request in self._on(node):
+        for request in self._requests_on(node):
             current = request.record.current
             blamed = current is not None and current.placed_at <= alive_at
             try:
@@ -307,12 +307,12 @@ class Dispatcher:
                 self._end_after_bug(request)
 
     def on_resumed(self, node: NodeId) -> None:
-        for request in self._on(node):
-            self._log(logging.INFO, request, node, "goes on: the link is back")
+        for request in self._requests_on(node):
+            self._log(logging.INFO, request, node, "continues: the link is back")
             self._apply(request, request.record.on_resumed(node))
 
     def on_leaving(self, node: NodeId) -> None:
-        for request in self._on(node):
+        for request in self._requests_on(node):
             if request.task is not None and not request.task.done():
                 continue  # a task already looks for its place
             if actions := request.record.on_leaving(node):
@@ -345,19 +345,19 @@ class Dispatcher:
     def _try_to_place(self, request: InFlightRequest, stored: Stored) -> bool:
         """Place the request or end it. Return False if it has to wait."""
         record = request.record
-        verdict = record.check_strikes(self._places.existing(request, stored))
-        if verdict:
-            self._apply(request, verdict)
+        failure = record.check_strikes(self._places.existing(request, stored))
+        if failure:
+            self._apply(request, failure)
             return True
         if record.on_probation and self._on_probation is not None:
-            record.wait("its nodes were lost; requests like it run one at a time")
+            record.wait("the request lost several nodes in a row; such requests run one at a time")
             return False
-        found = self._places.find(request, stored, self._clock())
-        if isinstance(found, Missing):
-            why = f"{found.explanation} (nodes: {self._places.view.states() or 'none'})"
-            record.wait(why + self._places.missing_version(request))
+        placement = self._places.find(request, stored, self._clock())
+        if isinstance(placement, Missing):
+            reason = f"{placement.explanation} (nodes: {self._places.view.states() or 'none'})"
+            record.wait(reason + self._places.missing_version(request))
             return False
-        self._start_attempt(request, found, stored)
+        self._start_attempt(request, placement, stored)
         return True
 
     def _start_attempt(
@@ -406,9 +406,9 @@ class Dispatcher:
         successor = self._fleet.successor(item.kind, item.wanted, fitting)
         if successor is None:
             return False
-        request.prepared = await renamed(item, successor)
+        request.prepared = await for_kind(item, successor)
         record.request = request.prepared.request
-        message = f"goes over to what {successor.sample.revision or 'another kind of nodes'} serves"
+        message = f"moves to the nodes of {successor.sample.revision or 'another kind'}"
         self._log(logging.INFO, request, None, message)
         return True
 
@@ -417,35 +417,35 @@ class Dispatcher:
         can take it, it stays; the node's next load report triggers another try."""
         item = request.prepared
         stored = await self._places.stored(item.kind, item.chunks)
-        found = self._places.find(request, stored, self._clock())
-        if isinstance(found, Missing) or leaving in (found.decode, found.prefill):
+        placement = self._places.find(request, stored, self._clock())
+        if isinstance(placement, Missing) or leaving in (placement.decode, placement.prefill):
             return
         self._log_loss(request, "drained", leaving)
-        self._start_attempt(request, found, stored)
+        self._start_attempt(request, placement, stored)
 
     async def _regroup(self, request: InFlightRequest, lost: NodeId) -> None:
         """Find another pair for a request that lost its prefill node, or let its decode node
         compute the prompt. Any other event for the request cancels this task."""
         record, item = request.record, request.prepared
         stored = await self._places.stored(item.kind, item.chunks)
-        verdict = record.check_strikes(self._places.existing(request, stored))
-        if verdict:
-            self._apply(request, verdict)
+        failure = record.check_strikes(self._places.existing(request, stored))
+        if failure:
+            self._apply(request, failure)
             return
-        found = self._places.find(request, stored, self._clock())
-        if isinstance(found, Placement) and found.prefill is not None:
-            self._start_attempt(request, found, stored)
+        placement = self._places.find(request, stored, self._clock())
+        if isinstance(placement, Placement) and placement.prefill is not None:
+            self._start_attempt(request, placement, stored)
         elif record.decode is not None and not self._places.reachable(record.decode):
             self._apply(request, record.on_lost(record.decode, "link"))  # both nodes are lost
         else:
             self._apply(request, record.no_first(f"prefill node {lost} is gone"))
 
     def _unavailable(self, request: InFlightRequest) -> Unavailable:
-        return Unavailable(f"no request can be served now: {request.record.waits_for}")
+        return Unavailable(f"the router cannot serve the request now: {request.record.waits_for}")
 
     # --- one request ------------------------------------------------------------------------------
 
-    def _on(self, node: NodeId) -> Iterator[InFlightRequest]:
+    def _requests_on(self, node: NodeId) -> Iterator[InFlightRequest]:
         """The requests that run on this node."""
         for request in list(self.in_flight.values()):
             if node in (request.record.decode, request.record.prefill):
@@ -502,7 +502,7 @@ class Dispatcher:
         self._log_loss(request, lost.cause, lost.node)
 
     def _log_loss(self, request: InFlightRequest, cause: Cause, node: NodeId) -> None:
-        message = f"lost ({cause}) with {request.record.tokens} tokens; it looks for another place"
+        message = f"lost ({cause}) with {request.record.tokens} tokens; placing it again"
         level = logging.INFO if cause == "drained" else logging.WARNING
         self._log(level, request, node, message)
 
@@ -527,8 +527,10 @@ class Dispatcher:
             self._end_after_bug(request)
 
     def _end_after_bug(self, request: InFlightRequest) -> None:
-        logger.exception("the request could not be placed", extra={"request": request.id})
-        error = InternalError(f"the router failed; its log says why, under {request.id}")
+        logger.exception("placing the request failed", extra={"request": request.id})
+        error = InternalError(
+            f"the router failed; its log has the cause under request {request.id}"
+        )
         self.cancel(request, error.record())
 
     def _cancel_task(self, request: InFlightRequest) -> None:

@@ -30,8 +30,8 @@ class OutputQueue:
 
     In: deltas of the answer's requests, each with its slot (the prompt's index), ends of requests,
     and at most one error. Out: batches of everything that arrived since the last read. If the
-    client does not read, the queue calls `overflow` once, when more than `most` tokens are unread
-    (None: no bound).
+    client does not read, the queue calls `overflow` once, when more than `max_unread` tokens
+    are unread (None: no bound).
 
     The reader may set `pour`, which takes batches while the reader waits: waking a handler costs
     more than writing a token. If `pour` returns False, the queue wakes the reader for the batch.
@@ -41,12 +41,12 @@ class OutputQueue:
     def __init__(
         self,
         requests: int,
-        most: int | None = None,
+        max_unread: int | None = None,
         overflow: Callable[[], object] = lambda: None,
     ) -> None:
         self.open = requests
         self.pour: Pour | None = None
-        self._most = most
+        self._max_unread = max_unread
         self._overflow = overflow
         self._unread = 0
         self._items: Batch = []
@@ -59,8 +59,8 @@ class OutputQueue:
     def put(self, slot: int, delta: Delta) -> None:
         self._items.append((slot, delta))
         self._unread += len(delta.ids)
-        if self._most is not None and self._unread > self._most:
-            self._most = None
+        if self._max_unread is not None and self._unread > self._max_unread:
+            self._max_unread = None
             self._overflow()
         if self.pour is None:
             self._wake()
@@ -92,7 +92,7 @@ class OutputQueue:
                 raise RequestFailed(self._error)
             if self.open <= 0:
                 return []
-            if not await self._woken(patience_s):
+            if not await self._wait_for_batch(patience_s):
                 raise TimeoutError
         batch, self._items, self._unread = self._items, [], 0
         return batch
@@ -124,28 +124,28 @@ class OutputQueue:
         else:
             self._wake()
 
-    async def _woken(self, patience_s: float | None) -> bool:
+    async def _wait_for_batch(self, patience_s: float | None) -> bool:
         """Wait for a batch. One timer serves many waits and is set again only when it fires: a
         timer per token costs as much as the token."""
         loop = asyncio.get_running_loop()
         if patience_s is not None:
             self._since = loop.time()
             if self._timer is None:
-                self._timer = loop.call_later(patience_s, self._look, loop, patience_s)
+                self._timer = loop.call_later(patience_s, self._check_timeout, loop, patience_s)
         self._reader = loop.create_future()
         try:
             return await self._reader
         finally:
             self._reader = None
 
-    def _look(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
+    def _check_timeout(self, loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
         """Time the reader out, or set the timer again if the reader has not waited long enough."""
         self._timer = None
         if self._reader is None:
             return
         due = self._since + patience_s
         if loop.time() < due:
-            self._timer = loop.call_at(due, self._look, loop, patience_s)
+            self._timer = loop.call_at(due, self._check_timeout, loop, patience_s)
         else:
             self._wake(False)
 
@@ -236,8 +236,8 @@ class InFlightRequest:
 def rolled_out(revision: str) -> Unavailable:
     """The error for a request whose kind of nodes a roll-out has removed for good."""
     return Unavailable(
-        f"the pool rolled out to revision {revision} while this request ran, and no stream crosses"
-        " over to it; send the request again",
+        f"the pool rolled out to revision {revision} while this request ran, and a running "
+        "stream cannot move to it; send the request again",
         code="rolled_out",
     )
 

@@ -125,9 +125,12 @@ class Attempt:
     @property
     def chosen(self) -> Considered | None:
         """The considered option that matches the placement."""
-        place = self.placement
-        pair = (place.decode, place.prefill)
-        return next((one for one in place.considered if (one.decode, one.prefill) == pair), None)
+        placement = self.placement
+        pair = (placement.decode, placement.prefill)
+        return next(
+            (option for option in placement.considered if (option.decode, option.prefill) == pair),
+            None,
+        )
 
     @property
     def expected_ms(self) -> float:
@@ -272,8 +275,8 @@ class RequestRecord:
         if self.strikes < MAX_STRIKES:
             return []
         error = RequestKillsNodes(
-            f"{self.strikes} times in a row a node was lost while it served this request, "
-            "without one new token; it is not tried again"
+            f"{self.strikes} nodes in a row were lost while they served this request, without "
+            "one new token; the router does not try again"
         )
         return self._fail(error.record())
 
@@ -293,7 +296,7 @@ class RequestRecord:
         `epoch` is the decode node's."""
         assert self.phase != "over"
         split = placement.prefill is not None
-        assert not split or not any(self.outputs), "what has begun to decode is not split"
+        assert not split or not any(self.outputs), "a request with output cannot be split"
         aborts = self._leave()
         now = self._clock()
         if self.current is not None and self.current.ended is None:  # its decode node drains
@@ -338,10 +341,10 @@ class RequestRecord:
             or not delta.ids
         ):
             return False
-        have = self.outputs[delta.choice]
-        if delta.offset != len(have):
+        output = self.outputs[delta.choice]
+        if delta.offset != len(output):
             return False
-        have.extend(delta.ids)
+        output.extend(delta.ids)
         self._progress = True
         self.token_at = self._clock()
         return True
@@ -453,8 +456,10 @@ class RequestRecord:
     def stats(self) -> RequestStats | None:
         """First figures of the last attempt that has any: those of the node that had to compute the
         prompt."""
-        found = (attempt.measured[0][1] for attempt in reversed(self.attempts) if attempt.measured)
-        return next(found, None)
+        first_figures = (
+            attempt.measured[0][1] for attempt in reversed(self.attempts) if attempt.measured
+        )
+        return next(first_figures, None)
 
     @property
     def waits_for(self) -> str:
@@ -487,16 +492,16 @@ class RequestRecord:
     def _accept(self, node: NodeId, delta: Delta) -> list[Action]:
         if delta.choice not in self.open:
             return []
-        have = self.outputs[delta.choice]
-        known = len(have) - delta.offset
-        if known > 0:
-            if known >= len(delta.ids) and delta.finish is None:
+        output = self.outputs[delta.choice]
+        overlap = len(output) - delta.offset
+        if overlap > 0:
+            if overlap >= len(delta.ids) and delta.finish is None:
                 return []
-            delta = _without(delta, known)
-        if delta.offset != len(have):
+            delta = _without(delta, overlap)
+        if delta.offset != len(output):
             self._strike()
             return self._replace("gap", node)
-        have.extend(delta.ids)
+        output.extend(delta.ids)
         times = None
         if delta.ids:
             self._progress, now = True, self._clock()
@@ -526,12 +531,12 @@ class RequestRecord:
     def _measure(self, node: NodeId, stats: RequestStats) -> list[Action]:
         attempt = self._current()
         if self._cached is None:
-            found = stats.cached_tokens + stats.host_tokens + stats.fetched_tokens
+            cached = stats.cached_tokens + stats.host_tokens + stats.fetched_tokens
             if self.attempt > 1 or attempt.prefill_given_up_at is not None:
                 # A lost node may have computed some of it for this request.
-                findable = len(self.request.prompt_ids) - self.attempts[0].placement.uncached
-                found = min(found, findable)
-            self._cached = found
+                max_cached = len(self.request.prompt_ids) - self.attempts[0].placement.uncached
+                cached = min(cached, max_cached)
+            self._cached = cached
         opening = not attempt.measured
         attempt.measured.append((node, stats))
         return [Measured(stats, self.attempt, opening)]
@@ -550,7 +555,7 @@ class RequestRecord:
         aborts = self._leave(gone=None if aborted else node)
         self._current().end(cause, self._clock(), node)
         self.phase, self.current = "waiting", None
-        self.wait(f"its attempt on {node} ended ({cause})")
+        self.wait(f"the attempt on {node} ended ({cause})")
         return [*aborts, Replace(cause, node)]
 
     def _regroup(self, cause: Cause, prefill: NodeId) -> list[Action]:
@@ -578,7 +583,7 @@ class RequestRecord:
             self.waits[-1].until = now
 
     def _current(self) -> Attempt:
-        assert self.current is not None, "it waits for a place"
+        assert self.current is not None, "the request waits for a place"
         return self.current
 
     def _leave(self, gone: NodeId | None = None) -> list[Send]:
@@ -593,8 +598,8 @@ class RequestRecord:
 
     def _prefill_job(self) -> PrefillJob:
         attempt = self._current()
-        place = attempt.placement
-        return PrefillJob(self._job(), place.decode, attempt.epoch, place.uncached)
+        placement = attempt.placement
+        return PrefillJob(self._job(), placement.decode, attempt.epoch, placement.uncached)
 
     def _job(self) -> Request:
         params = self.request.params
@@ -608,7 +613,7 @@ class RequestRecord:
         return tuple(tuple(ids) for ids in self.outputs)
 
     def _finished(self) -> tuple[int, ...]:
-        return tuple(c for c in range(self.request.params.n) if c not in self.open)
+        return tuple(choice for choice in range(self.request.params.n) if choice not in self.open)
 
     def _abort(self) -> Abort:
         return Abort(self.request.id, self.attempt)

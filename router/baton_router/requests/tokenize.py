@@ -59,7 +59,7 @@ async def prepare(
     tenant: Tenant,
     deadline: float,
     rng: random.Random,
-    most_sequences: int | None = None,
+    max_sequences: int | None = None,
     ranking: Ranking | None = None,
     traceparent: str = "",
 ) -> list[Prepared]:
@@ -67,7 +67,7 @@ async def prepare(
     is placed. A call for more than `most_sequences` sequences fails before tokenization. `deadline`
     is a time of the router's clock."""
     prompts = await _prompts(call, serving)
-    _check_sequences(len(prompts), call.sampling.get("n", 1), most_sequences)
+    _check_sequences(len(prompts), call.sampling.get("n", 1), max_sequences)
     parsing = call.parsing(serving.model, prompts)
     sampling = await _sampling(call, serving, len(prompts), parsing)
     prepared = []
@@ -79,8 +79,8 @@ async def prepare(
         tokens += len(ids)
         if tokens > MAX_TOKENS:
             raise InvalidRequest(
-                f"the prompts of one call may have {MAX_TOKENS} tokens together, and the first"
-                f" {slot + 1} of these have {tokens}; send fewer at a time",
+                f"the prompts of one call may have {MAX_TOKENS} tokens together, but the first "
+                f"{slot + 1} already have {tokens}; send fewer at a time",
                 param="prompt",
             )
         check_scores(sampling, tokens, call.names)
@@ -115,11 +115,11 @@ async def prepare(
     return prepared
 
 
-def _check_sequences(prompts: int, n: int, most: int | None) -> None:
-    if most is not None and prompts * n > most:
+def _check_sequences(prompts: int, n: int, limit: int | None) -> None:
+    if limit is not None and prompts * n > limit:
         raise InvalidRequest(
-            f"{prompts} prompts with n {n} are {prompts * n} sequences; one call may ask for"
-            f" {most}: send fewer prompts at a time, or ask for fewer choices",
+            f"{prompts} prompts with n {n} are {prompts * n} sequences; one call may have at "
+            f"most {limit}: send fewer prompts at a time, or ask for fewer choices",
             param="prompt" if prompts > 1 else "n",
             code="too_many_sequences",
         )
@@ -144,13 +144,13 @@ def fits(item: Prepared, serving: Serving) -> bool:
     )
 
 
-async def renamed(item: Prepared, serving: Serving) -> Prepared:
+async def for_kind(item: Prepared, serving: Serving) -> Prepared:
     """The same request for another kind of nodes; call fits() first."""
     request = item.request
     if item.fills:
         room = serving.max_model_len - len(request.prompt_ids)
-        most = min(request.params.max_tokens, room)
-        params = msgspec.structs.replace(request.params, max_tokens=most)
+        max_tokens = min(request.params.max_tokens, room)
+        params = msgspec.structs.replace(request.params, max_tokens=max_tokens)
         request = msgspec.structs.replace(request, params=params)
     chunks = await _chunks(request.prompt_ids, serving.sample, request.salt)
     return replace(item, request=request, chunks=chunks, serving=serving)
@@ -161,7 +161,9 @@ async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
     of milliseconds per 16 MB. Refuse one that is certainly too long before rendering it."""
     longest = serving.model.tokenizer.longest_token
     if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
-        reason = f"is made of messages of {call.rendered} characters, at most {longest} per token"
+        reason = (
+            f"has messages of {call.rendered} characters, at {longest} characters per token at most"
+        )
         raise _too_long(serving, reason, call.names.get("prompt", "prompt"))
     if call.rendered <= LONG_TEXT:
         return call.prompts(serving.model)
@@ -176,8 +178,8 @@ async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
         ids = await _all_or_kept(prompt, serving, call, field)
     except TextTooLong as error:
         raise PromptTooLong(
-            f"the prompt has {error.args[0]} characters in a row at which this model's tokenizer"
-            f" cannot begin anew; at most {MOST_AT_ONCE}. Shorten {field}",
+            f"the prompt has {error.args[0]} characters in a row that this model's tokenizer "
+            f"cannot split; at most {MOST_AT_ONCE} are allowed. Shorten {field}",
             param=field,
         ) from error
     if isinstance(prompt, TextPrompt):
@@ -188,24 +190,26 @@ async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
 
 async def _all_or_kept(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
     """The prompt's ids; if truncated, those kept. Raise TextTooLong, PromptTooLong."""
-    most, cut = serving.max_model_len - 1, call.truncation
-    kept = _kept(call, cut, serving.max_model_len) if cut is not None else most + 1
+    max_tokens, truncation = serving.max_model_len - 1, call.truncation
+    kept = (
+        _kept(call, truncation, serving.max_model_len) if truncation is not None else max_tokens + 1
+    )
     # If the limit exceeds what fits, truncation does not help: the prompt is too long either way.
-    if cut is not None and kept <= most:
-        return await _truncated(prompt, kept, cut.keeps_last, serving)
+    if truncation is not None and kept <= max_tokens:
+        return await _truncated(prompt, kept, truncation.keeps_last, serving)
     if not isinstance(prompt, TextPrompt):
-        if len(prompt) > most:
+        if len(prompt) > max_tokens:
             raise _too_long(serving, f"has {len(prompt)}", field)
         return prompt
     size, longest = len(prompt.text), serving.model.tokenizer.longest_token
-    if size > most * longest:
-        reason = f"has {size} characters, at most {longest} per token"
+    if size > max_tokens * longest:
+        reason = f"has {size} characters, at {longest} characters per token at most"
         raise _too_long(serving, reason, field)
-    ids, whole = await serving.model.encode(
-        prompt.text, most, add_special_tokens=prompt.add_special_tokens
+    ids, complete = await serving.model.encode(
+        prompt.text, max_tokens, add_special_tokens=prompt.add_special_tokens
     )
-    if not whole:
-        raise _too_long(serving, f"has more than {most}", field)
+    if not complete:
+        raise _too_long(serving, f"has more than {max_tokens}", field)
     return ids
 
 
@@ -221,16 +225,16 @@ async def _truncated(
     return ids[:kept]
 
 
-def _kept(call: Call, cut: Truncation, max_model_len: int) -> int:
+def _kept(call: Call, truncation: Truncation, max_model_len: int) -> int:
     """Maximum tokens kept of each prompt. Without a number in the call, keep what the answer leaves
     of the context; an answer without a length leaves all but one token."""
-    if cut.tokens == 0:
+    if truncation.tokens == 0:
         raise InvalidRequest(
-            "truncate_prompt_tokens is 0; a prompt has at least one token",
+            "truncate_prompt_tokens is 0; a prompt needs at least one token",
             param="truncate_prompt_tokens",
         )
-    if cut.tokens is not None:
-        return cut.tokens
+    if truncation.tokens is not None:
+        return truncation.tokens
     answer: int = call.sampling.get("max_tokens", call.default_max_tokens or 1)
     return max(1, max_model_len - answer)
 
@@ -265,16 +269,19 @@ async def _sampling(
     return {**fields, "bad_words": banned}
 
 
-async def _structured(asked: RequestedGrammar, serving: Serving, prompts: int) -> StructuredOutput:
+async def _structured(
+    requested: RequestedGrammar, serving: Serving, prompts: int
+) -> StructuredOutput:
     try:
-        grammar = await serving.model.grammar(asked.kind, asked.value)
+        grammar = await serving.model.grammar(requested.kind, requested.value)
     except GrammarError as error:
-        raise asked.refusal(error) from None
+        raise requested.refusal(error) from None
     size = len(grammar.encode())
     if prompts * size > MAX_GRAMMARS_BYTES:
         raise InvalidRequest(
-            f"{asked.field} makes a grammar of {size} bytes for each of {prompts} prompts; at most"
-            f" {MAX_GRAMMARS_BYTES} bytes in one call: send fewer prompts at a time",
+            f"{requested.field} compiles to a grammar of {size} bytes for each of {prompts} "
+            f"prompts; one call may have at most {MAX_GRAMMARS_BYTES} bytes: send fewer prompts "
+            "at a time",
             param="prompt",
         )
     return StructuredOutput(grammar)
@@ -301,15 +308,15 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
 def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Ids of each word as written and, unless it starts with a space, also after a space, as in the
     middle of a sentence. Skip the second if it ends with the first, whose ban covers it."""
-    found: dict[tuple[int, ...], None] = {}
+    spellings: dict[tuple[int, ...], None] = {}
     for word in words:
         plain = tuple(tokenizer.encode(word, add_special_tokens=False))
-        found[plain] = None
+        spellings[plain] = None
         if not word.startswith(" "):
             spaced = tuple(tokenizer.encode(" " + word, add_special_tokens=False))
             if spaced[-len(plain) :] != plain:
-                found[spaced] = None
-    return tuple(found)
+                spellings[spaced] = None
+    return tuple(spellings)
 
 
 async def _chunks(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:

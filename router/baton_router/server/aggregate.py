@@ -15,7 +15,7 @@ Json = dict[str, Any]
 OWN = ("baton_router_", "baton_asyncio_", "process_", "python_")
 
 
-def gathered_metrics(name: str, page: bytes, others: Mapping[str, bytes]) -> bytes:
+def merge_metrics(name: str, page: bytes, others: Mapping[str, bytes]) -> bytes:
     """Merge pages in Prometheus' text format; a family's samples follow its HELP and TYPE."""
     families: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
@@ -29,15 +29,17 @@ def gathered_metrics(name: str, page: bytes, others: Mapping[str, bytes]) -> byt
                 heads += [line] if line not in heads else []
             else:
                 samples.setdefault(family, []).append(_labelled(line, worker) if own else line)
-    lines = [line for each in families for line in (*families[each], *samples.get(each, ()))]
+    lines = [line for family in families for line in (*families[family], *samples.get(family, ()))]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def gathered_pool(name: str, pool: Json, others: Mapping[str, Any]) -> Json:
+def merge_pools(name: str, pool: Json, others: Mapping[str, Any]) -> Json:
     """Merge /pool. Bookings and running requests are summed over the workers. The siblings'
     bookings no longer count as the load of others."""
-    everyone = {name: pool, **others}
-    running = {worker: each["totals"]["requests_running"] for worker, each in everyone.items()}
+    pools = {name: pool, **others}
+    running = {
+        worker: worker_pool["totals"]["requests_running"] for worker, worker_pool in pools.items()
+    }
     return pool | {
         "nodes": [_node(node, others.values()) for node in pool["nodes"]],
         "totals": pool["totals"] | {"requests_running": sum(running.values())},
@@ -48,17 +50,18 @@ def gathered_pool(name: str, pool: Json, others: Mapping[str, Any]) -> Json:
 
 
 def _node(node: Json, others: Any) -> Json:
-    theirs = [
+    sibling_bookings = [
         each["booked"] for pool in others for each in pool["nodes"] if each["id"] == node["id"]
     ]
     booked = {
-        key: value + sum(each[key] for each in theirs) for key, value in node["booked"].items()
+        key: value + sum(each[key] for each in sibling_bookings)
+        for key, value in node["booked"].items()
     }
-    rest = {
-        key: max(0, value - sum(each[key] for each in theirs))
+    others_load = {
+        key: max(0, value - sum(each[key] for each in sibling_bookings))
         for key, value in node["others"].items()
     }
-    return node | {"booked": booked, "others": rest}
+    return node | {"booked": booked, "others": others_load}
 
 
 def _lines(text: str) -> Iterator[tuple[str, str]]:

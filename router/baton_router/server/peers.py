@@ -24,8 +24,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import NotFound
-from baton_router.http.readiness import about_all, wants_all
-from baton_router.server.aggregate import gathered_metrics, gathered_pool
+from baton_router.http.readiness import all_nodes_readiness, wants_all
+from baton_router.server.aggregate import merge_metrics, merge_pools
 
 ANSWER_S = 2.0
 ABOUT_ONE = "/requests/"
@@ -45,15 +45,15 @@ class Peers:
 
     def others(self) -> list[Path]:
         """The sockets of the siblings that have listened so far."""
-        return sorted(each for each in self.path.parent.glob("*.sock") if each != self.path)
+        return sorted(path for path in self.path.parent.glob("*.sock") if path != self.path)
 
     async def ask(self, request: web.Request) -> dict[str, bytes]:
         """Ask all siblings at once. Return the bodies of answers with status 200, by worker. A
         worker that does not answer in time is left out, since it may be starting or stopping."""
         others = self.others()
-        bodies = await asyncio.gather(*(self._ask(each, request) for each in others))
+        bodies = await asyncio.gather(*(self._ask(path, request) for path in others))
         pairs = zip(others, bodies, strict=True)
-        return {each.stem: body for each, body in pairs if body is not None}
+        return {path.stem: body for path, body in pairs if body is not None}
 
     async def _ask(self, path: Path, request: web.Request) -> bytes | None:
         headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
@@ -65,7 +65,7 @@ class Peers:
             ):
                 return await answer.read() if answer.status == 200 else None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            logger.info("worker %s does not answer: %s", path.stem, error or "not in time")
+            logger.info("worker %s does not answer: %s", path.stem, error or "timeout")
             return None
 
 
@@ -101,22 +101,26 @@ async def _add(siblings: Peers, request: web.Request, response: web.Response) ->
     """Add the siblings' figures to this worker's answer."""
     body = response.body
     if request.path == "/ready" and wants_all(request):
-        behind = {each.stem for each in siblings.others()} - (await siblings.ask(request)).keys()
-        if behind:
-            names = ", ".join(sorted(behind))
+        unready = {sibling.stem for sibling in siblings.others()} - (
+            await siblings.ask(request)
+        ).keys()
+        if unready:
+            names = ", ".join(sorted(unready))
             response.set_status(503)
             response.body = msgspec.json.encode(
-                about_all(f"not ready at all workers: {names} of this router", [])
+                all_nodes_readiness(f"not ready in all workers: {names} of this router", [])
             )
         return
     if request.path not in ("/metrics", "/pool") or not isinstance(body, bytes):
         return
     others = await siblings.ask(request)
     if request.path == "/metrics":
-        response.body = gathered_metrics(siblings.name, body, others)
+        response.body = merge_metrics(siblings.name, body, others)
         return
-    pools: Mapping[str, object] = {name: msgspec.json.decode(each) for name, each in others.items()}
-    pool = gathered_pool(siblings.name, msgspec.json.decode(body), pools)
+    pools: Mapping[str, object] = {
+        name: msgspec.json.decode(sibling) for name, sibling in others.items()
+    }
+    pool = merge_pools(siblings.name, msgspec.json.decode(body), pools)
     response.body = msgspec.json.encode(pool)
 
 

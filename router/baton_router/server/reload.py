@@ -26,32 +26,32 @@ class FileReloader:
         self._paths = tuple(path for path in paths if path)
         self._read = read
         self._every_s = every_s
-        self._stamps = self._look()
-        self._told = ""
+        self._stamps = self._current_stamps()
+        self._last_error = ""
 
     async def run(self) -> None:
         while self._paths:
             await asyncio.sleep(self._every_s)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Reload if a file changed, or if the last reload failed: a file that is written in place
         may have been read half-written."""
-        stamps = self._look()
-        if stamps == self._stamps and not self._told:
+        stamps = self._current_stamps()
+        if stamps == self._stamps and not self._last_error:
             return
         self._stamps = stamps
         try:
             self._read()
         except StartError as error:
-            if str(error) != self._told:
-                logger.error("what was read before stays in force: %s", error)
-            self._told = str(error)
+            if str(error) != self._last_error:
+                logger.error("cannot reload; the old configuration stays in force: %s", error)
+            self._last_error = str(error)
         else:
-            self._told = ""
-            logger.info("read again: %s", ", ".join(self._paths))
+            self._last_error = ""
+            logger.info("reloaded %s", ", ".join(self._paths))
 
-    def _look(self) -> tuple[Stamp, ...]:
+    def _current_stamps(self) -> tuple[Stamp, ...]:
         return tuple(_stamp(path) for path in self._paths)
 
 
@@ -59,7 +59,7 @@ def _stamp(path: str) -> Stamp:
     """Identity and times of the file behind symbolic links, which a Secret switches to a new
     folder."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size

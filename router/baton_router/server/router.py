@@ -113,7 +113,7 @@ class Router:
                 ttl_s=self.settings.bounds.report_ttl_s,
             )
             work.append(self._reporting.run())
-        self._tasks = [asyncio.create_task(each) for each in work]
+        self._tasks = [asyncio.create_task(loop) for loop in work]
         try:
             await self._listen()
         except BaseException:
@@ -128,8 +128,8 @@ class Router:
             return
         if Path(settings.worker_socket).stem in ("", FIRST_WORKER):
             logger.warning(
-                "this router listens on %s and has no API keys: whoever reaches it may use the"
-                " models; give it a file of keys (--api-keys), or let nobody else reach it",
+                "this router listens on %s without API keys, so anyone who reaches it can use "
+                "the models; give it a file of keys (--api-keys), or restrict access",
                 settings.host or "all addresses",
             )
 
@@ -163,7 +163,7 @@ class Router:
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
         self._demand = Demand(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
-        metrics.unheard(lambda: self.fleet.kv_events.dropped, self._refused)
+        metrics.count_refused_input(lambda: self.fleet.kv_events.dropped, self._refused)
         metrics.grammars(lambda: self._models.grammar_counts)
         metrics.conflicts.set_function(lambda: len(self._table.conflicts()))
         metrics.held.set_function(lambda: self.report().held)
@@ -315,7 +315,7 @@ class Router:
             ) from error
         self.port = server.runner.addresses[0][1]
         if siblings is not None:
-            logger.info("worker %s serves", siblings.name)  # the parent logs the address
+            logger.info("worker %s is serving", siblings.name)  # the parent logs the address
             return
         logger.info(
             "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
@@ -368,7 +368,7 @@ class Router:
 def _tenants(settings: RouterSettings) -> tuple[Tenants, Limits]:
     tenants, limits = Tenants.of_settings(settings), read_limits(settings.tenants)
     for name in sorted(limits.names - tenants.names):
-        logger.warning("--tenants %s names %r, which has no key", settings.tenants, name)
+        logger.warning("--tenants %s names %r, which has no API key", settings.tenants, name)
     return tenants, limits
 
 

@@ -71,7 +71,7 @@ class Worker:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -87,8 +87,10 @@ class Worker:
             if stopping.is_set():
                 return
             if not listened and code > 0:
-                raise StartError(f"worker {self.path.stem} {_how(code)}; its own line says why")
-            await self._rest(code, self._clock() - began, stopping)
+                raise StartError(
+                    f"worker {self.path.stem} {_outcome(code)}; see its log line for the cause"
+                )
+            await self._pause(code, self._clock() - began, stopping)
 
     async def _live(self) -> int:
         self._process = await asyncio.create_subprocess_exec(
@@ -100,17 +102,17 @@ class Worker:
         try:
             return await self._process.wait()
         except asyncio.CancelledError:
-            self.tell(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             await self._process.wait()
             raise
 
-    async def _rest(self, code: int, lived_s: float, stopping: asyncio.Event) -> None:
+    async def _pause(self, code: int, lived_s: float, stopping: asyncio.Event) -> None:
         self.ends += 1
         if lived_s >= STEADY_S:
             self._pause_s = FIRST_PAUSE_S
         logger.warning(
-            "worker %s %s after %.1f s; it is started again in %.1f s",
-            *(self.path.stem, _how(code), lived_s, self._pause_s),
+            "worker %s %s after %.1f s; restarting it in %.1f s",
+            *(self.path.stem, _outcome(code), lived_s, self._pause_s),
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s):
@@ -159,7 +161,7 @@ def _signals(workers: Sequence[Worker], stopping: asyncio.Event) -> Iterator[Non
     def signalled() -> None:
         stopping.set()
         for worker in workers:
-            worker.tell(signal.SIGTERM)
+            worker.send_signal(signal.SIGTERM)
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
@@ -189,5 +191,5 @@ def _reserve(host: str, port: int) -> socket.socket:
     return held
 
 
-def _how(code: int) -> str:
+def _outcome(code: int) -> str:
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

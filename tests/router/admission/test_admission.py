@@ -176,7 +176,7 @@ async def test_a_stream_that_waits_gets_signs_of_life_and_then_its_answer(
             line = await response.content.readline()
             assert line == b": waiting\n"
             placement = response.headers["x-baton-placement"]
-            assert "reason=waiting: every node is full; 0 requests waited before it" in placement
+            assert "reason=waiting: every node is full; 0 requests wait ahead of this one" in placement
             decode.script.run = "answer"
             await finish_one(first)
             rest = await response.text()
@@ -321,7 +321,7 @@ async def test_in_a_full_queue_a_flood_makes_room_for_another_tenant(
         other = asyncio.create_task(client.post(COMPLETIONS, body("globex"), bearer(GLOBEX)))
         status, reply, _ = await tasks[2]
         assert (status, reply["error"]["code"]) == (429, "queue_full")
-        assert "another tenant" in reply["error"]["message"]
+        assert "a tenant with fewer waiting requests" in reply["error"]["message"]
         assert await client.queued() == 2
         await finish(client, *tasks, other)
 
@@ -353,7 +353,7 @@ async def test_limits_of_a_tenant_without_a_key_are_warned_of(
     Path(keyed["tenants"]).write_text("[tenants.acme]\n[tenants.glubex]\n")
     async with running(decode, **keyed):
         pass
-    assert "names 'glubex', which has no key" in caplog.text
+    assert "names 'glubex', which has no API key" in caplog.text
     assert "'acme'" not in caplog.text
 
 

@@ -120,14 +120,14 @@ async def test_while_the_index_is_away_each_router_keeps_its_part(
     assert admitted == pytest.approx(60 + 3, abs=1)
     # asked again once a second, not by each request
     assert index.calls < 70
-    assert caplog.text.count("keeps 1/4 of each budget") == 1
+    assert caplog.text.count("applies 1/4 of each budget") == 1
     index.away = False
     clock.now += 1.0
     calls = index.calls
     for _ in range(3):
         assert await passes(budgets, limits) is not None
     assert index.calls == calls + 3
-    assert caplog.text.count("budgets are shared again") == 1
+    assert caplog.text.count("shares budgets with the others again") == 1
 
 
 async def test_what_was_booked_here_is_given_back_here() -> None:

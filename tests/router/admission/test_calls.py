@@ -326,7 +326,7 @@ async def test_one_call_may_ask_for_so_many_sequences(
             return
         error = answered["error"]
         assert (status, error["code"]) == (400, "too_many_sequences")
-        assert f"{sequences} sequences; one call may ask for {limit}" in error["message"]
+        assert f"{sequences} sequences; one call may have at most {limit}" in error["message"]
         assert error["param"] == ("prompt" if count > 1 else "n")
         assert jobs(decode) == []
 

@@ -103,7 +103,7 @@ def test_a_full_queue_refuses_who_has_most_of_it() -> None:
     queue = FairQueue(3)
     for _ in range(3):
         queue.add(of("acme"))
-    with pytest.raises(QueueFull, match="3 requests wait already"):
+    with pytest.raises(QueueFull, match="already holds 3 requests"):
         queue.add(of("acme"))
     assert len(queue) == 3
 
@@ -131,24 +131,24 @@ def test_in_a_full_queue_a_higher_priority_gets_a_place_and_a_lower_one_none() -
 
 def test_a_tenant_has_a_bound_of_its_own() -> None:
     queue = FairQueue(100)
-    queue.add(of("acme", most=1))
-    with pytest.raises(QueueFull, match="1 requests of this tenant wait already, and 1 may"):
-        queue.add(of("acme", most=1))
-    queue.add(of("globex", most=1))
+    queue.add(of("acme", max_queued=1))
+    with pytest.raises(QueueFull, match="this tenant already has 1 waiting requests and may have at most 1"):
+        queue.add(of("acme", max_queued=1))
+    queue.add(of("globex", max_queued=1))
 
 
 def test_a_call_that_has_begun_waits_beside_the_bounds_and_loses_its_place_to_nobody() -> None:
-    queue, begun = FairQueue(1), [of("acme", most=1, begun=True) for _ in range(3)]
+    queue, begun = FairQueue(1), [of("acme", max_queued=1, begun=True) for _ in range(3)]
     for waiter in begun:
         assert queue.add(waiter) is None
-    new = of("acme", most=1)
+    new = of("acme", max_queued=1)
     assert queue.add(new) is None
-    with pytest.raises(QueueFull, match="1 requests of this tenant"):
-        queue.add(of("acme", most=1))
+    with pytest.raises(QueueFull, match="this tenant already has 1 waiting"):
+        queue.add(of("acme", max_queued=1))
     assert queue.add(of("acme", begun=True)) is None
     high = of("globex", priority=1)
     assert queue.add(high) is new
-    with pytest.raises(QueueFull, match="1 requests wait already"):
+    with pytest.raises(QueueFull, match="already holds 1 requests"):
         queue.add(of("globex"))
     assert drained(queue)[:4] == [high, *begun]
 

@@ -153,10 +153,10 @@ def a_days_nodes(view: PoolView, listener: KVEventListener, clock: Clock, day: i
             epoch = Epoch(f"{name}-{start}")
             view.hello(make_report(name, role, fingerprint=kind, epoch=epoch))
             hashes = [BlockHash(f"{day:06}{number:02}{each:08}".encode()) for each in range(200)]
-            listener.heard(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
-            listener.heard(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
-            listener.heard(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # some are missing
-            listener.to_ask()
+            listener.apply(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
+            listener.apply(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
+            listener.apply(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # some are missing
+            listener.next_listings()
         for request in range(20):
             id = RequestId(f"{name}-{request}")
             view.book(name, id, 100, 1)

@@ -90,7 +90,7 @@ async def test_a_client_that_reads_nothing_at_all_is_cut_off(
 
 def test_an_output_queue_says_once_that_too_much_is_unread() -> None:
     overflows: list[int] = []
-    output = OutputQueue(1, most=10, overflow=lambda: overflows.append(1))
+    output = OutputQueue(1, max_unread=10, overflow=lambda: overflows.append(1))
     for offset in range(30):
         output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
         assert len(overflows) == (offset >= 10)
@@ -98,7 +98,7 @@ def test_an_output_queue_says_once_that_too_much_is_unread() -> None:
 
 async def test_an_output_queue_that_is_read_never_overflows() -> None:
     overflows: list[int] = []
-    output = OutputQueue(1, most=2, overflow=lambda: overflows.append(1))
+    output = OutputQueue(1, max_unread=2, overflow=lambda: overflows.append(1))
     for offset in range(30):
         output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
         assert len(await output.next()) == 1

@@ -37,7 +37,7 @@ def test_a_tenant_has_its_own_limits_the_files_defaults_or_none(tmp_path: Path) 
         ("[defaults]\nmax_call_sequences = 0", "max_call_sequences is 0; use 1 or more"),
         ("[defaults]\nburst_seconds = 0", "burst_seconds is 0; use above 0, up to 3600"),
         ("[tenant.acme]\nweight = 2", "Object contains unknown field `tenant`"),
-        ("[tenants\n", "is no TOML"),
+        ("[tenants\n", "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_value(

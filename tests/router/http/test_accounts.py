@@ -171,7 +171,7 @@ def observed(moments: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tupl
     watch = Stopwatch(metrics, lambda: now, 0.0)
     for moment, ids in moments:
         now = moment
-        watch.saw([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
+        watch.record([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
     watch.ended()
     names = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
     value = metrics.registry.get_sample_value

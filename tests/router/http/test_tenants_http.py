@@ -66,7 +66,7 @@ async def test_every_route_below_v1_wants_a_key(
     assert status == 401
     assert headers["www-authenticate"] == "Bearer"
     assert body["error"] == {
-        "message": "there is no API key; send it as `Authorization: Bearer KEY`",
+        "message": "the request has no API key; send it as `Authorization: Bearer KEY`",
         "type": "authentication_error",
         "param": None,
         "code": "invalid_api_key",
@@ -144,7 +144,7 @@ async def test_keys_and_limits_are_read_again_when_they_change(
         turn("two")
         await until_is(lambda: let_in(client), [False, True])
         turn("bad")
-        await until(lambda: "what was read before stays in force" in caplog.text)
+        await until(lambda: "the old configuration stays in force" in caplog.text)
         assert await let_in(client) == [False, True]
         turn("one")
         await until_is(lambda: let_in(client), [True, False])

@@ -38,25 +38,25 @@ def known_chunks(view: PoolView) -> int:
 
 def test_after_a_missing_frame_the_router_forgets_the_chunks_and_requests_one_listing() -> None:
     listener, view = make_listener(Clock())
-    listener.heard(NODE, events(7, 2, reset=True))
-    listener.heard(NODE, events(8, 3))
-    assert (known_chunks(view), listener.to_ask()) == (3, [])
-    listener.heard(NODE, events(10, 4))
+    listener.apply(NODE, events(7, 2, reset=True))
+    listener.apply(NODE, events(8, 3))
+    assert (known_chunks(view), listener.next_listings()) == (3, [])
+    listener.apply(NODE, events(10, 4))
     assert (known_chunks(view), view.nodes[NODE].chunks, listener.dropped) == (0, 0, 4)
-    assert (listener.to_ask(), listener.to_ask()) == ([NODE], [])
-    listener.heard(NODE, events(11, 5))
+    assert (listener.next_listings(), listener.next_listings()) == ([NODE], [])
+    listener.apply(NODE, events(11, 5))
     assert (known_chunks(view), listener.dropped) == (0, 9)
-    listener.heard(NODE, events(11, 6, reset=True))
-    listener.heard(NODE, events(12, 7))
-    assert (known_chunks(view), listener.to_ask()) == (7, [])
+    listener.apply(NODE, events(11, 6, reset=True))
+    listener.apply(NODE, events(12, 7))
+    assert (known_chunks(view), listener.next_listings()) == (7, [])
 
 
 def test_frames_without_a_number_are_always_applied() -> None:
     listener, view = make_listener(Clock(), events_per_s=10)
     for count in (5, 50, 500):
-        listener.heard(NODE, events(0, count))
+        listener.apply(NODE, events(0, count))
         assert known_chunks(view) == count
-    assert (listener.dropped, listener.to_ask()) == (0, [])
+    assert (listener.dropped, listener.next_listings()) == (0, [])
 
 
 def test_excess_events_are_dropped_with_one_warning_and_listed_later(
@@ -65,20 +65,20 @@ def test_excess_events_are_dropped_with_one_warning_and_listed_later(
     clock = Clock()
     listener, view = make_listener(clock, "n0", "n1", "n2")
     with caplog.at_level(logging.WARNING):
-        listener.heard(NodeId("n0"), events(1, 90))
-        listener.heard(NodeId("n1"), events(1, 40))
-        listener.heard(NodeId("n2"), events(1, 40))
+        listener.apply(NodeId("n0"), events(1, 90))
+        listener.apply(NodeId("n1"), events(1, 40))
+        listener.apply(NodeId("n2"), events(1, 40))
     assert [record.message for record in caplog.records] == [
-        "chunk events come faster than 100 a second: some nodes' caches are taken for empty until"
-        " there is time for them to list what they hold"
+        "chunk events exceed 100 a second; the router treats some nodes' caches as empty until"
+        " they list their chunks"
     ]
     assert (listener.dropped, known_chunks(view)) == (80, 90)
-    assert listener.to_ask() == []
+    assert listener.next_listings() == []
     clock.advance(0.3)
-    assert listener.to_ask() == []
+    assert listener.next_listings() == []
     clock.advance(0.2)
-    assert listener.to_ask() == ["n1", "n2"]
-    listener.heard(NodeId("n1"), events(1, 95, reset=True))  # listings of any size are applied
+    assert listener.next_listings() == ["n1", "n2"]
+    listener.apply(NodeId("n1"), events(1, 95, reset=True))  # listings of any size are applied
     assert known_chunks(view) == 95
 
 
@@ -86,10 +86,10 @@ def test_listings_are_requested_in_groups_and_not_from_forgotten_nodes() -> None
     names = [f"n{n}" for n in range(LISTINGS + 3)]
     listener, _ = make_listener(Clock(), *names, events_per_s=1000)
     for name in names:
-        listener.heard(NodeId(name), events(5))
+        listener.apply(NodeId(name), events(5))
     listener.forget(NodeId(names[-1]))
-    assert listener.to_ask() == names[:LISTINGS]
-    assert listener.to_ask() == names[LISTINGS:-1]
+    assert listener.next_listings() == names[:LISTINGS]
+    assert listener.next_listings() == names[LISTINGS:-1]
 
 
 @pytest.mark.integration

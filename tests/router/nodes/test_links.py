@@ -186,7 +186,7 @@ async def test_an_artifact_that_does_not_match_its_digest_is_refused(decode: Fak
     decode.artifacts = dict.fromkeys(decode.artifacts, b"{}")
     async with aiohttp.ClientSession() as session:
         store = ModelStore(session)
-        with pytest.raises(FetchError, match="not what its digest"):
+        with pytest.raises(FetchError, match="does not match its digest"):
             await store.get(decode.report, decode.address)
         assert store.ready(decode.report) is None
         await store.close()

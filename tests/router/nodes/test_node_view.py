@@ -343,10 +343,10 @@ def test_a_node_without_engine_steps_is_stalled_until_the_next_step() -> None:
     step(view, 7, running=1)
     clock.advance(8)
     step(view, 7, running=1)
-    assert view.standing(10.0) == []
+    assert view.find_stalled(10.0) == []
     clock.advance(3)
-    assert view.standing(10.0) == [NODE]
-    assert view.standing(10.0) == []
+    assert view.find_stalled(10.0) == [NODE]
+    assert view.find_stalled(10.0) == []
     assert (candidates(view), state_of(node)) == ([], "stalled")
     step(view, 7, running=1)
     assert not node.ready
@@ -361,12 +361,12 @@ def test_idle_nodes_and_nodes_that_send_tokens_do_not_stall() -> None:
     for _ in range(3):
         clock.advance(8)
         step(view, 7, parked=1)
-        assert view.standing(10.0) == []
+        assert view.find_stalled(10.0) == []
         clock.advance(8)
         view.moved(NODE)
-        assert view.standing(10.0) == []
+        assert view.find_stalled(10.0) == []
     clock.advance(11)
-    assert view.standing(10.0) == [NODE]
+    assert view.find_stalled(10.0) == [NODE]
 
 
 def test_time_in_which_the_router_was_blocked_does_not_count_towards_a_stall() -> None:
@@ -374,8 +374,8 @@ def test_time_in_which_the_router_was_blocked_does_not_count_towards_a_stall() -
     view = make_view(clock)
     hello(view)
     clock.advance(60)
-    view.stood_still(59.0)
-    assert view.standing(10.0) == []
+    view.skip_time(59.0)
+    assert view.find_stalled(10.0) == []
 
 
 def test_a_stalled_node_stays_stalled_after_a_reconnect() -> None:
@@ -383,7 +383,7 @@ def test_a_stalled_node_stays_stalled_after_a_reconnect() -> None:
     view = make_view(clock)
     node = hello(view)
     clock.advance(11)
-    view.standing(10.0)
+    view.find_stalled(10.0)
     view.lost(NODE)
     assert state_of(node) == "lost"
     hello(view)

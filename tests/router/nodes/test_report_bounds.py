@@ -100,7 +100,7 @@ async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_ke
             7,
         )
         assert (node["load"]["queued_tokens"], node["state"]) == (0, "ready")
-        warnings = [record for record in caplog.records if "is not taken" in record.message]
+        warnings = [record for record in caplog.records if "that the router cannot use" in record.message]
         assert [record.levelname for record in warnings] == ["WARNING"]
         assert "decode-0" in warnings[0].message
 
@@ -129,7 +129,7 @@ async def test_a_node_with_an_invalid_hello_is_not_used_and_is_shown_with_the_re
         await until_is(client.unreachable, [other.address])
         pool = (await client.get("/pool"))[1]
         assert [node["id"] for node in pool["nodes"]] == ["decode-0"]
-        assert "no hello that can be read" in pool["unreachable"][0]["reason"]
+        assert "is not a readable hello" in pool["unreachable"][0]["reason"]
         assert await figure(client, refused("unreadable")) >= 1
         assert text(await completing(client)) == REPLY
 
@@ -246,7 +246,7 @@ async def test_a_node_with_files_that_are_too_large_is_not_used_and_is_logged(
     async with running(decode, bounds={"max_artifact_bytes": 1 << 20}) as client:
         client.dial(other.address)
         await until_refused(client, "artifact", 1)
-        assert "larger than 1048576 bytes" in caplog.text
+        assert "exceed 1048576 bytes" in caplog.text
         assert "b.jinja" in caplog.text
         assert not ready(client, other)
         assert text(await completing(client)) == REPLY

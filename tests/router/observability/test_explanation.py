@@ -128,7 +128,7 @@ async def test_a_lost_node_and_the_wait_for_another_are_told(
     first, second = request["attempts"]
     assert (first["ended"]["why"], first["ended"]["node"]) == ("link", "decode-0")
     assert (second["decode"], second["reason"], second["attempt"]) == ("decode-1", "resumed", 2)
-    assert request["waits"][0]["why"] == "its attempt on decode-0 ended (link)"
+    assert request["waits"][0]["why"] == "the attempt on decode-0 ended (link)"
     assert second["at_ms"] >= first["ended"]["at_ms"] > first["at_ms"]
 
 
@@ -313,7 +313,7 @@ async def test_a_bug_in_explaining_costs_no_answer(
         monkeypatch.setattr(client.router.api.generation.observers.explanations, "end", broken)
         status, body, request_id = await ask(client)
     assert (status, body["choices"][0]["text"]) == (200, REPLY)
-    (line,) = [one for one in caplog.records if "cannot be explained" in one.message]
+    (line,) = [one for one in caplog.records if "cannot record the request's explanation" in one.message]
     assert vars(line)["request"] == request_id
 
 

@@ -331,7 +331,7 @@ async def test_a_conversation_of_which_hardly_a_part_could_fit_is_refused_before
         status, body, _ = await client.post("/v1/chat/completions", {"messages": [message]})
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
         assert body["error"]["param"] == "messages"
-        assert "is made of messages of" in body["error"]["message"]
+        assert "has messages of" in body["error"]["message"]
     await node.stop()
 
 

@@ -321,7 +321,7 @@ async def test_a_call_of_many_prompts_with_a_large_grammar_is_refused() -> None:
     body = {"prompt": ["Hi"] * 1024, "guided_choice": choices}
     call = CompletionCall.parse(msgspec.json.encode(body))
     facts: Json = {"tenant": Tenant(), "deadline": 60.0, "rng": random.Random(0)}
-    with pytest.raises(InvalidRequest, match="for each of 1024 prompts; at most") as caught:
+    with pytest.raises(InvalidRequest, match="for each of 1024 prompts; one call may have at most") as caught:
         await prepare(call, make_serving(), "r", **facts)
     assert caught.value.param == "prompt"
     few = CompletionCall.parse(msgspec.json.encode(body | {"prompt": ["Hi"] * 8}))
@@ -357,7 +357,7 @@ async def test_where_all_nodes_are_older_the_answer_says_what_is_missing(
         status, answer, _ = await client.post(CHAT, BODIES[CHAT] | schema())
         assert (status, answer["error"]["code"]) == (503, "unavailable"), answer
         assert (
-            f"decode-9 cannot run it: structured output needs version {STRUCTURED_SINCE}"
+            f"decode-9 cannot run it: structured output needs protocol version {STRUCTURED_SINCE}"
             in (answer["error"]["message"])
         )
         assert (await client.post(CHAT, BODIES[CHAT]))[0] == 200

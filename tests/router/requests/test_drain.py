@@ -92,7 +92,7 @@ async def test_the_last_node_of_its_role_is_drained_once_its_replacement_can_ser
     drain = {"replaced_by": "r2"}
     async with running(decode) as client:
         answer = asyncio.create_task(client.post(DRAIN, drain))
-        await until(lambda: "decode-0 is told" in caplog.text)
+        await until(lambda: "telling decode-0" in caplog.text)
         assert (decode.got, ready(client, decode)) == ([], True)
         await join(client, other)
         assert (await answer)[0] == 200
@@ -109,7 +109,7 @@ async def test_the_last_node_of_its_role_is_not_drained_without_a_replacement_in
         status, reply, _ = await client.post("/nodes/decode-1/drain", {"replaced_by": "r2"})
         assert (status, reply["error"]["message"]) == (
             503,
-            "without decode-1 no request could be served here: nothing that replaces it is ready"
+            "the router cannot serve requests without decode-1: no replacement is ready"
             " yet (1 draining, 1 ready)",
         )
         assert ready(client, other)
@@ -125,7 +125,7 @@ async def test_nodes_replaced_at_the_same_time_do_not_count_as_each_other_s_repl
             asyncio.create_task(client.post(f"/nodes/{name}/drain", {"replaced_by": "r2"}))
             for name in ("decode-0", "decode-1")
         ]
-        await until(lambda: caplog.text.count("is told to drain") == 2)
+        await until(lambda: caplog.text.count("to drain:") == 2)
         await join(client, new)
         assert [status for status, _, _ in await asyncio.gather(*both)] == [200, 200]
         assert [len(node.got_of(DrainNode)) for node in (decode, other, new)] == [1, 1, 0]
@@ -263,10 +263,10 @@ def test_without_keys_and_token_only_clients_on_the_same_machine_may_drain(
 ) -> None:
     tenants = Tenants({})
     if allowed:
-        assert tenants.commander("Bearer guess", peer).admin
+        assert tenants.node_admin("Bearer guess", peer).admin
     else:
         with pytest.raises(Forbidden, match="--link-token"):
-            tenants.commander("Bearer guess", peer)
+            tenants.node_admin("Bearer guess", peer)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0.0.0.0"])

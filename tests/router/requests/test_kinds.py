@@ -17,7 +17,7 @@ from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.requests.in_flight import Prepared
-from baton_router.requests.tokenize import fits, prepare, renamed
+from baton_router.requests.tokenize import fits, for_kind, prepare
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report
 from tests.support.nodes.servings import make_serving
@@ -190,7 +190,7 @@ async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
         await join(client, other)
         nodes = (await client.get("/pool"))[1]["nodes"]
     assert [node["differs"] for node in nodes] == [[], ["generation_config.json"]]
-    [warning] = [record for record in caplog.records if "another kind" in record.message]
+    [warning] = [record for record in caplog.records if "different kinds" in record.message]
     assert warning.levelname == level
     assert "decode-1" in warning.message
     assert "generation_config.json" in warning.message
@@ -294,7 +294,7 @@ async def test_a_request_moved_to_another_kind_keeps_its_ids_and_gets_new_chunk_
     layout = msgspec.structs.replace(LAYOUT, block_size=16, chunk_blocks=1)
     other = make_serving(fingerprint=NEW, layout=layout)
     item = await prepared(completion())
-    moved = await renamed(item, other)
+    moved = await for_kind(item, other)
     assert moved.request == item.request
     assert moved.request.params.seed is not None
     assert (moved.kind, moved.serving) == (other.kind, other)
@@ -337,5 +337,5 @@ async def test_a_moved_request_without_max_tokens_fills_the_other_kind_s_context
     for length, most in ((prompt + 1, 1), (50, 50 - prompt), (200, 100 - prompt)):
         other = make_serving(length, fingerprint=NEW)
         assert fits(item, other)
-        assert (await renamed(item, other)).request.params.max_tokens == most
+        assert (await for_kind(item, other)).request.params.max_tokens == most
     assert not fits(item, make_serving(prompt, fingerprint=NEW))

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.integration
 
 NEW = Fingerprint("0" * 32)
 MESSAGE = (
-    "the pool rolled out to revision r2 while this request ran, and no stream crosses over to it;"
-    " send the request again"
+    "the pool rolled out to revision r2 while this request ran, and a running stream cannot"
+    " move to it; send the request again"
 )
 ERROR = {"message": MESSAGE, "type": "server_error", "param": None, "code": "rolled_out"}
 

@@ -626,7 +626,7 @@ def test_an_attempt_ends_with_its_request(end: str) -> None:
 def test_an_attempt_records_why_it_was_replaced_and_which_node_caused_it() -> None:
     rec = record(split=False)
     rec.on_lost(DECODE, "pings")
-    assert rec.waits_for == "its attempt on decode-0 ended (pings)"
+    assert rec.waits_for == "the attempt on decode-0 ended (pings)"
     assert (rec.current, rec.replaced_for) == (None, None)
     place(rec, OTHER)
     place(rec, DECODE)  # moved: its node drains
@@ -706,4 +706,4 @@ def test_a_record_keeps_the_first_and_a_bounded_number_of_last_attempts_and_wait
     assert (len(rec.attempts), rec.left_out) == (KEPT_ATTEMPTS, 100 - KEPT_ATTEMPTS)
     assert (rec.attempts[0].number, rec.attempts[-1].number) == (1, 100)
     assert (len(rec.waits), rec.waits[0].why) == (KEPT_WAITS, "wait 1")
-    assert rec.waits[-1].why == "its attempt on decode-0 ended (drained)"
+    assert rec.waits[-1].why == "the attempt on decode-0 ended (drained)"

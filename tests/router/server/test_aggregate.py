@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_router.server.aggregate import gathered_metrics, gathered_pool
+from baton_router.server.aggregate import merge_metrics, merge_pools
 
 
 def page(requests: int, node_load: int) -> bytes:
@@ -29,7 +29,7 @@ def samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def test_each_workers_own_figures_carry_its_name() -> None:
-    found = samples(gathered_metrics("1", page(3, 5), {"0": page(4, 5), "2": page(0, 5)}))
+    found = samples(merge_metrics("1", page(3, 5), {"0": page(4, 5), "2": page(0, 5)}))
     for worker, requests in (("0", 4), ("1", 3), ("2", 0)):
         mine = ("worker", worker)
         assert found["baton_router_requests_total", frozenset({("code", "200"), mine})] == requests
@@ -38,13 +38,13 @@ def test_each_workers_own_figures_carry_its_name() -> None:
 
 
 def test_what_is_said_of_nodes_is_there_once_as_the_asked_worker_sees_it() -> None:
-    found = samples(gathered_metrics("1", page(3, 5), {"0": page(4, 7)}))
+    found = samples(merge_metrics("1", page(3, 5), {"0": page(4, 7)}))
     of_nodes = {key: value for key, value in found.items() if key[0] == "baton_requests"}
     assert of_nodes == {("baton_requests", frozenset({("node", "d0")})): 5}
 
 
 def test_a_family_stands_together_under_one_head() -> None:
-    lines = gathered_metrics("0", page(1, 1), {"1": page(2, 2)}).decode().splitlines()
+    lines = merge_metrics("0", page(1, 1), {"1": page(2, 2)}).decode().splitlines()
     heads = [line for line in lines if line.startswith("# TYPE baton_router_requests_total")]
     assert len(heads) == 1
     mine = [i for i, line in enumerate(lines) if line.startswith("baton_router_requests_total{")]
@@ -53,7 +53,7 @@ def test_a_family_stands_together_under_one_head() -> None:
 
 def test_a_label_with_a_space_or_a_brace_stays_whole() -> None:
     odd = b'# TYPE baton_router_x counter\nbaton_router_x{why="a {b} c"} 1\nbaton_router_x 2\n'
-    found = gathered_metrics("0", odd, {}).decode().splitlines()
+    found = merge_metrics("0", odd, {}).decode().splitlines()
     assert found[1:] == [
         'baton_router_x{worker="0",why="a {b} c"} 1',
         'baton_router_x{worker="0"} 2',
@@ -70,7 +70,7 @@ def pool(running: int, booked: int, others: int) -> dict[str, Any]:
 
 
 def test_a_pool_sums_what_each_worker_does_itself() -> None:
-    found = gathered_pool("1", pool(2, 2, 4), {"0": pool(3, 3, 3)})
+    found = merge_pools("1", pool(2, 2, 4), {"0": pool(3, 3, 3)})
     assert found["totals"] == {"running": 9, "requests_running": 5}
     [node] = found["nodes"]
     assert node["booked"] == {"requests": 5, "tokens": 50, "sequences": 5}
@@ -84,5 +84,5 @@ def test_a_pool_sums_what_each_worker_does_itself() -> None:
 def test_a_sibling_that_knows_a_node_not_or_another_changes_nothing() -> None:
     other = pool(1, 1, 0)
     other["nodes"][0]["id"] = "d1"
-    found = gathered_pool("0", pool(2, 2, 4), {"1": other})
+    found = merge_pools("0", pool(2, 2, 4), {"1": other})
     assert found["nodes"] == pool(2, 2, 4)["nodes"]

@@ -215,7 +215,7 @@ async def test_a_worker_that_cannot_start_ends_it_all_with_its_own_line(tmp_path
         async with asyncio.timeout(120):
             assert await workers.process.wait() == 1
         assert f"{missing}" in workers.log
-        assert "ended with exit code 1; its own line says why" in workers.log
+        assert "ended with exit code 1; see its log line for the cause" in workers.log
     finally:
         await workers.end()
 
