@@ -1,4 +1,4 @@
-"""What build_torch decides by itself, and what it refuses, in one line that names the flag."""
+"""build_torch: its defaults, and its errors for invalid settings, each one line with the flag."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model("llama-gqa2-tied")
 
 
-def test_the_engines_facts_come_from_the_folder(folder: Path) -> None:
+def test_engine_info_is_read_from_the_model_folder(folder: Path) -> None:
     info = small_engine(folder).info
     assert (info.kind, info.model, info.vocab_size) == ("torch", folder.name, VOCAB)
     assert info.eos_ids == (FIRST_SPECIAL + 1, FIRST_SPECIAL + 4)
@@ -33,33 +33,33 @@ def test_the_engines_facts_come_from_the_folder(folder: Path) -> None:
     assert small_engine(folder, name="other").info.model == "other"
 
 
-def test_one_gib_of_kv_and_chunks_of_a_mib_or_8_blocks_are_the_defaults(folder: Path) -> None:
+def test_the_default_pool_is_1_gib_and_the_default_chunk_at_most_8_blocks(folder: Path) -> None:
     info = build_torch(TorchSettings(model=folder, threads=1)).info
     assert info.num_blocks == (1 << 30) // info.layout.block_bytes
     assert info.layout.chunk_blocks == 8
     assert info.layout.dtype == "float32"
 
 
-def test_head_shards_are_part_of_the_layout_and_of_the_fingerprint(folder: Path) -> None:
+def test_head_shards_are_in_the_layout_and_in_the_fingerprint(folder: Path) -> None:
     one, two = (small_engine(folder, kv_shards=shards) for shards in (1, 2))
     assert (one.info.layout.kv_shards, two.info.layout.kv_shards) == (1, 2)
     assert two.memory.layout == two.info.layout
     assert one.info.fingerprint != two.info.fingerprint
 
 
-def test_kv_memory_is_in_bytes_and_holds_whole_blocks(folder: Path) -> None:
+def test_kv_memory_is_rounded_down_to_whole_blocks(folder: Path) -> None:
     block = small_engine(folder).info.layout.block_bytes
     assert small_engine(folder, kv_blocks=None, kv_memory=100 * block - 1).info.num_blocks == 99
 
 
-def test_a_small_pool_caps_the_length_unless_it_was_asked_for(folder: Path) -> None:
+def test_a_small_pool_limits_the_length_or_refuses_an_explicit_longer_one(folder: Path) -> None:
     assert small_engine(folder, kv_blocks=10).info.max_model_len == 160
     assert small_engine(folder, kv_blocks=10, max_model_len=160).info.max_model_len == 160
     with pytest.raises(SettingsError, match=r"--max-model-len 161 .* 160 tokens.*--kv-blocks"):
         small_engine(folder, kv_blocks=10, max_model_len=161)
 
 
-def test_threads_are_set(folder: Path) -> None:
+def test_the_number_of_threads_is_set(folder: Path) -> None:
     small_engine(folder, threads=2)
     assert torch.get_num_threads() == 2
     small_engine(folder, threads=1)
@@ -67,7 +67,7 @@ def test_threads_are_set(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"dtype": "int4"}, "--dtype int4"),
         ({"device": "tpu"}, "--device tpu"),
@@ -82,21 +82,21 @@ def test_threads_are_set(folder: Path) -> None:
         ({"kv_shards": 3}, "--kv-shards 3 does not divide the model's 2 KV heads; use one of 1, 2"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named(
-    settings: dict[str, Any], named: str, folder: Path
+def test_errors_for_invalid_settings_name_the_flag(
+    settings: dict[str, Any], message: str, folder: Path
 ) -> None:
-    with pytest.raises(SettingsError, match=named) as caught:
+    with pytest.raises(SettingsError, match=message) as error:
         small_engine(folder, **settings)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_without_a_device_is_refused(folder: Path) -> None:
     with pytest.raises(SettingsError, match="no CUDA device; use cpu"):
         small_engine(folder, device="cuda")
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         small_engine(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"no config\.json"):
@@ -108,8 +108,8 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_settings_and_configs_are_read_without_torch() -> None:
-    """Flags are checked by processes that never load it."""
+def test_settings_and_model_configs_are_read_without_importing_torch() -> None:
+    """Processes that never use torch check flags, too."""
     config = ("config.engine_config", "config.model_config", "weights.digest")
     memory = ("memory.estimate", "memory.fit", "memory.host_memory", "memory.requirements")
     modules = ", ".join(f"baton_engine.{name}" for name in (*config, *memory))

@@ -1,4 +1,5 @@
-"""The offline API: prompts of every kind, stop strings, choices, chats, errors."""
+"""The offline API (LLM): kinds of prompts, stop strings, choices, chats, structured output and
+errors."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def llm(tiny_model: Callable[[str], Path]) -> LLM:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(llm: LLM) -> Iterator[None]:
+def _engine_is_idle_and_consistent_afterwards(llm: LLM) -> Iterator[None]:
     yield
     llm.engine.check_integrity()
     assert not llm.engine.has_work()
@@ -63,7 +64,7 @@ def test_a_text_is_tokenized_and_its_output_is_text(
     assert output.outputs[0].text == tokenizer.decode(output.outputs[0].token_ids) != ""
 
 
-def test_a_stop_string_ends_a_choice_before_it(llm: LLM) -> None:
+def test_a_stop_string_finishes_a_choice_and_is_not_in_its_text(llm: LLM) -> None:
     [whole] = llm.generate(prompt_of(20, seed=3), GREEDY)
     text = whole.outputs[0].text
     stop = next(char for char in text[4:] if char.isascii() and char not in text[:4])
@@ -78,7 +79,7 @@ def test_a_stop_string_ends_a_choice_before_it(llm: LLM) -> None:
     assert len(choice.token_ids) < 24
 
 
-def test_a_stop_id_ends_a_choice_with_it_and_eos_ends_it_without_a_reason(llm: LLM) -> None:
+def test_a_stop_id_finishes_a_choice_and_is_its_stop_reason(llm: LLM) -> None:
     [whole] = llm.generate(prompt_of(20, seed=3), GREEDY)
     ids = whole.outputs[0].token_ids
     params = SamplingParams(temperature=0.0, ignore_eos=True, stop_token_ids=(ids[3],))
@@ -87,8 +88,8 @@ def test_a_stop_id_ends_a_choice_with_it_and_eos_ends_it_without_a_reason(llm: L
     assert (choice.finish_reason, choice.stop_reason) == ("stop", ids[3])
 
 
-@pytest.mark.parametrize("shown", [False, True])
-def test_the_text_of_a_stop_id_is_shown_only_on_request(llm: LLM, shown: bool) -> None:
+@pytest.mark.parametrize("included", [False, True])
+def test_the_text_of_a_stop_id_is_included_only_on_request(llm: LLM, included: bool) -> None:
     prompt = prompt_of(20, seed=3)
     ids = llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
     end = next(at for at, id in enumerate(ids) if at > 2 and id not in ids[:at])
@@ -97,16 +98,16 @@ def test_the_text_of_a_stop_id_is_shown_only_on_request(llm: LLM, shown: bool) -
         max_tokens=24,
         ignore_eos=True,
         stop_token_ids=(ids[end],),
-        include_stop_str_in_output=shown,
+        include_stop_str_in_output=included,
         skip_special_tokens=False,
     )
     [choice] = llm.generate(prompt, params)[0].outputs
     assert choice.token_ids == ids[: end + 1]
-    length = msgspec.structs.replace(GREEDY, max_tokens=end + shown, skip_special_tokens=False)
+    length = msgspec.structs.replace(GREEDY, max_tokens=end + included, skip_special_tokens=False)
     assert choice.text == llm.generate(prompt, length)[0].outputs[0].text
 
 
-def test_logprobs_have_the_texts_of_their_tokens(
+def test_logprobs_include_the_texts_of_their_tokens(
     llm: LLM, tiny_model: Callable[[str], Path]
 ) -> None:
     from tokenizers import Tokenizer
@@ -116,15 +117,15 @@ def test_logprobs_have_the_texts_of_their_tokens(
         temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=3, prompt_logprobs=1
     )
     [output] = llm.generate(prompt_of(9, seed=6), params)
-    told = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
-    candidates = [one for each in told if each for one in (each.sampled, *each.top)]
+    logprobs = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
+    candidates = [one for each in logprobs if each for one in (each.sampled, *each.top)]
     assert len(candidates) == 8 * 2 + 3 * 4
     for one in candidates:
         assert one.text == tokenizer.decode([one.id], skip_special_tokens=False)
         assert one.raw.decode("utf-8", "replace") == one.text
 
 
-def test_n_choices_of_a_seed_differ_and_come_again(llm: LLM) -> None:
+def test_choices_of_a_seed_differ_and_are_reproducible(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=4, n=3, max_tokens=16, ignore_eos=True)
     first = llm.generate(prompt_of(30, seed=5), params)[0].outputs
     again = llm.generate(prompt_of(30, seed=5), params)[0].outputs
@@ -134,27 +135,27 @@ def test_n_choices_of_a_seed_differ_and_come_again(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_seeded_request_alone_has_the_same_tokens_each_time(
+def test_a_seeded_request_alone_is_reproducible(
     tiny_model: Callable[[str], Path], dtype: str
 ) -> None:
-    """As docs/api.md promises, also in bf16. Each time in an engine of its own, so that no time it
-    finds more in the cache than another."""
+    """docs/api.md guarantees this, also in bf16. Each run has a new engine, so both start with an
+    empty cache."""
     params = SamplingParams(temperature=0.8, seed=4, n=2, max_tokens=24, ignore_eos=True)
-    told = []
+    results = []
     for _ in range(2):
         alone = LLM(tiny_model("qwen3-gqa4"), dtype=dtype, threads=1, kv_blocks=50)
         outputs = alone.generate(prompt_of(30, seed=5), params)[0].outputs
-        told.append([each.token_ids for each in outputs])
-    assert told[0] == told[1]
+        results.append([each.token_ids for each in outputs])
+    assert results[0] == results[1]
 
 
-def test_without_a_seed_two_requests_differ(llm: LLM) -> None:
+def test_two_requests_without_a_seed_differ(llm: LLM) -> None:
     params = SamplingParams(temperature=2.0, max_tokens=32, ignore_eos=True)
     one, two = llm.generate([prompt_of(9, seed=6)] * 2, params)
     assert one.outputs[0].token_ids != two.outputs[0].token_ids
 
 
-def test_logprobs_are_one_record_per_token(llm: LLM) -> None:
+def test_a_choice_has_one_logprobs_record_per_token(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=2)
     [choice] = llm.generate(prompt_of(9, seed=6), params)[0].outputs
     assert choice.logprobs is not None
@@ -165,10 +166,10 @@ def test_logprobs_are_one_record_per_token(llm: LLM) -> None:
     assert llm.generate(prompt_of(9, seed=6), GREEDY)[0].outputs[0].cumulative_logprob is None
 
 
-def test_prompt_logprobs_have_an_entry_per_prompt_token_and_none_for_the_first(llm: LLM) -> None:
+def test_prompt_logprobs_have_an_entry_for_each_prompt_token_but_the_first(llm: LLM) -> None:
     prompt = prompt_of(30, seed=6)
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=2)
-    for _ in range(2):  # the second time the prompt is cached, and computed nevertheless
+    for _ in range(2):  # the second time the prompt is cached, but is computed again
         [output] = llm.generate(prompt, params)
         assert output.prompt_logprobs is not None
         first, *rest = output.prompt_logprobs
@@ -190,7 +191,7 @@ def test_a_repetition_penalty_gives_the_ids_of_transformers(
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.generation_config.eos_token_id = None
     ids = torch.tensor([prompt])
-    theirs = model.generate(
+    expected = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=24,
@@ -201,11 +202,11 @@ def test_a_repetition_penalty_gives_the_ids_of_transformers(
         temperature=0.0, max_tokens=24, ignore_eos=True, repetition_penalty=penalty
     )
     [output] = llm.generate(prompt, params)
-    assert output.outputs[0].token_ids == theirs
-    assert theirs != llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+    assert output.outputs[0].token_ids == expected
+    assert expected != llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
 
 
-def test_what_a_request_says_of_ids_is_obeyed_and_ids_out_of_range_are_named(llm: LLM) -> None:
+def test_parameters_that_name_ids_are_applied_and_ids_out_of_range_refused(llm: LLM) -> None:
     prompt = prompt_of(20, seed=3)
     ids = llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
 
@@ -228,7 +229,7 @@ def test_a_second_request_uses_the_cached_prefix(llm: LLM) -> None:
     assert llm.generate(prompt, GREEDY)[0].cached_tokens == 96
 
 
-def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:
     short = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     outputs = llm.generate([prompt_of(9, seed=1)] * 2, [GREEDY, short])
     assert [len(each.outputs[0].token_ids) for each in outputs] == [24, 3]
@@ -245,16 +246,16 @@ def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
     assert len(two) == 2
 
 
-def test_a_request_that_cannot_run_raises_and_leaves_nothing_running(llm: LLM) -> None:
-    fine = prompt_of(9, seed=1)
+def test_an_invalid_request_raises_and_leaves_no_request_running(llm: LLM) -> None:
+    valid = prompt_of(9, seed=1)
     with pytest.raises(PromptTooLong, match="2000"):
-        llm.generate([fine, prompt_of(2000, seed=1)], GREEDY)
+        llm.generate([valid, prompt_of(2000, seed=1)], GREEDY)
     assert not llm.engine.has_work()
     with pytest.raises(InvalidRequest, match="top_p is 0"):
-        llm.generate(fine, SamplingParams(top_p=0.0))
+        llm.generate(valid, SamplingParams(top_p=0.0))
     with pytest.raises(InvalidRequest, match="empty"):
         llm.generate([[]], GREEDY)
-    assert len(llm.generate(fine, GREEDY)[0].outputs[0].token_ids) == 24
+    assert len(llm.generate(valid, GREEDY)[0].outputs[0].token_ids) == 24
 
 
 ALLOWED: dict[str, Any] = {
@@ -266,7 +267,7 @@ ALLOWED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("given", "expected"),
     [
         ({"bad_words": [[60, 61], [62]]}, {"bad_words": ((60, 61), (62,))}),
         ({"allowed_token_ids": [60, 61]}, {"allowed_token_ids": (60, 61)}),
@@ -275,21 +276,21 @@ ALLOWED: dict[str, Any] = {
         (dict.fromkeys(("stop", "stop_token_ids", "logit_bias", "bad_words")), {}),
     ],
 )
-def test_parameters_may_have_the_forms_that_vllms_users_know(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], meant: dict[str, Any]
+def test_parameters_are_accepted_in_the_forms_that_vllm_accepts(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    seen = []
+    submitted = []
     submit = llm.engine.submit
 
-    def noted(request: Request, **more: Any) -> None:
-        seen.append(request.params)
+    def recording(request: Request, **more: Any) -> None:
+        submitted.append(request.params)
         submit(request, **more)
 
-    monkeypatch.setattr(llm.engine, "submit", noted)
+    monkeypatch.setattr(llm.engine, "submit", recording)
     prompt = prompt_of(9, seed=2)
-    params = [SamplingParams(**(ALLOWED | each)) for each in (given, meant)]
+    params = [SamplingParams(**(ALLOWED | each)) for each in (given, expected)]
     loose, strict = llm.generate([prompt, prompt], params)
-    assert seen == [params[1]] * 2
+    assert submitted == [params[1]] * 2
     assert loose.outputs == strict.outputs
 
 
@@ -303,36 +304,36 @@ def test_parameters_may_have_the_forms_that_vllms_users_know(
         ("max_tokens", "5"),
     ],
 )
-def test_a_value_of_a_wrong_type_is_refused_by_its_fields_name(
+def test_the_error_for_a_value_of_a_wrong_type_names_its_field(
     llm: LLM, field: str, value: object
 ) -> None:
     wrong: dict[str, Any] = {field: value}
-    with pytest.raises(InvalidRequest, match=rf"\$\.{field}") as caught:
+    with pytest.raises(InvalidRequest, match=rf"\$\.{field}") as error:
         llm.generate(prompt_of(9, seed=2), SamplingParams(**wrong))
-    assert caught.value.param == field
+    assert error.value.param == field
 
 
-def test_a_folder_without_a_tokenizer_serves_ids_only(
+def test_a_model_without_a_tokenizer_accepts_only_ids(
     tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tmp_path / "bare"
     ignored = shutil.ignore_patterns(".*", "tokenizer*")
     shutil.copytree(tiny_model("qwen3-gqa4"), folder, ignore=ignored)
-    bare = make_llm(folder)
-    [output] = bare.generate(prompt_of(9, seed=1), GREEDY)
+    ids_only = make_llm(folder)
+    [output] = ids_only.generate(prompt_of(9, seed=1), GREEDY)
     assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (24, "")
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
-        bare.generate("text", GREEDY)
+        ids_only.generate("text", GREEDY)
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
-        bare.generate(prompt_of(9, seed=1), SamplingParams(stop=("x",)))
+        ids_only.generate(prompt_of(9, seed=1), SamplingParams(stop=("x",)))
 
 
 DATE = r"\d{4}-\d\d-\d\d"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_matches_what_was_asked_for(llm: LLM, temperature: float) -> None:
-    asked = [
+def test_structured_output_matches_its_constraint(llm: LLM, temperature: float) -> None:
+    constraints = [
         StructuredOutputsParams(json={"enum": [["a", 1], ["b", 2]]}),
         StructuredOutputsParams(regex=DATE),
         StructuredOutputsParams(choice=["yes", "no"]),
@@ -342,9 +343,11 @@ def test_an_answer_matches_what_was_asked_for(llm: LLM, temperature: float) -> N
     patterns = [r'\[\s*"(a"\s*,\s*1|b"\s*,\s*2)\s*\]', DATE, "yes|no", "xy*z", "[ab]{4}"]
     params = [
         SamplingParams(temperature=temperature, seed=5, max_tokens=40, structured=each)
-        for each in asked
+        for each in constraints
     ]
-    for output, pattern in zip(llm.generate(["the"] * len(asked), params), patterns, strict=True):
+    for output, pattern in zip(
+        llm.generate(["the"] * len(constraints), params), patterns, strict=True
+    ):
         [choice] = output.outputs
         if choice.finish_reason == "stop":
             assert re.fullmatch(pattern, choice.text), choice.text
@@ -360,7 +363,7 @@ def test_an_answer_matches_what_was_asked_for(llm: LLM, temperature: float) -> N
         ({"choice": []}, "at least one string"),
     ],
 )
-def test_what_no_answer_can_match_is_refused(
+def test_invalid_structured_output_parameters_are_refused(
     llm: LLM, params: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):

@@ -1,5 +1,5 @@
-"""Bounded schemas and required calls on random weights: nearly all answers end by themselves, and
-those match."""
+"""Structured output on random weights, with bounded schemas and required tool calls: nearly all
+outputs finish by stop, and these match."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.support.clients.http import Json
 from tests.support.faults.structures import SCHEMAS, TOOLS
 
 MODEL = "llama-gqa4"
-CHOICES = 5  # answers to each prompt
+CHOICES = 5  # outputs for each prompt
 MOST_TOKENS = 400
-LEAST_SHARE = 0.9
+LEAST_SHARE = 0.9  # of the outputs that must finish by stop
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 SHORT = {"type": "string", "maxLength": 4}
 TEXT = {"type": "string", "maxLength": 40}
@@ -49,7 +49,7 @@ MORE_SCHEMAS: Mapping[str, Json] = {
     ]},
 }  # fmt: skip
 BOUNDED = {**SCHEMAS, **MORE_SCHEMAS}
-CALLING = [name for name, parser in TOOL_PARSERS.items() if parser.form is not None]
+CALL_PARSERS = [name for name, parser in TOOL_PARSERS.items() if parser.form is not None]
 
 
 @pytest.fixture(scope="module")
@@ -62,47 +62,49 @@ def tokenizer(tiny_model: Callable[[str], Path]) -> Tokenizer:
     return Tokenizer.from_artifacts(read_artifacts(tiny_model(MODEL)))
 
 
-def ended(
+def finished_outputs(
     llm: LLM, grammars: Mapping[str, StructuredOutput], least_share: float
 ) -> list[tuple[str, CompletionOutput]]:
-    """The answers that end by stop, each with its grammar's name."""
-    asked = [
+    """The outputs that finish by stop, as (name of the grammar, output)."""
+    params = [
         SamplingParams(
             temperature=1.0, seed=seed, n=CHOICES, max_tokens=MOST_TOKENS, structured=grammar,
             skip_special_tokens=False,
         )
         for seed, grammar in enumerate(grammars.values())
     ]  # fmt: skip
-    outputs = llm.generate([f"{name}: " for name in grammars], asked)
-    named = list(zip(grammars, outputs, strict=True))
-    answers = [(name, choice) for name, output in named for choice in output.outputs]
-    found = [(name, choice) for name, choice in answers if choice.finish_reason == "stop"]
-    cut = [name for name, choice in answers if choice.finish_reason != "stop"]
-    assert len(found) >= least_share * len(answers), f"these do not end: {cut}"
-    return found
+    outputs = llm.generate([f"{name}: " for name in grammars], params)
+    by_name = list(zip(grammars, outputs, strict=True))
+    outputs_by_name = [(name, choice) for name, output in by_name for choice in output.outputs]
+    finished = [
+        (name, choice) for name, choice in outputs_by_name if choice.finish_reason == "stop"
+    ]
+    unfinished = [name for name, choice in outputs_by_name if choice.finish_reason != "stop"]
+    assert len(finished) >= least_share * len(outputs_by_name), f"these do not finish: {unfinished}"
+    return finished
 
 
-def test_answers_under_bounded_schemas_end_and_match(llm: LLM) -> None:
+def test_outputs_of_bounded_schemas_finish_and_match(llm: LLM) -> None:
     grammars = {name: StructuredOutputsParams(json=schema) for name, schema in BOUNDED.items()}
     assert len(grammars) == 30
-    for name, choice in ended(llm, grammars, LEAST_SHARE):
-        # Formats are notes to the validator, as drafts since 2019-09 have it: a grammar lets
-        # through February 29 of any year, and second 60 of any minute.
+    for name, choice in finished_outputs(llm, grammars, LEAST_SHARE):
+        # The validator ignores formats, as JSON Schema specifies since 2019-09. Grammars accept
+        # February 29 of any year and second 60 of any minute.
         jsonschema_rs.validate(BOUNDED[name], json.loads(choice.text))
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_required_calls_end_and_their_parser_reads_arguments_that_match(
+def test_required_calls_finish_and_their_parsed_arguments_match(
     llm: LLM, tokenizer: Tokenizer, parallel: bool
 ) -> None:
     grammars: dict[str, StructuredOutput] = {}
-    for name in CALLING:
+    for name in CALL_PARSERS:
         rules = CallRules(TOOL_PARSERS[name], TOOLS, required=True, parallel=parallel)
         grammar = answer_grammar(tokenizer, calls=rules)
         assert grammar is not None
         grammars[name] = StructuredOutput(grammar)
-    # How many calls there may be has no bound.
-    for name, choice in ended(llm, grammars, 0.5 if parallel else LEAST_SHARE):
+    # The number of parallel calls is unbounded, so fewer outputs finish.
+    for name, choice in finished_outputs(llm, grammars, 0.5 if parallel else LEAST_SHARE):
         calls = calls_of(name, choice.text)
         assert len(calls) >= 1 if parallel else len(calls) == 1
         for function, arguments in calls:
@@ -110,10 +112,10 @@ def test_required_calls_end_and_their_parser_reads_arguments_that_match(
 
 
 def calls_of(parser: str, text: str) -> list[tuple[str, str]]:
-    """Functions and arguments; there is nothing else in the answer."""
-    one = reader(TOOLS, TOOL_PARSERS[parser])
+    """The (function, arguments) of each call. The output must contain nothing else."""
+    parser_reader = reader(TOOLS, TOOL_PARSERS[parser])
     calls: list[tuple[str, str]] = []
-    pieces: list[Piece] = [*one.push(text), *one.finish()]
+    pieces: list[Piece] = [*parser_reader.push(text), *parser_reader.finish()]
     for piece in pieces:
         if piece.kind == "call":
             calls.append((piece.text, ""))
