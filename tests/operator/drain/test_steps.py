@@ -1,4 +1,4 @@
-"""When a surplus node may go, and how far its Deployment is scaled down."""
+"""When a surplus node may be removed, and how far its Deployment is scaled down."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from baton_protocol.store import NodeReport
 from tests.operator.drain.test_victims import load, node
 
 READY, UNREADY = node("a"), node("a", ready=False)
-GOES = None
+REMOVABLE = None
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 POD = ChildKey("v1", "Pod", "serving", "a")
 
@@ -32,47 +32,47 @@ POD = ChildKey("v1", "Pod", "serving", "a")
 @pytest.mark.parametrize(
     ("pod", "outcome", "reports", "drained_s", "wait"),
     [
-        (READY, "taken", (load("a", state="draining"),), 1, GOES),
+        (READY, "taken", (load("a", state="draining"),), 1, REMOVABLE),
         (READY, "taken", (load("a", 2, state="draining"),), 1, DrainWait()),
         (READY, "taken", (load("a"),), 1, DrainWait()),
         (READY, "taken", None, 1, DrainWait()),
-        (READY, "taken", (load("a", 2, state="draining"),), DRAIN_S, GOES),
-        (READY, "taken", None, DRAIN_S, GOES),
+        (READY, "taken", (load("a", 2, state="draining"),), DRAIN_S, REMOVABLE),
+        (READY, "taken", None, DRAIN_S, REMOVABLE),
         (READY, "failed", None, DRAIN_S, DrainWait("why")),
         (READY, "failed", (load("a"),), DRAIN_S, DrainWait("why")),
-        (READY, "failed", (load("a", state="draining"),), 1, GOES),
+        (READY, "failed", (load("a", state="draining"),), 1, REMOVABLE),
         (READY, "unknown", (), 1, DrainWait()),
-        (READY, "unknown", (), DRAIN_S, GOES),
+        (READY, "unknown", (), DRAIN_S, REMOVABLE),
         (READY, "unable", (load("a", 2),), 1, DrainWait()),
-        (READY, "unable", (load("a", 2),), DRAIN_S, GOES),
-        (UNREADY, "unknown", None, 1, GOES),
-        (UNREADY, "failed", (), 1, GOES),
+        (READY, "unable", (load("a", 2),), DRAIN_S, REMOVABLE),
+        (UNREADY, "unknown", None, 1, REMOVABLE),
+        (UNREADY, "failed", (), 1, REMOVABLE),
         (UNREADY, "failed", None, 1, DrainWait("why")),
         (UNREADY, "taken", (load("a", 2),), 1, DrainWait()),
-        (node("a", ready=False, stage="pending"), "failed", None, 0, GOES),
+        (node("a", ready=False, stage="pending"), "failed", None, 0, REMOVABLE),
     ],
     ids=[
-        "it has drained",
-        "its requests are at work",
-        "its report is from before",
-        "nobody has asked the index since",
+        "drained",
+        "draining, with requests",
+        "the report is older than the drain",
+        "the index has not been read since",
         "past the deadline",
         "past the deadline, without the index",
-        "no router could be told: it is held for good",
-        "no router could be told, and it is at work",
-        "no router could be told, but it has drained",
-        "no router knows it, though it is ready",
-        "no router knows it, past the deadline",
-        "routers cannot reach it",
-        "routers cannot reach it, past the deadline",
-        "not ready, and no router knows it",
-        "not ready, and it reports nothing",
-        "not ready, and nobody could be asked",
-        "not ready, and at work",
+        "the drain failed at every router, without the index",
+        "the drain failed at every router, and the node still serves",
+        "the drain failed at every router, but the node has drained",
+        "unknown to the routers, although ready",
+        "unknown to the routers, past the deadline",
+        "unreachable for the routers",
+        "unreachable for the routers, past the deadline",
+        "not ready, and unknown to the routers",
+        "not ready, and without a report",
+        "not ready, without routers and index",
+        "not ready, with requests",
         "not started",
     ],
 )
-def test_when_a_node_may_go(
+def test_a_node_is_removable_once_it_has_drained_or_its_deadline_has_passed(
     pod: ObservedPod,
     outcome: Outcome,
     reports: tuple[NodeReport, ...] | None,
@@ -88,32 +88,32 @@ def victims(*pods: ObservedPod) -> list[Victim]:
 
 
 PENDING = node("p", ready=False, stage="pending")
-BAD = node("u", ready=False)
-GOOD, WELL = node("g"), node("w")
+NOT_READY = node("u", ready=False)
+FIRST, SECOND = node("g"), node("w")
 
 
 @pytest.mark.parametrize(
     ("chosen", "waiting", "going"),
     [
-        (victims(GOOD), {"g"}, []),
-        (victims(GOOD), set(), ["g"]),
-        (victims(GOOD, WELL), {"g"}, []),
-        (victims(PENDING, GOOD), {"g"}, ["p"]),
-        (victims(PENDING, BAD, GOOD), {"g"}, ["p", "u"]),
-        (victims(PENDING, BAD, GOOD), {"u"}, ["p"]),
+        (victims(FIRST), {"g"}, []),
+        (victims(FIRST), set(), ["g"]),
+        (victims(FIRST, SECOND), {"g"}, []),
+        (victims(PENDING, FIRST), {"g"}, ["p"]),
+        (victims(PENDING, NOT_READY, FIRST), {"g"}, ["p", "u"]),
+        (victims(PENDING, NOT_READY, FIRST), {"u"}, ["p"]),
         (victims(), set(), []),
     ],
     ids=[
-        "it waits",
-        "it may go",
-        "Kubernetes might take the one that waits",
-        "what never started goes at once",
-        "and what is not ready",
-        "what would be taken later waits for what would be taken first",
-        "nobody",
+        "a waiting node stays",
+        "a drained node is removed",
+        "nothing is removed if Kubernetes might delete the waiting node",
+        "a pod that never started is removed at once",
+        "an unready pod too",
+        "a pod waits for those that Kubernetes deletes first",
+        "no victims",
     ],
 )
-def test_who_goes_is_whom_kubernetes_would_take(
+def test_victims_are_removed_in_the_order_in_which_kubernetes_deletes_pods(
     chosen: list[Victim], waiting: set[str], going: list[str]
 ) -> None:
     assert [victim.pod.name for victim in leavers(chosen, waiting)] == going
@@ -129,39 +129,46 @@ def test_who_goes_is_whom_kubernetes_would_take(
         (3, 0, 3, 3, 0),
         (4, 2, 1, 0, 2),
     ],
-    ids=["held", "one goes", "two were never made", "two of three go", "all go", "few are there"],
+    ids=[
+        "held",
+        "one leaves",
+        "two were never created",
+        "two of three leave",
+        "all leave",
+        "fewer pods than wanted",
+    ],
 )
-def test_replicas_follow_those_that_may_go(
+def test_replicas_are_lowered_by_the_nodes_that_leave(
     current: int, wanted: int, pods: int, leaving: int, replicas: int
 ) -> None:
     assert allowed_replicas(current, wanted, pods, leaving) == replicas
 
 
-def notes(body: dict[str, Any]) -> dict[str, str]:
+def annotations_of(body: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = body["metadata"]["annotations"]
     return found
 
 
-def test_a_mark_says_since_when_and_why_and_makes_kubernetes_take_the_pod_first() -> None:
+def test_a_mark_has_its_time_and_reason_and_makes_kubernetes_delete_the_pod_first() -> None:
     body = mark(POD, "uid", NOW, "it is idle", LeaveTerms())
-    assert notes(body) == {
+    assert annotations_of(body) == {
         "controller.kubernetes.io/pod-deletion-cost": LOWEST_COST,
         "baton.dev/drain-since": "2026-05-04T12:00:00Z",
         "baton.dev/drain-reason": "it is idle",
     }
     assert body["metadata"]["uid"] == unmark(POD, "uid")["metadata"]["uid"] == "uid"
-    assert notes(unmark(POD, "uid")) == {}
+    assert annotations_of(unmark(POD, "uid")) == {}
 
 
-def test_the_mark_of_an_old_node_says_what_takes_its_place_and_for_how_long_it_may_go_on() -> None:
-    written = notes(mark(POD, "uid", NOW, "why", LeaveTerms(600, "0a1b")))
+def test_the_mark_of_an_old_node_has_its_replacement_and_its_deadline() -> None:
+    written = annotations_of(mark(POD, "uid", NOW, "why", LeaveTerms(600, "0a1b")))
     assert written["baton.dev/drain-seconds"] == "600"
     assert written["baton.dev/replaced-by"] == "0a1b"
     assert leave_of(node("a", drain_seconds="600", replaced_by="0a1b")) == LeaveTerms(600, "0a1b")
 
 
 @pytest.mark.parametrize("seconds", ["", "soon", "-5", "1.5", "\N{SUPERSCRIPT TWO}"])
-def test_a_mark_without_a_number_of_seconds_is_as_in_a_scale_down(seconds: str) -> None:
+def test_a_mark_without_valid_seconds_has_the_deadline_of_a_scale_down(seconds: str) -> None:
     assert leave_of(node("a", drain_seconds=seconds)) == LeaveTerms(DRAIN_S, "")
 
 
@@ -169,17 +176,17 @@ def test_a_mark_without_a_number_of_seconds_is_as_in_a_scale_down(seconds: str) 
     ("outcome", "drained_s", "wait"),
     [
         ("taken", DRAIN_S, DrainWait()),
-        ("taken", 600, GOES),
+        ("taken", 600, REMOVABLE),
         ("unable", 599, DrainWait()),
-        ("unknown", DRAIN_S, GOES),
+        ("unknown", DRAIN_S, REMOVABLE),
     ],
 )
-def test_an_old_node_whose_requests_cannot_move_has_longer(
+def test_an_old_node_whose_requests_cannot_move_has_a_longer_deadline(
     outcome: Outcome, drained_s: float, wait: DrainWait | None
 ) -> None:
     assert wait_of(READY, DrainAnswer(outcome), {"a": load("a", 2)}, drained_s, 600) == wait
 
 
-def test_a_mark_is_read_as_it_was_written() -> None:
-    written = notes(mark(POD, "uid", NOW, "", LeaveTerms()))["baton.dev/drain-since"]
+def test_the_time_of_a_mark_is_written_in_utc() -> None:
+    written = annotations_of(mark(POD, "uid", NOW, "", LeaveTerms()))["baton.dev/drain-since"]
     assert written == "2026-05-04T12:00:00Z"

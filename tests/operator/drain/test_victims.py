@@ -25,16 +25,16 @@ def load(name: str, running: int = 0, cached: int = 0, **changes: Any) -> NodeRe
 
 
 def chosen(
-    pods: list[ObservedPod], surplus: int, *reports: NodeReport, asked: bool = True
+    pods: list[ObservedPod], surplus: int, *reports: NodeReport, answered: bool = True
 ) -> list[str]:
-    return [victim.pod.name for victim in _choose(pods, surplus, *reports, asked=asked)]
+    return [victim.pod.name for victim in _choose(pods, surplus, *reports, answered=answered)]
 
 
 def _choose(
-    pods: list[ObservedPod], surplus: int, *reports: NodeReport, asked: bool = True
+    pods: list[ObservedPod], surplus: int, *reports: NodeReport, answered: bool = True
 ) -> list[Victim]:
     by_name = {str(report.node): report for report in reports}
-    return choose_victims(pods, by_name if asked else None, surplus)
+    return choose_victims(pods, by_name if answered else None, surplus)
 
 
 BUSY = (load("a", 3), load("b", 1), load("c", 2))
@@ -78,37 +78,37 @@ BUSY = (load("a", 3), load("b", 1), load("c", 2))
         "fewest live requests",
         "then fewest cached blocks",
         "then by name",
-        "not ready before the idlest",
-        "not started before not ready",
-        "without a place before without containers",
-        "a mark is kept, whatever the loads are by now",
-        "but not where another one has nothing to lose",
-        "drained by hand",
-        "one that says nothing may be the busiest",
+        "an unready node before the idlest",
+        "a pod that has not started before an unready one",
+        "an unscheduled pod before a pending one",
+        "a marked node stays chosen when the loads change",
+        "an unready node before a marked one",
+        "a node that was drained by hand",
+        "a node without a report last",
     ],
 )
-def test_who_has_least_to_lose_goes_first(
+def test_the_nodes_with_the_least_load_are_chosen_first(
     pods: list[ObservedPod], reports: tuple[NodeReport, ...], expected: list[str]
 ) -> None:
     assert chosen(pods, 2, *reports) == expected
 
 
-def test_nobody_is_chosen_where_none_is_too_many() -> None:
+def test_no_node_is_chosen_without_a_surplus() -> None:
     assert chosen([node("a"), node("b")], 0, *BUSY) == []
     assert chosen([node("a"), node("b")], -1, *BUSY) == []
 
 
-def test_without_an_answer_of_the_index_only_those_go_whose_load_does_not_matter() -> None:
+def test_without_an_answer_of_the_index_only_nodes_whose_load_does_not_matter_are_chosen() -> None:
     pods = [node("a"), node("b"), node("c", ready=False), node("d", drain_since=SINCE)]
-    assert chosen(pods, 3, asked=False) == ["c", "d"]
-    assert chosen(pods, 1, asked=False) == ["c"]
+    assert chosen(pods, 3, answered=False) == ["c", "d"]
+    assert chosen(pods, 1, answered=False) == ["c"]
 
 
-def test_without_an_answer_all_go_where_none_is_to_stay() -> None:
-    assert chosen([node("b"), node("a")], 2, asked=False) == ["a", "b"]
+def test_without_an_answer_all_nodes_are_chosen_if_none_is_to_stay() -> None:
+    assert chosen([node("b"), node("a")], 2, answered=False) == ["a", "b"]
 
 
-def test_whoever_is_patient_waits_for_an_answer_also_where_none_is_to_stay() -> None:
+def test_a_patient_choice_waits_for_an_answer_even_if_no_node_is_to_stay() -> None:
     pods = [node("b"), node("a", ready=False), node("c", drain_since=SINCE)]
     patient = choose_victims(pods, None, 3, patient=True)
     assert [victim.pod.name for victim in patient] == ["a", "c"]
@@ -117,9 +117,9 @@ def test_whoever_is_patient_waits_for_an_answer_also_where_none_is_to_stay() -> 
 @pytest.mark.parametrize(
     ("pod", "reports", "surplus", "why"),
     [
-        (node("a"), BUSY, 3, "least to lose: 3 live requests, 0 cached blocks"),
-        (node("a"), BUSY, 4, "no node of its role is to stay"),
-        (node("a"), (), 3, "nothing is known of it, nor of the others"),
+        (node("a"), BUSY, 3, "least loaded: 3 live requests, 0 cached blocks"),
+        (node("a"), BUSY, 4, "its role scales to 0 nodes"),
+        (node("a"), (), 3, "no node of its role has a report"),
         (node("a", ready=False), (), 3, "it is not ready"),
         (node("a", ready=False, stage="pending"), (), 3, "it has not started"),
         (
@@ -145,7 +145,7 @@ def test_each_choice_has_a_reason(
     assert victim.why == why
 
 
-def test_requests_count_that_only_the_engine_or_only_the_server_knows() -> None:
+def test_live_requests_include_those_that_only_the_engine_or_only_the_server_knows() -> None:
     old = load("a", load=NodeLoad(running=1, waiting=2, parked=3))
     assert live_requests(old) == 6
     assert live_requests(load("a", load=NodeLoad(running=1, requests=2))) == 2

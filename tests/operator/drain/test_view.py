@@ -1,4 +1,4 @@
-"""How long an old node's requests may continue, and which inputs that needs."""
+"""How long the requests of an old node may continue, and the inputs that decide it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ KEY = PoolKey("serving", "demo")
 
 
 def report(pod_number: int, fingerprint: Fingerprint) -> NodeReport:
-    """An old decode node's."""
+    """Return the report of an old decode node."""
     name = o.pod("decode", pod_number, o.OLD).name
     found = o.report(DEMO, "decode", pod_number, fingerprint=fingerprint, revision=o.OLD)
     return msgspec.structs.replace(found, node=name)
 
 
-def fresh(fingerprint: Fingerprint) -> tuple[NodeReport, ...]:
+def new_reports(fingerprint: Fingerprint) -> tuple[NodeReport, ...]:
     return o.reports(DEMO, fingerprint=fingerprint)
 
 
-def look(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> DrainView:
-    seen = o.observed(nodes=reports if asked else None)
+def look(*reports: NodeReport, pool: Pool = DEMO, answered: bool = True) -> DrainView:
+    seen = o.observed(nodes=reports if answered else None)
     return look_at(KEY, pool, NEW, {}, seen, NOW, 0.0)
 
 
@@ -56,9 +56,9 @@ def nodes(*pods: Any, wanted: int = 0, replaced_by: str = NEW) -> DeploymentNode
     )
 
 
-def leaves(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> LeaveTerms:
-    """The last old decode node does."""
-    seen = look(*reports, pool=pool, asked=asked)
+def leaves(*reports: NodeReport, pool: Pool = DEMO, answered: bool = True) -> LeaveTerms:
+    """Return the terms on which the last old decode node leaves."""
+    seen = look(*reports, pool=pool, answered=answered)
     return leave_for(seen, nodes(OLD_POD), OLD_POD, {OLD_POD.name})
 
 
@@ -67,48 +67,50 @@ def with_rollout(seconds: int) -> Pool:
     return msgspec.structs.replace(DEMO, spec=msgspec.structs.replace(DEMO.spec, rollout=rollout))
 
 
-def test_where_a_new_node_can_take_them_over_it_is_as_in_a_scale_down() -> None:
-    assert leaves(report(0, SAME), *fresh(SAME)) == LeaveTerms(DRAIN_S, NEW)
+def test_requests_that_a_new_node_can_take_over_have_the_deadline_of_a_scale_down() -> None:
+    assert leaves(report(0, SAME), *new_reports(SAME)) == LeaveTerms(DRAIN_S, NEW)
 
 
 @pytest.mark.parametrize(
-    "told",
-    [(report(0, OTHER), *fresh(SAME)), fresh(SAME), (report(0, SAME),)],
-    ids=["another fingerprint", "its own is not known", "no new one is known"],
+    "reports",
+    [(report(0, OTHER), *new_reports(SAME)), new_reports(SAME), (report(0, SAME),)],
+    ids=["another fingerprint", "no report of the old node", "no report of a new node"],
 )
-def test_where_none_can_it_is_as_long_as_a_request_may_take(told: tuple[NodeReport, ...]) -> None:
-    assert leaves(*told) == LeaveTerms(600, NEW)
-    assert leaves(*told, pool=with_rollout(900)) == LeaveTerms(900, NEW)
+def test_requests_that_no_node_can_take_over_have_the_longest_request_time(
+    reports: tuple[NodeReport, ...],
+) -> None:
+    assert leaves(*reports) == LeaveTerms(600, NEW)
+    assert leaves(*reports, pool=with_rollout(900)) == LeaveTerms(900, NEW)
 
 
-def test_without_an_answer_it_is_not_taken_for_the_same() -> None:
-    assert leaves(asked=False) == LeaveTerms(600, NEW)
+def test_without_an_answer_of_the_index_the_fingerprints_count_as_different() -> None:
+    assert leaves(answered=False) == LeaveTerms(600, NEW)
 
 
-def test_an_old_node_that_stays_can_take_them_over() -> None:
-    seen = look(report(0, OTHER), report(1, OTHER), *fresh(SAME))
+def test_an_old_node_that_stays_can_take_over_the_requests() -> None:
+    seen = look(report(0, OTHER), report(1, OTHER), *new_reports(SAME))
     both = nodes(OLD_POD, OLD_PEER, wanted=1)
     assert leave_for(seen, both, OLD_POD, {OLD_POD.name}) == LeaveTerms(DRAIN_S, NEW)
     going = {OLD_POD.name, OLD_PEER.name}
     assert leave_for(seen, both, OLD_POD, going) == LeaveTerms(600, NEW)
 
 
-def test_no_drain_of_a_roll_out_is_longer_than_the_spec_says() -> None:
-    assert leaves(report(0, SAME), *fresh(SAME), pool=with_rollout(5)) == LeaveTerms(5, NEW)
+def test_the_spec_limits_the_drains_of_a_roll_out() -> None:
+    assert leaves(report(0, SAME), *new_reports(SAME), pool=with_rollout(5)) == LeaveTerms(5, NEW)
 
 
-def test_one_that_is_too_many_is_replaced_by_none() -> None:
-    seen = look(report(0, SAME), *fresh(SAME))
+def test_a_surplus_old_node_has_no_replacement() -> None:
+    seen = look(report(0, SAME), *new_reports(SAME))
     assert leave_for(seen, nodes(OLD_POD, replaced_by=""), OLD_POD, ()) == LeaveTerms()
 
 
-def test_ready_new_nodes_of_which_nothing_is_heard_are_named() -> None:
-    assert look(*fresh(SAME)).unheard == ()
+def test_ready_new_nodes_without_a_report_are_listed() -> None:
+    assert look(*new_reports(SAME)).unheard == ()
     [prefill] = o.role_pods(DEMO, "prefill")
-    assert look(fresh(SAME)[1]).unheard == (prefill.name,)
+    assert look(new_reports(SAME)[1]).unheard == (prefill.name,)
 
 
-def test_a_mark_for_a_scale_down_is_none_for_a_roll_out_and_the_other_way_round() -> None:
+def test_marks_of_scale_downs_and_of_roll_outs_do_not_count_for_each_other() -> None:
     one = msgspec.structs.replace(OLD_POD, drain_since="2026-05-04T11:00:00Z")
     replaced = msgspec.structs.replace(one, replaced_by="0a1b")
     assert not nodes(one).is_marked(one)

