@@ -1,4 +1,4 @@
-"""The torch engine's greedy ids are those of transformers, whatever shares the step."""
+"""The torch engine's greedy ids equal those of transformers, alone and in any batch."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ Report = Callable[[str, object], None]
 
 
 def with_and_without_overlap(names: Iterable[str]) -> list[Any]:
-    """Each model both ways; `make test` runs the MAIN ones, by turns with overlap and without."""
-    ways = []
+    """Each model with and without overlap. `make test` runs only the MAIN models, alternately
+    without and with overlap; `make test-long` runs the rest."""
+    cases = []
     for name, overlap in product(names, ("off", "on")):
         runs = name in MAIN and MAIN.index(name) % 2 == (overlap == "on")
-        ways.append(pytest.param(name, overlap, marks=[] if runs else [pytest.mark.long]))
-    return ways
+        cases.append(pytest.param(name, overlap, marks=[] if runs else [pytest.mark.long]))
+    return cases
 
 
-def check(folder: Path, found: list[list[int]], tally: Tally, label: str) -> None:
-    for prompt, ids in zip(PROMPTS, found, strict=True):
+def check(folder: Path, actual: list[list[int]], tally: Tally, label: str) -> None:
+    for prompt, ids in zip(PROMPTS, actual, strict=True):
         expected = reference(folder, prompt, NEW_TOKENS)
         compare(expected, ids, tally, f"{label}, prompt of {len(prompt)}")
 
 
 @pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(ALL_MODELS))
-def test_ids_equal_those_of_transformers_cold_and_warm_alone_and_in_a_batch_of_16(
+def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()
@@ -60,12 +61,12 @@ def test_ids_equal_those_of_transformers_cold_and_warm_alone_and_in_a_batch_of_1
 
 
 @pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(TINY_MODELS))
-def test_ids_equal_those_of_transformers_in_pieces_of_7_tokens(
+def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, max_batched_tokens=7, overlap=overlap)
-    check(folder, generate_ids(engine, PROMPTS), tally, "pieces of 7")
+    check(folder, generate_ids(engine, PROMPTS), tally, "7 tokens per step")
     record_property("exactness", f"{name}: {tally}")
     tally.check()
 
@@ -83,8 +84,8 @@ def test_ids_equal_those_of_transformers_when_requests_are_preempted(
 
 
 @pytest.mark.parametrize("name", ALL_MODELS)
-def test_one_foreign_kv_block_changes_the_ids(name: str, tiny_model: Callable[[str], Path]) -> None:
-    """Otherwise the tests above would prove nothing about the cache."""
+def test_a_wrong_kv_block_changes_the_ids(name: str, tiny_model: Callable[[str], Path]) -> None:
+    """Otherwise the tests above would not detect wrong KV."""
     folder = tiny_model(name)
     settings = TorchSettings(model=folder, dtype="float32", threads=1, kv_blocks=40, block_size=16)
     runner = build_runner(settings)

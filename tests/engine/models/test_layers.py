@@ -1,4 +1,4 @@
-"""Parts of the models against transformers' own: frequencies, logits, bfloat16."""
+"""Parts of the models against transformers: rope frequencies, logits, bfloat16."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def top_logprobs(folder: Path, prompt: list[int], dtype: DType) -> dict[int, flo
     settings = TorchSettings(model=folder, dtype=dtype, threads=1, kv_blocks=70)
     blocks = [BlockId(block) for block in range(1, 41)]
     row = Row(prompt, 0, blocks, ask(len(prompt), TOP_20))
-    [found] = build_runner(settings).launch([row]).read()[0].samples
-    assert found.logprobs is not None
-    return {each.id: each.logprob for each in found.logprobs.top}
+    [sample] = build_runner(settings).launch([row]).read()[0].samples
+    assert sample.logprobs is not None
+    return {each.id: each.logprob for each in sample.logprobs.top}
 
 
 @pytest.mark.parametrize("name", ["llama3-rope", "qwen3-gqa2", "qwen3-bias-linear-rope"])
-def test_frequencies_are_those_of_transformers(
+def test_rope_frequencies_equal_those_of_transformers(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = tiny_model(name)
-    theirs = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb.inv_freq
+    expected = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb.inv_freq
     config = read_config(folder)
-    ours = inverse_frequencies(config.rope, config.head_dim)
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    actual = inverse_frequencies(config.rope, config.head_dim)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
 
 
-def test_rotation_keeps_lengths_and_position_0_unchanged() -> None:
+def test_rotation_keeps_norms_and_leaves_position_0_unchanged() -> None:
     from baton_engine.config.model_config import RopeConfig
 
     rope = Rope(RopeConfig(type="default", theta=1e4), 8, torch.float32, torch.device("cpu"))
@@ -64,14 +64,14 @@ def test_logprobs_are_within_1e_4_of_transformers(
     folder, prompt = tiny_model(name), prompt_of(300, seed=5)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
-        theirs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
     for id, logprob in top_logprobs(folder, prompt, "float32").items():
-        assert logprob == pytest.approx(theirs[id].item(), abs=1e-4)
+        assert logprob == pytest.approx(expected[id].item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("vocab", [320, 2 * HEAD_ROWS + 100])
 def test_logits_of_a_bfloat16_head_are_not_rounded_to_bfloat16(vocab: int) -> None:
-    """Rounded, logits of 16 to 32 are multiples of 1/8."""
+    """In bfloat16, logits of 16 to 32 would be multiples of 1/8."""
     torch.manual_seed(0)
     x_SD, head_VD = torch.randn(5, 64).bfloat16(), torch.randn(vocab, 64).bfloat16()
     exact_SV = x_SD.double() @ head_VD.double().T
@@ -79,7 +79,7 @@ def test_logits_of_a_bfloat16_head_are_not_rounded_to_bfloat16(vocab: int) -> No
     assert logits_SV.dtype == torch.float32
     assert exact_SV.abs().max() > 16
     torch.testing.assert_close(logits_SV.double(), exact_SV, rtol=2**-16, atol=1e-4)
-    # What a CPU without products of bf16 does.
+    # The path of CPUs without bfloat16 products.
     wide_SV = widened_product(head_VD)(x_SD)
     torch.testing.assert_close(wide_SV.double(), exact_SV, rtol=2**-20, atol=1e-5)
 
@@ -96,17 +96,18 @@ def test_logits_of_a_bfloat16_head_on_cuda_are_not_rounded_to_bfloat16() -> None
 
 
 @pytest.mark.parametrize("name", ["llama-gqa2-tied", "qwen3-gqa2"])
-def test_no_two_best_logits_of_a_bfloat16_model_are_equal(
+def test_the_two_best_logits_of_a_bfloat16_model_are_never_equal(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    """With rounded logits the lower id would be said at some positions, whatever is likelier."""
+    """With rounded logits some would be equal, and a greedy sample would take the lower id although
+    the other is likelier."""
     settings = TorchSettings(model=tiny_model(name), dtype="bfloat16", threads=1, kv_blocks=70)
     runner, prompt = build_runner(settings), prompt_of(256, seed=7)
     blocks = [BlockId(block) for block in range(1, 17)]
     row = Row(prompt, 0, blocks, prompt=PromptAsk(tuple(prompt[1:]), 2))
-    [found] = runner.launch([row]).read()
-    assert len(found.prompt) == 255
-    for position in found.prompt:
+    [result] = runner.launch([row]).read()
+    assert len(result.prompt) == 255
+    for position in result.prompt:
         best, second = position.top
         assert best.logprob > second.logprob
 
@@ -115,11 +116,11 @@ def test_no_two_best_logits_of_a_bfloat16_model_are_equal(
 def test_bfloat16_is_finite_and_close_to_float32(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
-    """Loosely: 8 bits of mantissa through a few layers of a model with large random weights."""
+    """The bound is loose: 8 bits of mantissa through a few layers with large random weights."""
     folder, prompt = tiny_model(name), prompt_of(100, seed=6)
     exact = top_logprobs(folder, prompt, "float32")
-    rough = top_logprobs(folder, prompt, "bfloat16")
-    assert all(abs(logprob) < 1e4 for logprob in rough.values())  # NaN fails
-    common = exact.keys() & rough.keys()
+    rounded = top_logprobs(folder, prompt, "bfloat16")
+    assert all(abs(logprob) < 1e4 for logprob in rounded.values())  # NaN fails
+    common = exact.keys() & rounded.keys()
     assert len(common) >= 12
-    assert max(abs(exact[id] - rough[id]) for id in common) < 0.5
+    assert max(abs(exact[id] - rounded[id]) for id in common) < 0.5

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: both spellings, defaults per family, clear refusals."""
+"""config.json and generation_config.json: both spellings, defaults per family, clear errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LLAMA: dict[str, Any] = {
 }
 MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
 QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"]}
-SWITCHED: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 512}
+WITH_WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 512}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -52,11 +52,11 @@ def config_of(
     return read_config(folder)
 
 
-def test_plain_llama_fills_in_its_defaults(tmp_path: Path) -> None:
+def test_a_plain_llama_config_gets_the_defaults_of_its_family(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.norm_eps) == (4, 16, 1e-6)
-    switches = (config.tied, config.qkv_bias, config.output_bias, config.mlp_bias)
-    assert not any(switches)
+    flags = (config.tied, config.qkv_bias, config.output_bias, config.mlp_bias)
+    assert not any(flags)
     assert (config.rope.type, config.rope.theta, config.eos_ids) == ("default", 500000.0, ())
 
 
@@ -74,7 +74,7 @@ def test_both_spellings_of_rope_give_the_same_settings(tmp_path: Path, key: str)
     assert old.canonical() != config_of(tmp_path).canonical()
 
 
-def test_generation_configs_list_of_eos_ids_wins(tmp_path: Path) -> None:
+def test_eos_ids_of_generation_config_take_precedence(tmp_path: Path) -> None:
     assert config_of(tmp_path, eos_token_id=2).eos_ids == (2,)
     assert config_of(tmp_path, {"eos_token_id": [7, 9]}, eos_token_id=2).eos_ids == (7, 9)
 
@@ -89,14 +89,14 @@ def test_qwen2_has_biases_on_q_k_and_v_only(tmp_path: Path) -> None:
     assert (config.qkv_bias, config.output_bias) == (True, False)
 
 
-def test_dtype_auto_is_the_checkpoints_and_float16_runs_in_float32(tmp_path: Path) -> None:
+def test_dtype_auto_follows_the_checkpoint_and_computes_float16_in_float32(tmp_path: Path) -> None:
     for spelled, expected in (("bfloat16", "bfloat16"), ("float16", "float32"), (None, "float32")):
         assert compute_dtype(config_of(tmp_path, torch_dtype=spelled), "auto") == expected
     assert compute_dtype(config_of(tmp_path, dtype="bfloat16"), "float32") == "float32"
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None}, "none named"),
@@ -119,30 +119,30 @@ def test_dtype_auto_is_the_checkpoints_and_float16_runs_in_float32(tmp_path: Pat
         ({"head_dim": 15}, "15"),
     ],
 )
-def test_what_we_do_not_compute_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, Any], named: str
+def test_an_unsupported_feature_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=named) as caught:
+    with pytest.raises(UnsupportedModel, match=message) as error:
         config_of(tmp_path, **changes)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sliding_window": 4096},  # not below max_position_embeddings: never in use
+        {"sliding_window": 4096},  # at least max_position_embeddings, so it has no effect
         {"sliding_window": None},
         {"sliding_window": 512, "use_sliding_window": False},
         {"layer_types": ["full_attention", "full_attention"]},
         {**MISTRAL, "sliding_window": None},
         {**MISTRAL, "sliding_window": 1024},
-        MISTRAL,  # its config class assumes 4096, which is above max_position_embeddings
-        {**QWEN3, "sliding_window": 512},  # the switch is off unless it is on
-        {**QWEN3, "sliding_window": 512, "use_sliding_window": True},  # from layer 28 on
+        MISTRAL,  # the default of 4096 is above max_position_embeddings
+        {**QWEN3, "sliding_window": 512},  # use_sliding_window is off by default
+        {**QWEN3, "sliding_window": 512, "use_sliding_window": True},  # only from layer 28 on
         {**QWEN3, "layer_types": ["full_attention"] * 2},
     ],
 )
-def test_a_sliding_window_that_is_not_in_use_is_no_obstacle(
+def test_a_sliding_window_that_has_no_effect_is_ignored(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     config = config_of(tmp_path, **changes)
@@ -157,14 +157,14 @@ def test_a_sliding_window_that_is_not_in_use_is_no_obstacle(
     [
         ({**MISTRAL, "sliding_window": 512}, (512, 512)),
         ({**MISTRAL, "max_position_embeddings": 8192}, (4096, 4096)),
-        ({**QWEN3, **SWITCHED, "max_window_layers": 1}, (None, 512)),
-        ({**QWEN3, **SWITCHED, "max_window_layers": 0}, (512, 512)),
+        ({**QWEN3, **WITH_WINDOW, "max_window_layers": 1}, (None, 512)),
+        ({**QWEN3, **WITH_WINDOW, "max_window_layers": 0}, (512, 512)),
         (
-            {**QWEN3, **SWITCHED, "layer_types": ["sliding_attention", "full_attention"]},
+            {**QWEN3, **WITH_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
             (512, None),
         ),
         (
-            {**SWITCHED, "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1},
+            {**WITH_WINDOW, "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1},
             (None, 512),
         ),
     ],
@@ -175,20 +175,20 @@ def test_sliding_windows_are_read_per_layer(
     assert config_of(tmp_path, **changes).windows == windows
 
 
-def test_other_windows_are_another_text_of_the_fingerprint(tmp_path: Path) -> None:
-    """The same tokens get other KV: it must not be exchanged."""
+def test_sliding_windows_are_in_the_fingerprint(tmp_path: Path) -> None:
+    """With another window the same tokens have other KV, so nodes must not exchange it."""
     texts = {
         config_of(tmp_path, **MISTRAL, sliding_window=window).canonical()
         for window in (None, 256, 512)
     } | {
-        config_of(tmp_path, **QWEN3, **SWITCHED, layer_types=kinds).canonical()
+        config_of(tmp_path, **QWEN3, **WITH_WINDOW, layer_types=kinds).canonical()
         for kinds in (["sliding_attention", "full_attention"], ["full_attention"] * 2)
     }
     assert len(texts) == 5
 
 
-# A config that spells out everything, and another value for each of its keys.
-WRITTEN_OUT: dict[str, Any] = {
+# A config with an explicit value for each key that is read.
+EXPLICIT: dict[str, Any] = {
     **LLAMA,
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
@@ -206,6 +206,7 @@ WRITTEN_OUT: dict[str, Any] = {
     "tie_word_embeddings": True,
     "use_sliding_window": True,
 }
+# Another value for each of these keys.
 OTHERS: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "attention_bias": True,
@@ -228,18 +229,18 @@ OTHERS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 640,
 }
-# Keys that only say what `layer_types` says when that is left out.
-IMPLIED: dict[str, Any] = {"max_window_layers": 0, "use_sliding_window": False}
+# The same for keys that matter only without `layer_types`.
+WITHOUT_LAYER_TYPES: dict[str, Any] = {"max_window_layers": 0, "use_sliding_window": False}
 
 
 @pytest.mark.parametrize("key", sorted(READ_KEYS))
 def test_each_key_of_config_json_that_is_read_is_in_the_fingerprint(
     tmp_path: Path, key: str
 ) -> None:
-    """Or another value is refused, so that no node can have it."""
-    base, changed = dict(WRITTEN_OUT), {**WRITTEN_OUT, key: (OTHERS | IMPLIED)[key]}
+    """A few keys have only one supported value, so any other is refused."""
+    base, changed = dict(EXPLICIT), {**EXPLICIT, key: (OTHERS | WITHOUT_LAYER_TYPES)[key]}
     for values in (base, changed):
-        if key in IMPLIED:
+        if key in WITHOUT_LAYER_TYPES:
             del values["layer_types"]
         elif key == "num_hidden_layers":
             values["layer_types"] = ["full_attention"] * values[key]
@@ -278,22 +279,20 @@ def test_each_key_of_the_rope_settings_is_in_the_fingerprint(
         {"rope_parameters": {"rope_type": "default", "mscale": 0.7}},
     ],
 )
-def test_a_key_that_nobody_knows_is_in_the_fingerprint(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_an_unknown_key_is_in_the_fingerprint(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert config_of(tmp_path, **changes).canonical() != config_of(tmp_path).canonical()
 
 
 @pytest.mark.parametrize("key", sorted(NO_KV_KEYS))
-def test_a_key_that_cannot_change_kv_is_not_in_the_fingerprint(tmp_path: Path, key: str) -> None:
+def test_a_key_that_does_not_affect_kv_is_not_in_the_fingerprint(tmp_path: Path, key: str) -> None:
     other: Any = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}.get(key, 7)
     assert config_of(tmp_path, **{key: other}).canonical() == config_of(tmp_path).canonical()
 
 
-def test_every_field_of_a_read_config_is_in_the_fingerprint_unless_it_cannot_change_kv(
+def test_each_field_of_model_config_that_affects_kv_is_in_the_fingerprint(
     tmp_path: Path,
 ) -> None:
-    """A field that somebody adds counts by itself."""
+    """A field that is added later is in the fingerprint by default."""
     config = config_of(tmp_path)
     others: dict[str, Any] = {"rope": RopeConfig(type="linear", theta=500000.0, factor=2.0)}
     for each in fields(config):
@@ -302,17 +301,17 @@ def test_every_field_of_a_read_config_is_in_the_fingerprint_unless_it_cannot_cha
         assert counts == (each.name not in NO_KV_FIELDS), each.name
 
 
-def test_a_default_that_is_written_out_gives_the_same_fingerprint(tmp_path: Path) -> None:
-    written_out: dict[str, Any] = {
+def test_an_explicit_default_gives_the_same_fingerprint(tmp_path: Path) -> None:
+    explicit: dict[str, Any] = {
         **{"num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
         **{"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False},
         **{"rope_scaling": None, "sliding_window": None, "layer_types": ["full_attention"] * 2},
     }
-    assert config_of(tmp_path, **written_out).canonical() == config_of(tmp_path).canonical()
+    assert config_of(tmp_path, **explicit).canonical() == config_of(tmp_path).canonical()
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"hidden_size": None}, "has no hidden_size"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
@@ -320,17 +319,17 @@ def test_a_default_that_is_written_out_gives_the_same_fingerprint(tmp_path: Path
         ({"rope_theta": -1}, "rope_theta is -1"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({**MISTRAL, "sliding_window": -1}, "sliding_window is -1"),
-        ({**QWEN3, **SWITCHED, "max_window_layers": "all"}, "max_window_layers is 'all'"),
+        ({**QWEN3, **WITH_WINDOW, "max_window_layers": "all"}, "max_window_layers is 'all'"),
     ],
 )
-def test_a_missing_or_senseless_number_is_named(
-    tmp_path: Path, changes: dict[str, Any], named: str
+def test_a_missing_or_invalid_number_is_named_in_the_error(
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ModelError, match=named):
+    with pytest.raises(ModelError, match=message):
         config_of(tmp_path, **changes)
 
 
-def test_a_folder_that_is_none_has_no_config_or_broken_json_is_one_clear_line(
+def test_a_missing_folder_a_missing_config_and_invalid_json_are_clear_errors(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ModelError, match="does not exist"):

@@ -1,4 +1,5 @@
-"""Decode rows that share their first blocks: read once for all, they see what they see alone."""
+"""Decode rows that share their first blocks: attention reads the blocks once, and each row gets the
+same output as alone."""
 
 from __future__ import annotations
 
@@ -21,48 +22,49 @@ from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
 
-# A group: tokens that all its rows share, whole blocks or none; tokens of each of its own.
+# (tokens that all rows of the group share: whole blocks or 0, own tokens of each row)
 Group = tuple[int, Sequence[int]]
+# Shares any common prefix, however short.
+SHARE_ALWAYS = Tuning(rows_paid=1, keys_paid_each=0, keys_paid=0)
 
 
-ANY_SHARING_PAYS = Tuning(rows_paid=1, keys_paid_each=0, keys_paid=0)
-
-
-def sharing(memory: TorchMemory, heads: int, windows: Sequence[int | None] = ()) -> TorchAttention:
-    return TorchAttention(memory, heads, windows, ANY_SHARING_PAYS)
+def sharing_attention(
+    memory: TorchMemory, heads: int, windows: Sequence[int | None] = ()
+) -> TorchAttention:
+    return TorchAttention(memory, heads, windows, SHARE_ALWAYS)
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
-    """One-token rows, taken from the groups in turn, so that no group stands together."""
+    """One-token rows of all groups, interleaved."""
     free = [BlockId(1 + 7 * index % POOL) for index in range(POOL)]
     lines = []
-    for shared, owns in groups:
+    for shared, own_counts in groups:
         prefix = [free.pop() for _ in range(shared // BLOCK)]
-        for own in owns:
+        for own in own_counts:
             blocks = [free.pop() for _ in range(-(-own // BLOCK))]
             lines.append(Row([0], shared + own - 1, prefix + blocks))
     return [line for turn in range(3) for line in lines[turn::3]]
 
 
-def attended(
+def attend(
     step: TorchStep, memory: TorchMemory, rows: Sequence[Row], layer: int, heads: tuple[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a layer gives for random queries, keys and values, and what it should give."""
+    """A layer's outputs for random queries, keys and values, and the expected outputs."""
     noise = torch.Generator().manual_seed(layer)
     q_TNH, k_TKH, v_TKH = (
         torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
         for count in (heads[0], heads[1], heads[1])
     )
-    found_TNH = step.attend(layer, q_TNH, k_TKH, v_TKH)
+    actual_TNH = step.attend(layer, q_TNH, k_TKH, v_TKH)
     expected = [
         expected_of(memory, layer, row, q_TNH[index : index + 1], None)
         for index, row in enumerate(rows)
     ]
-    return found_TNH.double(), torch.cat(expected)
+    return actual_TNH.double(), torch.cat(expected)
 
 
 def sizes(step: TorchStep) -> list[int]:
-    """Rows of each group that is computed together, of the first layer."""
+    """The number of rows in each group with a shared prefix, in the first layer."""
     groups = [group for group in step._divisions[0].groups if isinstance(group, PrefixedRows)]
     places = [group.places for group in groups]
     return [len(torch.arange(1000)[each]) for each in places]
@@ -70,17 +72,17 @@ def sizes(step: TorchStep) -> list[int]:
 
 GROUPS: dict[str, tuple[list[Group], list[int]]] = {
     "two rows": ([(8, (3, 1))], [2]),
-    "one block": ([(4, (1, 2, 5))], [3]),
-    "many blocks": ([(400, (9, 30, 2, 17))], [4]),
+    "one shared block": ([(4, (1, 2, 5))], [3]),
+    "many shared blocks": ([(400, (9, 30, 2, 17))], [4]),
     "nothing shared": ([(0, (5, 9, 30))], []),
-    "less than a block": ([(3, (5, 9))], []),
+    "less than a block shared": ([(3, (5, 9))], []),
     "several groups and others": (
         [(40, (3, 8)), (0, (50, 1)), (12, (7, 1, 60)), (8, (2,))],
         [2, 3],
     ),
-    "own parts of unlike length": ([(16, (300, 90, 4, 1))], [4]),
-    "a whole block is all they have": ([(16, (4, 4, 4))], [3]),
-    "as many as a step may have": ([(20, tuple(range(1, 17)))], [16]),
+    "own parts of different lengths": ([(16, (300, 90, 4, 1))], [4]),
+    "own parts of exactly one block": ([(16, (4, 4, 4))], [3]),
+    "sixteen rows": ([(20, tuple(range(1, 17)))], [16]),
 }
 
 
@@ -93,61 +95,61 @@ def test_rows_that_share_blocks_equal_the_definition(
 ) -> None:
     groups, expected_sizes = GROUPS[name]
     memory, rows = memory_of(heads[1], dtype), rows_of(groups)
-    step = sharing(memory, heads[0]).begin(rows)
+    step = sharing_attention(memory, heads[0]).begin(rows)
     assert sorted(sizes(step)) == expected_sizes
     for layer in range(LAYERS):
-        found, expected = attended(step, memory, rows, layer, heads)
-        torch.testing.assert_close(found, expected, rtol=10 * near, atol=near)
+        actual, expected = attend(step, memory, rows, layer, heads)
+        torch.testing.assert_close(actual, expected, rtol=10 * near, atol=near)
 
 
-def test_a_prefix_in_several_pieces_equals_the_definition() -> None:
-    """Two blocks at a time of 25, and scores so unlike that one key decides."""
-    tuning = replace(ANY_SHARING_PAYS, max_scores=3 * 4 * BLOCK * 2)
+def test_a_prefix_read_in_several_pieces_equals_the_definition() -> None:
+    """The 25 blocks are read two at a time. The scores differ so much that one key dominates."""
+    tuning = replace(SHARE_ALWAYS, max_scores=3 * 4 * BLOCK * 2)
     memory, rows = memory_of(2), rows_of([(100, (3, 50, 1))])
     memory.pool[:, :, 0] *= 30
     step = TorchAttention(memory, 4, tuning=tuning).begin(rows)
     [group] = step._divisions[0].groups
     assert isinstance(group, PrefixedRows)
     assert len(group._sources) == 13
-    found, expected = attended(step, memory, rows, 0, (4, 2))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    actual, expected = attend(step, memory, rows, 0, (4, 2))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_blocks_of_others_are_not_read(dtype: str) -> None:
+def test_attention_with_shared_prefixes_reads_only_the_rows_own_positions(dtype: str) -> None:
     memory, rows = memory_of(2, dtype), rows_of(GROUPS["several groups and others"][0])
     seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
     for row in rows:
         for position in range(row.start + 1):
             seen[row.blocks[position // BLOCK], position % BLOCK] = True
     memory.pool.masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
-    step = sharing(memory, 4).begin(rows)
+    step = sharing_attention(memory, 4).begin(rows)
     for layer in range(LAYERS):
-        found, _ = attended(step, memory, rows, layer, (4, 2))
-        assert found.isfinite().all()
+        actual, _ = attend(step, memory, rows, layer, (4, 2))
+        assert actual.isfinite().all()
 
 
-def test_a_row_gets_what_it_gets_alone() -> None:
+def test_a_row_with_a_shared_prefix_gets_the_same_output_as_alone() -> None:
     memory, rows = memory_of(2), rows_of(GROUPS["several groups and others"][0])
-    together, _ = attended(sharing(memory, 4).begin(rows), memory, rows, 0, (4, 2))
+    together, _ = attend(sharing_attention(memory, 4).begin(rows), memory, rows, 0, (4, 2))
     noise = torch.Generator().manual_seed(0)
     q_TNH, k_TKH, v_TKH = (torch.randn(len(rows), n, DIM, generator=noise) for n in (4, 2, 2))
     for index, row in enumerate(rows):
         part = slice(index, index + 1)
-        step = sharing(memory, 4).begin([row])
+        step = sharing_attention(memory, 4).begin([row])
         alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part])
         torch.testing.assert_close(together[part], alone.double(), rtol=1e-5, atol=1e-6)
 
 
-def test_layers_with_a_window_read_as_ever() -> None:
-    rows = rows_of(GROUPS["many blocks"][0])
-    plain, windowed = sharing(memory_of(2), 4, (None, 16)).begin(rows)._divisions
+def test_layers_with_a_sliding_window_do_not_share_prefixes() -> None:
+    rows = rows_of(GROUPS["many shared blocks"][0])
+    plain, windowed = sharing_attention(memory_of(2), 4, (None, 16)).begin(rows)._divisions
     assert [type(group) for group in plain.groups] == [PrefixedRows]
     assert {type(group) for group in windowed.groups} == {SampledRows}
 
 
-def shared(
-    tables: Sequence[Sequence[int]], block_size: int = 1, tuning: Tuning = ANY_SHARING_PAYS
+def prefixes_of(
+    tables: Sequence[Sequence[int]], block_size: int = 1, tuning: Tuning = SHARE_ALWAYS
 ) -> list[tuple[list[int], int]]:
     rows = [
         Row([0], (len(table) - 1) * block_size, [BlockId(block) for block in table])
@@ -156,47 +158,52 @@ def shared(
     return [(each.rows, each.num_blocks) for each in shared_prefixes(rows, block_size, tuning)]
 
 
-def test_rows_are_divided_where_that_saves_most() -> None:
-    """Each table's last block is its own."""
-    assert shared([[1, 2, 3], [1, 2, 4], [1, 2, 5]]) == [([0, 1, 2], 2)]
-    assert shared([[1, 2, 3, 4, 90], [1, 5, 6, 7, 91], [1, 2, 3, 4, 92], [1, 5, 6, 7, 93]]) == [
+def test_rows_are_grouped_by_the_prefixes_that_save_most() -> None:
+    """The arguments are block tables, and the result is (rows, shared blocks) of each group. The
+    last block of a table holds the row's own token, and is never shared."""
+    assert prefixes_of([[1, 2, 3], [1, 2, 4], [1, 2, 5]]) == [([0, 1, 2], 2)]
+    assert prefixes_of(
+        [[1, 2, 3, 4, 90], [1, 5, 6, 7, 91], [1, 2, 3, 4, 92], [1, 5, 6, 7, 93]]
+    ) == [
         ([0, 2], 4),
         ([1, 3], 4),
     ]
-    assert shared([[1, 2, 3, 90], [1, 2, 3, 91], [1, 2, 92], [1, 2, 93]]) == [([0, 1, 2, 3], 2)]
-    assert shared([[1, 90], [2, 91], [1, 92], [1], [90]]) == [([0, 2], 1)]
-    assert shared([[7, 7], [7, 8]]) == [([0, 1], 1)]  # not the block of the row's own token
+    assert prefixes_of([[1, 2, 3, 90], [1, 2, 3, 91], [1, 2, 92], [1, 2, 93]]) == [
+        ([0, 1, 2, 3], 2)
+    ]
+    assert prefixes_of([[1, 90], [2, 91], [1, 92], [1], [90]]) == [([0, 2], 1)]
+    assert prefixes_of([[7, 7], [7, 8]]) == [([0, 1], 1)]
 
 
-def test_sharing_must_pay() -> None:
+def test_prefixes_that_save_too_little_are_not_shared() -> None:
     def rows_with(rows: int, keys: int) -> list[list[int]]:
         return [[*range(1, keys // 16 + 1), 900 + row] for row in range(rows)]
 
-    assert shared(rows_with(2, 4096), 16, TUNED) == []
-    assert shared(rows_with(16, 128), 16, TUNED) == []
-    assert shared(rows_with(16, 144), 16, TUNED) == [(list(range(16)), 9)]
-    assert shared(rows_with(3, 976), 16, TUNED) == [([0, 1, 2], 61)]
+    assert prefixes_of(rows_with(2, 4096), 16, TUNED) == []
+    assert prefixes_of(rows_with(16, 128), 16, TUNED) == []
+    assert prefixes_of(rows_with(16, 144), 16, TUNED) == [(list(range(16)), 9)]
+    assert prefixes_of(rows_with(3, 976), 16, TUNED) == [([0, 1, 2], 61)]
 
 
 @pytest.mark.parametrize("name", ["llama-gqa2-tied", "qwen3-gqa4"])
-def test_ids_equal_those_of_transformers_behind_a_shared_prompt(
+def test_ids_after_a_shared_prompt_equal_those_of_transformers(
     name: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, tally, used = tiny_model(name), Tally(), []
+    folder, tally, group_sizes = tiny_model(name), Tally(), []
     attend = PrefixedRows.attend
 
-    def noting(group: PrefixedRows, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
-        used.append(len(q_RNH))
+    def recording_attend(group: PrefixedRows, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
+        group_sizes.append(len(q_RNH))
         return attend(group, layer, q_RNH)
 
-    monkeypatch.setattr(PrefixedRows, "attend", noting)
+    monkeypatch.setattr(PrefixedRows, "attend", recording_attend)
     engine = small_engine(folder)
-    # As many shared tokens as 4 rows need for sharing to pay.
+    # 528 shared tokens are enough for 4 rows to share them.
     prompts = [prompt_of(528, seed=1) + prompt_of(own, seed=own) for own in (1, 7, 16, 30, 33)]
     [first] = generate_ids(engine, prompts[:1])
-    assert not used
+    assert not group_sizes
     others = generate_ids(engine, prompts[1:])
-    assert max(used) == len(prompts) - 1
+    assert max(group_sizes) == len(prompts) - 1
     for prompt, ids in zip(prompts, [first, *others], strict=True):
         compare(reference(folder, prompt, 64), ids, tally)
     tally.check()

@@ -1,4 +1,5 @@
-"""Digests name a checkpoint by content, and their cache can be missing, stale, corrupt or away."""
+"""Weight digests depend only on content. Their cache may be missing, stale, corrupt or not
+writable."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def age(folder: Path, nanoseconds: int = LONG_AGO_NS) -> None:
 
 
 def digests(folder: Path, *, verify: bool = False) -> list[TensorDigest]:
-    """Of a folder that nobody has changed for a minute: no call can set a ctime back."""
+    """Sorted digests, with a clock one minute ahead: digests of files that changed a moment ago are
+    not cached, and a ctime cannot be set back."""
     return sorted(
         tensor_digests(
             *(folder, read_config(folder)),
@@ -53,21 +55,22 @@ def digests(folder: Path, *, verify: bool = False) -> list[TensorDigest]:
     )
 
 
-def other_weights(folder: Path) -> bytes:
-    """A file of the same size with one other weight."""
+def changed_weights(folder: Path) -> bytes:
+    """The content of the weights file with one weight changed."""
     data = bytearray((folder / SINGLE_NAME).read_bytes())
-    data[-4] ^= 1  # the lowest byte of the last one
+    data[-4] ^= 1  # the lowest byte of the last weight
     return bytes(data)
 
 
-def spoil(cache: Path, known: list[TensorDigest]) -> None:
-    """Put a wrong digest into the cache: a start that reads it does not find those known."""
+def corrupt(cache: Path, known: list[TensorDigest]) -> None:
+    """Replace a known digest in the cache with a wrong one, so a test can see whether the cache is
+    used."""
     text = cache.read_text()
     assert known[0].digest in text
     cache.write_text(text.replace(known[0].digest, "0" * 64))
 
 
-def test_the_same_content_elsewhere_and_sharded_has_the_same_digests(
+def test_the_same_content_in_another_folder_and_in_shards_has_the_same_digests(
     folder: Path, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -100,7 +103,7 @@ def test_one_changed_weight_changes_one_digest_and_the_fingerprint(folder: Path)
     [
         {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
         {"rms_norm_eps": 1e-3},
-        {"architectures": ["MistralForCausalLM"]},  # the same weights fit it
+        {"architectures": ["MistralForCausalLM"]},  # a model with the same weight shapes
         {"a_field_of_next_year": 1},
     ],
 )
@@ -128,39 +131,39 @@ def test_a_tied_models_copy_of_the_embedding_is_not_in_the_digests(folder: Path)
     assert digests(folder) == before
 
 
-def test_a_second_start_reads_the_cache_beside_the_weights(folder: Path) -> None:
+def test_the_second_call_reads_the_cache_in_the_models_folder(folder: Path) -> None:
     before = digests(folder)
     assert digests(folder) == before
-    spoil(folder / CACHE_NAME, before)
+    corrupt(folder / CACHE_NAME, before)
     assert digests(folder) != before
 
 
-def test_another_time_or_size_makes_the_cache_stale(folder: Path) -> None:
+def test_a_changed_modification_time_makes_the_cache_stale(folder: Path) -> None:
     before = digests(folder)
-    spoil(folder / CACHE_NAME, before)
+    corrupt(folder / CACHE_NAME, before)
     age(folder, LONG_AGO_NS + 1)
     assert digests(folder) == before
 
 
-def overwritten(path: Path, data: bytes) -> None:
-    """As an editor of weights does it, or `rsync --inplace`."""
+def overwrite(path: Path, data: bytes) -> None:
+    """Write in place, like `rsync --inplace`."""
     path.write_bytes(data)
 
 
-def replaced(path: Path, data: bytes) -> None:
-    """As `rsync` and `cp` to a new name do it."""
+def replace(path: Path, data: bytes) -> None:
+    """Write a new file and rename it, like `rsync`."""
     new = path.with_suffix(".new")
     new.write_bytes(data)
     new.rename(path)
 
 
-@pytest.mark.parametrize("change", [overwritten, replaced])
-def test_a_tool_that_keeps_times_does_not_keep_the_old_digests(
+@pytest.mark.parametrize("change", [overwrite, replace])
+def test_a_change_that_keeps_size_and_modification_time_is_detected(
     folder: Path, change: Callable[[Path, bytes], None]
 ) -> None:
     before, path = digests(folder), folder / SINGLE_NAME
     size = path.stat().st_size
-    change(path, other_weights(folder))
+    change(path, changed_weights(folder))
     age(folder)
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (size, LONG_AGO_NS)
     assert digests(folder) != before
@@ -170,8 +173,8 @@ def test_a_tool_that_keeps_times_does_not_keep_the_old_digests(
 def test_files_changed_just_before_they_are_hashed_are_not_cached(
     folder: Path, seconds_ago: float
 ) -> None:
-    """Another change within the granularity of the file system's clock would keep all times. How
-    long the hashing takes does not matter."""
+    """A second change within the granularity of the file system's clock would keep all times. The
+    duration of the hashing does not matter."""
     changed_ns = (folder / SINGLE_NAME).stat().st_ctime_ns
     now_ns = changed_ns + int(seconds_ago * 1e9)
     tensor_digests(folder, read_config(folder), clock_ns=lambda: now_ns)
@@ -181,17 +184,17 @@ def test_files_changed_just_before_they_are_hashed_are_not_cached(
     assert (folder / CACHE_NAME).exists()
 
 
-def test_a_start_that_verifies_weights_hashes_them_again_and_corrects_the_cache(
+def test_verify_hashes_the_weights_again_and_corrects_the_cache(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right = digests(folder)
-    spoil(folder / CACHE_NAME, right)
-    assert digests(folder) != right
+    correct = digests(folder)
+    corrupt(folder / CACHE_NAME, correct)
+    assert digests(folder) != correct
     with caplog.at_level(logging.WARNING):
-        assert digests(folder, verify=True) == right
+        assert digests(folder, verify=True) == correct
     assert f"the digests kept for {SINGLE_NAME} were wrong" in caplog.text
-    assert digests(folder) == right
-    spoil(folder / CACHE_NAME, right)
+    assert digests(folder) == correct
+    corrupt(folder / CACHE_NAME, correct)
     wrong = small_engine(folder).info.fingerprint
     assert small_engine(folder, verify_weights=True).info.fingerprint != wrong
 
@@ -199,14 +202,14 @@ def test_a_start_that_verifies_weights_hashes_them_again_and_corrects_the_cache(
 def test_weights_that_change_while_they_are_loaded_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their fingerprint would be that of the weights before."""
-    data = other_weights(folder)
+    """The fingerprint would be that of the old weights."""
+    data = changed_weights(folder)
 
-    def slowly(*given: Any) -> None:
-        load_weights(*given)
-        overwritten(folder / SINGLE_NAME, data)
+    def load_then_change(*args: Any) -> None:
+        load_weights(*args)
+        overwrite(folder / SINGLE_NAME, data)
 
-    monkeypatch.setattr("baton_engine.build.load_weights", slowly)
+    monkeypatch.setattr("baton_engine.build.load_weights", load_then_change)
     with pytest.raises(WeightsError, match=f"{SINGLE_NAME} in .* changed while"):
         small_engine(folder)
 
@@ -216,20 +219,21 @@ def test_a_corrupt_cache_is_ignored_and_replaced(folder: Path, content: bytes) -
     (folder / CACHE_NAME).write_bytes(content)
     before = digests(folder)
     assert digests(folder) == before
-    spoil(folder / CACHE_NAME, before)
+    corrupt(folder / CACHE_NAME, before)
     assert digests(folder) != before
 
 
-def test_where_the_folder_cannot_be_written_the_users_cache_is_used(
+def test_if_the_folder_is_not_writable_the_users_cache_is_used(
     folder: Path, tmp_path: Path
 ) -> None:
-    """A directory in the cache file's place: a read-only folder would not stop root."""
+    """The test puts a directory in place of the cache file, because root may write to a read-only
+    folder."""
     (folder / CACHE_NAME).mkdir()
     (folder / CACHE_NAME / "in the way").touch()
     before = digests(folder)
-    [place] = (tmp_path / "cache" / "baton" / "digests").iterdir()
-    assert place.suffix == ".json"
+    [cache] = (tmp_path / "cache" / "baton" / "digests").iterdir()
+    assert cache.suffix == ".json"
     assert digests(folder) == before
     assert not list(folder.glob(".baton-*.tmp"))
-    spoil(place, before)
+    corrupt(cache, before)
     assert digests(folder) != before

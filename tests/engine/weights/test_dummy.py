@@ -1,4 +1,4 @@
-"""Random weights: in the model's shapes, the same each time, and never taken for a checkpoint."""
+"""Dummy weights: random, reproducible, in the model's shapes, with a fingerprint of their own."""
 
 from __future__ import annotations
 
@@ -30,30 +30,32 @@ def slots_of(folder: Path) -> WeightSlots:
     return slots
 
 
-def shape(folder: Path, into: Path) -> Path:
-    """A folder with a model's config alone."""
+def copy_config(folder: Path, into: Path) -> Path:
+    """Make a folder with only the model's config."""
     into.mkdir()
     shutil.copy(folder / "config.json", into)
     return into
 
 
 @pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS])
-def test_a_model_s_size_is_known_without_making_it(
+def test_count_weights_equals_the_number_of_weights_of_the_model(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tiny_model(name)
-    made = sum(view.numel() for view in slots_of(folder).views.values())
-    assert count_weights(read_config(folder)) == made
+    allocated = sum(view.numel() for view in slots_of(folder).views.values())
+    assert count_weights(read_config(folder)) == allocated
 
 
 @pytest.mark.parametrize(
     ("name", "weights"), [("qwen3-0.6b", 596_049_920), ("qwen3-8b", 8_190_735_360)]
 )
-def test_the_shapes_of_the_benchmarks_have_the_published_sizes(name: str, weights: int) -> None:
+def test_the_benchmark_shapes_have_the_published_numbers_of_weights(
+    name: str, weights: int
+) -> None:
     assert count_weights(read_config(SHAPES / name)) == weights
 
 
-def test_norms_are_one_biases_zero_and_the_rest_is_normal(
+def test_dummy_norms_are_one_biases_zero_and_other_weights_normal(
     tiny_model: Callable[[str], Path],
 ) -> None:
     slots = slots_of(tiny_model("qwen3-bias-linear-rope"))
@@ -68,26 +70,26 @@ def test_norms_are_one_biases_zero_and_the_rest_is_normal(
             assert view.mean().abs() < 0.005, name
 
 
-def test_the_same_shape_says_the_same_whatever_it_is_called(
+def test_dummy_weights_and_fingerprint_do_not_depend_on_the_folder(
     tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
     source = tiny_model("qwen3-gqa2")
-    found = []
+    results = []
     for name in "ab":
-        folder = shape(source, tmp_path / name)
+        folder = copy_config(source, tmp_path / name)
         settings = TorchSettings(model=folder, load_format="dummy", threads=1, kv_blocks=20)
         engine = build_torch(settings)
-        found.append((engine.info.fingerprint, generate_ids(engine, [prompt_of(20)])))
-    assert found[0] == found[1]
+        results.append((engine.info.fingerprint, generate_ids(engine, [prompt_of(20)])))
+    assert results[0] == results[1]
 
 
-def test_a_format_that_is_unknown_is_said_by_its_flag(tmp_path: Path) -> None:
+def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--load-format pickle is unknown; use auto, dummy"):
         TorchSettings(model=tmp_path, load_format="pickle").check()  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_cache_leaves_room_for_weights_that_no_file_holds() -> None:
+def test_a_gpus_kv_pool_leaves_room_for_dummy_weights() -> None:
     needs("gpu")
     settings = TorchSettings(model=SHAPES / "qwen3-0.6b", load_format="dummy", device="cuda")
     engine = build_torch(settings)
@@ -95,13 +97,13 @@ def test_a_gpu_s_cache_leaves_room_for_weights_that_no_file_holds() -> None:
     assert len(generate_ids(engine, [prompt_of(20)])[0]) > 0
 
 
-def test_a_dummy_s_kv_is_never_taken_for_the_checkpoint_s(
+def test_dummy_weights_have_another_fingerprint_than_the_checkpoint(
     tiny_model: Callable[[str], Path],
 ) -> None:
     folder = tiny_model("qwen3-gqa2")
     real, dummy = (
-        build_torch(TorchSettings(model=folder, load_format=how, threads=1, kv_blocks=20))
-        for how in ("auto", "dummy")
+        build_torch(TorchSettings(model=folder, load_format=load_format, threads=1, kv_blocks=20))
+        for load_format in ("auto", "dummy")
     )
     assert real.info.layout == dummy.info.layout
     assert real.info.fingerprint != dummy.info.fingerprint

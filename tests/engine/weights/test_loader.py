@@ -1,4 +1,4 @@
-"""Loading is strict both ways, sharded or not, tied or not; files that are broken are named."""
+"""Strict loading of weights: missing, extra and misshapen tensors and broken files are errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ EMBED = "model.embed_tokens.weight"
 
 
 @pytest.fixture
-def changed(tmp_path: Path, tiny_model: Callable[[str], Path]) -> Callable[[str, Change], Path]:
-    """A copy of a tiny model whose tensors a function has changed."""
+def change_model(
+    tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> Callable[[str, Change], Path]:
+    """Copies a tiny model and changes the tensors of the copy with a function."""
 
     def make(name: str, change: Change) -> Path:
         folder = tmp_path / name
@@ -50,7 +52,9 @@ def load(folder: Path) -> WeightSlots:
     return slots
 
 
-def test_stacked_projections_get_each_part_in_its_rows(tiny_model: Callable[[str], Path]) -> None:
+def test_each_part_of_a_stacked_projection_is_loaded_into_its_rows(
+    tiny_model: Callable[[str], Path],
+) -> None:
     folder = tiny_model("llama-gqa2-tied")
     tensors, slots = load_file(folder / SINGLE_NAME), load(folder)
     assert slots.views.keys() == tensors.keys()
@@ -61,7 +65,7 @@ def test_stacked_projections_get_each_part_in_its_rows(tiny_model: Callable[[str
 
 
 @pytest.mark.parametrize(
-    ("name", "lost"),
+    ("name", "missing"),
     [
         ("llama-gqa1", "model.layers.1.mlp.up_proj.weight"),
         ("llama-gqa1", "lm_head.weight"),
@@ -69,47 +73,56 @@ def test_stacked_projections_get_each_part_in_its_rows(tiny_model: Callable[[str
         ("qwen3-gqa2", "model.layers.1.self_attn.k_norm.weight"),
     ],
 )
-def test_a_missing_tensor_is_an_error_that_names_it(
-    name: str, lost: str, changed: Callable[[str, Change], Path]
+def test_the_error_for_a_missing_tensor_names_it(
+    name: str, missing: str, change_model: Callable[[str, Change], Path]
 ) -> None:
-    folder = changed(name, lambda tensors: tensors.pop(lost))
-    with pytest.raises(WeightsError, match=f"lacks {lost}"):
+    folder = change_model(name, lambda tensors: tensors.pop(missing))
+    with pytest.raises(WeightsError, match=f"lacks {missing}"):
         load(folder)
 
 
 @pytest.mark.parametrize(
     "extra", ["model.layers.2.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias"]
 )
-def test_a_left_over_tensor_is_an_error_that_names_it(
-    extra: str, changed: Callable[[str, Change], Path]
+def test_the_error_for_an_extra_tensor_names_it(
+    extra: str, change_model: Callable[[str, Change], Path]
 ) -> None:
-    folder = changed("qwen3-gqa4", lambda tensors: tensors.update({extra: torch.zeros(3)}))
+    folder = change_model("qwen3-gqa4", lambda tensors: tensors.update({extra: torch.zeros(3)}))
     with pytest.raises(WeightsError, match=f"no use for: {extra}"):
         load(folder)
 
 
-def test_a_wrong_shape_is_an_error_that_names_both(
-    changed: Callable[[str, Change], Path],
+def test_the_error_for_a_wrong_shape_names_both_shapes(
+    change_model: Callable[[str, Change], Path],
 ) -> None:
-    folder = changed("llama-gqa1", lambda t: t.update({EMBED: t[EMBED][:-1].clone()}))
+    folder = change_model("llama-gqa1", lambda t: t.update({EMBED: t[EMBED][:-1].clone()}))
     with pytest.raises(WeightsError, match=r"has shape \[319, 64\].*asks for \[320, 64\]"):
         load(folder)
 
 
-def test_rotary_buffers_may_be_there(changed: Callable[[str, Change], Path]) -> None:
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    assert name not in load(changed("llama-gqa1", lambda t: t.update({name: torch.ones(8)}))).views
-
-
-def test_a_tied_head_may_be_there_if_it_equals_the_embedding(
-    changed: Callable[[str, Change], Path],
+def test_rotary_buffers_in_the_file_are_ignored(
+    change_model: Callable[[str, Change], Path],
 ) -> None:
-    folder = changed("llama-gqa2-tied", lambda t: t.update({"lm_head.weight": t[EMBED].clone()}))
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    assert (
+        name
+        not in load(change_model("llama-gqa1", lambda t: t.update({name: torch.ones(8)}))).views
+    )
+
+
+def test_a_tied_head_in_the_file_is_accepted_if_it_equals_the_embedding(
+    change_model: Callable[[str, Change], Path],
+) -> None:
+    folder = change_model(
+        "llama-gqa2-tied", lambda t: t.update({"lm_head.weight": t[EMBED].clone()})
+    )
     load(folder)
 
 
-def test_a_tied_head_that_differs_is_an_error(changed: Callable[[str, Change], Path]) -> None:
-    folder = changed("llama-gqa2-tied", lambda t: t.update({"lm_head.weight": t[EMBED] + 1}))
+def test_a_tied_head_that_differs_from_the_embedding_is_an_error(
+    change_model: Callable[[str, Change], Path],
+) -> None:
+    folder = change_model("llama-gqa2-tied", lambda t: t.update({"lm_head.weight": t[EMBED] + 1}))
     with pytest.raises(WeightsError, match="differs from model"):
         load(folder)
 
@@ -127,7 +140,7 @@ def test_a_sharded_checkpoint_gives_the_ids_of_transformers(
     compare(reference(whole, prompt, 64), ids, Tally())
 
 
-def test_a_shard_that_is_missing_or_a_tensor_in_two_shards_is_an_error(
+def test_a_missing_shard_and_a_tensor_in_two_shards_are_errors(
     tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tmp_path / "shards"
@@ -150,7 +163,7 @@ def test_a_shard_that_is_missing_or_a_tensor_in_two_shards_is_an_error(
         (b"\x02\0\0\0\0\0\0\0[]", "unreadable header"),
     ],
 )
-def test_a_file_that_is_no_safetensors_file_is_named(
+def test_a_file_that_is_not_a_safetensors_file_is_an_error(
     content: bytes, message: str, tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tmp_path / "broken"
@@ -160,7 +173,7 @@ def test_a_file_that_is_no_safetensors_file_is_named(
         load(folder)
 
 
-def test_a_truncated_file_is_named(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+def test_a_truncated_file_is_an_error(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
     folder = tmp_path / "short"
     shutil.copytree(tiny_model("llama-gqa1"), folder)
     data = (folder / SINGLE_NAME).read_bytes()
@@ -169,7 +182,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, tiny_model: Callable[[str], P
         load(folder)
 
 
-def test_a_broken_index_and_no_weights_at_all_are_named(
+def test_a_broken_index_and_missing_weights_are_errors(
     tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
     shutil.copy(tiny_model("llama-gqa1") / "config.json", tmp_path)
