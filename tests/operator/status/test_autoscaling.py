@@ -25,7 +25,7 @@ STEADY = Planned(
 MORE = msgspec.structs.replace(STEADY, prefill=2, reason="DemandRose", message="prefill 1 -> 2")
 
 
-def said(
+def status_after(
     planned: Planned | None,
     before: PoolStatus | None = None,
     after_s: float = 0.0,
@@ -34,7 +34,7 @@ def said(
     return status_of(observed(POOL, planned=planned), pool, before, after_s=after_s)
 
 
-def part(status: PoolStatus) -> AutoscalingStatus:
+def autoscaling_of(status: PoolStatus) -> AutoscalingStatus:
     assert status.autoscaling is not None
     return status.autoscaling
 
@@ -45,7 +45,7 @@ def sleeping(name: str = "sim", nodes: int = 0, **model: Any) -> Pool:
 
 
 def test_a_decision_is_written_with_its_time() -> None:
-    assert part(said(STEADY)) == AutoscalingStatus(
+    assert autoscaling_of(status_after(STEADY)) == AutoscalingStatus(
         mode="auto",
         desired_prefill=1,
         desired_decode=1,
@@ -58,59 +58,63 @@ def test_a_decision_is_written_with_its_time() -> None:
 
 
 def test_changed_numbers_alone_are_written_once_a_minute() -> None:
-    first = said(STEADY)
+    first = status_after(STEADY)
     moved = msgspec.structs.replace(STEADY, numbers="a 2")
-    assert part(said(moved, first, NUMBERS_EVERY_S - 1.0)) == part(first)
-    later = part(said(moved, first, NUMBERS_EVERY_S))
+    assert autoscaling_of(status_after(moved, first, NUMBERS_EVERY_S - 1.0)) == autoscaling_of(
+        first
+    )
+    later = autoscaling_of(status_after(moved, first, NUMBERS_EVERY_S))
     assert (later.numbers, later.since, later.time) == ("a 2", stamp(0), stamp(NUMBERS_EVERY_S))
 
 
 @pytest.mark.parametrize("change", [{"prefill": 2}, {"decode": 0}, {"reason": "Idle"}])
 def test_a_changed_count_or_reason_is_written_at_once(change: dict[str, Any]) -> None:
     moved = msgspec.structs.replace(STEADY, **change)
-    assert part(said(moved, said(STEADY), 1.0)).since == stamp(1)
+    assert autoscaling_of(status_after(moved, status_after(STEADY), 1.0)).since == stamp(1)
 
 
 def test_the_last_decision_stays_while_there_is_no_new_one() -> None:
-    first = said(MORE)
-    assert said(None, first, 999.0).autoscaling == first.autoscaling
-    assert said(None, first, 999.0, SpecError("spec: no")).autoscaling == first.autoscaling
+    first = status_after(MORE)
+    assert status_after(None, first, 999.0).autoscaling == first.autoscaling
+    assert status_after(None, first, 999.0, SpecError("spec: no")).autoscaling == first.autoscaling
 
 
-def test_without_autoscaling_nothing_is_said_and_nothing_written() -> None:
-    status = said(None, said(MORE), pool=sample_pool("sim"))
+def test_without_autoscaling_the_status_has_no_autoscaling_part() -> None:
+    status = status_after(None, status_after(MORE), pool=sample_pool("sim"))
     assert status.autoscaling is None
     assert "autoscaling" not in status.written()
-    assert said(MORE).written()["autoscaling"]["desiredPrefill"] == 2
+    assert status_after(MORE).written()["autoscaling"]["desiredPrefill"] == 2
 
 
-def test_an_act_is_an_event_by_its_reason_and_a_rest_is_none() -> None:
-    before, after = said(STEADY), said(MORE, said(STEADY))
+def test_a_changed_count_is_an_event_and_an_unchanged_one_is_not() -> None:
+    before, after = status_after(STEADY), status_after(MORE, status_after(STEADY))
     [event] = events_between(before, after)
     assert (event.type, event.reason, event.message) == ("Normal", "DemandRose", "prefill 1 -> 2")
     held = msgspec.structs.replace(MORE, reason="CapacityComing")
-    assert events_between(after, said(held, after, 5.0)) == ()
+    assert events_between(after, status_after(held, after, 5.0)) == ()
 
 
-def test_the_first_decision_is_an_event_where_it_changes_what_there_was() -> None:
+def test_the_first_decision_is_an_event_only_if_it_changes_a_count() -> None:
     fixed = status_of(observed(), sample_pool("sim"))
-    assert [one.reason for one in events_between(fixed, said(MORE, fixed))] == ["DemandRose"]
-    assert events_between(fixed, said(STEADY, fixed)) == ()
+    assert [one.reason for one in events_between(fixed, status_after(MORE, fixed))] == [
+        "DemandRose"
+    ]
+    assert events_between(fixed, status_after(STEADY, fixed)) == ()
 
 
 def test_an_external_count_is_no_event() -> None:
-    before = said(STEADY)
-    theirs = msgspec.structs.replace(STEADY, prefill=2, message="prefill 2 (Steady: as it is)")
-    assert events_between(before, said(theirs, before)) == ()
+    before = status_after(STEADY)
+    external = msgspec.structs.replace(STEADY, prefill=2, message="prefill 2 (Steady: as it is)")
+    assert events_between(before, status_after(external, before)) == ()
 
 
 def test_advice_is_no_event() -> None:
     advice = msgspec.structs.replace(MORE, mode="advise")
-    before = said(msgspec.structs.replace(STEADY, mode="advise"))
-    assert events_between(before, said(advice, before)) == ()
+    before = status_after(msgspec.structs.replace(STEADY, mode="advise"))
+    assert events_between(before, status_after(advice, before)) == ()
 
 
-def test_a_pool_that_sleeps_is_well() -> None:
+def test_a_sleeping_pool_is_ready() -> None:
     pool = sleeping()
     status = status_of(observed(pool), pool)
     assert verdict(status, "Ready") == ("True", "AllReady")
@@ -120,7 +124,7 @@ def test_a_pool_that_sleeps_is_well() -> None:
     assert verdict(status_of(observed(hub), hub), "ModelReady") == ("True", "Asleep")
 
 
-def test_a_pool_that_wakes_says_so() -> None:
+def test_a_waking_pool_is_not_ready() -> None:
     pool = sleeping(nodes=1)
     starting: dict[str, Any] = {
         role: o.role_pods(pool, role, ready=False) for role in ("prefill", "decode")
@@ -130,7 +134,7 @@ def test_a_pool_that_wakes_says_so() -> None:
     assert verdict(status, "Ready") == ("False", "Starting")
 
 
-def test_without_a_router_no_request_is_held() -> None:
+def test_a_sleeping_pool_without_a_router_does_not_serve() -> None:
     pool = sleeping()
     routers = tuple(msgspec.structs.replace(one, ready=False) for one in o.shared_pods(pool))
     status = status_of(observed(pool, others=routers), pool)
@@ -138,6 +142,6 @@ def test_without_a_router_no_request_is_held() -> None:
     assert verdict(status, "RouterReady") == ("False", "Starting")
 
 
-def test_a_pool_that_may_not_sleep_is_not_asleep() -> None:
+def test_a_pool_without_scale_to_zero_is_never_asleep() -> None:
     none: dict[str, Any] = {"prefill": (), "decode": ()}
     assert verdict(status_of(observed(POOL, **none), POOL), "Serving") == ("False", "NoNode")

@@ -23,11 +23,11 @@ from baton_operator.status.conditions import (
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
 ROW = re.compile(r"^\| (?!-|condition|reason|field|event).*\|$", re.MULTILINE)
-WORD = re.compile(r"`(\w+)`")
+NAME = re.compile(r"`(\w+)`")
 
 
 def section(title: str) -> str:
-    """The text under a heading, up to the next one."""
+    """Return the text under a heading, up to the next one."""
     found = re.search(rf"^#+ {title}\n(.*?)(?=^#|\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found is not None, title
     return found[1]
@@ -60,10 +60,10 @@ def test_every_reason_is_explained_where_it_belongs_and_no_other() -> None:
         own = [reason for reason in kind.reasons if reason not in POD_PROBLEMS]
         assert rows(kind.name) == [reason_row(reason) for reason in own], kind.name
         of_pods = [reason for reason in kind.reasons if reason in POD_PROBLEMS]
-        told = section(kind.name)
-        assert ("[pods](#pods)" in told) == bool(of_pods)
+        text = section(kind.name)
+        assert ("[pods](#pods)" in text) == bool(of_pods)
         if 0 < len(of_pods) < len(POD_PROBLEMS):
-            assert all(f"`{reason.name}`" in told for reason in of_pods)
+            assert all(f"`{reason.name}`" in text for reason in of_pods)
 
 
 def test_a_reason_has_one_meaning_everywhere() -> None:
@@ -73,30 +73,30 @@ def test_a_reason_has_one_meaning_everywhere() -> None:
         assert re.fullmatch(r"([A-Z][a-z]*)+", reason.name.replace("KV", "Kv"))
 
 
-def test_what_ready_sums_up_is_told() -> None:
-    told = section("Conditions")
-    sums = told[told.index("`Ready` is False when") :].split("\n\n", 1)[0]
-    assert {kind.name for kind in PARTS} | {READY.name} == set(WORD.findall(sums))
+def test_the_page_lists_the_conditions_that_ready_combines() -> None:
+    text = section("Conditions")
+    paragraph = text[text.index("`Ready` is False when") :].split("\n\n", 1)[0]
+    assert {kind.name for kind in PARTS} | {READY.name} == set(NAME.findall(paragraph))
 
 
 def test_every_problem_that_a_pod_may_have_is_a_reason() -> None:
-    told = set(re.findall(r"^    (\w+) ", observed.__doc__ or "", re.MULTILINE))
-    # What its Deployment says.
+    documented = set(re.findall(r"^    (\w+) ", observed.__doc__ or "", re.MULTILINE))
+    # A Deployment reports these.
     of_workloads = {"PodsRefused", "StartOverdue"}
-    assert told == {reason.name for reason in POD_PROBLEMS} - of_workloads
+    assert documented == {reason.name for reason in POD_PROBLEMS} - of_workloads
     source = Path(observed.__file__).read_text()
-    assert told == {name for name in told if f'"{name}"' in source}
+    assert documented == {name for name in documented if f'"{name}"' in source}
 
 
 def test_every_field_of_the_status_is_explained() -> None:
-    told = {name for row in rows("Other fields of the status") for name in WORD.findall(row)}
+    documented = {name for row in rows("Other fields of the status") for name in NAME.findall(row)}
     fields = {field.encode_name for field in msgspec.structs.fields(PoolStatus)}
-    assert fields - told == {"conditions"}
+    assert fields - documented == {"conditions"}
 
 
 def test_every_event_is_explained_and_no_other() -> None:
     first_cells = [row.split("|")[1] for row in rows("Events")]
-    told = {name for cell in first_cells for name in WORD.findall(cell)}
+    documented = {name for cell in first_cells for name in NAME.findall(cell)}
     source = Path(events.__file__).read_text()
     written = set(re.findall(r'_normal\("(\w+)"|reason="(\w+)"', source))
     names = {name for pair in written for name in pair if name}
@@ -107,4 +107,4 @@ def test_every_event_is_explained_and_no_other() -> None:
         for reason in kind.reasons
         if reason.status == "False"
     }
-    assert told == names | refusals
+    assert documented == names | refusals

@@ -1,4 +1,4 @@
-"""Events for users, each of them once."""
+"""Events for users: each change gives one event."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.planner import observations as o
 from tests.support.planner.observations import DEMO, HUB, observed, status_of
 
 
-class Life:
-    """A pool's, step by step."""
+class History:
+    """The statuses of one pool, step by step."""
 
     def __init__(self, pool: Pool) -> None:
         self.status: PoolStatus | None = None
@@ -42,74 +42,74 @@ def unready(problem: str, message: str = "", role: Role = "decode") -> Observed:
     return observed(**changes)
 
 
-def test_a_pools_life_gives_few_events() -> None:
-    life, edited = Life(DEMO), sample_pool("sim", engine={"kind": "sim", "blockSize": 32})
+def test_the_life_of_a_pool_gives_few_events() -> None:
+    history, edited = History(DEMO), sample_pool("sim", engine={"kind": "sim", "blockSize": 32})
     old = observed().pods
-    assert life.step(Observed()) == (("Normal", "Created"),)
-    assert life.step(observed(prefill=())) == ()
-    assert life.step(observed()) == (("Normal", "Ready"),)
-    assert life.step(observed()) == ()
-    assert life.step(crashing()) == (("Warning", "NotReady"),)
-    assert life.step(crashing("prefill")) == ()
-    assert life.step(observed()) == (("Normal", "Ready"),)
-    assert life.step(observed(), edited) == (("Normal", "Updating"),)
+    assert history.step(Observed()) == (("Normal", "Created"),)
+    assert history.step(observed(prefill=())) == ()
+    assert history.step(observed()) == (("Normal", "Ready"),)
+    assert history.step(observed()) == ()
+    assert history.step(crashing()) == (("Warning", "NotReady"),)
+    assert history.step(crashing("prefill")) == ()
+    assert history.step(observed()) == (("Normal", "Ready"),)
+    assert history.step(observed(), edited) == (("Normal", "Updating"),)
     rolling = observed(edited, others=old)
-    assert life.step(rolling, edited) == ()
-    assert life.step(observed(edited), edited) == (("Normal", "RolledOut"),)
+    assert history.step(rolling, edited) == ()
+    assert history.step(observed(edited), edited) == (("Normal", "RolledOut"),)
 
 
-def test_events_name_what_they_are_about() -> None:
-    life = Life(DEMO)
-    [created] = life.events(Observed())
+def test_the_message_of_an_event_has_the_details() -> None:
+    history = History(DEMO)
+    [created] = history.events(Observed())
     assert created.message.endswith(": 1 prefill, 1 decode nodes")
-    [ready] = life.events(observed())
+    [ready] = history.events(observed())
     assert ready.message == "http://demo-router.serving.svc:8000/v1"
-    [crash] = life.events(crashing())
+    [crash] = history.events(crashing())
     assert crash.message.startswith("Crashing: DecodeReady: 0 of 1 ready; demo-decode-")
 
 
-def test_a_pool_that_was_never_ready_tells_each_problem_once() -> None:
-    life = Life(DEMO)
+def test_a_pool_that_was_never_ready_reports_each_problem_once() -> None:
+    history = History(DEMO)
     warned = (("Warning", "NotReady"),)
-    assert life.step(Observed()) == (("Normal", "Created"),)
-    [missing] = life.events(unready("ConfigMissing", 'FailedMount: secret "keys" not found'))
+    assert history.step(Observed()) == (("Normal", "Created"),)
+    [missing] = history.events(unready("ConfigMissing", 'FailedMount: secret "keys" not found'))
     assert (missing.type, missing.reason) == warned[0]
     assert missing.message.startswith("ConfigMissing: DecodeReady: 0 of 1 ready; demo-decode-")
     assert missing.message.endswith('FailedMount: secret "keys" not found')
-    assert life.step(unready("ConfigMissing", 'FailedMount: secret "keys" not found')) == ()
-    assert life.step(unready("Crashing", "boom")) == warned
-    assert life.step(unready("")) == ()
-    assert life.step(observed()) == (("Normal", "Ready"),)
+    assert history.step(unready("ConfigMissing", 'FailedMount: secret "keys" not found')) == ()
+    assert history.step(unready("Crashing", "boom")) == warned
+    assert history.step(unready("")) == ()
+    assert history.step(observed()) == (("Normal", "Ready"),)
 
 
-def test_a_pool_with_a_problem_from_its_first_look_tells_it() -> None:
-    told = (("Normal", "Created"), ("Warning", "NotReady"))
-    assert Life(DEMO).step(unready("Unschedulable", "no GPU")) == told
+def test_a_problem_in_the_first_status_is_an_event() -> None:
+    expected = (("Normal", "Created"), ("Warning", "NotReady"))
+    assert History(DEMO).step(unready("Unschedulable", "no GPU")) == expected
 
 
 def test_an_invalid_spec_and_a_refusal_are_warnings_once() -> None:
-    life = Life(DEMO)
-    assert life.step(Observed(), SpecError("spec.x: wrong")) == (("Warning", "SpecInvalid"),)
-    assert life.step(Observed(), SpecError("spec.x: wrong")) == ()
+    history = History(DEMO)
+    assert history.step(Observed(), SpecError("spec.x: wrong")) == (("Warning", "SpecInvalid"),)
+    assert history.step(Observed(), SpecError("spec.x: wrong")) == ()
     refused = observed(refusals=(o.refusal("Service", "s", 403, "no"),))
-    assert life.step(refused) == (("Warning", "ApplyForbidden"), ("Normal", "Created"))
-    assert life.step(refused) == ()
+    assert history.step(refused) == (("Warning", "ApplyForbidden"), ("Normal", "Created"))
+    assert history.step(refused) == ()
 
 
-def test_a_fetched_model_is_told_once() -> None:
-    life = Life(HUB)
+def test_a_fetched_model_is_reported_once() -> None:
+    history = History(HUB)
     fetching = observed(HUB, decode=o.role_pods(HUB, "decode", ready=False, fetch="running"))
-    assert life.step(fetching) == (("Normal", "Created"),)
+    assert history.step(fetching) == (("Normal", "Created"),)
     routes: Any = {"routes": (ObservedRoute(kind="Ingress", accepted=True),)}
-    told = (("Normal", "ModelFetched"), ("Normal", "Ready"))
-    assert life.step(observed(HUB, **routes)) == told
-    assert life.step(observed(HUB, **routes)) == ()
+    expected = (("Normal", "ModelFetched"), ("Normal", "Ready"))
+    assert history.step(observed(HUB, **routes)) == expected
+    assert history.step(observed(HUB, **routes)) == ()
 
 
-def test_what_passes_by_itself_is_no_warning() -> None:
-    life, more = Life(DEMO), sample_pool("sim", decode={"replicas": 2})
-    life.step(observed())
-    assert life.step(observed(), more) == (("Normal", "NotReady"),)
-    assert life.step(observed(more), more) == (("Normal", "Ready"),)
+def test_a_state_that_passes_by_itself_is_no_warning() -> None:
+    history, more = History(DEMO), sample_pool("sim", decode={"replicas": 2})
+    history.step(observed())
+    assert history.step(observed(), more) == (("Normal", "NotReady"),)
+    assert history.step(observed(more), more) == (("Normal", "Ready"),)
     paused = sample_pool("sim", paused=True)
-    assert life.step(observed(), paused) == (("Normal", "NotReady"),)
+    assert history.step(observed(), paused) == (("Normal", "NotReady"),)

@@ -1,4 +1,4 @@
-"""Reason and message of each condition for what was observed."""
+"""The reason and message of each condition for different observations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_PREFILL = sample_pool("sim", prefill={"replicas": 0})
 TWO_SERVERS = sample_pool("sim", kvStore={"managed": {"dataInstances": 2}})
 INGRESS = sample_pool("sim", router={"ingress": {"host": "a.example"}})
 ROUTE = sample_pool("sim", router={"httpRoute": {"parentRefs": [{"name": "public"}]}})
-# The node's clock is an hour ahead: for how long is for the operator's own to say.
+# By a node's clock that is an hour ahead; the operator measures durations with its own clock.
 AHEAD = "2026-05-04T13:00:00Z"
 LONG_AGO, JUST_NOW = FirstSeen(unprepared=-61.0), FirstSeen(unprepared=-30.0)
 ROUTER, INDEX, DATA = o.shared_pods(DEMO)
@@ -36,13 +36,13 @@ def route(kind: Any, accepted: bool | None, message: str = "") -> dict[str, Any]
     return {"routes": (ObservedRoute(kind=kind, accepted=accepted, message=message),)}
 
 
-def decode(problem: str, message: str = "words", **changes: Any) -> dict[str, Any]:
-    told: dict[str, Any] = {"ready": False, "problem": problem, "message": message} | changes
-    return {"decode": o.role_pods(DEMO, "decode", **told)}
+def decode(problem: str, message: str = "text", **changes: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"ready": False, "problem": problem, "message": message} | changes
+    return {"decode": o.role_pods(DEMO, "decode", **facts)}
 
 
 def workload(component: str, problem: str, message: str, pool: Pool = DEMO) -> dict[str, Any]:
-    """Its controller says what is wrong with it."""
+    """Return the pool's workloads with this problem reported by the component's controller."""
     made = [
         msgspec.structs.replace(item, problem=problem, message=message)
         if item.component == component
@@ -53,7 +53,7 @@ def workload(component: str, problem: str, message: str, pool: Pool = DEMO) -> d
 
 
 def forbidden(component: str) -> dict[str, Any]:
-    """Its controller may make no pods."""
+    """Return the pool's workloads with a quota that forbids the component's pods."""
     return workload(component, "PodsRefused", "exceeded quota: gpus")
 
 
@@ -73,18 +73,18 @@ ROWS: list[Row] = [
      "StoreReady", "False", "Starting", "1 of 2 ready"),
     ("one Redis crashes", DEMO, {"others": (ROUTER, INDEX, unready(DATA, "Crashing", "boom"))},
      "StoreReady", "False", "Crashing", "demo-kv-data-0: boom"),
-    ("a data server too many", DEMO,
+    ("a surplus data server", DEMO,
      {"others": (ROUTER, INDEX, unready(DATA), o.data_pod(1))},
      "StoreReady", "False", "Starting", "1 of 2 ready"),
     ("two data servers", TWO_SERVERS, {}, "StoreReady", "True", "StoreAnswers", "3 of 3 ready"),
-    ("one of two not made", TWO_SERVERS,
+    ("one of two not created", TWO_SERVERS,
      {"workloads": o.workloads(TWO_SERVERS)[:-1]},
      "StoreReady", "False", "Starting", "3 of 3 ready"),
-    ("nothing made yet", DEMO, {"workloads": (), "others": (ROUTER,)},
+    ("nothing created yet", DEMO, {"workloads": (), "others": (ROUTER,)},
      "StoreReady", "False", "Starting", "0 of 2 ready"),
     ("external, silent", EXTERNAL, {"others": ()}, "StoreReady", "Unknown", "ExternalUnasked", ""),
     ("external, in use", EXTERNAL, {}, "StoreReady", "True", "ExternalInUse", ""),
-    ("external, asked", EXTERNAL, {"nodes": ()}, "StoreReady", "True", "ExternalAnswers", ""),
+    ("external, answers", EXTERNAL, {"nodes": ()}, "StoreReady", "True", "ExternalAnswers", ""),
     ("cut off", DEMO, {"nodes": o.reports(store="down")},
      "StoreReady", "False", "NodesCutOff", "2 of 2 nodes: demo-decode-"),
     ("cut off, but ending", DEMO, {"nodes": o.reports(store="down", state="draining")},
@@ -114,9 +114,9 @@ ROWS: list[Row] = [
      "DecodeReady", "False", "Starting", ""),
     ("starts for too long", DEMO, decode("", "") | overdue("decode"),
      "DecodeReady", "False", "StartOverdue", "not ready after 2400 s"),
-    ("starts for too long, and says why", DEMO, decode("Crashing", "boom") | overdue("decode"),
+    ("starts for too long, with a cause", DEMO, decode("Crashing", "boom") | overdue("decode"),
      "DecodeReady", "False", "Crashing", "boom"),
-    ("ready in the end", DEMO, overdue("decode"), "DecodeReady", "True", "NodesReady", "1 of 1"),
+    ("late, but ready", DEMO, overdue("decode"), "DecodeReady", "True", "NodesReady", "1 of 1"),
     ("a long fetch", HUB,
      {"decode": o.role_pods(HUB, "decode", ready=False, fetch="running")} | overdue("decode", HUB),
      "DecodeReady", "False", "Starting", "0 of 1 ready"),
@@ -124,9 +124,9 @@ ROWS: list[Row] = [
      "DecodeReady", "False", "NotPrepared", "volumes"),
     ("no volume yet", DEMO, decode("", "", unprepared_since=AHEAD, seen=JUST_NOW),
      "DecodeReady", "False", "Starting", "0 of 1 ready"),
-    ("ending ones do not count", DEMO, {"decode": o.role_pods(DEMO, "decode", terminating=True)},
+    ("ending pods do not count", DEMO, {"decode": o.role_pods(DEMO, "decode", terminating=True)},
      "DecodeReady", "False", "Starting", "0 of 1 ready"),
-    ("an old one will do", DEMO, {"decode": (o.pod("decode", 0, o.OLD),)},
+    ("an old node is enough", DEMO, {"decode": (o.pod("decode", 0, o.OLD),)},
      "DecodeReady", "True", "NodesReady", "1 of 1 ready"),
     ("none wanted", NO_PREFILL, {}, "PrefillReady", "True", "NoneWanted", ""),
     ("router crashes", DEMO, {"others": (unready(ROUTER, "Crashing", "boom"), INDEX, DATA)},
@@ -148,7 +148,8 @@ ROWS: list[Row] = [
     ("no ingress yet", INGRESS, {}, "RouteReady", "Unknown", "RoutePending", ""),
     ("ingress", INGRESS, route("Ingress", True), "RouteReady", "True", "RouteAccepted", ""),
     ("no address", INGRESS, route("Ingress", None), "RouteReady", "True", "RouteUnconfirmed", ""),
-    ("route unheard", ROUTE, route("HTTPRoute", None), "RouteReady", "Unknown", "RoutePending", ""),
+    ("route unanswered", ROUTE, route("HTTPRoute", None),
+     "RouteReady", "Unknown", "RoutePending", ""),
     ("route", ROUTE, route("HTTPRoute", True), "RouteReady", "True", "RouteAccepted", ""),
     ("route refused", ROUTE, route("HTTPRoute", False, "NoMatchingParent: no"),
      "RouteReady", "False", "RouteRefused", "HTTPRoute: NoMatchingParent: no"),
@@ -175,10 +176,10 @@ def test_a_condition_describes_what_was_observed(row: Row) -> None:
 def test_the_message_about_a_refused_secret_is_hidden() -> None:
     seen = observed(refusals=(o.refusal("Secret", "demo-auth", 422, "value hunter2 is wrong"),))
     message = said(status_of(seen), "Applied").message
-    assert message == "Secret demo-auth: 422: its message is kept back"
+    assert message == "Secret demo-auth: 422: message hidden because it may contain secret data"
 
 
-def test_the_worst_of_several_problems_is_told() -> None:
+def test_the_worst_of_several_problems_is_reported() -> None:
     pool = sample_pool("sim", decode={"replicas": 2})
     first, second = o.role_pods(pool, "decode")
     pods = unready(first, "Unschedulable", "no room"), unready(second, "OutOfMemory", "512Mi")
@@ -187,15 +188,15 @@ def test_the_worst_of_several_problems_is_told() -> None:
 
 
 @pytest.mark.parametrize("reason", ["NodesCutOff", "FingerprintsDiffer"])
-def test_what_nodes_said_of_the_store_holds_until_they_are_asked_again(reason: str) -> None:
-    told = {
+def test_a_store_problem_that_nodes_report_stays_until_the_next_reports(reason: str) -> None:
+    reports = {
         "NodesCutOff": o.reports(store="down"),
         "FingerprintsDiffer": (
             o.report(DEMO, "prefill", fingerprint=Fingerprint("a")),
             o.report(DEMO, "decode"),
         ),
     }
-    bad = status_of(observed(nodes=told[reason]))
+    bad = status_of(observed(nodes=reports[reason]))
     held = status_of(observed(), before=bad, after_s=60)
     assert held.conditions == bad.conditions
     assert verdict(held, "StoreReady") == ("False", reason)
@@ -203,9 +204,9 @@ def test_what_nodes_said_of_the_store_holds_until_they_are_asked_again(reason: s
     assert verdict(well, "StoreReady") == ("True", "StoreAnswers")
 
 
-def test_an_external_index_that_answered_once_is_not_doubted_in_silence() -> None:
-    asked = status_of(observed(EXTERNAL, nodes=()), EXTERNAL)
-    later = status_of(observed(EXTERNAL, others=()), EXTERNAL, asked)
+def test_an_external_index_stays_ready_after_its_first_answer() -> None:
+    answered = status_of(observed(EXTERNAL, nodes=()), EXTERNAL)
+    later = status_of(observed(EXTERNAL, others=()), EXTERNAL, answered)
     assert verdict(later, "StoreReady") == ("True", "ExternalAnswers")
 
 
@@ -220,7 +221,7 @@ def test_old_nodes_are_a_roll_out_until_the_last_has_ended() -> None:
     assert verdict(status_of(observed(), before=status), "Updated") == ("True", "OneRevision")
 
 
-def test_a_roll_out_that_cannot_go_on_says_why_and_the_pool_stays_ready() -> None:
+def test_a_stuck_roll_out_reports_its_cause_and_the_pool_stays_ready() -> None:
     crashing = o.role_pods(DEMO, "decode", ready=False, problem="Crashing", message="boom")
     status = status_of(observed(decode=(*crashing, o.pod("decode", 0, o.OLD))))
     assert verdict(status, "Updated") == ("False", "Crashing")
@@ -228,7 +229,7 @@ def test_a_roll_out_that_cannot_go_on_says_why_and_the_pool_stays_ready() -> Non
     assert verdict(status, "Ready") == ("True", "AllReady")
 
 
-def test_an_old_deployment_that_would_make_pods_again_is_a_roll_out() -> None:
+def test_an_old_deployment_with_replicas_is_a_roll_out() -> None:
     old = o.workload("demo-decode-old", "decode", 2, o.OLD)
     status = status_of(observed(workloads=(*o.workloads(DEMO), old)))
     assert verdict(status, "Updated") == ("False", "RollingOut")
@@ -238,7 +239,7 @@ def test_an_old_deployment_that_would_make_pods_again_is_a_roll_out() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"updated": 0}, {"pods": 2}, {"current": False}])
-def test_a_router_that_kubernetes_rolls_is_a_roll_out(changes: dict[str, Any]) -> None:
+def test_new_pods_of_a_router_are_a_roll_out(changes: dict[str, Any]) -> None:
     made = [item for item in o.workloads(DEMO) if item.component != "router"]
     router = o.workload("demo-router", "router", **changes)
     status = status_of(observed(workloads=(*made, router)))
@@ -247,8 +248,8 @@ def test_a_router_that_kubernetes_rolls_is_a_roll_out(changes: dict[str, Any]) -
 
 
 def test_a_new_pool_is_no_roll_out() -> None:
-    fresh = [msgspec.structs.replace(item, pods=0, updated=0, ready=0, current=False)
+    new = [msgspec.structs.replace(item, pods=0, updated=0, ready=0, current=False)
              for item in o.workloads(DEMO)]  # fmt: skip
-    for workloads in ((), tuple(fresh)):
+    for workloads in ((), tuple(new)):
         status = status_of(Observed(workloads=workloads))
         assert verdict(status, "Updated") == ("True", "OneRevision")

@@ -15,16 +15,16 @@ from tests.support.planner.observations import GIB, HUB, observed, said, status_
 MIB = 1 << 20
 
 
-def fetching(*fetches: Any, asked: bool = True) -> Observed:
-    """Both nodes fetch."""
+def fetching(*fetches: Any, answered: bool = True) -> Observed:
+    """Return an observation in which a node of each role fetches the model."""
     pods: dict[str, Any] = {
         role: o.role_pods(HUB, role, ready=False, fetch="running") for role in ("prefill", "decode")
     }
-    return observed(HUB, fetches=tuple(fetches) if asked else None, **pods)
+    return observed(HUB, fetches=tuple(fetches) if answered else None, **pods)
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "words"),
+    ("done", "total", "text"),
     [
         (int(3.1 * GIB), int(16.4 * GIB), "3.1 of 16.4 GiB (18 %)"),
         (0, 16 * GIB, "0.0 of 16.0 GiB (0 %)"),
@@ -36,11 +36,11 @@ def fetching(*fetches: Any, asked: bool = True) -> Observed:
         (7 * MIB, 0, "7.0 MiB so far"),
     ],
 )
-def test_progress_is_told_in_the_unit_of_the_whole(done: int, total: int, words: str) -> None:
-    assert progress_words(o.fetch(HUB, "decode", done, total)) == words
+def test_progress_is_shown_in_the_unit_of_the_total(done: int, total: int, text: str) -> None:
+    assert progress_words(o.fetch(HUB, "decode", done, total)) == text
 
 
-def test_the_slowest_fetch_is_told() -> None:
+def test_the_slowest_fetch_is_shown() -> None:
     seen = fetching(
         o.fetch(HUB, "prefill", 8 * GIB, 16 * GIB), o.fetch(HUB, "decode", 4 * GIB, 16 * GIB)
     )
@@ -63,15 +63,15 @@ def test_progress_is_updated_every_five_seconds_at_most() -> None:
     assert at(4, 10.0, second).model.progress == "4.0 of 16.0 GiB (25 %)"
 
 
-def test_a_fetch_that_stands_still_is_not_written_again() -> None:
+def test_a_fetch_without_progress_does_not_change_the_status() -> None:
     seen = fetching(o.fetch(HUB, "decode", GIB, 16 * GIB))
     first = status_of(seen, HUB)
     assert status_of(seen, HUB, first, after_s=60) == first
 
 
-def test_progress_is_held_while_the_index_is_silent_and_gone_after_the_fetch() -> None:
+def test_progress_stays_while_the_index_is_silent_and_is_removed_after_the_fetch() -> None:
     first = status_of(fetching(o.fetch(HUB, "decode", GIB, 16 * GIB)), HUB)
-    silent = status_of(fetching(asked=False), HUB, first, after_s=60)
+    silent = status_of(fetching(answered=False), HUB, first, after_s=60)
     assert silent == first
     done = status_of(observed(HUB), HUB, silent, after_s=90)
     assert (done.model.progress, done.model.progress_time) == ("", UNSET)
@@ -79,12 +79,12 @@ def test_progress_is_held_while_the_index_is_silent_and_gone_after_the_fetch() -
 
 
 def test_reports_of_nodes_that_do_not_fetch_are_ignored() -> None:
-    stranger = o.fetch(HUB, "decode", GIB, 16 * GIB, number=7)
-    assert status_of(fetching(stranger), HUB).model.progress == ""
-    assert status_of(observed(HUB, fetches=(stranger,)), HUB).model.progress == ""
+    other_node = o.fetch(HUB, "decode", GIB, 16 * GIB, number=7)
+    assert status_of(fetching(other_node), HUB).model.progress == ""
+    assert status_of(observed(HUB, fetches=(other_node,)), HUB).model.progress == ""
 
 
-def test_a_roll_outs_fetch_leaves_the_model_ready_and_is_told_by_updated() -> None:
+def test_a_fetch_in_a_roll_out_leaves_the_model_ready_and_is_shown_by_updated() -> None:
     new: dict[str, Any] = {"ready": False, "fetch": "running"}
     seen = observed(
         HUB,
@@ -98,5 +98,5 @@ def test_a_roll_outs_fetch_leaves_the_model_ready_and_is_told_by_updated() -> No
     assert status.model.progress == "4.0 of 16.0 GiB (25 %)"
 
 
-def test_the_hubs_name_is_the_models_name() -> None:
+def test_a_hub_model_has_the_name_of_its_repository() -> None:
     assert status_of(observed(HUB), HUB).model.name == "Qwen/Qwen3-0.6B"

@@ -15,7 +15,7 @@ NO_ROOM = "4 GPUs are needed"
 
 
 def rolling(*new: ObservedPod, **changes: Any) -> Observed:
-    """One old decode node is left beside these new ones."""
+    """Return an observation with these new decode nodes and one old one."""
     facts: dict[str, Any] = {"decode": (*new, o.pod("decode", 0, o.OLD))}
     return observed(**(facts | changes))
 
@@ -32,20 +32,20 @@ def test_a_pool_of_one_revision_does_not_roll() -> None:
     assert blocked(observed()) == ("False", "NotRolling")
 
 
-def test_a_roll_out_on_its_way_is_not_blocked_and_says_how_far_it_is() -> None:
+def test_a_roll_out_in_progress_is_not_blocked_and_reports_how_far_it_is() -> None:
     status = status_of(rolling(*starting(), roll=Roll(rolling=True)))
     assert verdict(status, "RolloutBlocked") == ("False", "Rolling")
     assert said(status, "RolloutBlocked").message == "1 old nodes are left; 1 of 2 ready"
 
 
-def test_a_budget_without_room_blocks_it() -> None:
+def test_a_gpu_budget_without_room_blocks_a_roll_out() -> None:
     status = status_of(rolling(roll=Roll(rolling=True, no_room=NO_ROOM)))
     assert verdict(status, "RolloutBlocked") == ("True", "GpuBudgetTooSmall")
     assert said(status, "RolloutBlocked").message == NO_ROOM
     assert verdict(status, "Ready") == ("True", "AllReady")
 
 
-def test_a_new_node_that_fails_blocks_it_in_the_words_that_say_why() -> None:
+def test_a_failing_new_node_blocks_a_roll_out_with_its_cause() -> None:
     status = status_of(rolling(*starting(problem="Unschedulable", message="0/2 nodes")))
     assert verdict(status, "RolloutBlocked") == ("True", "NewNodesFailing")
     [pod] = starting()
@@ -53,16 +53,18 @@ def test_a_new_node_that_fails_blocks_it_in_the_words_that_say_why() -> None:
     assert message == f"Unschedulable: {pod.name}: 0/2 nodes"
 
 
-def test_old_nodes_that_cannot_be_drained_block_it() -> None:
-    away = Departure("decode", "1 too many: no index is ready", held=True)
-    status = status_of(rolling(*o.role_pods(DEMO, "decode"), departures=(away,)))
+def test_old_nodes_that_cannot_be_drained_block_a_roll_out() -> None:
+    departure = Departure("decode", "1 more to remove: no index is ready", held=True)
+    status = status_of(rolling(*o.role_pods(DEMO, "decode"), departures=(departure,)))
     assert verdict(status, "RolloutBlocked") == ("True", "OldNodesHeld")
     assert "no index is ready" in said(status, "RolloutBlocked").message
 
 
-def test_old_nodes_that_only_take_their_time_do_not() -> None:
-    asked = Departure("decode", "1 too many: the index is asked", held=False)
-    seen = rolling(*o.role_pods(DEMO, "decode"), departures=(asked,))
+def test_slow_drains_of_old_nodes_do_not_block_a_roll_out() -> None:
+    departure = Departure(
+        "decode", "1 more to remove: the operator is querying the index", held=False
+    )
+    seen = rolling(*o.role_pods(DEMO, "decode"), departures=(departure,))
     assert blocked(seen) == ("False", "Rolling")
 
 
@@ -76,7 +78,7 @@ def test_a_blocked_roll_out_gives_one_event() -> None:
     assert events_between(after, again) == ()
 
 
-def test_a_role_that_the_budget_keeps_small_says_so() -> None:
+def test_a_role_that_the_gpu_budget_limits_reports_it() -> None:
     short = msgspec.structs.replace(DEMO.spec.decode, replicas=3)
     pool = msgspec.structs.replace(DEMO, spec=msgspec.structs.replace(DEMO.spec, decode=short))
     one = o.pod("decode", 0, o.role_pods(DEMO, "decode")[0].revision)

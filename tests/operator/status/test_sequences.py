@@ -39,7 +39,7 @@ POOLS: list[Pool | SpecError] = [
 ]
 REVISIONS = [*sorted({revision_of(pool).name for pool in POOLS if isinstance(pool, Pool)}), o.OLD]
 COMPONENTS = ("prefill", "decode", "router", "kv-index", "kv-data")
-# NotPrepared is no pod's own word: it is derived from `unprepared_since`.
+# No pod reports NotPrepared itself: it is derived from `unprepared_since`.
 WORKLOADS_PROBLEMS = ("PodsRefused", "StartOverdue")
 OWN_PROBLEMS = [
     reason.name
@@ -61,7 +61,7 @@ def pods(draw: st.DrawFn) -> ObservedPod:
         ready=ready,
         terminating=draw(st.booleans()),
         problem=problem,
-        message=problem and "words",
+        message=problem and "text",
         fetch=draw(st.sampled_from(["", "waiting", "running", "done"])),
         unprepared_since="" if ready or problem else draw(st.sampled_from(["", o.stamp(-90)])),
         seen=FirstSeen(unprepared=-90.0),
@@ -80,7 +80,7 @@ def workloads(draw: st.DrawFn) -> ObservedWorkload:
         revision,
         current=draw(st.booleans()),
         problem=problem,
-        message=problem and "words",
+        message=problem and "text",
     )
 
 
@@ -106,8 +106,8 @@ ROUTES = st.builds(
 )
 
 
-def several(what: Any) -> Any:
-    return st.lists(what, max_size=4).map(tuple)
+def several(items: Any) -> Any:
+    return st.lists(items, max_size=4).map(tuple)
 
 
 OBSERVATIONS = st.builds(
@@ -148,7 +148,7 @@ def test_any_sequence_keeps_the_status_well_formed(
         check_ready(after)
         check_times(before, after, o.stamp((now - o.NOW).total_seconds()))
         check_events(before, after)
-        # Nothing new to say is nothing to write.
+        # The same observation does not change the status.
         assert derive(pool, revision, generation, seen, after, now, 0.0) == after
         before = after
 
@@ -180,15 +180,15 @@ def check_ready(status: PoolStatus) -> None:
 
 def check_times(before: PoolStatus | None, after: PoolStatus, now: str) -> None:
     for condition in after.conditions:
-        said = before.condition(condition.type) if before is not None else None
-        same = said is not None and said.status == condition.status
+        was = before.condition(condition.type) if before is not None else None
+        same = was is not None and was.status == condition.status
         assert condition.last_transition_time == (
-            said.last_transition_time if said is not None and same else now
+            was.last_transition_time if was is not None and same else now
         )
 
 
 def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
-    """Each kind at most once, and none without a change of what it is about."""
+    """Each event occurs at most once, and only if its condition has changed."""
     reasons = [event.reason for event in events_between(before, after)]
     assert len(reasons) == len(set(reasons))
     assert events_between(after, after) == ()
@@ -198,7 +198,7 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
         now = after.condition(kind)
         return (was.status if was else "") != (now.status if now else "")
 
-    about = {
+    condition_of = {
         "SpecInvalid": "Valid",
         "ApplyForbidden": "Applied",
         "KindMissing": "Applied",
@@ -215,7 +215,7 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
             assert OLD_NODES in said(before, "Updated").message
         elif reason == "NotReady":
             was = before.condition("Ready") if before is not None else None
-            # Of a pool that was not ready either, it tells another problem.
+            # While a pool stays not ready, the event reports another problem.
             assert changed("Ready") or (was and was.reason) != said(after, "Ready").reason
         else:
-            assert changed(about[reason]), reason
+            assert changed(condition_of[reason]), reason

@@ -1,4 +1,4 @@
-"""The status as a whole: its summary, what it keeps, and when it changes."""
+"""The whole status: its summary, the values that it keeps, and when it changes."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ def test_a_pool_that_is_as_specified_is_ready_and_serves() -> None:
     assert verdict(status, "Ready") == ("True", "AllReady")
 
 
-def test_the_same_observation_gives_the_very_same_status_later() -> None:
+def test_the_same_observation_gives_the_same_status_later() -> None:
     seen = observed(nodes=o.reports())
     status = status_of(seen)
     assert status_of(seen, before=status, after_s=3600) == status
     assert status_of(observed(), before=status, after_s=3600) == status
 
 
-def test_a_status_survives_the_way_through_the_api() -> None:
+def test_a_status_is_unchanged_after_a_round_trip_through_the_api() -> None:
     status = status_of(observed(nodes=o.reports()))
     assert read_status({"status": msgspec.to_builtins(status)}) == status
 
 
 @pytest.mark.parametrize("body", [{}, {"status": None}, {"status": {"conditions": "rubbish"}}])
-def test_a_missing_or_damaged_status_is_derived_again(body: Any) -> None:
+def test_a_missing_or_damaged_status_is_read_as_none(body: Any) -> None:
     assert read_status(body) is None
 
 
-def test_a_transition_time_moves_with_the_status_alone() -> None:
+def test_a_transition_time_changes_only_with_the_status() -> None:
     first = status_of(observed(decode=o.role_pods(DEMO, "decode", **UNREADY)))
     crash = status_of(observed(decode=o.role_pods(DEMO, "decode", **CRASH)), DEMO, first, after_s=5)
     well = status_of(observed(), DEMO, crash, after_s=9, generation=2)
@@ -67,7 +67,7 @@ def test_a_transition_time_moves_with_the_status_alone() -> None:
     assert said(well, "Valid").observed_generation == well.observed_generation == 2
 
 
-def test_ready_names_a_problem_before_what_only_takes_its_time() -> None:
+def test_ready_shows_a_problem_before_parts_that_only_start() -> None:
     status = status_of(
         observed(
             prefill=o.role_pods(DEMO, "prefill", **UNREADY),
@@ -81,13 +81,13 @@ def test_ready_names_a_problem_before_what_only_takes_its_time() -> None:
     assert said(status, "Ready").message.startswith("DecodeReady: 0 of 1 ready; demo-decode-")
 
 
-def test_ready_names_the_first_of_what_takes_its_time() -> None:
+def test_ready_shows_the_first_part_that_starts_if_there_is_no_problem() -> None:
     status = status_of(Observed())
     assert verdict(status, "Ready") == ("False", "Starting")
     assert said(status, "Ready").message.startswith("StoreReady: ")
 
 
-def test_each_role_is_counted() -> None:
+def test_the_nodes_of_each_role_are_counted() -> None:
     pool, old = sample_pool("torch"), [o.pod("decode", n, o.OLD) for n in range(2)]
     current = o.role_pods(pool, "decode")
     ending = msgspec.structs.replace(old[1], terminating=True)
@@ -135,7 +135,7 @@ ROUTES: list[tuple[str, dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(
     ("router", "address", "url"), [row[1:] for row in ROUTES], ids=[row[0] for row in ROUTES]
 )
-def test_the_url_is_the_way_from_outside_or_else_the_endpoint(
+def test_the_url_is_the_external_address_or_else_the_endpoint(
     router: dict[str, Any], address: str, url: str
 ) -> None:
     pool = sample_pool("sim", router=router)
@@ -145,52 +145,52 @@ def test_the_url_is_the_way_from_outside_or_else_the_endpoint(
     assert status.url == url
 
 
-def test_a_fingerprint_is_unknown_until_a_node_of_the_revision_tells_it() -> None:
-    stranger = o.reports(revision=o.OLD, fingerprint=Fingerprint("0" * 32))
-    unknown = status_of(observed(nodes=stranger))
+def test_a_fingerprint_is_unknown_until_a_node_of_the_revision_reports_it() -> None:
+    old_nodes = o.reports(revision=o.OLD, fingerprint=Fingerprint("0" * 32))
+    unknown = status_of(observed(nodes=old_nodes))
     assert (unknown.fingerprint, unknown.revision) == ("", revision_of(DEMO).name)
     known = status_of(observed(nodes=o.reports()), before=unknown)
     assert known.fingerprint == "f" * 32
-    for nodes in (None, (), stranger):
+    for nodes in (None, (), old_nodes):
         assert status_of(observed(nodes=nodes), before=known).fingerprint == "f" * 32
 
 
-def test_another_revision_begins_without_a_fingerprint() -> None:
+def test_a_new_revision_starts_without_a_fingerprint() -> None:
     known = status_of(observed(nodes=o.reports()))
     edited = sample_pool("sim", engine={"kind": "sim", "blockSize": 32})
     status = status_of(observed(), edited, known)
     assert (status.fingerprint, status.revision) == ("", revision_of(edited).name)
 
 
-def test_the_models_name_is_what_the_spec_says_or_else_the_nodes() -> None:
-    told = observed(nodes=o.reports(model="tiny"))
-    first = status_of(told)
+def test_the_model_s_name_comes_from_the_spec_or_else_from_the_nodes() -> None:
+    reported = observed(nodes=o.reports(model="tiny"))
+    first = status_of(reported)
     assert first.model.name == "sim"
     error = SpecError("spec.model: wrong")
-    assert status_of(told, error, first).model.name == "tiny"
+    assert status_of(reported, error, first).model.name == "tiny"
     assert status_of(observed(), error, first).model.name == "sim"
 
 
-def test_without_its_secret_no_revision_is_made() -> None:
+def test_a_pool_without_its_secret_has_no_revision() -> None:
     refused = Observed(refusals=(o.refusal("Secret", "demo-auth", 403, "RBAC"),))
     status = status_of(refused)
     assert status.revision == ""
     assert verdict(status, "Applied") == ("False", "ApplyForbidden")
 
 
-def test_an_external_index_that_fell_silent_is_not_said_to_answer() -> None:
+def test_an_external_index_that_became_silent_is_reported_as_such() -> None:
     pool = sample_pool("external")
     answers = status_of(observed(pool, nodes=()), pool)
     assert status_of(observed(pool), pool, answers) == answers
     silent = status_of(observed(pool, silent=True), pool, answers)
     assert verdict(silent, "StoreReady") == ("Unknown", "ExternalSilent")
-    # An operator that has just started has not asked yet.
+    # A new operator keeps the condition until it has read the index itself.
     assert verdict(status_of(observed(pool), pool, silent), "StoreReady")[1] == "ExternalSilent"
     again = status_of(observed(pool, nodes=()), pool, silent)
     assert verdict(again, "StoreReady") == ("True", "ExternalAnswers")
 
 
-def test_an_invalid_spec_says_so_and_what_was_made_before_goes_on() -> None:
+def test_an_invalid_spec_is_reported_and_the_existing_parts_keep_their_conditions() -> None:
     good = status_of(observed(nodes=o.reports()))
     status = status_of(observed(), SpecError("spec.model: wrong"), good, generation=2)
     assert verdict(status, "Valid") == ("False", "SpecInvalid")
@@ -203,13 +203,13 @@ def test_an_invalid_spec_says_so_and_what_was_made_before_goes_on() -> None:
     assert [getattr(status, name) for name in kept] == [getattr(good, name) for name in kept]
 
 
-def test_a_pool_that_never_had_a_valid_spec_says_nothing_of_its_parts() -> None:
+def test_a_pool_that_never_had_a_valid_spec_has_no_conditions_of_its_parts() -> None:
     status = status_of(Observed(), SpecError("spec.model: missing"))
     assert [item.type for item in status.conditions] == ["Ready", "Valid", "Applied"]
     assert (status.revision, status.url) == ("", "")
 
 
-def test_a_paused_pool_goes_on_being_watched_and_is_neither_ready_nor_not() -> None:
+def test_a_paused_pool_is_still_observed_and_its_readiness_is_unknown() -> None:
     good = status_of(observed())
     paused = sample_pool("sim", paused=True, engine={"kind": "sim", "blockSize": 32})
     status = status_of(observed(), paused, good)
@@ -227,7 +227,7 @@ def test_a_pool_that_was_paused_from_the_start_has_no_revision() -> None:
     assert verdict(status, "Ready") == ("False", "Paused")
 
 
-def test_route_ready_is_there_only_with_a_route() -> None:
+def test_the_condition_route_ready_exists_only_with_a_route() -> None:
     seen = observed(routes=(ObservedRoute(kind="Ingress", accepted=True),))
     assert status_of(seen).condition("RouteReady") is None
     routed = sample_pool("sim", router={"ingress": {"host": "llm.example.com"}})
