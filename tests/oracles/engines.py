@@ -1,4 +1,4 @@
-"""The product's core over a scripted runner, with blocks of the size that an oracle speaks of."""
+"""EngineCore over a scripted runner, with the block size of an oracle."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from tests.support.engines.engine_core import Run, ScriptedRunner, scripted, ste
 def engine_of(
     block_size: int = 16, script: Callable[[Sample], int] | None = None, **facts: Any
 ) -> tuple[EngineCore, ScriptedRunner]:
-    """Roomy where `facts` (of EngineInfo) do not say otherwise."""
-    roomy: dict[str, Any] = {
+    """An engine with large limits. `facts` override fields of EngineInfo."""
+    defaults: dict[str, Any] = {
         "layout": kv_layout(block=block_size),
         "num_blocks": 512,
         "max_model_len": 8192,
         "max_batched_tokens": 8192,
         "max_num_seqs": 64,
     }
-    return scripted(script, **(roomy | facts))
+    return scripted(script, **(defaults | facts))
 
 
 def step(engine: EngineCore, run: Run | None = None) -> tuple[TokenOut, ...]:
-    """One step with its books checked; the tokens it brought."""
+    """Run one step and check the pool's integrity. Return the new tokens."""
     return step_once(engine, run or Run()).tokens
 
 
-def shares(runner: ScriptedRunner, index: int = -1) -> list[int]:
-    """Tokens of each row of a step."""
+def row_sizes(runner: ScriptedRunner, index: int = -1) -> list[int]:
+    """The number of tokens of each row of a step."""
     return [len(row.tokens) for row in runner.steps[index]]
 
 
 def tables(runner: ScriptedRunner, index: int = -1) -> list[Sequence[BlockId]]:
-    """Block table of each row of a step."""
+    """The block table of each row of a step."""
     return [row.blocks for row in runner.steps[index]]
 
 
 def hashes_of(engine: EngineCore, tokens: Sequence[int]) -> list[BlockHash]:
-    """Names of the full blocks of `tokens`, as this engine gives them."""
+    """The block hashes of the full blocks of `tokens` in this engine."""
     root = root_hash(engine.info.fingerprint)
     return extend_hashes(root, tokens, engine.info.layout.block_size)
 
@@ -54,6 +54,6 @@ def free_order(engine: EngineCore) -> list[int]:
 
 
 def usage(engine: EngineCore) -> float:
-    """Share of the usable blocks that somebody holds."""
+    """The share of the usable blocks that have a holder."""
     load = engine.load()
     return 1 - load.free_blocks / load.total_blocks

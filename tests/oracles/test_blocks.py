@@ -1,4 +1,4 @@
-"""Blocks, tables, slots and the pool (O-BLK), and growth at a block's edge (O-NAN)."""
+"""Blocks, block tables, slots and the pool (O-BLK), and growth at a block boundary (O-NAN)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ TABLE = [BlockId(block) for block in (5, 2, 8, 12)]
 
 
 def written_slots(position: int) -> tuple[list[int], list[int]]:
-    """Slots of the pool that K and V of one token at `position` of TABLE come to stand in."""
+    """The slots of the pool in which K and V of the token at `position` are stored. Its block table
+    is TABLE."""
     layout = kv_layout(block=16)
     memory = TorchMemory(layout, 16, torch.device("cpu"))
     one = torch.ones(1, 1, 2)
@@ -31,7 +32,7 @@ def written_slots(position: int) -> tuple[list[int], list[int]]:
     return k_S.nonzero()[:, 0].tolist(), v_S.nonzero()[:, 0].tolist()
 
 
-def test_k_and_v_of_position_35_stand_in_block_8_at_slot_131_O_BLK_1() -> None:
+def test_position_35_is_stored_in_block_8_at_slot_131_O_BLK_1() -> None:
     assert written_slots(35) == ([131], [131])
     assert divmod(131, 16) == (8, 3)
 
@@ -40,7 +41,7 @@ def test_k_and_v_of_position_35_stand_in_block_8_at_slot_131_O_BLK_1() -> None:
     ("position", "slot"),
     [(0, 80), (15, 95), (16, 32), (31, 47), (32, 128), (47, 143), (48, 192), (63, 207)],
 )
-def test_slots_of_further_positions_O_BLK_2(position: int, slot: int) -> None:
+def test_other_positions_are_stored_in_their_slots_O_BLK_2(position: int, slot: int) -> None:
     assert written_slots(position) == ([slot], [slot])
 
 
@@ -54,12 +55,14 @@ BLOCKS_FOR = {1: 1, 15: 1, 16: 1, 17: 2, 35: 3, 36: 3, 48: 3, 100: 7, 105: 7, 13
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), BLOCKS_FOR.items())
-def test_blocks_for_n_tokens_O_BLK_3(tokens: int, blocks: int) -> None:
+def test_blocks_for_gives_the_number_of_blocks_for_n_tokens_O_BLK_3(
+    tokens: int, blocks: int
+) -> None:
     assert blocks_for(tokens, 16) == blocks
 
 
 @pytest.mark.parametrize("prompt", [2, 5, 10])
-def test_kv_grows_by_one_a_step_and_the_last_token_has_none_O_BLK_4(prompt: int) -> None:
+def test_kv_grows_by_one_token_per_step_and_the_last_token_has_none_O_BLK_4(prompt: int) -> None:
     engine, runner = engine_of()
     run = run_all(engine, [make_request("a", prompt, max_tokens=8)])
     assert runner.work() == [[(0, prompt)], *([(prompt + n, 1)] for n in range(7))]
@@ -68,7 +71,7 @@ def test_kv_grows_by_one_a_step_and_the_last_token_has_none_O_BLK_4(prompt: int)
     assert prompt + len(run.ids("a")) == lengths[-1] + 1
 
 
-def test_a_request_takes_a_block_more_per_16_tokens_and_gives_all_back_O_BLK_5() -> None:
+def test_a_request_takes_one_more_block_per_16_tokens_and_releases_all_O_BLK_5() -> None:
     engine, runner = engine_of(num_blocks=8)
     run = run_all(engine, [make_request("a", 32, max_tokens=33)])
     assert len(run.ids("a")) == 33
@@ -78,7 +81,7 @@ def test_a_request_takes_a_block_more_per_16_tokens_and_gives_all_back_O_BLK_5()
     assert engine.load().free_blocks == 8
 
 
-def test_requests_side_by_side_hold_only_what_they_need_O_BLK_5() -> None:
+def test_concurrent_requests_hold_only_the_blocks_they_need_O_BLK_5() -> None:
     engine, runner = engine_of(num_blocks=8)
     for name, prompt in (("A", 32), ("B", 64), ("C", 32)):
         engine.submit(make_request(name, prompt, max_tokens=1))
@@ -87,7 +90,7 @@ def test_requests_side_by_side_hold_only_what_they_need_O_BLK_5() -> None:
     assert len({block for table in tables(runner) for block in table}) == 8
 
 
-def test_shared_blocks_are_free_when_both_holders_let_go_O_BLK_6() -> None:
+def test_shared_blocks_become_free_when_both_holders_release_them_O_BLK_6() -> None:
     pool = BlockPool(15)
     shared = pool.allocate(3)
     a, b = [*shared, *pool.allocate(1)], [*shared, *pool.allocate(1)]
@@ -100,21 +103,21 @@ def test_shared_blocks_are_free_when_both_holders_let_go_O_BLK_6() -> None:
     assert pool.num_free == 15
 
 
-def test_a_request_is_freed_in_reverse_so_that_its_tail_goes_first_O_BLK_7() -> None:
+def test_the_tail_of_a_freed_request_is_reused_first_O_BLK_7() -> None:
     pool = BlockPool(6)
     pool.release(pool.allocate(4))
     assert pool.free_order() == [5, 6, 4, 3, 2, 1]
 
 
 def test_a_new_pool_is_free_in_id_order_and_block_0_is_padding_O_BLK_8() -> None:
-    engine, _ = engine_of(num_blocks=7)  # 8 blocks stand in memory
+    engine, _ = engine_of(num_blocks=7)  # with block 0, memory has 8 blocks
     assert free_order(engine) == [1, 2, 3, 4, 5, 6, 7]
     assert (engine.load().total_blocks, engine.load().free_blocks, usage(engine)) == (7, 7, 0)
     with pytest.raises(ValueError, match=r"block 0 is not in 1\.\.7"):
         BlockPool(7).touch([BlockId(0)])
 
 
-def test_more_blocks_than_are_free_are_an_error_without_effect_O_BLK_8b() -> None:
+def test_allocating_more_blocks_than_are_free_raises_and_changes_nothing_O_BLK_8b() -> None:
     pool = BlockPool(7)
     held = pool.allocate(2)
     with pytest.raises(ValueError, match="6 blocks asked for, 5 are free"):
@@ -123,7 +126,7 @@ def test_more_blocks_than_are_free_are_an_error_without_effect_O_BLK_8b() -> Non
     pool.check_integrity(dict.fromkeys(held, 1))
 
 
-def test_a_hit_takes_a_freed_block_out_of_the_queue_O_BLK_8c() -> None:
+def test_a_hit_removes_a_freed_block_from_the_free_queue_O_BLK_8c() -> None:
     pool = BlockPool(7)
     blocks = pool.allocate(5)
     name = BlockHash(b"five".ljust(16))
@@ -139,47 +142,48 @@ def test_a_hit_takes_a_freed_block_out_of_the_queue_O_BLK_8c() -> None:
     assert pool.lookup([name]) == [5]
 
 
-def test_the_trace_of_a_pool_of_8_blocks_O_BLK_9() -> None:
-    """B, C and D compute their prompt and end; a hold keeps their blocks, as a transfer would."""
+def test_a_scripted_trace_of_a_pool_of_8_blocks_gives_the_expected_states_O_BLK_9() -> None:
+    """B, C and D finish after their prompt. A hold keeps their blocks, as a transfer would."""
     engine, runner = scripted(lambda sample: sample.position + 1, num_blocks=7)
     names = hashes_of(engine, range(1, 13))
     assert (free_order(engine), usage(engine)) == ([1, 2, 3, 4, 5, 6, 7], 0)
 
-    def seen() -> tuple[list[int], float]:
+    def state() -> tuple[list[int], float]:
+        """The free queue and the pool's usage."""
         return free_order(engine), round(usage(engine), 4)
 
     def prefill(name: str, tokens: list[int]) -> list[BlockId]:
         engine.submit(make_request(name, tokens), prefill_only=True, track=True)
         (progress,) = step_once(engine, Run()).progress
         engine.hold(progress.blocks)
-        step(engine)  # the request itself lets go
+        step(engine)  # the request releases its blocks
         return list(progress.blocks)
 
     engine.submit(make_request("A", range(1, 11), max_tokens=50))
     step(engine)
-    assert (tables(runner)[0], seen()) == ([1, 2, 3], ([4, 5, 6, 7], 0.4286))
+    assert (tables(runner)[0], state()) == ([1, 2, 3], ([4, 5, 6, 7], 0.4286))
     assert engine._pool.lookup(names) == [1, 2]
     for known in ([1, 2], [1, 2, 3]):  # tokens 11 and 12
         step(engine)
-        assert (engine._pool.lookup(names), seen()) == (known, ([4, 5, 6, 7], 0.4286))
+        assert (engine._pool.lookup(names), state()) == (known, ([4, 5, 6, 7], 0.4286))
     step(engine)  # token 13
-    assert (tables(runner)[0], seen()) == ([1, 2, 3, 4], ([5, 6, 7], 0.5714))
+    assert (tables(runner)[0], state()) == ([1, 2, 3, 4], ([5, 6, 7], 0.5714))
     engine.abort(make_request("A", 1).id)
-    assert seen() == ([5, 6, 7, 4, 3, 2, 1], 0)
+    assert state() == ([5, 6, 7, 4, 3, 2, 1], 0)
     assert engine._pool.lookup(names) == [1, 2, 3]
     assert engine._pool.hash_of(BlockId(4)) is None
 
     b = prefill("B", [*range(1, 9), 70, 71, 72])
-    assert (b, seen()) == ([1, 2, 5], ([6, 7, 4, 3], 0.4286))
+    assert (b, state()) == ([1, 2, 5], ([6, 7, 4, 3], 0.4286))
     c = prefill("C", list(range(1, 13)))
-    assert (c, seen()) == ([1, 2, 6], ([7, 4, 3], 0.5714))
+    assert (c, state()) == ([1, 2, 6], ([7, 4, 3], 0.5714))
     assert [engine._pool.refs(block) for block in c] == [2, 2, 1]
     assert engine._pool.hash_of(BlockId(3)) == engine._pool.hash_of(BlockId(6)) == names[2]
     d = prefill("D", list(range(30, 42)))
-    assert (d, seen()) == ([7, 4, 3], ([], 1.0))
+    assert (d, state()) == ([7, 4, 3], ([], 1.0))
     assert engine._pool.lookup(names) == [1, 2, 6]
     engine.submit(make_request("E", [80]))
-    assert (step(engine), seen()) == ((), ([], 1.0))
+    assert (step(engine), state()) == ((), ([], 1.0))
     engine.abort(make_request("E", 1).id)
     for blocks, expected in (
         (b, ([5], 0.8571)),
@@ -187,10 +191,10 @@ def test_the_trace_of_a_pool_of_8_blocks_O_BLK_9() -> None:
         (d, ([5, 6, 2, 1, 3, 4, 7], 0)),
     ):
         engine.unhold(blocks)
-        assert seen() == expected
+        assert state() == expected
 
 
-def test_64_cached_of_100_tokens_need_3_new_blocks_and_leave_6_named_O_BLK_10() -> None:
+def test_100_tokens_of_which_64_are_cached_need_3_new_blocks_O_BLK_10() -> None:
     engine, runner = engine_of()
     prompt = make_request("a", 100).prompt_ids
     run_all(engine, [make_request("head", prompt[:65], max_tokens=1)])
@@ -202,7 +206,7 @@ def test_64_cached_of_100_tokens_need_3_new_blocks_and_leave_6_named_O_BLK_10() 
     assert engine.cached_blocks(hashes_of(engine, prompt)) == 6
 
 
-def test_blocks_from_elsewhere_are_named_once_they_are_here_O_BLK_10b() -> None:
+def test_fetched_blocks_are_cached_only_after_they_landed_O_BLK_10b() -> None:
     engine, runner = engine_of()
     prompt = make_request("a", 100).prompt_ids
     names = hashes_of(engine, prompt)
@@ -211,7 +215,7 @@ def test_blocks_from_elsewhere_are_named_once_they_are_here_O_BLK_10b() -> None:
     reservation = engine.reserve(request)
     assert reservation is not None
     assert (len(reservation.blocks), reservation.cached) == (7, 2)
-    assert engine.cached_blocks(names) == 2  # none of what is still on its way
+    assert engine.cached_blocks(names) == 2  # the other blocks have not landed yet
     engine.submit(request, reservation=reservation, landed=[(0, 5)])
     assert engine.cached_blocks(names) == 5
     run = drive(engine)
@@ -221,34 +225,37 @@ def test_blocks_from_elsewhere_are_named_once_they_are_here_O_BLK_10b() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_a_window_of_32_leaves_4_blocks_of_100_tokens_unread_O_BLK_11(tokens: int) -> None:
-    """Whatever stands in them, and whichever the table names; the fifth holds what is seen."""
+def test_with_a_window_of_32_the_first_4_blocks_of_100_tokens_are_not_read_O_BLK_11(
+    tokens: int,
+) -> None:
+    """The output depends neither on the content of these blocks nor on their entries in the table.
+    It depends on the fifth block."""
     layout = kv_layout(heads=2, dim=8, block=16)
     memory = TorchMemory(layout, 8, torch.device("cpu"))
     noise = torch.Generator().manual_seed(11)
     memory.pool.normal_(generator=noise)
     q, k, v = (torch.randn(tokens, heads, 8, generator=noise) for heads in (4, 2, 2))
 
-    def attended(*table: int) -> torch.Tensor:
+    def output(*table: int) -> torch.Tensor:
         row = Row([0] * tokens, 100, [BlockId(block) for block in table])
         return TorchAttention(memory, 4, (32,)).begin([row]).attend(0, q, k, v)
 
-    whole = attended(7, 6, 5, 4, 3, 2, 1)
-    assert torch.equal(attended(0, 0, 0, 0, 3, 2, 1), whole)
-    assert not torch.equal(attended(7, 6, 5, 4, 0, 2, 1), whole)
+    whole = output(7, 6, 5, 4, 3, 2, 1)
+    assert torch.equal(output(0, 0, 0, 0, 3, 2, 1), whole)
+    assert not torch.equal(output(7, 6, 5, 4, 0, 2, 1), whole)
     memory.pool[[7, 6, 5, 4]] = torch.nan
-    assert torch.equal(attended(7, 6, 5, 4, 3, 2, 1), whole)
+    assert torch.equal(output(7, 6, 5, 4, 3, 2, 1), whole)
 
 
-def test_at_any_time_each_block_is_free_or_accounted_for_O_BLK_12() -> None:
+def test_at_any_time_each_block_is_either_free_or_held_O_BLK_12() -> None:
     engine, runner = engine_of(4, num_blocks=24, max_batched_tokens=16, max_num_seqs=6)
     draw = random.Random(12)
     for index in range(40):
-        prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 24))]  # many share a head
+        prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 24))]  # many share a prefix
         length = draw.randrange(1, 20)
         engine.submit(make_request(f"r{index}", prompt, max_tokens=length, n=draw.randrange(1, 3)))
     while engine.has_work():
-        step(engine)  # checks the pool's own books
+        step(engine)  # also checks the pool's integrity
         sequences = [each for state in engine._states.values() for each in state.live.values()]
         held = [block for each in sequences for block in each.blocks]
         free = free_order(engine)
@@ -260,14 +267,14 @@ def test_at_any_time_each_block_is_free_or_accounted_for_O_BLK_12() -> None:
     assert engine.load().preemptions_total > 0
 
 
-def test_the_first_token_of_a_block_takes_a_new_one_O_NAN_1() -> None:
+def test_a_token_after_a_full_block_takes_a_new_block_O_NAN_1() -> None:
     engine, runner = engine_of(256)
     run_all(engine, [make_request("a", 256, max_tokens=2)])
     assert [len(row.blocks) for (row,) in runner.steps] == [1, 2]
     assert runner.work()[-1] == [(256, 1)]
 
 
-def test_a_block_gets_its_name_when_it_is_full_O_NAN_1b() -> None:
+def test_a_block_is_cached_when_it_is_full_O_NAN_1b() -> None:
     engine, _ = engine_of(256)
     prompt = make_request("a", 511).prompt_ids
     names = extend_hashes(hashes_of(engine, prompt)[0], [*prompt[256:], 511 % 90], 256)
@@ -280,7 +287,7 @@ def test_a_block_gets_its_name_when_it_is_full_O_NAN_1b() -> None:
     drive(engine)
 
 
-def test_in_mid_block_a_token_changes_nothing_O_NAN_1c() -> None:
+def test_a_token_inside_a_block_takes_no_new_block_O_NAN_1c() -> None:
     engine, runner = engine_of(256)
     run_all(engine, [make_request("a", 599, max_tokens=3)])
     assert [len(row.blocks) for (row,) in runner.steps] == [3, 3, 3]

@@ -1,8 +1,8 @@
-"""Bytes of weights and KV, blocks from memory (O-MEM), what a hand-off moves (O-XFR), 8-bit KV
-(O-QNT), the mask of attention (O-PRF).
+"""Bytes of weights and KV, number of blocks (O-MEM), bytes of a hand-off (O-XFR), 8-bit KV (O-QNT)
+and the attention mask (O-PRF).
 
-Sizes are those that the engine plans for a model's config.json. "FP16" of the oracles is bfloat16
-here: the engine computes in float32 or bfloat16, and both kinds of 16 bits are 2 bytes.
+The sizes are those that the engine plans from a model's config.json. The oracles' "FP16" is
+bfloat16 here, because the engine computes in float32 or bfloat16. Both 16-bit types have 2 bytes.
 """
 
 from __future__ import annotations
@@ -72,27 +72,28 @@ LLAMA_70B = Shape(80, 64, 8)
 LLAMA_70B_MHA = Shape(80, 64, 64)
 GQA_8B = Shape(32, 32, 8)
 
-Planned = Callable[..., tuple[KVLayout, int]]
+PlanShape = Callable[..., tuple[KVLayout, int]]
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Planned:
-    """(layout, number of blocks) that the engine plans for a shape and its settings."""
+def plan_shape(tmp_path: Path) -> PlanShape:
+    """Returns (layout, number of blocks) that the engine plans for a shape and settings."""
 
     def plan(shape: Shape, **settings: int) -> tuple[KVLayout, int]:
         (tmp_path / "config.json").write_text(json.dumps(shape.config()))
         (tmp_path / "model.safetensors").touch()
         chosen: dict[str, Any] = {"kv_memory": 64 * GIB, **settings}
-        # Sizes of other machines than this one.
-        found = make_plan(TorchSettings(model=tmp_path, overcommit=True, **chosen))
-        return found.layout, found.num_blocks
+        # The pool may be larger than this machine's memory.
+        result = make_plan(TorchSettings(model=tmp_path, overcommit=True, **chosen))
+        return result.layout, result.num_blocks
 
     return plan
 
 
 def model_of(folder: Path, parameters: int) -> ModelConfig:
-    """One with exactly 7e9 parameters and 500,000 bytes of KV per token in 16 bits, or with 70e9
-    and Llama-2-70B's KV. The vocabulary makes up what its layers lack."""
+    """A model with exactly 7e9 parameters and 500,000 bytes of KV per token in 16 bits, or with
+    70e9 parameters and the KV size of Llama-2-70B. The size of the vocabulary makes the number of
+    parameters exact."""
     large = parameters > 10**10
     layers, hidden, heads, kv_heads, head_dim, mlp = (
         (80, 8000, 64, 8, 128, 28672) if large else (25, 4000, 50, 50, 100, 11000)
@@ -126,10 +127,10 @@ def model_of(folder: Path, parameters: int) -> ModelConfig:
         pytest.param(70 * 10**9, "bfloat16", 140 * 10**9, id="O-MEM-1b-16-bits"),
     ],
 )
-def test_weights_take_4_or_2_bytes_a_parameter_O_MEM_1_O_MEM_1b_O_QNT_1(
+def test_weights_take_4_or_2_bytes_per_parameter_O_MEM_1_O_MEM_1b_O_QNT_1(
     tmp_path: Path, parameters: int, dtype: str, size: int
 ) -> None:
-    """As counted before a weight is read, and as the model's own tensors have it."""
+    """By the estimate before weights are read, and by the tensors of the model."""
     config = model_of(tmp_path, parameters)
     assert count_weights(config) == parameters
     assert weight_bytes(demand_of(config, dtype=dtype)) == size
@@ -151,22 +152,26 @@ def test_weights_take_4_or_2_bytes_a_parameter_O_MEM_1_O_MEM_1b_O_QNT_1(
         (8192, 4_294_967_296),
     ],
 )
-def test_kv_of_llama_2_7b_O_MEM_2(planned: Planned, tokens: int, size: int) -> None:
-    layout, _ = planned(LLAMA_7B)
+def test_the_kv_of_llama_2_7b_takes_512_kib_per_token_O_MEM_2(
+    plan_shape: PlanShape, tokens: int, size: int
+) -> None:
+    layout, _ = plan_shape(LLAMA_7B)
     assert tokens * layout.token_bytes == size
     assert layout.block_bytes == 8 * MIB
 
 
-def test_kv_of_2048_tokens_in_a_batch_of_32_O_MEM_3(planned: Planned) -> None:
-    assert planned(LLAMA_7B)[0].token_bytes * 2048 * 32 == 34_359_738_368 == 32 * GIB
+def test_the_kv_of_32_sequences_of_2048_tokens_takes_32_gib_O_MEM_3(plan_shape: PlanShape) -> None:
+    assert plan_shape(LLAMA_7B)[0].token_bytes * 2048 * 32 == 34_359_738_368 == 32 * GIB
 
 
-def test_kv_of_llama_2_70b_O_MEM_4_O_MEM_4b_O_MEM_4c_O_MEM_13(planned: Planned) -> None:
-    layout, _ = planned(LLAMA_70B)
+def test_grouped_queries_divide_the_kv_of_llama_2_70b_by_8_O_MEM_4_O_MEM_4b_O_MEM_4c_O_MEM_13(
+    plan_shape: PlanShape,
+) -> None:
+    layout, _ = plan_shape(LLAMA_70B)
     assert (layout.token_bytes, layout.block_bytes) == (327_680, 5_242_880)
     assert layout.token_bytes * 4096 == 1_342_177_280
     assert layout.token_bytes * 4096 * 32 == 42_949_672_960 == 40 * GIB
-    ungrouped, _ = planned(LLAMA_70B_MHA)
+    ungrouped, _ = plan_shape(LLAMA_70B_MHA)
     assert ungrouped.token_bytes * 4096 == 10_737_418_240
     assert ungrouped.token_bytes == 8 * layout.token_bytes
 
@@ -178,27 +183,27 @@ def test_kv_of_llama_2_70b_O_MEM_4_O_MEM_4b_O_MEM_4c_O_MEM_13(planned: Planned) 
         pytest.param(GQA_8B, 65_536, 2_097_152, 131_072, id="O-MEM-5b"),
     ],
 )
-def test_page_of_a_layer_and_block_O_MEM_5_O_MEM_5b(
-    planned: Planned, shape: Shape, page: int, block: int, token: int
+def test_a_layers_share_of_a_block_has_the_expected_size_O_MEM_5_O_MEM_5b(
+    plan_shape: PlanShape, shape: Shape, page: int, block: int, token: int
 ) -> None:
-    layout, _ = planned(shape)
+    layout, _ = plan_shape(shape)
     assert msgspec.structs.replace(layout, num_layers=1).block_bytes == page
     assert (layout.block_bytes, layout.token_bytes) == (block, token)
 
 
-def test_20_gib_hold_2560_blocks_O_MEM_5c(planned: Planned) -> None:
-    layout, blocks = planned(LLAMA_7B, kv_memory=20 * GIB)
+def test_20_gib_hold_2560_blocks_O_MEM_5c(plan_shape: PlanShape) -> None:
+    layout, blocks = plan_shape(LLAMA_7B, kv_memory=20 * GIB)
     assert (blocks, blocks * layout.block_size) == (2560, 40_960)
 
 
-def test_memory_that_holds_no_block_is_refused_O_MEM_5d(planned: Planned) -> None:
+def test_memory_smaller_than_one_block_is_refused_O_MEM_5d(plan_shape: PlanShape) -> None:
     with pytest.raises(SettingsError, match="hold no block of 8388608 bytes"):
-        planned(LLAMA_7B, kv_memory=8 * MIB - 1)
+        plan_shape(LLAMA_7B, kv_memory=8 * MIB - 1)
     with pytest.raises(SettingsError, match="kv-memory is -1"):
-        planned(LLAMA_7B, kv_memory=-1)
+        plan_shape(LLAMA_7B, kv_memory=-1)
 
 
-def test_the_pools_tensor_O_MEM_5e_O_MEM_6b() -> None:
+def test_the_pool_tensor_has_the_expected_shape_and_size_O_MEM_5e_O_MEM_6b() -> None:
     layout = kv_layout(heads=8, dim=128, block=16, dtype="bfloat16")
     pool = TorchMemory(layout, 15, torch.device("cpu")).pool
     assert pool.shape == (16, 1, 2, 8, 16, 128)
@@ -207,47 +212,51 @@ def test_the_pools_tensor_O_MEM_5e_O_MEM_6b() -> None:
 
 
 @pytest.mark.parametrize(("layers", "size"), [(32, 33_554_432), (28, 29_360_128)])
-def test_block_of_256_tokens_O_MEM_6(planned: Planned, layers: int, size: int) -> None:
-    layout, _ = planned(Shape(layers, 32, 8), block_size=256)
+def test_a_block_of_256_tokens_has_the_expected_size_O_MEM_6(
+    plan_shape: PlanShape, layers: int, size: int
+) -> None:
+    layout, _ = plan_shape(Shape(layers, 32, 8), block_size=256)
     assert layout.block_bytes == size
 
 
-def test_55_gib_hold_1760_blocks_of_256_tokens_O_MEM_6c(planned: Planned) -> None:
-    layout, blocks = planned(GQA_8B, block_size=256, kv_memory=55 * GIB)
+def test_55_gib_hold_1760_blocks_of_256_tokens_O_MEM_6c(plan_shape: PlanShape) -> None:
+    layout, blocks = plan_shape(GQA_8B, block_size=256, kv_memory=55 * GIB)
     assert (blocks, blocks * layout.block_size) == (1760, 450_560)
 
 
-def test_a_profiling_run_finds_those_55_gib_less_what_is_spare_O_MEM_6c(tmp_path: Path) -> None:
-    """16 GiB are used, 2 of them by others; of ours, 14, the step took one more at its peak."""
+def test_a_profiling_run_leaves_55_gib_minus_spare_and_padding_O_MEM_6c(tmp_path: Path) -> None:
+    """Other processes use 2 GiB, the engine uses 14 GiB, and the peak of a step adds 1 GiB."""
     (tmp_path / "config.json").write_text(json.dumps(GQA_8B.config()))
     demand = demand_of(read_config(tmp_path), block_size=256, graphs=False)
-    found = Measured(resident=14 * GIB, step=1 * GIB)
+    measured = Measured(resident=14 * GIB, step=1 * GIB)
     room = MemoryBudget(total=80 * GIB, others=2 * GIB, share=0.9)
     spare, padding = SPARE_BYTES["cuda"] // demand.layout.block_bytes, 1
     assert spare == 12
-    assert free_blocks(replace(demand, measured=found), room) == 1760 - spare - padding
+    assert free_blocks(replace(demand, measured=measured), room) == 1760 - spare - padding
 
 
-def test_a_card_of_24_gb_has_112_tokens_for_each_of_100_users_O_MEM_8(tmp_path: Path) -> None:
-    """0.9 of it, less weights and 2 GB for all else, is 5.6 GB: 11,200 tokens."""
+def test_a_gpu_of_24_gb_holds_112_tokens_for_each_of_100_users_O_MEM_8(tmp_path: Path) -> None:
+    """90 % of 24 GB, minus 14 GB of weights and 2 GB of other memory, is 5.6 GB: 11,200 tokens."""
     demand = demand_of(model_of(tmp_path, 7 * 10**9), graphs=False)
     assert demand.layout.token_bytes == 500_000
     rest = 2 * 10**9 - SPARE_BYTES["cuda"]
-    found = Measured(resident=weight_bytes(demand), step=rest)
-    blocks = free_blocks(replace(demand, measured=found), MemoryBudget(total=24 * 10**9, share=0.9))
+    measured = Measured(resident=weight_bytes(demand), step=rest)
+    blocks = free_blocks(
+        replace(demand, measured=measured), MemoryBudget(total=24 * 10**9, share=0.9)
+    )
     tokens = (blocks + 1) * 16  # one block is padding
     assert (tokens, tokens // 100) == (11_200, 112)
 
 
-def test_weights_of_140_gb_do_not_fit_a_card_of_80_O_MEM_8b(tmp_path: Path) -> None:
+def test_weights_of_140_gb_do_not_fit_a_gpu_of_80_gb_O_MEM_8b(tmp_path: Path) -> None:
     demand = demand_of(model_of(tmp_path, 70 * 10**9))
     assert demand.layout.token_bytes == 327_680
     with pytest.raises(SettingsError, match=r"the model does not fit: weights 130\.4 "):
         check_fit(demand, MemoryBudget(total=80 * 10**9))
 
 
-def test_64_gib_serve_431_requests_of_300_tokens_O_MEM_7d(planned: Planned) -> None:
-    _, blocks = planned(LLAMA_7B, kv_memory=64 * GIB)
+def test_64_gib_hold_431_requests_of_300_tokens_O_MEM_7d(plan_shape: PlanShape) -> None:
+    _, blocks = plan_shape(LLAMA_7B, kv_memory=64 * GIB)
     pool, requests = BlockPool(blocks), 0
     while pool.fits(blocks_for(300, 16)):
         pool.allocate(blocks_for(300, 16))
@@ -255,8 +264,8 @@ def test_64_gib_serve_431_requests_of_300_tokens_O_MEM_7d(planned: Planned) -> N
     assert (blocks_for(300, 16), requests) == (19, 431)
 
 
-def test_a_large_request_fits_into_scattered_holes_O_MEM_10b(planned: Planned) -> None:
-    _, blocks = planned(LLAMA_7B, kv_memory=10 * GIB)
+def test_a_large_request_fits_into_scattered_free_blocks_O_MEM_10b(plan_shape: PlanShape) -> None:
+    _, blocks = plan_shape(LLAMA_7B, kv_memory=10 * GIB)
     pool = BlockPool(blocks)
     requests = [pool.allocate(blocks_for(2048, 16)) for _ in range(10)]
     assert (blocks, len(requests[0]), pool.num_free) == (1280, 128, 0)
@@ -273,23 +282,25 @@ def unused(tokens: int) -> int:
 @pytest.mark.parametrize(
     ("tokens", "slots"), [(1, 15), (16, 0), (17, 15), (33, 15), (100, 12), (300, 4), (1000, 8)]
 )
-def test_unused_slots_of_the_last_block_O_MEM_12(tokens: int, slots: int) -> None:
+def test_the_last_block_has_the_expected_number_of_unused_slots_O_MEM_12(
+    tokens: int, slots: int
+) -> None:
     assert unused(tokens) == slots
     share = {33: 0.3125, 300: 0.0132}.get(tokens)
     if share is not None:
         assert slots / (tokens + slots) == pytest.approx(share, abs=5e-5)
 
 
-def test_waste_is_7_and_a_half_slots_on_average_O_MEM_12b() -> None:
+def test_a_request_wastes_7_and_a_half_slots_on_average_O_MEM_12b() -> None:
     waste = mean(unused(tokens) for tokens in range(1, 161))
     assert waste == 7.5
     assert waste / (180 + waste) == pytest.approx(0.04)
 
 
-def test_narrower_kv_takes_its_share_of_float32_O_MEM_14_O_XFR_1d_O_QNT_1_O_QNT_5(
-    planned: Planned,
+def test_kv_bytes_are_proportional_to_the_item_size_O_MEM_14_O_XFR_1d_O_QNT_1_O_QNT_5(
+    plan_shape: PlanShape,
 ) -> None:
-    half, _ = planned(LLAMA_7B)
+    half, _ = plan_shape(LLAMA_7B)
     whole = msgspec.structs.replace(half, dtype="float32")
     byte = msgspec.structs.replace(half, dtype="uint8")
     assert whole.token_bytes == 2 * half.token_bytes == 4 * byte.token_bytes
@@ -305,10 +316,10 @@ def test_narrower_kv_takes_its_share_of_float32_O_MEM_14_O_XFR_1d_O_QNT_1_O_QNT_
         pytest.param(GQA_8B, 126, 124, id="O-XFR-1c"),
     ],
 )
-def test_a_prompt_of_1000_tokens_O_XFR_1_O_XFR_1b_O_XFR_1c(
-    planned: Planned, shape: Shape, all_mib: int, full_mib: int
+def test_a_prompt_of_1000_tokens_has_the_expected_kv_bytes_O_XFR_1_O_XFR_1b_O_XFR_1c(
+    plan_shape: PlanShape, shape: Shape, all_mib: int, full_mib: int
 ) -> None:
-    layout, _ = planned(shape)
+    layout, _ = plan_shape(shape)
     root = root_hash(Fingerprint("f" * 32))
     chunks = chunk_hashes(extend_hashes(root, range(1000), 16), layout.chunk_blocks)
     assert blocks_for(1000, 16) == 63
@@ -321,11 +332,12 @@ def test_a_prompt_of_1000_tokens_O_XFR_1_O_XFR_1b_O_XFR_1c(
     ("shape", "tokens_per_s", "gigabits"),
     [(GQA_8B, 10_000, 10.49), (LLAMA_7B, 10_000, 41.94), (LLAMA_70B, 1000, 2.62)],
 )
-def test_a_faster_link_than_this_beats_computing_O_XFR_2(
-    planned: Planned, shape: Shape, tokens_per_s: int, gigabits: float
+def test_fetching_is_cheaper_than_computing_above_the_break_even_bandwidth_O_XFR_2(
+    plan_shape: PlanShape, shape: Shape, tokens_per_s: int, gigabits: float
 ) -> None:
-    """The price of a stored prompt falls below that of computing it where the link keeps up."""
-    layout, _ = planned(shape)
+    """Placement prices a stored prompt below a computed one only if the link is faster than the
+    break-even bandwidth."""
+    layout, _ = plan_shape(shape)
     facts = RequestFacts(
         prompt_tokens=1001,
         chunk_tokens=layout.chunk_tokens,
@@ -343,9 +355,9 @@ def test_a_faster_link_than_this_beats_computing_O_XFR_2(
         node = Candidate(node=NodeId("n"), role="decode", speeds=speeds)
         return float(NodeCosts(facts, group_of([node])).prefill_ms[0])
 
-    computing = 1000 * 1001 / tokens_per_s
-    assert price(0.995 * gigabits) == pytest.approx(computing)
-    assert price(1.005 * gigabits) < computing - 0.001
+    compute_price = 1000 * 1001 / tokens_per_s
+    assert price(0.995 * gigabits) == pytest.approx(compute_price)
+    assert price(1.005 * gigabits) < compute_price - 0.001
 
 
 @pytest.mark.parametrize(
@@ -358,11 +370,11 @@ def test_a_faster_link_than_this_beats_computing_O_XFR_2(
         (32768, 32768, 1_073_741_824),
     ],
 )
-def test_the_mask_has_an_entry_for_each_query_and_key_O_PRF_4(
+def test_the_attention_mask_has_an_entry_for_each_query_and_key_O_PRF_4(
     queries: int, keys: int, scores: int
 ) -> None:
-    """Its bytes are those that come with keys and queries together, and with neither alone; of each
-    entry 4 in float32, and 2 while it is made."""
+    """The mask's bytes are the part of the estimate that grows with queries times keys: for each
+    entry 4 bytes in float32, and 2 bytes while the mask is built."""
 
     def size(queries: int, keys: int) -> int:
         demand = demand_of(dtype="float32", kernels="torch", max_num_seqs=1)

@@ -1,5 +1,5 @@
-"""Parts of the models (O-MDL): attention over the paged cache, norms, rope, sizes. And the sizes
-of decode steps that are recorded (O-NAN)."""
+"""Parts of the models (O-MDL): attention over the paged cache, norms, rope and sizes. Also the
+recorded sizes of decode steps (O-NAN)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ V: Rows = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
 ALL_THREE = [5.711177, 6.711177, 7.711177, 8.711177]
 
 
-def attended(q: Any, k: Any, v: Any, *, start: int = 0, blocks: Sequence[int] = (1,)) -> Any:
-    """Attention of len(q) tokens behind `start` ones; k and v hold those too, [S, K, H]."""
+def attention_output(
+    q: Any, k: Any, v: Any, *, start: int = 0, blocks: Sequence[int] = (1,)
+) -> Any:
+    """Attention outputs of len(q) tokens after `start` cached tokens. k and v [S, K, H] include the
+    cached tokens."""
     q_TNH, k_SKH, v_SKH = (torch.as_tensor(each, dtype=torch.float32) for each in (q, k, v))
     layout = kv_layout(heads=k_SKH.shape[1], dim=k_SKH.shape[2], block=16)
     memory = TorchMemory(layout, 16, CPU)
@@ -56,17 +59,17 @@ def one_head(rows: Rows) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("query", range(3))
-def test_a_query_over_all_three_keys_O_MDL_1(query: int) -> None:
-    """Each query as the newest of three tokens, so that nothing is masked from it."""
+def test_a_query_over_three_keys_gives_the_expected_output_O_MDL_1(query: int) -> None:
+    """Each query is the newest of three tokens, so no key is masked."""
     q = one_head([Q[query]])
-    out = attended(q, one_head(K), one_head(V), start=2)[0, 0]
+    out = attention_output(q, one_head(K), one_head(V), start=2)[0, 0]
     assert out.tolist() == pytest.approx(ALL_THREE, abs=1e-5)
-    weights = attended(q, one_head(K), torch.eye(3, 4)[:, None], start=2)[0, 0]
+    weights = attention_output(q, one_head(K), torch.eye(3, 4)[:, None], start=2)[0, 0]
     assert weights.tolist() == pytest.approx([0.274069, 0.274069, 0.451863, 0], abs=1e-6)
 
 
-def test_the_same_as_a_prompt_is_causal_O_MDL_1b() -> None:
-    out = attended(one_head(Q), one_head(K), one_head(V))[:, 0]
+def test_attention_in_a_prompt_is_causal_O_MDL_1b() -> None:
+    out = attention_output(one_head(Q), one_head(K), one_head(V))[:, 0]
     assert out[0].tolist() == pytest.approx([1, 2, 3, 4])
     assert out[1].tolist() == pytest.approx([3, 4, 5, 6])
     assert out[2].tolist() == pytest.approx(ALL_THREE, abs=1e-5)
@@ -81,32 +84,36 @@ def test_the_same_as_a_prompt_is_causal_O_MDL_1b() -> None:
         ([0.1, 0.3, 0.5, 0.8], [0.174612, 0.213272, 0.260491, 0.351626]),
     ],
 )
-def test_softmax_over_what_a_row_may_see_O_MDL_2(scores: list[float], weights: list[float]) -> None:
+def test_attention_weights_are_the_softmax_over_the_visible_keys_O_MDL_2(
+    scores: list[float], weights: list[float]
+) -> None:
     q: Rows = [[math.sqrt(4), 0, 0, 0]]
     k: Rows = [[score, 0, 0, 0] for score in scores]
-    out = attended(one_head(q), one_head(k), torch.eye(len(k), 4)[:, None], start=len(k) - 1)
+    out = attention_output(
+        one_head(q), one_head(k), torch.eye(len(k), 4)[:, None], start=len(k) - 1
+    )
     assert out[0, 0, : len(k)].tolist() == pytest.approx(weights, abs=1e-6)
 
 
-def test_a_token_sees_itself_and_those_before_it_O_MDL_3() -> None:
+def test_a_token_attends_to_itself_and_earlier_tokens_O_MDL_3() -> None:
     zeros = torch.zeros(4, 1, 4)
-    out = attended(zeros, zeros, torch.eye(4)[:, None])[:, 0]
+    out = attention_output(zeros, zeros, torch.eye(4)[:, None])[:, 0]
     assert torch.equal(out > 0, torch.ones(4, 4).tril() > 0)
 
 
-def numbers(slots: WeightSlots, word: str = "") -> int:
-    """Parameters of the slots whose name holds `word`."""
-    return sum(view.numel() for name, view in slots.views.items() if word in name)
+def count_parameters(slots: WeightSlots, part: str = "") -> int:
+    """Number of parameters in the slots whose name contains `part`."""
+    return sum(view.numel() for name, view in slots.views.items() if part in name)
 
 
-def test_parameters_of_a_linear_layer_O_MDL_5() -> None:
+def test_a_linear_layer_has_the_expected_number_of_parameters_O_MDL_5() -> None:
     slots = WeightSlots(torch.float32, torch.device("meta"))
     Linear(slots, ["linear"], [3072], 768, True)
-    assert numbers(slots) == 2_362_368
+    assert count_parameters(slots) == 2_362_368
 
 
 def llama(folder: Path, **changes: int) -> ModelConfig:
-    """Llama-2-7B's config.json as read, or with other sizes."""
+    """The config of Llama-2-7B with the given changes."""
     values = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 32000,
@@ -123,38 +130,40 @@ def llama(folder: Path, **changes: int) -> ModelConfig:
 
 @pytest.fixture
 def llama_7b(tmp_path: Path) -> WeightSlots:
-    """The slots of the product's Llama-2-7B, without their memory."""
+    """The weight slots of Llama-2-7B, without memory."""
     slots = WeightSlots(torch.bfloat16, torch.device("meta"))
     build_model(llama(tmp_path), slots)
     return slots
 
 
-def test_parameters_of_llama_2_7bs_parts_O_MDL_5b_O_MDL_5c_O_MDL_5d(llama_7b: WeightSlots) -> None:
-    assert numbers(llama_7b, "embed_tokens") == 131_072_000
+def test_the_parts_of_llama_2_7b_have_the_expected_parameters_O_MDL_5b_O_MDL_5c_O_MDL_5d(
+    llama_7b: WeightSlots,
+) -> None:
+    assert count_parameters(llama_7b, "embed_tokens") == 131_072_000
     layer = "model.layers.7."
-    assert numbers(llama_7b, f"{layer}self_attn") == 67_108_864
-    assert numbers(llama_7b, f"{layer}mlp") == 135_266_304
+    assert count_parameters(llama_7b, f"{layer}self_attn") == 67_108_864
+    assert count_parameters(llama_7b, f"{layer}mlp") == 135_266_304
     for part in "qkvo":
-        assert numbers(llama_7b, f"{layer}self_attn.{part}_proj") == 16_777_216
+        assert count_parameters(llama_7b, f"{layer}self_attn.{part}_proj") == 16_777_216
     for part in ("gate", "up", "down"):
-        assert numbers(llama_7b, f"{layer}mlp.{part}_proj") == 45_088_768
+        assert count_parameters(llama_7b, f"{layer}mlp.{part}_proj") == 45_088_768
     norms = [name for name in llama_7b.views if name.startswith(layer) and "norm" in name]
     assert sum(llama_7b.views[name].numel() for name in norms) == 8_192
 
 
-def test_all_parameters_of_llama_2_7b_and_their_shares_O_MDL_5e_O_MDL_5f(
+def test_llama_2_7b_has_the_expected_parameters_and_shares_O_MDL_5e_O_MDL_5f(
     llama_7b: WeightSlots,
 ) -> None:
-    total = numbers(llama_7b)
-    assert numbers(llama_7b, "model.layers.7.") == 202_383_360
-    assert numbers(llama_7b, "model.layers.") == 6_476_267_520
+    total = count_parameters(llama_7b)
+    assert count_parameters(llama_7b, "model.layers.7.") == 202_383_360
+    assert count_parameters(llama_7b, "model.layers.") == 6_476_267_520
     assert total == 6_738_415_616
-    ends = numbers(llama_7b, "embed_tokens") + numbers(llama_7b, "lm_head")
+    ends = count_parameters(llama_7b, "embed_tokens") + count_parameters(llama_7b, "lm_head")
     for part, percent in (
-        (numbers(llama_7b, "self_attn"), 31.87),
-        (numbers(llama_7b, "mlp"), 64.24),
+        (count_parameters(llama_7b, "self_attn"), 31.87),
+        (count_parameters(llama_7b, "mlp"), 64.24),
         (ends, 3.89),
-        (numbers(llama_7b, "norm"), 0.004),
+        (count_parameters(llama_7b, "norm"), 0.004),
     ):
         assert 100 * part / total == pytest.approx(percent, abs=0.005 if percent > 1 else 0.0005)
 
@@ -163,7 +172,7 @@ def test_all_parameters_of_llama_2_7b_and_their_shares_O_MDL_5e_O_MDL_5f(
     ("hidden", "heads", "head_dim"),
     [(768, 12, 64), (1280, 20, 64), (4096, 32, 128), (8192, 64, 128)],
 )
-def test_head_dim_is_hidden_size_by_heads_O_MDL_6(
+def test_head_dim_is_hidden_size_divided_by_heads_O_MDL_6(
     tmp_path: Path, hidden: int, heads: int, head_dim: int
 ) -> None:
     config = llama(tmp_path, hidden_size=hidden, num_attention_heads=heads)
@@ -174,19 +183,19 @@ def test_head_dim_is_hidden_size_by_heads_O_MDL_6(
 def test_a_kv_head_serves_consecutive_query_heads_O_MDL_7(start: int) -> None:
     v = torch.zeros(start + 1, 2, 4)
     v[:, 1] = 1
-    out = attended(torch.ones(1, 8, 4), torch.ones(start + 1, 2, 4), v, start=start)
+    out = attention_output(torch.ones(1, 8, 4), torch.ones(start + 1, 2, 4), v, start=start)
     assert out[0, :, 0].tolist() == [0] * 4 + [1] * 4
 
 
-def test_rms_norm_O_MDL_8() -> None:
+def test_rms_norm_gives_the_expected_output_O_MDL_8() -> None:
     norm = RMSNorm(WeightSlots(torch.float32, CPU), "norm", 4, 1e-6)
     norm.weight_D.fill_(1)
-    found = norm(torch.tensor([[1.0, 2, 3, 4]]))[0].tolist()
-    assert found == pytest.approx([0.365148, 0.730297, 1.095445, 1.460593], abs=1e-6)
+    actual = norm(torch.tensor([[1.0, 2, 3, 4]]))[0].tolist()
+    assert actual == pytest.approx([0.365148, 0.730297, 1.095445, 1.460593], abs=1e-6)
 
 
-def gated(tmp_path: Path, *, gate: float, up: float, up_bias: float = 0.0) -> GatedMLP:
-    """The product's MLP of width 1: x -> silu(gate x) * (up x + up_bias)."""
+def gated_mlp(tmp_path: Path, *, gate: float, up: float, up_bias: float = 0.0) -> GatedMLP:
+    """A GatedMLP of width 1: x -> silu(gate x) * (up x + up_bias)."""
     slots = WeightSlots(torch.float32, CPU)
     config = ModelConfig(
         architecture="LlamaForCausalLM",
@@ -216,20 +225,20 @@ def gated(tmp_path: Path, *, gate: float, up: float, up_bias: float = 0.0) -> Ga
     return mlp
 
 
-def test_silu_O_MDL_8c(tmp_path: Path) -> None:
+def test_silu_gives_the_expected_outputs_O_MDL_8c(tmp_path: Path) -> None:
     points = torch.tensor([[-2.0], [-1], [0], [0.5], [1], [2]])
-    found = gated(tmp_path, gate=1.0, up=0.0, up_bias=1.0)(points)[:, 0].tolist()
+    actual = gated_mlp(tmp_path, gate=1.0, up=0.0, up_bias=1.0)(points)[:, 0].tolist()
     expected = [-0.238406, -0.268941, 0, 0.311230, 0.731059, 1.761594]
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert actual == pytest.approx(expected, abs=1e-6)
 
 
-def test_silu_of_the_gate_times_up_O_MDL_8e(tmp_path: Path) -> None:
-    found = gated(tmp_path, gate=1.0, up=3.0)(torch.ones(1, 1)).item()
-    assert found == pytest.approx(2.193176, abs=2e-6)
+def test_gated_mlp_is_silu_of_the_gate_times_up_O_MDL_8e(tmp_path: Path) -> None:
+    actual = gated_mlp(tmp_path, gate=1.0, up=3.0)(torch.ones(1, 1)).item()
+    assert actual == pytest.approx(2.193176, abs=2e-6)
 
 
 def rotated(heads: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
-    """Each row of `heads` at its position; dim 4, theta 10000."""
+    """Each row of `heads`, rotated for its position, with dim 4 and theta 10000."""
     rope = Rope(RopeConfig(type="default", theta=1e4), 4, torch.float32, CPU)
     return rotate(heads[:, None], rope.tables(torch.tensor(positions)))[:, 0]
 
@@ -242,12 +251,12 @@ def rotated(heads: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         (2, [-3.144039, 1.919605, -0.339143, 4.039197]),
     ],
 )
-def test_rope_O_MDL_9(position: int, expected: list[float]) -> None:
-    found = rotated(torch.tensor([[1.0, 2, 3, 4]]), [position])[0].tolist()
-    assert found == pytest.approx(expected, abs=2e-6)
+def test_rope_gives_the_expected_rotation_O_MDL_9(position: int, expected: list[float]) -> None:
+    actual = rotated(torch.tensor([[1.0, 2, 3, 4]]), [position])[0].tolist()
+    assert actual == pytest.approx(expected, abs=2e-6)
 
 
-def test_q_times_k_depends_on_the_distance_alone_O_MDL_9b() -> None:
+def test_q_times_k_depends_only_on_the_distance_O_MDL_9b() -> None:
     noise = torch.Generator().manual_seed(9)
     q, k = torch.randn(2, 1, 4, generator=noise)
     near, far, other = (
@@ -258,11 +267,11 @@ def test_q_times_k_depends_on_the_distance_alone_O_MDL_9b() -> None:
     assert abs(near - other) > 1e-3
 
 
-class Averaging:
-    """Attention that needs no cache: each token gets the mean of v so far."""
+class AveragingAttention:
+    """Attention without a cache: each token gets the mean of v up to its position."""
 
     def slots(self) -> KVSlots:
-        raise AssertionError("there is no pool")
+        raise AssertionError("this attention has no pool")
 
     def attend(
         self,
@@ -278,7 +287,7 @@ class Averaging:
         return (v_TKH.cumsum(0) / counts).repeat_interleave(q_TNH.shape[1] // v_TKH.shape[1], dim=1)
 
 
-def test_the_residual_in_place_is_x_plus_f_of_norm_x_O_MDL_10(tmp_path: Path) -> None:
+def test_the_residual_stream_in_place_equals_x_plus_f_of_norm_x_O_MDL_10(tmp_path: Path) -> None:
     slots = WeightSlots(torch.float32, CPU)
     small = {"num_attention_heads": 4, "num_hidden_layers": 3, "vocab_size": 50}
     config = llama(tmp_path, hidden_size=64, intermediate_size=96, **small)
@@ -287,36 +296,37 @@ def test_the_residual_in_place_is_x_plus_f_of_norm_x_O_MDL_10(tmp_path: Path) ->
     for view in slots.views.values():
         view.normal_(std=0.2, generator=noise)
     slots.finish()
-    attention: StepAttention = Averaging()
+    attention: StepAttention = AveragingAttention()
     positions = torch.arange(7)
     tokens = torch.randint(0, config.vocab_size, (7,), generator=noise)
-    found = model.forward(tokens, positions, attention)
+    actual = model.forward(tokens, positions, attention)
     x = torch.nn.functional.embedding(tokens, model._embed_VD)
     rope = model._rope.tables(positions)
     for layer in model._layers:
-        x = plain(layer, x, rope, attention)
-    torch.testing.assert_close(found, x)
+        x = layer_output(layer, x, rope, attention)
+    torch.testing.assert_close(actual, x)
 
 
-def plain(
+def layer_output(
     layer: DecoderLayer,
     x_TD: torch.Tensor,
     rope: tuple[torch.Tensor, torch.Tensor],
     attention: StepAttention,
 ) -> torch.Tensor:
-    between = x_TD + layer._attention(layer._attention_norm(x_TD), rope, attention)
-    return between + layer._mlp(layer._mlp_norm(between))
+    after_attention = x_TD + layer._attention(layer._attention_norm(x_TD), rope, attention)
+    return after_attention + layer._mlp(layer._mlp_norm(after_attention))
 
 
 @pytest.mark.parametrize(("start", "tokens"), [(57, 1), (20, 38)], ids=["decode", "prompt"])
-def test_attention_is_the_same_whatever_the_table_O_MDL_11(start: int, tokens: int) -> None:
+def test_attention_does_not_depend_on_the_block_ids_O_MDL_11(start: int, tokens: int) -> None:
     noise = torch.Generator().manual_seed(11)
     q = torch.randn(tokens, 4, 8, generator=noise)
     k, v = torch.randn(2, 58, 2, 8, generator=noise)
-    paged = attended(q, k, v, start=start, blocks=[5, 2, 8, 12])
-    assert torch.equal(paged, attended(q, k, v, start=start, blocks=[1, 2, 3, 4]))
+    paged = attention_output(q, k, v, start=start, blocks=[5, 2, 8, 12])
+    assert torch.equal(paged, attention_output(q, k, v, start=start, blocks=[1, 2, 3, 4]))
     queries = torch.cat([torch.zeros(start, 4, 8), q])
-    whole = attended(queries, k, v, blocks=[1, 2, 3, 4])  # one prompt: nothing from the cache
+    # One prompt, without cached tokens.
+    whole = attention_output(queries, k, v, blocks=[1, 2, 3, 4])
     torch.testing.assert_close(paged, whole[start:], rtol=1e-5, atol=1e-6)
 
 
@@ -324,20 +334,20 @@ def test_attention_is_the_same_whatever_the_table_O_MDL_11(start: int, tokens: i
     ("rows", "most", "recorded"),
     [(1, 512, [1]), (2, 512, [2]), (3, 512, [4]), (5, 512, [8]), (9, 512, [16]), (9, 8, [])],
 )
-def test_a_decode_step_takes_the_next_size_that_is_recorded_if_any_is_O_NAN_4(
+def test_a_decode_step_is_padded_to_the_next_recorded_size_O_NAN_4(
     tiny_model: Callable[[str], Path], rows: int, most: int, recorded: list[int]
 ) -> None:
-    noting = RecordingGraphs()
-    runner = make_runner(tiny_model("llama-gqa2-tied"), sizes=buckets(most), recorder=noting)
+    recorder = RecordingGraphs()
+    runner = make_runner(tiny_model("llama-gqa2-tied"), sizes=buckets(most), recorder=recorder)
     made, driver = streams([4] * rows), Driver(runner)
     driver.step(made)
-    assert noting.sizes == []  # those were prompts
+    assert recorder.sizes == []  # prompts are not recorded
     driver.step(made)
     driver.read()
-    assert noting.sizes == recorded
+    assert recorder.sizes == recorded
 
 
-def test_the_sizes_that_are_recorded_end_with_512_O_NAN_4() -> None:
+def test_the_recorded_sizes_end_with_the_largest_batch_O_NAN_4() -> None:
     sizes = buckets(512)
     assert sizes[:5] == (1, 2, 4, 8, 16)
     assert {*range(16, 513, 16)} <= {*sizes}

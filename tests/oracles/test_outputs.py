@@ -1,4 +1,5 @@
-"""Outputs and streaming (O-OUT): detokenizer, the router's stream, its outbox, logprobs, usage."""
+"""Outputs and streaming (O-OUT): detokenizer, the router's stream and output queue, logprobs and
+usage."""
 
 from __future__ import annotations
 
@@ -31,49 +32,49 @@ from tests.support.waiting import WAIT_S, until
 BYTES = Tokenizer.from_artifacts(byte_artifacts())
 
 
-@pytest.mark.parametrize("char", ["é", "日", "😀"])  # 2, 3 and 4 bytes, a token each
-def test_a_character_is_shown_when_its_last_token_is_here_O_OUT_1(char: str) -> None:
+@pytest.mark.parametrize("char", ["é", "日", "😀"])  # 2, 3 and 4 bytes, one token per byte
+def test_a_character_is_emitted_with_its_last_token_O_OUT_1(char: str) -> None:
     ids = list(char.encode())
     detokenizer = Detokenizer(BYTES)
-    shown = [detokenizer.push([id]).text for id in ids]
-    assert shown == [""] * (len(ids) - 1) + [char]
+    texts = [detokenizer.push([id]).text for id in ids]
+    assert texts == [""] * (len(ids) - 1) + [char]
 
 
 def test_deltas_add_up_to_the_full_decode_O_OUT_1() -> None:
     text = "Grüße aus 京都 😀."
     ids = BYTES.encode(text)
     detokenizer = Detokenizer(BYTES)
-    shown = "".join(detokenizer.push([id]).text for id in ids) + detokenizer.finish()
-    assert shown == BYTES.decode(ids) == text
+    streamed = "".join(detokenizer.push([id]).text for id in ids) + detokenizer.finish()
+    assert streamed == BYTES.decode(ids) == text
 
 
-def test_words_of_gpt_2_O_OUT_1b() -> None:
-    """Five of GPT-2's entries under their own ids, spelled in its alphabet."""
-    words = {"Hello": 15496, "Ġto": 284, "Ġthe": 262, "Ġworld": 995, "!": 0}
-    backend = Backend(models.BPE(vocab=words, merges=[]))
+def test_tokens_of_gpt_2_keep_their_leading_spaces_O_OUT_1b() -> None:
+    """Five entries of GPT-2's vocabulary with their ids, in its byte-level alphabet."""
+    vocab = {"Hello": 15496, "Ġto": 284, "Ġthe": 262, "Ġworld": 995, "!": 0}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer.from_artifacts({TOKENIZER: backend.to_str().encode()})
     detokenizer = Detokenizer(tokenizer)
-    shown = [detokenizer.push([id]).text for id in (15496, 284, 262, 995, 0)]
-    assert shown == ["Hello", " to", " the", " world", "!"]
+    texts = [detokenizer.push([id]).text for id in (15496, 284, 262, 995, 0)]
+    assert texts == ["Hello", " to", " the", " world", "!"]
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_over_several_tokens_is_never_seen_O_OUT_6(include: bool) -> None:
+def test_a_stop_string_over_several_tokens_is_never_emitted_O_OUT_6(include: bool) -> None:
     detokenizer = Detokenizer(BYTES, stop=("STOP",), include_stop=include)
-    shown = [detokenizer.push([id]).text for id in b"end STOP here"]
+    texts = [detokenizer.push([id]).text for id in b"end STOP here"]
     assert detokenizer.stopped == "STOP"
-    assert "".join(shown) == ("end STOP" if include else "end ")
+    assert "".join(texts) == ("end STOP" if include else "end ")
     if not include:
-        assert shown[4:] == [""] * 9
+        assert texts[4:] == [""] * 9
 
 
-# --- a real router before a node that says what the test has it say -----------------------------
+# --- a real router with a fake node whose deltas the test sends ---------------------------------
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[FakeNode, str, aiohttp.ClientSession]]:
+async def running_router() -> AsyncIterator[tuple[FakeNode, str, aiohttp.ClientSession]]:
     async with FakeNode("decode-0", "decode", Script(run="silent")) as node:
         settings = RouterSettings(port=0, nodes=(node.address,))
         async with Router(settings) as router, aiohttp.ClientSession() as session:
@@ -81,8 +82,8 @@ async def served() -> AsyncIterator[tuple[FakeNode, str, aiohttp.ClientSession]]
             yield node, f"http://127.0.0.1:{router.port}/v1/chat/completions", session
 
 
-async def say(node: FakeNode, *parts: tuple[int, str, str | None]) -> None:
-    """Deltas (choice, text, finish) of the only request, one id each, a frame for each."""
+async def send_deltas(node: FakeNode, *parts: tuple[int, str, str | None]) -> None:
+    """Send the deltas (choice, text, finish) of the only request, with one id and frame each."""
     await until(lambda: node.got_of(RunJob))
     [job] = node.got_of(RunJob)
     offsets = [0] * job.request.params.n
@@ -108,36 +109,36 @@ def body(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.integration
 async def test_a_chat_stream_ends_with_an_empty_delta_and_done_O_OUT_2() -> None:
-    async with served() as (node, url, session):
+    async with running_router() as (node, url, session):
         parts = [(0, "Hello", None), (0, " there", None), (0, "!", None), (0, "", "stop")]
-        saying = asyncio.create_task(say(node, *parts))
+        sending = asyncio.create_task(send_deltas(node, *parts))
         async with asyncio.timeout(WAIT_S), session.post(url, json=body(stream=True)) as response:
             events = (await response.text()).split("\n\n")
-        await saying
+        await sending
     assert all(event.startswith("data: ") for event in events[:-1])
     assert events[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    said = [(each["delta"].get("content", ""), each["finish_reason"]) for each in choices]
-    assert said == [("Hello", None), (" there", None), ("!", None), ("", "stop")]
+    contents = [(each["delta"].get("content", ""), each["finish_reason"]) for each in choices]
+    assert contents == [("Hello", None), (" there", None), ("!", None), ("", "stop")]
 
 
 @pytest.mark.integration
-async def test_usage_counts_every_sequence_O_OUT_5() -> None:
-    async with served() as (node, url, session):
+async def test_usage_counts_the_tokens_of_all_choices_O_OUT_5() -> None:
+    async with running_router() as (node, url, session):
         parts = [(0, "a", None), (1, "b", None), (1, "c", None), (0, "d", "stop"), (1, "", "stop")]
-        saying = asyncio.create_task(say(node, *parts))
+        sending = asyncio.create_task(send_deltas(node, *parts))
         async with asyncio.timeout(WAIT_S), session.post(url, json=body(n=2)) as response:
-            answer = await response.json()
-        await saying
+            completion = await response.json()
+        await sending
         [job] = node.got_of(RunJob)
-    assert [each["message"]["content"] for each in answer["choices"]] == ["ad", "bc"]
-    prompt, usage = len(job.request.prompt_ids), answer["usage"]
+    assert [each["message"]["content"] for each in completion["choices"]] == ["ad", "bc"]
+    prompt, usage = len(job.request.prompt_ids), completion["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, 5)
     assert usage["total_tokens"] == prompt + 5
 
 
-# --- the collector ------------------------------------------------------------------------------
+# --- the output queue ---------------------------------------------------------------------------
 
 
 def piece(offset: int, text: str) -> Delta:
@@ -148,48 +149,48 @@ def text_of(batch: Sequence[tuple[int, Delta]]) -> str:
     return "".join(delta.text for _, delta in batch)
 
 
-async def test_what_was_put_twice_is_got_at_once_O_OUT_3() -> None:
-    outbox = OutputQueue(1)
-    outbox.put(0, piece(0, "a"))
-    outbox.put(0, piece(1, "b"))
-    assert text_of(await outbox.next()) == "ab"
-    outbox.end()
-    assert await outbox.next() == []
+async def test_the_reader_gets_all_queued_items_at_once_O_OUT_3() -> None:
+    queue = OutputQueue(1)
+    queue.put(0, piece(0, "a"))
+    queue.put(0, piece(1, "b"))
+    assert text_of(await queue.next()) == "ab"
+    queue.end()
+    assert await queue.next() == []
 
 
-async def test_a_reader_of_nothing_waits_for_a_put_O_OUT_3c() -> None:
-    outbox = OutputQueue(1)
-    reading = asyncio.create_task(outbox.next())
+async def test_the_reader_of_an_empty_queue_waits_for_a_put_O_OUT_3c() -> None:
+    queue = OutputQueue(1)
+    reading = asyncio.create_task(queue.next())
     for _ in range(5):
         await asyncio.sleep(0)
     assert not reading.done()
-    outbox.put(0, piece(0, "a"))
+    queue.put(0, piece(0, "a"))
     async with asyncio.timeout(WAIT_S):
         assert text_of(await reading) == "a"
 
 
 async def test_an_error_wakes_the_reader_O_OUT_3d() -> None:
-    outbox = OutputQueue(1)
-    reading = asyncio.create_task(outbox.next())
+    queue = OutputQueue(1)
+    reading = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
-    outbox.fail(ErrorRecord("gone", "engine_error"))
+    queue.fail(ErrorRecord("gone", "engine_error"))
     async with asyncio.timeout(WAIT_S):
         with pytest.raises(RequestFailed, match="gone"):
             await reading
 
 
-async def test_what_was_put_before_an_error_is_got_before_it_O_OUT_3d() -> None:
-    outbox = OutputQueue(1)
-    outbox.put(0, piece(0, "a"))
-    outbox.fail(ErrorRecord("gone", "engine_error"))
-    assert text_of(await outbox.next()) == "a"
+async def test_items_queued_before_an_error_are_read_before_it_O_OUT_3d() -> None:
+    queue = OutputQueue(1)
+    queue.put(0, piece(0, "a"))
+    queue.fail(ErrorRecord("gone", "engine_error"))
+    assert text_of(await queue.next()) == "a"
     with pytest.raises(RequestFailed):
-        await outbox.next()
+        await queue.next()
 
 
-def test_ranks_of_logprobs_O_OUT_4() -> None:
+def test_logprobs_have_the_expected_ranks_O_OUT_4() -> None:
     logits = torch.tensor([[0.5, 2.0, 0.1, 1.0]] * 2)
-    told = logprobs_of(logits, torch.tensor([2, 1]), 3).read([2, 1], [3, 3])
-    for found, (id, rank) in zip(told, [(2, 4), (1, 1)], strict=True):
-        assert (found.sampled.id, found.sampled.rank) == (id, rank)
-        assert [(each.id, each.rank) for each in found.top] == [(1, 1), (3, 2), (0, 3)]
+    logprobs = logprobs_of(logits, torch.tensor([2, 1]), 3).read([2, 1], [3, 3])
+    for actual, (id, rank) in zip(logprobs, [(2, 4), (1, 1)], strict=True):
+        assert (actual.sampled.id, actual.sampled.rank) == (id, rank)
+        assert [(each.id, each.rank) for each in actual.top] == [(1, 1), (3, 2), (0, 3)]

@@ -1,4 +1,4 @@
-"""The prefix cache (O-PFX): what is named, what is found again, what is always computed."""
+"""The prefix cache (O-PFX): which blocks are cached and reused, and which tokens are computed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, Fingerprint
-from tests.oracles.engines import engine_of, hashes_of, shares, tables
+from tests.oracles.engines import engine_of, hashes_of, row_sizes, tables
 from tests.support.engines.engine_core import drive, make_request, run_all
 
 ROOT = root_hash(Fingerprint("f" * 32))
 ABC, GHI = BlockHash(b"abc123".ljust(16)), BlockHash(b"ghi789".ljust(16))
 
 
-def test_of_5_cached_tokens_4_are_used_and_1_is_computed_O_PFX_1() -> None:
+def test_a_fully_cached_prompt_computes_its_last_token_O_PFX_1() -> None:
     engine, runner = engine_of(1)
     prompt = [11, 12, 13, 14, 15]
     run_all(engine, [make_request("first", prompt, max_tokens=1)])
@@ -28,7 +28,7 @@ def test_of_5_cached_tokens_4_are_used_and_1_is_computed_O_PFX_1() -> None:
 
 
 def pool_with_two_cached() -> BlockPool:
-    """abc123 in block 5, def456 in block 8."""
+    """A pool with hash abc123 in block 5 and def456 in block 8."""
     pool = BlockPool(9)
     blocks = pool.allocate(8)
     pool.register(blocks[4], ABC, ends_chunk=False)
@@ -36,13 +36,15 @@ def pool_with_two_cached() -> BlockPool:
     return pool
 
 
-def test_a_hit_is_reused_and_what_follows_a_miss_is_new_O_PFX_2_O_PFX_2b() -> None:
+def test_a_lookup_returns_the_hits_before_the_first_miss_O_PFX_2_O_PFX_2b() -> None:
     assert pool_with_two_cached().lookup([ABC, GHI]) == [5]
     assert pool_with_two_cached().lookup([GHI, ABC]) == []
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(16, 0), (17, 1), (32, 1), (33, 2), (48, 2)])
-def test_blocks_reusable_of_a_prompt_that_is_cached_whole_O_PFX_3(tokens: int, blocks: int) -> None:
+def test_a_fully_cached_prompt_reuses_all_blocks_before_its_last_token_O_PFX_3(
+    tokens: int, blocks: int
+) -> None:
     engine, runner = engine_of()
     prompt = make_request("a", tokens).prompt_ids
     run_all(engine, [make_request("first", prompt, max_tokens=1)])
@@ -51,7 +53,7 @@ def test_blocks_reusable_of_a_prompt_that_is_cached_whole_O_PFX_3(tokens: int, b
     assert list(tables(runner)[0][:blocks]) == list(tables(runner, 0)[0][:blocks])
 
 
-def test_of_a_prompt_that_came_whole_from_elsewhere_one_token_is_computed_O_PFX_1() -> None:
+def test_a_fully_landed_prompt_computes_its_last_token_O_PFX_1() -> None:
     engine, runner = engine_of()
     request = make_request("a", 32, max_tokens=1)
     parked = engine.reserve(request)
@@ -61,11 +63,11 @@ def test_of_a_prompt_that_came_whole_from_elsewhere_one_token_is_computed_O_PFX_
     assert runner.work() == [[(31, 1)]]
 
 
-def test_requests_at_once_compute_the_same_text_in_two_blocks_of_one_name_O_PFX_4() -> None:
+def test_concurrent_requests_with_one_prompt_cache_two_blocks_with_one_hash_O_PFX_4() -> None:
     engine, runner = engine_of()
     prompt = make_request("a", 17).prompt_ids
     run_all(engine, [make_request(name, prompt, max_tokens=1) for name in "AB"])
-    assert shares(runner) == [17, 17]
+    assert row_sizes(runner) == [17, 17]
     a, b = (table[0] for table in tables(runner))
     assert a != b
     [name] = hashes_of(engine, prompt)
@@ -73,18 +75,18 @@ def test_requests_at_once_compute_the_same_text_in_two_blocks_of_one_name_O_PFX_
     assert engine._pool.lookup([name]) == [a]
 
 
-def test_of_two_blocks_of_one_name_the_first_is_found_then_the_other_O_PFX_4() -> None:
+def test_a_lookup_finds_the_second_block_of_a_hash_after_the_first_is_reused_O_PFX_4() -> None:
     pool = BlockPool(8)
     blocks = pool.allocate(8)
     for block in (blocks[4], blocks[7]):
         pool.register(block, ABC, ends_chunk=False)
     assert pool.lookup([ABC]) == [5]
     pool.release([blocks[4]])
-    pool.allocate(1)  # block 5 gets other contents
+    pool.allocate(1)  # reuses block 5
     assert pool.lookup([ABC]) == [8]
 
 
-def test_of_a_second_prompt_only_its_own_tail_is_computed_O_PFX_5() -> None:
+def test_a_second_prompt_computes_only_the_tail_after_the_shared_prefix_O_PFX_5() -> None:
     engine, runner = engine_of()
     head = list(make_request("a", 64).prompt_ids)
     run_all(engine, [make_request("first", [*head, *range(20)], max_tokens=1)])
@@ -93,7 +95,7 @@ def test_of_a_second_prompt_only_its_own_tail_is_computed_O_PFX_5() -> None:
     assert runner.work()[-1] == [(64, 30)]
 
 
-def test_of_100_tokens_with_64_cached_36_are_computed_in_3_new_blocks_O_PFX_6() -> None:
+def test_100_tokens_of_which_64_are_cached_compute_36_in_3_new_blocks_O_PFX_6() -> None:
     engine, runner = engine_of()
     prompt = make_request("a", 100).prompt_ids
     run_all(engine, [make_request("head", prompt[:64], max_tokens=1)])
@@ -104,7 +106,7 @@ def test_of_100_tokens_with_64_cached_36_are_computed_in_3_new_blocks_O_PFX_6() 
     assert [block in old for block in new] == [True] * 4 + [False] * 3
 
 
-def test_a_changed_token_renames_its_block_and_all_after_it_O_PFX_7() -> None:
+def test_a_changed_token_changes_the_hashes_of_its_block_and_all_later_ones_O_PFX_7() -> None:
     tokens = list(make_request("a", 96).prompt_ids)
     names = extend_hashes(ROOT, tokens, 16)
     for position, kept in [(0, 0), *((16 * block + 15, block) for block in range(6))]:
@@ -114,7 +116,7 @@ def test_a_changed_token_renames_its_block_and_all_after_it_O_PFX_7() -> None:
     assert all(a != b for a, b in pairwise(names))
 
 
-def test_a_request_that_may_not_read_the_cache_computes_all_O_PFX_9() -> None:
+def test_a_request_with_prompt_logprobs_does_not_read_the_cache_O_PFX_9() -> None:
     engine, runner = engine_of()
     prompt = make_request("a", 40).prompt_ids
     run_all(engine, [make_request("first", prompt, max_tokens=1)])
@@ -128,7 +130,7 @@ def test_a_request_that_may_not_read_the_cache_computes_all_O_PFX_9() -> None:
     assert runner.work()[-1] == [(0, 40)]
 
 
-def test_of_257_tokens_one_block_of_256_is_named_O_PFX_10() -> None:
+def test_257_tokens_fill_and_cache_one_block_of_256_O_PFX_10() -> None:
     engine, runner = engine_of(256)
     prompt = make_request("a", 257).prompt_ids
     run_all(engine, [make_request("a", prompt, max_tokens=1)])

@@ -1,4 +1,5 @@
-"""A request's states and ends (O-REQ): in the engine, in the node's text, in the offline API."""
+"""States and finish reasons of requests (O-REQ): in the engine, in a node's detokenization and in
+the offline API."""
 
 from __future__ import annotations
 
@@ -26,11 +27,11 @@ BYTES = Tokenizer.from_artifacts(byte_artifacts())
 
 
 def queues(engine: EngineCore) -> tuple[int, int]:
-    """How many wait, how many run."""
+    """The numbers of waiting and running requests."""
     return engine.load().waiting, engine.load().running
 
 
-def test_a_request_waits_runs_and_runs_on_until_it_ends_O_REQ_1() -> None:
+def test_a_request_waits_then_runs_until_it_finishes_O_REQ_1() -> None:
     engine, _ = engine_of()
     engine.submit(make_request("a", 5, max_tokens=2))
     assert queues(engine) == (1, 0)
@@ -40,7 +41,7 @@ def test_a_request_waits_runs_and_runs_on_until_it_ends_O_REQ_1() -> None:
     assert (queues(engine), engine.has_work()) == ((0, 0), False)
 
 
-def test_a_request_whose_kv_is_on_its_way_is_parked_until_it_is_submitted_O_REQ_1() -> None:
+def test_a_request_with_a_reservation_is_parked_until_it_is_submitted_O_REQ_1() -> None:
     engine, _ = engine_of()
     request = make_request("a", 40)
     parked = engine.reserve(request)
@@ -62,7 +63,7 @@ def test_a_preempted_request_waits_and_runs_again_O_REQ_1() -> None:
     assert sorted(drive(engine).finished) == ["old", "young"]
 
 
-def test_a_request_is_aborted_wherever_it_is_O_REQ_1() -> None:
+def test_waiting_running_and_parked_requests_can_be_aborted_O_REQ_1() -> None:
     engine, _ = engine_of(4, num_blocks=5)
     for name in ("running", "waiting"):
         engine.submit(make_request(name, 16))
@@ -77,7 +78,7 @@ def test_a_request_is_aborted_wherever_it_is_O_REQ_1() -> None:
     engine.check_integrity()
 
 
-def test_other_transitions_raise_O_REQ_1() -> None:
+def test_invalid_state_transitions_raise_O_REQ_1() -> None:
     engine, _ = engine_of()
     request, other = make_request("a", 5), make_request("b", 5)
     parked = engine.reserve(request)
@@ -95,29 +96,30 @@ def test_other_transitions_raise_O_REQ_1() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
-def test_at_most_max_tokens_the_first_included_O_REQ_2(most: int) -> None:
+def test_a_request_generates_at_most_max_tokens_including_the_first_O_REQ_2(most: int) -> None:
     engine, _ = engine_of()
     run = run_all(engine, [make_request("a", 5, max_tokens=most)])
     assert (len(run.ids("a")), run.last("a").finish) == (most, "length")
 
 
-def test_eos_on_the_last_allowed_token_is_a_stop_O_REQ_3() -> None:
+def test_eos_as_the_last_allowed_token_finishes_by_stop_O_REQ_3() -> None:
     engine, _ = engine_of(script=lambda sample: EOS if sample.position == 7 else 1)
     run = run_all(engine, [make_request("a", 5, max_tokens=3)])
     assert (run.ids("a"), run.last("a").finish) == ([1, 1, EOS], "stop")
 
 
-def test_a_stop_id_on_the_last_allowed_token_is_a_length_O_REQ_3b() -> None:
+def test_a_stop_id_as_the_last_allowed_token_finishes_by_length_O_REQ_3b() -> None:
     engine, _ = engine_of()
     run = run_all(engine, [make_request("a", 5, max_tokens=3, stop_token_ids=(7,))])
     assert (run.ids("a")[-1], run.last("a").finish, run.last("a").stop_id) == (7, "length", None)
 
 
-def said(reply: bytes, **params: Any) -> Delta:
-    """The last delta of a node's choice that says `reply`, its last token by length."""
+def last_delta(output: bytes, **params: Any) -> Delta:
+    """The last delta of a choice whose tokens are the bytes of `output`. The engine finishes it by
+    length."""
     text = ChoiceText(BYTES, processes.make_request("r", b"p", **params), ())
-    for offset, id in enumerate(reply):
-        last = offset + 1 == len(reply)
+    for offset, id in enumerate(output):
+        last = offset + 1 == len(output)
         token = Token(RequestId("r"), 1, 0, offset, id, finish="length" if last else None)
         delta = text.push(token)
         if delta.finish is not None:
@@ -125,23 +127,23 @@ def said(reply: bytes, **params: Any) -> Delta:
     return delta
 
 
-def test_a_stop_string_completed_by_the_last_allowed_token_is_a_length_O_REQ_3b() -> None:
-    delta = said(b"one two", stop=("two",))
+def test_a_stop_string_in_the_last_allowed_token_finishes_by_length_O_REQ_3b() -> None:
+    delta = last_delta(b"one two", stop=("two",))
     assert (delta.offset, delta.finish, delta.stop) == (6, "length", None)
 
 
-def test_the_longest_length_of_the_model_is_a_length_O_REQ_3c() -> None:
+def test_a_request_finishes_by_length_at_max_model_len_O_REQ_3c() -> None:
     engine, _ = engine_of(max_model_len=10)
     run = run_all(engine, [make_request("a", 6, max_tokens=50)])
     assert (len(run.ids("a")), run.last("a").finish) == (4, "length")
 
 
-def test_a_stop_string_is_a_stop_and_its_reason_O_REQ_3d() -> None:
-    delta = said(b"one two three", stop=("two", "three"))
+def test_a_stop_string_finishes_by_stop_and_is_the_stop_reason_O_REQ_3d() -> None:
+    delta = last_delta(b"one two three", stop=("two", "three"))
     assert (delta.offset, delta.finish, delta.stop) == (6, "stop", "two")
 
 
-def test_a_stop_id_is_a_stop_and_its_reason_O_REQ_3e() -> None:
+def test_a_stop_id_finishes_by_stop_and_is_the_stop_reason_O_REQ_3e() -> None:
     engine, _ = engine_of()
     run = run_all(engine, [make_request("a", 5, max_tokens=9, stop_token_ids=(7,))])
     last = run.last("a")
@@ -151,13 +153,13 @@ def test_a_stop_id_is_a_stop_and_its_reason_O_REQ_3e() -> None:
     assert (delta.finish, delta.stop) == ("stop", 66)
 
 
-def test_an_ignored_eos_goes_on_O_REQ_3f() -> None:
+def test_with_ignore_eos_generation_continues_after_eos_O_REQ_3f() -> None:
     engine, _ = engine_of(script=lambda sample: EOS)
     run = run_all(engine, [make_request("a", 5, max_tokens=3, ignore_eos=True)])
     assert (run.ids("a"), run.last("a").finish) == ([EOS] * 3, "length")
 
 
-def test_an_ended_request_holds_nothing_and_is_named_once_O_REQ_4() -> None:
+def test_a_finished_request_holds_no_blocks_and_is_reported_once_O_REQ_4() -> None:
     engine, _ = engine_of(num_blocks=8)
     run = Run()
     engine.submit(make_request("short", 20, max_tokens=2))
@@ -184,21 +186,21 @@ def greedy(most: int, **params: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, **params)
 
 
-def test_offline_too_a_stop_string_at_the_last_token_is_a_length_O_REQ_3b_O_REQ_3d(
+def test_offline_a_stop_string_at_the_last_token_finishes_by_length_O_REQ_3b_O_REQ_3d(
     llm: LLM,
 ) -> None:
     prompt = prompt_of(20, seed=3)
     [whole] = llm.generate(prompt, greedy(24))[0].outputs
     stop = next(char for char in whole.text[4:] if char.isascii() and char not in whole.text[:4])
-    [found] = llm.generate(prompt, greedy(24, stop=(stop,)))[0].outputs
-    assert (found.finish_reason, found.stop_reason) == ("stop", stop)
-    [found] = llm.generate(prompt, greedy(len(found.token_ids), stop=(stop,)))[0].outputs
-    assert (found.finish_reason, found.stop_reason) == ("length", None)
+    [choice] = llm.generate(prompt, greedy(24, stop=(stop,)))[0].outputs
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    [choice] = llm.generate(prompt, greedy(len(choice.token_ids), stop=(stop,)))[0].outputs
+    assert (choice.finish_reason, choice.stop_reason) == ("length", None)
 
 
-def test_eleven_prompts_are_answered_in_their_order_O_REQ_5(llm: LLM) -> None:
+def test_results_are_in_the_order_of_the_prompts_O_REQ_5(llm: LLM) -> None:
     prompts = [prompt_of(3 + index, seed=5) for index in range(11)]
-    # The later ones end first.
+    # Later prompts finish first.
     lengths = [greedy(12 - index) for index in range(11)]
     outputs = llm.generate(prompts, lengths)
     assert [output.prompt_token_ids for output in outputs] == prompts
@@ -213,8 +215,6 @@ def test_one_set_of_parameters_applies_to_all_prompts_O_REQ_6(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", []], ids=["text", "ids"])
-def test_a_prompt_of_neither_text_nor_ids_is_refused_O_REQ_6(
-    llm: LLM, prompt: str | list[int]
-) -> None:
+def test_an_empty_prompt_is_refused_O_REQ_6(llm: LLM, prompt: str | list[int]) -> None:
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         llm.generate([prompt], greedy(5))

@@ -1,4 +1,4 @@
-"""The scheduler (O-SCH): pieces under one budget, continuous batching, preemption, skipping."""
+"""The scheduler (O-SCH): chunked prefill under one budget, continuous batching and preemption."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.kv.block_pool import BlockPool
 from baton_protocol.ids import BlockHash
-from tests.oracles.engines import engine_of, free_order, shares, step, tables
+from tests.oracles.engines import engine_of, free_order, row_sizes, step, tables
 from tests.support.engines.engine_core import Run, ScriptedRunner, drive, make_request, run_all
 
 
 def names_of(engine: EngineCore) -> tuple[list[str], list[str]]:
-    """Requests that run and that wait, in the order of their queues."""
+    """The names of the running and of the waiting requests, in the order of their queues."""
     running, waiting = engine._scheduler.running, engine._scheduler.waiting
     return [str(each.state.request.id) for each in running], [
         str(each.state.request.id) for each in waiting
@@ -29,20 +29,20 @@ def test_a_prompt_of_1000_is_computed_in_pieces_of_256_O_SCH_1() -> None:
 
 
 @pytest.mark.parametrize("prompt", [17, 20, 24])
-def test_in_pieces_of_8_the_third_of_3_steps_samples_O_SCH_3(prompt: int) -> None:
+def test_with_pieces_of_8_tokens_only_the_third_step_samples_O_SCH_3(prompt: int) -> None:
     engine, runner = engine_of(max_batched_tokens=8)
     run = run_all(engine, [make_request("a", prompt, max_tokens=1)])
     assert [len(result.tokens) for result in run.steps] == [0, 0, 1]
-    assert [shares(runner, index) for index in range(3)] == [[8], [8], [prompt - 16]]
+    assert [row_sizes(runner, index) for index in range(3)] == [[8], [8], [prompt - 16]]
 
 
-def test_without_others_a_prompt_gets_the_whole_budget_O_SCH_3b() -> None:
+def test_a_lone_prompt_gets_the_whole_budget_O_SCH_3b() -> None:
     engine, runner = engine_of(max_batched_tokens=2048)
     run_all(engine, [make_request("a", 5000, max_tokens=1)])
-    assert [shares(runner, index) for index in range(3)] == [[2048], [2048], [904]]
+    assert [row_sizes(runner, index) for index in range(3)] == [[2048], [2048], [904]]
 
 
-def test_48_decoding_requests_leave_a_prompt_2000_tokens_a_step_O_SCH_3c() -> None:
+def test_48_decoding_requests_leave_2000_of_2048_tokens_for_a_prompt_O_SCH_3c() -> None:
     engine, runner = engine_of(max_batched_tokens=2048)
     for index in range(48):
         engine.submit(make_request(f"d{index}", 1, max_tokens=9))
@@ -50,7 +50,7 @@ def test_48_decoding_requests_leave_a_prompt_2000_tokens_a_step_O_SCH_3c() -> No
     engine.submit(make_request("long", 5000, max_tokens=1))
     for rest in (2000, 2000, 1000):
         step(engine)
-        assert shares(runner) == [1] * 48 + [rest]
+        assert row_sizes(runner) == [1] * 48 + [rest]
     drive(engine)
 
 
@@ -62,26 +62,26 @@ def test_a_step_mixes_prompts_and_decodes_O_SCH_4() -> None:
     engine.submit(make_request("A", 100))
     step(engine)
     assert sorted(runner.work()[-1]) == [(0, 100), (29, 1), (50, 1)]
-    assert sum(shares(runner)) == 102
+    assert sum(row_sizes(runner)) == 102
     engine.submit(make_request("D", 50))
     step(engine)
     assert sorted(runner.work()[-1]) == [(0, 50), (30, 1), (51, 1), (100, 1)]
-    assert sum(shares(runner)) == 53
+    assert sum(row_sizes(runner)) == 53
     drive(engine)
 
 
-def test_contexts_of_prompt_and_output_and_their_blocks_O_SCH_5() -> None:
+def test_requests_with_outputs_have_the_expected_context_lengths_and_blocks_O_SCH_5() -> None:
     engine, runner = engine_of()
     sizes = {"A": (10, 95), "B": (500, 0), "C": (50, 200), "D": (100, 30), "E": (1000, 0)}
     for name, (prompt, output) in sizes.items():
         outputs = ((1,) * output,) if output else ((),)
         engine.submit(make_request(name, prompt, outputs, max_tokens=output + 1))
     step(engine)
-    assert shares(runner) == [105, 500, 250, 130, 1000]
+    assert row_sizes(runner) == [105, 500, 250, 130, 1000]
     assert [len(table) for table in tables(runner)] == [7, 32, 16, 9, 63]
 
 
-def test_no_position_past_the_longest_length_is_computed_O_SCH_6() -> None:
+def test_no_position_beyond_max_model_len_is_computed_O_SCH_6() -> None:
     engine, runner = engine_of(max_model_len=16)
     run = run_all(
         engine, [make_request("a", 13, max_tokens=50), make_request("b", 3, max_tokens=9)]
@@ -91,8 +91,9 @@ def test_no_position_past_the_longest_length_is_computed_O_SCH_6() -> None:
     assert len(run.ids("b")) == 9
 
 
-def preempting() -> tuple[EngineCore, ScriptedRunner]:
-    """5 blocks of 4 tokens, all held: R1 [1, 2], R2 [3, 4], R3 [5], one token sampled each."""
+def full_engine() -> tuple[EngineCore, ScriptedRunner]:
+    """An engine whose 5 blocks of 4 tokens are all held: R1 has blocks 1 and 2, R2 has 3 and 4, and
+    R3 has 5. Each has sampled one token."""
     engine, runner = engine_of(4, num_blocks=5)
     for name, prompt in (("R1", 8), ("R2", 8), ("R3", 4)):
         engine.submit(make_request(name, prompt, max_tokens=6))
@@ -102,8 +103,8 @@ def preempting() -> tuple[EngineCore, ScriptedRunner]:
     return engine, runner
 
 
-def test_the_oldest_gets_its_block_and_the_others_start_again_O_SCH_7() -> None:
-    engine, runner = preempting()
+def test_the_oldest_request_gets_a_block_and_the_others_are_preempted_O_SCH_7() -> None:
+    engine, runner = full_engine()
     (r3,) = [each for each in engine._scheduler.running if each.state.request.id == "R3"]
     step(engine)
     assert (runner.work()[-1], tables(runner)) == ([(8, 1)], [[1, 2, 5]])
@@ -118,7 +119,7 @@ def test_the_oldest_gets_its_block_and_the_others_start_again_O_SCH_7() -> None:
     assert sorted(run.finished) == ["R1", "R2", "R3"]
 
 
-def test_hits_that_nobody_holds_count_as_demand_O_SCH_8() -> None:
+def test_hits_in_the_free_queue_count_as_demand_O_SCH_8() -> None:
     pool = BlockPool(4)
     names = [BlockHash(name.ljust(16)) for name in (b"one", b"two")]
     blocks = pool.allocate(4)
@@ -131,8 +132,8 @@ def test_hits_that_nobody_holds_count_as_demand_O_SCH_8() -> None:
     assert pool.fits(0, hits)
 
 
-def test_a_request_whose_hits_and_new_block_exceed_the_free_ones_waits_O_SCH_8() -> None:
-    engine, runner = preempting()
+def test_a_request_waits_if_its_hits_and_new_blocks_exceed_the_free_blocks_O_SCH_8() -> None:
+    engine, runner = full_engine()
     step(engine)
     r2 = engine._scheduler.waiting[0]
     assert len(engine._pool.lookup(r2.hashes_of(2))) == 2
@@ -142,48 +143,49 @@ def test_a_request_whose_hits_and_new_block_exceed_the_free_ones_waits_O_SCH_8()
 
 
 def spans(outputs: Mapping[str, int]) -> tuple[dict[str, tuple[int, int]], int]:
-    """When each request was admitted and finished, in steps, at most 3 running; all steps."""
+    """The step in which each request was admitted and the one after which it finished, with at most
+    3 running requests; and the total number of steps."""
     engine, _ = engine_of(max_num_seqs=3)
     for index, (name, count) in enumerate(outputs.items()):
         engine.submit(make_request(name, [index], max_tokens=count, ignore_eos=True))
     run = drive(engine)
-    seen: dict[str, list[int]] = {name: [] for name in outputs}
-    for now, result in enumerate(run.steps):
+    token_steps: dict[str, list[int]] = {name: [] for name in outputs}
+    for number, result in enumerate(run.steps):
         for token in result.tokens:
-            seen[token.request].append(now)
-    assert all(len(seen[name]) == count for name, count in outputs.items())
-    return {name: (when[0], when[-1] + 1) for name, when in seen.items()}, len(run.steps)
+            token_steps[token.request].append(number)
+    assert all(len(token_steps[name]) == count for name, count in outputs.items())
+    return {name: (steps[0], steps[-1] + 1) for name, steps in token_steps.items()}, len(run.steps)
 
 
-def test_who_finishes_makes_room_for_the_next_at_once_O_SCH_11() -> None:
-    found, steps = spans({"R1": 10, "R2": 50, "R3": 100, "R4": 40, "R5": 30})
-    assert found == {"R1": (0, 10), "R2": (0, 50), "R3": (0, 100), "R4": (10, 50), "R5": (50, 80)}
+def test_a_finished_request_is_replaced_in_the_next_step_O_SCH_11() -> None:
+    actual, steps = spans({"R1": 10, "R2": 50, "R3": 100, "R4": 40, "R5": 30})
+    assert actual == {"R1": (0, 10), "R2": (0, 50), "R3": (0, 100), "R4": (10, 50), "R5": (50, 80)}
     assert steps == 100
-    assert mean(finished for _, finished in found.values()) == 58
+    assert mean(finished for _, finished in actual.values()) == 58
 
 
-def test_six_requests_of_which_three_run_O_SCH_12() -> None:
-    found, steps = spans({"A": 50, "B": 100, "C": 200, "D": 50, "E": 80, "F": 150})
+def test_six_requests_with_three_running_have_the_expected_latency_O_SCH_12() -> None:
+    actual, steps = spans({"A": 50, "B": 100, "C": 200, "D": 50, "E": 80, "F": 150})
     first = {"A": (0, 50), "B": (0, 100), "C": (0, 200)}
-    assert found == first | {"D": (50, 100), "E": (100, 180), "F": (100, 250)}
+    assert actual == first | {"D": (50, 100), "E": (100, 180), "F": (100, 250)}
     assert steps == 250
-    assert mean(finished for _, finished in found.values()) == pytest.approx(146.67, abs=0.005)
+    assert mean(finished for _, finished in actual.values()) == pytest.approx(146.67, abs=0.005)
 
 
-def test_a_long_prompt_in_pieces_lets_another_go_on_between_O_SCH_13() -> None:
+def test_a_chunked_prompt_does_not_interrupt_another_requests_decode_O_SCH_13() -> None:
     engine, runner = engine_of(max_batched_tokens=26)
     engine.submit(make_request("B", 5, max_tokens=9))
     step(engine)
     engine.submit(make_request("A", 100, max_tokens=1))
     for _ in range(4):
         tokens = step(engine)
-        assert shares(runner) == [1, 25]
+        assert row_sizes(runner) == [1, 25]
         assert "B" in [token.request for token in tokens]
     drive(engine)
 
 
-def test_the_victim_is_the_latest_to_arrive_O_SCH_14() -> None:
-    """Arrivals R4 1, R2 3, R1 5, R3 7. Only R4's next token needs a block."""
+def test_the_preempted_request_is_the_last_to_arrive_O_SCH_14() -> None:
+    """The order of arrival is R4, R2, R1, R3. Only R4's next token needs a block."""
     engine, runner = engine_of(4, num_blocks=7)
     for name, prompt in (("R4", 4), ("R2", 5), ("R1", 5), ("R3", 5)):
         engine.submit(make_request(name, prompt))
@@ -191,17 +193,17 @@ def test_the_victim_is_the_latest_to_arrive_O_SCH_14() -> None:
     assert engine.load().free_blocks == 0
     step(engine)
     assert names_of(engine) == (["R4", "R2", "R1"], ["R3"])
-    assert shares(runner) == [1, 1, 1]
+    assert row_sizes(runner) == [1, 1, 1]
     drive(engine)
 
 
-def test_what_is_not_ready_is_passed_and_what_is_too_big_stops_the_rest_O_SCH_15() -> None:
+def test_a_parked_request_is_overtaken_and_one_that_does_not_fit_is_not_O_SCH_15() -> None:
     engine, runner = engine_of(4, num_blocks=6)
     parked = engine.reserve(make_request("parked", 4))
     engine.submit(make_request("ready", 4, max_tokens=9))
     assert parked is not None
     step(engine)
-    assert shares(runner) == [4]
+    assert row_sizes(runner) == [4]
     engine.submit(make_request("big", 20))
     engine.submit(make_request("small", 1))
     step(engine)
@@ -210,8 +212,9 @@ def test_what_is_not_ready_is_passed_and_what_is_too_big_stops_the_rest_O_SCH_15
     drive(engine)
 
 
-def test_in_a_step_that_preempted_nothing_is_admitted_O_SCH_16() -> None:
-    """The second choice of `old` is older than `young` and would fit into what `young` lost."""
+def test_a_step_that_preempts_admits_no_request_O_SCH_16() -> None:
+    """The second choice of `old` is older than `young`, and the blocks that `young` lost are enough
+    for it."""
     engine, runner = engine_of(4, num_blocks=4, max_num_seqs=2)
     engine.submit(make_request("old", 8, n=2))
     engine.submit(make_request("young", 8))
@@ -219,13 +222,13 @@ def test_in_a_step_that_preempted_nothing_is_admitted_O_SCH_16() -> None:
     assert names_of(engine) == (["old", "young"], ["old"])
     step(engine)
     assert (names_of(engine), engine.load().free_blocks) == ((["old"], ["old", "young"]), 1)
-    assert shares(runner) == [1]
+    assert row_sizes(runner) == [1]
     step(engine)
-    assert (names_of(engine), shares(runner)) == ((["old", "old"], ["young"]), [1, 1])
+    assert (names_of(engine), row_sizes(runner)) == ((["old", "old"], ["young"]), [1, 1])
     drive(engine)
 
 
-def test_with_a_cache_each_of_1000_tokens_is_computed_once_O_PRF_3() -> None:
+def test_with_the_kv_cache_each_of_1000_tokens_is_computed_once_O_PRF_3() -> None:
     engine, _ = engine_of()
     run: Run = run_all(engine, [make_request("a", [1], max_tokens=1000)])
     assert len(run.ids("a")) == 1000
