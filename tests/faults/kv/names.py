@@ -1,7 +1,7 @@
-"""Rows of the KV fault matrix: KV that is somebody else's, or somebody's former self's; clocks.
+"""Rows of the KV fault matrix: KV of other models, tenants, epochs and attempts; wrong clocks.
 
-In: nothing. Out: FAULTS. Each foreign chunk is offered twice: as it is, when nobody may find it,
-and copied under the name that is asked for, when its header gives it away.
+In: nothing. Out: FAULTS. Chunks of another model or tenant are tested twice: unchanged, so that no
+lookup may find them; and copied to the keys of the request, where their headers must expose them.
 """
 
 from __future__ import annotations
@@ -23,171 +23,178 @@ from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import InboxEntry
 from tests.faults.kv.cells import (
-    Act,
+    Action,
     Cell,
     Deadline,
     Fault,
-    everything_fetched,
+    all_fetched,
     lost,
     nothing_fetched,
     stored,
 )
-from tests.support.kv_faults.stage import CHUNKS, OUTPUTS, SMALL, Stage
+from tests.support.kv_faults.testbed import CHUNKS, OUTPUTS, SMALL, KVTestbed
 from tests.support.stores.kvstore import wait_until
 
-HIT = 5
+TARGET = 5
 HOUR_S = 3600.0
-# The same bytes for the same tokens, and yet another model.
-OLD = replace(SMALL, vocab_size=260)
+# Another fingerprint, although the same tokens have the same KV bytes.
+OTHER_MODEL = replace(SMALL, vocab_size=260)
 QUICK = Deadline()
 
 
-def copy_names(stage: Stage, fingerprint: Fingerprint, request: Request) -> None:
-    """Offer another pool's or tenant's chunks of this prompt under the names of the stage's own."""
-    theirs = stage.names_of("p0", request)
-    with stage.client("index") as index, stage.client("data0") as data:
-        for here, there in zip(stage.names(), theirs, strict=True):
-            mine = chunk_key(stage.fingerprint, here)
-            assert data.copy(chunk_key(fingerprint, there), mine, replace=True)
-            assert index.copy(marker_key(fingerprint, there), marker_key(stage.fingerprint, here))
+def copy_chunks(testbed: KVTestbed, fingerprint: Fingerprint, request: Request) -> None:
+    """Copy another model's or tenant's chunks of this prompt to the keys of the testbed's
+    request."""
+    foreign = testbed.names_of("p0", request)
+    with testbed.client("index") as index, testbed.client("data0") as data:
+        for own_name, foreign_name in zip(testbed.names(), foreign, strict=True):
+            own_key = chunk_key(testbed.fingerprint, own_name)
+            assert data.copy(chunk_key(fingerprint, foreign_name), own_key, replace=True)
+            assert index.copy(
+                marker_key(fingerprint, foreign_name), marker_key(testbed.fingerprint, own_name)
+            )
 
 
 # --- fingerprint and tenant -----------------------------------------------------------------------
 
 
-def foreign_model(*, copied: bool) -> Act:
-    def play(stage: Stage) -> None:
-        node = stage.node("p0", OLD)
+def foreign_model(*, copied: bool) -> Action:
+    def run(testbed: KVTestbed) -> None:
+        node = testbed.node("p0", OTHER_MODEL)
         fingerprint = node.engine.info.fingerprint
-        assert fingerprint != stage.fingerprint
-        stage.publish_in_vain(stage.request)
+        assert fingerprint != testbed.fingerprint
+        testbed.try_publish(testbed.request)
         assert node.published() == CHUNKS
-        stage.node("d0")
-        stage.strike(lambda s: copy_names(s, fingerprint, s.request) if copied else None)
-        stage.run("d0")
-        (lost(CHUNKS, "fingerprint") if copied else nothing_fetched)(stage)
+        testbed.node("d0")
+        testbed.inject(lambda s: copy_chunks(s, fingerprint, s.request) if copied else None)
+        testbed.run("d0")
+        (lost(CHUNKS, "fingerprint") if copied else nothing_fetched)(testbed)
 
-    return play
+    return run
 
 
 def salted(request: Request, salt: str) -> Request:
     return msgspec.structs.replace(request, salt=salt)
 
 
-def foreign_tenant(*, copied: bool) -> Act:
-    def play(stage: Stage) -> None:
-        theirs = salted(stage.request, "their-salt")
-        stage.publish(theirs)
-        stage.request = salted(stage.request, "my-salt")
-        node = stage.node("d0")
-        stage.strike(lambda s: copy_names(s, s.fingerprint, theirs) if copied else None)
-        stage.run("d0")
+def foreign_tenant(*, copied: bool) -> Action:
+    def run(testbed: KVTestbed) -> None:
+        foreign = salted(testbed.request, "foreign-salt")
+        testbed.publish(foreign)
+        testbed.request = salted(testbed.request, "own-salt")
+        node = testbed.node("d0")
+        testbed.inject(lambda s: copy_chunks(s, s.fingerprint, foreign) if copied else None)
+        testbed.run("d0")
         if copied:
-            lost(CHUNKS, "chunk hash")(stage)
+            lost(CHUNKS, "chunk hash")(testbed)
         else:
-            nothing_fetched(stage)
+            nothing_fetched(testbed)
             assert node.loop.counters.matched_blocks == 0
-        stage.run("d1", salted(stage.ask("theirs"), "their-salt"))
-        assert stage.node("d1").fetched() == CHUNKS
+        testbed.run("d1", salted(testbed.make_request("foreign"), "foreign-salt"))
+        assert testbed.node("d1").fetched() == CHUNKS
 
-    return play
+    return run
 
 
 # --- epochs and attempts --------------------------------------------------------------------------
 
 
-def former_epoch(stage: Stage) -> None:
-    """The prefill job names the decode node's epoch before its restart."""
-    request, prefill, decode = stage.request, stage.node("p0"), stage.node("d0")
+def announce_to_former_epoch(testbed: KVTestbed) -> None:
+    """Send a prefill job that names the decode node's epoch before its restart."""
+    request, prefill, decode = testbed.request, testbed.node("p0"), testbed.node("d0")
     before = Epoch("epoch-before")
     decode.take(RunJob(request, await_first=True))
-    stage.strike(lambda _: prefill.take(PrefillJob(request, decode.name, before)))
-    stage.end_hand_off("p0", "d0")
-    nothing_fetched(stage)
+    testbed.inject(lambda _: prefill.take(PrefillJob(request, decode.name, before)))
+    testbed.end_hand_off("p0", "d0")
+    nothing_fetched(testbed)
     assert not [event for event in decode.events if isinstance(event, InboxEntry)]
-    with stage.client("index") as client:
+    with testbed.client("index") as client:
         assert client.xlen(inbox_key("default", decode.name, before)) > 0
 
 
-def former_writer(stage: Stage) -> None:
-    """The chunks of a prefill node that was restarted since are what they were."""
-    stage.publish()
-    stage.drop("p0")
-    stage.strike(lambda _: None)
-    stage.hand_off("p1", "d0")
-    everything_fetched(stage)
-    assert stage.node("p1").published() == 0
+def restart_writer(testbed: KVTestbed) -> None:
+    """Hand off a prompt whose chunks were published by a prefill node that has restarted since."""
+    testbed.publish()
+    testbed.drop("p0")
+    testbed.inject(lambda _: None)
+    testbed.hand_off("p1", "d0")
+    all_fetched(testbed)
+    assert testbed.node("p1").published() == 0
 
 
-def former_attempt(stage: Stage) -> None:
-    """Everything that attempt 1 was told arrives once more while attempt 2 runs."""
-    decode, old = stage.node("d0"), stage.request
+def replay_former_attempt(testbed: KVTestbed) -> None:
+    """Send all frames and entries of attempt 1 once more while attempt 2 runs."""
+    decode, old = testbed.node("d0"), testbed.request
     new = msgspec.structs.replace(old, attempt=2)
-    stage.request = new
+    testbed.request = new
     decode.take(RunJob(old, await_first=True))
     decode.loop.turn()
     decode.take(RunJob(new, await_first=True))
 
-    def strike(stage: Stage) -> None:
-        stage.node("p0").take(PrefillJob(old, decode.name, decode.epoch))
+    def inject(testbed: KVTestbed) -> None:
+        testbed.node("p0").take(PrefillJob(old, decode.name, decode.epoch))
         wrong = tuple(33 for _ in range(3))
         decode.take(FirstTokens(old.id, 1, (wrong,)))
-        stage.spin(
+        testbed.spin(
             lambda: any(isinstance(e, InboxEntry) and e.kind == "end" for e in decode.events),
             "the old attempt's inbox",
         )
         assert decode.fetched() == 0
 
-    stage.strike(strike)
-    stage.node("p1").take(PrefillJob(new, decode.name, decode.epoch))
-    stage.end_hand_off("p1", "d0")
-    everything_fetched(stage)
+    testbed.inject(inject)
+    testbed.node("p1").take(PrefillJob(new, decode.name, decode.epoch))
+    testbed.end_hand_off("p1", "d0")
+    all_fetched(testbed)
 
 
 # --- duplicates -----------------------------------------------------------------------------------
 
 
-def two_writers(stage: Stage) -> None:
-    """Two prefill nodes compute and put the same chunks at the same time."""
+def two_writers(testbed: KVTestbed) -> None:
+    """Let two prefill nodes compute and put the same chunks at the same time."""
     for name in ("p0", "p1"):
-        stage.node(name)
-        stage.link(name, "index").hold()
-    stage.begin_hand_off("p0", "d0")
-    stage.node("p1").take(PrefillJob(stage.request, NodeId("nobody"), Epoch("never")))
-    stage.strike(lambda _: None)
+        testbed.node(name)
+        testbed.link(name, "index").hold()
+    testbed.begin_hand_off("p0", "d0")
+    testbed.node("p1").take(PrefillJob(testbed.request, NodeId("nobody"), Epoch("never")))
+    testbed.inject(lambda _: None)
     for name in ("p0", "p1"):
-        stage.link(name, "index").mend()
-    stage.end_hand_off("p0", "d0")
-    stage.settle()
-    everything_fetched(stage)
-    assert [stage.node(name).published() for name in ("p0", "p1")] == [CHUNKS, CHUNKS]
+        testbed.link(name, "index").mend()
+    testbed.end_hand_off("p0", "d0")
+    testbed.settle()
+    all_fetched(testbed)
+    assert [testbed.node(name).published() for name in ("p0", "p1")] == [CHUNKS, CHUNKS]
 
 
-def other_low_bits(stage: Stage) -> None:
-    """Another epoch's value of the same chunk, right in itself and other in its low bits, as
-    another batch shape gives them: it is taken whole, and alarms nobody."""
-    stage.publish()
-    key, name = stage.key(HIT), stage.names()[HIT]
-    value = bytearray(stage.value(key))
+def other_low_bits(testbed: KVTestbed) -> None:
+    """Replace a value by a valid one of another epoch that differs in its low bits, as another
+    batch shape computes it. It must be used whole and not count as corrupt."""
+    testbed.publish()
+    key, name = testbed.key(TARGET), testbed.names()[TARGET]
+    value = bytearray(testbed.value(key))
     value[VALUE_HEADER_BYTES::8] = bytes(byte ^ 1 for byte in value[VALUE_HEADER_BYTES::8])
-    digest = fingerprint_digest(stage.fingerprint)
-    seal([memoryview(value)], chunk_spec(stage.layout, digest, name), epoch_digest(Epoch("other")))
-    stage.expect_page(name, bytes(value[VALUE_HEADER_BYTES:]), lambda: tokens_over(stage))
-    stage.node("d0")
-    stage.strike(lambda s: s.overwrite(key, bytes(value)))
-    stage.run("d0")
-    everything_fetched(stage)
+    digest = fingerprint_digest(testbed.fingerprint)
+    seal(
+        [memoryview(value)], chunk_spec(testbed.layout, digest, name), epoch_digest(Epoch("other"))
+    )
+    testbed.expect_page(
+        name, bytes(value[VALUE_HEADER_BYTES:]), lambda: ids_with_expected_pages(testbed)
+    )
+    testbed.node("d0")
+    testbed.inject(lambda s: s.overwrite(key, bytes(value)))
+    testbed.run("d0")
+    all_fetched(testbed)
 
 
-def tokens_over(stage: Stage) -> list[int]:
-    """What an engine says whose pages are those that are expected."""
-    engine = build_sim(stage.settings)
-    reservation = engine.reserve(stage.request)
+def ids_with_expected_pages(testbed: KVTestbed) -> list[int]:
+    """Return the ids of an engine whose pages are the expected ones."""
+    engine = build_sim(testbed.settings)
+    reservation = engine.reserve(testbed.request)
     assert reservation is not None
-    wanted = stage.expected_pages()
+    expected = testbed.expected_pages()
     for block, name in zip(reservation.blocks, reservation.hashes, strict=False):
-        engine.memory.write([BlockId(block)], memoryview(wanted[name]))
-    engine.submit(stage.request, reservation=reservation, landed=[(0, CHUNKS)])
+        engine.memory.write([BlockId(block)], memoryview(expected[name]))
+    engine.submit(testbed.request, reservation=reservation, landed=[(0, CHUNKS)])
     ids: list[int] = []
     while len(ids) < OUTPUTS:
         ids += [token.id for token in engine.step().tokens]
@@ -199,54 +206,55 @@ def tokens_over(stage: Stage) -> list[int]:
 
 @contextmanager
 def wall_clock(by_s: float) -> Iterator[None]:
-    """The time of day jumps, for whoever asks Python: the nodes, and the index's clients."""
+    """Change the wall clock of this process, which the nodes and the index's clients read."""
     real = time.time
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: real() + by_s)
         yield
 
 
-def clock_jump(by_s: float) -> Act:
-    """In mid-hand-off, and back before its end; the jump is longer than the time that is left."""
+def clock_jump(by_s: float) -> Action:
+    """Change the clock during a hand-off, and back before its end, by more than the request's time
+    left."""
 
-    def play(stage: Stage) -> None:
+    def run(testbed: KVTestbed) -> None:
         for name in ("p0", "d0"):
-            stage.node(name)
-        stage.request = msgspec.structs.replace(stage.request, time_left=HOUR_S / 2)
-        stage.begin_hand_off("p0", "d0")
-        stage.spin(lambda: stage.node("d0").fetched() > 0, "the first chunk")
-        stage.strike(lambda _: None)
+            testbed.node(name)
+        testbed.request = msgspec.structs.replace(testbed.request, time_left=HOUR_S / 2)
+        testbed.begin_hand_off("p0", "d0")
+        testbed.spin(lambda: testbed.node("d0").fetched() > 0, "the first chunk")
+        testbed.inject(lambda _: None)
         with wall_clock(by_s):
-            stage.spin(lambda: stage.node("d0").fetched() > CHUNKS // 2, "half of the chunks")
-        stage.end_hand_off("p0", "d0")
-        everything_fetched(stage)
+            testbed.spin(lambda: testbed.node("d0").fetched() > CHUNKS // 2, "half of the chunks")
+        testbed.end_hand_off("p0", "d0")
+        all_fetched(testbed)
 
-    return play
+    return run
 
 
-def past_deadline(stage: Stage) -> None:
-    """The time is over while fetches are in flight: an error before the first token, and blocks
-    that are held until the fetches have settled."""
-    stage.publish()
-    node = stage.node("d0")
-    request = msgspec.structs.replace(stage.request, time_left=HOUR_S)
-    link = stage.link("d0", "data0")
+def past_deadline(testbed: KVTestbed) -> None:
+    """The deadline passes while fetches are in flight: the request fails before its first token,
+    and its blocks are held until the fetches have settled."""
+    testbed.publish()
+    node = testbed.node("d0")
+    request = msgspec.structs.replace(testbed.request, time_left=HOUR_S)
+    link = testbed.link("d0", "data0")
     link.hold()
     node.take(RunJob(request))
-    stage.spin(lambda: not node.freed, "a fetch in flight")
+    testbed.spin(lambda: not node.freed, "a fetch in flight")
     node.clock_ahead_s += 2 * HOUR_S
-    stage.spin(lambda: bool(node.failures()), "the end")
+    testbed.spin(lambda: bool(node.failures()), "the end")
     assert not node.freed
     assert [failed.error.code for failed in node.failures()] == ["deadline_exceeded"]
     assert node.ids(request.id) == []
     link.mend()
-    stage.settle()
+    testbed.settle()
 
 
-def keys_expire(stage: Stage) -> None:
-    """What a server's own clock does that jumps forward: everything has expired."""
+def keys_expire(testbed: KVTestbed) -> None:
+    """Let all keys expire, as they do if a server's clock jumps forward."""
     for server in ("index", "data0"):
-        with stage.client(server) as client:
+        with testbed.client(server) as client:
             keys = list(client.scan_iter("kv1:*"))
             for key in keys:
                 client.pexpire(key, 1)
@@ -257,61 +265,62 @@ def keys_expire(stage: Stage) -> None:
 FAULTS: tuple[Fault, ...] = (
     Fault(
         name="old fingerprint",
-        how="a node of another fingerprint published the same prompt; its chunks as they are, and "
-        "copied under the names asked for",
-        seen="nothing is found; the copies are lost, by the fingerprint in their headers",
+        how="a node of another fingerprint published the same prompt; its chunks unchanged, and "
+        "copied to the request's keys",
+        checks="nothing is found; the copies are lost, since their headers have another "
+        "fingerprint",
         deadline=QUICK,
         cells=(
-            Cell(case="as it is", play=foreign_model(copied=False)),
-            Cell(case="copied", play=foreign_model(copied=True)),
+            Cell(case="unchanged", run=foreign_model(copied=False)),
+            Cell(case="copied", run=foreign_model(copied=True)),
         ),
     ),
     Fault(
         name="wrong tenant",
-        how="another salt's chunks of the same prompt; as they are, and copied",
-        seen="matched and fetched 0 for the one tenant, everything for the other; the copies are "
-        "lost, by the hash in their headers",
+        how="chunks of the same prompt with another tenant's salt; unchanged, and copied",
+        checks="one tenant matches and fetches nothing, the other everything; the copies are lost, "
+        "since their headers have another chunk hash",
         deadline=QUICK,
         cells=(
-            Cell(case="as it is", play=foreign_tenant(copied=False)),
-            Cell(case="copied", play=foreign_tenant(copied=True)),
+            Cell(case="unchanged", run=foreign_tenant(copied=False)),
+            Cell(case="copied", run=foreign_tenant(copied=True)),
         ),
     ),
     Fault(
         name="old epoch",
-        how="announcements to the decode node's former epoch; a writer restarted since; all that "
-        "attempt 1 was told, while attempt 2 runs",
-        seen="nobody hears the first, the chunks of the second are used, the third is dropped",
+        how="announcements to the decode node's former epoch; chunks of a writer that has "
+        "restarted; the frames and entries of attempt 1 while attempt 2 runs",
+        checks="the first are not read, the second are used, the third are dropped",
         deadline=Deadline(chunks=True),
         cells=(
-            Cell(case="inbox", play=former_epoch),
-            Cell(case="writer", play=former_writer),
-            Cell(case="attempt", play=former_attempt),
+            Cell(case="inbox", run=announce_to_former_epoch),
+            Cell(case="writer", run=restart_writer),
+            Cell(case="attempt", run=replay_former_attempt),
         ),
     ),
     Fault(
         name="duplicate writer",
         how="two prefill nodes put the same chunks at once; a value of another epoch with other "
-        "low bits replaces one after its marker",
-        seen="everything is fetched, nothing lost; the page is the second writer's whole value",
+        "low bits replaces one after its marker was written",
+        checks="all chunks are fetched, none is lost; the page is the second writer's whole value",
         deadline=QUICK,
         cells=(
-            Cell(case="at once", play=two_writers),
-            Cell(case="other low bits", play=other_low_bits),
+            Cell(case="at once", run=two_writers),
+            Cell(case="other low bits", run=other_low_bits),
         ),
     ),
     Fault(
         name="clock jump",
-        how="the nodes' time of day jumps an hour forth or back in mid-hand-off, and returns; "
-        "the request's time is over; every key expires as under a server's clock that jumped",
-        seen="everything is fetched; past the deadline an error before the first token; what "
-        "expired is not found",
+        how="the nodes' wall clock jumps an hour forward or back during a hand-off, and returns; "
+        "the request's deadline passes; every key expires, as if a server's clock had jumped",
+        checks="all chunks are fetched; after the deadline the request fails before its first "
+        "token; expired chunks are not found",
         deadline=QUICK,
         cells=(
-            Cell(case="forth", play=clock_jump(HOUR_S)),
-            Cell(case="back", play=clock_jump(-HOUR_S), long=True),
-            Cell(case="past the deadline", play=past_deadline),
-            Cell(case="server's", play=stored(keys_expire, nothing_fetched)),
+            Cell(case="forward", run=clock_jump(HOUR_S)),
+            Cell(case="back", run=clock_jump(-HOUR_S), long=True),
+            Cell(case="past the deadline", run=past_deadline),
+            Cell(case="server's", run=stored(keys_expire, nothing_fetched)),
         ),
     ),
 )

@@ -1,8 +1,8 @@
-"""Rows of the KV fault matrix: pages that change hands while a transfer is under way.
+"""Rows of the KV fault matrix: requests that end while a transfer uses their pages.
 
-In: nothing. Out: FAULTS. The race is forced: a transfer thread stands in front of the copy into (or
-out of) pages whose request has ended, while another request, which needs nearly all pages, wants
-them at once. Only then may it go on.
+In: nothing. Out: FAULTS. The race is forced: a transfer thread waits before it copies into (or out
+of) pages whose request has ended. Only when another request, which needs nearly all pages, has
+asked for them, the copy proceeds.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from baton_engine.interface import KVMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
-from tests.faults.kv.cells import Act, Cell, Deadline, Fault
-from tests.support.kv_faults.nodes import StageNode
-from tests.support.kv_faults.stage import BLOCK, NOBODY, SMALL, TURN_S, Stage
+from tests.faults.kv.cells import Action, Cell, Deadline, Fault
+from tests.support.kv_faults.nodes import RecordingNode
+from tests.support.kv_faults.testbed import BLOCK, NOBODY, SMALL, TURN_S, KVTestbed
 from tests.support.nodes.processes import make_request
 
 ROUNDS = 1000
 SOURCE_ROUNDS = 100
-SHORT_ROUNDS = 24  # each way to end a request comes at least twice
-WARM_UP = 200  # rounds after which memory is level
-WEIGH_EVERY = 100
-LATE_EVERY = 20  # rounds
-SPARE_BYTES = 16 << 20
+SHORT_ROUNDS = 24  # each way to end a request occurs at least twice
+WARM_UP = 200  # rounds after which memory must not grow
+MEASURE_EVERY = 100  # rounds between two measurements of memory
+LATE_EVERY = 20  # one of this many rounds ends by a deadline
+MAX_GROWN_BYTES = 16 << 20
 CHUNKS = 3
 # One request and its outputs fill the pool.
 TIGHT = replace(SMALL, num_blocks=CHUNKS + 1, max_batched_tokens=256)
 OUTPUTS = 3
 PROMPTS = 8
-TURNS = 3  # at most, in which the other request wants the pages before the copy goes on
+TURNS = 3  # at most this many turns the other request wants the pages before the copy proceeds
 HOUR_S = 3600.0
 GATE_S = 120.0
 
 
 class GatedMemory:
-    """A pool whose copies wait in front of a gate."""
+    """A block pool whose copies wait while the gate is shut."""
 
     def __init__(self, memory: KVMemory) -> None:
         self.layout = memory.layout
@@ -62,7 +62,7 @@ class GatedMemory:
         self._memory.write(blocks, data, shard)
 
     def views(self, blocks: Sequence[BlockId]) -> None:
-        """All copies pass the gate."""
+        """No direct access to pages: every copy must pass the gate."""
 
     @property
     def waiting(self) -> int:
@@ -85,12 +85,11 @@ class GatedMemory:
 
 @dataclass(slots=True)
 class Tally:
-    """What a race came to. `met`: rounds in which the copy came after its request's end, while
-    another wanted the pages."""
+    """The results of a race. The counts are in rounds."""
 
-    met: int = 0
-    early: int = 0  # rounds in which the other ran before the copy was over
-    wrong: int = 0  # other tokens, or other bytes in a page
+    raced: int = 0  # the copy was still waiting after its request's end
+    early: int = 0  # the other request ran before the copy had finished
+    wrong: int = 0  # the other request's tokens or pages were wrong
     grown_bytes: int = 0
 
 
@@ -99,19 +98,19 @@ def prompt(seed: int) -> bytes:
     return bytes(rng.randrange(32, 127) for _ in range(CHUNKS * BLOCK + 5))
 
 
-def ask(name: str, seed: int) -> Request:
+def request_of(name: str, seed: int) -> Request:
     return make_request(name, prompt(seed), max_tokens=OUTPUTS)
 
 
 class Race:
-    """One node, one gate. The other request wants pages for `turns` turns of the node's loop at
-    most, unless it runs."""
+    """A node whose transfers pass a gate. The other request waits for pages for at most `turns`
+    turns of the node's loop, or until it runs."""
 
-    def __init__(self, stage: Stage, turns: int) -> None:
-        self.stage = stage
+    def __init__(self, testbed: KVTestbed, turns: int) -> None:
+        self.testbed = testbed
         self._turns = turns
         self.tally = Tally()
-        self.node: StageNode = stage.node("d0", wrap=self._wrap)
+        self.node: RecordingNode = testbed.node("d0", wrap=self._wrap)
         self._rng = random.Random(1)
         self._base = 0
 
@@ -120,14 +119,14 @@ class Race:
         return self.memory
 
     def round(self, number: int, first: Request, *, fetches: bool) -> None:
-        stage, node = self.stage, self.node
-        other = ask(f"other-{number}", number % PROMPTS)
-        truth = stage.truth(other)
-        # A machine that stands still for a second makes a node think that its store is away.
-        stage.spin(node.connector.healthy, "a store that answers")
+        testbed, node = self.testbed, self.node
+        other = request_of(f"other-{number}", number % PROMPTS)
+        expected = testbed.expected_ids(other)
+        # If the machine stalls for a second, the node takes its store for lost.
+        testbed.spin(node.connector.healthy, "a store that answers")
         self.memory.shut()
         node.take(RunJob(first) if fetches else PrefillJob(first, *NOBODY))
-        stage.spin(lambda: self.memory.waiting > 0, "a copy in front of the gate")
+        testbed.spin(lambda: self.memory.waiting > 0, "a copy that waits at the gate")
         self._end(first, number)
         node.take(RunJob(other))
         for _ in range(self._rng.randint(0, self._turns)):
@@ -135,23 +134,23 @@ class Race:
             time.sleep(TURN_S)
             if node.ids(other.id):
                 break
-        self.tally.met += self.memory.waiting > 0 and not node.freed
+        self.tally.raced += self.memory.waiting > 0 and not node.freed
         self.tally.early += bool(node.ids(other.id))
         self.memory.open()
-        stage.spin(lambda: len(node.ids(other.id)) == OUTPUTS, "the other's end")
-        stage.settle()
-        wrong = node.ids(other.id) != truth or bool(stage.wrong_pages("d0", other))
+        testbed.spin(lambda: len(node.ids(other.id)) == OUTPUTS, "the other request's end")
+        testbed.settle()
+        wrong = node.ids(other.id) != expected or bool(testbed.wrong_pages("d0", other))
         self.tally.wrong += wrong
-        self._forget()
-        self._weigh(number)
+        self._drop_records()
+        self._measure_memory(number)
 
     def _end(self, request: Request, number: int) -> None:
-        """An abort, a newer attempt (aborted in its turn), and now and then a deadline that passes:
-        these are looked at every 0.1 s."""
+        """End a request by an abort, by a newer attempt (which is then aborted), or at times by its
+        deadline, which the loop checks every 0.1 s."""
         node, key = self.node, (request.id, request.attempt)
         if number % LATE_EVERY == 1 and request.time_left:
             node.clock_ahead_s += request.time_left + 1
-            self.stage.spin(lambda: bool(node.failures()), "the deadline")
+            self.testbed.spin(lambda: bool(node.failures()), "the deadline")
             return
         if number % 2 == 0:
             node.take(RunJob(msgspec.structs.replace(request, attempt=2)))
@@ -160,15 +159,15 @@ class Race:
         node.take(Abort(*key))
         node.loop.turn()
 
-    def _forget(self) -> None:
-        """What the node said would be read over and over."""
+    def _drop_records(self) -> None:
+        """Drop the recorded frames and events, which every round searches."""
         self.node.port.sent.clear()
         self.node.events.clear()
 
-    def _weigh(self, number: int) -> None:
+    def _measure_memory(self, number: int) -> None:
         if number == WARM_UP:
             self._base = resident_bytes()
-        if self._base and number % WEIGH_EVERY == 0:
+        if self._base and number % MEASURE_EVERY == 0:
             self.tally.grown_bytes = resident_bytes() - self._base
 
 
@@ -176,61 +175,62 @@ def resident_bytes() -> int:
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
-def destination_race(stage: Stage, rounds: int, turns: int = TURNS) -> Tally:
-    """Fetches into pages of requests that have ended; until something is wrong."""
-    stage.request = ask("stored", PROMPTS)
-    stage.publish()
-    race = Race(stage, turns)
+def destination_race(testbed: KVTestbed, rounds: int, turns: int = TURNS) -> Tally:
+    """Race fetches into pages of requests that have ended, until a result is wrong."""
+    testbed.request = request_of("stored", PROMPTS)
+    testbed.publish()
+    race = Race(testbed, turns)
     for number in range(rounds):
         if race.tally.wrong:
             break
-        first = msgspec.structs.replace(ask(f"first-{number}", PROMPTS), time_left=HOUR_S)
+        first = msgspec.structs.replace(request_of(f"first-{number}", PROMPTS), time_left=HOUR_S)
         race.round(number, first, fetches=True)
     return race.tally
 
 
-def source_race(stage: Stage, rounds: int, turns: int = TURNS) -> Tally:
-    """Puts out of pages of requests that have ended: what is stored is right, or is not there;
-    until something is wrong."""
-    stage.request = ask("stored", PROMPTS)
-    race = Race(stage, turns)
+def source_race(testbed: KVTestbed, rounds: int, turns: int = TURNS) -> Tally:
+    """Race puts from pages of requests that have ended, until a result is wrong. A stored value
+    must be right; it may be missing."""
+    testbed.request = request_of("stored", PROMPTS)
+    race = Race(testbed, turns)
     for number in range(rounds):
         if race.tally.wrong:
             break
-        first = ask(f"first-{number}", PROMPTS + number)
+        first = request_of(f"first-{number}", PROMPTS + number)
         race.round(number, first, fetches=False)
-        race.tally.wrong += wrong_values(stage, first)
+        race.tally.wrong += wrong_values(testbed, first)
     return race.tally
 
 
-def wrong_values(stage: Stage, request: Request) -> int:
-    """Stored chunks of the prompt that are not what an undisturbed engine computes."""
-    found = 0
-    wanted = stage.expected_pages(request)
-    for chunk, (name, there) in enumerate(
-        zip(stage.names(request), stage.marked(request), strict=True)
+def wrong_values(testbed: KVTestbed, request: Request) -> int:
+    """Return the number of the prompt's stored chunks that differ from those of an undisturbed
+    engine."""
+    wrong = 0
+    expected = testbed.expected_pages(request)
+    for chunk, (name, is_stored) in enumerate(
+        zip(testbed.names(request), testbed.marked(request), strict=True)
     ):
-        if there:
-            value = stage.value(stage.key(chunk, 0, request))
-            found += value[-stage.layout.shard_bytes :] != wanted[name]
-    return found
+        if is_stored:
+            value = testbed.value(testbed.key(chunk, 0, request))
+            wrong += value[-testbed.layout.shard_bytes :] != expected[name]
+    return wrong
 
 
-def raced(race: Callable[[Stage, int], Tally], rounds: int) -> Act:
-    def play(stage: Stage) -> None:
-        tally = race(stage, rounds)
+def raced(race: Callable[[KVTestbed, int], Tally], rounds: int) -> Action:
+    def run(testbed: KVTestbed) -> None:
+        tally = race(testbed, rounds)
         assert (tally.early, tally.wrong) == (0, 0), tally
-        # A machine that stands still for long lets a copy end before its time.
-        assert tally.met > 0.9 * rounds, tally
-        assert tally.grown_bytes < SPARE_BYTES, tally
+        # If the machine stalls for long, a copy may pass the gate too early.
+        assert tally.raced > 0.9 * rounds, tally
+        assert tally.grown_bytes < MAX_GROWN_BYTES, tally
 
-    return play
+    return run
 
 
-def _cells(race: Callable[[Stage, int], Tally], rounds: int) -> tuple[Cell, Cell]:
-    """A few rounds in every run, many in `make test-long`."""
+def _cells(race: Callable[[KVTestbed, int], Tally], rounds: int) -> tuple[Cell, Cell]:
+    """Return a cell with a few rounds, and one with `rounds` rounds for `make test-long`."""
     few, many = (
-        Cell(case=f"{count} rounds", play=raced(race, count), settings=TIGHT, long=count == rounds)
+        Cell(case=f"{count} rounds", run=raced(race, count), settings=TIGHT, long=count == rounds)
         for count in (SHORT_ROUNDS, rounds)
     )
     return few, many
@@ -239,17 +239,17 @@ def _cells(race: Callable[[Stage, int], Tally], rounds: int) -> tuple[Cell, Cell
 FAULTS: tuple[Fault, ...] = (
     Fault(
         name="aborted with a fetch in flight",
-        how=f"{ROUNDS:,} rounds: a verified value stands in front of its pages when its request is "
-        "aborted, late or placed again; another request wants all pages at once",
-        seen="in each round the pages stay held until the copy is over; then tokens and pages of "
-        "the other are right; memory stays level",
+        how=f"{ROUNDS:,} rounds: a verified value waits to be copied into its pages when its "
+        "request is aborted, late or placed again; another request needs all pages at once",
+        checks="in each round the pages stay held until the copy has finished; then the other "
+        "request's tokens and pages are right; memory does not grow",
         deadline=Deadline(),
         cells=_cells(destination_race, ROUNDS),
     ),
     Fault(
         name="aborted with a put in flight",
-        how=f"{SOURCE_ROUNDS} rounds: the same on the writing side; pages wait to be copied out",
-        seen="the pages stay held until they are copied; what is stored has the right bytes",
+        how=f"{SOURCE_ROUNDS} rounds: the same for a put, whose pages wait to be copied out",
+        checks="the pages stay held until they are copied; stored values have the right bytes",
         deadline=Deadline(),
         cells=_cells(source_race, SOURCE_ROUNDS),
     ),

@@ -1,8 +1,7 @@
-"""The KV fault matrix: all of its rows, and the table that docs/kv-exchange.md shows of them.
+"""All rows of the KV fault matrix, and the table of them in docs/kv-exchange.md.
 
 In: the faults of each module beside this one. Out: FAULTS in the order of the table, and their
-cells as ROWS. `python -m tests.faults.kv.rows` prints the table; --write puts it between the
-page's markers.
+cells as ROWS. `python -m tests.faults.kv.rows` prints the table; --write updates the page.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.faults.kv.cells import Cell, Fault
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "kv-exchange.md"
 BEGIN, END = "<!-- begin of the fault table -->", "<!-- end of the fault table -->"
-HEAD = "| fault | how it is done, and when | what is seen beside right tokens | cells | at most |"
+HEAD = "| fault | how and when it is injected | checks besides the right tokens | cells | at most |"
 
 FAULTS: tuple[Fault, ...] = (
     *servers.FAULTS,
@@ -41,16 +40,16 @@ ROWS = tuple(Row(fault, cell) for fault in FAULTS for cell in fault.cells)
 
 
 def table() -> str:
-    """One line per fault."""
+    """Return the table as Markdown, with one line per fault."""
     lines = [HEAD, "|---|---|---|---|---|"]
     for fault in FAULTS:
-        words = (fault.name, fault.how, fault.seen, str(len(fault.cells)), str(fault.deadline))
-        lines.append(f"| {' | '.join(words)} |")
+        columns = (fault.name, fault.how, fault.checks, str(len(fault.cells)), str(fault.deadline))
+        lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
 def with_table(text: str) -> str:
-    """The page with the table as it is now."""
+    """Return the page's text with the present table."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -1,8 +1,7 @@
-"""The detectors of the KV exchange fire: without each of them, damage goes where it must not.
+"""The KV fault matrix can fail: with a protection switched off, damage reaches pages and tokens.
 
-Verification is switched off, holds are not held, faults are left out; then foreign bytes reach the
-pages and wrong ids appear, and a row of the matrix whose fault did not happen fails. So the silence
-of the matrix means something.
+Without verification, or with blocks released too early, foreign bytes reach the pages and the ids
+are wrong. A row of the matrix fails if its fault has no effect. So a passing matrix is evidence.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from baton_kvstore.data import transfers
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from tests.faults.kv.cells import (
-    Act,
+    Action,
     all_of,
     fetching,
     lost,
@@ -30,113 +29,115 @@ from tests.faults.kv.cells import (
     stored,
 )
 from tests.faults.kv.races import TIGHT, Tally, destination_race, source_race
-from tests.faults.kv.values import FIRST, HIT, SHARDED, change, flip, one_not_found, swap
-from tests.support.kv_faults.stage import CHUNKS, OTHER, OUTPUTS, SMALL, Stage
+from tests.faults.kv.values import FIRST, SHARDED, TARGET, change, flip, one_not_found, swap
 from tests.support.kv_faults.store_servers import KVServers
+from tests.support.kv_faults.testbed import CHUNKS, OTHER, OUTPUTS, SMALL, KVTestbed
 
-ROUNDS = 60  # at most: the first with a wrong byte ends the race
-TURNS = 600  # at most, for the other request to run, which without holds it does at once
+ROUNDS = 60  # at most: the first round with a wrong byte ends the race
+TURNS = 600  # at most, until the other request runs; without holds it runs at once
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[KVServers]:
-    made = KVServers()
-    made.start()
-    yield made
-    made.stop()
+def running_servers() -> Iterator[KVServers]:
+    servers = KVServers()
+    servers.start()
+    yield servers
+    servers.stop()
 
 
 @pytest.fixture
-def servers(running: KVServers) -> Iterator[KVServers]:
-    yield running
-    running.reset()
+def servers(running_servers: KVServers) -> Iterator[KVServers]:
+    yield running_servers
+    running_servers.reset()
 
 
 @pytest.fixture
-def blind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every value is taken for what was asked for."""
+def no_verification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every received value passes verification."""
     monkeypatch.setattr(transfers, "verify_value", lambda *value_and_spec: "")
 
 
 # --- verification ---------------------------------------------------------------------------------
 
 
-def foreign(stage: Stage) -> None:
-    """Another prompt's chunk under this one's name; the other prompt is not asked for."""
-    other = stage.ask("other", OTHER)
-    stage.publish(other)
-    stage.overwrite(stage.key(HIT), stage.value(stage.key(HIT, 0, other)))
+def copy_foreign_value(testbed: KVTestbed) -> None:
+    """Copy the value of another prompt's chunk to the key of this prompt's chunk."""
+    other = testbed.make_request("other", OTHER)
+    testbed.publish(other)
+    testbed.overwrite(testbed.key(TARGET), testbed.value(testbed.key(TARGET, 0, other)))
 
 
-def exchanged(stage: Stage) -> None:
-    other = stage.ask("other", OTHER)
-    stage.publish(other)
-    swap(lambda s: [(s.key(HIT), s.key(HIT, 0, other))])(stage)
+def swap_values(testbed: KVTestbed) -> None:
+    other = testbed.make_request("other", OTHER)
+    testbed.publish(other)
+    swap(lambda s: [(s.key(TARGET), s.key(TARGET, 0, other))])(testbed)
 
 
-def run_blindly(stage: Stage, strike: Act) -> tuple[list[int], list[int]]:
-    """Which pages of the node that fetched are wrong, and the ids it says."""
-    stage.publish()
-    node = stage.node("d0")
-    strike(stage)
-    node.take(RunJob(stage.request))
-    stage.spin(lambda: len(node.ids(stage.request.id)) == OUTPUTS, "the request's end")
-    stage.settle()
+def run_request(testbed: KVTestbed, inject: Action) -> tuple[list[int], list[int]]:
+    """Run a request after the fault. Return its node's wrong pages and the generated ids."""
+    testbed.publish()
+    node = testbed.node("d0")
+    inject(testbed)
+    node.take(RunJob(testbed.request))
+    testbed.spin(lambda: len(node.ids(testbed.request.id)) == OUTPUTS, "the request's end")
+    testbed.settle()
     assert (node.fetched(), node.lost()) == (CHUNKS, [])
-    return stage.wrong_pages("d0"), node.ids(stage.request.id)
+    return testbed.wrong_pages("d0"), node.ids(testbed.request.id)
 
 
 @pytest.mark.parametrize(
-    ("strike", "wrong"),
+    ("inject", "wrong"),
     [
-        pytest.param(foreign, [HIT], id="foreign"),
-        pytest.param(exchanged, [HIT], id="swapped across prompts"),
-        pytest.param(change(lambda value: value[: len(value) // 2]), [HIT], id="truncated"),
+        pytest.param(copy_foreign_value, [TARGET], id="foreign"),
+        pytest.param(swap_values, [TARGET], id="swapped across prompts"),
+        pytest.param(change(lambda value: value[: len(value) // 2]), [TARGET], id="truncated"),
         pytest.param(
-            swap(lambda stage: [(stage.key(3), stage.key(7))]), [3, 7], id="swapped within"
+            swap(lambda testbed: [(testbed.key(3), testbed.key(7))]), [3, 7], id="swapped within"
         ),
-        pytest.param(change(flip(FIRST)), [HIT], id="first byte"),
-        pytest.param(change(flip(-1, 3)), [HIT], id="last byte"),
+        pytest.param(change(flip(FIRST)), [TARGET], id="first byte"),
+        pytest.param(change(flip(-1, 3)), [TARGET], id="last byte"),
     ],
 )
-@pytest.mark.usefixtures("blind")
-def test_without_verification_damage_reaches_the_pages_and_wrong_ids_appear(
-    strike: Act, wrong: list[int], servers: KVServers
+@pytest.mark.usefixtures("no_verification")
+def test_without_verification_damaged_values_reach_the_pages_and_change_the_ids(
+    inject: Action, wrong: list[int], servers: KVServers
 ) -> None:
-    with Stage(SMALL, servers) as stage:
-        pages, ids = run_blindly(stage, strike)
+    with KVTestbed(SMALL, servers) as testbed:
+        pages, ids = run_request(testbed, inject)
         assert pages == wrong
-        assert ids != stage.truth(stage.request)
+        assert ids != testbed.expected_ids(testbed.request)
 
 
-@pytest.mark.usefixtures("blind")
-def test_without_verification_shards_that_changed_places_reach_the_pages(
+@pytest.mark.usefixtures("no_verification")
+def test_without_verification_swapped_shards_reach_the_pages_and_change_the_ids(
     servers: KVServers,
 ) -> None:
-    with Stage(SHARDED, servers) as stage:
-        pages, ids = run_blindly(stage, swap(lambda s: [(s.key(HIT, 0), s.key(HIT, 1))]))
-        assert pages == [HIT]
-        assert ids != stage.truth(stage.request)
+    with KVTestbed(SHARDED, servers) as testbed:
+        pages, ids = run_request(testbed, swap(lambda s: [(s.key(TARGET, 0), s.key(TARGET, 1))]))
+        assert pages == [TARGET]
+        assert ids != testbed.expected_ids(testbed.request)
 
 
-def test_a_header_that_is_damaged_alone_changes_no_page(blind: None, servers: KVServers) -> None:
-    with Stage(SMALL, servers) as stage:
-        pages, ids = run_blindly(stage, change(flip(0)))
-        assert (pages, ids) == ([], stage.truth(stage.request))
+def test_without_verification_a_damaged_header_alone_changes_no_page(
+    no_verification: None, servers: KVServers
+) -> None:
+    with KVTestbed(SMALL, servers) as testbed:
+        pages, ids = run_request(testbed, change(flip(0)))
+        assert (pages, ids) == ([], testbed.expected_ids(testbed.request))
 
 
 # --- holds ----------------------------------------------------------------------------------------
 
 
-def test_pages_given_back_before_their_fetch_has_settled_are_overwritten(
+def test_pages_released_before_their_fetch_has_settled_are_overwritten(
     servers: KVServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance = FetchState._advance
 
-    def hasty(state: FetchState) -> Outcome:
+    def advance_early(state: FetchState) -> Outcome:
         return advance(replace(state, flying=0) if state.aborted else state)
 
-    monkeypatch.setattr(FetchState, "_advance", hasty)
+    monkeypatch.setattr(FetchState, "_advance", advance_early)
     tally = raced(servers, destination_race)
     assert tally.early > 0
     assert tally.wrong > 0
@@ -152,55 +153,55 @@ def test_pages_that_are_not_held_for_a_put_are_stored_with_foreign_bytes(
     assert tally.wrong > 0
 
 
-def raced(servers: KVServers, race: Callable[[Stage, int, int], Tally]) -> Tally:
-    with Stage(TIGHT, servers) as stage:
-        return race(stage, ROUNDS, TURNS)
+def raced(servers: KVServers, race: Callable[[KVTestbed, int, int], Tally]) -> Tally:
+    with KVTestbed(TIGHT, servers) as testbed:
+        return race(testbed, ROUNDS, TURNS)
 
 
 # --- the matrix itself ----------------------------------------------------------------------------
 
 
-def nothing(stage: Stage) -> None:
-    """No fault."""
+def no_fault(testbed: KVTestbed) -> None:
+    """Inject nothing."""
 
 
 @pytest.mark.parametrize(
-    "play",
+    "run",
     [
-        pytest.param(stored(nothing, lost(1, "corrupt")), id="lost"),
-        pytest.param(stored(nothing, nothing_fetched), id="nothing fetched"),
-        pytest.param(stored(nothing, one_not_found), id="one not found"),
-        pytest.param(fetching(nothing, some_lost), id="some lost"),
-        pytest.param(publishing(nothing, some_refused), id="some refused"),
-        pytest.param(publishing(nothing, some_unmarked, server="index"), id="some unmarked"),
+        pytest.param(stored(no_fault, lost(1, "corrupt")), id="lost"),
+        pytest.param(stored(no_fault, nothing_fetched), id="nothing fetched"),
+        pytest.param(stored(no_fault, one_not_found), id="one not found"),
+        pytest.param(fetching(no_fault, some_lost), id="some lost"),
+        pytest.param(publishing(no_fault, some_refused), id="some refused"),
+        pytest.param(publishing(no_fault, some_unmarked, server="index"), id="some unmarked"),
     ],
 )
-def test_a_row_whose_fault_did_not_happen_fails(play: Act, servers: KVServers) -> None:
-    with Stage(SMALL, servers, limit_s=1.0) as stage, pytest.raises(AssertionError):
-        play(stage)
+def test_a_row_whose_fault_has_no_effect_fails(run: Action, servers: KVServers) -> None:
+    with KVTestbed(SMALL, servers, limit_s=1.0) as testbed, pytest.raises(AssertionError):
+        run(testbed)
 
 
 def test_a_row_whose_tokens_are_wrong_fails(servers: KVServers) -> None:
-    def other_truth(stage: Stage) -> None:
-        right = stage.truth
+    def expect_other_ids(testbed: KVTestbed) -> None:
+        expected_ids = testbed.expected_ids
 
         def wrong(request: Request) -> list[int]:
-            return right(request)[::-1]
+            return expected_ids(request)[::-1]
 
-        stage.truth = wrong  # type: ignore[method-assign]
+        testbed.expected_ids = wrong  # type: ignore[method-assign]
 
-    play = stored(other_truth, all_of())
-    with Stage(SMALL, servers) as stage, pytest.raises(AssertionError, match="other tokens"):
-        play(stage)
+    run = stored(expect_other_ids, all_of())
+    with KVTestbed(SMALL, servers) as testbed, pytest.raises(AssertionError, match="other tokens"):
+        run(testbed)
 
 
 def test_a_row_that_hangs_fails(servers: KVServers) -> None:
-    def play(stage: Stage) -> None:
-        stage.publish()
-        stage.node("d0")
-        stage.strike(lambda s: s.link("d0", "data0").hold())
-        stage.struck_at -= 60.0
-        stage.run("d0")
+    def run(testbed: KVTestbed) -> None:
+        testbed.publish()
+        testbed.node("d0")
+        testbed.inject(lambda s: s.link("d0", "data0").hold())
+        testbed.injected_at -= 60.0
+        testbed.run("d0")
 
-    with Stage(SMALL, servers) as stage, pytest.raises(AssertionError, match="waited"):
-        play(stage)
+    with KVTestbed(SMALL, servers) as testbed, pytest.raises(AssertionError, match="waited"):
+        run(testbed)

@@ -1,10 +1,10 @@
-"""The KV fault matrix: whatever befalls the exchange of KV, no token changes and nothing is lost.
+"""The KV fault matrix: a fault of the KV exchange changes no token and leaks nothing.
 
-Each row plays one fault on real redis-servers, at an exact moment. The oracle is the same in every
-cell: the tokens of an undisturbed engine, or a retryable error before the first one; in time; pages
-byte for byte those of an undisturbed engine; no page, thread, file descriptor or immortal key left;
-and the fault was really met. Afterwards the store is whole again without anybody's help. The table
-in docs/kv-exchange.md is made from these rows.
+Each row injects one fault on real redis-servers at an exact moment. Every cell checks the same: the
+tokens are those of an undisturbed engine, or a retryable error precedes the first one; the request
+ends in time; the pages equal those of an undisturbed engine byte for byte; no page, thread, file
+descriptor or key without a TTL is left; and the fault had an effect. Then the exchange recovers by
+itself. The table in docs/kv-exchange.md is generated from these rows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import psutil
 import pytest
 
 from tests.faults.kv.rows import FAULTS, PAGE, ROWS, Row, with_table
-from tests.support.kv_faults.stage import Stage
 from tests.support.kv_faults.store_servers import KVServers
+from tests.support.kv_faults.testbed import KVTestbed
 from tests.support.pools.leaks import Level
 from tests.support.stores.kvstore import wait_until
 
 SIZES = sorted({row.cell.instances for row in ROWS})  # data servers
 SPARE = Level(fds=0, threads=0, tasks=0, rss=96 << 20)
-QUIET_S = 60.0
+WAIT_S = 60.0
 
 
 class Footprint:
-    """What this process has open, since it was first seen at rest."""
+    """Compares the resources of this process with those after the first row."""
 
     def __init__(self) -> None:
         self._base: Level | None = None
@@ -41,18 +41,18 @@ class Footprint:
         return Level(process.num_fds(), process.num_threads(), 0, process.memory_info().rss)
 
     def check(self) -> None:
-        if self._base is None:  # what is opened once is open now
-            give_memory_back()
+        if self._base is None:  # resources that are opened once are open now
+            release_memory()
             self._base = self.now()
-        until = time.monotonic() + QUIET_S
+        deadline = time.monotonic() + WAIT_S
         while grown := self.now().above(self._base, SPARE):
-            assert time.monotonic() < until, grown
-            give_memory_back()
+            assert time.monotonic() < deadline, grown
+            release_memory()
             time.sleep(0.02)
 
 
-def give_memory_back() -> None:
-    """What is free in this process counts as free: the allocator keeps none of it for later."""
+def release_memory() -> None:
+    """Return free memory to the system, so that it does not count as used."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
@@ -63,8 +63,8 @@ def footprint() -> Footprint:
 
 
 class Stores:
-    """Servers for each number of them that a row asks for. One store that a play has left in an
-    unknown state is started anew."""
+    """Running servers for each number of data servers that a row needs. Servers that a failed row
+    left in an unknown state are replaced."""
 
     def __init__(self) -> None:
         self._running = {size: started(size) for size in SIZES}
@@ -93,28 +93,30 @@ def started(data_servers: int) -> KVServers:
 
 @pytest.fixture(scope="module")
 def stores() -> Iterator[Stores]:
-    made = Stores()
-    yield made
-    made.stop()
+    stores = Stores()
+    yield stores
+    stores.stop()
 
 
-def heal(stage: Stage) -> None:
-    """With the fault over, who finds a chunk wrong drops its marker; then new nodes hand the prompt
-    off, and what was lost is stored again."""
-    stage.mend()
-    stage.patient = True
-    marked = stage.marked().count(True)
-    stage.run("d7")
-    wrong = len(stage.node("d7").lost())
-    wait_until(lambda: stage.marked().count(True) <= marked - wrong, "wrong markers to be dropped")
-    stage.hand_off("p9", "d8")
-    stage.settle()
-    stage.run("d9")
-    stage.settle()
-    node = stage.node("d9")
-    chunks = len(stage.names())
+def check_recovery(testbed: KVTestbed) -> None:
+    """End the fault. A node that finds a wrong chunk must drop its marker; then new nodes must hand
+    the prompt off, store the lost chunks again, and find all chunks."""
+    testbed.mend()
+    testbed.patient = True
+    marked = testbed.marked().count(True)
+    testbed.run("d7")
+    wrong = len(testbed.node("d7").lost())
+    wait_until(
+        lambda: testbed.marked().count(True) <= marked - wrong, "wrong markers to be dropped"
+    )
+    testbed.hand_off("p9", "d8")
+    testbed.settle()
+    testbed.run("d9")
+    testbed.settle()
+    node = testbed.node("d9")
+    chunks = len(testbed.names())
     assert (node.fetched(), node.lost()) == (chunks, [])
-    stage.compare_pages("d9")
+    testbed.compare_pages("d9")
 
 
 @pytest.mark.parametrize(
@@ -122,26 +124,26 @@ def heal(stage: Stage) -> None:
     [pytest.param(row, marks=pytest.mark.long) if row.cell.long else row for row in ROWS],
     ids=str,
 )
-def test_a_fault_of_the_exchange_changes_no_token(
+def test_a_fault_of_the_kv_exchange_changes_no_token_and_leaks_nothing(
     row: Row, stores: Stores, footprint: Footprint
 ) -> None:
     cell = row.cell
     limit_s = row.fault.deadline.seconds(cell.settings.layout())
     with stores.lend(cell.instances) as servers:
-        with Stage(cell.settings, servers, limit_s=limit_s) as stage:
-            cell.play(stage)
-            stage.settle()
-            stage.compare_pages("d0")
-            heal(stage)
+        with KVTestbed(cell.settings, servers, limit_s=limit_s) as testbed:
+            cell.run(testbed)
+            testbed.settle()
+            testbed.compare_pages("d0")
+            check_recovery(testbed)
             assert servers.immortal_keys() == []
         footprint.check()
 
 
-def test_each_fault_of_the_matrix_is_played_in_every_run() -> None:
+def test_each_fault_of_the_matrix_has_a_cell_that_always_runs() -> None:
     assert [fault.name for fault in FAULTS if all(cell.long for cell in fault.cells)] == []
     assert len({str(row) for row in ROWS}) == len(ROWS)
 
 
-def test_the_table_on_the_page_is_made_from_these_rows() -> None:
+def test_the_documented_table_is_generated_from_these_rows() -> None:
     text = PAGE.read_text()
     assert with_table(text) == text, "stale; run: python -m tests.faults.kv.rows --write"

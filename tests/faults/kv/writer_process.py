@@ -1,7 +1,7 @@
-"""A prefill node in a process of its own, for tests that kill it in the middle of its work.
+"""A prefill node in its own process, for tests that kill it while it publishes.
 
-In (argv): a `Writing` as JSON. Out: what the node puts, marks and announces, until it is killed or
-its parent is gone. Run as `python -m tests.faults.kv.writer_process`.
+In (argv): WriterSettings as JSON. Out: the node's chunks, markers and announcements, deadline it is
+killed or its parent has ended. Run as `python -m tests.faults.kv.writer_process`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from baton_protocol.link import PrefillJob
 from baton_protocol.request import Request
 from tests.support.nodes.step_loops import LoopNode
 
-LONGEST_S = 120.0
+MAX_S = 120.0
 
 
-class Writing(msgspec.Struct, frozen=True, kw_only=True):
+class WriterSettings(msgspec.Struct, frozen=True, kw_only=True):
     index_url: str
     data_urls: tuple[str, ...]
-    settings: SimSettings
+    engine: SimSettings
     request: Request
     inbox: tuple[NodeId, Epoch]
 
 
-def main(text: str) -> None:
-    writing = msgspec.json.decode(text, type=Writing)
+def main(settings_json: str) -> None:
+    settings = msgspec.json.decode(settings_json, type=WriterSettings)
 
     def connect(engine: EngineCore) -> StoreConnector:
         connector = StoreConnector(
             StoreAddress(
-                index_url=writing.index_url,
-                data_urls=writing.data_urls,
+                index_url=settings.index_url,
+                data_urls=settings.data_urls,
                 pool="default",
                 node=NodeId("w0"),
                 epoch=Epoch(f"epoch-{os.getpid()}"),
@@ -50,10 +50,10 @@ def main(text: str) -> None:
         connector.start()
         return connector
 
-    node, parent = LoopNode("w0", connect, writing.settings), os.getppid()
-    node.take(PrefillJob(writing.request, *writing.inbox))
-    until = time.monotonic() + LONGEST_S
-    while time.monotonic() < until and os.getppid() == parent:
+    node, parent = LoopNode("w0", connect, settings.engine), os.getppid()
+    node.take(PrefillJob(settings.request, *settings.inbox))
+    deadline = time.monotonic() + MAX_S
+    while time.monotonic() < deadline and os.getppid() == parent:
         node.loop.turn()
         time.sleep(0.0005)
 

@@ -1,7 +1,7 @@
 """Rows of the KV fault matrix: a writer that is killed at each step of the write order.
 
-In: nothing. Out: FAULTS. The writer is a process; its links show each command before it reaches the
-server, so that it dies exactly between two of them.
+In: nothing. Out: FAULTS. The writer is a process. Its links can hold each command before the server
+gets it, so the writer dies exactly between two commands.
 """
 
 from __future__ import annotations
@@ -18,148 +18,160 @@ from baton_kvstore.keys import marker_key
 from baton_node.store.base import Fetched
 from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import NoFirstTokens, PrefillJob, RunJob
-from tests.faults.kv.cells import CONNECTIONS, Act, Cell, Deadline, Fault
-from tests.faults.kv.values import HIT, SHARDED
-from tests.faults.kv.writer_process import Writing
-from tests.support.kv_faults.stage import Stage
+from tests.faults.kv.cells import CONNECTIONS, Action, Cell, Deadline, Fault
+from tests.faults.kv.values import SHARDED, TARGET
+from tests.faults.kv.writer_process import WriterSettings
+from tests.support.kv_faults.testbed import KVTestbed
 
 ROOT = Path(__file__).resolve().parents[3]
-END_S = 20.0
-Step = Callable[[Stage], threading.Event]
+EXIT_S = 20.0
+Step = Callable[[KVTestbed], threading.Event]
 
 
 def in_value(shard: int) -> Step:
     """Half of a shard's SET has been sent."""
 
-    def hold(stage: Stage) -> threading.Event:
-        key, half = stage.key(HIT, shard), (VALUE_HEADER_BYTES + stage.layout.shard_bytes) // 2
-        return stage.link("w0", "data0").hold_at(lambda words: words[-1] == key, half)
+    def hold(testbed: KVTestbed) -> threading.Event:
+        key, half = (
+            testbed.key(TARGET, shard),
+            (VALUE_HEADER_BYTES + testbed.layout.shard_bytes) // 2,
+        )
+        return testbed.link("w0", "data0").hold_at(lambda words: words[-1] == key, half)
 
     return hold
 
 
 def before_value(shard: int) -> Step:
-    """The shards before this one are acknowledged, it is not sent."""
+    """All shards before this one are acknowledged; this one is not sent."""
 
-    def hold(stage: Stage) -> threading.Event:
-        key = stage.key(HIT, shard)
-        return stage.link("w0", "data0").hold_at(lambda words: words[-1] == key)
+    def hold(testbed: KVTestbed) -> threading.Event:
+        key = testbed.key(TARGET, shard)
+        return testbed.link("w0", "data0").hold_at(lambda words: words[-1] == key)
 
     return hold
 
 
-def before_marker(stage: Stage) -> threading.Event:
+def before_marker(testbed: KVTestbed) -> threading.Event:
     """All shards are acknowledged."""
-    key = marker_key(stage.fingerprint, stage.names()[HIT])
-    return stage.link("w0", "index").hold_at(lambda words: words[-1] == key)
+    key = marker_key(testbed.fingerprint, testbed.names()[TARGET])
+    return testbed.link("w0", "index").hold_at(lambda words: words[-1] == key)
 
 
-def before_inbox(stage: Stage) -> threading.Event:
-    """The marker is written; whatever would be announced from here on is not."""
-    key, passed = marker_key(stage.fingerprint, stage.names()[HIT]), threading.Event()
+def before_inbox(testbed: KVTestbed) -> threading.Event:
+    """The marker is written; later announcements are not."""
+    key, passed = marker_key(testbed.fingerprint, testbed.names()[TARGET]), threading.Event()
 
     def fits(words: tuple[bytes, ...]) -> bool:
         if words[-1] == key:
             passed.set()
         return passed.is_set() and words[0] in (b"MULTI", b"XADD")
 
-    return stage.link("w0", "index").hold_at(fits)
+    return testbed.link("w0", "index").hold_at(fits)
 
 
-def announced(stage: Stage) -> threading.Event:
-    """Everything up to this chunk is announced; the next one is on its way."""
-    key = stage.key(HIT + 1)
-    return stage.link("w0", "data0").hold_at(lambda words: words[-1] == key)
+def after_announcement(testbed: KVTestbed) -> threading.Event:
+    """All chunks up to this one are announced; the next one's put is in flight."""
+    key = testbed.key(TARGET + 1)
+    return testbed.link("w0", "data0").hold_at(lambda words: words[-1] == key)
 
 
-def killed(step: Step, *, shards: int, marked: bool, told: bool, placed_again: bool = True) -> Act:
-    """`shards` of the chunk's values are there when the writer dies, its marker if `marked`, and
-    the decode node was told of it if `told`."""
+def killed(
+    step: Step, *, shards: int, marked: bool, announced: bool, placed_again: bool = True
+) -> Action:
+    """Kill the writer at a step. The store then holds `shards` of the chunk's values, and its
+    marker if `marked`; the decode node knows of the chunk if `announced`. With `placed_again`, the
+    router then places the request again."""
 
-    def play(stage: Stage) -> None:
-        caught = step(stage)
-        keep_back(stage)
-        decode = stage.node("d0")
-        decode.take(RunJob(stage.request, await_first=True))
-        writer = start_writer(stage)
+    def run(testbed: KVTestbed) -> None:
+        caught = step(testbed)
+        hold_later_chunks(testbed)
+        decode = testbed.node("d0")
+        decode.take(RunJob(testbed.request, await_first=True))
+        writer = start_writer(testbed)
         try:
-            stage.spin(lambda: caught.is_set() and as_far_as(stage, shards, marked), "the step")
-            if told:
-                stage.spin(lambda: HIT in fetched(stage), "the announcement")
+            testbed.spin(
+                lambda: caught.is_set() and is_at_step(testbed, shards, marked), "the step"
+            )
+            if announced:
+                testbed.spin(lambda: TARGET in fetched(testbed), "the announcement")
         finally:
             writer.kill()
-            assert writer.wait(END_S) == -9
-        stage.strike(cut_links)
-        assert as_far_as(stage, shards, marked)
-        before = stage.marked()
-        assert before[HIT] == marked
-        assert before.count(True) <= HIT + 1
+            assert writer.wait(EXIT_S) == -9
+        testbed.inject(cut_links)
+        assert is_at_step(testbed, shards, marked)
+        before = testbed.marked()
+        assert before[TARGET] == marked
+        assert before.count(True) <= TARGET + 1
         if placed_again:
-            place_again(stage, before)
+            place_again(testbed, before)
         else:
-            decode.take(NoFirstTokens(stage.request.id, stage.request.attempt, "its node was lost"))
-            stage.finish("d0", stage.request)
-            assert (HIT in fetched(stage)) == told
-            assert set(fetched(stage)) <= {i for i, there in enumerate(before) if there}
+            decode.take(
+                NoFirstTokens(testbed.request.id, testbed.request.attempt, "its node was lost")
+            )
+            testbed.finish("d0", testbed.request)
+            assert (TARGET in fetched(testbed)) == announced
+            assert set(fetched(testbed)) <= {i for i, is_marked in enumerate(before) if is_marked}
         assert decode.lost() == []
 
-    return play
+    return run
 
 
-def keep_back(stage: Stage) -> None:
-    """No chunk behind this one is put: the job is under way when its writer dies."""
-    later = stage.late_keys(HIT + 1, index=False)
+def hold_later_chunks(testbed: KVTestbed) -> None:
+    """Hold the puts of all chunks after this one: the job must be unfinished when its writer
+    dies."""
+    later = testbed.late_keys(TARGET + 1, index=False)
     for _ in range(CONNECTIONS):
-        stage.link("w0", "data0").hold_at(lambda words: words[-1] in later)
+        testbed.link("w0", "data0").hold_at(lambda words: words[-1] in later)
 
 
-def start_writer(stage: Stage) -> subprocess.Popen[bytes]:
-    decode = stage.node("d0")
-    writing = Writing(
-        index_url=stage.link("w0", "index").url,
-        data_urls=(stage.link("w0", "data0").url,),
-        settings=stage.settings,
-        request=stage.request,
+def start_writer(testbed: KVTestbed) -> subprocess.Popen[bytes]:
+    decode = testbed.node("d0")
+    settings = WriterSettings(
+        index_url=testbed.link("w0", "index").url,
+        data_urls=(testbed.link("w0", "data0").url,),
+        engine=testbed.settings,
+        request=testbed.request,
         inbox=(decode.name, decode.epoch),
     )
-    words = [
+    command = [
         sys.executable,
         "-m",
         "tests.faults.kv.writer_process",
-        msgspec.json.encode(writing).decode(),
+        msgspec.json.encode(settings).decode(),
     ]
-    return subprocess.Popen(words, cwd=ROOT)
+    return subprocess.Popen(command, cwd=ROOT)
 
 
-def as_far_as(stage: Stage, shards: int, marked: bool) -> bool:
-    """Exactly so many of the chunk's values exist, and its marker, or not."""
-    with stage.client("data0") as client:
-        there = [client.exists(stage.key(HIT, s)) for s in range(stage.layout.kv_shards)]
-    return sum(there) == shards and stage.marked()[HIT] == marked
+def is_at_step(testbed: KVTestbed, shards: int, marked: bool) -> bool:
+    """Return whether exactly `shards` of the chunk's values exist, and whether its marker exists as
+    `marked` says."""
+    with testbed.client("data0") as client:
+        stored = [client.exists(testbed.key(TARGET, s)) for s in range(testbed.layout.kv_shards)]
+    return sum(stored) == shards and testbed.marked()[TARGET] == marked
 
 
-def cut_links(stage: Stage) -> None:
-    """What the dead writer had sent and the link still holds never arrives."""
+def cut_links(testbed: KVTestbed) -> None:
+    """Drop the dead writer's bytes that its links still hold."""
     for server in ("data0", "index"):
-        stage.link("w0", server).cut()
-        stage.link("w0", server).mend()
+        testbed.link("w0", server).cut()
+        testbed.link("w0", server).mend()
 
 
-def fetched(stage: Stage) -> list[int]:
-    events = stage.node("d0").events
+def fetched(testbed: KVTestbed) -> list[int]:
+    events = testbed.node("d0").events
     return [event.chunk.index for event in events if isinstance(event, Fetched) and event.ok]
 
 
-def place_again(stage: Stage, before: list[bool]) -> None:
-    """The router's next attempt, with another prefill node: it puts what has no marker."""
-    stage.request = msgspec.structs.replace(stage.request, attempt=2)
-    decode, prefill = stage.node("d0"), stage.node("p1")
-    decode.take(RunJob(stage.request, await_first=True))
-    prefill.take(PrefillJob(stage.request, decode.name, decode.epoch))
-    stage.end_hand_off("p1", "d0")
+def place_again(testbed: KVTestbed, before: list[bool]) -> None:
+    """Place the request again with another prefill node, which puts the chunks without a marker."""
+    testbed.request = msgspec.structs.replace(testbed.request, attempt=2)
+    decode, prefill = testbed.node("d0"), testbed.node("p1")
+    decode.take(RunJob(testbed.request, await_first=True))
+    prefill.take(PrefillJob(testbed.request, decode.name, decode.epoch))
+    testbed.end_hand_off("p1", "d0")
     assert prefill.published() == before.count(False)
     assert prefill.loop.counters.announced_chunks == before.count(True)
-    assert all(stage.marked())
+    assert all(testbed.marked())
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -167,58 +179,62 @@ FAULTS: tuple[Fault, ...] = (
         name="writer killed",
         how="SIGKILL to a prefill node at each step of the write order: in a value, after "
         "each shard, after all values, after the marker, after the inbox entry",
-        seen="exactly the values, marker and announcement of that step exist, nothing half is "
-        "visible; placed again, another node puts just what has no marker",
+        checks="exactly the values, marker and announcement of that step exist; when the request "
+        "is placed again, another node puts exactly the chunks without a marker",
         deadline=Deadline(chunks=True),
         cells=(
             Cell(
                 case="in a value",
-                play=killed(in_value(0), shards=0, marked=False, told=False),
+                run=killed(in_value(0), shards=0, marked=False, announced=False),
                 long=True,
             ),
             Cell(
                 case="before the marker",
-                play=killed(before_marker, shards=1, marked=False, told=False),
+                run=killed(before_marker, shards=1, marked=False, announced=False),
             ),
             Cell(
                 case="before the inbox entry",
-                play=killed(before_inbox, shards=1, marked=True, told=False),
+                run=killed(before_inbox, shards=1, marked=True, announced=False),
             ),
             Cell(
-                case="after the inbox entry, computed from there",
-                play=killed(announced, shards=1, marked=True, told=True, placed_again=False),
+                case="after the inbox entry, not placed again",
+                run=killed(
+                    after_announcement, shards=1, marked=True, announced=True, placed_again=False
+                ),
             ),
             Cell(
-                case="before the inbox entry, computed from there",
-                play=killed(before_inbox, shards=1, marked=True, told=False, placed_again=False),
+                case="before the inbox entry, not placed again",
+                run=killed(
+                    before_inbox, shards=1, marked=True, announced=False, placed_again=False
+                ),
                 long=True,
             ),
             Cell(
                 case="before the first of two shards",
-                play=killed(before_value(0), shards=0, marked=False, told=False),
+                run=killed(before_value(0), shards=0, marked=False, announced=False),
                 settings=SHARDED,
                 long=True,
             ),
             Cell(
                 case="between two shards",
-                play=killed(before_value(1), shards=1, marked=False, told=False),
+                run=killed(before_value(1), shards=1, marked=False, announced=False),
                 settings=SHARDED,
             ),
             Cell(
                 case="in the second of two shards",
-                play=killed(in_value(1), shards=1, marked=False, told=False),
+                run=killed(in_value(1), shards=1, marked=False, announced=False),
                 settings=SHARDED,
                 long=True,
             ),
             Cell(
                 case="two shards, before the marker",
-                play=killed(before_marker, shards=2, marked=False, told=False),
+                run=killed(before_marker, shards=2, marked=False, announced=False),
                 settings=SHARDED,
                 long=True,
             ),
             Cell(
                 case="two shards, before the inbox entry",
-                play=killed(before_inbox, shards=2, marked=True, told=False),
+                run=killed(before_inbox, shards=2, marked=True, announced=False),
                 settings=SHARDED,
                 long=True,
             ),

@@ -26,7 +26,7 @@ from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.torch_engines import make_request, small_engine
-from tests.support.kv_faults.nodes import StageNode, Watched, pages
+from tests.support.kv_faults.nodes import RecordingConnector, RecordingNode, pages
 from tests.support.nodes.step_loops import LoopNode, settle, spin
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.wires.link_proxy import LinkProxy
@@ -69,10 +69,10 @@ def build(tiny_model: Callable[[str], Path]) -> Build:
 
 
 @pytest.fixture
-def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[StageNode]:
+def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[RecordingNode]:
     """A node with a pool for one request, behind a proxy of its data server."""
 
-    def connect(engine: EngineCore) -> Watched:
+    def connect(engine: EngineCore) -> RecordingConnector:
         assert engine.memory.views([]) is not None
         address = StoreAddress(
             index_url=single.index_url,
@@ -83,12 +83,12 @@ def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[Stage
             fingerprint=engine.info.fingerprint,
             write_behind_bandwidth=0,
         )
-        connector = Watched(address, engine.memory)
+        connector = RecordingConnector(address, engine.memory)
         connector.start()
         assert connector.plane.wait_connected(PATIENCE_S)
         return connector
 
-    node = StageNode("d0", connect, engine=build(TIGHT), lookup_wait_s=PATIENCE_S)
+    node = RecordingNode("d0", connect, engine=build(TIGHT), lookup_wait_s=PATIENCE_S)
     yield node
     link.mend()
     node.close()
@@ -109,7 +109,7 @@ def run(node: LoopNode, request: Request) -> list[int]:
     return node.ids(request.id)
 
 
-def publish(node: StageNode, request: Request) -> None:
+def publish(node: RecordingNode, request: Request) -> None:
     node.take(PrefillJob(request, *NOBODY))
     spin([node], lambda: bool(node.tokens(request.id)) and node.loop.idle, "the job's end")
     assert node.published() == CHUNKS
@@ -122,7 +122,7 @@ def rounds(enough: Callable[[], bool]) -> Iterator[int]:
         yield number
 
 
-def race(node: StageNode, first: Request, caught: threading.Event, other: Request) -> None:
+def race(node: RecordingNode, first: Request, caught: threading.Event, other: Request) -> None:
     """Abort a request in the middle of a transfer, and give the other request time to take its
     pages."""
     spin([node], caught.is_set, "a half transferred value")
@@ -133,7 +133,7 @@ def race(node: StageNode, first: Request, caught: threading.Event, other: Reques
 
 
 def test_pages_of_an_aborted_fetch_are_reused_only_when_it_has_settled(
-    node: StageNode, link: LinkProxy, reference: LoopNode
+    node: RecordingNode, link: LinkProxy, reference: LoopNode
 ) -> None:
     publish(node, request_of("stored", 0))
     run(node, request_of("between", 1))  # its pages evict the stored prompt from the cache
@@ -156,7 +156,7 @@ def test_pages_of_an_aborted_fetch_are_reused_only_when_it_has_settled(
 
 
 def test_pages_of_an_aborted_put_are_reused_only_when_it_has_settled(
-    node: StageNode, link: LinkProxy, reference: LoopNode, single: EmbeddedStore
+    node: RecordingNode, link: LinkProxy, reference: LoopNode, single: EmbeddedStore
 ) -> None:
     in_flight = 0
     for number in rounds(lambda: in_flight > 0):  # noqa: B023
@@ -201,7 +201,7 @@ def expected(reference: LoopNode, request: Request) -> set[bytes]:
 
 
 def test_the_bytes_of_a_damaged_value_do_not_affect_the_result(
-    node: StageNode, reference: LoopNode, single: EmbeddedStore
+    node: RecordingNode, reference: LoopNode, single: EmbeddedStore
 ) -> None:
     """The damaged payload consists of NaNs."""
     publish(node, request_of("stored", 0))

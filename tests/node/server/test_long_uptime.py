@@ -1,4 +1,4 @@
-"""A node works and does not grow after a year without work or a week of work, by a fake clock."""
+"""A node still works after idle years, and does not grow in a week of work. The clock is fake."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Nodes of a KV fault stage, with their transfers' results and the bytes of their pages.
+"""Nodes of a KV fault testbed, with their transfers' results and the bytes of their pages.
 
-In: a connector's events, an engine. Out: reasons and counts; pages by name.
+In: a connector's events, an engine. Out: reasons and counts; pages by block hash.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Pages = dict[BlockHash, bytes]
 Wrap = Callable[[KVMemory], KVMemory]
 
 
-class Watched(StoreConnector):
+class RecordingConnector(StoreConnector):
     """A connector that records the events it reports to the step loop."""
 
     def __init__(
@@ -34,22 +34,22 @@ class Watched(StoreConnector):
         tuning: Tuning | None = None,
     ) -> None:
         super().__init__(address, memory, connect, tuning)
-        self.seen: list[ConnectorEvent] = []
+        self.recorded: list[ConnectorEvent] = []
 
     def poll(self) -> list[ConnectorEvent]:
         events = super().poll()
-        self.seen += events
+        self.recorded += events
         return events
 
 
-class StageNode(LoopNode):
+class RecordingNode(LoopNode):
     """A node whose connector records its events."""
 
-    connector: Watched
+    connector: RecordingConnector
 
     @property
     def events(self) -> list[ConnectorEvent]:
-        return self.connector.seen
+        return self.connector.recorded
 
     def lost(self) -> list[str]:
         """The reasons of failed fetches."""
@@ -71,7 +71,7 @@ def pages(node: LoopNode, request: Request) -> Pages:
     engine = node.engine
     request = msgspec.structs.replace(request, id=RequestId(f"pages-of-{request.id}"))
     reservation = engine.reserve(request)
-    assert reservation is not None, "no blocks to look at pages with"
+    assert reservation is not None, "no blocks are free to reserve the prompt"
     try:
         count = reservation.cached
         return {reservation.hashes[i]: page(engine, reservation.blocks[i]) for i in range(count)}

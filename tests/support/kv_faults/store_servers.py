@@ -1,6 +1,6 @@
-"""The servers of a KV fault stage: started once, hurt by one play, whole and empty for the next.
+"""The servers of a KV fault testbed, which tests share: repaired and emptied between two tests.
 
-In: how many data servers. Out: a FaultyStore that can also be restarted, and reset.
+In: the number of data servers. Out: a FaultyStore that can also be restarted and reset.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class KVServers(FaultyStore):
     def redis(self, server: str) -> redis.Redis:
         return plain_client(self.servers.url(server))
 
-    def hurt(self, act: str, *servers: str) -> None:
-        """FaultyStore's method of that name, or restart(), on each."""
+    def break_servers(self, act: str, *servers: str) -> None:
+        """Call the method `act` of this object on each server."""
         for server in servers:
             getattr(self, act)(which(server))
 
     def restart(self, server: str) -> None:
-        """Killed, and up again, empty, before this returns."""
+        """Kill a server, and return when it runs again, empty."""
         before = self.servers.pid(server)
         self.kill(which(server))
         wait_until(lambda: self.servers.pid(server) != before, "the server's restart")
@@ -39,7 +39,7 @@ class KVServers(FaultyStore):
                 client.config_set("maxmemory", STORE_BYTES)
 
     def reset(self) -> None:
-        """As new."""
+        """Bring the servers into the state of new ones."""
         self.mend()
         for server in self.names("both"):
             with self.redis(server) as client:

@@ -1,8 +1,8 @@
-"""Nodes on a store and one prompt between them: where a fault of the KV exchange is played.
+"""A testbed for faults of the KV exchange: nodes on a store that exchange one prompt's KV.
 
-In: a geometry, the number of data servers. Out: step loops in this process over real servers, each
-node's links to them in the test's hands (LinkProxy); what an undisturbed engine says to the same
-request, and the bytes of its KV: the oracle. A node is made when it is first named.
+In: an engine's geometry, servers. Out: step loops in this process over real servers, with a
+LinkProxy between each node and each server; and the oracle: the ids that an undisturbed engine
+generates for the same request, and the bytes of its KV. A node is made at its first use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import Marker
 from baton_protocol.wire import Codec
-from tests.support.kv_faults.nodes import Pages, StageNode, Watched, Wrap, pages
+from tests.support.kv_faults.nodes import Pages, RecordingConnector, RecordingNode, Wrap, pages
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import LoopNode, run_alone
@@ -44,26 +44,27 @@ TAIL = 9
 OTHER = 1  # seed of another prompt
 OUTPUTS = 8
 SMALL = SimSettings(chunk_blocks=1, num_blocks=96, max_batched_tokens=2 * BLOCK)
-# 128 KiB per chunk: a transfer that takes time and many packets.
+# 128 KiB per chunk: a transfer takes time and many packets.
 LARGE = replace(SMALL, layers=8, kv_heads=4, head_dim=32)
 NOBODY = (NodeId("nobody"), Epoch("never"))
 MACHINE_S = 30.0  # allowance for a busy machine, beyond the fault's own limit
 PATIENCE_S = 120.0
 TRIES = 3  # to store a prompt without a fault
-# Longer than a small command may take: else a busy machine makes a node compute what is there.
+# Longer than a small command takes: otherwise a node on a busy machine computes stored chunks.
 LOOKUP_S = 2.0
 PATIENT_LOOKUP_S = 60.0
-TURN_S = 0.001  # between two looks at a condition, where no node has anything to do
+TURN_S = 0.001  # interval of checks of a condition while no node has work
 
 
 def prompt_of(seed: int) -> bytes:
-    """CHUNKS full chunks and a tail, printable."""
+    """Return CHUNKS full chunks and a tail of printable characters."""
     return bytes((i * i * 31 + i * 7 + seed * 13) % 95 + 32 for i in range(CHUNKS * BLOCK + TAIL))
 
 
-class Stage:
-    """Nodes on a store, and a fault. `limit_s` bounds the seconds that the fault may cost, beyond
-    MACHINE_S. For nodes made while `patient` is set, a slow server does not count as lost."""
+class KVTestbed:
+    """Nodes on a store, and a fault. `limit_s` is the number of seconds that the fault may cost in
+    addition to MACHINE_S. For nodes made while `patient` is set, a slow server does not count as
+    lost."""
 
     def __init__(
         self,
@@ -76,21 +77,21 @@ class Stage:
         self.servers = servers
         self.data = servers.data
         self.limit_s = limit_s
-        self.nodes: dict[str, StageNode] = {}
-        self.struck_at = 0.0
+        self.nodes: dict[str, RecordingNode] = {}
+        self.injected_at = 0.0
         self.patient = False
         self._loop = WireLoop()
         self._links: dict[tuple[str, str], LinkProxy] = {}
-        calm = replace(settings, num_blocks=SMALL.num_blocks)
-        self._calm = LoopNode("calm", lambda _: NoStore(), calm)
-        self._truths: dict[tuple[tuple[int, ...], str], list[int]] = {}
-        self._asked = 0
-        self._other_pages: Pages = {}
-        self.request = self.ask("r", 0)
-        self.layout = self._calm.engine.info.layout
-        self.fingerprint = self._calm.engine.info.fingerprint
+        reference = replace(settings, num_blocks=SMALL.num_blocks)
+        self._reference = LoopNode("reference", lambda _: NoStore(), reference)
+        self._expected_ids: dict[tuple[tuple[int, ...], str], list[int]] = {}
+        self._num_references = 0
+        self._replaced_pages: Pages = {}
+        self.request = self.make_request("r", 0)
+        self.layout = self._reference.engine.info.layout
+        self.fingerprint = self._reference.engine.info.fingerprint
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> KVTestbed:
         return self
 
     def __exit__(
@@ -100,7 +101,7 @@ class Stage:
         trace: TracebackType | None,
     ) -> None:
         self.mend()
-        for node in (*self.nodes.values(), self._calm):
+        for node in (*self.nodes.values(), self._reference):
             node.close()
         for link in self._links.values():
             link.close()
@@ -110,10 +111,11 @@ class Stage:
 
     def node(
         self, name: str, settings: SimSettings | None = None, wrap: Wrap = lambda memory: memory
-    ) -> StageNode:
-        """`settings` and `wrap` (of its pool, as transfers see it) where it is made."""
+    ) -> RecordingNode:
+        """Return the named node. Make it if it does not exist, with these `settings`, and with
+        `wrap` around the memory that its transfers see."""
         if name not in self.nodes:
-            self.nodes[name] = StageNode(
+            self.nodes[name] = RecordingNode(
                 name,
                 lambda engine: self._connect(name, engine, wrap),
                 settings or self.settings,
@@ -141,8 +143,8 @@ class Stage:
             self._links[node, server] = LinkProxy(self._loop, self.servers.url(server))
         return self._links[node, server]
 
-    def _connect(self, name: str, engine: EngineCore, wrap: Wrap) -> Watched:
-        connector = Watched(
+    def _connect(self, name: str, engine: EngineCore, wrap: Wrap) -> RecordingConnector:
+        connector = RecordingConnector(
             StoreAddress(
                 index_url=self.link(name, "index").url,
                 data_urls=tuple(self.link(name, server).url for server in self.data),
@@ -150,7 +152,7 @@ class Stage:
                 node=NodeId(name),
                 epoch=Epoch(f"epoch-of-{name}"),
                 fingerprint=engine.info.fingerprint,
-                settings="check",  # what the test has set stays
+                settings="check",  # the connector must not change what a test has set
                 write_behind_bandwidth=0,
             ),
             wrap(engine.memory),
@@ -165,8 +167,8 @@ class Stage:
     def client(self, server: str) -> redis.Redis:
         return self.servers.redis(server)
 
-    def hurt(self, act: str, *servers: str) -> None:
-        self.servers.hurt(act, *servers)
+    def break_servers(self, act: str, *servers: str) -> None:
+        self.servers.break_servers(act, *servers)
 
     def mend(self) -> None:
         """Repair all servers and links."""
@@ -174,11 +176,11 @@ class Stage:
             link.mend()
         self.servers.mend()
 
-    # --- what is stored ---------------------------------------------------------------------------
+    # --- stored chunks ----------------------------------------------------------------------------
 
     def names(self, request: Request | None = None) -> list[BlockHash]:
         """The hashes of the prompt's full chunks."""
-        hashes = self._calm.engine.block_hashes(request or self.request)
+        hashes = self._reference.engine.block_hashes(request or self.request)
         return list(chunk_hashes(hashes, self.layout.chunk_blocks))
 
     def marked(self, request: Request | None = None) -> list[bool]:
@@ -187,12 +189,13 @@ class Stage:
             return [value is not None for value in client.mget(keys)]
 
     def names_of(self, node: str, request: Request) -> list[BlockHash]:
-        """The same as that node calls them."""
+        """Return the hashes that this node computes for the prompt's full chunks."""
         hashes = self.node(node).engine.block_hashes(request)
         return list(chunk_hashes(hashes, self.layout.chunk_blocks))
 
     def late_keys(self, first: int, *, index: bool) -> set[bytes]:
-        """Of the chunks from `first` on: their markers, or all shards of their values."""
+        """Return the keys of the chunks from `first` on: of their markers if `index` is set, else
+        of all shards of their values."""
         names = self.names()[first:]
         if index:
             return {marker_key(self.fingerprint, name) for name in names}
@@ -210,7 +213,7 @@ class Stage:
 
     @contextlib.contextmanager
     def holder(self, key: bytes) -> Iterator[redis.Redis]:
-        """A client of the data server that has this value."""
+        """Yield a client of the data server that holds this key."""
         for server in self.data:
             with self.client(server) as client:
                 if client.exists(key):
@@ -225,19 +228,19 @@ class Stage:
             return value
 
     def overwrite(self, key: bytes, value: bytes) -> None:
-        """In place: the same server, the same lifetime."""
+        """Replace a value on its server; keep its TTL."""
         with self.holder(key) as client:
             client.set(key, value, keepttl=True)
 
-    # --- what happens -----------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    def ask(self, name: str, seed: int = 0, attempt: int = 1) -> Request:
+    def make_request(self, name: str, seed: int = 0, attempt: int = 1) -> Request:
         return make_request(name, prompt_of(seed), attempt, max_tokens=OUTPUTS)
 
     def spin(self, condition: Callable[[], bool], what: str, limit_s: float = PATIENCE_S) -> None:
-        until = time.monotonic() + limit_s
+        deadline = time.monotonic() + limit_s
         while not condition():
-            assert time.monotonic() < until, f"waited {limit_s:.1f} s for {what}"
+            assert time.monotonic() < deadline, f"waited {limit_s:.1f} s for {what}"
             nodes = list(self.nodes.values())
             for node in nodes:
                 node.loop.turn()
@@ -245,40 +248,40 @@ class Stage:
                 select.select([node.connector for node in nodes], [], [], TURN_S)
 
     def settle(self) -> None:
-        """Turn until nobody does or holds anything; the books of each engine are right."""
+        """Turn the loops until no node has work or holds blocks, and check each engine's
+        integrity."""
         nodes = self.nodes.values()
         self.spin(lambda: all(n.loop.idle and not n.engine.has_work() for n in nodes), "idleness")
         assert [node.name for node in nodes if not node.freed] == []
 
     def publish(self, request: Request | None = None, name: str = "p0") -> None:
-        """A prefill node puts all full chunks of the prompt into the store. One that takes a busy
-        machine's server for gone, as it has to after a second, leaves chunks out: a new one puts
-        those."""
+        """Store all full chunks of the prompt with a prefill node. On a busy machine a node may
+        take a slow server for lost and skip chunks, which a new node then puts."""
         request = request or self.request
         for _ in range(TRIES):
-            self.publish_in_vain(request, name)
+            self.try_publish(request, name)
             if all(self.marked(request)):
                 return
             self.drop(name)
         raise AssertionError(f"not in the store: {self.marked(request)}")
 
-    def publish_in_vain(self, request: Request, name: str = "p0") -> None:
-        """A prefill node computes the prompt; whether a chunk can be stored is another matter."""
+    def try_publish(self, request: Request, name: str = "p0") -> None:
+        """Compute the prompt on a prefill node, which stores the chunks that it can."""
         node = self.node(name)
         node.take(PrefillJob(request, *NOBODY))
         self.spin(lambda: bool(node.tokens(request.id)) and node.loop.idle, "the job's end")
 
     def spread_request(self) -> Request:
-        """The stage's request, with a prompt whose chunks go to more than one data server."""
+        """Replace the testbed's request by one whose chunks use all data servers, and return it."""
         plane = self.node("p0").connector.plane
         for seed in range(20):
-            self.request = self.ask("r", seed)
+            self.request = self.make_request("r", seed)
             if len({plane.instance_for(name) for name in self.names()}) == len(self.data):
                 return self.request
-        raise AssertionError("no prompt's chunks are spread")
+        raise AssertionError("no prompt has chunks on all data servers")
 
     def on_server(self, server: str) -> list[BlockHash]:
-        """The prompt's chunks whose values are there."""
+        """Return the hashes of the prompt's chunks whose values this server holds."""
         with self.client(server) as client:
             return [
                 name
@@ -287,13 +290,13 @@ class Stage:
             ]
 
     def run(self, name: str, request: Request | None = None) -> None:
-        """A whole request on one node: it looks its prompt up in the store."""
+        """Run a whole request on one node, which looks up its prompt in the store."""
         request = request or self.request
         self.node(name).take(RunJob(request))
         self.finish(name, request)
 
     def hand_off(self, prefill: str, decode: str, request: Request | None = None) -> None:
-        """What a router does with a request, to its end."""
+        """Hand a request off as a router does, to its end."""
         request = request or self.request
         self.begin_hand_off(prefill, decode, request)
         self.end_hand_off(prefill, decode, request)
@@ -310,72 +313,74 @@ class Stage:
         self.node(decode).take(FirstTokens(request.id, request.attempt, first))
         self.finish(decode, request, first=len(first[0]))
 
-    def strike(self, act: Callable[[Stage], None]) -> None:
+    def inject(self, fault: Callable[[KVTestbed], None]) -> None:
         """Inject a fault; its time limit starts here."""
-        act(self)
-        self.struck_at = time.monotonic()
+        fault(self)
+        self.injected_at = time.monotonic()
 
     def _left(self) -> float:
-        if not self.struck_at:
+        if not self.injected_at:
             return PATIENCE_S
-        return max(0.0, self.struck_at + self.limit_s + MACHINE_S - time.monotonic())
+        return max(0.0, self.injected_at + self.limit_s + MACHINE_S - time.monotonic())
 
     # --- the oracle -------------------------------------------------------------------------------
 
     def finish(self, name: str, request: Request, first: int = 0) -> None:
-        """Wait for the request's end, which must be the undisturbed one, or before any token a
-        retryable error. `first` tokens were said elsewhere."""
+        """Wait for the request's end. It must have the ids of an undisturbed engine, or a retryable
+        error before any token. The prefill node generated the first `first` ids."""
         node = self.node(name)
 
-        def ended() -> bool:
+        def finished() -> bool:
             return bool(self._failed(node, request)) or any(
                 token.finish is not None for token in node.tokens(request.id)
             )
 
-        self.spin(ended, f"the end of {request.id}", self._left())
-        self.struck_at = 0.0
+        self.spin(finished, f"the end of {request.id}", self._left())
+        self.injected_at = 0.0
         ids = node.ids(request.id)
         if failed := self._failed(node, request):
             assert (failed, ids, first) == ([True] * len(failed), [], 0), node.failures()
             return
-        assert ids == self.truth(request)[first:], f"{name} says other tokens"
+        assert ids == self.expected_ids(request)[first:], f"{name} generated other tokens"
 
     def _failed(self, node: LoopNode, request: Request) -> list[bool]:
         return [f.error.retryable for f in node.failures() if f.request == request.id]
 
-    def truth(self, request: Request) -> list[int]:
+    def expected_ids(self, request: Request) -> list[int]:
         """The ids that an undisturbed engine generates."""
         key = (request.prompt_ids, request.salt)
-        if key not in self._truths:
-            self._asked += 1
-            name = RequestId(f"calm-{self._asked}")
-            calm = msgspec.structs.replace(request, id=name, attempt=1, time_left=None)
-            [self._truths[key]] = run_alone(self._calm, calm)
-        return self._truths[key]
+        if key not in self._expected_ids:
+            self._num_references += 1
+            name = RequestId(f"reference-{self._num_references}")
+            reference = msgspec.structs.replace(request, id=name, attempt=1, time_left=None)
+            [self._expected_ids[key]] = run_alone(self._reference, reference)
+        return self._expected_ids[key]
 
     def expected_pages(self, request: Request | None = None) -> Pages:
-        """The prompt's pages as an undisturbed engine computed them, but for expect_page()."""
+        """Return the prompt's pages as an undisturbed engine computes them, with those of
+        expect_page()."""
         request = request or self.request
-        self.truth(request)
-        wanted = pages(self._calm, request)
-        if len(wanted) < len(self.names(request)):  # its cache has given them away
-            del self._truths[request.prompt_ids, request.salt]
-            self.truth(request)
-            wanted = pages(self._calm, request)
-        return wanted | self._other_pages
+        self.expected_ids(request)
+        expected = pages(self._reference, request)
+        if len(expected) < len(self.names(request)):  # its cache has evicted some
+            del self._expected_ids[request.prompt_ids, request.salt]
+            self.expected_ids(request)
+            expected = pages(self._reference, request)
+        return expected | self._replaced_pages
 
     def expect_page(self, name: BlockHash, data: bytes, ids: Callable[[], list[int]]) -> None:
-        """Another writer's page, as good as ours, and what an engine says over it."""
-        self._other_pages[name] = data
-        self._truths[self.request.prompt_ids, self.request.salt] = ids()
+        """Expect this valid page of another writer, and the ids that an engine generates with
+        it."""
+        self._replaced_pages[name] = data
+        self._expected_ids[self.request.prompt_ids, self.request.salt] = ids()
 
     def compare_pages(self, name: str, request: Request | None = None) -> None:
-        """Each page of the prompt in the node's cache holds what it should."""
+        """Assert that each page of the prompt in the node's cache has the expected bytes."""
         wrong = self.wrong_pages(name, request)
         assert wrong == [], f"{name}: {len(wrong)} pages differ"
 
     def wrong_pages(self, name: str, request: Request | None = None) -> list[int]:
-        """Which of the prompt's pages in the node's cache hold something else."""
+        """Return the indices of the prompt's pages in the node's cache with unexpected bytes."""
         request = request or self.request
-        wanted, found = self.expected_pages(request), pages(self.node(name), request)
-        return [at for at, (block, data) in enumerate(found.items()) if wanted[block] != data]
+        expected, actual = self.expected_pages(request), pages(self.node(name), request)
+        return [at for at, (block, data) in enumerate(actual.items()) if expected[block] != data]
