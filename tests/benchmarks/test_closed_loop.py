@@ -1,4 +1,5 @@
-"""Runs of the loop: repeatable, paid for in full, and better with more nodes."""
+"""Runs of the closed loop: they are repeatable, every node is paid for, and more nodes never
+attain less."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def hpa() -> Hpa:
     return Hpa({"prefill": 1.0, "decode": 30.0}, (1, 12))
 
 
-class Turns:
-    """One more, one less, and so on."""
+class Alternating:
+    """An autoscaler that adds and removes one decode node in turn."""
 
     def __init__(self) -> None:
         self._ticks = 0
@@ -59,20 +60,20 @@ class Turns:
         return {"prefill": 1, "decode": 2 + self._ticks % 2}
 
 
-def test_a_seed_says_everything() -> None:
+def test_runs_with_the_same_seed_are_equal() -> None:
     first = course().run(hpa())
     assert first == course().run(hpa())
     assert first != course(seed=2).run(hpa())
 
 
-def test_a_fixed_split_costs_its_nodes_for_the_load_s_length_whatever_is_unfinished() -> None:
+def test_a_fixed_split_costs_its_nodes_for_the_length_of_the_load_only() -> None:
     outcome = course().static({"prefill": 1, "decode": 1})
     assert outcome.itl < 0.5
     assert outcome.gpu_hours == pytest.approx(2 * LOAD.length_s / HOUR_S)
     assert (outcome.actions, outcome.reversals, outcome.most_nodes) == (0, 0, 2)
 
 
-def test_more_nodes_attain_no_less() -> None:
+def test_more_nodes_never_attain_less() -> None:
     one = course()
     by_prefill = [one.static({"prefill": n, "decode": 6}) for n in (1, 2, 3, 5)]
     by_decode = [one.static({"prefill": 4, "decode": n}) for n in (2, 3, 4, 6)]
@@ -82,25 +83,25 @@ def test_more_nodes_attain_no_less() -> None:
     assert all(each.both <= min(each.ttft, each.itl) for each in (*by_prefill, *by_decode))
 
 
-def test_an_autoscaler_that_turns_at_every_tick_is_seen_to() -> None:
-    outcome = course().run(Turns())
+def test_actions_and_reversals_of_an_autoscaler_are_counted() -> None:
+    outcome = course().run(Alternating())
     assert outcome.actions == LOAD.length_s // 15
     assert outcome.reversals == outcome.actions - 1
 
 
-def test_an_autoscaler_that_sees_nothing_is_left_with_what_it_had() -> None:
+def test_an_autoscaler_without_observations_keeps_the_initial_nodes() -> None:
     outcome = course(sight=Sight(dropped=1.0)).run(hpa())
     assert outcome.actions == 0
     assert outcome.gpu_hours == pytest.approx(3 * LOAD.length_s / HOUR_S)
 
 
-def test_nobody_is_served_by_no_nodes_and_nothing_attains() -> None:
+def test_without_nodes_no_request_attains_its_targets() -> None:
     outcome = course(load=replace(LOAD, length_s=60.0)).static({"prefill": 0, "decode": 0})
     assert (outcome.both, outcome.gpu_hours) == (0.0, 0.0)
     assert outcome.worst_ttft_s > HOUR_S
 
 
-def test_the_best_split_attains_what_the_most_would_and_one_node_less_does_not() -> None:
+def test_the_best_split_attains_as_much_as_the_largest_and_one_node_less_does_not() -> None:
     one = course(load=replace(LOAD, length_s=600.0))
     counts, outcome = best_split(one, 8)
     most = one.static({"prefill": 8, "decode": 8})
@@ -111,7 +112,7 @@ def test_the_best_split_attains_what_the_most_would_and_one_node_less_does_not()
         assert less.both < most.both - EQUAL / 2
 
 
-def test_the_split_of_a_number_of_nodes_is_the_one_that_attains_most() -> None:
+def test_the_split_of_a_number_of_nodes_attains_the_most() -> None:
     one = course(load=replace(LOAD, length_s=450.0))
     counts, outcome = split_of(one, 5, 4)
     every = [one.static({"prefill": n, "decode": 5 - n}).both for n in (1, 2, 3, 4)]

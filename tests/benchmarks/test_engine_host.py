@@ -1,4 +1,4 @@
-"""The benchmark of a step's host work measures what it says: full batches, used blocks, books."""
+"""The benchmark of a step's host work: full batches, reused blocks, and the time of each part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.engine.host_overhead import (
     timed,
 )
 
-STEPS = 20  # over a block: each request begins one
+STEPS = 20  # more than a block has tokens, so each request starts a new block
 
 
 @pytest.mark.parametrize("kind", ["core alone", "torch runner", "padded runner"])
@@ -29,13 +29,13 @@ def test_all_requests_generate_in_each_step(kind: str) -> None:
     assert host_ms(engine, 2, 2, lambda: next(seconds)) == [250.0, 250.0]
 
 
-def test_each_block_that_is_taken_held_something_else() -> None:
+def test_every_free_block_is_cached_so_each_allocation_evicts_one() -> None:
     engine = make_engine("core alone", 0.0, STEPS)
     load = engine.load()
     assert load.free_blocks == load.cached_blocks > LIVE
 
 
-def test_the_books_note_each_block_that_becomes_full() -> None:
+def test_the_timing_counts_each_block_that_becomes_full() -> None:
     engine = make_engine("core alone", 0.0, STEPS)
     before = BlockPool.register
     with timed() as calls:
@@ -47,5 +47,5 @@ def test_the_books_note_each_block_that_becomes_full() -> None:
     assert len(books_ms(engine, 1, 2)) == 2
 
 
-def test_the_books_cost_the_median_call_of_each_part_without_the_timing_itself() -> None:
+def test_the_time_of_each_part_is_its_median_call_without_the_timing_itself() -> None:
     assert spent_s([[1.0, 9.0, 2.0], [], [4.0]], idle=0.5) == 3 * 1.5 + 3.5

@@ -1,4 +1,4 @@
-"""The profile of a decode step: every part once, no time in two parts, no part without a name."""
+"""The profile of a decode step: it has every part once, and no time counts in two parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Broken(Exception):
 
 
 class Work:
-    """Parts that call each other and take seconds of a clock of their own."""
+    """Parts that call each other and advance a fake clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -59,7 +59,7 @@ class Work:
             raise Broken
 
 
-def test_a_part_is_not_counted_with_what_calls_it_even_if_it_raises() -> None:
+def test_the_time_of_a_part_excludes_the_parts_that_it_calls_even_if_they_raise() -> None:
     work = Work()
     timer = PartTimer(work.clock)
     with noted(timer, [(Work, "outer", "outer"), (Work, "inner", lambda one: type(one).__name__)]):
@@ -69,26 +69,26 @@ def test_a_part_is_not_counted_with_what_calls_it_even_if_it_raises() -> None:
     assert timer.take() == {"outer": 5.0, "Work": 12.0}
     assert timer.take() == {}
     work.inner(1)
-    assert timer.take() == {}, "noted after the end"
+    assert timer.take() == {}, "a call after the end was measured"
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_parts_of_a_step_add_up_to_it(
+def test_the_parts_of_a_step_add_up_to_its_whole_time(
     dtype: DType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine, generated = make_engine(tmp_path, TINY, LOAD, dtype, STEPS * (PASSES + 2))
     assert generated == 3 + 2 + 1
     assert engine.load().cached_prompt_tokens_total == 2 * LOAD.shared
-    found = profile(engine, generated, TINY, LOAD, STEPS, PASSES)
-    assert len(found) == PASSES
-    for each in found:
+    profiles = profile(engine, generated, TINY, LOAD, STEPS, PASSES)
+    assert len(profiles) == PASSES
+    for each in profiles:
         assert tuple(each.parts_ms) == PARTS
         assert all(map(math.isfinite, each.parts_ms.values()))
         assert min(each.parts_ms.values()) >= 0
         assert sum(each.parts_ms.values()) == pytest.approx(each.whole_ms)
-    assert found[1].keys - found[0].keys == STEPS
-    report(found[0], TINY, LOAD, dtype)
+    assert profiles[1].keys - profiles[0].keys == STEPS
+    report(profiles[0], TINY, LOAD, dtype)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(PARTS) + 1
     for part, line in zip(PARTS, lines, strict=False):
@@ -98,7 +98,7 @@ def test_the_parts_of_a_step_add_up_to_it(
 
 
 @pytest.mark.parametrize("shape", [MID, TINY])
-def test_no_two_products_have_one_shape(shape: Shape) -> None:
+def test_no_two_matrix_products_have_the_same_shape(shape: Shape) -> None:
     shapes = product_shapes(shape)
     assert len({sizes[:2] for sizes in shapes.values()}) == len(shapes)
     assert set(shapes) | set(HOST) < set(PARTS)

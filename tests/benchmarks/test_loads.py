@@ -1,4 +1,4 @@
-"""Loads are what they say, and depend on nothing but their seed."""
+"""Load profiles have the rates and mixes that they describe, and depend only on their seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rate(asks: tuple[Ask, ...], from_s: float, to_s: float) -> float:
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-def test_one_seed_gives_one_load_and_another_seed_another(load: Load) -> None:
+def test_a_load_depends_only_on_its_seed(load: Load) -> None:
     first = load.asks(1)
     assert first == load.asks(1)
     assert first != load.asks(2)
@@ -31,7 +31,7 @@ def test_one_seed_gives_one_load_and_another_seed_another(load: Load) -> None:
     assert all(0 < ask.uncached <= ask.prompt and ask.output > 1 for ask in first)
 
 
-def test_a_day_has_a_night_and_two_peaks() -> None:
+def test_a_day_has_a_quiet_night_and_two_peaks() -> None:
     load = LOADS["day"]
     asks, hour_s = load.asks(1), load.length_s / 24
     night, morning, noon, evening = (
@@ -43,14 +43,14 @@ def test_a_day_has_a_night_and_two_peaks() -> None:
     assert evening == pytest.approx(14.5, rel=0.15)
 
 
-def test_a_burst_is_ten_times_what_is_before_and_after() -> None:
+def test_a_burst_is_ten_times_the_rate_before_and_after() -> None:
     asks = LOADS["burst"].asks(1)
     before, high, after = rate(asks, 0, 600), rate(asks, 630, 1200), rate(asks, 1230, 2100)
     assert high / before == pytest.approx(10.0, rel=0.2)
     assert high / after == pytest.approx(10.0, rel=0.2)
 
 
-def test_the_mix_shifts_in_the_middle_and_the_rate_does_not() -> None:
+def test_the_mix_shifts_in_the_middle_and_the_rate_stays() -> None:
     load = LOADS["shift"]
     asks, middle_s = load.asks(1), load.length_s / 2
     early = [ask for ask in asks if ask.at_s < middle_s - 150]

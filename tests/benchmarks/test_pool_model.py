@@ -1,4 +1,4 @@
-"""The simulated pool: nothing is lost, and every node is paid for."""
+"""The simulated pool: no request is lost, and every node is paid for."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FOREVER_S = 1e5
 
 def asks(count: int, rate: float, seed: int = 1) -> list[Ask]:
     rng = random.Random(seed)
-    now_s, found = 0.0, []
+    now_s, requests = 0.0, []
     for _ in range(count):
         now_s += rng.expovariate(rate)
         prompt = rng.randrange(100, 3000)
-        found.append(Ask(now_s, prompt, rng.randrange(1, prompt), rng.randrange(2, 400)))
-    return found
+        requests.append(Ask(now_s, prompt, rng.randrange(1, prompt), rng.randrange(2, 400)))
+    return requests
 
 
 def pool(requests: Sequence[Ask], prefill: int, decode: int) -> Pool:
@@ -38,7 +38,7 @@ def pool(requests: Sequence[Ask], prefill: int, decode: int) -> Pool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_the_node_counts_do_each_request_ends_once(seed: int) -> None:
+def test_each_request_ends_once_for_any_sequence_of_node_counts(seed: int) -> None:
     rng, requests = random.Random(seed), asks(400, 2.0, seed)
     model = pool(requests, 1, 1)
     for tick in range(40):
@@ -53,7 +53,7 @@ def test_whatever_the_node_counts_do_each_request_ends_once(seed: int) -> None:
     assert not model.held
 
 
-def test_as_many_tokens_are_generated_as_were_asked_for() -> None:
+def test_exactly_the_requested_tokens_are_generated() -> None:
     requests = asks(300, 1.0)
     model = pool(requests, 2, 2)
     model.run_until(FOREVER_S)
@@ -61,7 +61,7 @@ def test_as_many_tokens_are_generated_as_were_asked_for() -> None:
     assert [(node.kv, node.reserved, node.promised) for node in model.decode] == [(0.0, 0, 0)] * 2
 
 
-def test_no_request_starts_before_it_came_or_ends_before_it_started() -> None:
+def test_every_request_arrives_starts_and_ends_in_this_order() -> None:
     model = pool(asks(300, 2.0), 1, 2)
     model.run_until(FOREVER_S)
     for answer in model.answers:
@@ -76,7 +76,7 @@ def test_a_fixed_pool_costs_its_nodes_for_the_whole_time() -> None:
     assert {role: model.gpu_s(role, 1000.0) for role in ROLES} == {"prefill": 2000, "decode": 3000}
 
 
-def test_a_new_node_costs_from_its_creation_and_serves_after_its_start_up() -> None:
+def test_a_new_node_costs_from_its_creation_and_serves_after_its_start() -> None:
     model = pool([], 1, 1)
     model.run_until(100.0)
     model.scale({"prefill": 1, "decode": 2})
@@ -87,7 +87,7 @@ def test_a_new_node_costs_from_its_creation_and_serves_after_its_start_up() -> N
     assert model.gpu_s("decode", 500.0) == 500.0 + 400.0
 
 
-def test_a_node_that_still_starts_goes_first_and_at_once() -> None:
+def test_starting_nodes_are_removed_first_and_at_once() -> None:
     model = pool([], 1, 1)
     model.scale({"prefill": 3, "decode": 1})
     model.run_until(10.0)
@@ -97,7 +97,7 @@ def test_a_node_that_still_starts_goes_first_and_at_once() -> None:
     assert model.gpu_s("prefill", 500.0) == 500.0 + 2 * 10.0
 
 
-def test_a_draining_node_ends_what_it_has_takes_nothing_new_and_costs_until_then() -> None:
+def test_a_draining_node_finishes_its_requests_takes_no_new_ones_and_costs_until_then() -> None:
     long, late = Ask(0.0, 100, 100, 1001), Ask(2.0, 100, 100, 11)
     model = pool([long, Ask(0.5, 100, 100, 1001), late], 1, 2)
     model.run_until(1.0)
@@ -113,14 +113,14 @@ def test_a_draining_node_ends_what_it_has_takes_nothing_new_and_costs_until_then
     assert [answer.ends for answer in model.answers] == [1, 1, 1]
 
 
-def test_an_empty_node_that_is_removed_is_gone_at_once() -> None:
+def test_a_node_without_requests_is_removed_at_once() -> None:
     model = pool([], 2, 1)
     model.run_until(50.0)
     model.scale({"prefill": 1, "decode": 1})
     assert model.gpu_s("prefill", 100.0) == 100.0 + 50.0
 
 
-def test_requests_at_zero_nodes_are_held_and_answered_after_the_start_up() -> None:
+def test_requests_at_zero_nodes_are_held_and_answered_after_a_start() -> None:
     model = pool([Ask(5.0, 100, 100, 10)], 0, 0)
     model.run_until(20.0)
     assert len(model.held) == 1
@@ -133,7 +133,7 @@ def test_requests_at_zero_nodes_are_held_and_answered_after_the_start_up() -> No
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_more_nodes_of_a_role_never_make_its_part_slower(role: Role) -> None:
+def test_more_nodes_of_a_role_never_make_its_latency_worse(role: Role) -> None:
     def mean_s(nodes: int) -> float:
         counts: dict[Role, int] = {"prefill": 3, "decode": 3}
         counts[role] = nodes
@@ -142,6 +142,6 @@ def test_more_nodes_of_a_role_never_make_its_part_slower(role: Role) -> None:
         times = [one.ttft_s if role == "prefill" else one.itl_s for one in model.answers]
         return sum(time_s for time_s in times if time_s is not None) / len(times)
 
-    found = [mean_s(nodes) for nodes in (1, 2, 3, 5, 8)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 1.2 * found[-1]
+    latencies = [mean_s(nodes) for nodes in (1, 2, 3, 5, 8)]
+    assert latencies == sorted(latencies, reverse=True)
+    assert latencies[0] > 1.2 * latencies[-1]

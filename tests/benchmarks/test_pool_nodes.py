@@ -1,4 +1,4 @@
-"""The simulated nodes against what they stand for: steps made one by one, and queueing theory."""
+"""The simulated nodes against a simulation of single steps and against queueing theory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRUTH = Capability(
 
 
 def in_steps(asks: list[Ask], truth: Capability) -> list[float]:
-    """When each ends, on one decode node that makes one step after the other."""
+    """Return when each request ends on one decode node, simulated step by step."""
     now_s, ends = 0.0, dict.fromkeys(range(len(asks)), 0.0)
     coming, waiting = deque(range(len(asks))), deque[int]()
     left: dict[int, int] = {}
@@ -51,6 +51,7 @@ def in_steps(asks: list[Ask], truth: Capability) -> list[float]:
 
 
 def in_events(asks: list[Ask], truth: Capability) -> list[float]:
+    """Return when each request ends on one DecodeNode, which only computes the ends of requests."""
     node = DecodeNode("decode", 0.0, truth)
     answers = [Answer(ask) for ask in asks]
     coming = deque(answers)
@@ -68,7 +69,7 @@ def in_events(asks: list[Ask], truth: Capability) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_decode_node_ends_each_request_when_a_node_of_single_steps_would(seed: int) -> None:
+def test_a_decode_node_ends_each_request_when_the_simulation_of_steps_does(seed: int) -> None:
     rng = random.Random(seed)
     now_s, asks = 0.0, []
     for _ in range(80):
@@ -80,16 +81,16 @@ def test_a_decode_node_ends_each_request_when_a_node_of_single_steps_would(seed:
     longest_step_s = 0.01 + 80 * 0.0005 + 12_000 * 1e-6
     off = [abs(a - b) for a, b in zip(exact, solved, strict=True)]
     assert sum(off) / len(off) < longest_step_s
-    assert max(off) < 5 * longest_step_s  # a place in the batch may come some steps later
+    assert max(off) < 5 * longest_step_s  # a request may join the batch some steps later
 
 
-def test_a_batch_alone_takes_the_sum_of_its_steps() -> None:
+def test_a_single_batch_takes_the_sum_of_its_steps() -> None:
     asks = [Ask(0.0, 1000, 0, 101)] * 4
     steps = sum(0.01 + 4 * 0.0005 + (4 * 1001 + 4 * n) * 1e-6 for n in range(100))
     assert in_events(asks, TRUTH) == pytest.approx([steps] * 4, rel=1e-2)
 
 
-def test_who_does_not_fit_the_cache_waits_until_the_first_has_ended() -> None:
+def test_a_request_that_does_not_fit_the_cache_waits_for_the_first_to_end() -> None:
     first, second = in_events([Ask(0.0, 9000, 0, 100), Ask(0.0, 9000, 0, 100)], TRUTH)
     assert second == pytest.approx(2 * first, rel=1e-6)
 
@@ -98,7 +99,7 @@ def test_a_request_larger_than_the_cache_runs_alone() -> None:
     assert len(in_events([Ask(0.0, 20_000, 0, 10), Ask(0.0, 100, 0, 10)], TRUTH)) == 2
 
 
-def test_prompts_wait_as_long_as_the_formula_for_one_server_and_fixed_work_says() -> None:
+def test_prompts_wait_as_long_as_the_m_d_1_formula_predicts() -> None:
     work_s, share = 0.5, 0.8
     rng, node, now_s, waited_s = random.Random(3), PrefillNode("prefill", 0.0, TRUTH), 0.0, 0.0
     count = 200_000
@@ -108,7 +109,7 @@ def test_prompts_wait_as_long_as_the_formula_for_one_server_and_fixed_work_says(
     assert waited_s / count == pytest.approx(share * work_s / (2 * (1 - share)), rel=0.05)
 
 
-def test_a_prefill_node_has_been_busy_as_long_as_it_computed() -> None:
+def test_the_busy_time_of_a_prefill_node_is_its_compute_time() -> None:
     node = PrefillNode("prefill", 0.0, TRUTH)
     node.take(2000, 0.0)
     assert [node.busy_s(at_s) for at_s in (0.5, 2.0, 9.0)] == [0.5, 2.0, 2.0]

@@ -1,4 +1,4 @@
-"""What an autoscaler sees of the simulated pool is what is there, some seconds late."""
+"""An autoscaler observes the state of the simulated pool with a delay of some seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRUTH = Capability(
 EACH_SECOND = [Ask(float(second), 400, 300, 51) for second in range(1, 400)]
 
 
-def watched(sight: Sight, asks: list[Ask] = EACH_SECOND) -> tuple[Pool, Observer]:
+def observed_pool(sight: Sight, asks: list[Ask] = EACH_SECOND) -> tuple[Pool, Observer]:
     pool = Pool(TRUTH, random.Random(1), asks, {"prefill": 1, "decode": 1})
     return pool, Observer(pool, random.Random(2), sight)
 
@@ -34,9 +34,9 @@ def look(pool: Pool, observer: Observer, until_s: float, sight: Sight) -> None:
         pool.run_until(tick * sight.tick_s)
 
 
-def test_rates_are_those_of_the_window() -> None:
+def test_rates_are_means_over_the_window() -> None:
     sight = Sight(noise=0.0)
-    pool, observer = watched(sight)
+    pool, observer = observed_pool(sight)
     look(pool, observer, 300.0, sight)
     demand = observer.situation().demand
     assert demand is not None
@@ -48,9 +48,9 @@ def test_rates_are_those_of_the_window() -> None:
     assert demand.itl_s == pytest.approx(0.02 + 0.05 / 50)
 
 
-def test_rates_are_noisy_by_as_much_as_was_asked() -> None:
+def test_rates_have_the_configured_noise() -> None:
     sight = Sight(noise=0.1)
-    pool, observer = watched(sight)
+    pool, observer = observed_pool(sight)
     seen = []
     for tick in range(1, 25):
         look(pool, observer, 0.0, sight)
@@ -63,9 +63,9 @@ def test_rates_are_noisy_by_as_much_as_was_asked() -> None:
     assert 0.7 < min(seen) < 0.95 < 1.05 < max(seen) < 1.3
 
 
-def test_gauges_are_those_of_the_gathering_and_as_old_as_it_is() -> None:
+def test_gauges_have_the_values_and_the_age_of_the_last_gathering() -> None:
     sight = Sight()
-    pool, observer = watched(sight, [Ask(1.0, 20_000, 20_000, 51), Ask(2.0, 500, 500, 51)])
+    pool, observer = observed_pool(sight, [Ask(1.0, 20_000, 20_000, 51), Ask(2.0, 500, 500, 51)])
     look(pool, observer, 15.0, sight)
     prefill, decode = observer.situation().nodes
     assert (prefill.queued_tokens, prefill.running, prefill.waiting) == (9500, 1, 1)
@@ -75,15 +75,15 @@ def test_gauges_are_those_of_the_gathering_and_as_old_as_it_is() -> None:
     assert decode.busy == 0.0
 
 
-def test_a_failed_gathering_leaves_the_last_one_to_grow_old() -> None:
+def test_after_a_failed_gathering_the_last_values_age() -> None:
     sight = Sight(dropped=1.0)
-    pool, observer = watched(sight)
+    pool, observer = observed_pool(sight)
     look(pool, observer, 30.0, sight)
     assert observer.situation().demand is None
     assert {node.running for node in observer.situation().nodes} == {None}
 
     some = Sight(dropped=0.5)
-    pool, observer = watched(some)
+    pool, observer = observed_pool(some)
     ages = set()
     for tick in range(1, 25):
         pool.run_until(tick * 15.0 - 3.0)
@@ -94,9 +94,9 @@ def test_a_failed_gathering_leaves_the_last_one_to_grow_old() -> None:
     assert {3.0, 18.0} <= ages
 
 
-def test_a_node_that_starts_is_listed_and_says_nothing() -> None:
+def test_a_starting_node_is_listed_without_gauges() -> None:
     sight = Sight()
-    pool, observer = watched(sight)
+    pool, observer = observed_pool(sight)
     look(pool, observer, 15.0, sight)
     pool.scale({"prefill": 1, "decode": 2})
     pool.run_until(20.0)
@@ -106,9 +106,9 @@ def test_a_node_that_starts_is_listed_and_says_nothing() -> None:
     assert observer.situation().desired == {"prefill": 1, "decode": 2}
 
 
-def test_a_node_is_seen_to_be_ready_with_its_first_report() -> None:
+def test_a_node_is_observed_as_ready_with_its_first_report() -> None:
     sight = Sight()
-    pool, observer = watched(sight)
+    pool, observer = observed_pool(sight)
     look(pool, observer, 15.0, sight)
     pool.scale({"prefill": 1, "decode": 2})
     pool.run_until(115.0)
@@ -119,9 +119,9 @@ def test_a_node_is_seen_to_be_ready_with_its_first_report() -> None:
     assert (seen.phase, seen.age_s) == (Phase.READY, 0.0)
 
 
-def test_what_a_node_can_do_is_guessed_too_low_until_it_was_measured() -> None:
+def test_the_capability_is_underestimated_until_it_is_measured() -> None:
     sight = Sight()
-    pool, observer = watched(sight)
+    pool, observer = observed_pool(sight)
     first = observer.situation().capability
     assert first is not None
     assert first.samples == 0

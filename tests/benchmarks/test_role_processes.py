@@ -1,4 +1,4 @@
-"""Processes that benchmarks start, and the clients that ask them."""
+"""The processes that benchmarks start, and the clients that send them requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.support.servers import HOST, free_port
 
 pytestmark = pytest.mark.integration
 
-# It starts a child, and computes until it is ended.
+# It writes its stdin to a file, starts a child, and computes until it is killed.
 ECHO = """
 import subprocess, sys
 open(sys.argv[1], "wb").write(sys.stdin.buffer.read())
@@ -24,21 +24,21 @@ while True: pass
 """
 
 
-def test_a_process_reads_its_settings_and_ends_with_the_block(tmp_path: Path) -> None:
-    told, code = tmp_path / "told", tmp_path / "code"
+def test_a_process_reads_its_settings_and_ends_with_the_context(tmp_path: Path) -> None:
+    received, code = tmp_path / "received", tmp_path / "code"
     code.write_text(ECHO)
-    with process((sys.executable, str(code), str(told)), b"settings") as child:
+    with process((sys.executable, str(code), str(received)), b"settings") as child:
         while len(both := tree(child)) < 2:
             assert child.status() != psutil.STATUS_ZOMBIE
-        assert told.read_bytes() == b"settings"
-        while not (alone := cpu_s(both[:1])):  # the kernel may count in steps of 10 ms
+        assert received.read_bytes() == b"settings"
+        while not (alone := cpu_s(both[:1])):  # the kernel counts in steps of up to 10 ms
             assert child.status() != psutil.STATUS_ZOMBIE
         assert cpu_s(both) >= alone
     assert not child.is_running()
     both[1].kill()
 
 
-async def test_clients_ask_each_question_once() -> None:
+async def test_clients_send_each_request_once() -> None:
     port = free_port()
     with process((sys.executable, mock_backend.__file__, str(port), "2"), quiet=True):
         answer_of(f"http://{HOST}:{port}/health")
