@@ -1,4 +1,5 @@
-"""What fits a device, what the error says where nothing does, and that its advice is good."""
+"""Whether an engine fits a device, the error if it does not, and whether the advice in the error
+works."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_len
 from tests.support.engines.demands import GIB, config_of, demand_of
 
 ROOT = Path(__file__).resolve().parents[3]
-CARD = MemoryBudget(total=80 * GIB, others=GIB, share=0.9)
+GPU = MemoryBudget(total=80 * GIB, others=GIB, share=0.9)
 
 
 @st.composite
 def demands(draw: st.DrawFn) -> Demand:
-    """Models from 1 million to 100 billion numbers, on either kind of device."""
+    """Demands of models with 1 million to 100 billion weights, on a CPU or a GPU."""
     kv_heads = draw(st.sampled_from([1, 2, 8]))
     config = config_of(
         max_positions=draw(st.sampled_from([300, 4096, 131072])),
@@ -75,8 +76,8 @@ def rooms(draw: st.DrawFn) -> MemoryBudget:
     return MemoryBudget(total=total, others=others, share=draw(st.sampled_from([0.5, 0.9, 1.0])))
 
 
-def followed(advice: str, demand: Demand, room: MemoryBudget) -> tuple[Demand, MemoryBudget]:
-    """What a user who does as the text says would start next."""
+def apply_advice(advice: str, demand: Demand, room: MemoryBudget) -> tuple[Demand, MemoryBudget]:
+    """The demand and the budget after a user follows this advice."""
     flag, _, value = advice.partition(" ")
     if flag == "--dtype":
         layout = msgspec.structs.replace(demand.layout, dtype=value)
@@ -100,9 +101,7 @@ def advice_of(message: str) -> list[str]:
 
 
 @given(demands(), rooms())
-def test_whoever_follows_any_advice_has_an_engine_that_fits(
-    demand: Demand, room: MemoryBudget
-) -> None:
+def test_each_advice_in_the_error_makes_the_engine_fit(demand: Demand, room: MemoryBudget) -> None:
     try:
         check_fit(demand, room)
     except SettingsError as error:
@@ -113,15 +112,13 @@ def test_whoever_follows_any_advice_has_an_engine_that_fits(
     assert not fits(demand, room)
     assert "\n" not in message
     for advice in advice_of(message):
-        changed = followed(advice, demand, room)
+        changed = apply_advice(advice, demand, room)
         assert changed != (demand, room)
         assert fits(*changed), advice
 
 
 @given(demands(), rooms())
-def test_a_larger_device_is_always_among_the_ways_and_the_last(
-    demand: Demand, room: MemoryBudget
-) -> None:
+def test_a_larger_device_is_always_the_last_remedy(demand: Demand, room: MemoryBudget) -> None:
     if not fits(demand, room):
         *flags, device = [each.text for each in remedies(demand, room)]
         assert re.fullmatch(r"a card with \d+ GiB|\d+ GiB of free memory", device)
@@ -129,7 +126,7 @@ def test_a_larger_device_is_always_among_the_ways_and_the_last(
 
 
 @given(demands(), rooms())
-def test_the_pool_and_everything_else_stay_within_the_limit(
+def test_the_pool_and_all_other_memory_stay_within_the_limit(
     demand: Demand, room: MemoryBudget
 ) -> None:
     if demand.pool_blocks is not None or not fits(demand, room):
@@ -141,23 +138,23 @@ def test_the_pool_and_everything_else_stay_within_the_limit(
     assert fixed_bytes(demand, length) + pool_bytes(demand, blocks) <= room.limit
 
 
-def misfit(demand: Demand, room: MemoryBudget) -> str:
-    with pytest.raises(SettingsError) as caught:
+def error_of(demand: Demand, room: MemoryBudget) -> str:
+    with pytest.raises(SettingsError) as error:
         check_fit(demand, room)
-    return str(caught.value)
+    return str(error.value)
 
 
 def documented(text: str) -> bool:
-    """Whether docs/engine.md says this, however its lines are broken."""
+    """Whether docs/engine.md contains this text, apart from line breaks."""
     return " ".join(text.split()) in " ".join((ROOT / "docs" / "engine.md").read_text().split())
 
 
-def test_the_documented_numbers_of_an_8b_model_are_what_is_reckoned() -> None:
+def test_the_documented_memory_of_an_8b_model_equals_the_estimate() -> None:
     config = read_config(ROOT / "benchmarks" / "shapes" / "qwen3-8b")
     demand = demand_of(config)
-    blocks = free_blocks(demand, CARD)
+    blocks = free_blocks(demand, GPU)
     parts = {
-        "limit": CARD.limit,
+        "limit": GPU.limit,
         "weights": weight_bytes(demand),
         "activations": activation_bytes(demand, config.max_positions),
         "graphs": graph_bytes(demand),
@@ -167,24 +164,24 @@ def test_the_documented_numbers_of_an_8b_model_are_what_is_reckoned() -> None:
     row = " | ".join(gib(size) for size in parts.values())
     assert documented(f"| {row} | {blocks:,} blocks of 16 tokens: {blocks * 16:,} tokens |")
     small = replace(demand, max_model_len=40960)
-    assert documented(misfit(small, replace(CARD, total=24 * GIB)))
+    assert documented(error_of(small, replace(GPU, total=24 * GIB)))
 
 
-def test_what_was_measured_counts_instead_of_the_formulas() -> None:
+def test_the_pool_uses_measured_memory_instead_of_estimates() -> None:
     estimated = demand_of(max_model_len=4096)
     measured = replace(estimated, measured=Measured(resident=20 * GIB, step=GIB))
-    blocks = free_blocks(measured, CARD)
-    assert pool_bytes(measured, blocks) <= CARD.limit - fixed_bytes(measured, 4096)
+    blocks = free_blocks(measured, GPU)
+    assert pool_bytes(measured, blocks) <= GPU.limit - fixed_bytes(measured, 4096)
     assert fixed_bytes(measured, 4096) - fixed_bytes(measured, 16) == 0
     more = replace(estimated, measured=Measured(resident=21 * GIB, step=GIB))
-    lost = GIB // measured.layout.block_bytes
-    assert blocks - free_blocks(more, CARD) in (lost, lost + 1)
+    fewer_blocks = GIB // measured.layout.block_bytes
+    assert blocks - free_blocks(more, GPU) in (fewer_blocks, fewer_blocks + 1)
 
 
-def test_the_error_has_the_numbers_and_every_kind_of_advice() -> None:
+def test_the_error_states_the_memory_of_each_part_and_advice() -> None:
     demand = demand_of(dtype="float32", max_model_len=40960, max_batched_tokens=16384)
-    message = misfit(demand, MemoryBudget(total=40 * GIB, others=GIB, share=0.85))
-    for words in (
+    message = error_of(demand, MemoryBudget(total=40 * GIB, others=GIB, share=0.85))
+    for text in (
         "weights 30.5",
         "KV of one sequence of 40960 tokens 11.3",
         "GiB in float32",
@@ -192,7 +189,7 @@ def test_the_error_has_the_numbers_and_every_kind_of_advice() -> None:
         "--dtype bfloat16",
         "a card with",
     ):
-        assert words in message
+        assert text in message
 
 
 @pytest.mark.parametrize(
@@ -205,25 +202,27 @@ def test_the_error_has_the_numbers_and_every_kind_of_advice() -> None:
         (lambda demand: replace(demand, kv_blocks=10**6), r"--kv-blocks \d+"),
     ],
 )
-def test_what_is_too_large_is_told_a_size_that_is_not(
+def test_the_error_for_a_too_large_setting_suggests_a_smaller_value(
     change: Callable[[Demand], Demand], advice: str
 ) -> None:
-    assert re.search(advice, misfit(change(demand_of()), MemoryBudget(total=20 * GIB, share=0.99)))
+    assert re.search(
+        advice, error_of(change(demand_of()), MemoryBudget(total=20 * GIB, share=0.99))
+    )
 
 
-def test_a_share_that_is_too_small_is_told_a_larger_one_only_where_that_is_enough() -> None:
+def test_the_error_suggests_a_larger_gpu_share_only_if_that_is_enough() -> None:
     demand = demand_of(max_model_len=4096)
-    assert "--gpu-memory-utilization 0.44" in misfit(
+    assert "--gpu-memory-utilization 0.44" in error_of(
         demand, MemoryBudget(total=40 * GIB, share=0.2)
     )
-    assert "--gpu-memory-utilization 0.9" not in misfit(
+    assert "--gpu-memory-utilization 0.9" not in error_of(
         demand, MemoryBudget(total=16 * GIB, share=0.2)
     )
 
 
-def test_a_cpu_is_told_of_free_memory_and_of_no_graphics_card() -> None:
+def test_the_error_on_a_cpu_names_free_memory_and_no_gpu() -> None:
     demand = demand_of(device="cpu", kernels="torch", graphs=False)
-    message = misfit(demand, MemoryBudget(total=4 * GIB, share=0.9))
+    message = error_of(demand, MemoryBudget(total=4 * GIB, share=0.9))
     assert "3.6 of the 4.0 GiB that are free here may be used" in message
     assert "GiB of free memory" in message
     assert "gpu" not in message

@@ -1,5 +1,5 @@
-"""Freed memory stays with the process: few pages are touched anew. In a process of its own, since
-malloc is told for good."""
+"""keep_freed_memory() keeps freed memory in the process, so later steps cause few page faults. The
+test runs in a new process, because the setting of malloc cannot be undone."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ print(kept, faults(20))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="malloc is glibc's on Linux alone")
-def test_freed_memory_is_not_given_back() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's malloc")
+def test_freed_memory_is_not_returned_to_the_kernel() -> None:
     command = [sys.executable, "-c", FAULTS]
-    told, faults = subprocess.run(
+    kept, faults = subprocess.run(
         command, capture_output=True, text=True, check=True
     ).stdout.split()
-    assert told == "True"
+    assert kept == "True"
     assert int(faults) < 36_000  # a tenth of the pages of 20 rounds

@@ -1,4 +1,4 @@
-"""How much memory is left: the machine's, and the limits of control groups of both versions."""
+"""Free memory: the machine's, and the limits of cgroups of versions 1 and 2."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from baton_engine.memory.host_memory import MemoryGroup, free_bytes, free_memory
 
 SIZES = st.integers(0, 1 << 50)
 GROUPS = st.lists(st.builds(MemoryGroup, SIZES, SIZES, SIZES), max_size=4)
-NO_LIMIT = (1 << 63) - 4096  # what version 1 says where there is none
+NO_LIMIT = (1 << 63) - 4096  # the value of cgroup v1 for no limit
 
 
 def machine(root: Path, available_kib: int | None, files: dict[str, str]) -> Path:
-    """A folder that looks like / to whoever asks for memory."""
+    """A folder that looks like the root folder, with /proc/meminfo and `files`."""
     lines = ["MemTotal:       999999999 kB", "MemFree:        1 kB"]
     if available_kib is not None:
         lines.append(f"MemAvailable:   {available_kib} kB")
@@ -45,21 +45,21 @@ def v1(group: str, limit: int, used: int, inactive: int = 0) -> dict[str, str]:
     }
 
 
-def test_without_groups_it_is_what_the_machine_has_available(tmp_path: Path) -> None:
+def test_without_cgroups_free_memory_is_the_machines_available_memory(tmp_path: Path) -> None:
     assert free_memory(machine(tmp_path, 4096, {})) == 4 << 20
 
 
-def test_a_machine_that_does_not_say_is_no_machine_without_memory(tmp_path: Path) -> None:
+def test_free_memory_is_unknown_without_meminfo(tmp_path: Path) -> None:
     assert free_memory(tmp_path) is None
     assert free_memory(machine(tmp_path, None, {})) is None
 
 
-def test_a_container_s_limit_counts_without_what_can_be_reclaimed(tmp_path: Path) -> None:
+def test_reclaimable_pages_of_a_container_count_as_free(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/", **v2("", "3000000", 2000000, inactive=500000)}
     assert free_memory(machine(tmp_path, 1 << 30, files)) == 1500000
 
 
-def test_the_tightest_group_above_decides(tmp_path: Path) -> None:
+def test_the_tightest_limit_of_a_cgroup_and_its_parents_applies(tmp_path: Path) -> None:
     files = {
         "proc/self/cgroup": "0::/a.slice/b.scope",
         **v2("/a.slice/b.scope", "max", 10),
@@ -69,7 +69,7 @@ def test_the_tightest_group_above_decides(tmp_path: Path) -> None:
     assert read_groups(tmp_path) == [MemoryGroup(5000, 1000, 0)]
 
 
-def test_groups_of_version_1(tmp_path: Path) -> None:
+def test_cgroups_of_version_1_are_read(tmp_path: Path) -> None:
     files = {
         "proc/self/cgroup": "5:cpuset:/\n4:cpu,memory:/docker/c0\n0::/",
         **v1("/docker/c0", 9000, 4000, inactive=100),
@@ -78,18 +78,18 @@ def test_groups_of_version_1(tmp_path: Path) -> None:
     assert free_memory(machine(tmp_path, 1 << 30, files)) == 5100
 
 
-def test_a_container_that_sees_itself_as_the_top_is_found_there(tmp_path: Path) -> None:
+def test_a_container_whose_cgroup_is_mounted_at_the_top_is_found(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "4:memory:/docker/c0", **v1("", 9000, 4000)}
     assert free_memory(machine(tmp_path, 1 << 30, files)) == 5000
 
 
 @pytest.mark.parametrize("used", [100, 5000])
-def test_a_group_that_is_over_its_limit_has_nothing_left(used: int) -> None:
+def test_a_cgroup_at_or_over_its_limit_has_no_free_memory(used: int) -> None:
     assert MemoryGroup(100, used).free == 0
 
 
 @given(SIZES, GROUPS)
-def test_nobody_gets_more_than_the_machine_or_any_group_has(
+def test_free_memory_never_exceeds_the_machines_or_any_cgroups(
     available: int, groups: list[MemoryGroup]
 ) -> None:
     free = free_bytes(available, groups)
@@ -98,6 +98,6 @@ def test_nobody_gets_more_than_the_machine_or_any_group_has(
     assert free in {available, *(group.free for group in groups)}
 
 
-def test_this_machine_says_something_sensible() -> None:
+def test_the_free_memory_of_this_machine_is_plausible() -> None:
     free = free_memory()
     assert free is None or free > 1 << 20

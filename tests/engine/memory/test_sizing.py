@@ -1,4 +1,4 @@
-"""The formulas for memory: never below what a step really takes, and not far above."""
+"""The memory estimates: a step never takes more, and not much less."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tests.support.engines.demands import config_of, demand_of
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The most bytes of tensors, made since it was entered, that were alive at one time."""
+    """Records the peak bytes of live tensors that were created since it was entered (`peak`)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most: int = 0
+        self.peak: int = 0
         self._now = 0
         self._known: set[int] = set()
 
@@ -58,7 +58,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         self._known.add(key)
         self._now += size
-        self.most = max(self.most, self._now)
+        self.peak = max(self.peak, self._now)
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
@@ -83,8 +83,8 @@ def runner_of(demand: Demand, blocks: int) -> TorchRunner:
     return TorchRunner(model, memory, attention_for("torch", memory, demand.config))
 
 
-def most_of_a_step(demand: Demand) -> int:
-    """Bytes of tensors alive at one time in the largest step on a CPU."""
+def peak_of_a_step(demand: Demand) -> int:
+    """Peak bytes of live tensors in the largest step on a CPU."""
     assert demand.max_model_len
     rows = largest_step(
         max_batched_tokens=demand.max_batched_tokens,
@@ -96,7 +96,7 @@ def most_of_a_step(demand: Demand) -> int:
     live = LiveBytes()
     with live:
         runner.launch(rows).read()
-    return live.most
+    return live.peak
 
 
 WIDE_HEAD = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 20000}
@@ -114,11 +114,11 @@ MANY_HEADS = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 320, "nu
         (MANY_HEADS, 512, 2),
     ],
 )
-def test_a_step_takes_what_the_formula_says_or_less(
+def test_a_step_takes_at_most_the_estimated_memory(
     sizes: dict[str, int], tokens: int, seqs: int, dtype: str
 ) -> None:
-    usual = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
-    chosen: dict[str, Any] = {**usual, **sizes}
+    defaults = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    chosen: dict[str, Any] = {**defaults, **sizes}
     demand = demand_of(
         config_of(**chosen),
         dtype=dtype,
@@ -129,11 +129,11 @@ def test_a_step_takes_what_the_formula_says_or_less(
         max_num_seqs=seqs,
         max_model_len=512,
     )
-    taken, said = most_of_a_step(demand), activation_bytes(demand, 512)
-    assert said / 8 <= taken <= said + (1 << 20)  # spare holds the small tensors
+    peak, estimate = peak_of_a_step(demand), activation_bytes(demand, 512)
+    assert estimate / 8 <= peak <= estimate + (1 << 20)  # small tensors fit in SPARE_BYTES
 
 
-def test_a_cpu_has_the_head_twice_while_it_packs_it() -> None:
+def test_a_cpu_needs_memory_for_two_copies_of_the_head_while_it_packs_it() -> None:
     config = config_of()
     head = config.vocab_size * config.hidden_size
     cpu = demand_of(config, device="cpu", graphs=False, kernels="torch")
@@ -145,18 +145,18 @@ def test_a_cpu_has_the_head_twice_while_it_packs_it() -> None:
     ("seqs", "sizes"),
     [(1, 1), (2, 2), (3, 3), (8, 4), (9, 5), (16, 5), (216, 30), (250, 35), (256, 35), (257, 36)],
 )
-def test_graphs_are_counted_up_to_the_top(seqs: int, sizes: int) -> None:
+def test_num_graphs_counts_the_sizes_up_to_max_num_seqs(seqs: int, sizes: int) -> None:
     assert num_graphs(seqs) == sizes
 
 
-def test_without_graphs_nothing_is_kept_for_them() -> None:
+def test_eager_mode_needs_no_memory_for_graphs() -> None:
     with_graphs, eager = demand_of(), demand_of(graphs=False)
     assert graph_bytes(eager) == 0
     saved = fixed_bytes(with_graphs, 4096) - fixed_bytes(eager, 4096)
     assert saved == graph_bytes(with_graphs) > 0
 
 
-def test_what_was_measured_replaces_weights_and_activations() -> None:
+def test_measured_memory_replaces_the_estimates_of_weights_and_activations() -> None:
     demand = demand_of(graphs=False)
     measured = replace(demand, measured=Measured(resident=5, step=7))
     assert fixed_bytes(measured, 4096) == 12 + SPARE_BYTES["cuda"]

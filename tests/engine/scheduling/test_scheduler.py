@@ -1,4 +1,4 @@
-"""One token budget, running first, chunked prefill, and who gives up blocks."""
+"""The scheduler: the token budget, running sequences first, chunked prefill and preemption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ROOT = BlockHash(bytes(16))
 
 
 class SchedulerHarness:
-    """A scheduler and what an engine does around it: compute, and append a token where due."""
+    """A scheduler in a minimal engine, which computes pieces and appends a token to each sequence
+    that is fully computed."""
 
     def __init__(self, blocks: int, *, budget: int = 1000, seqs: int = 100) -> None:
         self.pool = BlockPool(blocks)
@@ -52,7 +53,7 @@ class SchedulerHarness:
         return sequence
 
     def add_holding(self, name: str, prompt: int, *, blocks: int | None = None) -> Sequence:
-        """A sequence that comes with blocks of its own, as from a reservation."""
+        """Add a sequence that already holds blocks, as from a reservation."""
         sequence = self.sequence(name, prompt)
         held = blocks_for(prompt, BLOCK) if blocks is None else blocks
         sequence.place(self.pool.allocate(held))
@@ -60,14 +61,14 @@ class SchedulerHarness:
         return sequence
 
     def step(self) -> dict[str, int]:
-        """Schedule, compute, append; the tokens each request got."""
+        """Schedule and compute a step. Return the number of tokens of each request."""
         pieces = self.scheduler.schedule()
         for piece in pieces:
             self.compute(piece)
         return {piece.sequence.state.request.id: piece.count for piece in pieces}
 
     def launch(self, *, ahead: bool = False) -> dict[str, int]:
-        """Schedule, and leave the step under way."""
+        """Schedule a step and leave it in flight. Return the number of tokens of each request."""
         pieces, samples = self.scheduler.schedule(ahead=ahead), count()
         for piece in pieces:
             last = piece.count == piece.sequence.due
@@ -103,20 +104,20 @@ class SchedulerHarness:
 @pytest.mark.parametrize(
     ("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (130, 9), (4096, 256)]
 )
-def test_tokens_fill_blocks_from_the_left(tokens: int, blocks: int) -> None:
+def test_blocks_for_rounds_up_to_whole_blocks(tokens: int, blocks: int) -> None:
     assert blocks_for(tokens, 16) == blocks
 
 
-def test_a_scheduler_lacks_nothing_before_it_tried_to_place_something() -> None:
-    empty, full = SchedulerHarness(4), SchedulerHarness(4)
-    for harness in (empty, full):
+def test_a_new_scheduler_is_not_starved_and_owes_no_blocks() -> None:
+    empty, with_sequence = SchedulerHarness(4), SchedulerHarness(4)
+    for harness in (empty, with_sequence):
         scheduler = harness.scheduler
         assert (scheduler.starved, scheduler.owes_blocks) == (False, False)
         assert (scheduler.preemptions, scheduler.spare) == (0, 0)
     assert empty.step() == {}
-    full.add("a", 4)  # nobody knows yet whether it fits
-    assert not full.scheduler.owes_blocks
-    assert full.step() == {"a": 4}
+    with_sequence.add("a", 4)  # not scheduled yet
+    assert not with_sequence.scheduler.owes_blocks
+    assert with_sequence.step() == {"a": 4}
 
 
 def test_a_long_prompt_is_computed_in_pieces_of_the_budget() -> None:
@@ -125,7 +126,7 @@ def test_a_long_prompt_is_computed_in_pieces_of_the_budget() -> None:
     assert [harness.step() for _ in range(4)] == [{"a": 2048}, {"a": 2048}, {"a": 904}, {"a": 1}]
 
 
-def test_decoding_comes_before_a_prompt_that_is_being_computed() -> None:
+def test_decode_has_priority_over_chunked_prefill() -> None:
     harness = SchedulerHarness(2000, budget=2048)
     for index in range(48):
         harness.add(f"d{index}", 1)
@@ -136,18 +137,18 @@ def test_decoding_comes_before_a_prompt_that_is_being_computed() -> None:
     assert all(len(step) == 49 for step in pieces)
 
 
-def test_an_older_prompt_does_not_starve_younger_decoding_ones() -> None:
+def test_an_older_prefill_does_not_starve_a_younger_decode() -> None:
     harness = SchedulerHarness(100, budget=10)
     old = harness.add("old", 4)
     harness.step()
     harness.add("young", 1)
     harness.step()
-    old.tokens += [1] * 40  # as a preempted one that has much to compute again
+    old.tokens += [1] * 40  # like a preempted sequence that has to compute many tokens again
     old.blocks += harness.pool.allocate(20)
     assert harness.step() == {"young": 1, "old": 9}
 
 
-def test_budget_left_over_goes_to_waiting_requests_in_order() -> None:
+def test_the_rest_of_the_budget_goes_to_waiting_requests_in_order() -> None:
     harness = SchedulerHarness(100, budget=10)
     for name in "abc":
         harness.add(name, 4)
@@ -155,7 +156,7 @@ def test_budget_left_over_goes_to_waiting_requests_in_order() -> None:
     assert harness.step() == {"a": 1, "b": 1, "c": 2}
 
 
-def test_no_more_sequences_run_than_the_budget_has_tokens() -> None:
+def test_the_token_budget_limits_the_number_of_running_sequences() -> None:
     harness = SchedulerHarness(100, budget=2)
     _, b, _ = (harness.add(name, 1) for name in "abc")
     assert harness.step() == {"a": 1, "b": 1}
@@ -165,7 +166,7 @@ def test_no_more_sequences_run_than_the_budget_has_tokens() -> None:
     assert harness.step() == {"a": 1, "c": 1}
 
 
-def test_no_more_sequences_run_than_allowed() -> None:
+def test_max_num_seqs_limits_the_number_of_running_sequences() -> None:
     harness = SchedulerHarness(100, seqs=2)
     a, _, _ = (harness.add(name, 4) for name in "abc")
     assert harness.step() == {"a": 4, "b": 4}
@@ -174,7 +175,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
     assert harness.step() == {"b": 1, "c": 4}
 
 
-def test_the_oldest_waiting_request_that_does_not_fit_stops_the_others() -> None:
+def test_the_oldest_waiting_request_blocks_younger_ones_if_it_does_not_fit() -> None:
     harness = SchedulerHarness(4)
     harness.add("first", 4)
     harness.step()
@@ -186,7 +187,7 @@ def test_the_oldest_waiting_request_that_does_not_fit_stops_the_others() -> None
     assert not harness.scheduler.starved
 
 
-def test_a_request_that_holds_its_blocks_passes_one_that_does_not_fit() -> None:
+def test_a_request_that_holds_its_blocks_overtakes_one_that_does_not_fit() -> None:
     harness = SchedulerHarness(4)
     harness.add("first", 4)
     harness.step()
@@ -196,9 +197,10 @@ def test_a_request_that_holds_its_blocks_passes_one_that_does_not_fit() -> None:
     assert harness.waiting == ["big"]
 
 
-def test_the_youngest_gives_its_blocks_to_the_oldest_and_starts_again_later() -> None:
-    """5 blocks of 4 tokens; r1 and r2 fill 2 blocks each, r3 one. R2 is preempted too, itself the
-    youngest by then; nothing is admitted in a step that preempted."""
+def test_the_youngest_sequences_are_preempted_and_wait_in_order() -> None:
+    """5 blocks of 4 tokens: r1 and r2 fill 2 each, r3 fills 1. r1 needs another block. The step
+    preempts r3, and then r2, which is the youngest running sequence by then. A step that preempts
+    admits no sequence."""
     harness = SchedulerHarness(5)
     harness.add("r1", 8)
     r2, r3 = harness.add("r2", 8), harness.add("r3", 4)
@@ -209,27 +211,27 @@ def test_the_youngest_gives_its_blocks_to_the_oldest_and_starts_again_later() ->
     assert (r2.computed, r2.blocks, r3.computed, r3.known) == (0, [], 0, 5)
     assert harness.scheduler.preemptions == 2
     assert harness.scheduler.starved
-    # R2 finds its two blocks, which are free and so count as demand: 1 + 2 > 2 free ones.
+    # r2's two cached blocks are free, so they count as demand: 1 + 2 > 2 free blocks.
     assert harness.pool.lookup(r2.hashes_of(2)) == [3, 4]
     assert harness.step() == {"r1": 1}
     assert harness.waiting == ["r2", "r3"]
     assert not harness.scheduler.starved
 
 
-def test_a_preempted_request_finds_its_blocks_again() -> None:
+def test_a_preempted_request_reuses_its_cached_blocks() -> None:
     harness = SchedulerHarness(5)
     r1, r2 = harness.add("r1", 8), harness.add("r2", 8)
     harness.step()
-    harness.step()  # r1 takes the free block, r2 gives up its own
+    harness.step()  # r1 takes the free block, and r2 is preempted
     assert harness.running == ["r1"]
     harness.finish(r1)
     assert harness.step() == {"r2": 1}
     assert (r2.computed, r2.registered) == (9, 2)
 
 
-def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
+def test_a_step_that_preempts_admits_no_sequence() -> None:
     harness = SchedulerHarness(4, seqs=2)
-    older = harness.sequence("older", 1)  # as a choice whose prompt was computed only now
+    older = harness.sequence("older", 1)  # like a choice that is queued after its prompt
     harness.add("r1", 8)
     harness.add("r2", 8)
     assert harness.step() == {"r1": 8, "r2": 8}
@@ -240,7 +242,7 @@ def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
     assert harness.step() == {"r1": 1, "older": 1}
 
 
-def test_queued_holders_lose_their_blocks_before_running_ones_do() -> None:
+def test_waiting_sequences_lose_their_blocks_before_running_ones() -> None:
     harness = SchedulerHarness(6, seqs=2)
     harness.add("r1", 8)
     harness.add("r2", 7)
@@ -254,7 +256,7 @@ def test_queued_holders_lose_their_blocks_before_running_ones_do() -> None:
     assert harness.scheduler.preemptions == 1
 
 
-def test_queued_holders_that_lack_what_each_other_holds_do_not_wait_for_ever() -> None:
+def test_waiting_sequences_that_need_each_others_blocks_do_not_deadlock() -> None:
     harness = SchedulerHarness(4)
     a = harness.add_holding("a", 9, blocks=2)
     b = harness.add_holding("b", 9, blocks=2)
@@ -263,7 +265,7 @@ def test_queued_holders_that_lack_what_each_other_holds_do_not_wait_for_ever() -
     assert harness.scheduler.starved
 
 
-def test_while_a_step_is_under_way_queued_holders_keep_what_they_have() -> None:
+def test_while_a_step_is_in_flight_waiting_sequences_keep_their_blocks() -> None:
     harness = SchedulerHarness(4)
     a = harness.add_holding("a", 9, blocks=2)
     b = harness.add_holding("b", 9, blocks=2)
@@ -272,18 +274,20 @@ def test_while_a_step_is_under_way_queued_holders_keep_what_they_have() -> None:
     assert not harness.scheduler.starved
 
 
-@pytest.mark.parametrize(("max_tokens", "chosen"), [(1, {"long": 9}), (2, {"short": 1, "long": 9})])
-def test_a_step_ahead_leaves_out_who_ends_with_the_one_under_way_and_keeps_its_token(
-    max_tokens: int, chosen: dict[str, int]
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"), [(1, {"long": 9}), (2, {"short": 1, "long": 9})]
+)
+def test_a_step_ahead_omits_a_sequence_that_finishes_with_the_step_in_flight(
+    max_tokens: int, expected: dict[str, int]
 ) -> None:
     harness = SchedulerHarness(100, budget=10)
     harness.add("short", 4, max_tokens=max_tokens)
     harness.add("long", 20)
     assert harness.launch() == {"short": 4, "long": 6}
-    assert harness.launch(ahead=True) == chosen
+    assert harness.launch(ahead=True) == expected
 
 
-def test_a_step_ahead_is_not_chosen_where_the_second_of_two_lacks_a_block() -> None:
+def test_a_step_ahead_is_empty_if_any_sequence_lacks_a_block() -> None:
     harness = SchedulerHarness(4)
     harness.add("fits", 7)
     harness.add("lacks", 8)
@@ -292,7 +296,7 @@ def test_a_step_ahead_is_not_chosen_where_the_second_of_two_lacks_a_block() -> N
     assert harness.scheduler.preemptions == 0
 
 
-def test_while_a_step_is_under_way_nobody_takes_blocks_from_others() -> None:
+def test_while_a_step_is_in_flight_no_sequence_is_preempted() -> None:
     harness = SchedulerHarness(4)
     harness.add("a", 8)
     b = harness.add("b", 8)
@@ -302,7 +306,7 @@ def test_while_a_step_is_under_way_nobody_takes_blocks_from_others() -> None:
     assert harness.step() == {"a": 1}
 
 
-def test_a_lone_request_that_others_keep_from_growing_waits() -> None:
+def test_a_lone_request_waits_while_parked_blocks_prevent_its_growth() -> None:
     harness = SchedulerHarness(3)
     harness.add("a", 8)
     harness.step()
@@ -327,7 +331,7 @@ def test_an_admission_leaves_a_watermark_free_while_others_run() -> None:
     assert harness.step() == {"b": 4 * 198}
 
 
-def test_blocks_that_hits_would_free_are_not_counted_twice() -> None:
+def test_hits_in_the_free_queue_are_not_counted_as_free_blocks() -> None:
     harness = SchedulerHarness(3)
     a = harness.add("a", 8)
     harness.step()
@@ -336,12 +340,12 @@ def test_blocks_that_hits_would_free_are_not_counted_twice() -> None:
     harness.pool.touch(other)
     again = harness.sequence("a", 8)
     again.tokens.append(1)
-    harness.scheduler.add(again)  # 2 hits in the free queue and 1 new block; 2 are free
+    harness.scheduler.add(again)  # needs 2 hits in the free queue and 1 new block, but 2 are free
     assert harness.step() == {}
     assert harness.pool.num_free == 2
 
 
-def test_removing_a_queued_holder_returns_its_blocks() -> None:
+def test_removing_a_waiting_sequence_returns_its_blocks() -> None:
     harness = SchedulerHarness(4)
     holder = harness.add_holding("a", 8)
     plain = harness.add("b", 4)
@@ -352,7 +356,7 @@ def test_removing_a_queued_holder_returns_its_blocks() -> None:
     harness.pool.check_integrity({})
 
 
-def test_all_sequences_are_listed_running_ones_first() -> None:
+def test_sequences_lists_running_sequences_first() -> None:
     harness = SchedulerHarness(10, seqs=1)
     harness.add("a", 4)
     harness.step()
