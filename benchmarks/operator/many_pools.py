@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the tests' contr
 
 if TYPE_CHECKING:
     from tests.cluster.fault_proxy import FaultProxy
-    from tests.cluster.operators import Operator, Window
+    from tests.cluster.operators import ApiClient, Operator
 
 CHILDREN = 17
 PATIENCE_S = 900.0
@@ -48,8 +48,8 @@ NAMESPACE = "default"
 class Bench:
     """Pools by number in one namespace. A change is a note in the pods of all four workloads."""
 
-    def __init__(self, window: Window, pools: int) -> None:
-        self._window = window
+    def __init__(self, api_client: ApiClient, pools: int) -> None:
+        self._api_client = api_client
         self._pools = range(pools)
 
     def create(self) -> float:
@@ -59,7 +59,7 @@ class Bench:
         for number in self._pools:
             head = {"apiVersion": POOL.api_version, "kind": POOL.kind}
             body = {**head, "metadata": {"name": name_of(number)}, "spec": spec("first")}
-            self._window.send("POST", POOL.path(NAMESPACE), body)
+            self._api_client.send("POST", POOL.path(NAMESPACE), body)
         return wait(lambda: self._children() >= CHILDREN * len(self._pools), 1.0) - begun
 
     def change(self, number: int, note: str) -> Callable[[], bool]:
@@ -67,7 +67,7 @@ class Bench:
         from baton_operator.kube.kinds import POOL
 
         path = POOL.path(NAMESPACE, name_of(number))
-        self._window.send("PATCH", path, {"spec": spec(note)}, "merge-patch+json")
+        self._api_client.send("PATCH", path, {"spec": spec(note)}, "merge-patch+json")
         return lambda: self._marked(number, note)
 
     def one_by_one(self, changes: int) -> list[float]:
@@ -106,7 +106,7 @@ class Bench:
 
     def _list(self, path: str, pool: str = "") -> Sequence[Any]:
         selector = f"baton.dev/pool={pool}" if pool else "baton.dev/pool"
-        items: Sequence[Any] = self._window.get(f"{path}?labelSelector={selector}")["items"]
+        items: Sequence[Any] = self._api_client.get(f"{path}?labelSelector={selector}")["items"]
         return items
 
 
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     from tests.cluster.installed import definition
     from tests.cluster.machine.control_plane import ControlPlane
     from tests.cluster.machine.programs import built_programs
-    from tests.cluster.operators import Operator, Window
+    from tests.cluster.operators import ApiClient, Operator
 
     programs = built_programs()
     if programs is None:
@@ -179,8 +179,8 @@ def run(arguments: argparse.Namespace, folder: Path) -> None:
     with ExitStack() as stack:
         plane = stack.enter_context(ControlPlane(programs, folder / "plane"))
         stack.enter_context(definition(plane, crd()))
-        window = stack.enter_context(Window(plane.kubeconfig, programs, folder))
-        bench = Bench(window, arguments.pools)
+        api_client = stack.enter_context(ApiClient(plane.kubeconfig, programs, folder))
+        bench = Bench(api_client, arguments.pools)
         print(f"{arguments.pools} pools, {CHILDREN} children each")
         with (
             FaultProxy(plane.kubeconfig, folder) as proxy,

@@ -1,25 +1,26 @@
 """Kubernetes for the tests in this folder.
 
-    control_plane         etcd, API server, controllers, scheduler: everything but running pods
-    fresh_control_plane   the same, one for each module that asks: to be broken
-    namespace             an empty namespace of control_plane, one for each test
-    window                the API of control_plane by HTTP
-    proxy                 the API of `plane`, by way of a proxy that makes faults
-    operator              ours as a process behind that proxy, for as long as a module runs
-    stage                 a pool for that operator whose nodes are made up, one for each test
-    index                 the port of a Redis with a login, that stands for a pool's
-    router                what stands for all routers of a pool whose nodes are made up
-    plane                 control_plane with our definition, for as long as a module runs
-    pool                  a pool that may be made there, one for each test
+    control_plane         etcd, API server, controllers and scheduler; no node runs pods
+    fresh_control_plane   another control plane for one module, which may break it
+    namespace             an empty namespace of control_plane for one test
+    api_client            an HTTP client of control_plane's API
+    plane                 control_plane with our CustomResourceDefinition, for one module
+    proxy                 a proxy to the API of `plane` that injects faults
+    operator              the operator as a process behind that proxy, for one module
+    pool                  an InferencePool that a test can create, one for each test
+    fake_pool             a pool of that operator with fake nodes, one for each test
+    router                the fake router of such a pool
+    index                 the port of a Redis with a login, the index of such a pool
     cluster               a control plane with two nodes that run pods, and the images for them
-    pod_namespace         an empty namespace of cluster, one for each test
-    calm                  `baton up` with simulated nodes: what it answers is right
+    pod_namespace         an empty namespace of cluster for one test
+    reference_pool        `baton up` with simulated nodes, whose answers are the expected ones
     pod_model             the folder of a real, tiny model that pods may read
 
-They live while tests of this folder run in a worker, and end before the tests of the next one.
-With BATON_TEST_KUBECONFIG (`make test-cluster KUBECONFIG=...`) the same fixtures hand out that
-cluster, and tests that would break it skip; its nodes must have the images already (`images`).
-Files that use `cluster` are named test_node_*.py: one worker runs them all (tests/conftest.py).
+Fixtures of scope package live while a worker runs tests of this folder, and end before it runs
+tests of another. With BATON_TEST_KUBECONFIG (`make test-cluster KUBECONFIG=...`) the fixtures
+return that cluster, and tests that would break it skip; its nodes must already have the images
+(see `images`). Files that use `cluster` are named test_node_*.py, so that one worker runs them all
+(see tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pathlib import Path
 import pytest
 
 from baton_operator.api.crd import crd
+from tests.cluster.fake_pool import FakePool, FakeRouter, fake_router
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.installed import definition
 from tests.cluster.machine.builds import SMALL, build_small
@@ -40,27 +42,26 @@ from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.cluster import Cluster
 from tests.cluster.machine.control_plane import ControlPlane
 from tests.cluster.machine.disk import node_disk
-from tests.cluster.machine.programs import built_programs, say
+from tests.cluster.machine.programs import built_programs, print_progress
 from tests.cluster.machine.sweep import free_slot
-from tests.cluster.operators import Operator, Pool, Window, tell
-from tests.cluster.stage import Router, Stage, standing_router
+from tests.cluster.operators import ApiClient, Operator, Pool, print_log
 from tests.operator.state.test_index_reader import redis_server
 from tests.support.kubernetes.operator import NAMESPACE, uninstall_operator
 from tests.support.kubernetes.specs import SIM_UP
 from tests.support.needs import needs
-from tests.support.pools.baton_up import Pool as CalmPool
+from tests.support.pools.baton_up import Pool as ReferencePool
 from tests.support.project.debian import install_needed
 
-# Of a whole test: the first ones boot what the others share.
-LONGEST_S = 900
+# For a whole test: the first one boots what the others share.
+TEST_TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Here are all items, not only those of this folder."""
+    """`items` holds the tests of all folders, so select those of this one."""
     for item in items:
         ours = item.path.is_relative_to(Path(__file__).parent)
         if ours and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(LONGEST_S))
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 @pytest.fixture(scope="package")
@@ -99,11 +100,11 @@ def namespace(control_plane: Kubernetes) -> Iterator[str]:
 
 
 @pytest.fixture(scope="package")
-def window(
+def api_client(
     control_plane: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Window]:
-    folder = tmp_path_factory.mktemp("window")
-    with Window(control_plane.kubeconfig, programs, folder) as one:
+) -> Iterator[ApiClient]:
+    folder = tmp_path_factory.mktemp("api-client")
+    with ApiClient(control_plane.kubeconfig, programs, folder) as one:
         yield one
 
 
@@ -127,29 +128,29 @@ def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The port of a Redis with a login."""
+    """The port of a Redis that needs a login."""
     with redis_server(tmp_path_factory.mktemp("redis")) as port:
         yield port
 
 
 @pytest.fixture
-def router() -> Iterator[Router]:
-    with standing_router() as one:
+def router() -> Iterator[FakeRouter]:
+    with fake_router() as one:
         yield one
 
 
 @pytest.fixture
-def pool(plane: Kubernetes, window: Window, namespace: str) -> Iterator[Pool]:
-    one = Pool(plane, window, namespace)
+def pool(plane: Kubernetes, api_client: ApiClient, namespace: str) -> Iterator[Pool]:
+    one = Pool(plane, api_client, namespace)
     yield one
     one.delete()
 
 
 @pytest.fixture
-def stage(operator: Operator, pool: Pool, index: int, router: Router) -> Iterator[Stage]:
-    """Its pool is not made yet."""
-    yield Stage(pool, f"redis://127.0.0.1:{index}", router)
-    tell(operator)
+def fake_pool(operator: Operator, pool: Pool, index: int, router: FakeRouter) -> Iterator[FakePool]:
+    """A pool that the test has yet to start."""
+    yield FakePool(pool, f"redis://127.0.0.1:{index}", router)
+    print_log(operator)
 
 
 @pytest.fixture(scope="package")
@@ -162,9 +163,9 @@ def cluster(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         foreign.delete_namespace(NAMESPACE)
         return
     needs("cluster")
-    install_needed(say)
-    build = build_small(say)
-    disk = node_disk(programs, build, say)
+    install_needed(print_progress)
+    build = build_small(print_progress)
+    disk = node_disk(programs, build, print_progress)
     with free_slot() as slot, Cluster(programs, disk, slot) as one:
         for target in SMALL:
             one.import_image(build.archive(target))
@@ -172,8 +173,8 @@ def cluster(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="package")
-def calm() -> Iterator[CalmPool]:
-    with CalmPool(SIM_UP) as running:
+def reference_pool() -> Iterator[ReferencePool]:
+    with ReferencePool(SIM_UP) as running:
         yield running
 
 
@@ -186,7 +187,7 @@ def pod_namespace(cluster: Kubernetes) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def pod_model(tiny_model: Callable[[str], Path]) -> Iterator[Path]:
-    """Pods are not the user who saved it."""
+    """A copy that pods may read, as they run as another user than the tests."""
     copy = Path(tempfile.mkdtemp(prefix="shelf-", dir="/tmp"))
     copy.chmod(0o755)
     for path in tiny_model("llama-gqa2-tied").iterdir():

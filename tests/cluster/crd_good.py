@@ -1,6 +1,6 @@
-"""Pools as users write them, for the API server to take.
+"""Valid pools that the API server must accept.
 
-In: nothing. Out: `GOOD`: what is taken, and the defaults that are filled in.
+In: nothing. Out: `GOOD`: specs, with the defaults that the server must fill in.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tests.cluster.crd_cases import (
     resources,
     router,
 )
-from tests.cluster.crd_scaling_cases import scaled
+from tests.cluster.crd_scaling_cases import autoscaled_spec
 
 
 class Good(NamedTuple):
-    """`filled` is a part of the spec that comes back."""
+    """A valid pool. The spec that the server returns must contain `filled`."""
 
     title: str
     spec: Spec
@@ -51,28 +51,30 @@ GOOD: tuple[Good, ...] = (
     Good("a model on a claim", model(uri="pvc://models/qwen/0.6B")),
     Good("a claim's root", model(uri="pvc://models")),
     Good("a model of a hub", model(uri="hf://Qwen/Qwen3-0.6B", name="qwen:0.6b")),
-    Good("a hub's old model", model(uri="hf://gpt2@refs/pr/1")),
-    Good("texts left empty", model(path="/m", uri="", name="")),
+    Good("a hub model without an organisation", model(uri="hf://gpt2@refs/pr/1")),
+    Good("empty texts", model(path="/m", uri="", name="")),
     Good(
-        "a model fetched once",
+        "a model fetched once into a claim",
         model(uri="hf://a/b@v1", secretRef={"name": "hub"}, cache={"claimName": "cache"}),
     ),
-    Good("fetched by each pod", model(uri="hf://a/b", storage="150Gi")),
-    Good("fetched once on each node", model(uri="hf://a/b", cache={"hostPath": "/var/cache"})),
+    Good("a model fetched by each pod", model(uri="hf://a/b", storage="150Gi")),
+    Good(
+        "a model fetched once on each node", model(uri="hf://a/b", cache={"hostPath": "/var/cache"})
+    ),
     Good("a simulated model", engine(kind="sim") | model(path="/m")),
     Good(
-        "more flags",
+        "extra flags",
         engine(extraArgs=["--kv-blocks=64", "--sim-decode-ms=5", "--no-x"])
         | {"router": {"extraArgs": ["--request-timeout=60"]}},
     ),
-    Good("null is nothing", engine(maxModelLen=None) | {"prefill": None}, DEFAULTS),
+    Good("null counts as unset", engine(maxModelLen=None) | {"prefill": None}, DEFAULTS),
     Good(
-        "counts that somebody else says",
+        "replica counts by an external scaler",
         prefill(replicas=2) | {"autoscaling": {"mode": "external"}},
     ),
     Good(
-        "counts by what users feel",
-        scaled(),
+        "replica counts by latency targets",
+        autoscaled_spec(),
         {
             "autoscaling": {
                 "mode": "auto",
@@ -86,12 +88,12 @@ GOOD: tuple[Good, ...] = (
         },
     ),
     Good(
-        "one count of each kind",
-        scaled(decode={"mode": "external"}, ratio={"min": "0.25", "max": 2}),
+        "one automatic and one external role",
+        autoscaled_spec(decode={"mode": "external"}, ratio={"min": "0.25", "max": 2}),
     ),
     Good(
-        "a pool that sleeps at night",
-        scaled(
+        "a pool that scales to zero",
+        autoscaled_spec(
             prefill={"min": 0, "max": 4},
             scaleToZeroAfterSeconds=600,
             schedules=[
@@ -110,9 +112,9 @@ GOOD: tuple[Good, ...] = (
         "no prefill nodes, and none needed",
         prefill(replicas=0) | {"missingRolePolicy": "fail", "handoff": "never"},
     ),
-    Good("a queue before both roles", SIM | {"missingRolePolicy": "queue"}),
+    Good("policy queue with both roles", SIM | {"missingRolePolicy": "queue"}),
     Good(
-        "a device that only the user knows of",
+        "a device as an extra flag",
         engine(extraArgs=["--device=cuda"], startTimeoutSeconds=10),
         {"engine": {"startTimeoutSeconds": 10}},
     ),
@@ -127,7 +129,7 @@ GOOD: tuple[Good, ...] = (
         ),
     ),
     Good(
-        "a pod's template as it is",
+        "a pod template, stored unchanged",
         prefill(
             podTemplate={
                 "metadata": {"annotations": {"a": "b"}},
@@ -158,16 +160,16 @@ GOOD: tuple[Good, ...] = (
         ),
     ),
     Good(
-        "a service for the world",
+        "a LoadBalancer service",
         router(service={"type": "LoadBalancer", "annotations": {"lb": "internal"}}),
         {"router": {"service": {"type": "LoadBalancer", "port": 8000}}},
     ),
     Good(
-        "a store of our own",
+        "a managed store",
         managed(),
         {"kvStore": {"managed": {"memory": "1Gi", "dataInstances": 1}}},
     ),
-    Good("the least store", managed(memory="64Mi", dataInstances=64)),
+    Good("the smallest store with the most instances", managed(memory="64Mi", dataInstances=64)),
     Good(
         "servers' resources",
         managed(
@@ -176,9 +178,13 @@ GOOD: tuple[Good, ...] = (
             dataResources={"requests": {"cpu": 1}, "limits": {"cpu": 2, "memory": "2049Mi"}},
         ),
     ),
-    Good("bytes", managed(memory=1 << 30), {"kvStore": {"managed": {"memory": 1 << 30}}}),
     Good(
-        "somebody's store",
+        "a store size in bytes",
+        managed(memory=1 << 30),
+        {"kvStore": {"managed": {"memory": 1 << 30}}},
+    ),
+    Good(
+        "an external store",
         external("rediss://[fd00::1]:6380/2", secretRef={"name": "l"}, caSecretRef={"name": "ca"}),
     ),
     Good("one host, two servers", external("redis://kv-0:6379/1", ["redis://kv-0:6380/1"])),
@@ -187,12 +193,12 @@ GOOD: tuple[Good, ...] = (
         clients({"podSelector": {"matchLabels": {"a": "b"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}),
     ),
     Good(
-        "keys, and KV that all share",
+        "API keys and shared KV",
         router(apiKeysSecret={"name": "tenants", "key": "api-keys"}),
         {"kvStore": {"sharing": "pool"}},
     ),
     Good(
-        "tenants that share no KV",
+        "API keys and KV per tenant",
         router(apiKeysSecret={"name": "tenants", "key": "keys_1.txt"})
         | {"kvStore": {"sharing": "tenant"}},
     ),

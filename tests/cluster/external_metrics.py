@@ -1,8 +1,8 @@
-"""A server of external metrics that says what a test wants, for a real HorizontalPodAutoscaler.
+"""A server of external metrics with values set by a test, for a real HorizontalPodAutoscaler.
 
-In: a cluster. Out: `value` is what every external metric is from now on. It is an HTTPS server of
-this process; the API server finds it by an APIService, a Service without a selector, and an
-EndpointSlice with this machine's address.
+In: a cluster. Out: an ExternalMetrics whose `value` becomes the value of every external metric.
+It is an HTTPS server in this process; the API server reaches it through an APIService, a Service
+without a selector, and an EndpointSlice with this machine's address.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ CALL_S = 60.0
 
 
 class ExternalMetrics:
-    """Whole numbers only. `asked` counts who wanted to know."""
+    """The metrics' common value, an integer. `requests` counts the reads of metrics."""
 
     def __init__(self) -> None:
         self.value = 0
-        self.asked = 0
+        self.requests = 0
 
     def answer(self, path: str) -> Json | None:
-        """None for what there is not. Paths are ROOT and ROOT/namespaces/NAMESPACE/METRIC."""
+        """The answer to ROOT or ROOT/namespaces/NAMESPACE/METRIC; None for any other path."""
         if path == ROOT:
             return _resources()
         if not path.startswith(f"{ROOT}/namespaces/"):
             return None
-        self.asked += 1
+        self.requests += 1
         item = {
             "metricName": path.rsplit("/", 1)[1],
             "metricLabels": {},
@@ -60,15 +60,15 @@ class ExternalMetrics:
 def external_metrics(
     cluster: Kubernetes, namespace: str, folder: Path
 ) -> Iterator[ExternalMetrics]:
-    """`namespace` is for its Service. All of the cluster has one such server at a time."""
+    """Serve external metrics. The Service lies in `namespace`; a cluster has one such server."""
     metrics = ExternalMetrics()
     with _serving(metrics, cluster.host_address, make_certificate(folder)) as port:
         objects = _objects(namespace, cluster.host_address, port)
         text = json.dumps({"kind": "List", "apiVersion": "v1", "items": objects})
         try:
             cluster.kubectl("apply", "-f", "-", stdin=text)
-            words = ("--for=condition=Available", "--timeout=180s")
-            cluster.kubectl("wait", f"apiservice/{VERSION}.{GROUP}", *words)
+            flags = ("--for=condition=Available", "--timeout=180s")
+            cluster.kubectl("wait", f"apiservice/{VERSION}.{GROUP}", *flags)
             yield metrics
         finally:
             cluster.kubectl("delete", "-f", "-", "--ignore-not-found", stdin=text)
@@ -94,7 +94,7 @@ def _serving(metrics: ExternalMetrics, address: str, certificate: Path) -> Itera
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     with ThreadingHTTPServer((address, 0), Handler) as server:
-        # Each connection shakes hands in its own thread, not in the one that accepts.
+        # Do each TLS handshake in the connection's thread, not in the accepting one.
         server.socket = context.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
@@ -112,18 +112,18 @@ def _resources() -> Json:
 
 
 def _objects(namespace: str, address: str, port: int) -> list[Json]:
-    place = {"name": NAME, "namespace": namespace}
+    metadata = {"name": NAME, "namespace": namespace}
     return [
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": place,
+            "metadata": metadata,
             "spec": {"ports": [{"port": 443, "targetPort": port}]},
         },
         {
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
-            "metadata": {**place, "labels": {"kubernetes.io/service-name": NAME}},
+            "metadata": {**metadata, "labels": {"kubernetes.io/service-name": NAME}},
             "addressType": "IPv4",
             "endpoints": [{"addresses": [address], "conditions": {"ready": True}}],
             "ports": [{"port": port, "protocol": "TCP", "name": ""}],
@@ -138,7 +138,7 @@ def _objects(namespace: str, address: str, port: int) -> list[Json]:
                 "groupPriorityMinimum": 100,
                 "versionPriority": 100,
                 "insecureSkipTLSVerify": True,
-                "service": {**place, "port": 443},
+                "service": {**metadata, "port": 443},
             },
         },
     ]

@@ -1,12 +1,13 @@
-"""Between an operator and the API server: counts requests, and spoils those that a test wants.
+"""A proxy between the operator and the API server that records requests and injects faults.
 
-In: an admin's kubeconfig. Out: one that leads through here, over plain HTTP and without a login.
-Every request is shown to `watch` before it goes on; what that returns is done instead.
+In: an admin's kubeconfig. Out: a kubeconfig for the proxy, over plain HTTP and without a login.
+A test's `watch` function gets every request before the proxy forwards it. If it returns a fault,
+the proxy does this instead:
 
-    Answer    the API server never sees it; this is answered
-    RESET     the same, and the connection is reset
-    ANSWERED_RESET   the API server has done it, but its answer never comes
-    SILENCE   the API server never sees it, and nobody answers
+    Answer           answers with it; the API server does not get the request
+    RESET            resets the connection; the API server does not get the request
+    ANSWERED_RESET   forwards the request, but resets the connection instead of answering
+    SILENCE          does not answer; the API server does not get the request
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "host", "kee
 
 
 class Call(NamedTuple):
-    """`path` is without its query. A write is anything but GET."""
+    """A request; `path` has no query, `at` is monotonic seconds. Any method but GET is a write."""
 
     method: str
     path: str
@@ -51,14 +52,14 @@ class Call(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`content` is JSON; without any it is the Status of an error."""
+    """An answer. `content` is a JSON body; None means the Status object of an error."""
 
     status: int
     headers: Mapping[str, str] = {}
     content: Mapping[str, Any] | None = None
 
     def body(self) -> Mapping[str, Any]:
-        status = {"kind": "Status", "status": "Failure", "message": "made up by a test"}
+        status = {"kind": "Status", "status": "Failure", "message": "injected by a test"}
         return self.content or {**status, "apiVersion": "v1", "code": self.status}
 
 
@@ -73,14 +74,14 @@ class FaultProxy:
     """`with FaultProxy(kubeconfig, folder) as proxy:`; usable from any thread."""
 
     def __init__(self, upstream: Path, folder: Path) -> None:
-        needs("own_cluster")  # it reads an own cluster's kind of kubeconfig, and makes trouble
+        needs("own_cluster")  # it needs our clusters' form of kubeconfig, and injects faults
         self.kubeconfig = folder / "proxied.conf"
         self.calls: list[Call] = []
         self._watch: Watch | None = None
         self._down = False
         self._upstream = upstream
         self._folder = folder
-        # By identity: a request compares as the mapping that it is.
+        # By id, because requests compare as mappings.
         self._open: dict[int, web.BaseRequest] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -102,20 +103,20 @@ class FaultProxy:
         self._loop.close()
 
     def watch(self, watch: Watch | None) -> None:
-        """None: everything goes on."""
+        """Set the function that injects faults; None forwards everything."""
         self._watch = watch
 
     def drop_watches(self) -> None:
         self._call(self._drop(lambda request: "watch" in request.query))
 
-    def down(self, down: bool) -> None:
-        """Every connection is reset, and new ones are too."""
+    def set_down(self, down: bool) -> None:
+        """With True, reset all open connections and every new one until False is set."""
         self._down = down
         if down:
             self._call(self._drop(lambda request: True))
 
-    def counted(self, since: float) -> list[Call]:
-        """What came since that moment, watches left out."""
+    def requests_since(self, since: float) -> list[Call]:
+        """The requests since this moment, without watches."""
         return [call for call in list(self.calls) if call.at >= since and not call.watches]
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -160,9 +161,9 @@ class FaultProxy:
         call = Call(request.method, request.path, dict(request.query), time.monotonic())
         self._open[id(request)] = request
         try:
-            # All of it: whoever is killed by `watch` sends no more.
+            # Read the whole body first: `watch` may kill the client, which then sends no more.
             body = await request.read()
-            fault = self._seen(call)
+            fault = self._fault_for(call)
             if fault == SILENCE:
                 await asyncio.sleep(CALL_S)
             if fault in (RESET, SILENCE):
@@ -177,7 +178,7 @@ class FaultProxy:
         finally:
             self._open.pop(id(request))
 
-    def _seen(self, call: Call) -> Fault | None:
+    def _fault_for(self, call: Call) -> Fault | None:
         self.calls.append(call)
         if self._down:
             return RESET

@@ -1,6 +1,6 @@
-"""An edit of every field of a pool's spec, and what of the children it must reach.
+"""An edit of every field of a pool's spec, and the children that each edit must change.
 
-In: nothing. Out: `EDITS`, and `fields()`, the schema's leaves that the table has to cover.
+In: nothing. Out: `EDITS`, and `fields()`, the schema's leaves, which the table must cover.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ ROUTER, SERVICE = ("Deployment", "router"), ("Service", "router")
 INGRESS, ROUTE = ("Ingress", "router"), ("HTTPRoute", "router")
 INDEX, DATA = ("Deployment", "kv-index"), ("Deployment", "kv-data")
 NODES = (PREFILL, DECODE)
-# They reach no child by themselves: `paused` has a test of its own, the rest is what the planner
-# is told, whose tests are in tests/operator/autoscaling, and a roll-out (test_reconcile_rollout).
-INWARD = frozenset(
+# Fields that change no child by themselves. `paused` has its own test; the planner's inputs are
+# tested in tests/operator/autoscaling, those of roll-outs in test_reconcile_rollout.
+FIELDS_WITHOUT_CHILDREN = frozenset(
     {
         "paused",
         "autoscaling.prefill.max",
@@ -54,8 +54,8 @@ INWARD = frozenset(
 
 
 class Edit(NamedTuple):
-    """`spec` is laid over a simulated pool's. `text` must come up in the JSON of each of `where`,
-    and must not have been there before; without a text they must be gone."""
+    """`spec` extends a simulated pool's spec. After the edit, the JSON of each child in `where`
+    must contain `text`, and not before it; without a text, these children must be deleted."""
 
     field: str
     spec: Spec
@@ -117,17 +117,17 @@ def _role_edits(name: str, where: Where) -> tuple[Edit, ...]:
     )
 
 
-def _scaled(**autoscaling: Any) -> Spec:
+def _autoscaled(**autoscaling: Any) -> Spec:
     bounds = {"prefill": {"max": 4}, "decode": {"max": 4}}
     return {"autoscaling": {"mode": "auto", **bounds, **autoscaling}}
 
 
-def _scaled_edits(name: str, where: Where) -> tuple[Edit, ...]:
-    external = _scaled(**{name: {"mode": "external"}})
-    least = _scaled(**{name: {"min": 4, "max": 4}})
+def _autoscaling_edits(name: str, where: Where) -> tuple[Edit, ...]:
+    external = _autoscaled(**{name: {"mode": "external"}})
+    at_least_4 = _autoscaled(**{name: {"min": 4, "max": 4}})
     return (
         Edit(f"autoscaling.{name}.mode", external, (("PoolScaler", name),), '"PoolScaler"'),
-        Edit(f"autoscaling.{name}.min", least, (where,), '"replicas": 4'),
+        Edit(f"autoscaling.{name}.min", at_least_4, (where,), '"replicas": 4'),
     )
 
 
@@ -162,9 +162,9 @@ EDITS = (
         "--max-num-seqs=7",
     ),
     *_role_edits("prefill", PREFILL),
-    *_scaled_edits("prefill", PREFILL),
+    *_autoscaling_edits("prefill", PREFILL),
     *_role_edits("decode", DECODE),
-    *_scaled_edits("decode", DECODE),
+    *_autoscaling_edits("decode", DECODE),
     Edit(
         "autoscaling.mode",
         {"autoscaling": {"mode": "external"}},
@@ -173,7 +173,7 @@ EDITS = (
     ),
     Edit(
         "autoscaling.scaleToZeroAfterSeconds",
-        _scaled(scaleToZeroAfterSeconds=60),
+        _autoscaled(scaleToZeroAfterSeconds=60),
         (ROUTER,),
         "--wake-wait=900",
     ),
@@ -311,13 +311,13 @@ EDITS = (
 
 
 def fields(record: type[Record] = PoolSpec, prefix: str = "") -> set[str]:
-    """The leaves: paths of keys as users write them."""
-    found = set()
+    """The paths of the spec's leaf fields, as users write them."""
+    paths = set()
     for field in msgspec.structs.fields(record):
         path = f"{prefix}{field.encode_name}"
         inner = _record(field.type)
-        found |= fields(inner, f"{path}.") if inner is not None else {path}
-    return found
+        paths |= fields(inner, f"{path}.") if inner is not None else {path}
+    return paths
 
 
 def _record(hint: Any) -> type[Record] | None:

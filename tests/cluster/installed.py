@@ -1,8 +1,8 @@
-"""Definitions of resources, installed for as long as tests need them.
+"""CustomResourceDefinitions that are installed while a test needs them.
 
-In: a cluster and a manifest. Out: the cluster serves the resource; afterwards it is as it was, so
-that other tests can install theirs (Helm refuses what is not its own). With a definition all its
-objects go, so never on a cluster that is not ours.
+In: a cluster and a manifest. Out: the cluster serves the resource. Afterwards the definition is
+deleted, because other tests install their own (Helm refuses a definition that it did not create).
+Deleting a definition deletes all its objects, so this runs only on clusters of our own.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def definition(cluster: Kubernetes, manifest: Mapping[str, Any]) -> Iterator[Non
 
 
 def established(cluster: Kubernetes, name: str) -> None:
-    """Wait until it is served. Not by `kubectl wait`: that fails at once for a definition which is
-    so new that it has no conditions yet."""
+    """Wait until the definition is served. `kubectl wait` fails at once for a new definition that
+    has no conditions yet."""
     conditions = "jsonpath={range .status.conditions[*]}{.type}={.status} {end}"
     until = time.monotonic() + SERVED_S
     while "Established=True" not in cluster.kubectl("get", name, f"--output={conditions}"):
@@ -45,20 +45,22 @@ def established(cluster: Kubernetes, name: str) -> None:
 
 
 def remove_definitions(cluster: Kubernetes, *names: str) -> None:
-    """With all their objects, also where there are none. The server's own clean-up has been seen to
-    take over two minutes; what it leaves goes without, as it is nothing that a test looks at."""
+    """Delete these definitions, if they exist, with all their objects. The server's own clean-up
+    can take over two minutes, so finalizers of definitions that remain are removed."""
     cluster.kubectl("delete", "--ignore-not-found", "--wait=false", *names)
-    for left in _left(cluster, names, CLEAN_S):
-        with suppress(CommandFailed):  # it went in this very moment
-            cluster.kubectl("patch", left, "--type=merge", '-p={"metadata":{"finalizers":null}}')
-    assert not _left(cluster, names, GONE_S), "definitions are still there"
+    for remaining in _left(cluster, names, CLEAN_S):
+        with suppress(CommandFailed):  # it was deleted in the meantime
+            cluster.kubectl(
+                "patch", remaining, "--type=merge", '-p={"metadata":{"finalizers":null}}'
+            )
+    assert not _left(cluster, names, GONE_S), "definitions still exist"
 
 
 def _left(cluster: Kubernetes, names: Sequence[str], wait_s: float) -> list[str]:
-    """Those that are there after so long."""
+    """The definitions that still exist after `wait_s`."""
     until = time.monotonic() + wait_s
-    while left := cluster.kubectl("get", *names, "--ignore-not-found", "-o", "name").split():
+    while remaining := cluster.kubectl("get", *names, "--ignore-not-found", "-o", "name").split():
         if time.monotonic() > until:
             break
         time.sleep(0.2)
-    return left
+    return remaining

@@ -1,7 +1,8 @@
-"""Clients on a pool while its nodes come and go; each of their answers is compared.
+"""Clients that stream from a pool while its nodes come and go; each answer is checked.
 
-In: a pool's address, and what each client asks for, one stream after another. Out: Tally: what was
-asked, what failed, and the longest waits. No prompt is asked twice, so that all are computed anew.
+In: a pool's address, and the shape of the requests that each client sends one after another. Out:
+Tally: the numbers of streams and errors, and the longest waits. No prompt is sent twice, so the
+nodes compute each one.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from tests.support.clients.mix import Result
 from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.kubernetes.streams import PROMPT_TOKENS, STREAM_S, Question, completion
 
-CALM_CLIENTS = 8
+CHECKING_CLIENTS = 8
 AFTER_ERROR_S = 0.2
-# Whatever a test waits for in vain, its clients end.
+# Clients end after this time, even if their test hangs.
 LONGEST_S = 1800.0
 KINDS: tuple[Json, ...] = ({"temperature": 0}, {"temperature": 1.0, "seed": 3})
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`clients` at once; each of their requests has so many tokens. Half of them are greedy, or
-    all."""
+    """A load's shape: the number of `clients`, and each request's `prompt` and output `tokens`.
+    Every other request is greedy; with `greedy`, all are."""
 
     clients: int = 6
     prompt: int = PROMPT_TOKENS
@@ -37,7 +38,7 @@ class Shape:
     greedy: bool = False
 
     def question(self, number: int) -> Question:
-        """The same for the same number."""
+        """The request with this number: equal numbers give equal requests."""
         fields = {"max_tokens": self.tokens, "ignore_eos": True, "stream": True}
         kind = KINDS[0 if self.greedy else number % 2]
         return completion(number, prompt_tokens=self.prompt, **fields, **kind)
@@ -45,25 +46,25 @@ class Shape:
 
 @dataclass
 class Answer:
-    """`first_s` is until the first token, `pause_s` the longest wait between two events that bring
-    some: comment lines are no sign of progress."""
+    """`first_s` is the time to the first token, `pause_s` the longest wait between two events with
+    tokens. Comment lines of the stream do not count."""
 
     question: Question
-    told: StreamedAnswer = field(default_factory=StreamedAnswer)
+    streamed: StreamedAnswer = field(default_factory=StreamedAnswer)
     first_s: float = 0.0
     pause_s: float = 0.0
 
     @property
     def code(self) -> str:
-        """Of the error that it ended with; "" where it is whole."""
-        if self.told.error is not None:
-            return str(self.told.error.get("code") or self.told.error.get("type"))
-        return "" if self.told.status == 200 and self.told.whole else "cut"
+        """The code of the error that ended the stream; "" if the answer is complete."""
+        if self.streamed.error is not None:
+            return str(self.streamed.error.get("code") or self.streamed.error.get("type"))
+        return "" if self.streamed.status == 200 and self.streamed.whole else "cut"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """`errors` by code, `first_s` and `pause_s` the longest ones."""
+    """A load's totals: `errors` by code, and the longest `first_s` and `pause_s`."""
 
     streams: int
     tokens: int
@@ -72,29 +73,30 @@ class Tally:
     errors: Mapping[str, int]
 
     def __str__(self) -> str:
-        errors = ", ".join(f"{many} {code}" for code, many in self.errors.items()) or "0 errors"
+        errors = ", ".join(f"{count} {code}" for code, count in self.errors.items()) or "0 errors"
         return (
             f"{self.streams} streams, {self.tokens} tokens, {errors}; slowest first token "
             f"{self.first_s:.1f} s, slowest pause {self.pause_s:.1f} s"
         )
 
 
-AsGood = Callable[[Question, Result, Result], bool]
+Accepts = Callable[[Question, Result, Result], bool]
 
 
-def never(question: Question, right: Result, told: Result) -> bool:
+def accept_none(question: Question, expected: Result, result: Result) -> bool:
+    """Accept no answer but the expected one."""
     return False
 
 
 class Load:
-    """`with Load(url, 1000) as load:` asks until it is left, which waits for the last answers.
-    Loads with numbers that are far apart share no prompts."""
+    """`with Load(url, 1000) as load:` sends requests until the block ends, then waits for the last
+    answers. Loads whose first numbers are far apart share no prompts."""
 
     def __init__(self, url: str, first: int, shape: Shape | None = None) -> None:
         self._url = url
         self._shape = shape or Shape()
         self._first = first
-        self._heard = [0] * self._shape.clients
+        self._received = [0] * self._shape.clients
         self._answers: list[Answer] = []
         self._stop = Event()
         self._threads = ThreadPoolExecutor(self._shape.clients)
@@ -114,108 +116,111 @@ class Load:
             error.add_note(f"errors that the clients got: {self.errors()}")
 
     def wait_tokens(self, least: int = 1) -> None:
-        """Until every client has got so many more."""
-        begun, until = list(self._heard), time.monotonic() + STREAM_S
+        """Wait until every client has received `least` more tokens."""
+        start, until = list(self._received), time.monotonic() + STREAM_S
         while not all(
-            now - before >= least for before, now in zip(begun, self._heard, strict=True)
+            now - before >= least for before, now in zip(start, self._received, strict=True)
         ):
-            assert time.monotonic() < until, f"tokens by client: {begun}, later {self._heard}"
-            self.check_runs()
+            assert time.monotonic() < until, f"tokens by client: {start}, later {self._received}"
+            self.check_running()
             time.sleep(0.02)
 
-    def check_runs(self) -> None:
-        """Raise AssertionError where a client asks no more."""
+    def check_running(self) -> None:
+        """Raise AssertionError if a client has ended."""
         assert not any(one.done() for one in self._clients), "a client has ended before its time"
 
     def requests(self) -> list[str]:
-        """The ids of all that were answered."""
-        return [one.told.request for one in self._answers if one.told.request]
+        """The ids of all answered requests."""
+        return [one.streamed.request for one in self._answers if one.streamed.request]
 
     def errors(self) -> list[Json]:
-        """What the answers up to now ended with, where they did not end well."""
-        return [one.told.error or {"code": one.code} for one in self._answers if one.code]
+        """The errors that ended answers so far."""
+        return [one.streamed.error or {"code": one.code} for one in self._answers if one.code]
 
     def check(
-        self, calm: Sequence[str], stated: Collection[str] = (), as_good: AsGood = never
+        self,
+        references: Sequence[str],
+        expected_errors: Collection[str] = (),
+        accepts: Accepts = accept_none,
     ) -> Tally:
-        """After its end: each answer must be one of those that the pools at these addresses give,
-        or the beginning of one and then an error with a stated code; `as_good` may accept another.
-        Raise AssertionError."""
+        """Check all answers after the load's end. Each must equal an answer of one of the pools at
+        `references`, or begin one and end with one of `expected_errors`; `accepts` may accept
+        others. Raise AssertionError for any other answer."""
         for one in self._clients:
             one.result()
-        with ThreadPoolExecutor(CALM_CLIENTS) as threads:
+        with ThreadPoolExecutor(CHECKING_CLIENTS) as threads:
             checks = threads.map(
-                lambda one: check_answer(one, calm, stated, as_good), self._answers
+                lambda one: check_answer(one, references, expected_errors, accepts), self._answers
             )
-            assert list(checks), "nobody has asked for anything"
+            assert list(checks), "no client has sent a request"
         return Tally(
             streams=len(self._answers),
-            tokens=sum(_tokens(one.told.result) for one in self._answers),
+            tokens=sum(_tokens(one.streamed.result) for one in self._answers),
             first_s=max(one.first_s for one in self._answers),
             pause_s=max(one.pause_s for one in self._answers),
             errors=Counter(one.code for one in self._answers if one.code),
         )
 
     def _client(self, number: int) -> None:
-        for one in count(self._first + number, self._shape.clients):
+        for request_number in count(self._first + number, self._shape.clients):
             if self._stop.is_set() or time.monotonic() > self._until:
                 return
-            answer = Answer(self._shape.question(one))
-            self._ask(answer, number)
+            answer = Answer(self._shape.question(request_number))
+            self._send(answer, number)
             self._answers.append(answer)
             if answer.code:
                 self._stop.wait(AFTER_ERROR_S)
 
-    def _ask(self, answer: Answer, number: int) -> None:
-        asked = last = time.monotonic()
+    def _send(self, answer: Answer, number: int) -> None:
+        sent = last = time.monotonic()
         tokens = 0
 
-        def heard(told: StreamedAnswer) -> bool:
+        def on_event(streamed: StreamedAnswer) -> bool:
             nonlocal last, tokens
-            now, come = time.monotonic(), _tokens(told.result)
-            if come == tokens:
+            now, received = time.monotonic(), _tokens(streamed.result)
+            if received == tokens:
                 return True
             if not tokens:
-                answer.first_s = now - asked
+                answer.first_s = now - sent
             else:
                 answer.pause_s = max(answer.pause_s, now - last)
-            self._heard[number] += come - tokens
-            last, tokens = now, come
+            self._received[number] += received - tokens
+            last, tokens = now, received
             return True
 
         question = answer.question
-        answer.told = ask(self._url, question.path, question.body, heard, STREAM_S)
+        answer.streamed = ask(self._url, question.path, question.body, on_event, STREAM_S)
 
 
-def _right(url: str, question: Question) -> Result:
-    told = ask(url, question.path, {**question.body, "stream": False})
-    assert told.status == 200, told
-    return told.result
+def _expected_result(url: str, question: Question) -> Result:
+    answer = ask(url, question.path, {**question.body, "stream": False})
+    assert answer.status == 200, answer
+    return answer.result
 
 
 def check_answer(
-    answer: Answer, calm: Sequence[str], stated: Collection[str], as_good: AsGood
+    answer: Answer, references: Sequence[str], expected_errors: Collection[str], accepts: Accepts
 ) -> None:
-    """As Load.check does it with each."""
-    told = answer.told
-    label = f"request {told.request}: {told.status} {told.error}, {told.result}"
-    assert answer.code in ("", *stated), f"{answer.code}: {label}"
-    rights = []
-    for url in calm:
-        rights.append(_right(url, answer.question))
-        if _fits(answer, rights[-1], as_good):
+    """Check one answer, as Load.check does with each."""
+    streamed = answer.streamed
+    label = f"request {streamed.request}: {streamed.status} {streamed.error}, {streamed.result}"
+    assert answer.code in ("", *expected_errors), f"{answer.code}: {label}"
+    expected = []
+    for url in references:
+        expected.append(_expected_result(url, answer.question))
+        if _fits(answer, expected[-1], accepts):
             return
-    raise AssertionError(f"{label}, not {rights}")
+    raise AssertionError(f"{label}, not {expected}")
 
 
-def _fits(answer: Answer, right: Result, as_good: AsGood) -> bool:
-    result = answer.told.result
+def _fits(answer: Answer, expected: Result, accepts: Accepts) -> bool:
+    result = answer.streamed.result
     if answer.code:
-        return _begins(result, right)
-    return result.choices == right.choices or as_good(answer.question, right, result)
+        return _is_beginning(result, expected)
+    return result.choices == expected.choices or accepts(answer.question, expected, result)
 
 
-def _begins(result: Result, whole: Result) -> bool:
+def _is_beginning(result: Result, whole: Result) -> bool:
     try:
         result.check_begins(whole)
     except AssertionError:
@@ -224,4 +229,4 @@ def _begins(result: Result, whole: Result) -> bool:
 
 
 def _tokens(result: Result) -> int:
-    return sum(len(said.ids) for said in result.choices.values())
+    return sum(len(choice.ids) for choice in result.choices.values())

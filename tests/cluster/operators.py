@@ -1,7 +1,7 @@
-"""The operator as a process beside a control plane, and what it made of a pool.
+"""The operator as a process beside a control plane, and the objects that it creates.
 
-In: a kubeconfig (of the API server, or of a proxy before it). Out: `baton operator` started, killed
-and started again; a pool's children as the API server has them.
+In: a kubeconfig (of the API server, or of a proxy in front of it). Out: `baton operator`, which
+tests can start, kill and restart; a pool's children as stored in the API server.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ NAME = "operator"
 SYSTEM = "baton-system"
 SIM: Mapping[str, Any] = {"engine": {"kind": "sim"}}
 IMAGES = ("--node-image=node:1", "--router-image=router:1", "--redis-image=redis:7")
-# What a sim pool consists of, with its own store.
+# The components of a simulated pool with a managed store.
 COMPONENTS = ("prefill", "decode", "router", "kv-index", "kv-data")
 
-# The part of the Gateway API's definition that a route needs to be stored.
+# A minimal definition of the Gateway API's HTTPRoute, with which the API server stores routes.
 ROUTES = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -68,7 +68,7 @@ ROUTES = {
 
 
 class Operator:
-    """`with Operator(kubeconfig, folder) as one:` starts it; `start` again after `kill`."""
+    """`with Operator(kubeconfig, folder) as one:` starts it; call `start` again after `kill`."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Operator:
         system: str = SYSTEM,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`system` is the namespace that it takes for its own; `environment` is added to ours."""
-        needs("own_cluster")  # it looks after the pools of all namespaces
+        """`system` is the operator's own namespace; `environment` is added to this process's."""
+        needs("own_cluster")  # it manages the pools of all namespaces
         self._processes = Processes(folder / "logs", str(folder))
         self._log = folder / "logs" / f"{NAME}.log"
         self._ports = [reserve_port("127.0.0.1", 0) for _ in range(2)]
@@ -90,7 +90,7 @@ class Operator:
             f"POD_NAMESPACE={system}",
             *(f"{name}={value}" for name, value in (environment or {}).items()),
             *(sys.executable, "-m", "baton_cli", "operator", "--json-logs", *IMAGES),
-            "--index-networks=127.0.0.0/8",  # where the tests' Redis is
+            "--index-networks=127.0.0.0/8",  # the address of the tests' Redis
             f"--health-port={self.health_port}",
             f"--metrics-port={self.metrics_port}",
             *flags,
@@ -103,7 +103,7 @@ class Operator:
 
     def __exit__(self, *_: object) -> None:
         self._processes.close()
-        tell(self)
+        print_log(self)
         for port in self._ports:
             port.close()
 
@@ -123,9 +123,9 @@ class Operator:
         path: str = "",
         number: int = 1,
     ) -> None:
-        """It dies at a write that `act` leads to: the first of that method to such a path, or that
-        number of them. The fault says whether the API server sees this write; the operator gets no
-        answer."""
+        """Call `act`, and kill the operator at the `number`-th write of this method to a path that
+        contains `path`. `fault` decides whether the API server gets this write; the operator gets
+        no answer."""
         died, left = threading.Event(), number
 
         def watch(call: Call) -> Fault | None:
@@ -146,7 +146,7 @@ class Operator:
         proxy.watch(None)
 
     def terminate(self) -> None:
-        """SIGTERM; returns when it has ended by that."""
+        """Send SIGTERM and wait until the operator has ended."""
         process = psutil.Process(self.pid)
         process.send_signal(signal.SIGTERM)
         process.wait(WAIT_S)
@@ -156,16 +156,16 @@ class Operator:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def rss(self) -> int:
-        """Bytes. env has become the operator."""
+        """Resident memory in bytes. The process `env` has replaced itself by the operator."""
         size: int = psutil.Process(self.pid).memory_info().rss
         return size
 
 
-class Window:
-    """The API by HTTP, as `kubectl proxy` hands it on: a hundred looks cost no hundred kubectls."""
+class ApiClient:
+    """The API by HTTP through `kubectl proxy`, which is much cheaper than a kubectl per request."""
 
     def __init__(self, kubeconfig: Path, programs: Path, folder: Path) -> None:
-        self._processes = Processes(folder / "window", str(folder))
+        self._processes = Processes(folder / "api-client", str(folder))
         held = reserve_port("127.0.0.1", 0)
         self._url = f"http://127.0.0.1:{held.getsockname()[1]}"
         self._held = held
@@ -173,7 +173,7 @@ class Window:
         words = [f"--kubeconfig={kubeconfig}", "proxy", f"--port={port}"]
         self._words = [str(programs / "kubectl"), *words]
 
-    def __enter__(self) -> Window:
+    def __enter__(self) -> ApiClient:
         self._processes.start("proxy", self._words)
         until(self._answers, "kubectl proxy")
         return self
@@ -183,20 +183,20 @@ class Window:
         self._held.close()
 
     def get(self, path: str) -> Body:
-        """Also while the server makes room for a definition that was just installed: until then it
-        answers 429."""
-        found: list[Body] = []
+        """Read an object or a list. Retry while the answer is 429, which the server gives until the
+        storage of a new definition is ready."""
+        bodies: list[Body] = []
 
         def answered() -> bool:
             try:
-                found.append(self.send("GET", path))
+                bodies.append(self.send("GET", path))
             except HTTPError as error:
                 if error.code != HTTPStatus.TOO_MANY_REQUESTS:
                     raise
-            return bool(found)
+            return bool(bodies)
 
         until(answered, f"an answer to {path}")
-        return found[0]
+        return bodies[0]
 
     def send(self, method: str, path: str, body: Body | None = None, kind: str = "json") -> Body:
         """Raise HTTPError."""
@@ -218,15 +218,15 @@ class Pool:
     """One InferencePool and its children."""
 
     def __init__(
-        self, cluster: Kubernetes, window: Window, namespace: str, name: str = "pool"
+        self, cluster: Kubernetes, api_client: ApiClient, namespace: str, name: str = "pool"
     ) -> None:
         self.name = name
         self.namespace = namespace
         self._cluster = cluster
-        self._window = window
+        self._api_client = api_client
 
     def apply(self, spec: Mapping[str, Any]) -> None:
-        """All of the spec: fields that are not given any more go."""
+        """Create the pool, or replace its whole spec: fields that are left out are removed."""
         head = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": self.name}}
         body = {**head, "spec": dict(spec)}
         try:
@@ -234,23 +234,23 @@ class Pool:
         except HTTPError as error:
             if error.code != 404:
                 raise
-            self._window.send("POST", POOL.path(self.namespace), body)
+            self._api_client.send("POST", POOL.path(self.namespace), body)
 
     def _replace(self, body: Body) -> None:
         for _ in range(10):
             try:
                 version = self.body()["metadata"]["resourceVersion"]
                 metadata = body["metadata"] | {"resourceVersion": version}
-                self._window.send("PUT", self._path, body | {"metadata": metadata})
+                self._api_client.send("PUT", self._path, body | {"metadata": metadata})
                 return
             except HTTPError as error:
-                # The operator wrote a status meanwhile.
+                # The operator has written a status since we read the version.
                 if error.code != 409:
                     raise
-        raise AssertionError("the pool never stood still")
+        raise AssertionError("the pool changed before each of 10 writes")
 
     def patch(self, spec: Mapping[str, Any]) -> None:
-        self._window.send("PATCH", self._path, {"spec": dict(spec)}, "merge-patch+json")
+        self._api_client.send("PATCH", self._path, {"spec": dict(spec)}, "merge-patch+json")
 
     def delete(self) -> None:
         self.kubectl("delete", "bpool", self.name, "--wait=false", "--ignore-not-found")
@@ -259,14 +259,14 @@ class Pool:
         return self._cluster.kubectl("-n", self.namespace, *words, stdin=stdin)
 
     def body(self) -> Body:
-        return self._window.get(self._path)
+        return self._api_client.get(self._path)
 
     def condition(self, kind: str) -> Body:
         conditions = self.body().get("status", {}).get("conditions", [])
         return next((one for one in conditions if one["type"] == kind), {})
 
     def children(self) -> dict[str, Body]:
-        """By "Kind/name", without pods."""
+        """All children without pods, by "Kind/name"."""
         found = {}
         for kind in CHILDREN:
             if kind.made:
@@ -275,11 +275,11 @@ class Pool:
         return found
 
     def of_kind(self, kind: str) -> list[Body]:
-        """Its children of that kind."""
+        """The pool's children of this kind."""
         return self._list(_kind(kind))
 
     def child(self, kind: str, component: str) -> Body:
-        """The only one of that kind and component; {} while there is none, or more."""
+        """The only child of this kind and component; {} if there is none, or more than one."""
         found = [
             one | {"kind": kind}
             for one in self.of_kind(kind)
@@ -288,41 +288,41 @@ class Pool:
         return found[0] if len(found) == 1 else {}
 
     def one(self, name: str) -> Body:
-        """The child of that "Kind/name", by one request; {} while it is not there."""
+        """The child named "Kind/name", read with one request; {} if it does not exist."""
         kind, _, own_name = name.partition("/")
         try:
-            return self._window.get(_kind(kind).path(self.namespace, own_name))
+            return self._api_client.get(_kind(kind).path(self.namespace, own_name))
         except HTTPError as error:
             if error.code == 404:
                 return {}
             raise
 
     def pods(self, **labels: str) -> list[Body]:
-        """Those with these labels of ours (component, revision), without those that end."""
+        """Pods with these baton.dev labels (component, revision), without those being deleted."""
         found = self._list(POD, **labels)
         return [one for one in found if "deletionTimestamp" not in one["metadata"]]
 
     def pod(self, name: str) -> Body:
-        return self._window.get(POD.path(self.namespace, name))
+        return self._api_client.get(POD.path(self.namespace, name))
 
     def patch_pod_status(self, name: str, status: Mapping[str, Any]) -> None:
-        """As a kubelet does."""
+        """Patch the status subresource, as a kubelet does."""
         path = f"{POD.path(self.namespace, name)}/status"
-        self._window.send("PATCH", path, {"status": dict(status)}, "merge-patch+json")
+        self._api_client.send("PATCH", path, {"status": dict(status)}, "merge-patch+json")
 
     def evict(self, pod: str) -> int:
-        """The HTTP status of the answer."""
+        """Evict a pod; return the HTTP status of the answer."""
         metadata = {"name": pod, "namespace": self.namespace}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
         try:
-            self._window.send("POST", f"{POD.path(self.namespace, pod)}/eviction", body)
+            self._api_client.send("POST", f"{POD.path(self.namespace, pod)}/eviction", body)
         except HTTPError as error:
             return error.code
         return 201
 
     def events(self, reason: str) -> list[str]:
-        """What those of that reason say."""
-        items = self._window.get(EVENT.path(self.namespace))["items"]
+        """The messages of the events with this reason."""
+        items = self._api_client.get(EVENT.path(self.namespace))["items"]
         return [one["note"] for one in items if one["reason"] == reason]
 
     @property
@@ -333,7 +333,7 @@ class Pool:
         wanted = {"pool": self.name, **labels}
         try:
             query = ",".join(f"baton.dev/{name}={value}" for name, value in wanted.items())
-            found: list[Body] = self._window.get(
+            found: list[Body] = self._api_client.get(
                 f"{kind.path(self.namespace)}?labelSelector={query}"
             )["items"]
         except HTTPError as error:
@@ -356,6 +356,6 @@ def until(done: Callable[[], object], what: str, wait_s: float = WAIT_S) -> None
         time.sleep(0.1)
 
 
-def tell(operator: Operator) -> None:
-    """Its last lines, which pytest shows with a failure."""
+def print_log(operator: Operator) -> None:
+    """Print the operator's last log lines, which pytest shows with a failure."""
     print(operator.log()[-LOG_TAIL:])

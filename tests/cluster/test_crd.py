@@ -25,15 +25,15 @@ from tests.cluster.crd_good import GOOD, Good
 from tests.cluster.crd_scaling_cases import BAD_SCALING
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.cluster.operators import Body, Pool, Window
+from tests.cluster.operators import ApiClient, Body, Pool
 
 DATA = Path(__file__).with_name("data")
 FULL_NAME = "inferencepools.baton.dev"
 
 
 @pytest.fixture(scope="module")
-def cluster(plane: Kubernetes, window: Window) -> Kubernetes:
-    window.get(POOL.path("default"))  # it answers once the definition's storage is there
+def cluster(plane: Kubernetes, api_client: ApiClient) -> Kubernetes:
+    api_client.get(POOL.path("default"))  # it answers once the definition's storage is there
     return plane
 
 
@@ -54,11 +54,11 @@ def create(cluster: Kubernetes, text: str, *words: str) -> dict[str, Any]:
     return created
 
 
-def judged(window: Window, case: Bad | Good) -> Body:
+def judged(api_client: ApiClient, case: Bad | Good) -> Body:
     """What comes back, defaults filled in; HTTPError where it is refused. By HTTP and as kubectl
     asks, since the cases are many."""
     path = f"{POOL.path('default')}?dryRun=All&fieldValidation=Strict"
-    return window.send("POST", path, body_of(case.spec, case.name))
+    return api_client.send("POST", path, body_of(case.spec, case.name))
 
 
 def accepted(cluster: Kubernetes, specs: list[Any]) -> list[bool]:
@@ -81,10 +81,10 @@ def contains(whole: Any, part: Any) -> bool:
 
 @pytest.mark.parametrize("case", [*BAD, *BAD_SCALING], ids=lambda case: case.title)
 def test_a_bad_pool_is_refused_by_field_and_remedy(
-    cluster: Kubernetes, window: Window, case: Bad
+    cluster: Kubernetes, api_client: ApiClient, case: Bad
 ) -> None:
     with pytest.raises(HTTPError) as caught:
-        judged(window, case)
+        judged(api_client, case)
     text = caught.value.read().decode()
     status = json.loads(text)
     causes = status.get("details", {}).get("causes", ())
@@ -104,9 +104,9 @@ def test_kubectl_shows_each_refusal_on_a_line_of_its_own(cluster: Kubernetes) ->
 
 @pytest.mark.parametrize("case", GOOD, ids=[case.title for case in GOOD])
 def test_a_good_pool_is_taken_and_read_with_the_defaults(
-    cluster: Kubernetes, window: Window, case: Good
+    cluster: Kubernetes, api_client: ApiClient, case: Good
 ) -> None:
-    taken = judged(window, case)["spec"]
+    taken = judged(api_client, case)["spec"]
     assert contains(taken, case.filled or {}), taken
     written = {key: value for key, value in case.spec.items() if value is not None}
     assert read_spec(taken) == read_spec(written)
@@ -174,10 +174,10 @@ def test_the_api_server_takes_the_quantities_that_can_be_read(cluster: Kubernete
 
 
 def test_a_pool_may_be_edited_in_every_field(
-    cluster: Kubernetes, window: Window, namespace: str
+    cluster: Kubernetes, api_client: ApiClient, namespace: str
 ) -> None:
     """None is immutable: every change can be obeyed."""
-    pool = Pool(cluster, window, namespace, "demo")
+    pool = Pool(cluster, api_client, namespace, "demo")
     for spec in (SIM, *(case.spec for case in GOOD if case.name == pool.name)):
         pool.apply(spec)
 

@@ -26,7 +26,7 @@ from tests.cluster.machine.builds import (
     build_small,
     build_torch,
 )
-from tests.cluster.machine.programs import say
+from tests.cluster.machine.programs import print_progress
 from tests.support.needs import needs
 from tests.support.project.debian import install_needed
 from tests.support.project.entry_points import (
@@ -61,8 +61,8 @@ exit
 @pytest.fixture(scope="module")
 def small() -> Build:
     needs("cluster")
-    install_needed(say)
-    return build_small(say)
+    install_needed(print_progress)
+    return build_small(print_progress)
 
 
 @pytest.fixture
@@ -159,8 +159,10 @@ def test_the_image_with_torch_starts_as_any_user_with_a_read_only_root(
     given: Path, record_property: Report
 ) -> None:
     needs("cluster")
-    install_needed(say)
-    check(build_torch(say), TORCH, ["torch decode", "sim decode"], given, record_property)
+    install_needed(print_progress)
+    check(
+        build_torch(print_progress), TORCH, ["torch decode", "sim decode"], given, record_property
+    )
 
 
 @pytest.mark.parametrize("target", [OPERATOR, ROUTER, SIM], ids=lambda one: one.name)

@@ -75,7 +75,7 @@ def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
 
 
 @pytest.fixture
-def whole(pool: ClusterPool) -> ClusterPool:
+def ready_pool(pool: ClusterPool) -> ClusterPool:
     """The pool with all its nodes ready, whatever the test before did to it."""
     pool.wait_ready()
     pool.wait(lambda: len(pool.ready_nodes()) == 4, "have four nodes behind its router")
@@ -91,14 +91,16 @@ def _delete(pool: ClusterPool, *pods: Pod) -> None:
     pool.kubectl("delete", "pods", *names, "--grace-period=0", "--force", "--wait=false")
 
 
-def _strike(pool: ClusterPool, calm: Pool, questions: Ask, at: Callable[[Streams], Pod]) -> Pod:
+def _strike(
+    pool: ClusterPool, reference_pool: Pool, questions: Ask, at: Callable[[Streams], Pod]
+) -> Pod:
     """Streams while somebody strikes, and the pod that was hit. On a slow machine that may come too
     late for all of them: then once more."""
     for _ in range(TRIES):
         asked = questions()
         with Streams(pool.url, asked) as streams:
             victim = at(streams)
-        assert streams.answers() == answers_of(calm.url, asked)
+        assert streams.answers() == answers_of(reference_pool.url, asked)
         pool.wait_ready()
         if pool.moved(streams.requests()) > 0:
             return victim
@@ -106,48 +108,48 @@ def _strike(pool: ClusterPool, calm: Pool, questions: Ask, at: Callable[[Streams
 
 
 def test_a_deleted_decode_pod_costs_its_streams_no_token(
-    whole: ClusterPool, calm: Pool, questions: Ask
+    ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
     def delete(streams: Streams) -> Pod:
         streams.wait_tokens(BEGUN)
-        victim = whole.busiest("decode")
-        _delete(whole, victim)
+        victim = ready_pool.busiest("decode")
+        _delete(ready_pool, victim)
         return victim
 
-    victim = _strike(whole, calm, questions, delete)
-    assert victim.name not in [pod.name for pod in whole.pods("decode")]
+    victim = _strike(ready_pool, reference_pool, questions, delete)
+    assert victim.name not in [pod.name for pod in ready_pool.pods("decode")]
 
 
 def test_a_killed_prefill_pod_costs_no_token(
-    whole: ClusterPool, calm: Pool, questions: Ask
+    ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
     def kill(streams: Streams) -> Pod:
-        victim = whole.busiest("prefill")
+        victim = ready_pool.busiest("prefill")
         words = ("exec", victim.name, "--container=node", "--", "python3", "-c", KILL)
-        whole.kubectl(*words)
+        ready_pool.kubectl(*words)
         return victim
 
-    victim = _strike(whole, calm, questions, kill)
-    [container] = whole.read("pod", victim.name)["status"]["containerStatuses"]
+    victim = _strike(ready_pool, reference_pool, questions, kill)
+    [container] = ready_pool.read("pod", victim.name)["status"]["containerStatuses"]
     assert container["restartCount"] > 0
 
 
 def test_deleted_redis_pods_cost_no_token_and_prompts_are_handed_over_again(
-    whole: ClusterPool, calm: Pool, questions: Ask
+    ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
-    servers = _pods(whole, *STORE)
+    servers = _pods(ready_pool, *STORE)
     assert len(servers) == 2
     running, later = questions(), questions()
-    with Streams(whole.url, running) as streams:
+    with Streams(ready_pool.url, running) as streams:
         streams.wait_tokens(BEGUN)
-        _delete(whole, *servers)
+        _delete(ready_pool, *servers)
         # These are asked while there may be no store.
-        with Streams(whole.url, later) as without:
+        with Streams(ready_pool.url, later) as without:
             pass
-    assert streams.answers() == answers_of(calm.url, running)
-    assert without.answers() == answers_of(calm.url, later)
-    whole.wait_ready()
-    whole.wait(lambda: _hands_over(whole, questions()[0]), "hand prompts over again")
+    assert streams.answers() == answers_of(reference_pool.url, running)
+    assert without.answers() == answers_of(reference_pool.url, later)
+    ready_pool.wait_ready()
+    ready_pool.wait(lambda: _hands_over(ready_pool, questions()[0]), "hand prompts over again")
 
 
 def _hands_over(pool: ClusterPool, question: Question) -> bool:
@@ -156,33 +158,33 @@ def _hands_over(pool: ClusterPool, question: Question) -> bool:
 
 
 def test_a_restarted_kubelet_is_not_noticed(
-    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+    cluster: Kubernetes, ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
-    before, asked = _pods(whole, *NODES), questions()
-    with Streams(whole.url, asked) as streams:
+    before, asked = _pods(ready_pool, *NODES), questions()
+    with Streams(ready_pool.url, asked) as streams:
         streams.wait_tokens(1)
         cluster.restart_kubelet(cluster.nodes[-1])
-    assert streams.answers() == answers_of(calm.url, asked)
-    whole.wait_ready()
-    whole.wait(lambda: _pods(whole, *NODES) == before, "have the very pods of before")
+    assert streams.answers() == answers_of(reference_pool.url, asked)
+    ready_pool.wait_ready()
+    ready_pool.wait(lambda: _pods(ready_pool, *NODES) == before, "have the very pods of before")
 
 
 def test_an_outage_of_the_api_server_is_not_noticed(
-    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+    cluster: Kubernetes, ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
     running, later = questions(), questions()[: len(NODES)]
-    before = _pods(whole, *NODES, *STORE, "router")
-    with Streams(whole.url, running) as streams:
+    before = _pods(ready_pool, *NODES, *STORE, "router")
+    with Streams(ready_pool.url, running) as streams:
         streams.wait_tokens(1)
         with _outage(cluster):
-            with Streams(whole.url, later) as meanwhile:
+            with Streams(ready_pool.url, later) as meanwhile:
                 pass
             told = streams.answers()
-    assert told == answers_of(calm.url, running)
-    assert meanwhile.answers() == answers_of(calm.url, later)
-    whole.wait_ready()
+    assert told == answers_of(reference_pool.url, running)
+    assert meanwhile.answers() == answers_of(reference_pool.url, later)
+    ready_pool.wait_ready()
     pods = (*NODES, *STORE, "router")
-    whole.wait(lambda: _pods(whole, *pods) == before, "have the very pods of before")
+    ready_pool.wait(lambda: _pods(ready_pool, *pods) == before, "have the very pods of before")
 
 
 @contextmanager
@@ -195,57 +197,59 @@ def _outage(cluster: Kubernetes) -> Iterator[None]:
 
 
 def test_a_killed_operator_is_not_missed_and_its_successor_obeys(
-    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+    cluster: Kubernetes, ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
     asked = questions()
-    with Streams(whole.url, asked) as streams:
+    with Streams(ready_pool.url, asked) as streams:
         streams.wait_tokens(1)
         kill_operator(cluster)
-        whole.patch({"decode": {"replicas": 3}})
-    assert streams.answers() == answers_of(calm.url, asked)
-    whole.wait(lambda: whole.row().decode == "3/3", "have the third decode node")
-    whole.patch({"decode": {"replicas": 2}})
-    whole.wait(lambda: whole.row().decode == "2/2", "have two decode nodes again")
-    whole.wait(lambda: whole.conditions()["Scaled"]["status"] == "True", "let the third one go")
+        ready_pool.patch({"decode": {"replicas": 3}})
+    assert streams.answers() == answers_of(reference_pool.url, asked)
+    ready_pool.wait(lambda: ready_pool.row().decode == "3/3", "have the third decode node")
+    ready_pool.patch({"decode": {"replicas": 2}})
+    ready_pool.wait(lambda: ready_pool.row().decode == "2/2", "have two decode nodes again")
+    ready_pool.wait(
+        lambda: ready_pool.conditions()["Scaled"]["status"] == "True", "let the third one go"
+    )
 
 
 def test_a_killed_cluster_node_costs_no_token_and_its_pods_come_back_on_another(
-    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+    cluster: Kubernetes, ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
     safe, doomed = cluster.nodes
     replaced, asked = (*NODES, *STORE), questions()
-    lost = {pod.name for pod in _pods(whole, *replaced) if pod.host == doomed}
+    lost = {pod.name for pod in _pods(ready_pool, *replaced) if pod.host == doomed}
     assert len(lost) >= 2, "there is too little of the pool to lose"
-    with Streams(whole.url, asked) as streams:
+    with Streams(ready_pool.url, asked) as streams:
         streams.wait_tokens(BEGUN)
         cluster.kill_node(doomed)
     try:
-        assert streams.answers() == answers_of(calm.url, asked)
-        assert whole.moved(streams.requests()) > 0
+        assert streams.answers() == answers_of(reference_pool.url, asked)
+        assert ready_pool.moved(streams.requests()) > 0
 
         def all_safe() -> bool:
-            pods = _pods(whole, *replaced)
+            pods = _pods(ready_pool, *replaced)
             return len(pods) == 6 and all(pod.ready and pod.host == safe for pod in pods)
 
-        whole.wait(all_safe, "have its pods on the other node", NODE_LOST_S)
-        whole.wait(lambda: whole.row()[3:5] == ("2/2", "2/2"), "say that they are there")
-        assert whole.conditions()["Serving"]["status"] == "True"
+        ready_pool.wait(all_safe, "have its pods on the other node", NODE_LOST_S)
+        ready_pool.wait(lambda: ready_pool.row()[3:5] == ("2/2", "2/2"), "say that they are there")
+        assert ready_pool.conditions()["Serving"]["status"] == "True"
     finally:
         cluster.start_node(doomed)
-    whole.wait_ready()
+    ready_pool.wait_ready()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_streams_stay_right_while_pods_die_at_random(
-    whole: ClusterPool, calm: Pool, questions: Ask
+    ready_pool: ClusterPool, reference_pool: Pool, questions: Ask
 ) -> None:
     draw = random.Random(5)
     for _ in range(ROUNDS):
         asked = questions()
-        with Streams(whole.url, asked) as streams:
+        with Streams(ready_pool.url, asked) as streams:
             for component in draw.sample([*NODES, *STORE], 2):
                 time.sleep(draw.uniform(0, 2))
-                _delete(whole, draw.choice(whole.pods(component)))
-        assert streams.answers() == answers_of(calm.url, asked)
-        whole.wait_ready()
+                _delete(ready_pool, draw.choice(ready_pool.pods(component)))
+        assert streams.answers() == answers_of(reference_pool.url, asked)
+        ready_pool.wait_ready()

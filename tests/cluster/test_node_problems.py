@@ -131,7 +131,7 @@ ROWS = (
     Row(
         pod("too-much-memory", GREEDY, resources={"limits": {"memory": "64Mi"}}),
         "OutOfMemory",
-        "container node was killed beyond its memory limit of 64Mi",
+        "container node exceeded its memory limit of 64Mi and was killed",
     ),
     Row(
         fetching_pod("failing-fetch", "import sys; sys.exit('the hub answered 401')"),

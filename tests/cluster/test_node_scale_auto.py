@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.load import Shape
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.scale_stage import ROLES, Loads, Report, nodes_of, scaled_pool
+from tests.cluster.scaled_pool import ROLES, Loads, Report, nodes_of, scaled_pool
 from tests.support.clients.http import Json
 from tests.support.kubernetes.pool import ClusterPool
 from tests.support.kubernetes.specs import NODE_MEMORY, sim_spec
@@ -64,8 +64,8 @@ def pool(cluster: Kubernetes, gpus: None) -> Iterator[ClusterPool]:
 
 
 @pytest.fixture(scope="module")
-def loads(pool: ClusterPool, calm: Pool) -> Loads:
-    return Loads(pool, [calm.url])
+def loads(pool: ClusterPool, reference_pool: Pool) -> Loads:
+    return Loads(pool, [reference_pool.url])
 
 
 def decided(pool: ClusterPool) -> Json:

@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.external_metrics import external_metrics
 from tests.cluster.load import Shape
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.scale_stage import (
+from tests.cluster.scaled_pool import (
     DECODE_MS,
     PREFILL_MS_PER_TOKEN,
     ROLES,
@@ -53,12 +53,12 @@ def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
 
 
 @pytest.fixture(scope="module")
-def loads(pool: ClusterPool, calm: Pool) -> Loads:
-    return Loads(pool, [calm.url])
+def loads(pool: ClusterPool, reference_pool: Pool) -> Loads:
+    return Loads(pool, [reference_pool.url])
 
 
 @pytest.fixture
-def whole(pool: ClusterPool) -> ClusterPool:
+def ready_pool(pool: ClusterPool) -> ClusterPool:
     settle(pool, 2, 2)
     return pool
 
@@ -101,23 +101,23 @@ def chosen(pool: ClusterPool) -> list[str]:
 
 
 def test_scaling_down_costs_no_token(
-    whole: ClusterPool, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     with loads.running(f"scaled down {len(SHORT)} times", record_property, SHAPE):
-        shrink_and_grow(whole, SHORT)
+        shrink_and_grow(ready_pool, SHORT)
 
 
 def test_draining_a_cluster_node_costs_no_token(
-    cluster: Kubernetes, whole: ClusterPool, loads: Loads, record_property: Report
+    cluster: Kubernetes, ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     safe, drained = cluster.nodes
     words = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=390s")
-    assert drained in hosts(whole), "there is nothing to be drained"
+    assert drained in hosts(ready_pool), "there is nothing to be drained"
     try:
         with loads.running("kubectl drain", record_property, SHAPE):
             cluster.kubectl("drain", drained, *words)
-            settle(whole, 2, 2)
-            assert hosts(whole) == {safe}
+            settle(ready_pool, 2, 2)
+            assert hosts(ready_pool) == {safe}
     finally:
         cluster.kubectl("uncordon", drained)
 
@@ -129,20 +129,22 @@ def hosts(pool: ClusterPool) -> set[str]:
 
 
 def test_pods_that_are_told_to_end_cost_no_token(
-    whole: ClusterPool, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     with loads.running("SIGTERM to pods", record_property, SHAPE):
-        victims = [whole.busiest(role).name for role in ROLES]
-        whole.kubectl("delete", "pods", *victims)  # returns when they are gone
+        victims = [ready_pool.busiest(role).name for role in ROLES]
+        ready_pool.kubectl("delete", "pods", *victims)  # returns when they are gone
 
 
 @pytest.fixture
-def scaled_by_others(whole: ClusterPool) -> Iterator[ClusterPool]:
+def scaled_by_others(ready_pool: ClusterPool) -> Iterator[ClusterPool]:
     """The numbers of its nodes are its PoolScalers', and two each at first."""
-    whole.patch({"autoscaling": {"mode": "external"}})
-    whole.wait(lambda: bool(whole.kubectl("get", SCALER, "--ignore-not-found")), "have a scaler")
-    yield whole
-    whole.patch({"autoscaling": None})
+    ready_pool.patch({"autoscaling": {"mode": "external"}})
+    ready_pool.wait(
+        lambda: bool(ready_pool.kubectl("get", SCALER, "--ignore-not-found")), "have a scaler"
+    )
+    yield ready_pool
+    ready_pool.patch({"autoscaling": None})
 
 
 def test_kubectl_scale_costs_no_token(
@@ -169,7 +171,7 @@ def test_an_autoscaler_that_goes_by_an_external_metric_costs_no_token(
             with loads.running("an HPA on an external metric", record_property, SHAPE):
                 metrics.value = PER_NODE
                 settle(pool, 2, 1)
-            assert metrics.asked > 0
+            assert metrics.requests > 0
         finally:
             pool.kubectl("delete", "hpa", "outside", "--ignore-not-found")
 
@@ -197,22 +199,22 @@ def autoscaler() -> dict[str, object]:
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_scaling_down_fifty_times_costs_no_token(
-    whole: ClusterPool, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     for number in range(LONG_LOADS):
         what = f"scaled down {LONG_ROUNDS} times, {number + 1} of {LONG_LOADS}"
         with loads.running(what, record_property, SHAPE):
-            shrink_and_grow(whole, islice(cycle(ROLES), LONG_ROUNDS))
+            shrink_and_grow(ready_pool, islice(cycle(ROLES), LONG_ROUNDS))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_streams_that_outlast_a_drain_move_and_lose_no_token(
-    whole: ClusterPool, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     with loads.running("scaled down under endless streams", record_property, ENDLESS) as load:
-        whole.patch({"decode": {"replicas": 1}})
-        wait_for_one(whole, "decode")
+        ready_pool.patch({"decode": {"replicas": 1}})
+        wait_for_one(ready_pool, "decode")
         load.wait_tokens()
-    assert whole.moved(load.requests()) > 0
-    whole.patch({"decode": {"replicas": 2}})
+    assert ready_pool.moved(load.requests()) > 0
+    ready_pool.patch({"decode": {"replicas": 2}})

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.load import Shape
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.scale_stage import (
+from tests.cluster.scaled_pool import (
     DECODE_MS,
     PREFILL_MS_PER_TOKEN,
     ROLES,
@@ -61,13 +61,13 @@ def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
 
 
 @pytest.fixture(scope="module")
-def loads(pool: ClusterPool, calm: Pool) -> Iterator[Loads]:
+def loads(pool: ClusterPool, reference_pool: Pool) -> Iterator[Loads]:
     with Pool([*SIM_UP, "--dtype", DTYPES[1]]) as other:
-        yield Loads(pool, [calm.url, other.url])
+        yield Loads(pool, [reference_pool.url, other.url])
 
 
 @pytest.fixture
-def whole(pool: ClusterPool) -> ClusterPool:
+def ready_pool(pool: ClusterPool) -> ClusterPool:
     settle(pool, PREFILL, DECODE)
     return pool
 
@@ -127,7 +127,7 @@ def _pair_in(nodes: list[Json]) -> bool:
 
 
 def test_a_roll_out_costs_no_token(
-    whole: ClusterPool, roll: Roll, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, roll: Roll, loads: Loads, record_property: Report
 ) -> None:
     what = f"rolled out to {', '.join(SHORT)} fingerprint"
     with loads.running(what, record_property, SHAPE):
@@ -136,15 +136,15 @@ def test_a_roll_out_costs_no_token(
 
 
 def test_streams_that_outlast_a_roll_to_another_fingerprint_get_the_stated_error_and_no_other(
-    whole: ClusterPool, roll: Roll, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, roll: Roll, loads: Loads, record_property: Report
 ) -> None:
-    whole.patch({"rollout": {"maxDrainSeconds": MAX_DRAIN_S}})
+    ready_pool.patch({"rollout": {"maxDrainSeconds": MAX_DRAIN_S}})
     what = f"streams that outlast maxDrainSeconds ({MAX_DRAIN_S})"
     try:
         with loads.running(what, record_property, LONG_SHAPE, {"rolled_out"}) as load:
             roll.out("other")
     finally:
-        whole.patch({"rollout": None})
+        ready_pool.patch({"rollout": None})
     errors = load.errors()
     assert errors, "no stream was there for so long"
     assert all(roll.revision() in error["message"] for error in errors), errors
@@ -153,19 +153,21 @@ def test_streams_that_outlast_a_roll_to_another_fingerprint_get_the_stated_error
 
 @pytest.mark.long
 def test_a_roll_out_that_gets_no_node_ready_stops_and_setting_the_spec_back_ends_it(
-    whole: ClusterPool, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
-    before = uids(whole)
+    before = uids(ready_pool)
     image = {"name": "node", "image": "local.test/missing:1"}
     with loads.running("a roll-out that fails, and is set back", record_property, SHAPE):
-        whole.patch({"decode": {"podTemplate": {"spec": {"containers": [image]}}}})
-        whole.wait(lambda: blocked(whole)["status"] == "True", "say that the roll-out is blocked")
-        assert blocked(whole)["reason"] == "NewNodesFailing"
-        assert image["image"] in blocked(whole)["message"]
-        assert whole.conditions()["Serving"]["status"] == "True"
-        whole.patch({"decode": {"podTemplate": {"spec": {"containers": None}}}})
-        settle(whole, PREFILL, DECODE)
-    assert uids(whole) == before
+        ready_pool.patch({"decode": {"podTemplate": {"spec": {"containers": [image]}}}})
+        ready_pool.wait(
+            lambda: blocked(ready_pool)["status"] == "True", "say that the roll-out is blocked"
+        )
+        assert blocked(ready_pool)["reason"] == "NewNodesFailing"
+        assert image["image"] in blocked(ready_pool)["message"]
+        assert ready_pool.conditions()["Serving"]["status"] == "True"
+        ready_pool.patch({"decode": {"podTemplate": {"spec": {"containers": None}}}})
+        settle(ready_pool, PREFILL, DECODE)
+    assert uids(ready_pool) == before
 
 
 def blocked(pool: ClusterPool) -> Json:
@@ -180,11 +182,11 @@ def uids(pool: ClusterPool) -> set[str]:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("to", ["same", "other"])
 def test_fifty_roll_outs_cost_no_token(
-    to: To, whole: ClusterPool, roll: Roll, loads: Loads, record_property: Report
+    to: To, ready_pool: ClusterPool, roll: Roll, loads: Loads, record_property: Report
 ) -> None:
-    whole.patch({"decode": {"replicas": MORE_DECODE}})
+    ready_pool.patch({"decode": {"replicas": MORE_DECODE}})
     try:
-        settle(whole, PREFILL, MORE_DECODE)
+        settle(ready_pool, PREFILL, MORE_DECODE)
         for number in range(LONG_LOADS):
             times = f"{LONG_ROUNDS} times, {number + 1} of {LONG_LOADS}"
             what = f"rolled out to the {to} fingerprint {times}"
@@ -192,4 +194,4 @@ def test_fifty_roll_outs_cost_no_token(
                 for _ in range(LONG_ROUNDS):
                     roll.out(to, MORE_DECODE)
     finally:
-        whole.patch({"decode": {"replicas": DECODE}})
+        ready_pool.patch({"decode": {"replicas": DECODE}})

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.load import Shape
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.torch_pods import torch_pod_overrides
-from tests.cluster.scale_stage import ROLES, Loads, Report, scaled_pool, settle
+from tests.cluster.scaled_pool import ROLES, Loads, Report, scaled_pool, settle
 from tests.support.clients.mix import Result
 from tests.support.engines.exactness import rounding_explains
 from tests.support.kubernetes.pool import ClusterPool
@@ -37,12 +37,12 @@ def pool(cluster: Kubernetes, pod_model: Path) -> Iterator[ClusterPool]:
 
 @pytest.fixture(scope="module")
 def loads(pool: ClusterPool, pod_model: Path) -> Iterator[Loads]:
-    def as_good(question: Question, right: Result, told: Result) -> bool:
+    def accepts(question: Question, right: Result, told: Result) -> bool:
         expected, got = right.choices[0].ids, told.choices[0].ids
         return rounding_explains(pod_model, question.body["prompt"], expected, got)
 
     with Pool(torch_up(pod_model)) as calm:
-        yield Loads(pool, [calm.url], as_good)
+        yield Loads(pool, [calm.url], accepts)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from tests.cluster.machine.disk import node_disk
 from tests.cluster.machine.network import run
 from tests.cluster.machine.node_files import KERNEL_SETTINGS
 from tests.cluster.machine.processes import marked
-from tests.cluster.machine.programs import say
+from tests.cluster.machine.programs import print_progress
 from tests.cluster.machine.sweep import Slot, free_slot
 from tests.support.needs import needs
 
@@ -63,7 +63,7 @@ def boot_and_kill(programs: Path, disk: Path, slot: Slot) -> None:
 
 def test_after_a_killed_run_the_next_one_works_and_leaves_nothing(programs: Path) -> None:
     needs("own_cluster", "cluster")
-    disk = node_disk(programs, build_small(say), say)
+    disk = node_disk(programs, build_small(print_progress), print_progress)
     with free_slot() as slot:
         before = settings()
         assert traces(slot) == []

@@ -169,7 +169,7 @@ async def test_a_refusal_has_the_servers_words(api: Api, namespace: str) -> None
 async def test_a_kind_that_is_not_installed_is_refused(api: Api, namespace: str) -> None:
     metadata = {"name": "one", "namespace": namespace}
     route = {"apiVersion": HTTP_ROUTE.api_version, "kind": HTTP_ROUTE.kind, "metadata": metadata}
-    with pytest.raises(Refused, match="this cluster knows no HTTPRoute"):
+    with pytest.raises(Refused, match="the cluster does not have HTTPRoute"):
         await api.apply(route)
 
 

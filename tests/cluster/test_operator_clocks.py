@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.fake_pool import OTHER_FINGERPRINT, FakePool
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.operators import Operator, until
-from tests.cluster.stage import OTHER, Stage
 from tests.support.wrong_clock import HOUR_S, WrongClock
 
 
@@ -35,33 +35,36 @@ def operator(proxy: FaultProxy, tmp_path: Path, clock: WrongClock, namespace: st
 # Either way the clock goes to and fro.
 @pytest.mark.parametrize("ahead_s", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.long)])
 def test_an_operator_after_one_with_another_clock_ends_no_drain_early(
-    operator: Operator, clock: WrongClock, stage: Stage, ahead_s: int
+    operator: Operator, clock: WrongClock, fake_pool: FakePool, ahead_s: int
 ) -> None:
     clock.set(-ahead_s)
     with operator:
-        old = stage.begin(rollout={"maxDrainSeconds": HOUR_S})
-        [decode], [prefill] = stage.of(old, "decode"), stage.of(old, "prefill")
-        stage.report(decode, requests=1)
-        new = stage.roll()
-        stage.made(new, "prefill")
-        stage.made(new, "decode")
-        stage.serve(new, fingerprint=OTHER)
-        stage.drained(prefill)
-        until(lambda: stage.words(decode), "the drain")
-        stage.report(decode, requests=1, state="draining")
-        since = stage.notes(decode)["baton.dev/drain-since"]
+        old = fake_pool.start(rollout={"maxDrainSeconds": HOUR_S})
+        [decode], [prefill] = (
+            fake_pool.node_pods(old, "decode"),
+            fake_pool.node_pods(old, "prefill"),
+        )
+        fake_pool.report(decode, requests=1)
+        new = fake_pool.roll()
+        fake_pool.wait_pods(new, "prefill")
+        fake_pool.wait_pods(new, "decode")
+        fake_pool.make_ready(new, fingerprint=OTHER_FINGERPRINT)
+        fake_pool.finish_drains(prefill)
+        until(lambda: fake_pool.drain_request(decode), "the drain")
+        fake_pool.report(decode, requests=1, state="draining")
+        since = fake_pool.drain_annotations(decode)["baton.dev/drain-since"]
         operator.kill()
 
         clock.set(ahead_s)
         operator.start()
-        stage.looks("drain", 6)
-        assert stage.notes(decode)["baton.dev/drain-since"] == since
-        assert stage.of(old, "decode") == [decode]
-        assert stage.deployments(old)["decode"] == 1
+        fake_pool.wait_calls("drain", 6)
+        assert fake_pool.drain_annotations(decode)["baton.dev/drain-since"] == since
+        assert fake_pool.node_pods(old, "decode") == [decode]
+        assert fake_pool.deployments(old)["decode"] == 1
 
         clock.set(-ahead_s)  # a step while it runs
-        stage.looks("drain", 6)
-        assert stage.of(old, "decode") == [decode]
+        fake_pool.wait_calls("drain", 6)
+        assert fake_pool.node_pods(old, "decode") == [decode]
 
-        stage.report(decode, state="draining")
-        until(lambda: stage.is_over(old), "the end of the roll-out")
+        fake_pool.report(decode, state="draining")
+        until(lambda: fake_pool.is_gone(old), "the end of the roll-out")

@@ -17,7 +17,7 @@ from baton_operator.api.crd import crd
 from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Answer, Call, Fault, FaultProxy
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.operators import ROUTES, SIM, Operator, Pool, Window, tell, until
+from tests.cluster.operators import ROUTES, SIM, ApiClient, Operator, Pool, print_log, until
 
 CHILDREN = 17
 
@@ -29,10 +29,10 @@ def plane(fresh_control_plane: Kubernetes) -> Iterator[Kubernetes]:
 
 
 @pytest.fixture(scope="module")
-def window(
+def api_client(
     plane: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Window]:
-    with Window(plane.kubeconfig, programs, tmp_path_factory.mktemp("window")) as one:
+) -> Iterator[ApiClient]:
+    with ApiClient(plane.kubeconfig, programs, tmp_path_factory.mktemp("api-client")) as one:
         yield one
 
 
@@ -49,10 +49,10 @@ def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="module")
-def only(operator: Operator, plane: Kubernetes, window: Window) -> Iterator[Pool]:
+def only(operator: Operator, plane: Kubernetes, api_client: ApiClient) -> Iterator[Pool]:
     """One pool for all faults: after each it is as specified."""
     namespace = plane.new_namespace()
-    one = Pool(plane, window, namespace)
+    one = Pool(plane, api_client, namespace)
     yield one
     one.delete()
     plane.delete_namespace(namespace)
@@ -67,13 +67,13 @@ def mended(operator: Operator, proxy: FaultProxy, only: Pool) -> Iterator[Pool]:
         yield only
     finally:
         proxy.watch(None)
-        proxy.down(False)
-        tell(operator)
+        proxy.set_down(False)
+        print_log(operator)
 
 
 def lives(operator: Operator) -> int:
     """How often kopf gave up a watch, so that the operator started all of them again."""
-    return operator.log().count("the operator restarts in")
+    return operator.log().count("restarting the operator in")
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_retry_after_is_obeyed(pool: Pool, proxy: FaultProxy) -> None:
     proxy.watch(watch)
     follows(pool, 2)
     begun = refused[0].at
-    first, second, *_ = [call for call in proxy.counted(begun) if router in call.path]
+    first, second, *_ = [call for call in proxy.requests_since(begun) if router in call.path]
     assert second.at - first.at >= 3
 
 
@@ -204,10 +204,10 @@ def test_random_faults_delay_and_change_nothing(pool: Pool, proxy: FaultProxy) -
 )
 def test_an_outage_is_survived(pool: Pool, proxy: FaultProxy, seconds: int) -> None:
     before = {name: one["metadata"]["uid"] for name, one in pool.children().items()}
-    proxy.down(True)
+    proxy.set_down(True)
     pool.patch({"router": {"replicas": 2}})
     time.sleep(seconds)
-    proxy.down(False)
+    proxy.set_down(False)
     until(lambda: router_replicas(pool) == 2, "the edit")
     follows(pool, 3)
     after = {name: one["metadata"]["uid"] for name, one in pool.children().items()}
@@ -228,7 +228,7 @@ def test_a_kind_that_is_not_installed_is_told_and_made_when_it_is(
 ) -> None:
     pool.apply({**SIM, "router": {"httpRoute": {"parentRefs": [{"name": "gate"}]}}})
     until(lambda: pool.condition("Applied")["status"] == "False", "condition Applied")
-    assert "this cluster knows no HTTPRoute" in pool.condition("Applied")["message"]
+    assert "the cluster does not have HTTPRoute" in pool.condition("Applied")["message"]
     with definition(plane, ROUTES):
         until(lambda: pool.child("HTTPRoute", "router"), "the route")
         until(lambda: pool.condition("Applied")["status"] == "True", "condition Applied")

@@ -13,10 +13,10 @@ import pytest
 
 from baton_operator.api.crd import crd, scaler_crd
 from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S
-from tests.cluster.field_edits import EDITS, INWARD, Edit, fields
+from tests.cluster.field_edits import EDITS, FIELDS_WITHOUT_CHILDREN, Edit, fields
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.operators import ROUTES, SIM, Body, Operator, Pool, Window, tell, until
+from tests.cluster.operators import ROUTES, SIM, ApiClient, Body, Operator, Pool, print_log, until
 
 # Less than the resync's period of 300 s: it would find everything in the end.
 REPAIR_S = 120.0
@@ -41,23 +41,23 @@ def operator(
 @pytest.fixture(autouse=True)
 def last_words(operator: Operator) -> Iterator[None]:
     yield
-    tell(operator)
+    print_log(operator)
 
 
 @pytest.fixture
 def pool(
-    operator: Operator, control_plane: Kubernetes, window: Window, namespace: str
+    operator: Operator, control_plane: Kubernetes, api_client: ApiClient, namespace: str
 ) -> Iterator[Pool]:
-    one = Pool(control_plane, window, namespace)
+    one = Pool(control_plane, api_client, namespace)
     yield one
     one.delete()
 
 
 @pytest.fixture(scope="module")
-def edited(operator: Operator, control_plane: Kubernetes, window: Window) -> Iterator[Pool]:
+def edited(operator: Operator, control_plane: Kubernetes, api_client: ApiClient) -> Iterator[Pool]:
     """One pool for all edits: each takes the one before back."""
     namespace = control_plane.new_namespace()
-    one = Pool(control_plane, window, namespace)
+    one = Pool(control_plane, api_client, namespace)
     try:
         one.apply(SIM)
         until(lambda: "Service/pool-router" in one.children(), "the last child")
@@ -104,7 +104,7 @@ def test_a_pool_gets_exactly_its_children(pool: Pool) -> None:
 
 
 def test_the_edits_cover_every_field() -> None:
-    assert {edit.field for edit in EDITS} | INWARD == fields()
+    assert {edit.field for edit in EDITS} | FIELDS_WITHOUT_CHILDREN == fields()
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[edit.field for edit in EDITS])
@@ -162,9 +162,14 @@ class Drifting(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def drifting(operator: Operator, control_plane: Kubernetes, window: Window) -> Iterator[Drifting]:
+def drifting(
+    operator: Operator, control_plane: Kubernetes, api_client: ApiClient
+) -> Iterator[Drifting]:
     namespace = control_plane.new_namespace()
-    pools = Pool(control_plane, window, namespace), Pool(control_plane, window, namespace, "gate")
+    pools = (
+        Pool(control_plane, api_client, namespace),
+        Pool(control_plane, api_client, namespace, "gate"),
+    )
     try:
         made(pools[0], {**SIM, "router": {"ingress": {"host": "llm.example.org"}}})
         made(pools[1], {**SIM, "router": {"httpRoute": {"parentRefs": [{"name": "gate"}]}}})
@@ -217,13 +222,13 @@ class Spoiled(NamedTuple):
 
 @pytest.fixture(scope="module")
 def spoiled(
-    operator: Operator, control_plane: Kubernetes, window: Window
+    operator: Operator, control_plane: Kubernetes, api_client: ApiClient
 ) -> Iterator[dict[str, Spoiled]]:
     """Three at once: the operator reads a Secret again half a minute later."""
     namespace, found = control_plane.new_namespace(), dict[str, Spoiled]()
     try:
         for name in ("drifted", "deleted", "damaged"):
-            pool = Pool(control_plane, window, namespace, name)
+            pool = Pool(control_plane, api_client, namespace, name)
             made(pool)
             secret, status = pool.one(f"Secret/{name}-auth"), pool.body()["status"]
             found[name] = Spoiled(pool, secret, status["revision"])

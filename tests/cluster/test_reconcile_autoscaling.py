@@ -8,29 +8,29 @@ from urllib.request import urlopen
 import pytest
 
 from baton_protocol.store import ROLES
-from tests.cluster.autoscaling_stage import Clients, Scaled, clients_of
+from tests.cluster.fake_autoscaled_pool import Clients, FakeAutoscaledPool, running_clients
+from tests.cluster.fake_pool import FakeRouter, frozen_index
 from tests.cluster.fault_proxy import RESET, FaultProxy
-from tests.cluster.operators import Operator, Pool, tell, until
-from tests.cluster.stage import Router, silent_index
+from tests.cluster.operators import Operator, Pool, print_log, until
 
 # A node computes 10,000 prompt tokens per second, by its own word.
 MANY = 25_000.0
 
 
 @pytest.fixture
-def stage(
-    request: pytest.FixtureRequest, operator: Operator, pool: Pool, index: int, router: Router
-) -> Iterator[Scaled]:
+def fake_pool(
+    request: pytest.FixtureRequest, operator: Operator, pool: Pool, index: int, router: FakeRouter
+) -> Iterator[FakeAutoscaledPool]:
     """Its parameter is laid over `autoscaling`."""
-    one = Scaled(pool, f"redis://127.0.0.1:{index}", router)
-    one.begin(**getattr(request, "param", {}))
+    one = FakeAutoscaledPool(pool, f"redis://127.0.0.1:{index}", router)
+    one.start(**getattr(request, "param", {}))
     yield one
-    tell(operator)
+    print_log(operator)
 
 
 @pytest.fixture
-def clients(stage: Scaled, index: int) -> Iterator[Clients]:
-    with clients_of(stage.pool, f"redis://127.0.0.1:{index}") as one:
+def clients(fake_pool: FakeAutoscaledPool, index: int) -> Iterator[Clients]:
+    with running_clients(fake_pool.pool, f"redis://127.0.0.1:{index}") as one:
         yield one
 
 
@@ -48,95 +48,97 @@ def decisions(operator: Operator, pool: Pool) -> float:
 
 
 def test_prompts_bring_prefill_nodes_and_when_they_end_these_go(
-    stage: Scaled, clients: Clients, operator: Operator
+    fake_pool: FakeAutoscaledPool, clients: Clients, operator: Operator
 ) -> None:
     clients.uncached = MANY
-    until(lambda: stage.counts() == (4, 1), "more prefill nodes")
-    said = stage.said()
+    until(lambda: fake_pool.replica_counts() == (4, 1), "more prefill nodes")
+    said = fake_pool.decision()
     assert (said["desiredPrefill"], said["desiredDecode"], said["mode"]) == (4, 1, "auto")
     assert "prefill_needed" in said["numbers"]
-    until(lambda: any("prefill 1 -> " in one for one in stage.moves()), "its event")
-    page, pool = metrics(operator), f'pool="{stage.pool.namespace}/pool"'
+    until(lambda: any("prefill 1 -> " in one for one in fake_pool.scale_events()), "its event")
+    page, pool = metrics(operator), f'pool="{fake_pool.pool.namespace}/pool"'
     assert f'baton_operator_desired_nodes{{{pool},role="prefill"}} 4.0' in page
     assert f"baton_operator_decisions_total{{{pool},reason=" in page
-    until(lambda: stage.pool.body()["status"]["prefill"]["desired"] == 4, "the status")
+    until(lambda: fake_pool.pool.body()["status"]["prefill"]["desired"] == 4, "the status")
     clients.uncached = 0.0
-    until(lambda: stage.counts() == (1, 1), "fewer prefill nodes")
+    until(lambda: fake_pool.replica_counts() == (1, 1), "fewer prefill nodes")
 
 
 @pytest.mark.parametrize("stage", [{"mode": "advise"}], indirect=True)
-def test_an_adviser_says_what_it_would_do_and_does_nothing(stage: Scaled, clients: Clients) -> None:
+def test_an_adviser_says_what_it_would_do_and_does_nothing(
+    fake_pool: FakeAutoscaledPool, clients: Clients
+) -> None:
     clients.uncached = MANY
-    until(lambda: stage.said().get("desiredPrefill", 0) > 1, "the advice")
-    assert stage.said()["mode"] == "advise"
-    assert stage.counts() == (1, 1)
-    assert not stage.moves()
+    until(lambda: fake_pool.decision().get("desiredPrefill", 0) > 1, "the advice")
+    assert fake_pool.decision()["mode"] == "advise"
+    assert fake_pool.replica_counts() == (1, 1)
+    assert not fake_pool.scale_events()
 
 
 def test_while_routers_are_silent_nothing_changes_and_it_is_said(
-    stage: Scaled, clients: Clients
+    fake_pool: FakeAutoscaledPool, clients: Clients
 ) -> None:
     clients.uncached = MANY
-    until(lambda: stage.counts() == (4, 1), "more prefill nodes")
+    until(lambda: fake_pool.replica_counts() == (4, 1), "more prefill nodes")
     clients.silent = True
-    until(lambda: stage.said()["reason"] == "DemandStale", "what is missing")
-    assert stage.counts() == (4, 1)
+    until(lambda: fake_pool.decision()["reason"] == "DemandStale", "what is missing")
+    assert fake_pool.replica_counts() == (4, 1)
     clients.silent, clients.uncached = False, 0.0
-    until(lambda: stage.counts()[0] < 4, "fewer prefill nodes")
+    until(lambda: fake_pool.replica_counts()[0] < 4, "fewer prefill nodes")
 
 
 def test_while_the_index_is_away_nothing_changes_and_it_is_said(
-    stage: Scaled, clients: Clients, index: int
+    fake_pool: FakeAutoscaledPool, clients: Clients, index: int
 ) -> None:
     clients.uncached = MANY
-    until(lambda: stage.counts() == (4, 1), "more prefill nodes")
-    with silent_index(index):
-        until(lambda: stage.said()["reason"] == "DemandStale", "what is missing")
-        assert stage.counts() == (4, 1)
+    until(lambda: fake_pool.replica_counts() == (4, 1), "more prefill nodes")
+    with frozen_index(index):
+        until(lambda: fake_pool.decision()["reason"] == "DemandStale", "what is missing")
+        assert fake_pool.replica_counts() == (4, 1)
 
 
 @pytest.mark.parametrize("stage", [{"scaleToZeroAfterSeconds": 10}], indirect=True)
 def test_a_pool_without_clients_sleeps_until_a_request_is_held(
-    stage: Scaled, clients: Clients
+    fake_pool: FakeAutoscaledPool, clients: Clients
 ) -> None:
-    args = stage.pool.child("Deployment", "router")["spec"]["template"]["spec"]["containers"][0]
+    args = fake_pool.pool.child("Deployment", "router")["spec"]["template"]["spec"]["containers"][0]
     assert "--wake-wait=900" in args["args"]
     clients.uncached = 1000.0
-    stage.until_known()
+    fake_pool.wait_demand_known()
     clients.uncached, clients.idle_s = 0.0, 11.0
-    until(lambda: stage.said()["desiredDecode"] == 0, "the decision")
-    until(lambda: len({*stage.router.acts("drain")}) == 2, "both drains")
+    until(lambda: fake_pool.decision()["desiredDecode"] == 0, "the decision")
+    until(lambda: len({*fake_pool.router.targets("drain")}) == 2, "both drains")
     for role in ROLES:
-        for node in stage.pods(role):
-            stage.report(node, state="draining")
-    until(lambda: stage.counts() == (0, 0), "no nodes")
-    until(lambda: stage.pool.condition("Serving")["reason"] == "Asleep", "condition Serving")
-    assert stage.pool.condition("Ready")["status"] == "True"
-    until(lambda: stage.said()["reason"] == "Asleep", "the sleep")
+        for node in fake_pool.pods(role):
+            fake_pool.report(node, state="draining")
+    until(lambda: fake_pool.replica_counts() == (0, 0), "no nodes")
+    until(lambda: fake_pool.pool.condition("Serving")["reason"] == "Asleep", "condition Serving")
+    assert fake_pool.pool.condition("Ready")["status"] == "True"
+    until(lambda: fake_pool.decision()["reason"] == "Asleep", "the sleep")
     clients.held, clients.idle_s = 1, 0.0
-    until(lambda: stage.counts() == (1, 1), "both nodes")
-    until(lambda: stage.pool.condition("Serving")["reason"] == "Waking", "condition Serving")
+    until(lambda: fake_pool.replica_counts() == (1, 1), "both nodes")
+    until(lambda: fake_pool.pool.condition("Serving")["reason"] == "Waking", "condition Serving")
     clients.held = 0
-    until(lambda: any("prefill 0 -> 1" in one for one in stage.moves()), "its event")
+    until(lambda: any("prefill 0 -> 1" in one for one in fake_pool.scale_events()), "its event")
 
 
 def test_a_pool_that_may_sleep_from_now_on_first_gets_routers_that_hold_requests(
-    stage: Scaled, clients: Clients, operator: Operator
+    fake_pool: FakeAutoscaledPool, clients: Clients, operator: Operator
 ) -> None:
     clients.uncached = 1000.0
-    stage.until_known()
+    fake_pool.wait_demand_known()
     clients.uncached, clients.idle_s = 0.0, 30.0
-    [old] = stage.pods("router")
-    stage.pool.patch({"autoscaling": {"scaleToZeroAfterSeconds": 10}})
-    until(lambda: len(stage.pods("router")) == 2, "the new router's pod")
-    before = decisions(operator, stage.pool)
-    until(lambda: decisions(operator, stage.pool) >= before + 3, "more decisions")
-    assert stage.counts() == (1, 1)
-    assert not stage.router.acts("drain")
-    [new] = {*stage.pods("router")} - {old}
-    stage.kubelet(new, podIP=stage.router.address)
-    until(lambda: len({*stage.router.acts("drain")}) == 2, "both drains")
-    assert stage.pods("router") == [new]
+    [old] = fake_pool.pods("router")
+    fake_pool.pool.patch({"autoscaling": {"scaleToZeroAfterSeconds": 10}})
+    until(lambda: len(fake_pool.pods("router")) == 2, "the new router's pod")
+    before = decisions(operator, fake_pool.pool)
+    until(lambda: decisions(operator, fake_pool.pool) >= before + 3, "more decisions")
+    assert fake_pool.replica_counts() == (1, 1)
+    assert not fake_pool.router.targets("drain")
+    [new] = {*fake_pool.pods("router")} - {old}
+    fake_pool.set_pod_status(new, podIP=fake_pool.router.address)
+    until(lambda: len({*fake_pool.router.targets("drain")}) == 2, "both drains")
+    assert fake_pool.pods("router") == [new]
 
 
 STATUS, NODES = "/inferencepools/pool/status", "/deployments/pool-prefill"
@@ -144,28 +146,28 @@ STATUS, NODES = "/inferencepools/pool/status", "/deployments/pool-prefill"
 
 @pytest.mark.timeout(600)  # it starts 4 operators
 def test_an_operator_killed_at_each_step_is_followed_by_one_that_scales_up(
-    stage: Scaled, clients: Clients, proxy: FaultProxy, operator: Operator
+    fake_pool: FakeAutoscaledPool, clients: Clients, proxy: FaultProxy, operator: Operator
 ) -> None:
     def load() -> None:
         clients.uncached = MANY
 
-    stage.until_known()
+    fake_pool.wait_demand_known()
     # Decided, and nobody knows it.
     operator.kill_at(proxy, RESET, load, path=STATUS)
-    assert stage.counts() == (1, 1)
-    assert stage.said()["desiredPrefill"] == 1
+    assert fake_pool.replica_counts() == (1, 1)
+    assert fake_pool.decision()["desiredPrefill"] == 1
     clients.uncached, clients.silent = 0.0, True
     operator.start()
     unknown = ("DemandUnknown", "DemandStale")
-    until(lambda: stage.said()["reason"] in unknown, "its first look")
+    until(lambda: fake_pool.decision()["reason"] in unknown, "its first look")
     clients.silent = False
-    stage.until_known()
+    fake_pool.wait_demand_known()
     # Decided and said, and not done.
     operator.kill_at(proxy, RESET, load, path=NODES)
-    wanted = stage.said()["desiredPrefill"]
+    wanted = fake_pool.decision()["desiredPrefill"]
     assert wanted > 1
-    assert stage.counts() == (1, 1)
+    assert fake_pool.replica_counts() == (1, 1)
     # What the next one hears does not make it go there.
     clients.silent = True
     operator.start()
-    until(lambda: stage.counts() == (wanted, 1), "the nodes that were decided")
+    until(lambda: fake_pool.replica_counts() == (wanted, 1), "the nodes that were decided")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cluster.operators import SIM, Body, Operator, Pool, tell, until
+from tests.cluster.operators import SIM, Body, Operator, Pool, print_log, until
 
 MISSING = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
 NO_DISK = 'AttachVolume.Attach failed for volume "pvc-1" : disk is in another zone'
@@ -65,4 +65,4 @@ def test_what_a_kubelet_says_is_in_the_conditions_and_events_of_a_pool_never_rea
     # Of the first problem, as Ready.
     until(lambda: f"NotPrepared: DecodeReady: 0 of 1 ready; {decode_name}: " in described(), "it")
     assert "Created" in described()
-    tell(operator)
+    print_log(operator)

@@ -11,7 +11,7 @@ import pytest
 from baton_operator.api.crd import crd, scaler_crd
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.cluster.operators import SIM, Body, Operator, Pool, Window, tell, until
+from tests.cluster.operators import SIM, ApiClient, Body, Operator, Pool, print_log, until
 
 # Of prefill the planner says the number, and has no choice.
 SCALING: Body = {"mode": "auto", "prefill": {"max": 1}, "decode": {"mode": "external"}}
@@ -33,15 +33,15 @@ def operator(
 
 @pytest.fixture
 def pool(
-    operator: Operator, control_plane: Kubernetes, window: Window, namespace: str
+    operator: Operator, control_plane: Kubernetes, api_client: ApiClient, namespace: str
 ) -> Iterator[Pool]:
-    one = Pool(control_plane, window, namespace)
+    one = Pool(control_plane, api_client, namespace)
     until(lambda: served(one), "the definitions are served")
     one.apply(EXTERNAL)
     until(lambda: nodes(one) == 2, "the nodes")
     yield one
     one.delete()
-    tell(operator)
+    print_log(operator)
 
 
 def served(pool: Pool) -> bool:

@@ -20,16 +20,16 @@ import (
 	"time"
 )
 
-// pair is a certificate with the key that it belongs to.
+// pair is a certificate with its private key.
 type pair struct {
 	certificate *x509.Certificate
 	key         crypto.Signer
 }
 
-// writeCertificates fills a folder with NAME.crt and NAME.key, one pair for each line of
-// "NAME|common name|organisation|subject alternative names, by commas", all signed by the authority
-// that the line's NAME names before a slash: "ca/admin" is signed by ca.crt, made when first named.
-// Beside them it writes sa.key and sa.pub, which sign the tokens of service accounts.
+// writeCertificates writes NAME.crt and NAME.key into a folder for each line of the form
+// "AUTHORITY/NAME|common name|organisation|subject alternative names, separated by commas". The
+// authority signs the certificate: "ca/admin" is signed by ca.crt. An authority is created when a
+// line first names it. It also writes sa.key and sa.pub, the keys of service account tokens.
 func writeCertificates(folder string, requests io.Reader) error {
 	if err := writeTokenKeys(folder); err != nil {
 		return err
@@ -39,7 +39,7 @@ func writeCertificates(folder string, requests io.Reader) error {
 	for lines.Scan() {
 		fields := strings.Split(lines.Text(), "|")
 		if len(fields) != 4 {
-			return fmt.Errorf("certs: %q has not four fields", lines.Text())
+			return fmt.Errorf("certs: %q does not have four fields", lines.Text())
 		}
 		issuer, name, found := strings.Cut(fields[0], "/")
 		if !found {
@@ -90,7 +90,7 @@ func leaf(commonName, organisation, names string) *x509.Certificate {
 	return template
 }
 
-// issue signs the template by the issuer, or by itself where there is none, and writes both files.
+// issue signs the template with the issuer's key, or with its own if issuer is nil, and writes both files.
 func issue(folder, name string, template *x509.Certificate, issuer *pair) (*pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -99,7 +99,7 @@ func issue(folder, name string, template *x509.Certificate, issuer *pair) (*pair
 	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
 		return nil, err
 	}
-	// An hour back: the clocks of nodes and clients need not agree to the second.
+	// Valid since an hour ago, because the clocks of nodes and clients may differ.
 	template.NotBefore = time.Now().Add(-time.Hour)
 	template.NotAfter = template.NotBefore.AddDate(1, 0, 0)
 	if issuer == nil {

@@ -1,6 +1,6 @@
-// Command kube is everything of Kubernetes that the tests start, as one program: which of them it
-// is, it takes from the name that it is called by. One link step instead of ten saves minutes and
-// a gigabyte of build cache.
+// Command kube holds all programs of Kubernetes that the tests start. The name by which it is
+// called selects the program. One link step instead of ten saves minutes and a gigabyte of build
+// cache.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// servers end with the exit code of k8s.io/component-base/cli.
+// servers run under k8s.io/component-base/cli, which sets their exit code.
 var servers = map[string]func() *cobra.Command{
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllermanager.NewControllerManagerCommand,
@@ -40,7 +40,7 @@ var servers = map[string]func() *cobra.Command{
 	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 }
 
-// others have a main of their own.
+// others have their own main function.
 var others = map[string]func(){
 	"etcd":    func() { etcdmain.Main(os.Args) },
 	"coredns": runDNS,
@@ -56,7 +56,7 @@ func main() {
 	}
 	run, known := others[name]
 	if !known {
-		exitOn(fmt.Errorf("%s: no such program in here", name))
+		exitOn(fmt.Errorf("%s: this binary holds no such program", name))
 	}
 	run()
 }
@@ -68,7 +68,7 @@ func exitOn(err error) {
 	}
 }
 
-// runDNS serves the few plugins that are imported above; the list says in which order they act.
+// runDNS serves with the plugins that are imported above, called in the order of this list.
 func runDNS() {
 	dnsserver.Directives = []string{"bind", "errors", "kubernetes"}
 	coremain.Run()
@@ -80,7 +80,7 @@ func runKubectl() {
 	}
 }
 
-// runHelm prints no error: helm has done so.
+// runHelm prints no error, because helm has already printed it.
 func runHelm() {
 	command, err := helm.NewRootCmd(os.Stdout, os.Args[1:], helm.SetupLogging)
 	exitOn(err)

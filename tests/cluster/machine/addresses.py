@@ -1,10 +1,10 @@
-"""Which addresses and names a cluster has: one slot each, so that several live side by side.
+"""The addresses and names of a cluster. Each cluster has a slot, so several can run at once.
 
     host  10.B.0.1/30 --- 10.B.0.2  core  10.B.1.1/24 --- 10.B.1.11  node-1  10.A.1.1/24 --- pods
                                                       +-- 10.B.1.12  node-2  10.A.2.1/24 --- pods
 
-A, B and C (of services) are three neighbouring numbers. `core` is the network namespace of the
-control plane and of DNS, each node has its own. None has a default route.
+A, B and C (the range of services) are three consecutive numbers. `core` is the network namespace of
+the control plane and DNS; each node has its own. None has a default route.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Addresses:
 
     @property
     def name(self) -> str:
-        """Begins the names of everything outside the state folder."""
+        """The prefix of all names outside the state folder."""
         return f"baton{self.slot}"
 
     @property
@@ -48,7 +48,7 @@ class Addresses:
 
     @property
     def host(self) -> str:
-        """This machine, as pods see it."""
+        """This machine's address, as pods see it."""
         return f"{self._range(1)}.0.1"
 
     @property
@@ -57,7 +57,7 @@ class Addresses:
 
     @property
     def core(self) -> str:
-        """API server and DNS."""
+        """The address of the API server and DNS."""
         return f"{self._range(1)}.1.1"
 
     def node(self, index: int) -> str:

@@ -1,7 +1,7 @@
-"""buildah, with images of its own in one folder.
+"""buildah, with its image store in one folder.
 
-In: a folder, a base's files, Dockerfiles. Out: images, whose files, sizes and settings can be asked
-for. Layers are cached by what they are made from, as other builders do it.
+In: a folder, a base's files, Dockerfiles. Out: images with their files, sizes and settings. buildah
+caches layers by their inputs, as other builders do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 SEARCH_PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What pip is told on this machine, as far as it means the same in a container.
+# The pip settings of this machine that also apply in a container.
 _PIP_SETTING = re.compile(
     r"^[^.]*\.(index-url|extra-index-url|trusted-host|proxy|timeout|default-timeout|retries)='(.*)'$",
     re.MULTILINE,
@@ -29,8 +29,8 @@ _PIP_SETTING = re.compile(
 
 @dataclass(frozen=True)
 class Facts:
-    """What an image says of itself. Sizes are those of its layers, not compressed, the base's
-    first."""
+    """An image's configuration and its layers, the base's first: digests and uncompressed sizes in
+    bytes."""
 
     config: Mapping[str, Any]
     layers: Sequence[str]
@@ -42,10 +42,10 @@ class Buildah:
     folder: Path
 
     def run(self, *words: str) -> str:
-        """What it printed."""
-        where = (f"--root={self.folder / 'images'}", f"--runroot={self.folder / 'run'}")
+        """Run a buildah command and return its output."""
+        store = (f"--root={self.folder / 'images'}", f"--runroot={self.folder / 'run'}")
         done = subprocess.run(
-            ["buildah", "--storage-driver=overlay", *where, *words],
+            ["buildah", "--storage-driver=overlay", *store, *words],
             env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
             capture_output=True,
             text=True,
@@ -54,22 +54,22 @@ class Buildah:
         return done.stdout.strip()
 
     def import_base(self, name: str, archive: Path) -> None:
-        """An image of one layer."""
+        """Make an image of one layer."""
         container = self.run("from", "scratch")
         self.run("add", "--quiet", container, str(archive), "/")
         self.run("config", f"--env=PATH={SEARCH_PATH}", container)
         self.run("commit", "--quiet", "--rm", container, f"docker.io/library/{name}")
 
     def build(self, dockerfile: Path, stage: str, base: str, context: Path, tag: str) -> None:
-        """The last stage where `stage` is ""; on an image of `import_base`."""
+        """Build a stage, "" for the last one, on an image that `import_base` made."""
         with tempfile.NamedTemporaryFile("w", dir=self.folder) as settings:
             settings.write(_pip_settings())
             settings.flush()
-            # There while a command of the build runs; in no layer.
+            # Mounted only during the build's commands, so in no layer.
             mounts = {str(CERTIFICATES): str(CERTIFICATES), settings.name: "/etc/pip.conf"}
             self.run(
                 *("bud", "--layers", "--pull-never", "--network=host"),
-                *(f"--volume={here}:{there}:ro" for here, there in mounts.items()),
+                *(f"--volume={source}:{target}:ro" for source, target in mounts.items()),
                 *([f"--target={stage}"] if stage else []),
                 f"--build-arg=BASE={base}",
                 *(f"--file={dockerfile}", f"--tag={tag}", str(context)),
@@ -85,12 +85,12 @@ class Buildah:
         )
 
     def export(self, tag: str, folder: Path) -> None:
-        """manifest.json, and beside it configuration and layers, named by their digests."""
+        """Write manifest.json, and beside it configuration and layers, named by their digests."""
         self.run("push", "--quiet", "--disable-compression", "--format=oci", tag, f"dir:{folder}")
 
     @contextmanager
     def files_of(self, tag: str) -> Iterator[Path]:
-        """As long as this is open."""
+        """The image's file system, mounted while the block runs."""
         container = self.run("from", "--pull-never", tag)
         try:
             yield Path(self.run("mount", container))
@@ -98,8 +98,8 @@ class Buildah:
             self.run("rm", container)
 
     def remove(self, *tags: str) -> None:
-        """Those that are there, what a killed run left open of them, and every layer that no other
-        image needs."""
+        """Remove these images if they exist, even if a killed run left them mounted, and all layers
+        that no other image needs."""
         names = self.run("images", "--format={{.Name}}:{{.Tag}}").splitlines()
         for name in {name.removeprefix("localhost/") for name in names} & {*tags}:
             self.run("rmi", "--force", name)
@@ -107,8 +107,8 @@ class Buildah:
 
 
 def _pip_settings() -> str:
-    """The registry of this machine, for the build alone."""
+    """A pip.conf with this machine's registry, used only during the build."""
     words = [sys.executable, "-m", "pip", "config", "list"]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    lines = [f"{name} = {value}" for name, value in _PIP_SETTING.findall(told)]
+    settings = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    lines = [f"{name} = {value}" for name, value in _PIP_SETTING.findall(settings)]
     return "\n".join(["[global]", f"cert = {CERTIFICATES}", *lines, ""])

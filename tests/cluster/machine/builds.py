@@ -1,13 +1,12 @@
-"""The images of the shipped Dockerfiles, built from this checkout as it is now.
+"""The images of the shipped Dockerfiles, built from this checkout with its current changes.
 
-In: the Dockerfiles, what they copy, the packages of Debian and of Python. Out: images that can be
-started here (`files_of`) or given to nodes (`archive`).
+In: the Dockerfiles, the files that they copy, packages of Debian and Python. Out: images that can
+be started here (`files_of`) or imported into nodes (`archive`).
 
-No registry is asked, so Debian's Python stands in for the image that the Dockerfiles begin from:
-their argument BASE names it, without the digest that only the real one has. Nothing else differs:
-what they do not add is in no image. Dependencies are installed once for each content of the
-Dockerfiles and of the files that list them (2 to 3 minutes, 1.2 GB); then a changed source file
-costs seconds. All of it is in the user's cache.
+The build uses no image registry, so Debian's Python replaces the Dockerfiles' base image: the
+argument BASE names it, without the real image's digest. Nothing else differs. Dependencies are
+installed once per content of the Dockerfiles and of the files that list them (2 to 3 minutes, 1.2
+GB); after that, a changed source file costs seconds. Everything is in the user's cache.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from tests.support.project.cache import Progress, locked, made_once
 from tests.support.project.dockerfiles import Stage, in_context, lineage, stages_of
 
 CHECKOUT = Path(__file__).parents[3]
-# The images of so many states of the sources are kept, 60 MB each.
+# Keep images of this many states of the sources, 60 MB each.
 KEPT_SOURCES = 20
-# Else each checkout's own times would make its layers anew.
+# A fixed time, because the files' own times would change the layers of each checkout.
 _TIME = 1_600_000_000
 _BASE = re.compile(r"python:(?P<version>3\.\d+)\.\d+-slim-(?P<suite>[a-z]+)")
-# What is at other places in the real one: /usr/local/bin is on its PATH, /usr/bin too.
+# Match the real image's layout: python in /usr/local/bin, and pip may install system-wide.
 _PREPARE_BASE = """
 set -e
 for name in python python3; do ln -s /usr/bin/python{version} "$1/usr/local/bin/$name"; done
@@ -45,7 +44,7 @@ rm "$1/usr/lib/python{version}/EXTERNALLY-MANAGED"
 
 @dataclass(frozen=True)
 class Target:
-    """An image, made by a stage of a room's Dockerfile; "" is the last one."""
+    """An image, built by a stage of the Dockerfile in folder `room`; "" is the last stage."""
 
     name: str
     room: str
@@ -57,22 +56,22 @@ class Target:
 
     @property
     def stages(self) -> list[Stage]:
-        """What it is made from, itself last."""
+        """The stages that the image is built from, itself last."""
         stages = stages_of(self.file.read_text())
         [last] = [one for one in stages if one.name == self.stage]
         names = re.findall(r"--from=(\S+)", " ".join(last.texts("COPY")))
         copied = [one for one in stages if one.name in names]
-        whole = [one for stage in (*copied, last) for one in reversed([*lineage(stages, stage)])]
-        return list(dict.fromkeys(whole))
+        ordered = [one for stage in (*copied, last) for one in reversed([*lineage(stages, stage)])]
+        return list(dict.fromkeys(ordered))
 
     @property
     def base(self) -> str:
-        """Without its digest."""
+        """The name of the base image, without its digest."""
         return self.stages[0].image.partition("@")[0]
 
     @property
     def requirements(self) -> list[Path]:
-        """The files that say what is installed: all that is copied of the checkout by name."""
+        """The files that list the packages to install: all .txt files that the stages copy."""
         words = [
             one
             for stage in self.stages
@@ -86,24 +85,24 @@ class Target:
 OPERATOR = Target("operator", "operator")
 ROUTER = Target("router", "router")
 SIM = Target("sim", "node", "sim")
-# 5 GB where pip finds no other torch than CUDA's.
+# 5 GB if pip finds only torch with CUDA.
 TORCH = Target("torch", "node", "cpu")
 SMALL = (OPERATOR, ROUTER, SIM)
 
 
 class Build:
-    """Images of one state of the sources."""
+    """Images built from one state of the sources."""
 
     def __init__(self, buildah: Buildah, source: str) -> None:
         self._buildah = buildah
         self._source = source
 
     def archive(self, target: Target) -> Path:
-        """For nodes that have all of its layers but the last (see `disk`)."""
+        """An archive for nodes that have all of the image's layers except the last (see `disk`)."""
         return _folder(self._buildah, self._source) / f"{target.name}.tar"
 
     def write_whole(self, target: Target, archive: Path) -> None:
-        """For any node."""
+        """Write an archive with all layers, for any node."""
         _write(self._buildah, target, self._source, archive, whole=True)
 
     def facts(self, target: Target) -> Facts:
@@ -114,17 +113,17 @@ class Build:
 
 
 def image_name(target: Target) -> str:
-    """In the test cluster. One without a dot in its first part would be a public registry's."""
+    """The image's name in the test cluster. The dot in its first part marks a private registry."""
     return f"baton.test/{target.name}:1"
 
 
 def build_small(progress: Progress) -> Build:
-    """All images without torch."""
+    """Build all images without torch."""
     return _build("images", SMALL, progress)
 
 
 def build_torch(progress: Progress) -> Build:
-    """The node with torch, which is fetched once for each state of its Dockerfile and packages."""
+    """Build the node image with torch, which pip fetches once per Dockerfile and package list."""
     return _build("torch-images", (TORCH,), progress)
 
 
@@ -147,7 +146,7 @@ def _build(kind: str, targets: Sequence[Target], progress: Progress) -> Build:
             names = ", ".join(one.name for one in targets)
             progress(f"building images: {names} (seconds, or minutes for new dependencies)")
             _make(buildah, source, targets, context, progress)
-            _forget(buildah, targets)
+            _remove_old(buildah, targets)
         _folder(buildah, source).touch()
     return Build(buildah, source)
 
@@ -164,7 +163,7 @@ def _make(
     made.mkdir()
     for target in targets:
         for stage in target.stages[:-1]:
-            # With a name its layers stay in the cache.
+            # A tag keeps the stage's layers in the cache.
             tag = f"{target.room}-{stage.name}:stage"
             file = context / target.room / "Dockerfile"
             buildah.build(file, stage.name, target.base, context, tag)
@@ -189,8 +188,8 @@ def _write(buildah: Buildah, target: Target, source: str, archive: Path, *, whol
         repack(archive, image_name(target), Path(exported), whole=whole)
 
 
-def _forget(buildah: Buildah, targets: Sequence[Target]) -> None:
-    """What was built from sources that nobody has asked for lately."""
+def _remove_old(buildah: Buildah, targets: Sequence[Target]) -> None:
+    """Remove the images of all but the most recently used sources."""
     sources = (buildah.folder / "sources").iterdir()
     newest = sorted(sources, key=lambda one: one.stat().st_mtime, reverse=True)
     old = newest[KEPT_SOURCES:]
@@ -207,15 +206,15 @@ def _tag(target: Target, source: str) -> str:
     return f"{target.name}:{source}"
 
 
-# --- what the builder sees ------------------------------------------------------------------------
+# --- the build context ----------------------------------------------------------------------------
 
 
 def _copy_context(folder: Path, targets: Sequence[Target]) -> str:
-    """What .dockerignore lets in, and the Dockerfiles themselves; a digest of it."""
+    """Copy the files that .dockerignore allows, and the Dockerfiles; return a digest of them."""
     rules = [line for line in (CHECKOUT / ".dockerignore").read_text().splitlines() if line]
     patterns = [line for line in rules if not line.startswith("#")]
     parts = []
-    for path in sorted({*_sent(patterns), *(one.file for one in targets)}):
+    for path in sorted({*_context_files(patterns), *(one.file for one in targets)}):
         name = path.relative_to(CHECKOUT)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / name)
@@ -227,7 +226,7 @@ def _copy_context(folder: Path, targets: Sequence[Target]) -> str:
     return _digest(parts)
 
 
-def _sent(patterns: Sequence[str]) -> Iterator[Path]:
+def _context_files(patterns: Sequence[str]) -> Iterator[Path]:
     for top in CHECKOUT.iterdir():
         if in_context(patterns, top.name) or in_context(patterns, f"{top.name}/file"):
             for path in [top] if top.is_file() else top.rglob("*"):
@@ -242,13 +241,13 @@ def _digest(parts: Sequence[bytes]) -> str:
     return digest.hexdigest()[:16]
 
 
-# --- what the Dockerfiles begin from --------------------------------------------------------------
+# --- the base image -------------------------------------------------------------------------------
 
 
 def _base(name: str, progress: Progress) -> Path:
-    """Debian with its own Python of the same version, and pip, where the real image has them."""
+    """Debian with its own Python of the same version, and pip, at the real image's paths."""
     known = _BASE.fullmatch(name)
-    assert known is not None, f"the Dockerfiles begin from {name}, not from a slim Python"
+    assert known is not None, f"the Dockerfiles' base image {name} is no slim Python image"
     python = f"python{known['version']}"
     packages = (python, f"{python}-venv", "python3-pip", "ca-certificates")
     script = _PREPARE_BASE.format(version=known["version"])

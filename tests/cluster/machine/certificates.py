@@ -1,7 +1,7 @@
-"""Certificates of a cluster's components, and the kubeconfigs that show them.
+"""Certificates of a cluster's components, and kubeconfigs that use them.
 
-In: who there is, and under which names. Out: NAME.crt and NAME.key in a folder, signed by ca.crt
-(of `front-proxy` by its own authority, as the aggregation layer wants it), and sa.key, sa.pub.
+In: the certificates' holders. Out: NAME.crt and NAME.key in a folder, signed by ca.crt (the one of
+front-proxy by its own authority, as the aggregation layer requires), and sa.key and sa.pub.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Holder:
-    """What stands in a certificate. `name` is the authority's name, a slash, the file's name."""
+    """The subject of a certificate. `name` is AUTHORITY/FILE, by the names of their files."""
 
     name: str
     common_name: str
@@ -52,7 +52,7 @@ def write_certificates(programs: Path, folder: Path, holders: Iterable[Holder]) 
 
 
 def write_kubeconfig(path: Path, server: str, certificates: Path, name: str) -> Path:
-    """JSON is YAML; the certificates are named, not copied."""
+    """Write a kubeconfig in JSON, which is YAML too. It refers to the certificates' files."""
     authority, certificate, key = (
         str(certificates / file) for file in ("ca.crt", f"{name}.crt", f"{name}.key")
     )

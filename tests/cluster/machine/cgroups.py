@@ -1,7 +1,7 @@
-"""Control groups of a cluster's nodes: made before a kubelet, emptied and removed after it.
+"""Control groups of a cluster's nodes, created before a kubelet starts and removed after it ends.
 
-In: a group's name. Out: that group in every hierarchy that is mounted (each controller's own of
-version 1, or the one of version 2).
+In: a group's name. Out: that group in every mounted hierarchy (one per controller in version 1, a
+single one in version 2).
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ def make_group(name: str) -> None:
         group = hierarchy / name
         group.mkdir(exist_ok=True)
         for file in ("cpuset.cpus", "cpuset.mems"):
-            # Version 1 does not pass them on, and lets no process in while they are empty.
+            # Version 1 does not inherit them, and admits no process while they are empty.
             if hierarchy != ROOT and (hierarchy / file).exists():
                 (group / file).write_text((hierarchy / file).read_text())
         if (group / "cgroup.subtree_control").exists():
             for above in (hierarchy, group):
-                given = (above / "cgroup.controllers").read_text().split()
-                words = " ".join(f"+{controller}" for controller in given)
-                (above / "cgroup.subtree_control").write_text(words)
+                available = (above / "cgroup.controllers").read_text().split()
+                enabled = " ".join(f"+{controller}" for controller in available)
+                (above / "cgroup.subtree_control").write_text(enabled)
 
 
 def groups(prefix: str) -> list[Path]:
-    """The groups whose name begins so, in each hierarchy."""
+    """The groups whose names begin with `prefix`, in each hierarchy."""
     return [path for one in hierarchies() for path in sorted(one.glob(f"{prefix}*"))]
 
 
 def members(prefix: str) -> list[psutil.Process]:
-    """Processes in those groups, or below."""
+    """The processes in groups with this prefix, and in their subgroups."""
     pids = set()
     for group in groups(prefix):
         for file in group.rglob("cgroup.procs"):
             with suppress(OSError):
                 pids |= {int(pid) for pid in file.read_text().split()}
-    found = []
+    processes = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
+            processes.append(psutil.Process(pid))
+    return processes
 
 
 def remove_groups(prefix: str) -> None:
-    """Their processes are dead; the kernel lets go of them a moment later."""
+    """Remove the groups. Retry, because the kernel releases dead processes a moment later."""
     deadline = time.monotonic() + REMOVE_S
     for group in groups(prefix):
         inner = [path for path in group.rglob("*") if path.is_dir()]

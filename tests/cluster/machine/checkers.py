@@ -1,9 +1,9 @@
-"""Checkers of manifests that nobody here wrote: kube-score, trivy and checkov, in pinned versions.
+"""Third-party checkers of manifests: kube-score, trivy and checkov, in pinned versions.
 
-In: the folder beside this package: a Go module each of kube-score and of trivy's scanners, and
-checkov's packages. Out: a folder with these programs, made once and then found in the user's cache;
-what each finds in a folder of NAME.yaml and NAME.Dockerfile. `make cluster-tools` makes them (3 to
-5 minutes on two cores, 0.4 GB); the tests only look.
+In: the folder tests/cluster/checkers: one Go module for kube-score, one for trivy's scanners, and
+checkov's packages. Out: a folder with these programs, built once and kept in the user's cache, and
+their findings in a folder of NAME.yaml and NAME.Dockerfile. `make cluster-tools` builds them (3 to
+5 minutes on two cores, 0.4 GB); tests never build.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SOURCE = Path(__file__).parents[1] / "checkers"
 _PACKAGES = SOURCE / "checkov.txt"
 _KIND = "checkers"
 _TIMEOUT_S = 300.0
-# The oldest that the chart takes.
+# The oldest version that the chart supports.
 _KUBERNETES = "v1.30"
 _GRADE_OK = 10
 
 
 class Finding(NamedTuple):
-    """A check that failed for a file of the folder, which is named without its suffix."""
+    """A failed check of a file in the folder; `file` has no suffix."""
 
     check: str
     file: str
@@ -37,13 +37,13 @@ class Finding(NamedTuple):
 
 
 def built_checkers() -> Path | None:
-    """Their folder, if they have been built."""
+    """The checkers' folder, if they have been built."""
     folder = cache_folder() / f"{_KIND}-{_digest()}"
     return folder if is_made(folder) else None
 
 
 def build_checkers(progress: Progress) -> Path:
-    """Their folder, after the build if need be."""
+    """Build the checkers if necessary, and return their folder."""
     return made_once(_KIND, _digest(), lambda folder: _build(folder, progress))
 
 
@@ -74,10 +74,10 @@ def _build_go(folder: Path, name: str, package: str, progress: Progress) -> None
 
 
 def kube_score(checkers: Path, folder: Path) -> list[Finding]:
-    """Its checks are of several things at once, so its comment belongs to the check's name."""
+    """One check covers several rules, so the comment is part of the check's name."""
     files = sorted(str(path) for path in folder.rglob("*.yaml"))
     flags = ["--output-format=json", f"--kubernetes-version={_KUBERNETES}"]
-    found = _told([str(checkers / "kube-score"), "score", *flags, *files], {0, 1})
+    found = _run_json([str(checkers / "kube-score"), "score", *flags, *files], {0, 1})
     return [
         Finding(f"{one['check']['id']}: {comment['summary']}", _name(folder, file), "")
         for file, one in ((each["file_name"], one) for each in found for one in each["checks"])
@@ -87,7 +87,7 @@ def kube_score(checkers: Path, folder: Path) -> list[Finding]:
 
 
 def trivy(checkers: Path, folder: Path) -> list[Finding]:
-    found = _told([str(checkers / "trivy"), str(folder)], {0})
+    found = _run_json([str(checkers / "trivy"), str(folder)], {0})
     return [
         Finding(one["check"], _name(folder, folder / one["file"]), one["message"]) for one in found
     ]
@@ -97,9 +97,9 @@ def checkov(checkers: Path, folder: Path) -> list[Finding]:
     python = str(checkers / "checkov" / "bin" / "python")
     flags = ["--framework=kubernetes", "--framework=dockerfile", "--skip-download", "--output=json"]
     words = [python, "-m", "checkov.main", f"--directory={folder}", *flags, "--compact", "--quiet"]
-    found, told = [], _told(words, {0, 1})
-    # A list of reports, unless there is but one.
-    for report in told if isinstance(told, list) else [told]:
+    found, output = [], _run_json(words, {0, 1})
+    # checkov prints a list of reports, or a single report.
+    for report in output if isinstance(output, list) else [output]:
         assert not report["summary"]["parsing_errors"]
         for one in report["results"]["failed_checks"]:
             name = _name(folder, one["file_abs_path"])
@@ -111,8 +111,8 @@ def _name(folder: Path, file: str | Path) -> str:
     return Path(file).relative_to(folder).with_suffix("").as_posix()
 
 
-def _told(words: list[str], codes: set[int]) -> Any:
-    """The JSON that a checker prints; 1 is how some say that they found something."""
+def _run_json(words: list[str], codes: set[int]) -> Any:
+    """Run a checker and parse its JSON. Some exit with 1 if they have findings."""
     done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
     assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return json.loads(done.stdout)

@@ -1,8 +1,8 @@
 """A Kubernetes cluster as its users have it: a kubeconfig, kubectl and helm.
 
-In: a kubeconfig and a folder for caches. Out: what the commands print; CommandFailed with their
-error output where they fail. Tests get a machine of our own (ControlPlane, Cluster), or this class
-itself for an existing cluster; what would break a cluster that is not ours skips there.
+In: a kubeconfig and a folder for caches. Out: the commands' output, or CommandFailed with their
+error output. Tests get a cluster of our own (ControlPlane, Cluster), or this class itself for an
+existing cluster; there, methods that would break the cluster skip the test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMAND_TIMEOUT_S = 400.0
 
 
 class CommandFailed(Exception):
-    """kubectl or helm ended with a code that is not 0."""
+    """kubectl or helm exited with a code other than 0."""
 
     def __init__(self, words: Sequence[str], code: int, output: str, error: str) -> None:
         super().__init__(f"{' '.join(words)}: code {code}: {error.strip()}")
@@ -41,12 +41,12 @@ class Kubernetes:
     def kubectl(
         self, *words: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> str:
-        """What it printed. `stdin` is for `apply -f -`."""
+        """Run kubectl and return its output. `stdin` is for `apply -f -`."""
         return _run(self._words(*words), stdin, {"KUBERC": "off"}, timeout_s)
 
     @contextmanager
     def following(self, *words: str) -> Iterator[list[str]]:
-        """The lines that kubectl has printed by now. It ends by itself, or when it is left."""
+        """Run kubectl while the block runs. The list grows with the lines that it prints."""
         lines: list[str] = []
 
         def read(printed: IO[str]) -> None:
@@ -82,13 +82,13 @@ class Kubernetes:
         if labels:
             pairs = [f"{key}={value}" for key, value in labels.items()]
             self.kubectl("label", "namespace", name, *pairs)
-        # Whatever controllers put into each: afterwards it stays as it is.
+        # Controllers create these objects in each namespace; after that it stays unchanged.
         made = ("serviceaccount/default", "configmap/kube-root-ca.crt")
         self.kubectl("wait", "--for=create", *made, "-n", name, "--timeout=180s")
         return name
 
     def delete_namespace(self, name: str) -> None:
-        """Ask for it and do not wait: nobody uses the name again."""
+        """Start the deletion without waiting: no test uses the name again."""
         self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
     def stop_apiserver(self) -> None:
@@ -99,44 +99,44 @@ class Kubernetes:
 
     @property
     def nodes(self) -> list[str]:
-        """Names of the nodes, if any."""
+        """The names of the cluster's nodes."""
         return self.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
 
     @property
     def host_address(self) -> str:
-        """This machine, as pods see it: for servers that a test runs itself."""
+        """This machine's address as pods see it, for servers that a test runs itself."""
         needs("own_cluster")
         return ""
 
     def kill_node(self, name: str) -> None:
-        """As a power cut would: nothing on it gets a signal that it could answer."""
+        """Kill a node like a power cut: no process on it can handle a signal."""
         needs("own_cluster")
 
     def start_node(self, name: str) -> None:
-        """After kill_node; returns when it is Ready. Its images are still there."""
+        """Start a killed node with its old disk, and wait until it is Ready."""
         needs("own_cluster")
 
     def restart_kubelet(self, name: str) -> None:
-        """Pods go on running meanwhile; returns when the node has reported since."""
+        """Restart the kubelet while pods keep running, and wait for the node's next report."""
         needs("own_cluster")
 
     def set_gpus(self, node: str, count: int) -> None:
-        """The node says that it has so many; containers see none of them."""
+        """Make the node report `count` GPUs, which no container can use."""
         needs("own_cluster")
 
     def import_image(self, archive: Path) -> None:
-        """Bring an image to every node. Those of an existing cluster must have it already."""
+        """Import an image into every node. Nodes of an existing cluster must already have it."""
 
     @contextmanager
     def reach(self, namespace: str, service: str, port: int) -> Iterator[str]:
-        """The URL of a service, from here. By its own address where that can be reached."""
+        """The URL of a service from this machine: here by a port forward."""
         words = self._words("port-forward", "-n", namespace, f"service/{service}", f":{port}")
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forward:
             assert forward.stdout is not None
             line = forward.stdout.readline()
             try:
                 found = re.search(r"127\.0\.0\.1:(\d+)", line)
-                assert found, f"kubectl port-forward to {service} said {line!r}"
+                assert found, f"kubectl port-forward to {service} printed {line!r}"
                 yield f"http://127.0.0.1:{found[1]}"
             finally:
                 forward.kill()

@@ -1,9 +1,9 @@
-"""A whole Kubernetes on this machine: a control plane and nodes that run real containers.
+"""A complete Kubernetes cluster on this machine: a control plane and nodes that run containers.
 
-In: the programs, the nodes' disk, a slot (see `addresses`). Out: a cluster about 10 s later,
-whose pods, services and API server this machine reaches by their addresses, and which can reach
-nothing but this machine. Closing it removes processes, mounts, control groups, namespaces, routes
-and files; each start first does the same for its slot: the run before may have been killed.
+In: the programs, the nodes' disk, a slot (see `addresses`). Out: about 10 s later, a cluster whose
+pods, services and API server this machine reaches by their addresses. The cluster can reach only
+this machine. Closing it removes its processes, mounts, control groups, network namespaces, routes
+and files. Each start first removes the left-overs of a killed run in its slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.cluster.machine import dns
 from tests.cluster.machine.certificates import node_holder, write_kubeconfig
 from tests.cluster.machine.control_plane import ControlPlane, Site
 from tests.cluster.machine.network import CORE
-from tests.cluster.machine.node import Node, Surroundings
+from tests.cluster.machine.node import Node, NodeContext
 from tests.cluster.machine.node_files import proxy_flags
 from tests.cluster.machine.sweep import Slot
 
@@ -33,14 +33,14 @@ class Cluster(ControlPlane):
         super().__init__(programs, slot.state, _site(slot))
         self._slot = slot
         self._network = slot.network
-        around = Surroundings(
+        context = NodeContext(
             programs, disk, slot.state, self.url, slot.addresses, slot.network, self._processes
         )
-        self._nodes = {name: Node(name, at, around) for at, name in enumerate(NODES, start=1)}
+        self._nodes = {name: Node(name, at, context) for at, name in enumerate(NODES, start=1)}
 
     @property
     def host_address(self) -> str:
-        """This machine, as pods see it: for servers that a test runs itself."""
+        """This machine's address as pods see it, for servers that a test runs itself."""
         return self._slot.addresses.host
 
     def boot(self) -> None:
@@ -52,24 +52,24 @@ class Cluster(ControlPlane):
         with ThreadPoolExecutor(len(NODES)) as pool:
             list(pool.map(self._boot_node, self._nodes.values()))
         self._start_dns()
-        # This machine's connections to services pass `core`; there is no node, so it borrows one.
+        # This machine's connections to services pass `core`. It is no node, so use a node's name.
         flags = proxy_flags(self._state, self._slot.addresses, NODES[0])
         self._start("kube-proxy", ["kube-proxy", *flags])
         for name in NODES:
             self._wait_ready(name)
 
     def kill_node(self, name: str) -> None:
-        """As a power cut would: nothing on it gets a signal that it could answer."""
+        """Kill a node like a power cut: no process on it can handle a signal."""
         self._nodes[name].kill()
 
     def start_node(self, name: str) -> None:
-        """After kill_node; returns when it is Ready. Its images are still there."""
+        """Start a killed node with its old disk, and wait until it is Ready."""
         self._nodes[name].start()
         self._nodes[name].join()
         self._wait_ready(name)
 
     def restart_kubelet(self, name: str) -> None:
-        """Pods go on running meanwhile; returns when the node has reported since."""
+        """Restart the kubelet while pods keep running, and wait for the node's next report."""
         self._nodes[name].stop_kubelet()
         before = self._last_report(name)
         self._nodes[name].start_kubelet()
@@ -78,12 +78,12 @@ class Cluster(ControlPlane):
         )
 
     def import_image(self, archive: Path) -> None:
-        """To every node; `archive` is a tar that `images` wrote."""
+        """Import an image into every node; `archive` is a tar file written by `images`."""
         with ThreadPoolExecutor(len(NODES)) as pool:
             list(pool.map(lambda node: node.import_image(archive), self._nodes.values()))
 
     def set_gpus(self, node: str, count: int) -> None:
-        """The node says that it has so many; containers see none of them."""
+        """Make the node report `count` GPUs, which no container can use."""
         amounts = {"nvidia.com/gpu": str(count)}
         patch = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
         self.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", patch)
@@ -131,7 +131,7 @@ def _site(slot: Slot) -> Site:
         first_service_address=addresses.first_service,
         enter=slot.network.enter(CORE),
         holders=tuple(node_holder(name, addresses.node(at)) for at, name in enumerate(NODES, 1)),
-        # By their defaults a dead node would be noticed after 50 s. One whose kubelet gets no turn
-        # for 10 s is not dead.
+        # The default grace period is 50 s. 20 s still tolerate a kubelet that a busy machine delays
+        # for 10 s.
         controller_flags=("--node-monitor-grace-period=20s", "--node-monitor-period=1s"),
     )

@@ -1,8 +1,8 @@
 """A control plane: etcd, API server, controller manager and scheduler.
 
-In: the programs, a folder for state, a Site that says on which address and with which flags they
-listen. Out: a Kubernetes without nodes, about 9 s later: everything but the running of pods. It
-needs no root; several live side by side.
+In: the programs, a folder for state, and a Site with addresses and flags. Out: about 9 s later, a
+Kubernetes cluster without nodes, which can do everything except run pods. It needs no root, and
+several can run at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _AGGREGATION = {
 
 @dataclass(frozen=True)
 class Site:
-    """Where a control plane lives. `enter` are words before each command: into which namespace."""
+    """A control plane's addresses and flags. `enter` is a prefix of each command (nsenter)."""
 
     address: str
     apiserver_port: int
@@ -86,22 +86,22 @@ class ControlPlane(Kubernetes):
         self.start_apiserver()
         self._start("kube-controller-manager", self._controller_manager())
         self._start("kube-scheduler", self._component("kube-scheduler"))
-        # Without it no pod is admitted; the controller manager makes it when it is ready.
+        # Pods need it to be admitted. The controller manager creates it once it is ready.
         self._wait_for("the default service account", "get", "serviceaccount", "default")
 
     def stop_apiserver(self) -> None:
-        """At once, and every connection with it."""
+        """Kill the API server, which breaks all its connections."""
         self._processes.stop("kube-apiserver")
 
     def start_apiserver(self) -> None:
-        """With the same data, port and certificates; returns when it is ready."""
+        """Start the API server, again with the same data and port; wait until it is ready."""
         self._start("kube-apiserver", self._apiserver())
         self._wait_for("the API server", "get", "--raw", "/readyz")
 
     def close(self) -> None:
         self._processes.close()
-        for held in self._ports:
-            held.close()
+        for reserved in self._ports:
+            reserved.close()
         shutil.rmtree(self._state, ignore_errors=True)
 
     def _start(self, name: str, words: list[str]) -> None:
@@ -119,19 +119,19 @@ class ControlPlane(Kubernetes):
         self._until(what, answered)
 
     def _until(self, what: str, problem: Callable[[], str]) -> None:
-        """Return once `problem()` is "" and everything runs; raise with what it said, and with logs
-        of the dead."""
+        """Return once `problem()` is "" and every process runs. Raise RuntimeError with the problem
+        and with the logs of ended processes."""
         deadline = time.monotonic() + BOOT_S
-        while (said := problem()) or self._processes.ended():
+        while (reason := problem()) or self._processes.ended():
             ended = self._processes.ended()
             if ended or time.monotonic() > deadline:
                 logs = "".join(f"\n--- {name}\n{self._processes.log_tail(name)}" for name in ended)
-                raise RuntimeError(f"{what} did not come: {said}; ended: {ended}{logs}")
+                raise RuntimeError(f"{what} is not ready: {reason}; ended: {ended}{logs}")
             time.sleep(0.1)
 
     def _local_site(self) -> Site:
         self._ports = [reserve_port("127.0.0.1", 0) for _ in range(3)]
-        first, second, third = (held.getsockname()[1] for held in self._ports)
+        first, second, third = (reserved.getsockname()[1] for reserved in self._ports)
         return Site(
             "127.0.0.1",
             apiserver_port=first,
@@ -139,7 +139,7 @@ class ControlPlane(Kubernetes):
             peer_port=third,
             services="10.96.0.0/16",
             first_service_address="10.96.0.1",
-            # Nobody could reach the API server by its Service: it listens on loopback alone.
+            # The API server listens only on loopback, so its Service needs no endpoint.
             apiserver_flags=("--endpoint-reconciler-type=none",),
         )
 
@@ -187,7 +187,7 @@ class ControlPlane(Kubernetes):
         ]
 
     def _component(self, name: str) -> list[str]:
-        """One that talks to the API server alone, and serves nothing itself."""
+        """The command of a component that only uses the API server and serves nothing itself."""
         config = self._state / f"{name}.conf"
         write_kubeconfig(config, self.url, self._certificates, name)
         kinds = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
@@ -203,10 +203,10 @@ class ControlPlane(Kubernetes):
             f"--service-account-private-key-file={folder}/sa.key",
             f"--cluster-signing-cert-file={folder}/ca.crt",
             f"--cluster-signing-key-file={folder}/ca.key",
-            # Nodes bring their own ranges of pod addresses.
+            # Nodes have fixed ranges of pod addresses.
             "--controllers=*,-node-ipam-controller,-node-route-controller",
             "--horizontal-pod-autoscaler-sync-period=5s",
-            # By its default of 20 requests/s it spends 4 s on the accounts of its controllers.
+            # At the default of 20 requests/s it needs 4 s for its controllers' service accounts.
             "--kube-api-qps=300",
             "--kube-api-burst=300",
             *self._site.controller_flags,

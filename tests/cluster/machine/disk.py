@@ -1,9 +1,9 @@
-"""A node's disk with the images that do not change from run to run.
+"""A node's disk, with the images that do not change from run to run.
 
-In: the images' parts in the user's cache. Out: a folder in that cache, made once by a containerd of
-our own, of which each node gets a copy in half a second: to import Python with all its packages
-into each node would take 10 s of both cores at each start. Of the images that Dockerfiles make it
-holds all layers but the last, which changes with the sources.
+In: the images' parts in the user's cache. Out: a folder in that cache, filled once by a containerd
+that we start. Each node copies it in half a second, while an import of Python and all packages
+would take 10 s of both cores at each start. It holds all layers of the Dockerfiles' images except
+the last ones, which change with the sources.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from tests.cluster.machine.builds import SMALL, Build
 from tests.cluster.machine.images import redis_image, write_pause_image
-from tests.cluster.machine.node import CONTAINERD_FOLDER, Node, Surroundings
+from tests.cluster.machine.node import CONTAINERD_FOLDER, Node, NodeContext
 from tests.cluster.machine.processes import Processes
 from tests.cluster.machine.sweep import free_slot
 from tests.support.project.cache import Progress, made_once
 
 
 def node_disk(programs: Path, build: Build, progress: Progress) -> Path:
-    """What `Cluster` takes; made where it is not there yet (half a minute)."""
+    """The disk for `Cluster`, made if it does not exist yet (half a minute)."""
     redis = redis_image(progress)
     version = subprocess.run(["containerd", "--version"], capture_output=True, check=True).stdout
     layers = [layer for target in SMALL for layer in build.facts(target).layers[:-1]]
@@ -48,10 +48,10 @@ def _import_into(folder: Path, programs: Path, archives: list[Path]) -> None:
         processes = Processes(slot.state / "logs", str(slot.state))
         try:
             slot.network.up()
-            around = Surroundings(
+            context = NodeContext(
                 programs, None, slot.state, "", slot.addresses, slot.network, processes
             )
-            node = Node("node-1", 1, around)
+            node = Node("node-1", 1, context)
             node.start()
             for archive in archives:
                 node.import_image(archive)

@@ -1,6 +1,7 @@
 """The cluster's DNS: CoreDNS as a process beside the control plane, on the address of `core`.
 
-It knows the cluster's own names and refuses every other at once: there is no way out.
+It resolves only the cluster's own names and refuses all others at once, because the cluster cannot
+reach other networks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def write_corefile(path: Path, address: str, kubeconfig: Path) -> Path:
 
 
 def rights() -> str:
-    """Manifests that let it read what it answers from."""
+    """Manifests that grant CoreDNS the reads that it needs."""
     group = "rbac.authorization.k8s.io"
     metadata = {"name": "test:dns"}
     role = {

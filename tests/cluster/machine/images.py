@@ -1,11 +1,11 @@
 """The images that pods of the test cluster run.
 
     baton.test/operator:1, baton.test/router:1, baton.test/sim:1   of the Dockerfiles (see `builds`)
-    baton.test/redis:7   redis-server and redis-cli, of Debian
-    baton.test/pause:1   what holds a pod's namespaces
+    baton.test/redis:7   redis-server and redis-cli from Debian
+    baton.test/pause:1   the program that holds a pod's namespaces
 
-In: the checkout, Debian's and Python's packages. Out: archives (see `oci`). What takes long is kept
-in the user's cache. For nodes that are not ours:
+In: the checkout, packages of Debian and Python. Out: archives (see `oci`). Slow parts are kept in
+the user's cache. To write the archives for an existing cluster's nodes:
 
     python -m tests.cluster.machine.images FOLDER
 """
@@ -25,7 +25,7 @@ from tests.cluster.machine.builds import OPERATOR, ROUTER, SIM, SMALL, build_sma
 from tests.cluster.machine.layers import SEARCH_PATH, Layer
 from tests.cluster.machine.node_files import PAUSE_IMAGE
 from tests.cluster.machine.oci import Image, write_image
-from tests.cluster.machine.programs import say
+from tests.cluster.machine.programs import print_progress
 from tests.support.project.cache import Progress, made_once
 from tests.support.project.debian import install_needed, unpack_redis
 
@@ -44,7 +44,7 @@ def write_pause_image(archive: Path, programs: Path) -> None:
 
 
 def redis_image(progress: Progress) -> Path:
-    """Its archive, in the cache."""
+    """The archive of the Redis image, in the cache."""
     known: Mapping[str, str] = platform.freedesktop_os_release()
     recipe = hashlib.sha256(Path(layers.__file__).read_bytes()).hexdigest()[:8]
     digest = f"{known['ID']}-{known.get('VERSION_ID', '')}-{recipe}"
@@ -67,13 +67,13 @@ def _write_redis(folder: Path, progress: Progress) -> None:
 
 
 def main() -> None:
-    """Write what pods run as whole archives, for the nodes of a cluster that is not ours."""
+    """Write archives with all layers, for the nodes of an existing cluster."""
     folder = Path(sys.argv[1])
-    install_needed(say)
-    build = build_small(say)
+    install_needed(print_progress)
+    build = build_small(print_progress)
     for target in SMALL:
         build.write_whole(target, folder / f"{target.name}.tar")
-    shutil.copy(redis_image(say), folder)
+    shutil.copy(redis_image(print_progress), folder)
 
 
 if __name__ == "__main__":

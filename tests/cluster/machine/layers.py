@@ -1,7 +1,7 @@
-"""Layers of images, copied from this machine: programs, and every library that they load.
+"""Image layers copied from this machine: programs, and all libraries that they load.
 
-In: files and folders of this machine. Out: a tar in which they lie at the same absolute paths (or
-below another root), readable by everybody and owned by root.
+In: files and folders of this machine. Out: a tar file with the same absolute paths (or paths
+relative to another root), in which all files are readable by everyone and owned by root.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path, PurePosixPath
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-# What a shell script in a pod may expect.
+# Commands for shell scripts in pods.
 BASICS = ("sh", "cat", "date", "echo", "env", "head", "id", "ls", "mkdir", "rm", "sleep", "true")
 _LIBRARY = re.compile(r"^\s+(?:\S+ => )?(/\S+) \(0x", re.MULTILINE)
 _MISSING = re.compile(r"^\s+(\S+) => not found", re.MULTILINE)
-# As Debian has had it since version 12.
+# Folders that are links below /usr, as in Debian since version 12.
 _MERGED = ("bin", "lib", "lib64", "sbin")
 
 
 class Layer:
-    """`with Layer(path) as layer:` and then `add_...`. What is there already is not added again."""
+    """`with Layer(path) as layer:` and then `add_...`. A path is added only once."""
 
     def __init__(self, path: Path, root: Path = Path("/")) -> None:
-        """Files below `root` lie below / in the image."""
+        """Paths below `root` are relative to / in the image."""
         self._tar = tarfile.TarFile(path, "w", format=tarfile.PAX_FORMAT)
         self._root = root
         self._there: set[str] = set()
@@ -41,7 +41,7 @@ class Layer:
         self._tar.close()
 
     def add(self, path: Path, at: str = "") -> None:
-        """One file or link."""
+        """Add one file or link."""
         name = _merged(at or self._place(path))
         if name in self._there:
             return
@@ -51,7 +51,7 @@ class Layer:
             self._programs.append(path)
 
     def add_copy(self, path: Path) -> None:
-        """A file under this name, even where it is a link here."""
+        """Add a file under this name, even if the path is a link on this machine."""
         self.add(path.resolve(), self._place(path))
 
     def add_text(self, name: str, content: str) -> None:
@@ -60,7 +60,7 @@ class Layer:
         self._tar.addfile(info, io.BytesIO(content.encode()))
 
     def add_base(self) -> None:
-        """What any image has: users, name look-up, certificates, the few commands of BASICS."""
+        """Add the base of any image: users, name look-up, certificates, the commands of BASICS."""
         for name in _MERGED:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
@@ -78,7 +78,7 @@ class Layer:
             self.add(path.resolve(), f"usr/bin/{name}")
 
     def add_libraries(self, folders: Iterable[Path] = ()) -> None:
-        """All that the programs and libraries added so far load. `folders` are searched first."""
+        """Add all libraries that the files added so far load. `folders` are searched first."""
         search = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
         done = subprocess.run(
             ["ldd", *map(str, self._programs)],
@@ -104,7 +104,7 @@ def _merged(name: str) -> str:
 def _for_everybody(info: tarfile.TarInfo) -> tarfile.TarInfo:
     info.uid = info.gid = 0
     info.uname = info.gname = ""
-    info.mtime = int(info.mtime)  # a fraction would cost a header block each
+    info.mtime = int(info.mtime)  # a fraction would need an extra header block per file
     info.mode |= 0o555 if info.mode & 0o100 else 0o444
     return info
 

@@ -1,9 +1,9 @@
-"""A cluster's network: namespaces without a way out.
+"""A cluster's network: network namespaces that cannot reach other networks.
 
-In: addresses of one slot, a folder. Out: network namespaces (files in that folder), the links
-between them, and this machine's routes to pods, services and nodes. Where the namespaces are not
-there, or no longer, packets to those addresses go nowhere (blackhole routes): never out by this
-machine's default route.
+In: the addresses of one slot, a folder. Out: network namespaces (files in that folder), the links
+between them, and this machine's routes to pods, services and nodes. While the namespaces do not
+exist, blackhole routes drop packets to those addresses, so that none leaves through this machine's
+default route.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.cluster.machine.addresses import Addresses
 
 CORE = "core"
 REMOVE_S = 60.0
-# Worse than any other, so that it counts only while there is no other.
+# The worst metric, so that any other route takes precedence.
 _LAST = ("metric", "9999")
 
 
@@ -26,14 +26,14 @@ class Network:
         self._folder = folder
 
     def enter(self, name: str) -> tuple[str, ...]:
-        """Words before a command that shall run there. Not `ip netns exec`, which mounts another
-        /sys and so hides the control groups."""
+        """A command prefix that enters the namespace `name`. It is not `ip netns exec`, which
+        mounts another /sys and so hides the control groups."""
         return ("nsenter", f"--net={self._folder / name}")
 
     def up(self) -> None:
         at, link = self._addresses, f"{self._addresses.name}-host"
         self._folder.mkdir(parents=True)
-        # A killed run with another cache may have left it; whoever holds the slot owns the name.
+        # A killed run with another cache may have left this link. The slot's holder owns its name.
         subprocess.run(["ip", "link", "delete", link], capture_output=True)
         for destination in at.ranges():
             run("ip", "route", "add", "blackhole", destination, *_LAST)
@@ -47,7 +47,7 @@ class Network:
         self._ip(CORE, "link", "add", "nodes", "type", "bridge")
         self._ip(CORE, "address", "add", f"{at.core}/24", "dev", "nodes")
         self._ip(CORE, "link", "set", "nodes", "up")
-        # So that a connection to a service leaves at all: kube-proxy then turns it to a pod.
+        # Connections to services need a route before kube-proxy can redirect them to a pod.
         self._ip(CORE, "route", "add", at.services, "dev", "nodes")
         for destination in at.ranges():
             run("ip", "route", "add", destination, "via", at.core_to_host)
@@ -66,34 +66,34 @@ class Network:
         self._ip(CORE, "route", "replace", at.node_pods(index), "via", at.node(index))
 
     def remove_node(self, name: str) -> None:
-        """With its links, rules and the pods' bridge. Its processes must be dead."""
+        """Remove a node's namespace, links, rules and bridge. Its processes must be dead."""
         run("umount", str(self._folder / name))
         (self._folder / name).unlink()
 
     def down(self) -> None:
-        """Remove whatever there is of this slot. Blackholes last."""
+        """Remove all namespaces and routes of this slot, blackhole routes last."""
         for mount in self.mounts():
             run("umount", mount)
         deadline = time.monotonic() + REMOVE_S
-        # With a namespace its link goes, and with that its routes, but a moment later.
+        # The kernel removes a namespace's links and their routes a moment after the namespace.
         while routes := self.routes():
             for route in routes:
                 subprocess.run(["ip", "route", "delete", *route.split()], capture_output=True)
             assert time.monotonic() < deadline, f"routes stay: {routes}"
 
     def mounts(self) -> list[str]:
-        """The namespaces that are open."""
+        """The mount points of this slot's namespaces."""
         lines = Path("/proc/self/mounts").read_text().splitlines()
         paths = [line.split()[1] for line in lines]
         return [path for path in paths if Path(path).is_relative_to(self._folder)]
 
     def routes(self) -> list[str]:
-        """This machine's routes to this slot, blackholes last."""
-        found = []
+        """This machine's routes to this slot, blackhole routes last."""
+        listed = []
         for destination in self._addresses.ranges():
-            found += run("ip", "route", "show", "root", destination).splitlines()
-        words = [route.removesuffix("linkdown").strip() for route in found]
-        return sorted(words, key=lambda route: route.startswith("blackhole"))
+            listed += run("ip", "route", "show", "root", destination).splitlines()
+        cleaned = [route.removesuffix("linkdown").strip() for route in listed]
+        return sorted(cleaned, key=lambda route: route.startswith("blackhole"))
 
     def _ip(self, namespace: str, *words: str) -> None:
         run(*self.enter(namespace), "ip", *words)

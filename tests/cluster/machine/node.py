@@ -1,9 +1,9 @@
 """A node: containerd, kubelet and kube-proxy in namespaces of their own.
 
-In: a name, an index, the cluster's addresses and certificates. Out: a node that registers itself,
-and whose pods are real containers. One process id and one mount namespace hold all of it: killing
-its first process is what a power cut is to a machine. Nothing of this machine outside the state
-folder is written: folders and kernel settings that the programs insist on are covered inside.
+In: a name, an index, the cluster's addresses and certificates. Out: a node that registers itself
+and whose pods are real containers. Its processes share a PID and a mount namespace, so killing the
+first process kills all of them like a power cut. The node writes nothing outside its state folder:
+inside its namespaces, mounts cover the folders and kernel settings that its programs write to.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CONTAINERD_FOLDER = "containerd"
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What all nodes of a cluster share. Without a disk nodes have no images, not even pause."""
+class NodeContext:
+    """What all nodes of a cluster share. With `disk` None, nodes have no images, not even pause."""
 
     programs: Path
     disk: Path | None
@@ -42,61 +42,61 @@ class Surroundings:
 
 
 class Node:
-    def __init__(self, name: str, index: int, around: Surroundings) -> None:
+    def __init__(self, name: str, index: int, context: NodeContext) -> None:
         self.name = name
         self._index = index
-        self._around = around
-        self._folder = around.state / name
-        self._group = f"{around.addresses.name}-{name}"
+        self._context = context
+        self._folder = context.state / name
+        self._group = f"{context.addresses.name}-{name}"
         self._enter: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Its namespaces and containerd; `join` is next. Its disk is as it was left."""
-        node_files.write(self._folder, self.name, self._group, self._around.addresses, self._index)
+        """Create the namespaces and start containerd on the old disk; call `join` next."""
+        node_files.write(self._folder, self.name, self._group, self._context.addresses, self._index)
         images = self._folder / CONTAINERD_FOLDER
-        if self._around.disk is not None and not images.exists():
-            _copy_disk(self._around.disk / CONTAINERD_FOLDER, images)
-        self._around.network.add_node(self.name, self._index)
+        if self._context.disk is not None and not images.exists():
+            _copy_disk(self._context.disk / CONTAINERD_FOLDER, images)
+        self._context.network.add_node(self.name, self._index)
         make_group(self._group)
         self._enter = self._open_namespaces()
         self._run("containerd", "containerd", f"--config={self._folder / 'containerd.toml'}")
         self._until(lambda: self._ctr("version").returncode == 0, "containerd")
 
     def join(self) -> None:
-        """kubelet and kube-proxy: from here on the API server knows it."""
+        """Start kubelet, which registers the node, and kube-proxy."""
         self.start_kubelet()
         self._run(
             "kube-proxy",
-            str(self._around.programs / "kube-proxy"),
-            *node_files.proxy_flags(self._around.state, self._around.addresses, self.name),
+            str(self._context.programs / "kube-proxy"),
+            *node_files.proxy_flags(self._context.state, self._context.addresses, self.name),
         )
 
     def start_kubelet(self) -> None:
-        certificates = self._around.state / "certificates"
+        certificates = self._context.state / "certificates"
         kubeconfig = node_files.kubelet_kubeconfig(
-            self._folder, self._around.server, certificates, self.name
+            self._folder, self._context.server, certificates, self.name
         )
         self._run(
             "kubelet",
-            str(self._around.programs / "kubelet"),
+            str(self._context.programs / "kubelet"),
             f"--config={self._folder / 'kubelet.json'}",
             f"--kubeconfig={kubeconfig}",
             f"--root-dir={self._folder / 'kubelet'}",
             f"--cert-dir={self._folder / 'kubelet'}",
             f"--hostname-override={self.name}",
-            f"--node-ip={self._around.addresses.node(self._index)}",
+            f"--node-ip={self._context.addresses.node(self._index)}",
         )
 
     def stop_kubelet(self) -> None:
-        self._around.processes.stop(self._process("kubelet"))
+        self._context.processes.stop(self._process("kubelet"))
 
     def kill(self) -> None:
-        """Everything on it at once, its links included. Its disk stays."""
+        """Kill all processes at once and remove the links. The disk stays."""
         for what in ("init", "kubelet", "kube-proxy", "containerd"):
-            self._around.processes.stop(self._process(what))
-        # The kernel has sent them the signal already; here we wait until they are gone.
+            self._context.processes.stop(self._process(what))
+        # The kernel has already sent SIGKILL to them; this waits until they are gone.
         kill_all(members(self._group))
-        self._around.network.remove_node(self.name)
+        self._context.network.remove_node(self.name)
         remove_groups(self._group)
 
     def import_image(self, archive: Path) -> None:
@@ -104,20 +104,20 @@ class Node:
         assert not done.returncode, f"{self.name}: {archive}: {done.stderr}"
 
     def _open_namespaces(self) -> tuple[str, ...]:
-        """Words before a command that shall run on this node."""
-        around = self._around
-        pause = around.programs / "pause"
+        """Create the namespaces; return a command prefix that enters them."""
+        context = self._context
+        pause = context.programs / "pause"
         script = node_files.init_script(self._folder, pause)
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-        words = [*around.network.enter(self.name), *unshare, "sh", "-c", script]
-        outer = psutil.Process(around.processes.start(self._process("init"), words))
-        # It has become `pause` when every mount is made.
+        words = [*context.network.enter(self.name), *unshare, "sh", "-c", script]
+        outer = psutil.Process(context.processes.start(self._process("init"), words))
+        # The script makes all mounts before it replaces itself by `pause`.
         self._until(lambda: [one.name() for one in outer.children()] == [pause.name], "init")
         target = outer.children()[0].pid
         return ("nsenter", f"--target={target}", "--mount", "--pid", "--net")
 
     def _run(self, what: str, *words: str) -> None:
-        self._around.processes.start(self._process(what), [*self._enter, *words])
+        self._context.processes.start(self._process(what), [*self._enter, *words])
 
     def _ctr(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*self._enter, "ctr", *words]
@@ -130,13 +130,13 @@ class Node:
         name = self._process(what)
         deadline = time.monotonic() + START_S
         while not done():
-            if name in self._around.processes.ended() or time.monotonic() > deadline:
-                raise RuntimeError(f"{name}: {self._around.processes.log_tail(name)}")
+            if name in self._context.processes.ended() or time.monotonic() > deadline:
+                raise RuntimeError(f"{name}: {self._context.processes.log_tail(name)}")
             time.sleep(0.05)
 
 
 def _copy_disk(source: Path, copy: Path) -> None:
-    """Files of images are links: nobody writes into them. The databases are copies."""
+    """Copy a disk. Image files become hard links, because nothing writes to them."""
     subprocess.run(["cp", "--archive", "--link", source, copy], check=True)
     for database in copy.rglob("*.db"):
         database.unlink()

@@ -1,8 +1,8 @@
-"""What the programs of a node read: containerd's, the network plugins' and kubelet's settings.
+"""The settings of a node's programs: containerd, the network plugins and kubelet.
 
-In: a node's folder, name and addresses. Out: files in that folder. Everything that these programs
-write by default to fixed places is either directed into the folder here, or covered by a mount in
-the node's own namespace (`init_script`).
+In: a node's folder, name and addresses. Out: files in that folder. The settings move what these
+programs write into that folder; mounts in the node's namespace cover the other paths to which they
+write (`init_script`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.cluster.machine.certificates import write_kubeconfig
 
 PAUSE_IMAGE = "baton.test/pause:1"
 CNI_PLUGINS = "/usr/lib/cni"
-# kubelet sets these for the whole machine where it finds other values.
+# If these settings have other values, kubelet changes them for the whole machine.
 KERNEL_SETTINGS = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -37,7 +37,7 @@ path = "{folder}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{pause}"
 disable_apparmor = true
-# Some machines' root may not lower a process's score: no sandbox would start.
+# On some machines root may not lower a process's OOM score, so no sandbox would start.
 restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".registry]
 config_path = "{folder}/registries"
@@ -67,7 +67,7 @@ def write(folder: Path, name: str, group: str, addresses: Addresses, index: int)
         (folder / inner).mkdir(parents=True, exist_ok=True)
     containerd = _CONTAINERD.format(folder=folder, pause=PAUSE_IMAGE, plugins=CNI_PLUGINS)
     (folder / "containerd.toml").write_text(containerd)
-    # No image is ever asked for elsewhere, whatever a pod names.
+    # Every pull fails at once, whatever registry a pod names.
     (folder / "registries/_default/hosts.toml").write_text('server = "http://127.0.0.1:1"\n')
     network = json.dumps(_network(folder, addresses.node_pods(index)))
     (folder / "networks/10-pods.conflist").write_text(network)
@@ -77,7 +77,7 @@ def write(folder: Path, name: str, group: str, addresses: Addresses, index: int)
 
 
 def init_script(folder: Path, pause: Path) -> str:
-    """What the node's first process does before it becomes `pause`."""
+    """The shell script of the node's first process, which ends by replacing itself with `pause`."""
     lines = []
     for setting, value in KERNEL_SETTINGS.items():
         file = folder / "kernel" / setting.replace("/", ".")
@@ -96,7 +96,7 @@ def proxy_flags(state: Path, addresses: Addresses, name: str) -> list[str]:
         f"--hostname-override={name}",
         "--proxy-mode=nftables",
         f"--cluster-cidr={addresses.pods}",
-        # Where it may not write these settings of the kernel, it would end.
+        # 0 leaves these kernel settings unchanged. kube-proxy exits if it may not write them.
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",
@@ -143,7 +143,7 @@ def _kubelet(
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{group}",
         "enforceNodeAllocatable": ["pods"],
-        # Its default is to refuse version 1 of control groups, and machines with swap.
+        # By default kubelet refuses version 1 of control groups, and machines with swap.
         "failCgroupV1": False,
         "failSwapOn": False,
         "clusterDNS": [addresses.core],
@@ -151,10 +151,10 @@ def _kubelet(
         "resolvConf": "",
         "podLogsDir": f"{folder}/pod-logs",
         "volumePluginDir": f"{folder}/volume-plugins",
-        # A dead node is noticed after --node-monitor-grace-period without either of these.
+        # The controller manager expects one of these within --node-monitor-grace-period.
         "nodeStatusUpdateFrequency": "2s",
         "nodeLeaseDurationSeconds": 8,
-        # Images were brought by hand: none may be thrown away, however full this machine's disk.
+        # Images cannot be pulled again, so kubelet must delete none, even if the disk is full.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {
@@ -165,6 +165,6 @@ def _kubelet(
                 for what in ("available", "inodesFree")
             },
         },
-        # 5 minutes are what production wants, and no test can wait for.
+        # The default of 5 minutes is too long for tests.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "10s"},
     }

@@ -1,7 +1,7 @@
 """A container image without docker: an OCI image layout as one tar file.
 
-In: layers (tar files, uncompressed) and what the image says about itself. Out: an archive that
-`ctr images import` and `kind load image-archive` take.
+In: layers (tar files, uncompressed) and the image's configuration. Out: an archive that
+`ctr images import` and `kind load image-archive` accept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class Image:
-    """`name` is complete: a first part without a dot would be taken for a public registry's."""
+    """An image. `name` needs a registry with a dot, else it would mean a public registry."""
 
     name: str
     layers: Sequence[Path]
@@ -45,8 +45,8 @@ def write_image(archive: Path, image: Image) -> None:
 
 
 def repack(archive: Path, name: str, exported: Path, *, whole: bool) -> None:
-    """The same for an image that a builder has exported: manifest.json, and blobs named by their
-    digests. Unless `whole`, without its layers but the last."""
+    """Write an archive of an image that a builder exported as manifest.json and blobs named by
+    digest. Unless `whole`, it holds only the last layer."""
     manifest = (exported / "manifest.json").read_bytes()
     parts = json.loads(manifest)
     digest = hashlib.sha256(manifest).hexdigest()
@@ -65,7 +65,7 @@ def _config(image: Image, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     return {
         "architecture": _MACHINES.get(machine, machine),
         "os": "linux",
-        # Of layers that are not compressed, the digest is that of their content.
+        # The digest of an uncompressed layer is also its diff id.
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},
         "config": {
             "User": image.user,

@@ -1,7 +1,7 @@
-"""Pods for tests: manifests of what a cluster's own tests run.
+"""Manifests of pods for the tests of the cluster itself.
 
-In: a command. Out: a pod or a deployment as restricted as Baton's own: not root, nothing of the
-root file system written, no capability.
+In: a command. Out: a pod or a deployment as restricted as Baton's own: not root, a read-only root
+file system, no capability.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pod_spec(*command: str, image: str = SIM_IMAGE, **container: Any) -> Manifes
 
 
 def pod(name: str, spec: Manifest, **more: Any) -> Manifest:
-    """One that ends when its command does."""
+    """A pod that ends when its command ends."""
     spec = {"restartPolicy": "Never", **spec, **more}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 

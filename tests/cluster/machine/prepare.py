@@ -1,9 +1,8 @@
-"""`make cluster-tools`: everything of the test cluster that takes long, once, with a word on each.
+"""`make cluster-tools`: builds the slow parts of the test cluster once, and reports its progress.
 
-In: Go modules, Debian's and Python's packages. Out: the programs, the checkers of manifests and the
-images in the user's cache.
-Where Go, apt or the rights are missing it says so and ends well: the tests that need them
-skip.
+In: Go modules, packages of Debian and Python. Out: the programs, the checkers of manifests and the
+images, in the user's cache. If Go, apt or the needed rights are missing, it reports that and exits
+with 0, and the tests that need them skip.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from tests.cluster.machine.builds import build_small
 from tests.cluster.machine.checkers import build_checkers
 from tests.cluster.machine.disk import node_disk
-from tests.cluster.machine.programs import build_programs, say
+from tests.cluster.machine.programs import build_programs, print_progress
 from tests.support.needs import NEEDS
 from tests.support.project.debian import install_needed
 
@@ -19,17 +18,19 @@ from tests.support.project.debian import install_needed
 def main() -> None:
     if not _present("control_plane"):
         return
-    programs = build_programs(say)
-    build_checkers(say)
+    programs = build_programs(print_progress)
+    build_checkers(print_progress)
     if _present("cluster"):
-        install_needed(say)
-        node_disk(programs, build_small(say), say)
+        install_needed(print_progress)
+        node_disk(programs, build_small(print_progress), print_progress)
 
 
 def _present(need: str) -> bool:
     present = NEEDS[need].present()
     if not present:
-        say(f"this machine lacks {NEEDS[need].meaning}: tests that need a {need} will skip")
+        print_progress(
+            f"this machine lacks {NEEDS[need].meaning}: tests that need a {need} will skip"
+        )
     return present
 
 

@@ -1,7 +1,7 @@
-"""Processes of a cluster: started, killed and looked after by name.
+"""Processes of a cluster: started, killed and monitored by name.
 
-In: words of a command, a folder for logs. Out: processes that write to NAME.log and die with this
-one, even if it is killed. Each carries MARK in its environment, by which `marked` finds it.
+In: a command, a folder for logs. Out: processes that log to NAME.log and die with this process,
+even if it is killed. Each has MARK in its environment, by which `marked` finds it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class Processes:
         self._logs = logs
         self._mark = mark
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        # The kernel ends a child with the *thread* that forked it; this one lives long enough.
+        # --pdeathsig kills a child when the *thread* that forked it ends, so one thread forks all.
         self._spawner = ThreadPoolExecutor(1)
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, words: Sequence[str]) -> int:
-        """The process id. `name` may be used again after `stop`."""
+        """Start a process; return its id. `name` may be used again after `stop`."""
         assert name not in self._running, f"{name} runs already"
         self._running[name] = self._spawner.submit(self._spawn, name, words).result()
         return self._running[name].pid
 
     def stop(self, name: str) -> None:
-        """SIGKILL to it and to its children; returns when it is dead. Nothing where it is not."""
+        """Kill a process and its children, and wait for its end. An unknown name is ignored."""
         process = self._running.pop(name, None)
         if process is None:
             return
-        # What runs in another process namespace is a child of the nsenter that we started.
+        # A process in another PID namespace is a child of the nsenter that we started.
         for child in _children(process.pid):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -49,7 +49,7 @@ class Processes:
         process.wait(END_S)
 
     def ended(self) -> list[str]:
-        """Those that ended without being told to."""
+        """The names of processes that ended without `stop`."""
         return [name for name, one in self._running.items() if one.poll() is not None]
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Processes:
 
 
 def _search_path() -> str:
-    """Where nft, runc and ip are: not all users' PATH says so, root's by `env -i` for one."""
+    """PATH with the folders of nft, runc and ip, which not every PATH has."""
     return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
 
@@ -87,17 +87,17 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Living processes that carry the mark, whoever started them."""
-    found = []
+    """All living processes with this mark, including those of other runs."""
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """SIGKILL, and wait. psutil compares start times: a process id used again is left alone."""
+    """Send SIGKILL and wait. psutil compares start times, so a reused process id is safe."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)

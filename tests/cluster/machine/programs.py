@@ -1,10 +1,10 @@
-"""The cluster's programs: built from Go modules once, then found in the user's cache.
+"""The cluster's programs, built once from a Go module and kept in the user's cache.
 
-In: the Go module beside this package (Kubernetes, etcd, CoreDNS, kubectl and Helm as one program).
-Out: a folder with that program under each of its names, and the pause program of pods. The folder
-is named by a digest of the module and the compiler: whoever changes neither never builds again.
-`make cluster-tools` builds (5 to 8 minutes on two cores) and says how far it is; the tests only
-look.
+In: the Go module tests/cluster/kube (Kubernetes, etcd, CoreDNS, kubectl and Helm as one program).
+Out: a folder with that program under each of its names, and the pause program of pods. The folder's
+name holds a digest of the module and the compiler, so only a change of these causes a new build.
+`make cluster-tools` builds (5 to 8 minutes on two cores) and reports its progress; tests never
+build.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ REPORT_EVERY_S = 15.0
 
 
 def built_programs() -> Path | None:
-    """Their folder, if they have been built."""
+    """The programs' folder, if they have been built."""
     folder = cache_folder() / f"{_KIND}-{module_digest(SOURCE)}"
     return folder if is_made(folder) else None
 
 
 def build_programs(progress: Progress) -> Path:
-    """Their folder, after the build if need be."""
+    """Build the programs if necessary, and return their folder."""
     return made_once(_KIND, module_digest(SOURCE), lambda folder: _build(folder, progress))
 
 
 def module_digest(source: Path) -> str:
-    """Of a Go module's files and the compiler; of several modules, in a folder around them."""
+    """A digest of the compiler and of all Go modules in the folder `source`."""
     digest = hashlib.sha256()
     for path in sorted(source.rglob("*")):
         if path.suffix in {".go", ".mod", ".sum"}:
@@ -66,7 +66,8 @@ def _build(folder: Path, progress: Progress) -> None:
 
 
 def _version_flags() -> tuple[str, str]:
-    """Without them the API server calls itself v0.0.0, and Helm's checks of its version fail."""
+    """Kubernetes' version, and linker flags that set it. Without them the API server reports
+    v0.0.0, and Helm's version checks fail."""
     module = (SOURCE / "go.mod").read_text()
     found = re.search(r"^\s+k8s\.io/kubernetes v((\d+)\.(\d+)\.\d+)$", module, re.MULTILINE)
     assert found, f"{SOURCE / 'go.mod'} requires no k8s.io/kubernetes"
@@ -83,9 +84,9 @@ def _version_flags() -> tuple[str, str]:
 def run_go(
     source: Path, words: list[str], progress: Progress, total: int = 0, *, experiment: str = ""
 ) -> list[str]:
-    """The lines that go printed in the module `source`; those of a build (-v) are the packages that
-    it has compiled, of `total`. `experiment` is one of Go's (GOEXPERIMENT)."""
-    started = said = time.monotonic()
+    """Run go in the module `source`; return its output lines. The lines of a build with -v are the
+    compiled packages, `total` at most. `experiment` is a value of GOEXPERIMENT."""
+    started = reported = time.monotonic()
     lines = []
     with subprocess.Popen(
         ["go", *words],
@@ -98,13 +99,13 @@ def run_go(
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
-            if total and time.monotonic() > said + REPORT_EVERY_S:
-                said = time.monotonic()
-                progress(f"{len(lines)} of at most {total} packages, {said - started:.0f} s")
+            if total and time.monotonic() > reported + REPORT_EVERY_S:
+                reported = time.monotonic()
+                progress(f"{len(lines)} of at most {total} packages, {reported - started:.0f} s")
     if process.returncode:
         raise SystemExit(f"go {words[0]} failed:\n{''.join(lines[-30:])}")
     return lines
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     print(f"cluster tools: {line}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Places for clusters on this machine, and how each is left as if it had never been used.
+"""Slots for clusters on this machine, and their complete clean-up.
 
-In: a slot's number. Out: its addresses, its folder, all that there is of it (also of a run that was
-killed), and that all removed.
+In: a slot's number. Out: its addresses and folder, a list of everything that a run left in it, and
+the removal of all that, also after a killed run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.project.cache import cache_folder
 
 @dataclass(frozen=True)
 class Slot:
-    """One of the places for a cluster on this machine."""
+    """A slot for one cluster on this machine."""
 
     addresses: Addresses
     state: Path
@@ -32,14 +32,14 @@ class Slot:
         return Network(self.addresses, self.state / "network")
 
     def sweep(self) -> None:
-        """Afterwards the slot is as if it had never been used."""
+        """Remove everything that runs of this slot have left."""
         kill_all([*marked(str(self.state)), *members(self.addresses.name)])
         self.network.down()
         remove_groups(self.addresses.name)
         shutil.rmtree(self.state, ignore_errors=True)
 
     def leftovers(self) -> list[str]:
-        """All that there is of this slot, in words."""
+        """Descriptions of everything that exists of this slot."""
         processes = {*marked(str(self.state)), *members(self.addresses.name)}
         files = [self.state] if self.state.exists() else []
         return [
@@ -53,8 +53,8 @@ class Slot:
 
 @contextmanager
 def free_slot() -> Iterator[Slot]:
-    """A slot that no other run has, whoever's it is. What killed runs have left in other slots is
-    removed as well."""
+    """A slot that no other process uses, of any user. Left-overs of killed runs in other free slots
+    are removed too."""
     ours: Slot | None = None
     with ExitStack() as held:
         for number in range(SLOTS):
@@ -76,8 +76,8 @@ def free_slot() -> Iterator[Slot]:
 
 
 def _claim(name: str) -> socket.socket | None:
-    """A socket with a name that only one process of this machine can have; it is in no folder, and
-    the kernel gives the name back if we are killed."""
+    """A socket with an abstract name, which only one process of this machine can hold; None if
+    another holds it. The kernel frees the name when this process ends, even by a kill."""
     mark = socket.socket(socket.AF_UNIX)
     try:
         mark.bind(f"\0cluster-under-test/{name}")

@@ -1,8 +1,8 @@
-"""Pods with torch: its image is too large to be built and imported for each run (5 GB).
+"""Pods with torch, without its image, which is too large to build and import in each run (5 GB).
 
-In: a model's folder. Out: the part of a pod template by which its container `node` runs the
-checkout's own environment, with torch, from this machine: each folder read-only, at its own path.
-The image itself is built and started by the long tests (tests/cluster/test_images.py).
+In: a model's folder. Out: a part of a pod template. With it, the container `node` runs this
+checkout's Python environment, with torch, from read-only mounts of this machine's folders at their
+own paths. The long tests build and run the image itself (tests/cluster/test_images.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tests.cluster.machine.layers import SEARCH_PATH
 
 
 def torch_pod_overrides(model: Path) -> dict[str, Any]:
-    """To be merged over a pod template by the names of its lists' entries."""
-    # The checkout is installed in place: its environment holds the path to it.
+    """A patch for a pod template. Merge its lists by the names of their entries."""
+    # The environment refers to the checkout by its path, because it is installed in place.
     folders = _outermost([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), model])
     names = {f"host-{number}": str(folder) for number, folder in enumerate(folders)}
     mounts: list[dict[str, Any]] = [
         {"name": name, "mountPath": folder, "readOnly": True} for name, folder in names.items()
     ]
-    # An image's /root is closed to other users, where this machine's Python may be at home.
+    # This machine's Python may lie below /root, which an image closes to other users.
     mounts.append({"name": "home", "mountPath": "/root"})
     path = {"name": "PATH", "value": f"{sys.prefix}/bin:{SEARCH_PATH}"}
     volumes: list[dict[str, Any]] = [
@@ -36,7 +36,7 @@ def torch_pod_overrides(model: Path) -> dict[str, Any]:
 
 
 def _outermost(folders: list[Path]) -> list[Path]:
-    """Without those that lie in another one."""
+    """The folders that lie in no other of them."""
     return [
         one
         for one in sorted(set(folders))

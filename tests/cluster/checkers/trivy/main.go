@@ -1,6 +1,6 @@
-// What `trivy config FOLDER` finds in Kubernetes manifests (*.yaml) and Dockerfiles (*.Dockerfile):
-// trivy's scanners with the checks that its module embeds. The rest of trivy is four times as many
-// packages, for images, clouds and vulnerabilities.
+// Command trivy reports what `trivy config FOLDER` finds in Kubernetes manifests (*.yaml) and
+// Dockerfiles (*.Dockerfile). It uses only trivy's scanners and their embedded checks; the rest of
+// trivy, for images, clouds and vulnerabilities, has four times as many packages.
 //
 // In: a folder. Out: the checks that failed, as a JSON array.
 package main

@@ -1,5 +1,5 @@
-// Command pause holds the namespaces of a pod, or of a whole node: it buries the processes whose
-// parents are gone, and does nothing else until it is told to end.
+// Command pause holds the namespaces of a pod or of a whole node. It reaps orphaned processes, and
+// ends on SIGINT or SIGTERM.
 package main
 
 import (
@@ -9,14 +9,14 @@ import (
 )
 
 func main() {
-	told := make(chan os.Signal, 1)
-	signal.Notify(told, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
-	for what := range told {
-		if what != syscall.SIGCHLD {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGCHLD)
+	for received := range signals {
+		if received != syscall.SIGCHLD {
 			return
 		}
 		for pid := 1; pid > 0; {
-			// One signal may stand for several dead. An error means that no child is left.
+			// One signal may stand for several ended children. On an error there is no child left.
 			pid, _ = syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
 		}
 	}

@@ -1,7 +1,7 @@
-"""A pool whose nodes come and go under load, and the promise that no client notices.
+"""A pool whose nodes come and go under load, and checks that no client notices.
 
-In: a cluster, a spec. Out: the pool, running; loads on it whose answers are compared when they end.
-The router stays on the first of the cluster's nodes: its end would break connections, by contract.
+In: a cluster, a spec. Out: the running pool, and loads on it whose answers are checked at the end.
+The router stays on the first of the cluster's nodes, because its end may break connections.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 
-from tests.cluster.load import AsGood, Load, Shape, never
+from tests.cluster.load import Accepts, Load, Shape, accept_none
 from tests.cluster.machine.client import Kubernetes
 from tests.support.clients.http import Json
 from tests.support.kubernetes.operator import RESTRICTED, install_operator
@@ -21,11 +21,11 @@ ROLES = ("prefill", "decode")
 # A stream of 80 tokens takes 2 s; a prompt of 200 tokens 0.4 s.
 DECODE_MS = 25
 PREFILL_MS_PER_TOKEN = 2
-# Else it has the smallest share of a busy machine, and a router that is late for three probes is no
-# way in any more.
+# Without a request for CPU the router gets the smallest share of a busy machine. It is taken out of
+# its Service when it misses three probes.
 ROUTER = {"requests": {"cpu": "500m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
-# More requests than any load of one test asks.
-APART = 100_000
+# More requests than any load of one test sends, so that loads share no prompts.
+NUMBERS_PER_LOAD = 100_000
 
 Report = Callable[[str, object], None]
 
@@ -34,8 +34,8 @@ Report = Callable[[str, object], None]
 def scaled_pool(
     cluster: Kubernetes, name: str, spec: Json, labels: Mapping[str, str] = RESTRICTED
 ) -> Iterator[ClusterPool]:
-    """Ready, in a namespace of its own with these labels. Its nodes are spread; Redis is rather on
-    the cluster's last node, so that draining that one takes the store along."""
+    """A ready pool in a namespace of its own with these labels. Its nodes are spread; Redis prefers
+    the cluster's last node, so a drain of that node evicts the store too."""
     install_operator(cluster)
     for role in ROLES:
         spec[role].setdefault("podTemplate", spread(role))
@@ -52,27 +52,29 @@ def scaled_pool(
 
 
 class Loads:
-    """Loads on one pool, none of which asks what another has asked. `calm` are the addresses of
-    pools whose answers are right, `as_good` may accept others, `report` takes a line for the end of
-    the run."""
+    """Loads on one pool that share no prompts. `references` are the addresses of pools that give
+    the right answers; `accepts` may accept other answers."""
 
-    def __init__(self, pool: ClusterPool, calm: Sequence[str], as_good: AsGood = never) -> None:
+    def __init__(
+        self, pool: ClusterPool, references: Sequence[str], accepts: Accepts = accept_none
+    ) -> None:
         self._pool = pool
-        self._calm = calm
-        self._as_good = as_good
-        self._numbers = count(APART, APART)
+        self._references = references
+        self._accepts = accepts
+        self._numbers = count(NUMBERS_PER_LOAD, NUMBERS_PER_LOAD)
 
     @contextmanager
     def running(
-        self, what: str, report: Report, shape: Shape, stated: Collection[str] = ()
+        self, what: str, report: Report, shape: Shape, expected_errors: Collection[str] = ()
     ) -> Iterator[Load]:
-        """From its clients' first tokens on; at the end all that they were told is checked."""
+        """Run a load; enter once each client has tokens, and check all answers at the end. `report`
+        gets a line for the test report."""
         with Load(self._pool.url, next(self._numbers), shape) as load:
             load.wait_tokens()
             yield load
-            load.check_runs()
+            load.check_running()
         try:
-            tally = load.check(self._calm, stated, self._as_good)
+            tally = load.check(self._references, expected_errors, self._accepts)
         except AssertionError as error:
             error.add_note(f"errors that the clients got: {load.errors()}")
             error.add_note(self._pool.describe())
@@ -82,14 +84,14 @@ class Loads:
 
 
 def settle(pool: ClusterPool, prefill: int, decode: int) -> None:
-    """Until it has so many nodes behind its router, and the operator is content."""
+    """Wait until the pool is ready with exactly these numbers of nodes behind its router."""
     pool.wait_ready()
     wanted = {"prefill": prefill, "decode": decode}
     pool.wait(lambda: nodes_of(pool) == wanted, f"have {wanted}")
 
 
 def nodes_of(pool: ClusterPool) -> dict[str, int]:
-    """Ready ones by role, where exactly these have pods."""
+    """The number of nodes by role; -1 for a role with a pod whose node the router does not use."""
     ready = set(pool.ready_nodes())
     pods = {role: {pod.name for pod in pool.pods(role)} for role in ROLES}
     return {role: len(names) if names <= ready else -1 for role, names in pods.items()}

@@ -1,8 +1,8 @@
-"""A pool whose nodes are made up, for an operator that drains them and rolls them out.
+"""A pool whose nodes are fake, for an operator that drains them and rolls them out.
 
-The control plane is real, and so are the pods, made by its controllers; nothing runs in them. In:
-what a test says of them, as kubelets, routers and nodes would: to the API server, by HTTP at an
-address of the router's own, and in a real Redis. Out: what the operator made of it.
+The control plane is real, and its controllers create the pods; nothing runs in them. In: what a
+test writes in place of kubelets, nodes and routers: pod statuses in the API server, node reports in
+a real Redis, and a router's HTTP answers at an address of its own. Out: what the operator did.
 """
 
 from __future__ import annotations
@@ -29,44 +29,46 @@ from tests.support.nodes.fake_node import make_report
 
 SECRET = "index-login"
 ROLES: tuple[Role, ...] = ("prefill", "decode")
-SAME, OTHER = Fingerprint("5" * 32), Fingerprint("0" * 32)
+FINGERPRINT, OTHER_FINGERPRINT = Fingerprint("5" * 32), Fingerprint("0" * 32)
 
 
 class RouterCall(NamedTuple):
-    act: str
+    """A request of the operator: `action` (drain or resume) on a node, and its JSON body."""
+
+    action: str
     node: str
     token: str
-    words: Body
+    body: Body
 
 
-class Router:
-    """Stands for all routers of a test: says yes, or `status`, and keeps what it was told."""
+class FakeRouter:
+    """Stands in for all routers of a test: answers with `status` and records the calls."""
 
     def __init__(self) -> None:
-        # Of this process, since workers beside it listen on the same port.
+        # Derived from the process id, because other test workers listen on the same port.
         number = os.getpid()
         self.address = f"127.{77 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
         self.status = 200
-        self.told: list[RouterCall] = []
+        self.calls: list[RouterCall] = []
 
-    def acts(self, act: str) -> list[str]:
-        """The nodes that were to do this, once for each time."""
-        return [one.node for one in self.told if one.act == act]
+    def targets(self, action: str) -> list[str]:
+        """The nodes of the calls of this action, one entry per call."""
+        return [one.node for one in self.calls if one.action == action]
 
-    def hear(self, path: str, token: str, words: Body) -> tuple[int, Body]:
-        _, _, node, act = path.split("/")
-        self.told.append(RouterCall(act, node, token, words))
+    def answer(self, path: str, token: str, body: Body) -> tuple[int, Body]:
+        _, _, node, action = path.split("/")
+        self.calls.append(RouterCall(action, node, token, body))
         return self.status, {"node": node, "error": {"message": "as the test wants it"}}
 
 
 @contextmanager
-def standing_router() -> Iterator[Router]:
-    router = Router()
+def fake_router() -> Iterator[FakeRouter]:
+    router = FakeRouter()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            words = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
-            status, body = router.hear(self.path, self.headers["Authorization"], words)
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}")
+            status, body = router.answer(self.path, self.headers["Authorization"], request)
             data = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
@@ -84,53 +86,53 @@ def standing_router() -> Iterator[Router]:
         thread.join()
 
 
-class Stage:
-    """One pool, of which a test says what its pods and nodes are."""
+class FakePool:
+    """One pool whose pods and nodes have the states that a test sets."""
 
-    def __init__(self, pool: Pool, index_url: str, router: Router) -> None:
+    def __init__(self, pool: Pool, index_url: str, router: FakeRouter) -> None:
         self.pool = pool
         self.router = router
         self._index_url = index_url
 
-    def begin(self, decode: int = 1, /, **spec: Any) -> str:
-        """One prefill node and so many decode nodes, all ready and without requests; returns the
-        revision. Each field of `spec` is laid over the pool's own one."""
+    def start(self, decode: int = 1, /, **spec: Any) -> str:
+        """Create the pool with one prefill node and `decode` decode nodes, all ready and without
+        requests; return its revision. Fields of `spec` override or extend the default spec."""
         login = f"--from-literal=password={PASSWORD}"
         self.pool.kubectl("create", "secret", "generic", SECRET, login)
         self.pool.apply(self._spec(decode, spec))
-        until(lambda: len(self.nodes()) == decode, "the decode nodes' pods")
+        until(lambda: len(self.decode_pods()) == decode, "the decode nodes' pods")
         until(lambda: self.pods("prefill") and self.pods("router"), "the other pods")
         until(lambda: "revision" in self.pool.body().get("status", {}), "the first status")
         revision = self.revision()
-        self.serve(revision)
+        self.make_ready(revision)
         for pod in self.pods("router"):
-            self.kubelet(pod, podIP=self.router.address)
+            self.set_pod_status(pod, podIP=self.router.address)
         until(lambda: self.pool.condition("Ready").get("status") == "True", "condition Ready")
         return revision
 
-    def _spec(self, decode: int, more: Body) -> Body:
+    def _spec(self, decode: int, changes: Body) -> Body:
         store = {
             "indexUrl": self._index_url,
             "dataUrls": ["redis://data.example"],
             "secretRef": {"name": SECRET},
         }
-        own: Body = {
+        spec: Body = {
             "engine": {"kind": "sim"},
             "decode": {"replicas": decode},
             "kvStore": {"external": store},
         }
-        for name, value in more.items():
-            own[name] = own.get(name, {}) | value if isinstance(value, dict) else value
-        return own
+        for name, value in changes.items():
+            spec[name] = spec.get(name, {}) | value if isinstance(value, dict) else value
+        return spec
 
-    # --- what a user does -------------------------------------------------------------------------
+    # --- a user's actions -------------------------------------------------------------------------
 
     def scale(self, decode: int) -> None:
         self.pool.patch({"decode": {"replicas": decode}})
 
     def roll(self, **spec: Any) -> str:
-        """Edit the spec such that other pods are wanted; returns the new revision, once it is
-        made."""
+        """Edit the spec so that a roll-out starts; return the new revision once its Deployments
+        exist."""
         old = self.revision()
         self.pool.patch(spec or {"engine": {"blockSize": 32}})
         until(lambda: self.revision() != old, "another revision")
@@ -139,15 +141,15 @@ class Stage:
         return new
 
     def evict(self, pod: str) -> int:
-        """As `kubectl drain` does; the HTTP status of the answer. Whoever counts for the budget has
-        counted all that was before."""
+        """Evict a pod as `kubectl drain` does; return the HTTP status. Before that, wait until the
+        disruption budget has counted all earlier changes."""
         until(self._is_counted, "the budget's count")
         return self.pool.evict(pod)
 
-    # --- what kubelets and nodes say --------------------------------------------------------------
+    # --- statuses by kubelets and nodes -----------------------------------------------------------
 
-    def kubelet(self, pod: str, *, ready: bool = True, **status: Any) -> None:
-        """What one would say of a pod."""
+    def set_pod_status(self, pod: str, *, ready: bool = True, **status: Any) -> None:
+        """Write a pod's status, as its kubelet would."""
         now = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
         conditions = [{"type": "Ready", "status": "True" if ready else "False", **now}]
         self.pool.patch_pod_status(pod, {"phase": "Running", "conditions": conditions, **status})
@@ -157,9 +159,9 @@ class Stage:
         node: str,
         requests: int = 0,
         state: NodeState = "ready",
-        fingerprint: Fingerprint = SAME,
+        fingerprint: Fingerprint = FINGERPRINT,
     ) -> None:
-        """What the node says from now on, of whatever role and revision it is."""
+        """Register the node's report in the index; role and revision come from the pod's labels."""
         labels = self.pool.pod(node)["metadata"]["labels"]
         report = make_report(
             node,
@@ -177,88 +179,97 @@ class Stage:
 
         asyncio.run(register())
 
-    def serve(self, revision: str, *roles: Role, fingerprint: Fingerprint = SAME) -> None:
-        """All pods that there are of these roles get ready, and their nodes report."""
-        for pod in self.of(revision, *roles):
+    def make_ready(
+        self, revision: str, *roles: Role, fingerprint: Fingerprint = FINGERPRINT
+    ) -> None:
+        """Make all pods of these roles ready, and register their nodes' reports."""
+        for pod in self.node_pods(revision, *roles):
             self.report(pod, fingerprint=fingerprint)
-            self.kubelet(pod)
+            self.set_pod_status(pod)
 
-    def drained(self, *nodes: str) -> None:
-        """Wait until these are told to drain, and let them have done so."""
-        until(lambda: all(self.words(node) for node in nodes), "the drains")
+    def finish_drains(self, *nodes: str) -> None:
+        """Wait until the router was called to drain these nodes, then report them as drained."""
+        until(lambda: all(self.drain_request(node) for node in nodes), "the drains")
         for node in nodes:
             self.report(node, state="draining")
 
-    # --- what the operator made of it -------------------------------------------------------------
+    # --- the operator's results -------------------------------------------------------------------
 
-    def nodes(self) -> list[str]:
-        """Names of the decode nodes' pods, without those that end."""
+    def decode_pods(self) -> list[str]:
+        """Names of the decode nodes' pods, without those being deleted."""
         return self.pods("decode")
 
     def pods(self, component: str) -> list[str]:
-        """Names, without those that end."""
+        """Names of the component's pods, without those being deleted."""
         return names(self.pool.pods(component=component))
 
-    def of(self, revision: str, *roles: Role) -> list[str]:
-        """Names of these nodes' pods, without those that end."""
+    def node_pods(self, revision: str, *roles: Role) -> list[str]:
+        """Names of the revision's node pods of these roles, without those being deleted."""
         pods = self.pool.pods(revision=revision)
         wanted = roles or ROLES
         return names(
             [one for one in pods if one["metadata"]["labels"]["baton.dev/component"] in wanted]
         )
 
-    def made(self, revision: str, role: Role, count: int = 1) -> list[str]:
-        """Its pods, when there are as many."""
-        until(lambda: len(self.of(revision, role)) == count, f"{count} {role} pods of {revision}")
-        return self.of(revision, role)
+    def wait_pods(self, revision: str, role: Role, count: int = 1) -> list[str]:
+        """Wait until the revision has `count` pods of this role; return their names."""
+        until(
+            lambda: len(self.node_pods(revision, role)) == count,
+            f"{count} {role} pods of {revision}",
+        )
+        return self.node_pods(revision, role)
 
     def revision(self) -> str:
         found: str = self.pool.body()["status"]["revision"]
         return found
 
     def deployments(self, revision: str) -> dict[str, int]:
-        """Replicas by role."""
+        """The replicas of the revision's Deployments by role."""
         return {
             one["metadata"]["labels"]["baton.dev/component"]: one["spec"]["replicas"]
             for one in self.pool.of_kind("Deployment")
             if one["metadata"]["labels"].get("baton.dev/revision") == revision
         }
 
-    def replicas(self) -> int:
+    def decode_replicas(self) -> int:
         found: int = self.pool.child("Deployment", "decode")["spec"]["replicas"]
         return found
 
-    def scaled(self) -> str:
-        """The reason of that condition."""
+    def scaled_reason(self) -> str:
+        """The reason of condition Scaled."""
         reason: str = self.pool.condition("Scaled").get("reason", "")
         return reason
 
-    def blocked(self) -> tuple[str, str]:
-        found = self.pool.condition("RolloutBlocked")
-        return found.get("status", ""), found.get("reason", "")
+    def rollout_blocked(self) -> tuple[str, str]:
+        """Status and reason of condition RolloutBlocked."""
+        condition = self.pool.condition("RolloutBlocked")
+        return condition.get("status", ""), condition.get("reason", "")
 
-    def is_over(self, old: str) -> bool:
-        return not self.deployments(old) and self.blocked() == ("False", "NotRolling")
+    def is_gone(self, revision: str) -> bool:
+        """Whether the revision has no Deployment left and the roll-out is over."""
+        return not self.deployments(revision) and self.rollout_blocked() == ("False", "NotRolling")
 
-    def notes(self, pod: str) -> dict[str, str]:
+    def drain_annotations(self, pod: str) -> dict[str, str]:
+        """The pod's annotations about its drain and deletion cost."""
         found: dict[str, str] = self.pool.pod(pod)["metadata"].get("annotations", {})
         return {name: text for name, text in found.items() if "drain" in name or "cost" in name}
 
-    def words(self, node: str) -> Body:
-        """With which it was told last to drain."""
-        found = [one.words for one in self.router.told if (one.act, one.node) == ("drain", node)]
+    def drain_request(self, node: str) -> Body:
+        """The body of the last call to drain this node; {} without a call."""
+        found = [
+            call.body for call in self.router.calls if (call.action, call.node) == ("drain", node)
+        ]
         return found[-1] if found else {}
 
-    def looks(self, act: str, count: int = 3) -> None:
-        """The operator has looked so many times more, and told the router each time."""
-        before = len(self.router.acts(act))
-        until(lambda: len(self.router.acts(act)) >= before + count, f"{count} times {act}")
+    def wait_calls(self, action: str, count: int = 3) -> None:
+        """Wait for `count` more calls of this action, which the operator repeats at each look."""
+        before = len(self.router.targets(action))
+        until(lambda: len(self.router.targets(action)) >= before + count, f"{count} times {action}")
 
     def _ready_nodes(self) -> int:
-        said = [one["status"].get("conditions") or () for one in self.pool.pods(component="decode")]
-        return sum(
-            {"type": "Ready", "status": "True"}.items() <= c.items() for s in said for c in s
-        )
+        pods = self.pool.pods(component="decode")
+        conditions = [one for pod in pods for one in pod["status"].get("conditions") or ()]
+        return sum({"type": "Ready", "status": "True"}.items() <= one.items() for one in conditions)
 
     def _is_counted(self) -> bool:
         budget = self.pool.child("PodDisruptionBudget", "decode")
@@ -273,8 +284,8 @@ def names(pods: list[Body]) -> list[str]:
 
 
 @contextmanager
-def silent_index(port: int) -> Iterator[None]:
-    """The Redis of that port, which this process has started, answers nobody."""
+def frozen_index(port: int) -> Iterator[None]:
+    """Suspend this process's Redis at `port`, so that it answers no request."""
     [server] = [
         process
         for process in psutil.Process().children(recursive=True)
