@@ -1,4 +1,4 @@
-"""The simulated engine: real bytes, tokens that depend on all of them, time by its settings."""
+"""The simulated engine: real KV bytes, ids that depend on every byte, and configured step times."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def ids_of(engine: EngineCore, request: Request) -> list[int]:
 
 
 def copy_blocks(source: EngineCore, target: EngineCore, pairs: list[tuple[int, int]]) -> None:
-    for of, to in pairs:
+    for source_id, target_id in pairs:
         data = bytearray(source.info.layout.block_bytes)
-        source.memory.read([BlockId(of)], memoryview(data))
-        target.memory.write([BlockId(to)], memoryview(data))
+        source.memory.read([BlockId(source_id)], memoryview(data))
+        target.memory.write([BlockId(target_id)], memoryview(data))
 
 
-def test_its_tokens_are_printable_and_end_by_length() -> None:
+def test_sim_tokens_are_printable_and_a_request_finishes_by_length() -> None:
     run = run_all(sim(), [make_request("a", 10, max_tokens=200)])
     assert all(32 <= id < 127 for id in run.ids("a"))
     assert len(set(run.ids("a"))) > 40
     assert (len(run.ids("a")), run.last("a").finish) == (200, "length")
 
 
-def test_the_same_request_has_the_same_ids_on_another_machine() -> None:
-    """Pinned: another value here is another model, and FORMULA must change."""
+def test_the_ids_of_a_request_are_the_same_on_every_machine() -> None:
+    """If the expected ids change, the sim is another model, and FORMULA must change."""
     ids = ids_of(sim(), make_request("a", [1, 2, 3, 4, 5], max_tokens=12))
     assert bytes(ids) == b"HP!H_{C$o?`X"
 
 
 @pytest.mark.parametrize("change", [0, 3, 7, 12])
-def test_every_token_of_the_prompt_matters(change: int) -> None:
+def test_each_token_of_the_prompt_affects_the_ids(change: int) -> None:
     prompt = list(range(13))
     other = [*prompt[:change], 50, *prompt[change + 1 :]]
     first, second = (
@@ -59,9 +59,9 @@ def test_every_token_of_the_prompt_matters(change: int) -> None:
 
 
 @pytest.mark.parametrize("foreign", [0, 1, 2])
-def test_a_foreign_block_changes_the_ids(foreign: int) -> None:
+def test_a_wrong_block_changes_the_ids(foreign: int) -> None:
     request = make_request("a", 13, max_tokens=8)
-    right = ids_of(sim(), request)
+    expected = ids_of(sim(), request)
     donor = sim()
     run_all(donor, [make_request("other", 13, max_tokens=1)])
     source = sim()
@@ -73,13 +73,13 @@ def test_a_foreign_block_changes_the_ids(foreign: int) -> None:
     copy_blocks(source, target, [(1, blocks[0]), (2, blocks[1]), (3, blocks[2])])
     copy_blocks(donor, target, [(foreign + 1, blocks[foreign])])
     target.submit(request, reservation=reservation, landed=[(0, 3)])
-    assert drive(target).ids("a") != right
+    assert drive(target).ids("a") != expected
 
 
 def test_one_wrong_byte_anywhere_in_a_block_changes_the_ids() -> None:
     request = make_request("a", 5, max_tokens=8)
     source = sim()
-    right = ids_of(source, request)
+    expected = ids_of(source, request)
     data = bytearray(source.info.layout.block_bytes)
     source.memory.read([BlockId(1)], memoryview(data))
     for position in range(0, len(data), 37):
@@ -90,31 +90,31 @@ def test_one_wrong_byte_anywhere_in_a_block_changes_the_ids() -> None:
         assert reservation is not None
         target.memory.write(reservation.blocks[:1], memoryview(wrong))
         target.submit(request, reservation=reservation, landed=[(0, 1)])
-        assert drive(target).ids("a") != right, position
+        assert drive(target).ids("a") != expected, position
 
 
 @pytest.mark.parametrize("length", [4, 8, 13])
 @pytest.mark.parametrize("seed", [None, 5])
-def test_landed_blocks_give_the_ids_of_computed_ones(length: int, seed: int | None) -> None:
+def test_landed_blocks_give_the_same_ids_as_computed_blocks(length: int, seed: int | None) -> None:
     temperature = 0.0 if seed is None else 1.0
     request = make_request("a", length, max_tokens=12, seed=seed, temperature=temperature)
     source = sim()
-    right = ids_of(source, request)
+    expected = ids_of(source, request)
     full = length // 4
     data = bytearray(source.info.layout.block_bytes * full)
     source.memory.read([BlockId(id) for id in range(1, full + 1)], memoryview(data))
     target = sim()
-    target.hold([BlockId(1)])  # so that the blocks have other numbers there
+    target.hold([BlockId(1)])  # the target's blocks then have other ids than the source's
     reservation = target.reserve(request)
     assert reservation is not None
     target.memory.write(reservation.blocks[:full], memoryview(data))
     target.submit(request, reservation=reservation, landed=[(0, full)])
     run = drive(target)
-    assert run.ids("a") == right
+    assert run.ids("a") == expected
     assert run.use("a")[1] == min(4 * full, length - 1)
 
 
-def test_what_is_computed_after_landed_blocks_has_the_bytes_of_an_undisturbed_run() -> None:
+def test_blocks_computed_after_landed_ones_have_the_bytes_of_an_undisturbed_run() -> None:
     request = make_request("a", 12, max_tokens=9)
     source, target = sim(), sim()
     run_all(source, [request])
@@ -134,11 +134,11 @@ def test_what_is_computed_after_landed_blocks_has_the_bytes_of_an_undisturbed_ru
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_shards_written_one_by_one_are_the_blocks_that_were_read(shards: int, dtype: str) -> None:
+def test_blocks_can_be_copied_shard_by_shard(shards: int, dtype: str) -> None:
     request = make_request("a", 14, max_tokens=8)
     source, target = (sim(kv_heads=4, kv_shards=shards, dtype=dtype) for _ in range(2))
-    right = ids_of(source, request)
-    assert right == ids_of(sim(kv_heads=4, dtype=dtype), request)
+    expected = ids_of(source, request)
+    assert expected == ids_of(sim(kv_heads=4, dtype=dtype), request)
     reservation = target.reserve(request)
     assert reservation is not None
     data = bytearray(source.info.layout.block_bytes * 3 // shards)
@@ -148,34 +148,34 @@ def test_shards_written_one_by_one_are_the_blocks_that_were_read(shards: int, dt
     target.submit(request, reservation=reservation, landed=[(0, 3)])
     run = drive(target)
     assert run.use("a") == (0, 12, 2)
-    assert run.ids("a") == right
+    assert run.ids("a") == expected
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_shard_that_is_missing_changes_the_ids(missing: int) -> None:
+def test_a_missing_shard_changes_the_ids(missing: int) -> None:
     request = make_request("a", 14, max_tokens=8)
     source, target = (sim(kv_shards=2) for _ in range(2))
-    right = ids_of(source, request)
+    expected = ids_of(source, request)
     reservation = target.reserve(request)
     assert reservation is not None
     data = bytearray(source.info.layout.block_bytes * 3 // 2)
     source.memory.read([BlockId(id) for id in (1, 2, 3)], memoryview(data), 1 - missing)
     target.memory.write(reservation.blocks[:3], memoryview(data), 1 - missing)
     target.submit(request, reservation=reservation, landed=[(0, 3)])
-    assert drive(target).ids("a") != right
+    assert drive(target).ids("a") != expected
 
 
-def test_a_shard_is_its_heads_of_each_layers_k_and_v() -> None:
-    whole, cut = (build_sim(SimSettings(kv_heads=4, kv_shards=shards)) for shards in (1, 2))
+def test_a_sim_shard_is_the_k_and_v_of_its_heads_in_each_layer() -> None:
+    whole, sharded = (build_sim(SimSettings(kv_heads=4, kv_shards=shards)) for shards in (1, 2))
     request = make_request("a", 17, max_tokens=1)
-    for engine in (whole, cut):
+    for engine in (whole, sharded):
         run_all(engine, [request])
     layout = whole.info.layout
     data, parts = bytearray(layout.block_bytes), []
     whole.memory.read([BlockId(1)], memoryview(data))
     for shard in range(2):
         part = bytearray(layout.block_bytes // 2)
-        cut.memory.read([BlockId(1)], memoryview(part), shard)
+        sharded.memory.read([BlockId(1)], memoryview(part), shard)
         parts.append(part)
     two_heads = 2 * layout.block_size * layout.head_dim * 4
     pieces = [data[at : at + two_heads] for at in range(0, len(data), two_heads)]
@@ -189,7 +189,7 @@ def test_choices_differ_when_sampled_and_agree_when_greedy() -> None:
     assert len({tuple(greedy.ids("a", choice)) for choice in range(3)}) == 1
 
 
-def test_the_seed_decides_what_is_sampled_and_top_k_1_is_greedy() -> None:
+def test_the_seed_determines_sampled_ids_and_top_k_1_is_greedy() -> None:
     def ids(**params: Any) -> list[int]:
         return ids_of(sim(), make_request("a", 9, max_tokens=20, **params))
 
@@ -198,7 +198,7 @@ def test_the_seed_decides_what_is_sampled_and_top_k_1_is_greedy() -> None:
     assert ids(temperature=1.0, seed=1, top_k=1) == ids()
 
 
-def test_logprobs_rank_the_sampled_token_among_the_likeliest() -> None:
+def test_logprobs_include_the_sampled_token_at_its_rank() -> None:
     request = make_request("a", 9, temperature=1.0, seed=3, logprobs=20, max_tokens=16)
     run = run_all(sim(), [request])
     for token in run.tokens:
@@ -212,20 +212,20 @@ def test_logprobs_rank_the_sampled_token_among_the_likeliest() -> None:
     assert [len(token.logprobs.top) for token in without.tokens if token.logprobs] == [0, 0]
 
 
-def test_it_says_eos_only_if_asked_to_and_never_a_banned_id() -> None:
+def test_the_sim_samples_eos_only_with_eos_every_and_never_a_banned_id() -> None:
     run = run_all(sim(eos_every=10), [make_request(f"a{i}", 9, max_tokens=100) for i in range(9)])
     assert all(run.last(f"a{i}").stop_id == 257 for i in range(9))
     run = run_all(sim(eos_every=1), [make_request("a", 9, max_tokens=9, min_tokens=5, logprobs=1)])
     assert run.ids("a")[5:] == [257]
-    everything = make_request("a", 9, min_tokens=4, stop_token_ids=tuple(range(32, 127)))
-    assert len(run_all(sim(), [everything]).ids("a")) == 4
+    all_stop_ids = make_request("a", 9, min_tokens=4, stop_token_ids=tuple(range(32, 127)))
+    assert len(run_all(sim(), [all_stop_ids]).ids("a")) == 4
     banned = tuple(range(32, 120))
     engine = sim(eos_every=1)
     run = run_all(engine, [make_request("a", 9, max_tokens=9, min_tokens=9, stop_token_ids=banned)])
     assert set(run.ids("a")) <= set(range(120, 127))
 
 
-def test_a_prefix_is_reused_across_requests() -> None:
+def test_the_sim_reuses_a_prefix_across_requests() -> None:
     engine = sim()
     prompt = list(range(40))
     run_all(engine, [make_request("a", [*prompt, 1], max_tokens=1)])
@@ -246,7 +246,7 @@ def test_reads_and_writes_of_the_wrong_size_are_refused() -> None:
 
 
 class WorkingClock(Clock):
-    """Also advances by `work` seconds each time it is read, and by what is slept."""
+    """A clock that advances by `work` seconds each time it is read, and by each sleep."""
 
     def __init__(self, work: float = 0.0) -> None:
         super().__init__(0.0)
@@ -274,7 +274,7 @@ def timed(clock: WorkingClock, **changes: Any) -> EngineCore:
     return build_sim(settings, clock=clock, sleep=clock.sleep)
 
 
-def test_a_step_takes_what_the_timing_model_says() -> None:
+def test_a_step_takes_the_time_of_the_timing_model() -> None:
     clock = WorkingClock()
     engine = timed(clock, max_batched_tokens=8)
     run = Run()
@@ -283,7 +283,7 @@ def test_a_step_takes_what_the_timing_model_says() -> None:
     assert clock.slept == [5 + 2 * 8, 5 + 2 * 2, 3.5, 3.5]
 
 
-def test_a_mixed_step_takes_both_parts() -> None:
+def test_a_mixed_step_takes_the_time_of_prefill_plus_decode() -> None:
     clock = WorkingClock()
     engine = timed(clock)
     for name in "ab":
@@ -295,14 +295,14 @@ def test_a_mixed_step_takes_both_parts() -> None:
     drive(engine)
 
 
-def test_its_own_arithmetic_is_part_of_the_simulated_time() -> None:
+def test_the_sims_computing_time_is_part_of_the_step_time() -> None:
     clock = WorkingClock(work=0.004)
-    drive_one = timed(clock)
-    run_all(drive_one, [make_request("a", 4, max_tokens=2)])
-    assert clock.slept == [5 + 2 * 4 - 4]  # the decoding step's 3.5 ms were over by then
+    engine = timed(clock)
+    run_all(engine, [make_request("a", 4, max_tokens=2)])
+    assert clock.slept == [5 + 2 * 4 - 4]  # computing the decode step takes more than its 3.5 ms
 
 
-def test_with_two_steps_under_way_what_the_host_does_takes_no_time_of_its_own() -> None:
+def test_with_overlap_host_work_between_steps_adds_no_time() -> None:
     ends = {}
     for overlap in (False, True):
         clock = WorkingClock()
@@ -316,21 +316,21 @@ def test_with_two_steps_under_way_what_the_host_does_takes_no_time_of_its_own() 
     assert ends == {False: 13 + 3.5 + 3.5 + 3 * 2, True: 13 + 3.5 + 3.5 + 2}
 
 
-def test_without_timing_it_never_sleeps() -> None:
+def test_without_step_times_the_sim_never_sleeps() -> None:
     clock = WorkingClock()
     engine = build_sim(SimSettings(), clock=clock, sleep=clock.sleep)
     run_all(engine, [make_request("a", 10)])
     assert clock.slept == []
 
 
-def test_a_piece_of_one_token_that_samples_nothing_is_prefill() -> None:
+def test_a_one_token_piece_without_a_sample_counts_as_prefill() -> None:
     assert Timing(prefill_base_ms=1, decode_ms=100).step_ms([Row([1], 0, [BlockId(1)])]) == 1
 
 
 # --- settings -----------------------------------------------------------------------------------
 
 
-def test_engines_of_equal_geometry_may_exchange_kv_and_others_may_not() -> None:
+def test_only_the_geometry_of_a_sim_is_in_its_fingerprint() -> None:
     def fingerprint(**changes: Any) -> Fingerprint:
         return SimSettings(**changes).fingerprint()
 
@@ -348,11 +348,11 @@ def test_engines_of_equal_geometry_may_exchange_kv_and_others_may_not() -> None:
     assert len({fingerprint(**each) for each in ({}, *changes)}) == len(changes) + 1
 
 
-def test_a_sim_refuses_sizes_that_this_machine_cannot_hold_unless_it_is_to_overcommit() -> None:
+def test_a_sim_refuses_more_memory_than_the_machine_has_without_overcommit() -> None:
     host = SimSettings(host_kv_memory=2 << 30)
     with pytest.raises(SettingsError, match=r"--host-kv-memory 2\.00 GiB cannot fit: 1\.00 GiB"):
         build_sim(host, free=lambda: 1 << 30)
-    pool = SimSettings(num_blocks=1 << 17)  # of 8 KiB: 1 GiB, and some of the free memory is less
+    pool = SimSettings(num_blocks=1 << 17)  # blocks of 8 KiB: 1 GiB, more than the usable share
     with pytest.raises(SettingsError, match=r"--kv-memory 1\.00 GiB .*--overcommit"):
         build_sim(replace(pool, host_kv_memory=1 << 20), free=lambda: 1 << 30)
     with pytest.raises(SettingsError, match=r"--kv-memory 0\.02 GiB cannot fit"):
@@ -361,7 +361,7 @@ def test_a_sim_refuses_sizes_that_this_machine_cannot_hold_unless_it_is_to_overc
     assert overcommitted.info.num_blocks == 2048
 
 
-def test_every_setting_of_a_sim_is_in_its_fingerprint_or_is_known_not_to_change_kv() -> None:
+def test_each_setting_of_a_sim_that_affects_kv_is_in_its_fingerprint() -> None:
     base = SimSettings()
     others: dict[str, Any] = {
         **{"model": "other", "dtype": "bfloat16", "chunk_blocks": 3, "kv_shards": 2},
@@ -371,17 +371,17 @@ def test_every_setting_of_a_sim_is_in_its_fingerprint_or_is_known_not_to_change_
         value = others.get(name) or getattr(base, name) * 2 + 1
         changed = replace(base, **{name: value})
         in_layout = base.layout() != changed.layout()
-        counts = changed.fingerprint() != base.fingerprint()
-        assert counts == (in_layout or name not in NO_KV_SETTINGS), name
+        in_fingerprint = changed.fingerprint() != base.fingerprint()
+        assert in_fingerprint == (in_layout or name not in NO_KV_SETTINGS), name
 
 
-def test_the_default_chunk_is_as_large_as_the_geometry_asks() -> None:
+def test_the_default_chunk_size_depends_on_the_geometry() -> None:
     assert SimSettings().layout().chunk_blocks == 8
     assert SimSettings(layers=32, kv_heads=8, head_dim=128).layout().chunk_blocks == 1
     assert SimSettings(chunk_blocks=2).layout().chunk_blocks == 2
 
 
-def test_the_length_is_never_more_than_the_pool_holds() -> None:
+def test_the_maximum_length_is_at_most_the_size_of_the_pool() -> None:
     assert sim(num_blocks=5, max_model_len=100).info.max_model_len == 20
     assert sim(num_blocks=50, max_model_len=100).info.max_model_len == 100
 
@@ -402,16 +402,16 @@ def test_the_length_is_never_more_than_the_pool_holds() -> None:
         ({"first_id": 127}, "sim says ids in"),
     ],
 )
-def test_settings_that_cannot_work_are_named(changes: dict[str, Any], message: str) -> None:
+def test_errors_for_invalid_sim_settings_name_them(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         build_sim(SimSettings(**changes))
 
 
-def test_unknown_settings_are_errors() -> None:
+def test_an_unknown_sim_setting_raises_type_error() -> None:
     with pytest.raises(TypeError, match="decode_millis"):
         SimSettings(**{"decode_millis": 2})  # type: ignore[arg-type]
 
 
-def test_the_hash_is_stable() -> None:
+def test_mix_is_deterministic_and_depends_on_the_order() -> None:
     assert mix(1, 2, 3) == mix(1, 2, 3) != mix(3, 2, 1)
     assert 0 <= mix(-1) < 2**64
