@@ -180,7 +180,7 @@ def test_blocks_that_are_released_too_early_are_detected(
         run_all(engine, many())
 
 
-def test_the_watched_runner_fails_where_it_is_told_to() -> None:
+def test_the_watched_runner_raises_at_the_scripted_operation() -> None:
     engine, runner = watched_sim(overlap=True)
     for request in many():
         engine.submit(request)
