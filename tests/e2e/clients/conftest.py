@@ -1,4 +1,4 @@
-"""Two pools that the clients' tests share, and no way out of this machine for the clients."""
+"""Two pools that the tests of clients share. Clients cannot reach other hosts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pytest
 
 from tests.support.pools.baton_up import Pool
 
-# Read when they are imported, or when they first answer: no reports, no price lists.
+# The libraries read these at import or at the first response: no tracing, no download of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["LANGSMITH_TRACING"] = "false"
 
-HERE = ("127.0.0.1", "localhost")
+LOCAL_HOSTS = ("127.0.0.1", "localhost")
 
 
 @pytest.fixture(autouse=True)
-def _no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks for a host elsewhere is told that there is none."""
+def _local_hosts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look-ups of other hosts fail."""
     look_up = socket.getaddrinfo
 
     def local_only(host: Any, *args: Any, **kwargs: Any) -> Any:
-        if host not in HERE:
-            raise socket.gaierror(f"a client asks for {host}")
+        if host not in LOCAL_HOSTS:
+            raise socket.gaierror(f"a client looks up {host}")
         return look_up(host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", local_only)
@@ -35,7 +35,7 @@ def _no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def sim() -> Iterator[Pool]:
-    """Answers are random bytes, of which a grammar makes what was asked."""
+    """A pool with the simulated engine. Its output is random bytes, which a grammar constrains."""
     flags = ("--engine", "sim", "--prefill", "1", "--decode", "1", "--sim-eos-every", "5")
     with Pool([*flags, "--handoff", "always", "--chunk-blocks", "1"]) as pool:
         yield pool
@@ -43,7 +43,7 @@ def sim() -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def demo(demo_model: Path) -> Iterator[Pool]:
-    """A model that knows what it is asked, more or less."""
+    """A pool with the demo model, which can answer simple questions."""
     flags = ("--model", str(demo_model), "--prefill", "1", "--decode", "1", "--threads", "1")
     with Pool([*flags, "--served-model-name", "demo", "--handoff", "always"]) as pool:
         yield pool
@@ -51,5 +51,5 @@ def demo(demo_model: Path) -> Iterator[Pool]:
 
 @pytest.fixture
 def client(sim: Pool) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{sim.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{sim.url}/v1", api_key="none", max_retries=0) as api:
+        yield api

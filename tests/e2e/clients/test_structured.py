@@ -1,4 +1,4 @@
-"""Answers of a user's own type, as the clients ask for them that applications are made of."""
+"""Structured output of a user's own type, through the client libraries that applications use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
 
-from tests.e2e.clients.asking import langchain_model, pydantic_ai_model
+from tests.e2e.clients.chat_models import langchain_model, pydantic_ai_model
 from tests.e2e.clients.trips import LIMITS, QUESTION, Trip
 from tests.support.pools.baton_up import Pool
 
@@ -20,29 +20,29 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 class Anything(BaseModel):
-    """Any JSON object: a client that asks for JSON without a schema only hopes for more."""
+    """Any JSON object, for clients that request JSON without a schema."""
 
     model_config = ConfigDict(extra="allow")
 
 
-# Of the simulated engine, whose ids are bytes: the shortest object, as soon as one may end.
+# The simulated engine's ids are bytes. This bias ends an object at once, so the object is empty.
 END_OBJECT = {ord("}"): 100}
 
 
 # --- openai ---------------------------------------------------------------------------------------
 
 
-def test_openai_parses(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(
+def test_openai_parses_the_type(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.parse(
         model="sim", messages=MESSAGES, response_format=Trip, **LIMITS
     )
-    assert isinstance(answer.choices[0].message.parsed, Trip)
+    assert isinstance(completion.choices[0].message.parsed, Trip)
 
 
-def test_openai_streams_and_parses(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "sim", "messages": MESSAGES, **LIMITS}
-    whole = client.chat.completions.parse(response_format=Trip, **asked).choices[0].message
-    with client.chat.completions.stream(response_format=Trip, **asked) as stream:
+def test_openai_streams_and_parses_the_type(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "sim", "messages": MESSAGES, **LIMITS}
+    whole = client.chat.completions.parse(response_format=Trip, **fields).choices[0].message
+    with client.chat.completions.stream(response_format=Trip, **fields) as stream:
         kinds = {event.type for event in stream}
         last = stream.get_final_completion().choices[0].message
     assert kinds == {"chunk", "content.delta", "content.done"}
@@ -53,51 +53,53 @@ def test_openai_streams_and_parses(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("strict", [None, True])
-def test_langchain_gives_the_type_by_its_json_schema(sim: Pool, strict: bool | None) -> None:
-    asking = langchain_model(sim).with_structured_output(Trip, method="json_schema", strict=strict)
-    assert isinstance(asking.invoke(QUESTION), Trip)
+def test_langchain_returns_the_type_by_json_schema(sim: Pool, strict: bool | None) -> None:
+    structured = langchain_model(sim).with_structured_output(
+        Trip, method="json_schema", strict=strict
+    )
+    assert isinstance(structured.invoke(QUESTION), Trip)
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # its own, of its last chunk
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # from langchain's last chunk
 def test_langchain_streams_the_type(sim: Pool) -> None:
-    asking = langchain_model(sim).with_structured_output(Trip)
-    *_, last = asking.stream(QUESTION)
-    assert last == asking.invoke(QUESTION)
+    structured = langchain_model(sim).with_structured_output(Trip)
+    *_, last = structured.stream(QUESTION)
+    assert last == structured.invoke(QUESTION)
     assert isinstance(last, Trip)
 
 
-def test_langchain_gives_an_object_in_json_mode(sim: Pool) -> None:
-    asking = langchain_model(sim, logit_bias=END_OBJECT).with_structured_output(
+def test_langchain_returns_an_object_in_json_mode(sim: Pool) -> None:
+    structured = langchain_model(sim, logit_bias=END_OBJECT).with_structured_output(
         None, method="json_mode"
     )
-    assert asking.invoke(QUESTION) == {}
+    assert structured.invoke(QUESTION) == {}
 
 
 # --- instructor -----------------------------------------------------------------------------------
 
 
-def test_instructor_gives_the_type_by_its_json_schema(client: openai.OpenAI) -> None:
-    asking = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
-    trip = asking.chat.completions.create(
+def test_instructor_returns_the_type_by_json_schema(client: openai.OpenAI) -> None:
+    structured = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+    trip = structured.chat.completions.create(
         model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
     )
     assert isinstance(trip, Trip)
 
 
-def test_instructor_streams_the_type_as_it_grows(client: openai.OpenAI) -> None:
-    asking = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
-    *_, last = asking.chat.completions.create_partial(
+def test_instructor_streams_partial_objects_of_the_type(client: openai.OpenAI) -> None:
+    structured = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+    *_, last = structured.chat.completions.create_partial(
         model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
     )
     assert Trip.model_validate(last.model_dump())
 
 
-def test_instructor_reads_json_in_markdown(client: openai.OpenAI) -> None:
-    """It asks for no format; a grammar beside makes sure of it."""
-    asking = instructor.from_openai(client, mode=instructor.Mode.MD_JSON)
+def test_instructor_parses_json_in_markdown(client: openai.OpenAI) -> None:
+    """instructor sends no response format, so the test adds a grammar."""
+    structured = instructor.from_openai(client, mode=instructor.Mode.MD_JSON)
     schema = json.dumps(Trip.model_json_schema() | {"x-guidance": {"whitespace_flexible": False}})
     grammar = f'start: "```json\\n" %json {schema} "\\n```"'
-    trip = asking.chat.completions.create(
+    trip = structured.chat.completions.create(
         model="sim",
         messages=MESSAGES,
         response_model=Trip,
@@ -108,9 +110,9 @@ def test_instructor_reads_json_in_markdown(client: openai.OpenAI) -> None:
     assert isinstance(trip, Trip)
 
 
-def test_instructor_gives_an_object_in_json_mode(client: openai.OpenAI) -> None:
-    asking = instructor.from_openai(client, mode=instructor.Mode.JSON)
-    found = asking.chat.completions.create(
+def test_instructor_returns_an_object_in_json_mode(client: openai.OpenAI) -> None:
+    structured = instructor.from_openai(client, mode=instructor.Mode.JSON)
+    result = structured.chat.completions.create(
         model="sim",
         messages=MESSAGES,
         response_model=Anything,
@@ -118,13 +120,13 @@ def test_instructor_gives_an_object_in_json_mode(client: openai.OpenAI) -> None:
         logit_bias={str(id): bias for id, bias in END_OBJECT.items()},
         **LIMITS,
     )
-    assert found.model_dump() == {}
+    assert result.model_dump() == {}
 
 
 # --- pydantic-ai ----------------------------------------------------------------------------------
 
 
-async def test_pydantic_ai_gives_the_type_by_its_json_schema(sim: Pool) -> None:
+async def test_pydantic_ai_returns_the_type_by_json_schema(sim: Pool) -> None:
     async with pydantic_ai_model(sim) as model:
         run = await Agent(model, output_type=NativeOutput(Trip), retries=0).run(QUESTION)
     assert isinstance(run.output, Trip)
@@ -136,11 +138,11 @@ async def test_pydantic_ai_streams_the_type(sim: Pool) -> None:
         pydantic_ai_model(sim) as model,
         Agent(model, output_type=NativeOutput(Trip), retries=0).run_stream(QUESTION) as run,
     ):
-        found = [part async for part in run.stream_output(debounce_by=None)]
-    assert isinstance(found[-1], Trip)
+        parts = [part async for part in run.stream_output(debounce_by=None)]
+    assert isinstance(parts[-1], Trip)
 
 
-async def test_pydantic_ai_gives_an_object_where_it_only_tells_the_schema(sim: Pool) -> None:
+async def test_pydantic_ai_returns_an_object_with_the_schema_only_in_the_prompt(sim: Pool) -> None:
     async with pydantic_ai_model(sim, {str(id): bias for id, bias in END_OBJECT.items()}) as model:
         run = await Agent(model, output_type=PromptedOutput(Anything), retries=0).run(QUESTION)
     assert run.output == Anything()
@@ -160,10 +162,10 @@ def complete(pool: Pool, messages: Any = MESSAGES, **fields: Any) -> Any:
     )
 
 
-def test_litellm_gives_the_types_json(sim: Pool) -> None:
-    answer = complete(sim, response_format=Trip)
-    assert Trip.model_validate_json(answer.choices[0].message.content)
-    assert answer.usage.completion_tokens > 0
+def test_litellm_returns_the_types_json(sim: Pool) -> None:
+    completion = complete(sim, response_format=Trip)
+    assert Trip.model_validate_json(completion.choices[0].message.content)
+    assert completion.usage.completion_tokens > 0
 
 
 def test_litellm_streams_the_types_json(sim: Pool) -> None:
@@ -173,12 +175,12 @@ def test_litellm_streams_the_types_json(sim: Pool) -> None:
     assert parts[-1].choices[0].finish_reason == "stop"
 
 
-def test_litellm_gives_a_regex_through_its_extra_fields(sim: Pool) -> None:
-    answer = complete(sim, extra_body={"structured_outputs": {"regex": r"\d{3}"}})
-    assert answer.choices[0].message.content.isdigit()
+def test_litellm_passes_extra_fields_for_a_regex(sim: Pool) -> None:
+    completion = complete(sim, extra_body={"structured_outputs": {"regex": r"\d{3}"}})
+    assert completion.choices[0].message.content.isdigit()
 
 
-# --- a model that knows what it is asked ----------------------------------------------------------
+# --- the demo model -------------------------------------------------------------------------------
 
 
 class Country(BaseModel):
@@ -191,22 +193,24 @@ class Country(BaseModel):
 
 
 CAPITAL = "What is the capital of France? Answer in JSON."
-ASKED: Any = [{"role": "user", "content": CAPITAL}]
+CAPITAL_MESSAGES: Any = [{"role": "user", "content": CAPITAL}]
 
 
-async def test_each_client_hears_of_paris(demo: Pool) -> None:
-    url, asked = f"{demo.url}/v1", {"model": "demo", "messages": ASKED, **LIMITS}
-    found: dict[str, Any] = {}
+async def test_each_client_gets_paris_from_the_demo_model(demo: Pool) -> None:
+    url, fields = f"{demo.url}/v1", {"model": "demo", "messages": CAPITAL_MESSAGES, **LIMITS}
+    results: dict[str, Any] = {}
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
         parse: Any = client.chat.completions.parse
-        found["openai"] = parse(response_format=Country, **asked).choices[0].message.parsed
-        asking = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
-        create: Any = asking.chat.completions.create
-        found["instructor"] = create(response_model=Country, max_retries=0, **asked)
-    found["langchain"] = langchain_model(demo).with_structured_output(Country).invoke(CAPITAL)
+        results["openai"] = parse(response_format=Country, **fields).choices[0].message.parsed
+        structured = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA)
+        create: Any = structured.chat.completions.create
+        results["instructor"] = create(response_model=Country, max_retries=0, **fields)
+    results["langchain"] = langchain_model(demo).with_structured_output(Country).invoke(CAPITAL)
     async with pydantic_ai_model(demo) as model:
         run = await Agent(model, output_type=NativeOutput(Country), retries=0).run(CAPITAL)
-        found["pydantic-ai"] = run.output
-    answer = complete(demo, ASKED, response_format=Country)
-    found["litellm"] = Country.model_validate_json(answer.choices[0].message.content)
-    assert {client: one.capital for client, one in found.items()} == dict.fromkeys(found, "Paris")
+        results["pydantic-ai"] = run.output
+    completion = complete(demo, CAPITAL_MESSAGES, response_format=Country)
+    results["litellm"] = Country.model_validate_json(completion.choices[0].message.content)
+    assert {name: country.capital for name, country in results.items()} == dict.fromkeys(
+        results, "Paris"
+    )

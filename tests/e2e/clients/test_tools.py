@@ -1,5 +1,5 @@
-"""Calls of functions, as the clients ask for them: each offers the functions in its own way, and
-reads the calls into its own types."""
+"""Tool calls through the client libraries that applications use. Each library passes the tools in
+its own way and parses the calls into its own types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pydantic_ai import Agent, RunContext, ToolOutput
 from pydantic_ai.messages import ToolReturnPart
 from pydantic_ai.settings import ModelSettings, ToolOrOutput
 
-from tests.e2e.clients.asking import langchain_model, pydantic_ai_model
+from tests.e2e.clients.chat_models import langchain_model, pydantic_ai_model
 from tests.e2e.clients.trips import LIMITS, QUESTION, Trip
 from tests.support.pools.baton_up import Pool
 
@@ -45,8 +45,8 @@ def fare(town: str, nights: int) -> str:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "Fare"}}], ids=str
 )
-def test_openai_parses_the_arguments(client: openai.OpenAI, choice: Any) -> None:
-    answer = client.chat.completions.parse(
+def test_openai_parses_the_arguments_of_a_call(client: openai.OpenAI, choice: Any) -> None:
+    completion = client.chat.completions.parse(
         model="sim",
         messages=MESSAGES,
         tools=[openai.pydantic_function_tool(Fare)],
@@ -54,12 +54,12 @@ def test_openai_parses_the_arguments(client: openai.OpenAI, choice: Any) -> None
         parallel_tool_calls=False,
         **LIMITS,
     )
-    [call] = answer.choices[0].message.tool_calls or []
+    [call] = completion.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, Fare)
 
 
-def test_openai_streams_the_arguments(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {
+def test_openai_streams_the_arguments_of_a_call(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
         "model": "sim",
         "messages": MESSAGES,
         "tools": [openai.pydantic_function_tool(Fare)],
@@ -67,8 +67,8 @@ def test_openai_streams_the_arguments(client: openai.OpenAI) -> None:
         "parallel_tool_calls": False,
         **LIMITS,
     }
-    [whole] = client.chat.completions.parse(**asked).choices[0].message.tool_calls or []
-    with client.chat.completions.stream(**asked) as stream:
+    [whole] = client.chat.completions.parse(**fields).choices[0].message.tool_calls or []
+    with client.chat.completions.stream(**fields) as stream:
         parts = [
             event.arguments_delta
             for event in stream
@@ -84,24 +84,26 @@ def test_openai_streams_the_arguments(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", "fare"])
-def test_langchain_calls_a_function_and_tells_its_result(sim: Pool, choice: str) -> None:
-    asking = langchain_model(sim).bind_tools(
+def test_langchain_calls_a_tool_and_sends_its_result(sim: Pool, choice: str) -> None:
+    model_with_tools = langchain_model(sim).bind_tools(
         [fare], tool_choice=choice, strict=True, parallel_tool_calls=False
     )
-    answer = asking.invoke(QUESTION)
-    assert isinstance(answer, AIMessage)
-    [call] = answer.tool_calls
+    message = model_with_tools.invoke(QUESTION)
+    assert isinstance(message, AIMessage)
+    [call] = message.tool_calls
     result = fare.invoke(call)
     assert isinstance(result, ToolMessage)
-    told = langchain_model(sim).bind_tools([fare]).invoke([HumanMessage(QUESTION), answer, result])
-    assert told.content or told.tool_calls
+    reply = (
+        langchain_model(sim).bind_tools([fare]).invoke([HumanMessage(QUESTION), message, result])
+    )
+    assert reply.content or reply.tool_calls
 
 
 def test_langchain_streams_a_call(sim: Pool) -> None:
-    asking = langchain_model(sim).bind_tools(
+    model_with_tools = langchain_model(sim).bind_tools(
         [fare], tool_choice="required", strict=True, parallel_tool_calls=False
     )
-    first, *others = asking.stream(QUESTION)
+    first, *others = model_with_tools.stream(QUESTION)
     whole: Any = first
     for part in others:
         whole = whole + part
@@ -109,25 +111,25 @@ def test_langchain_streams_a_call(sim: Pool) -> None:
     assert Fare.model_validate(call["args"])
 
 
-def test_langchain_gives_the_type_by_a_call(sim: Pool) -> None:
-    asking = langchain_model(sim).with_structured_output(Trip, method="function_calling")
-    assert isinstance(asking.invoke(QUESTION), Trip)
+def test_langchain_returns_the_type_by_a_call(sim: Pool) -> None:
+    structured = langchain_model(sim).with_structured_output(Trip, method="function_calling")
+    assert isinstance(structured.invoke(QUESTION), Trip)
 
 
 # --- instructor -----------------------------------------------------------------------------------
 
 
-def test_instructor_gives_the_type_by_a_call(client: openai.OpenAI) -> None:
-    asking = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
-    trip = asking.chat.completions.create(
+def test_instructor_returns_the_type_by_a_call(client: openai.OpenAI) -> None:
+    structured = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+    trip = structured.chat.completions.create(
         model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
     )
     assert isinstance(trip, Trip)
 
 
-def test_instructor_streams_the_type_as_it_grows(client: openai.OpenAI) -> None:
-    asking = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
-    *_, last = asking.chat.completions.create_partial(
+def test_instructor_streams_partial_objects_of_a_call(client: openai.OpenAI) -> None:
+    structured = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+    *_, last = structured.chat.completions.create_partial(
         model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
     )
     assert Trip.model_validate(last.model_dump())
@@ -136,21 +138,21 @@ def test_instructor_streams_the_type_as_it_grows(client: openai.OpenAI) -> None:
 # --- pydantic-ai ----------------------------------------------------------------------------------
 
 
-async def test_pydantic_ai_gives_the_type_by_a_call(sim: Pool) -> None:
+async def test_pydantic_ai_returns_the_type_by_a_call(sim: Pool) -> None:
     async with pydantic_ai_model(sim) as model:
         run = await Agent(model, output_type=ToolOutput(Trip), retries=0).run(QUESTION)
     assert isinstance(run.output, Trip)
 
 
-async def test_pydantic_ai_calls_a_function_and_goes_on_with_its_result(sim: Pool) -> None:
-    asked: list[str] = []
+async def test_pydantic_ai_calls_a_tool_and_continues_with_its_result(sim: Pool) -> None:
+    towns: list[str] = []
 
     def fare(town: Annotated[str, Field(max_length=8)]) -> str:
         """What a journey costs."""
-        asked.append(town)
+        towns.append(town)
         return "90 euros"
 
-    def first_the_fare(context: RunContext[None]) -> ModelSettings:
+    def fare_first(context: RunContext[None]) -> ModelSettings:
         first = context.run_step == 1
         return ModelSettings(tool_choice=["fare"] if first else ToolOrOutput(function_tools=[]))
 
@@ -160,10 +162,10 @@ async def test_pydantic_ai_calls_a_function_and_goes_on_with_its_result(sim: Poo
             output_type=ToolOutput(Trip),
             tools=[fare],
             retries=0,
-            model_settings=first_the_fare,
+            model_settings=fare_first,
         )
         run = await agent.run(QUESTION)
-    assert len(asked) == 1
+    assert len(towns) == 1
     assert isinstance(run.output, Trip)
     assert [
         part.content
@@ -177,8 +179,8 @@ async def test_pydantic_ai_calls_a_function_and_goes_on_with_its_result(sim: Poo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_litellm_calls_a_function(sim: Pool, stream: bool) -> None:
-    answer: Any = litellm.completion(
+def test_litellm_calls_a_tool(sim: Pool, stream: bool) -> None:
+    completion: Any = litellm.completion(
         model="openai/sim",
         api_base=f"{sim.url}/v1",
         api_key="none",
@@ -190,8 +192,8 @@ def test_litellm_calls_a_function(sim: Pool, stream: bool) -> None:
         **LIMITS,
     )
     if stream:
-        answer = litellm.stream_chunk_builder(list(answer))
-    [call] = answer.choices[0].message.tool_calls
+        completion = litellm.stream_chunk_builder(list(completion))
+    [call] = completion.choices[0].message.tool_calls
     assert call.function.name == "Fare"
     assert Fare.model_validate(json.loads(call.function.arguments))
-    assert answer.choices[0].finish_reason == "tool_calls"
+    assert completion.choices[0].finish_reason == "tool_calls"

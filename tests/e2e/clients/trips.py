@@ -1,4 +1,4 @@
-"""What the clients ask for: a type of the user's, of which each client makes its own schema."""
+"""The prompt and the type that the tests request. Each client makes its own schema of the type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 QUESTION = "Plan a journey from Paris to Rome by train, with one stop."
-# Enough for each value of the type, also where each byte is a token.
+# Enough tokens for each value of the type, also if each byte is a token.
 LIMITS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 300, "seed": 3}
 
 

@@ -1,4 +1,5 @@
-"""langchain's and pydantic-ai's models of a pool: greedy, with room for a whole answer."""
+"""langchain's and pydantic-ai's chat models for a pool: greedy, with enough tokens for a whole
+output."""
 
 from __future__ import annotations
 
