@@ -96,7 +96,7 @@ def test_small_blocks_give_chunks_of_eight_blocks(block_bytes: int) -> None:
 
 
 @given(st.integers(1, 16 * MIB), st.sampled_from([1, 2, 4, 8]))
-def test_a_chunk_has_1_to_4_mib_where_1_to_8_blocks_can_give_it(share: int, shards: int) -> None:
+def test_a_chunk_has_1_to_8_blocks_and_if_possible_1_to_4_mib(share: int, shards: int) -> None:
     blocks = default_chunk_blocks(share * shards, shards)
     assert 1 <= blocks <= 8
     assert blocks * share >= MIB or blocks == 8

@@ -24,7 +24,7 @@ def test_a_trace_without_the_sampled_flag_is_not_recorded() -> None:
 
 
 def test_a_later_version_may_have_more_fields() -> None:
-    place = begin(f"cc-{TRACE}-{SPAN}-01-what-the-future-brings")
+    place = begin(f"cc-{TRACE}-{SPAN}-01-more-fields")
     assert place is not None
     assert place.trace_id == TRACE
 

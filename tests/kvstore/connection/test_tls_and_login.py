@@ -59,7 +59,7 @@ def restricted(single: EmbeddedStore) -> EmbeddedStore:
         client.acl_setuser(
             "kv", enabled=True, passwords=[f"+{PASSWORD}"], keys=["kv1:*"], commands=DATA_COMMANDS
         )
-        client.config_set("requirepass", "somebody else's")
+        client.config_set("requirepass", "another user's")
     with plain_client(single.index_url) as client:
         client.acl_setuser(
             "ix",
@@ -69,7 +69,7 @@ def restricted(single: EmbeddedStore) -> EmbeddedStore:
             categories=INDEX_CATEGORIES,
             commands=["+info"],
         )
-        client.config_set("requirepass", "somebody else's")
+        client.config_set("requirepass", "another user's")
     return single
 
 

@@ -66,9 +66,9 @@ def test_a_server_that_goes_down_and_returns_is_noticed_without_traffic(
     wait_until(lambda: usable(transfers), "the return to be noticed")
     assert transfers.plane.run_ids != before
     wait_until(lambda: len(warnings(caplog)) == 2, "both warnings")
-    gone, back = warnings(caplog)
-    assert "data instance 0 cannot be used: cannot reach Redis at" in gone
-    assert back == "data instance 0 can be used again"
+    lost, recovered = warnings(caplog)
+    assert "data instance 0 cannot be used: cannot reach Redis at" in lost
+    assert recovered == "data instance 0 can be used again"
 
 
 def test_a_restart_is_noticed_without_traffic(

@@ -9,7 +9,7 @@ import pytest
 from baton_kvstore.data.server_check import ServerCheck
 from tests.support.stores.kvstore import shared_by_instances
 
-AWAY = "data instance 3 cannot be used: gone"
+LOST = "data instance 3 cannot be used: gone"
 FULL = "data instance 3 cannot be used: full"
 BACK = "data instance 3 can be used again"
 
@@ -40,10 +40,10 @@ def test_one_warning_when_a_server_is_lost_and_one_when_it_returns(
     assert (check.trouble, check.put_trouble) == ("gone", "gone")
     check.reached()
     assert check.put_trouble == ""
-    assert caplog.messages == [AWAY, BACK]
+    assert caplog.messages == [LOST, BACK]
 
 
-def test_one_warning_while_room_comes_and_goes_until_a_put_succeeds(
+def test_repeated_refusals_cause_one_warning_until_a_put_succeeds(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_a_server_lost_while_its_room_is_on_trial_causes_a_warning(
     lost(check)
     check.reached()
     check.took_put()
-    assert caplog.messages == [FULL, AWAY, BACK]
+    assert caplog.messages == [FULL, LOST, BACK]
 
 
 def test_failures_after_the_close_cause_no_warning(
