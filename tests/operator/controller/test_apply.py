@@ -1,5 +1,5 @@
-"""What server-side apply needs of a manifest, so that applying it again changes nothing: the API
-server compares field by field, and list items by the keys of their list."""
+"""Properties that make a repeated server-side apply a no-op: the API server compares manifests
+field by field, and list items by their keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_nothing_is_null_and_every_key_is_a_text(name: str) -> None:
+def test_no_value_is_null_and_every_key_is_a_string(name: str) -> None:
     for manifest in build_pool(sample_pool(name)):
         for path, value in walk(manifest):
             assert isinstance(value, dict | list | str | int), path
@@ -33,7 +33,7 @@ def test_nothing_is_null_and_every_key_is_a_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_port_says_its_protocol(name: str) -> None:
+def test_every_port_has_a_protocol(name: str) -> None:
     found = 0
     for manifest in build_pool(sample_pool(name)):
         for path, value in walk(manifest):
@@ -56,7 +56,7 @@ LIST_KEYS = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_no_list_holds_two_items_of_the_same_key(name: str) -> None:
+def test_no_list_has_two_items_with_the_same_key(name: str) -> None:
     for manifest in build_pool(sample_pool(name)):
         for path, value in walk(manifest):
             keys = LIST_KEYS.get(path.rpartition(".")[2], ())
@@ -66,7 +66,7 @@ def test_no_list_holds_two_items_of_the_same_key(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_quantities_are_texts_and_mounts_have_their_volume(name: str) -> None:
+def test_quantities_are_strings_and_every_mount_has_a_volume(name: str) -> None:
     for template in templates(build_pool(sample_pool(name))).values():
         volumes = {volume["name"] for volume in template["spec"]["volumes"]}
         for container in containers(template):

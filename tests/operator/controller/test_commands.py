@@ -44,26 +44,26 @@ PROMPT = list(range(65, 65 + 50))
 
 
 def commands(name: str, **spec: Any) -> Iterator[tuple[str, CommonOptions]]:
-    """Command and record of each `baton` container, read as the process itself reads them."""
+    """Yield the command and options of each `baton` container, read as its process reads them."""
     manifests = build_pool(sample_pool(name, **spec))
     secrets = secret_values(manifests) | USER_SECRETS
     for template in templates(manifests).values():
         for container in containers(template):
             if container.get("command") == ["baton"]:
                 variables = environment(container, POD, secrets)
-                words = expanded(container, variables)
-                command, options = read_command(words, variables)
+                args = expanded(container, variables)
+                command, options = read_command(args, variables)
                 yield command.words, options
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_command_line_understands_every_container(name: str) -> None:
+def test_the_command_line_accepts_the_arguments_of_every_container(name: str) -> None:
     pool = sample_pool(name)
     found = list(commands(name))
     expected = ["prefill", "decode", "router"]
     if pool.spec.model.uri.startswith("hf://"):
         expected = ["model fetch", "prefill", "model fetch", "decode", "router"]
-    assert [words for words, _ in found] == expected
+    assert [command for command, _ in found] == expected
     for _, options in found:
         assert isinstance(options, NodeOptions | RouterOptions | FetchOptions)
         assert options.pool == f"{pool.namespace}.{pool.name}"
@@ -71,7 +71,7 @@ def test_the_command_line_understands_every_container(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_everybody_who_asks_the_store_logs_in_and_links_are_locked(name: str) -> None:
+def test_every_client_of_the_store_has_the_login_and_every_link_the_token(name: str) -> None:
     login = ("", CREDENTIALS.redis_password)
     if name == "external":
         login = ("reader-writer", "pass:word@with/signs")
@@ -92,7 +92,7 @@ def test_extra_flags_reach_their_process() -> None:
 
 
 @pytest.mark.parametrize("name", ["hub", "host"])
-def test_the_model_is_fetched_to_where_the_node_looks_for_it(name: str) -> None:
+def test_the_model_is_fetched_into_the_folder_that_the_node_reads(name: str) -> None:
     found = dict(commands(name))
     fetch, node = found["model fetch"], found["decode"]
     assert isinstance(fetch, FetchOptions)
@@ -103,7 +103,7 @@ def test_the_model_is_fetched_to_where_the_node_looks_for_it(name: str) -> None:
     assert (fetch.node, fetch.redis_index) == (node.node, node.redis_index)
 
 
-def test_a_server_with_tls_is_checked_with_the_certificate_that_is_mounted() -> None:
+def test_tls_urls_name_the_mounted_ca_certificate() -> None:
     found = dict(commands("external"))
     node, router = found["decode"], found["router"]
     assert isinstance(node, NodeOptions)
@@ -120,7 +120,7 @@ def test_a_server_with_tls_is_checked_with_the_certificate_that_is_mounted() -> 
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_nodes_are_told_the_spec_their_pod_and_a_store_that_can_work(name: str) -> None:
+def test_nodes_get_the_spec_their_pod_s_name_and_address_and_a_valid_store(name: str) -> None:
     pool = sample_pool(name)
     spec = pool.spec
     for role, options in commands(name):
@@ -148,9 +148,9 @@ def test_a_simulated_node_s_options_become_its_settings(role: Role) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_router_is_told_where_nodes_register_and_when_to_split(name: str) -> None:
-    told = dict(commands(name))
-    router, node = told["router"], told["decode"]
+def test_the_router_gets_the_index_of_the_nodes_and_the_hand_off_settings(name: str) -> None:
+    found = dict(commands(name))
+    router, node = found["router"], found["decode"]
     assert isinstance(router, RouterOptions)
     assert isinstance(node, NodeOptions)
     router_settings(router).check()
@@ -160,31 +160,31 @@ def test_the_router_is_told_where_nodes_register_and_when_to_split(name: str) ->
     assert router.served_model_name == sample_pool(name).spec.model_name
 
 
-def test_the_router_alone_is_told_who_the_tenants_are() -> None:
+def test_only_the_router_gets_the_api_keys_and_the_tenant_secret() -> None:
     router = dict(commands("hub"))["router"]
     assert isinstance(router, RouterOptions)
     assert (router.sharing, router.tenant_secret) == ("tenant", CREDENTIALS.tenant_secret)
-    told = {}
+    key_files = {}
     for name, template in templates(build_pool(sample_pool("hub"))).items():
         pod = template["spec"]
         mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
         for volume in pod["volumes"]:
             if volume.get("secret", {}).get("secretName") == "tenants":
                 [item] = volume["secret"]["items"]
-                told[name] = f"{mounts[volume['name']]}/{item['path']}"
+                key_files[name] = f"{mounts[volume['name']]}/{item['path']}"
         names = {one["name"] for one in pod["containers"][0].get("env", ())}
         assert ("BATON_TENANT_SECRET" in names) == (name == "hub-router")
-    assert told == {"hub-router": router.api_keys}
+    assert key_files == {"hub-router": router.api_keys}
 
 
 @pytest.mark.parametrize("name", sorted({*SAMPLES} - {"hub"}))
-def test_a_router_without_keys_asks_nobody_for_one(name: str) -> None:
+def test_a_router_without_an_api_key_secret_requires_no_key(name: str) -> None:
     router = dict(commands(name))["router"]
     assert isinstance(router, RouterOptions)
     assert (router.api_keys, router.sharing, router.tenant_secret) == ("", "pool", "")
 
 
-def test_keys_are_asked_for_also_by_a_pool_that_shares() -> None:
+def test_a_pool_that_shares_its_store_may_require_api_keys() -> None:
     keys = {"apiKeysSecret": {"name": "tenants", "key": "keys.txt"}}
     router = dict(commands("sim", router=keys))["router"]
     assert isinstance(router, RouterOptions)
@@ -201,13 +201,13 @@ def test_a_dollar_in_a_path_is_not_a_variable() -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManifestPool]:
-    """The sample's commands as processes; every probe has passed once."""
+    """A pool of the sample's commands as processes; every probe has passed once."""
     with ManifestPool(sample_pool("sim"), tmp_path_factory.mktemp("pool")) as pool:
         yield pool
 
 
 @pytest.mark.integration
-def test_a_pool_made_of_its_manifests_commands_hands_over_and_answers(
+def test_a_pool_started_from_its_manifests_hands_off_and_answers(
     running: ManifestPool,
 ) -> None:
     answer = complete(running.url_of("router"), PROMPT, max_tokens=8, temperature=0)
@@ -219,7 +219,7 @@ def test_a_pool_made_of_its_manifests_commands_hands_over_and_answers(
 
 
 @pytest.mark.integration
-def test_a_pool_with_tenants_lets_in_who_has_a_key_of_its_secret(tmp_path: Path) -> None:
+def test_a_pool_with_tenants_accepts_only_keys_of_its_secret(tmp_path: Path) -> None:
     keys = {"apiKeysSecret": {"name": "tenants", "key": "keys.txt"}}
     pool = sample_pool("sim", router=keys, kvStore={"sharing": "tenant"})
     key = USER_SECRETS["tenants"]["keys.txt"].split()[1]
@@ -229,32 +229,32 @@ def test_a_pool_with_tenants_lets_in_who_has_a_key_of_its_secret(tmp_path: Path)
             exchange(url, "/v1/completions", body, headers).status
             for headers in ({}, {"Authorization": f"Bearer {key}"})
         ]
-        shown = tenants.command_line("router") + tenants.log("router")
+        output = tenants.command_line("router") + tenants.log("router")
     assert statuses == [401, 200]
-    assert key not in shown
-    assert CREDENTIALS.tenant_secret not in shown
+    assert key not in output
+    assert CREDENTIALS.tenant_secret not in output
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("component", ["kv-index", "kv-data"])
-def test_a_managed_server_is_set_up_as_an_embedded_one(
+def test_a_managed_server_has_the_settings_of_an_embedded_one(
     running: ManifestPool, component: str
 ) -> None:
     names = ("save", "appendonly", "maxmemory", "maxmemory-policy", "maxmemory-samples")
     with EmbeddedStore() as embedded:
         url = embedded.index_url if component == "kv-index" else embedded.data_urls[0]
         with (
-            closing(redis_client(url)) as ours,
-            closing(redis_client(running.url_of(component), PASSWORD)) as theirs,
+            closing(redis_client(url)) as expected,
+            closing(redis_client(running.url_of(component), PASSWORD)) as managed,
         ):
             for name in names:
-                assert theirs.config_get(name) == ours.config_get(name)
+                assert managed.config_get(name) == expected.config_get(name)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("component", ["kv-index", "kv-data"])
 @pytest.mark.parametrize("password", [None, CREDENTIALS.link_token])
-def test_a_managed_server_takes_nobody_without_the_pool_s_password(
+def test_a_managed_server_refuses_clients_without_the_pool_s_password(
     running: ManifestPool, component: str, password: str | None
 ) -> None:
     with (
@@ -265,7 +265,7 @@ def test_a_managed_server_takes_nobody_without_the_pool_s_password(
 
 
 @pytest.mark.integration
-def test_a_node_links_to_nobody_without_the_pool_s_token(running: ManifestPool) -> None:
+def test_a_node_refuses_links_without_the_pool_s_token(running: ManifestPool) -> None:
     node = running.url_of("decode")
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{node}/link", timeout=120)

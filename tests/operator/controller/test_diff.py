@@ -1,4 +1,4 @@
-"""Planning: from the desired and the known children to actions."""
+"""plan: the actions that lead from the known children to the desired ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DESIRED = build_pool(POOL)
 
 
 def live(manifest: Manifest, uid: str = "u", **status: Any) -> Manifest:
-    """As the API server would have it."""
+    """Return the manifest as the API server would return it."""
     metadata = {**manifest["metadata"], "uid": uid, "resourceVersion": "1", "generation": 1}
     return {**manifest, "metadata": metadata, "status": {"observedGeneration": 1, **status}}
 
@@ -35,7 +35,7 @@ def known(*bodies: Manifest) -> dict[ChildKey, CachedChild]:
 
 
 def applied(*bodies: Manifest) -> dict[ChildKey, Applied]:
-    """That each body is the outcome of applying its own manifest."""
+    """Return records that each body is the result of applying its own manifest."""
     by_key = {key_of(manifest): manifest_digest(manifest) for manifest in DESIRED}
     children = known(*bodies)
     return {key: Applied(by_key[key], one.uid, one.digest) for key, one in children.items()}
@@ -47,25 +47,25 @@ def planned(
     return plan(pool.uid, build_pool(pool), children, done)
 
 
-def test_everything_is_applied_in_order_where_nothing_is_there() -> None:
+def test_all_children_of_a_new_pool_are_applied_in_order() -> None:
     acts = planned({}, {})
     assert [act.key for act in acts] == [key_of(manifest) for manifest in DESIRED]
     assert all(isinstance(act, Apply) and not act.seen for act in acts)
 
 
-def test_nothing_is_done_where_everything_is_as_it_was_applied() -> None:
+def test_unchanged_children_need_no_action() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     assert planned(known(*bodies), applied(*bodies)) == []
 
 
-def test_all_is_applied_again_after_a_restart_of_the_operator() -> None:
+def test_everything_is_applied_again_after_a_restart_of_the_operator() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     acts = planned(known(*bodies), {})
     assert len(acts) == len(DESIRED)
     assert all(isinstance(act, Apply) and act.seen for act in acts)
 
 
-def test_what_a_controller_reports_is_no_reason_to_apply() -> None:
+def test_a_status_written_by_a_controller_needs_no_apply() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     done = applied(*bodies)
     for body in bodies:
@@ -82,7 +82,7 @@ def test_what_a_controller_reports_is_no_reason_to_apply() -> None:
     assert planned(known(*bodies), done) == []
 
 
-def test_a_child_that_was_changed_is_applied() -> None:
+def test_a_changed_child_is_applied_again() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     done = applied(*bodies)
     router = next(body for body in bodies if body["metadata"]["name"].endswith("-router"))
@@ -92,7 +92,7 @@ def test_a_child_that_was_changed_is_applied() -> None:
     assert act.key == key_of(router)
 
 
-def test_a_child_of_a_changed_manifest_is_applied() -> None:
+def test_a_child_is_applied_again_when_its_manifest_changes() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     done = applied(*bodies)
     key = key_of(bodies[-1])
@@ -101,7 +101,7 @@ def test_a_child_of_a_changed_manifest_is_applied() -> None:
     assert act.key == key
 
 
-def test_a_child_that_was_made_again_by_somebody_else_is_applied() -> None:
+def test_a_child_that_another_client_created_again_is_applied() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     done = applied(*bodies)
     bodies[-1] = live(DESIRED[-1], uid="another")
@@ -109,7 +109,7 @@ def test_a_child_that_was_made_again_by_somebody_else_is_applied() -> None:
     assert act.key == key_of(bodies[-1])
 
 
-def test_what_is_not_wished_for_any_more_goes_last() -> None:
+def test_unwanted_objects_are_deleted_last() -> None:
     extra = live(DESIRED[-1], uid="old")
     extra["metadata"] |= {"name": "left-over"}
     bodies = [live(manifest) for manifest in DESIRED]
@@ -118,7 +118,7 @@ def test_what_is_not_wished_for_any_more_goes_last() -> None:
     assert not any(isinstance(act, Delete) for act in acts[:-1])
 
 
-def test_what_has_another_owner_is_neither_changed_nor_deleted() -> None:
+def test_objects_of_another_owner_are_neither_changed_nor_deleted() -> None:
     bodies = [live(manifest) for manifest in DESIRED]
     done = applied(*bodies)
     other = [{**bodies[-1]["metadata"]["ownerReferences"][0], "uid": "another pool's"}]
@@ -138,7 +138,7 @@ def test_pods_are_never_deleted() -> None:
 
 
 def old_nodes(**status: Any) -> list[Manifest]:
-    """The nodes of a revision before the current one."""
+    """Return the Deployments of nodes of an older revision."""
     nodes = [live(one, **status) for one in DESIRED if "baton.dev/revision" in _labels(one)]
     for node in nodes:
         node["metadata"]["name"] += "-old"
@@ -147,7 +147,7 @@ def old_nodes(**status: Any) -> list[Manifest]:
 
 
 def lower(node: Manifest) -> Manifest:
-    """With no replicas."""
+    """Return the Deployment with 0 replicas."""
     return {**node, "spec": {**node["spec"], "replicas": 0}}
 
 
@@ -182,17 +182,17 @@ def test_old_nodes_that_serve_stay_while_new_ones_are_not_ready() -> None:
     assert deleted(*now, *old_nodes(readyReplicas=1)) == []
 
 
-def test_old_nodes_that_once_served_stay_though_they_are_not_ready_now() -> None:
+def test_old_nodes_that_once_served_stay_although_they_are_not_ready_now() -> None:
     now = [live(manifest) for manifest in DESIRED]
     assert deleted(*now, *old_nodes(**PROVEN)) == []
 
 
-def test_old_nodes_are_not_deleted_for_new_ones_that_are_ready_but_drained() -> None:
+def test_ready_new_nodes_alone_do_not_cause_the_deletion_of_old_ones() -> None:
     now = [live(manifest, readyReplicas=1) for manifest in DESIRED]
     assert deleted(*now, *old_nodes(readyReplicas=1)) == []
 
 
-def test_a_deployment_of_old_nodes_goes_with_its_last_pod() -> None:
+def test_a_deployment_of_old_nodes_is_deleted_after_its_last_pod() -> None:
     now = [live(manifest) for manifest in DESIRED]
     lowered = [lower(node) for node in old_nodes(**PROVEN)]
     pods = [pod_of(node) for node in lowered]
@@ -201,21 +201,21 @@ def test_a_deployment_of_old_nodes_goes_with_its_last_pod() -> None:
     assert len(deleted(*now, *lowered)) == 2
 
 
-def test_a_pod_that_is_over_keeps_no_deployment() -> None:
+def test_a_finished_pod_does_not_keep_its_deployment() -> None:
     now = [live(manifest) for manifest in DESIRED]
     lowered = [lower(node) for node in old_nodes(**PROVEN)]
     pods = [pod_of(node, phase="Failed") for node in lowered]
     assert len(deleted(*now, *lowered, *pods)) == 2
 
 
-def test_old_nodes_of_which_only_a_pod_says_that_it_is_ready_stay() -> None:
+def test_old_nodes_stay_if_only_the_status_of_a_pod_shows_that_they_serve() -> None:
     now = [live(manifest) for manifest in DESIRED]
     old = old_nodes()
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     assert len(deleted(*now, *old, pod_of(old[0], **ready))) == 1
 
 
-def test_old_nodes_are_lowered_after_all_is_applied_and_before_anything_is_deleted() -> None:
+def test_old_nodes_are_scaled_down_after_all_applies_and_before_all_deletions() -> None:
     old, never = old_nodes(readyReplicas=1)[0], old_nodes()[1]
     key = key_of(old)
     one = Lower(key=key, uid="u", version=1, replicas=0)
@@ -224,12 +224,12 @@ def test_old_nodes_are_lowered_after_all_is_applied_and_before_anything_is_delet
     assert kinds == [Apply] * len(DESIRED) + [Lower, Delete]
 
 
-def test_old_nodes_that_never_served_go_at_once() -> None:
+def test_old_nodes_that_never_served_are_deleted_at_once() -> None:
     now = [live(manifest) for manifest in DESIRED]
     assert len(deleted(*now, *old_nodes())) == 2
 
 
-def test_no_old_node_goes_before_the_new_ones_are_there() -> None:
+def test_no_old_node_is_deleted_before_the_new_ones_exist() -> None:
     assert deleted(*old_nodes(readyReplicas=1)) == []
 
 
@@ -237,13 +237,13 @@ STORE = [one for one in DESIRED if _labels(one)["baton.dev/component"] in ("kv-i
 
 
 def deleted_without_store(*bodies: Manifest) -> set[str]:
-    """What goes of a pool whose spec now names somebody else's Redis."""
+    """Return what is deleted when the spec replaces the managed store by an external Redis."""
     wanted = [one for one in DESIRED if one not in STORE]
     acts = plan(POOL.uid, wanted, known(*bodies), {})
     return {act.key.name for act in acts if isinstance(act, Delete)}
 
 
-def test_the_store_of_old_nodes_stays_as_long_as_they_do() -> None:
+def test_the_store_of_old_nodes_stays_until_they_are_gone() -> None:
     now = [live(manifest, readyReplicas=1) for manifest in DESIRED]
     old = [lower(node) for node in old_nodes(**PROVEN)]
     assert deleted_without_store(*now, *old, pod_of(old[1])) == {key_of(old[0]).name}
@@ -252,12 +252,12 @@ def test_the_store_of_old_nodes_stays_as_long_as_they_do() -> None:
     assert deleted_without_store(*now, *old) == store | {one["metadata"]["name"] for one in old}
 
 
-def test_a_store_that_no_old_node_uses_goes_at_once() -> None:
+def test_a_store_that_no_old_node_uses_is_deleted_at_once() -> None:
     now = [live(manifest) for manifest in DESIRED]
     assert deleted_without_store(*now) == {one["metadata"]["name"] for one in STORE}
 
 
-def test_a_way_in_that_is_not_wished_for_goes_also_during_a_roll_out() -> None:
+def test_an_unwanted_router_service_is_deleted_even_during_a_roll_out() -> None:
     now = [live(manifest) for manifest in DESIRED]
     service = next(one for one in now if one["kind"] == "Service" and "router" in key_of(one).name)
     extra = {**service, "metadata": service["metadata"] | {"name": "left-over"}}

@@ -1,5 +1,5 @@
-"""An operator that idles for a year, or runs for a week, is as it was: by a clock of the tests'
-own. Pools come and go, their indexes fall silent, and nothing of what is over is kept.
+"""An operator after an idle year or a busy week, on a fake clock: its numbers stay correct, and it
+keeps nothing about pools that were deleted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ HOUR_LOOKS = int(3600 / LOOK_S)
 
 
 def look_for(operator: Operator, looks: int) -> None:
-    """Load that comes and goes; half of the looks are compared with the other half."""
-    rng, kept = Random(5), []
+    """Run looks with changing load; the state must not grow in the second half of them."""
+    rng, snapshots = Random(5), []
     rate = 0.0
     for number in range(looks):
         if number % 60 == 0:
@@ -46,33 +46,33 @@ def look_for(operator: Operator, looks: int) -> None:
         counts = operator.looks(1, rate)
         assert all(1 <= count <= 4 for count in counts)
         if number + 1 in (looks // 2, looks):
-            kept.append(sizes(operator.autoscaler))
-    assert grown(*kept) == {}
+            snapshots.append(sizes(operator.autoscaler))
+    assert grown(*snapshots) == {}
     assert broken_numbers(operator.autoscaler) == []
 
 
-def test_a_planner_that_looks_for_forty_minutes_keeps_no_more_than_its_windows() -> None:
+def test_the_planner_s_memory_stays_within_its_windows_for_40_minutes() -> None:
     look_for(Operator(), HOUR_LOOKS * 2 // 3)
 
 
 @pytest.mark.long
-def test_a_planner_that_looks_for_six_hours_keeps_no_more_than_its_windows() -> None:
+def test_the_planner_s_memory_stays_within_its_windows_for_six_hours() -> None:
     look_for(Operator(), 6 * HOUR_LOOKS)
 
 
-def test_a_planner_that_was_not_asked_for_a_year_plans_as_at_first() -> None:
+def test_a_planner_plans_as_before_after_a_year_without_looks() -> None:
     operator = Operator()
     operator.looks(16, HEAVY)
     before = operator.looks(40)
     operator.seconds += YEAR_S
-    assert operator.silence(1) == before  # stale figures move nothing
+    assert operator.silence(1) == before  # stale demand changes no count
     assert operator.looks(200) == (1, 1)
     assert operator.looks(16, HEAVY) == (4, 1)
     assert broken_numbers(operator.autoscaler) == []
 
 
-def test_what_is_learnt_of_a_year_of_samples_is_what_is_true() -> None:
-    """So many that the prior's weight is nothing any more: each makes it 0.5 % less."""
+def test_the_true_values_are_learnt_after_a_year_of_samples() -> None:
+    """After this many samples the prior has no weight left: each sample takes 0.5 % of it."""
     random = Random(3)
     learnt = begin(PRIOR)
     learnt = replace(learnt, step=replace(learnt.step, prior_weight=0.0))
@@ -89,16 +89,16 @@ def test_what_is_learnt_of_a_year_of_samples_is_what_is_true() -> None:
 
 
 @pytest.mark.parametrize("load", [1e-300, 0.5, 999.9999999999999, 1000.0, 1e6, 1e300])
-def test_any_load_has_a_number_of_servers(load: float) -> None:
+def test_every_load_needs_a_limited_number_of_servers(load: float) -> None:
     for wait_s in (0.0, 1e-12, 1e12):
         assert 1 <= servers_for(load, 1.0, wait_s, 0.95) <= MOST
 
 
-# --- pools that come and go -----------------------------------------------------------------------
+# --- pools that are created and deleted -----------------------------------------------------------
 
 
-class Gone:
-    """A pool that is gone when it is reconciled the second time."""
+class DeletedPool:
+    """A pool that is deleted before its second reconcile."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
@@ -118,14 +118,14 @@ class Gone:
         pass
 
 
-async def test_of_pools_that_are_gone_no_task_is_kept() -> None:
-    there: set[PoolKey] = set()
+async def test_no_task_of_a_deleted_pool_is_kept() -> None:
+    existing: set[PoolKey] = set()
 
-    def work_of(key: PoolKey) -> Gone | None:
-        if key not in there:
+    def work_of(key: PoolKey) -> DeletedPool | None:
+        if key not in existing:
             return None
-        there.discard(key)
-        return Gone(partial(tasks.wake, key, 0.0))
+        existing.discard(key)
+        return DeletedPool(partial(tasks.wake, key, 0.0))
 
     tasks = PoolTasks(work_of, 4, Metrics(), asyncio.get_running_loop().time)
     running = asyncio.create_task(tasks.run(()))
@@ -133,7 +133,7 @@ async def test_of_pools_that_are_gone_no_task_is_kept() -> None:
     for stretch in range(2):
         for number in range(500):
             key = PoolKey("serving", f"pool-{stretch}-{number}")
-            there.add(key)
+            existing.add(key)
             tasks.wake(key, 0.0)
             if number % 50 == 0:
                 await asyncio.sleep(0)
@@ -146,24 +146,24 @@ async def test_of_pools_that_are_gone_no_task_is_kept() -> None:
     assert grown(looks[1], looks[3]) == {}
 
 
-def test_a_pool_that_fails_for_a_week_is_tried_each_minute() -> None:
+def test_a_pool_that_fails_for_a_week_is_retried_every_minute() -> None:
     clock = Clock(0.0)
-    schedule, tries, kept = Schedule(clock, lambda: 0.0), 0, []
+    schedule, tries, snapshots = Schedule(clock, lambda: 0.0), 0, []
     while clock.now < WEEK_S:
         schedule.take()
         delay_s = schedule.failed()
-        schedule.add(2 * LONGEST_RETRY_S)  # and marked meanwhile
+        schedule.add(2 * LONGEST_RETRY_S)  # a mark in the meantime
         clock.advance(delay_s)
         assert schedule.due_s == 0.0
         tries += 1
         if tries in (1_000, 10_000):
-            kept.append(sizes(schedule))
+            snapshots.append(sizes(schedule))
     assert tries > WEEK_S / LONGEST_RETRY_S
-    assert grown(*kept) == {}
+    assert grown(*snapshots) == {}
 
 
-async def test_of_names_that_were_looked_up_nothing_is_kept() -> None:
-    """An index asks ever again, for pools of namespaces that come and go."""
+async def test_no_lookup_of_a_host_name_is_kept() -> None:
+    """The indexes of pools in 60 namespaces are looked up."""
     store = {"external": {"indexUrl": "redis://127.0.0.1:1", "dataUrls": ["redis://d"]}}
     lookups, looks = Lookups(lambda host, port: (ip_address("127.0.0.1"),)), []
     for number in range(60):
@@ -178,7 +178,7 @@ async def test_of_names_that_were_looked_up_nothing_is_kept() -> None:
     assert grown(*looks) == {}
 
 
-def test_of_pools_that_are_gone_the_cache_keeps_nothing() -> None:
+def test_the_cache_keeps_nothing_about_deleted_pools() -> None:
     clock = Clock()
     cache = Cache(lambda key: None, clock)
     looks = []
@@ -186,8 +186,8 @@ def test_of_pools_that_are_gone_the_cache_keeps_nothing() -> None:
         body = pool(10 * number, uid=f"pool-{number}")
         cache.see_pool(body)
         for turn in range(4):
-            told = pod(10 * number + turn, ready=turn % 2 == 0, uid=f"pod-{number}")
-            child = cache.see_child(told, ours=turn == 1)
+            event = pod(10 * number + turn, ready=turn % 2 == 0, uid=f"pod-{number}")
+            child = cache.see_child(event, ours=turn == 1)
             clock.now += 100.0
         cache.lose_child(PoolKey("ns", "pool"), child.key, child.uid)
         cache.lose_pool(PoolKey("ns", "pool"), f"pool-{number}")

@@ -1,5 +1,6 @@
-"""Whole looks of an operator at a pool: the product's parts from the API's client to the status,
-before an API server in memory. The same with a real one: tests/cluster/test_reconcile.py.
+"""Complete reconciles of a pool, from the API client to the status, with an API server in memory.
+
+tests/cluster/test_reconcile.py does the same with a real API server.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 
 
 def plain(name: str) -> str:
-    """Without its revision, which follows from the random credentials."""
+    """Return the name without its revision, which depends on the random credentials."""
     return re.sub("-[0-9a-f]{10}$", "", name)
 
 
-class Stage:
+class Harness:
     """An operator, and the objects of one pool as the API server has them."""
 
     def __init__(self, server: ApiServer) -> None:
@@ -58,13 +59,13 @@ class Stage:
         self.start()
 
     def start(self) -> None:
-        """A new operator, which knows what the API server has."""
+        """Start a new operator, which knows nothing but the API server's objects."""
         self.cache = Cache(lambda key: None, self.clock)
         self.routers = Routers()
         self.reconciler: Reconciler | None = None
 
-    def begin(self) -> Reconciler | None:
-        """As a pool's task begins."""
+    def new_reconciler(self) -> Reconciler | None:
+        """Return a new Reconciler, as a pool's task makes it when it starts."""
         uid = self.cache.pool_uid(KEY)
         if not uid:
             return None
@@ -82,8 +83,8 @@ class Stage:
         return Reconciler(KEY, uid, api, self.cache, parts, INSTALLATION, clock)
 
     async def reconcile(self) -> float | None:
-        """As its task does it: a pool of another uid has a Reconciler of its own."""
-        while (reconciler := self.reconciler or self.begin()) is not None:
+        """Reconcile as a pool's task does: a pool with another uid gets its own Reconciler."""
+        while (reconciler := self.reconciler or self.new_reconciler()) is not None:
             self.reconciler = reconciler
             try:
                 return await reconciler.reconcile()
@@ -97,7 +98,7 @@ class Stage:
         self.start()
 
     def watch(self) -> None:
-        """The operator sees what there is, as its watches show it."""
+        """Show the operator all objects, as its watches would."""
         found = {key_of(body): body for body in self.server.objects.values()}
         known = self.cache.pool(KEY)
         if known is not None and not self.named("InferencePool"):
@@ -113,25 +114,25 @@ class Stage:
                 self.cache.see_child(body, listed=True)
 
     async def look(self) -> list[str]:
-        """One look; the writes to children that changed something, in order."""
+        """Reconcile once; return the writes that changed children, in order."""
         self.watch()
         self.server.writes.clear()
         self.again_s = await self.reconcile()
         return self.writes()
 
     def writes(self) -> list[str]:
-        """To children, as "PATCH deployments/demo-decode"."""
-        told = (plain(one) for one in self.server.writes)
-        return [one for one in told if " inferencepools/" not in one and " events/" not in one]
+        """Return the writes to children, such as "PATCH deployments/demo-decode"."""
+        writes = (plain(one) for one in self.server.writes)
+        return [one for one in writes if " inferencepools/" not in one and " events/" not in one]
 
     def apply(self, **spec: Any) -> None:
-        """The sample's pool, with these fields of its spec."""
+        """Write the sample's pool with these fields in its spec."""
         resource = sample("sim")
         resource["spec"] |= spec
         self.server.put(resource)
 
     def run_pods(self) -> None:
-        """Kubernetes' part: each Deployment has the pods that it asks for, and all are ready."""
+        """Do the part of Kubernetes: give each Deployment its pods, all of them ready."""
         for body in self.named("Deployment"):
             wanted, name = body["spec"]["replicas"], body["metadata"]["name"]
             labels = body["spec"]["template"]["metadata"]["labels"]
@@ -145,7 +146,7 @@ class Stage:
             self.server.put(body | {"status": status | seen})
 
     def named(self, kind: str, part: str = "") -> list[Body]:
-        """Objects of that kind, with this in their name."""
+        """Return the objects of this kind with `part` in their name."""
         return [
             body
             for body in self.server.objects.values()
@@ -153,7 +154,7 @@ class Stage:
         ]
 
     def children(self) -> list[Body]:
-        """Without pods."""
+        """Return the pool's children, without pods."""
         objects = self.server.objects.values()
         return [body for body in objects if kind_of(body) in CHILDREN and kind_of(body) != POD]
 
@@ -166,13 +167,13 @@ class Stage:
         )
 
     def verdicts(self) -> dict[str, tuple[str, str]]:
-        """Status and reason of each condition."""
+        """Return the status and reason of each condition."""
         [resource] = self.named("InferencePool")
-        told = resource["status"]["conditions"]
-        return {one["type"]: (one["status"], one["reason"]) for one in told}
+        conditions = resource["status"]["conditions"]
+        return {one["type"]: (one["status"], one["reason"]) for one in conditions}
 
     def reasons(self) -> list[str]:
-        """Of the events that were told, the oldest first."""
+        """Return the reasons of the events, the oldest first."""
         return [body["reason"] for body in self.named("Event")]
 
 
@@ -183,10 +184,10 @@ CHILDREN_OF_SIM = [
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    """Of a pool that was just made."""
+async def harness() -> AsyncIterator[Harness]:
+    """An operator with a pool that was just created."""
     async with api_server() as server:
-        one = Stage(server)
+        one = Harness(server)
         one.apply()
         yield one
         await one.routers.close()
@@ -194,45 +195,45 @@ async def stage() -> AsyncIterator[Stage]:
 
 
 @pytest.fixture
-async def serving(stage: Stage) -> Stage:
-    """All is made, and all pods are ready."""
-    await stage.look()
-    stage.run_pods()
-    await stage.look()
-    assert stage.verdict("Ready") == ("True", "AllReady")
-    return stage
+async def serving(harness: Harness) -> Harness:
+    """An operator with a pool whose children exist and whose pods are ready."""
+    await harness.look()
+    harness.run_pods()
+    await harness.look()
+    assert harness.verdict("Ready") == ("True", "AllReady")
+    return harness
 
 
 # --- a new pool -----------------------------------------------------------------------------------
 
 
-async def test_a_new_pool_gets_its_children_in_order_and_then_a_status(stage: Stage) -> None:
-    assert await stage.look() == CHILDREN_OF_SIM
+async def test_a_new_pool_gets_its_children_in_order_and_then_a_status(harness: Harness) -> None:
+    assert await harness.look() == CHILDREN_OF_SIM
     [first, *_] = CHILDREN_OF_SIM
     assert first == "PATCH secrets/demo-auth"
-    assert stage.verdict("Applied") == ("True", "AsSpecified")
-    assert stage.verdict("Ready") == ("False", "Starting")
-    assert stage.again_s == UNREADY_AGAIN_S
-    [pool] = stage.named("InferencePool")
-    for child in stage.children():
+    assert harness.verdict("Applied") == ("True", "AsSpecified")
+    assert harness.verdict("Ready") == ("False", "Starting")
+    assert harness.again_s == UNREADY_AGAIN_S
+    [pool] = harness.named("InferencePool")
+    for child in harness.children():
         [owner] = child["metadata"]["ownerReferences"]
         assert owner["uid"] == pool["metadata"]["uid"]
 
 
-async def test_a_pool_that_is_as_it_shall_be_costs_no_write(serving: Stage) -> None:
+async def test_an_unchanged_pool_causes_no_write(serving: Harness) -> None:
     assert serving.reasons() == ["Created", "Ready"]
     await serving.look()
     assert serving.server.writes == []
     assert serving.again_s is None
 
 
-async def test_a_new_operator_changes_nothing(serving: Stage) -> None:
+async def test_a_new_operator_changes_nothing(serving: Harness) -> None:
     await serving.restart()
     await serving.look()
     assert serving.server.writes == []
 
 
-async def test_a_pool_follows_its_pods(serving: Stage) -> None:
+async def test_the_status_follows_the_pods(serving: Harness) -> None:
     [node] = serving.named("Pod", "decode")
     serving.server.put(node | {"status": pod(container(RUNNING))["status"]})
     assert await serving.look() == []
@@ -251,39 +252,39 @@ AS_BEFORE: Verdicts = {}
 
 
 class Change(NamedTuple):
-    """What somebody does, and which children are applied for it. `verdicts`: of conditions that
-    are not as they were."""
+    """A change in the cluster, the children that are applied for it, and the `verdicts` of the
+    conditions that change."""
 
     name: str
-    act: Callable[[Stage], object]
+    act: Callable[[Harness], object]
     writes: tuple[str, ...] = ()
     verdicts: Verdicts = AS_BEFORE
 
 
-def spec(**fields: Any) -> Callable[[Stage], object]:
-    return lambda stage: stage.apply(**fields)
+def spec(**fields: Any) -> Callable[[Harness], object]:
+    return lambda harness: harness.apply(**fields)
 
 
-def edit(kind: str, part: str, **fields: Any) -> Callable[[Stage], object]:
-    def act(stage: Stage) -> None:
-        [body] = stage.named(kind, part)
-        stage.server.put({**body, "spec": body["spec"] | fields})
-
-    return act
-
-
-def delete(kind: str, part: str) -> Callable[[Stage], object]:
-    def act(stage: Stage) -> None:
-        [body] = stage.named(kind, part)
-        stage.server.remove(body)
+def edit(kind: str, part: str, **fields: Any) -> Callable[[Harness], object]:
+    def act(harness: Harness) -> None:
+        [body] = harness.named(kind, part)
+        harness.server.put({**body, "spec": body["spec"] | fields})
 
     return act
 
 
-def report(stage: Stage) -> None:
-    """A controller writes a status that says nothing new."""
-    [body] = stage.named("Deployment", "router")
-    stage.server.put(body | {"status": {"collisionCount": 1}})
+def delete(kind: str, part: str) -> Callable[[Harness], object]:
+    def act(harness: Harness) -> None:
+        [body] = harness.named(kind, part)
+        harness.server.remove(body)
+
+    return act
+
+
+def report(harness: Harness) -> None:
+    """Write a status as a controller would, without a change that matters to the operator."""
+    [body] = harness.named("Deployment", "router")
+    harness.server.put(body | {"status": {"collisionCount": 1}})
 
 
 STARTING = ("False", "Starting")
@@ -302,17 +303,25 @@ CHANGES = (
         {"Ready": STARTING, "DecodeReady": STARTING},
     ),
     Change(
-        "somebody scales the routers",
+        "another client scales the routers",
         edit("Deployment", "router", replicas=7),
         ("deployments/demo-router",),
         {"Updated": ("False", "RollingOut")},
     ),
     Change(
-        "somebody edits a port", edit("Service", "kv-index", ports=[]), ("services/demo-kv-index",)
+        "another client edits a port",
+        edit("Service", "kv-index", ports=[]),
+        ("services/demo-kv-index",),
     ),
-    Change("a service goes", delete("Service", "router"), ("services/demo-router",)),
-    Change("a policy goes", delete("NetworkPolicy", "decode"), ("networkpolicies/demo-decode",)),
-    Change("nodes go", delete("Deployment", "prefill"), ("deployments/demo-prefill",)),
+    Change("a service is deleted", delete("Service", "router"), ("services/demo-router",)),
+    Change(
+        "a policy is deleted", delete("NetworkPolicy", "decode"), ("networkpolicies/demo-decode",)
+    ),
+    Change(
+        "a Deployment of nodes is deleted",
+        delete("Deployment", "prefill"),
+        ("deployments/demo-prefill",),
+    ),
     Change(
         "a pause, and more routers",
         spec(paused=True, router={"replicas": 5}),
@@ -320,7 +329,7 @@ CHANGES = (
         {"Ready": ("False", "Paused"), "Applied": ("Unknown", "Paused"), "RouterReady": STARTING},
     ),
     Change(
-        "a value that is wrong",
+        "an invalid value",
         spec(prefill={"replicas": -1}, router={"replicas": 5}),
         (),
         {
@@ -333,7 +342,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=[change.name for change in CHANGES])
-async def test_a_change_takes_these_writes_and_no_more(serving: Stage, change: Change) -> None:
+async def test_a_change_causes_only_these_writes(serving: Harness, change: Change) -> None:
     before = serving.verdicts()
     change.act(serving)
     assert await serving.look() == [f"PATCH {child}" for child in change.writes]
@@ -341,19 +350,21 @@ async def test_a_change_takes_these_writes_and_no_more(serving: Stage, change: C
     assert await serving.look() == []
 
 
-async def test_a_revision_that_never_served_goes_as_soon_as_there_is_another(stage: Stage) -> None:
-    await stage.look()
-    old = {body["metadata"]["name"] for body in stage.named("Deployment")}
-    stage.apply(engine={"kind": "sim", "chunkBlocks": 2})
+async def test_a_revision_that_never_served_is_deleted_when_there_is_a_newer_one(
+    harness: Harness,
+) -> None:
+    await harness.look()
+    old = {body["metadata"]["name"] for body in harness.named("Deployment")}
+    harness.apply(engine={"kind": "sim", "chunkBlocks": 2})
     for _ in range(3):
-        await stage.look()
-    new = {body["metadata"]["name"] for body in stage.named("Deployment")}
+        await harness.look()
+    new = {body["metadata"]["name"] for body in harness.named("Deployment")}
     assert len(new) == len(old)
     assert {plain(name) for name in new ^ old} == {"demo-prefill", "demo-decode"}
 
 
-async def test_a_secret_that_is_deleted_is_back_with_its_values_when_it_is_read_again(
-    serving: Stage,
+async def test_a_deleted_secret_is_restored_with_its_values_at_the_next_check(
+    serving: Harness,
 ) -> None:
     [secret] = serving.named("Secret")
     serving.server.remove(secret)
@@ -363,7 +374,7 @@ async def test_a_secret_that_is_deleted_is_back_with_its_values_when_it_is_read_
     assert serving.named("Secret")[0]["data"] == secret["data"]
 
 
-async def test_a_pool_that_is_gone_gets_nothing(serving: Stage) -> None:
+async def test_a_deleted_pool_gets_no_children(serving: Harness) -> None:
     for body in serving.children():
         serving.server.remove(body)
     delete("InferencePool", "demo")(serving)
@@ -371,8 +382,8 @@ async def test_a_pool_that_is_gone_gets_nothing(serving: Stage) -> None:
     assert serving.again_s is None
 
 
-async def test_a_pool_that_no_watch_has_shown_to_be_gone_gets_no_new_children(
-    serving: Stage,
+async def test_a_deleted_pool_gets_no_children_before_the_watch_shows_the_deletion(
+    serving: Harness,
 ) -> None:
     delete("Service", "router")(serving)
     serving.watch()
@@ -382,8 +393,8 @@ async def test_a_pool_that_no_watch_has_shown_to_be_gone_gets_no_new_children(
     assert serving.named("Service", "router") == []
 
 
-async def test_a_pool_of_the_same_name_waits_for_the_end_of_the_earlier_ones_children(
-    serving: Stage,
+async def test_a_new_pool_of_the_same_name_waits_until_the_old_children_are_gone(
+    serving: Harness,
 ) -> None:
     before = serving.children()
     delete("InferencePool", "demo")(serving)
@@ -391,80 +402,84 @@ async def test_a_pool_of_the_same_name_waits_for_the_end_of_the_earlier_ones_chi
     resource = sample("sim")
     resource["metadata"]["uid"] = "another"
     serving.server.put(resource)
-    with pytest.raises(Conflict, match="an earlier pool of this name"):
+    with pytest.raises(Conflict, match="an earlier pool with this name"):
         await serving.look()
     assert serving.writes() == []
-    for body in before:  # as Kubernetes does, since their owner is gone
+    for body in before:  # as the garbage collector does, because their owner is gone
         serving.server.remove(body)
     assert await serving.look() == CHILDREN_OF_SIM
 
 
-# --- what the API server does not take ------------------------------------------------------------
+# --- writes that the API server refuses -----------------------------------------------------------
 
 
-async def test_no_pod_is_made_without_its_network_policies(stage: Stage) -> None:
-    stage.server.refuses = lambda method, path: 422 * ("networkpolicies" in path)
+async def test_no_pod_is_created_without_its_network_policies(harness: Harness) -> None:
+    harness.server.refuses = lambda method, path: 422 * ("networkpolicies" in path)
     with pytest.raises(Incomplete, match="1 children refused"):
-        await stage.look()
-    assert stage.writes() == ["PATCH secrets/demo-auth"]
-    assert stage.verdict("Applied")[0] == "False"
-    stage.server.refuses = lambda method, path: 0
-    assert await stage.look() == CHILDREN_OF_SIM[1:]
-    assert stage.verdict("Applied")[0] == "True"
+        await harness.look()
+    assert harness.writes() == ["PATCH secrets/demo-auth"]
+    assert harness.verdict("Applied")[0] == "False"
+    harness.server.refuses = lambda method, path: 0
+    assert await harness.look() == CHILDREN_OF_SIM[1:]
+    assert harness.verdict("Applied")[0] == "True"
 
 
-async def test_what_somebody_else_made_is_not_taken_over(stage: Stage) -> None:
+async def test_an_object_of_another_client_is_not_taken_over(harness: Harness) -> None:
     name = {"name": "demo-router", "namespace": KEY.namespace}
-    theirs = {"apiVersion": "v1", "kind": "Service", "metadata": name, "spec": {"ports": []}}
-    stage.server.put(theirs)
+    foreign = {"apiVersion": "v1", "kind": "Service", "metadata": name, "spec": {"ports": []}}
+    harness.server.put(foreign)
     with pytest.raises(Incomplete):
-        await stage.look()
-    [service] = stage.named("Service", "router")
-    assert service["spec"] == theirs["spec"]
-    assert stage.writes() == [one for one in CHILDREN_OF_SIM if one != "PATCH services/demo-router"]
-    assert stage.verdict("Applied")[0] == "False"
-    stage.server.remove(theirs)
-    assert await stage.look() == ["PATCH services/demo-router"]
-    assert stage.verdict("Applied")[0] == "True"
+        await harness.look()
+    [service] = harness.named("Service", "router")
+    assert service["spec"] == foreign["spec"]
+    assert harness.writes() == [
+        one for one in CHILDREN_OF_SIM if one != "PATCH services/demo-router"
+    ]
+    assert harness.verdict("Applied")[0] == "False"
+    harness.server.remove(foreign)
+    assert await harness.look() == ["PATCH services/demo-router"]
+    assert harness.verdict("Applied")[0] == "True"
 
 
-async def test_a_status_is_given_to_the_version_it_was_derived_from_only(stage: Stage) -> None:
-    def somebody_edits(method: str, path: str) -> int:
+async def test_a_status_is_written_only_to_the_version_it_was_derived_from(
+    harness: Harness,
+) -> None:
+    def edit_the_spec(method: str, path: str) -> int:
         if path.endswith("/status"):
-            stage.server.put(sample("sim") | {"spec": {"router": {"replicas": 2}}})
+            harness.server.put(sample("sim") | {"spec": {"router": {"replicas": 2}}})
         return 0
 
-    stage.server.refuses = somebody_edits
+    harness.server.refuses = edit_the_spec
     with pytest.raises(Conflict):
-        await stage.look()
-    assert "status" not in stage.named("InferencePool")[0]
-    stage.server.refuses = lambda method, path: 0
-    await stage.look()
-    [pool] = stage.named("InferencePool")
+        await harness.look()
+    assert "status" not in harness.named("InferencePool")[0]
+    harness.server.refuses = lambda method, path: 0
+    await harness.look()
+    [pool] = harness.named("InferencePool")
     assert pool["status"]["observedGeneration"] == pool["metadata"]["generation"] == 2
-    assert stage.named("Deployment", "router")[0]["spec"]["replicas"] == 2
+    assert harness.named("Deployment", "router")[0]["spec"]["replicas"] == 2
 
 
-def away_after(server: ApiServer, more: int) -> Callable[[str, str], int]:
+def unavailable_after(server: ApiServer, more: int) -> Callable[[str, str], int]:
     end = server.requests + more
     return lambda method, path: 503 * (server.requests > end)
 
 
-async def test_an_operator_that_ends_at_any_request_is_followed_by_one_that_finishes(
-    stage: Stage,
+async def test_a_new_operator_finishes_the_work_of_one_that_stopped_at_any_request(
+    harness: Harness,
 ) -> None:
-    """Every fourth request of a first look is the last one that is answered."""
-    await stage.look()
-    complete, requests = stage.names(), stage.server.requests
+    """The first reconcile is cut off after every fourth of its requests."""
+    await harness.look()
+    complete, requests = harness.names(), harness.server.requests
     for last in range(1, requests, 4):
-        stage.server.objects.clear()
-        stage.apply()
-        await stage.restart()
-        stage.server.refuses = away_after(stage.server, last)
+        harness.server.objects.clear()
+        harness.apply()
+        await harness.restart()
+        harness.server.refuses = unavailable_after(harness.server, last)
         with pytest.raises(Unavailable):
-            await stage.look()
-        stage.server.refuses = lambda method, path: 0
-        await stage.restart()
-        await stage.look()
-        assert stage.names() == complete, f"after {last} requests"
-        assert stage.verdict("Applied") == ("True", "AsSpecified")
+            await harness.look()
+        harness.server.refuses = lambda method, path: 0
+        await harness.restart()
+        await harness.look()
+        assert harness.names() == complete, f"after {last} requests"
+        assert harness.verdict("Applied") == ("True", "AsSpecified")

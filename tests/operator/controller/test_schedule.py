@@ -1,4 +1,4 @@
-"""When a schedule is due, with a fake clock, and waiting for it."""
+"""Schedule: when it is due, with a fake clock, and waiting for it."""
 
 from __future__ import annotations
 
@@ -17,120 +17,120 @@ def clock() -> Clock:
     return Clock(0.0)
 
 
-def schedule(clock: Clock, jitter: float = 0.0) -> Schedule:
+def new_schedule(clock: Clock, jitter: float = 0.0) -> Schedule:
     return Schedule(clock, lambda: jitter)
 
 
-def test_what_is_marked_often_is_due_once(clock: Clock) -> None:
-    one = schedule(clock)
+def test_many_marks_are_due_once(clock: Clock) -> None:
+    schedule = new_schedule(clock)
     for _ in range(10):
-        one.add(0.0)
-    assert one.due_s == 0.0
-    one.take()
-    one.done()
-    assert one.due_s == float("inf")
+        schedule.add(0.0)
+    assert schedule.due_s == 0.0
+    schedule.take()
+    schedule.done()
+    assert schedule.due_s == float("inf")
 
 
-def test_it_is_due_at_the_earliest_moment_asked_for(clock: Clock) -> None:
-    one = schedule(clock)
+def test_the_earliest_mark_decides_when_it_is_due(clock: Clock) -> None:
+    schedule = new_schedule(clock)
     for after_s in (5.0, 2.0, 9.0):
-        one.add(after_s)
-    assert one.due_s == 2.0
+        schedule.add(after_s)
+    assert schedule.due_s == 2.0
     clock.advance(1.5)
-    assert one.due_s == 0.5
+    assert schedule.due_s == 0.5
 
 
-def test_a_mark_while_it_is_dealt_with_is_for_another_time(clock: Clock) -> None:
-    one = schedule(clock)
-    one.add(0.0)
-    one.take()
-    one.add(0.5)
-    one.done()
-    assert one.due_s == 0.5
+def test_a_mark_after_take_stays_due(clock: Clock) -> None:
+    schedule = new_schedule(clock)
+    schedule.add(0.0)
+    schedule.take()
+    schedule.add(0.5)
+    schedule.done()
+    assert schedule.due_s == 0.5
 
 
-def test_failures_double_the_pause_up_to_the_most(clock: Clock) -> None:
-    one, pauses = schedule(clock), []
+def test_failures_double_the_pause_up_to_its_limit(clock: Clock) -> None:
+    schedule, pauses = new_schedule(clock), []
     for _ in range(10):
-        one.take()
-        pauses.append(one.failed())
+        schedule.take()
+        pauses.append(schedule.failed())
     assert pauses[:4] == [FIRST_RETRY_S * factor for factor in (1, 2, 4, 8)]
     assert pauses[-1] == LONGEST_RETRY_S
 
 
-def test_a_success_makes_the_next_failure_the_first(clock: Clock) -> None:
-    one = schedule(clock)
+def test_a_success_resets_the_pause(clock: Clock) -> None:
+    schedule = new_schedule(clock)
     for _ in range(5):
-        one.failed()
-    one.done()
-    assert one.failed() == FIRST_RETRY_S
+        schedule.failed()
+    schedule.done()
+    assert schedule.failed() == FIRST_RETRY_S
 
 
-def test_jitter_takes_off_a_quarter_at_most(clock: Clock) -> None:
-    assert schedule(clock, 1.0).failed() == FIRST_RETRY_S * 0.75
+def test_jitter_shortens_the_pause_by_at_most_a_quarter(clock: Clock) -> None:
+    assert new_schedule(clock, 1.0).failed() == FIRST_RETRY_S * 0.75
 
 
-def test_what_the_server_asks_for_is_the_least_pause(clock: Clock) -> None:
-    assert schedule(clock, 1.0).failed(least_s=7.0) == 7.0
+def test_the_pause_is_at_least_the_one_that_the_server_requests(clock: Clock) -> None:
+    assert new_schedule(clock, 1.0).failed(least_s=7.0) == 7.0
 
 
-def test_a_mark_during_a_reconcile_that_fails_comes_before_the_retry(clock: Clock) -> None:
-    one = schedule(clock)
-    one.take()
-    one.add(0.1)
-    one.failed()
-    assert one.due_s == 0.1
+def test_a_mark_during_a_failed_reconcile_is_due_before_the_retry(clock: Clock) -> None:
+    schedule = new_schedule(clock)
+    schedule.take()
+    schedule.add(0.1)
+    schedule.failed()
+    assert schedule.due_s == 0.1
 
 
-def test_no_mark_comes_before_what_the_server_asks_for(clock: Clock) -> None:
-    one = schedule(clock)
-    one.take()
-    one.add(0.1)
-    one.failed(least_s=7.0)
-    one.add(1.0)
-    assert one.due_s == 7.0
+def test_no_mark_is_due_before_the_pause_that_the_server_requests(clock: Clock) -> None:
+    schedule = new_schedule(clock)
+    schedule.take()
+    schedule.add(0.1)
+    schedule.failed(least_s=7.0)
+    schedule.add(1.0)
+    assert schedule.due_s == 7.0
     clock.advance(7.0)
-    one.take()
-    one.done()
-    one.add(3.0)
-    assert one.due_s == 3.0
+    schedule.take()
+    schedule.done()
+    schedule.add(3.0)
+    assert schedule.due_s == 3.0
 
 
 @given(st.lists(st.tuples(st.sampled_from("+td!"), st.floats(0, 9))))
 def test_no_mark_is_ever_lost(steps: list[tuple[str, float]]) -> None:
-    """Whatever happens in between: what was marked since it was last taken is due some time."""
+    """After any sequence of calls, a mark since the last `take` is due at some time."""
     clock = Clock(0.0)
-    one, marked = schedule(clock), False
+    schedule, marked = new_schedule(clock), False
     for act, after_s in steps:
         if act == "+":
-            one.add(after_s)
+            schedule.add(after_s)
             marked = True
         elif act == "t":
             clock.advance(after_s)
-            if one.due_s == 0.0:
-                one.take()
+            if schedule.due_s == 0.0:
+                schedule.take()
                 marked = False
         elif act == "d":
-            one.done()
+            schedule.done()
         else:
-            one.failed()
+            schedule.failed()
             marked = True
-    assert (one.due_s < float("inf")) == marked
+    assert (schedule.due_s < float("inf")) == marked
 
 
-async def test_a_wait_ends_when_it_becomes_due() -> None:
-    one = Schedule(asyncio.get_running_loop().time)
-    one.add(0.02)
+async def test_a_wait_ends_when_the_schedule_is_due() -> None:
+    schedule = Schedule(asyncio.get_running_loop().time)
+    schedule.add(0.02)
     async with asyncio.timeout(60):
-        await one.wait()
-    assert one.due_s == 0.0
+        await schedule.wait()
+    assert schedule.due_s == 0.0
 
 
-async def test_a_wait_ends_for_what_is_due_earlier() -> None:
-    one = Schedule(asyncio.get_running_loop().time)
-    one.add(3600.0)
-    waiting = asyncio.create_task(one.wait())
+async def test_a_wait_ends_at_an_earlier_mark() -> None:
+    schedule = Schedule(asyncio.get_running_loop().time)
+    schedule.add(3600.0)
+    waiting = asyncio.create_task(schedule.wait())
     await asyncio.sleep(0)
-    one.add(0.0)
+    schedule.add(0.0)
     async with asyncio.timeout(60):
         await waiting

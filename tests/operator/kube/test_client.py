@@ -1,5 +1,6 @@
-"""The operator's client where nobody answers, or not as asked; with a real API server it is in
-tests/cluster/test_operator_api.py.
+"""The operator's client with a server that is silent, unreachable or answers with an error.
+
+tests/cluster/test_operator_api.py tests it with a real API server.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ KEY = ChildKey("v1", "Service", "default", "one")
         (503, ServerFailed),
     ],
 )
-async def test_what_an_answer_means(status: int, error: type[ApiError]) -> None:
+async def test_each_error_status_raises_its_error(status: int, error: type[ApiError]) -> None:
     counted: list[tuple[str, str]] = []
     async with api_server() as server:
         api = Api(Configuration(host=server.url), lambda *one: counted.append(one), 120.0)
@@ -76,7 +77,7 @@ def kubeconfig(folder: Path, port: int) -> Path:
     return path
 
 
-async def test_nobody_who_answers_is_unavailable(tmp_path: Path) -> None:
+async def test_an_unreachable_server_is_unavailable(tmp_path: Path) -> None:
     counted: list[tuple[str, str]] = []
     with reserve_port("127.0.0.1", 0) as held:
         config = await load({"KUBECONFIG": str(kubeconfig(tmp_path, held.getsockname()[1]))})
@@ -102,6 +103,6 @@ async def test_kopf_gets_the_same_login(tmp_path: Path) -> None:
     assert (info.server, info.token) == ("http://127.0.0.1:1234", "abc")
 
 
-async def test_without_a_login_one_line_says_what_to_do(tmp_path: Path) -> None:
+async def test_the_error_for_a_missing_kubeconfig_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConnectionFailed, match="KUBECONFIG"):
         await load({"KUBECONFIG": str(tmp_path / "none")})

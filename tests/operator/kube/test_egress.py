@@ -1,4 +1,5 @@
-"""An external index is any address that its pool's author names: tests with hostile sockets."""
+"""Reading an external index, whose address the author of a pool chooses: hostile servers and
+addresses."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, An
 
 
 class ForeignServer:
-    """A server; `connections` counts who came."""
+    """A server that counts its connections."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -49,7 +50,7 @@ class ForeignServer:
         self.port = 0
         self.connections = 0
 
-    async def come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         task = asyncio.current_task()
         assert task is not None
@@ -67,9 +68,9 @@ class ForeignServer:
 
 
 @asynccontextmanager
-async def foe(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[ForeignServer]:
+async def foreign_server(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[ForeignServer]:
     one = ForeignServer(serve)
-    async with await asyncio.start_server(one.come, host, 0) as server:
+    async with await asyncio.start_server(one.accept, host, 0) as server:
         one.port = server.sockets[0].getsockname()[1]
         try:
             yield one
@@ -77,8 +78,8 @@ async def foe(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[ForeignSer
             one.close()
 
 
-def says(*pieces: bytes) -> Serve:
-    """To each question the next of these."""
+def replies(*pieces: bytes) -> Serve:
+    """Answer each request with the next of these pieces."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for piece in pieces:
@@ -90,8 +91,8 @@ def says(*pieces: bytes) -> Serve:
     return serve
 
 
-def floods(first: bytes, piece: bytes) -> Serve:
-    """An answer without an end."""
+def endless(first: bytes, piece: bytes) -> Serve:
+    """Answer the first request with `first`, and then with `piece` without end."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1 << 16)
@@ -107,7 +108,7 @@ async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     await reader.read(-1)
 
 
-def listed(*values: bytes) -> bytes:
+def array_reply(*values: bytes) -> bytes:
     items = b"".join(b"$%d\r\n%b\r\n" % (len(one), one) for one in values)
     return b"*%d\r\n%b" % (len(values), items)
 
@@ -116,7 +117,7 @@ def url(server: ForeignServer, host: str = "127.0.0.1", scheme: str = "redis") -
     return f"{scheme}://{host}:{server.port}"
 
 
-async def asked(pool: Pool, reader: IndexReader | None = None) -> object:
+async def read_index(pool: Pool, reader: IndexReader | None = None) -> object:
     reader = reader or IndexReader(Clock(), PATIENT_S, LOCAL)
     async with asyncio.timeout(DEADLINE_S):
         return await reader.read(pool, observed(pool), None)
@@ -126,38 +127,40 @@ async def asked(pool: Pool, reader: IndexReader | None = None) -> object:
     "host",
     ["127.0.0.1", "127.8.8.8", "localhost", "2130706433", "0177.0.0.1", "127.1", "0.0.0.0"],
 )
-async def test_the_operators_own_host_is_not_asked_by_whatever_name(
+async def test_no_name_of_the_operator_s_own_host_is_connected_to(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with foe(nothing, "0.0.0.0") as server:
+    async with foreign_server(nothing, "0.0.0.0") as server:
         pool = external(url(server, host))
-        assert await asked(pool, IndexReader(Clock(), PATIENT_S)) is None
+        assert await read_index(pool, IndexReader(Clock(), PATIENT_S)) is None
         assert server.connections == 0
     [warning] = caplog.messages
-    assert warning == f"index of pool {pool.key} is not asked: {host} is a loopback address"
+    assert warning == f"not querying the index of pool {pool.key}: {host} is a loopback address"
 
 
 @pytest.mark.parametrize("host", ["[::1]", "[::ffff:127.0.0.1]", "[::]"])
-async def test_nor_is_it_by_ipv6(host: str) -> None:
-    async with foe(nothing) as server:
-        assert await asked(external(url(server, host)), IndexReader(Clock(), PATIENT_S)) is None
+async def test_no_ipv6_address_of_the_operator_s_own_host_is_connected_to(host: str) -> None:
+    async with foreign_server(nothing) as server:
+        assert (
+            await read_index(external(url(server, host)), IndexReader(Clock(), PATIENT_S)) is None
+        )
         assert server.connections == 0
 
 
-async def test_a_refusal_is_logged_once_and_counts_as_silence(
+async def test_a_refused_address_is_logged_once_and_counts_as_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
     pool, reader = external("redis://localhost"), IndexReader(clock, PATIENT_S)
     for _ in range(4):
-        assert await asked(pool, reader) is None
+        assert await read_index(pool, reader) is None
         clock.advance(1000.0)
     assert len(caplog.messages) == 1
     assert reader.silent
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("address", "reason"),
     [
         ("10.1.2.3", ""),
         ("172.16.0.1", ""),
@@ -194,22 +197,22 @@ async def test_a_refusal_is_logged_once_and_counts_as_silence(
         ("::7f00:1", "one server"),
     ],
 )
-def test_which_addresses_are_refused(address: str, words: str) -> None:
-    found = refusal(ip_address(address))
-    assert words in found
-    assert bool(found) == bool(words)
+def test_loopback_metadata_and_multicast_addresses_are_refused(address: str, reason: str) -> None:
+    message = refusal(ip_address(address))
+    assert reason in message
+    assert bool(message) == bool(reason)
 
 
-def test_networks_that_are_given_are_the_only_ones_and_may_be_any() -> None:
-    given = (ip_network("10.0.0.0/8"), ip_network("169.254.0.0/16"))
-    assert refusal(ip_address("10.1.2.3"), given) == ""
-    assert refusal(ip_address("169.254.1.1"), given) == ""
+def test_configured_networks_are_the_only_ones_allowed_and_may_be_any() -> None:
+    networks = (ip_network("10.0.0.0/8"), ip_network("169.254.0.0/16"))
+    assert refusal(ip_address("10.1.2.3"), networks) == ""
+    assert refusal(ip_address("169.254.1.1"), networks) == ""
     for other in ("8.8.8.8", "127.0.0.1", "fd00::1"):
-        assert "none of the networks" in refusal(ip_address(other), given)
+        assert "none of the networks" in refusal(ip_address(other), networks)
 
 
 async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
-    """Nobody looks the name up again: only this lookup knows it."""
+    """A second lookup of the name would return another address."""
     names: list[str] = []
 
     def resolve(host: str, port: int) -> tuple[Address, ...]:
@@ -217,46 +220,46 @@ async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
         return (ip_address("127.0.0.1" if len(names) == 1 else "127.0.0.2"),)
 
     only = (ip_network("127.0.0.1/32"),)
-    async with foe(says(*[listed()] * 3)) as server:
+    async with foreign_server(replies(*[array_reply()] * 3)) as server:
         pool = external(url(server, "rebinding.example"))
         reader = IndexReader(Clock(), PATIENT_S, only, Lookups(resolve))
-        assert await asked(pool, reader) is not None
+        assert await read_index(pool, reader) is not None
         assert server.connections == 1
     assert names == ["rebinding.example"]
 
 
-async def test_of_several_addresses_those_that_are_allowed_are_tried_in_turn() -> None:
+async def test_the_allowed_addresses_of_a_name_are_tried_in_turn() -> None:
     found = tuple(ip_address(one) for one in ("127.0.0.9", "127.0.0.3", "127.0.0.1"))
     allowed = (ip_network("127.0.0.3/32"), ip_network("127.0.0.1/32"))
-    async with foe(says(*[listed()] * 3)) as server:
+    async with foreign_server(replies(*[array_reply()] * 3)) as server:
         pool = external(url(server, "many.example"))
         reader = IndexReader(Clock(), PATIENT_S, allowed, Lookups(lambda host, port: found))
-        assert await asked(pool, reader) is not None
+        assert await read_index(pool, reader) is not None
 
 
 @pytest.mark.parametrize("redirect", [b"-MOVED 1 %b\r\n", b"-ASK 1 %b\r\n", b"+%b\r\n"])
-async def test_no_server_sends_the_operator_to_another(redirect: bytes) -> None:
-    async with foe(nothing) as other:
+async def test_redirects_of_a_server_are_not_followed(redirect: bytes) -> None:
+    async with foreign_server(nothing) as other:
         place = b"127.0.0.1:%d" % other.port
-        async with foe(says(*[redirect % place] * 4)) as server:
-            assert await asked(external(url(server))) is None
+        async with foreign_server(replies(*[redirect % place] * 4)) as server:
+            assert await read_index(external(url(server))) is None
         assert other.connections == 0
 
 
 @pytest.mark.parametrize(
     "serve",
     [
-        floods(b"$10737418240\r\n", b"x" * MIB),
-        floods(b"*1\r\n$10737418240\r\n", b"x" * MIB),
-        floods(b"+", b"x" * MIB),
-        floods(b"$", b"1" * MIB),
-        floods(b"*1000000\r\n", b"$1048576\r\n" + b"x" * MIB + b"\r\n"),
-        floods(b"*1000000\r\n", b"$0\r\n\r\n" * 10_000),
-        floods(b"*1000000\r\n", b"$-1\r\n$1\r\nx\r\n" * 10_000),
-        floods(b"*99999999999999999999\r\n", b"x" * MIB),
-        floods(b"*1\r\n", b"*1\r\n" * MIB),
-        floods(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * MIB),
-        floods(b"\x16\x03\x03", b"\x00" * MIB),
+        endless(b"$10737418240\r\n", b"x" * MIB),
+        endless(b"*1\r\n$10737418240\r\n", b"x" * MIB),
+        endless(b"+", b"x" * MIB),
+        endless(b"$", b"1" * MIB),
+        endless(b"*1000000\r\n", b"$1048576\r\n" + b"x" * MIB + b"\r\n"),
+        endless(b"*1000000\r\n", b"$0\r\n\r\n" * 10_000),
+        endless(b"*1000000\r\n", b"$-1\r\n$1\r\nx\r\n" * 10_000),
+        endless(b"*99999999999999999999\r\n", b"x" * MIB),
+        endless(b"*1\r\n", b"*1\r\n" * MIB),
+        endless(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * MIB),
+        endless(b"\x16\x03\x03", b"\x00" * MIB),
     ],
     ids=[
         "a value",
@@ -266,21 +269,21 @@ async def test_no_server_sends_the_operator_to_another(redirect: bytes) -> None:
         "long values",
         "empty values",
         "no values",
-        "more than there are",
-        "lists in lists",
+        "a huge count",
+        "nested lists",
         "HTTP",
         "TLS",
     ],
 )
-async def test_an_answer_without_an_end_is_read_for_a_few_megabytes(
+async def test_at_most_a_few_megabytes_of_an_endless_answer_are_read(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with foe(serve) as server:
+    async with foreign_server(serve) as server:
         gc.collect()
         tracemalloc.start()
         try:
-            assert await asked(external(url(server))) is None
-            # The server's own pieces are in the same process.
+            assert await read_index(external(url(server))) is None
+            # The server runs in the same process, so this includes its buffers.
             assert tracemalloc.get_traced_memory()[1] < 64 * MIB
         finally:
             tracemalloc.stop()
@@ -313,23 +316,23 @@ WRONG = {
     **{name: frames(one) for name, one in BAD.items()},
     "rubbish": b"rubbish",
     "nothing": b"",
-    "text that is no UTF-8": frames(NODE).replace(b"demo", b"\xff\xfe\xfd\xfc"),
-    "arrays in arrays": b"\x92\x01\x81\xa1x" + b"\x91" * 100_000 + b"\xc0",
-    "maps in maps": b"\x92\x01" + b"\x81\xa1x" * 100_000 + b"\xc0",
-    "an array that says it is long": b"\xdd\xff\xff\xff\xff",
+    "invalid UTF-8": frames(NODE).replace(b"demo", b"\xff\xfe\xfd\xfc"),
+    "nested arrays": b"\x92\x01\x81\xa1x" + b"\x91" * 100_000 + b"\xc0",
+    "nested maps": b"\x92\x01" + b"\x81\xa1x" * 100_000 + b"\xc0",
+    "an array with a huge length": b"\xdd\xff\xff\xff\xff",
     "another record": frames(FETCH),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-async def test_a_report_that_cannot_be_true_is_left_out_and_the_others_are_read(
+async def test_an_invalid_report_is_left_out_and_the_others_are_read(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong, right = WRONG[name], frames(NODE)
     assert wrong != right
-    answer = listed(*[wrong] * 3, right)
-    async with foe(says(answer, listed(frames(FETCH)), listed())) as server:
-        found: Any = await asked(external(url(server)))
+    answer = array_reply(*[wrong] * 3, right)
+    async with foreign_server(replies(answer, array_reply(frames(FETCH)), array_reply())) as server:
+        found: Any = await read_index(external(url(server)))
     assert found is not None
     assert found.nodes == (NODE,)
     assert found.fetches == (FETCH,)
@@ -338,16 +341,18 @@ async def test_a_report_that_cannot_be_true_is_left_out_and_the_others_are_read(
     assert len(warning) < 400
 
 
-async def test_more_reports_than_any_pool_has_nodes_are_no_answer(
+async def test_too_many_reports_give_no_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with foe(says(listed(*[b"x"] * (registry.MOST_REPORTS + 1)))) as server:
-        assert await asked(external(url(server))) is None
+    async with foreign_server(
+        replies(array_reply(*[b"x"] * (registry.MOST_REPORTS + 1)))
+    ) as server:
+        assert await read_index(external(url(server))) is None
     assert caplog.messages == []
 
 
-async def test_a_server_that_drips_costs_no_more_than_the_time_for_an_answer() -> None:
-    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_reading_a_trickling_server_ends_at_the_timeout() -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1 << 16)
         while True:
             writer.write(b"+")
@@ -355,22 +360,22 @@ async def test_a_server_that_drips_costs_no_more_than_the_time_for_an_answer() -
             await asyncio.sleep(0.01)
 
     for scheme in ("redis", "rediss"):
-        async with foe(drip) as server:
+        async with foreign_server(trickle) as server:
             pool = external(url(server, scheme=scheme))
-            assert await asked(pool, IndexReader(Clock(), 0.3, LOCAL)) is None
+            assert await read_index(pool, IndexReader(Clock(), 0.3, LOCAL)) is None
 
 
-async def test_the_password_goes_nowhere_where_the_operator_does_not_connect() -> None:
-    heard: list[bytes] = []
+async def test_the_password_is_not_sent_to_a_refused_address() -> None:
+    received: list[bytes] = []
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.read(1 << 16))
+        received.append(await reader.read(1 << 16))
 
-    async with foe(listen) as server:
+    async with foreign_server(listen) as server:
         pool = external(url(server, "localhost"))
         reader = IndexReader(Clock(), PATIENT_S)
         assert await reader.read(pool, observed(pool), None, LOGIN) is None
-    assert heard == []
+    assert received == []
 
 
 @pytest.mark.parametrize(
@@ -388,7 +393,7 @@ async def test_the_password_goes_nowhere_where_the_operator_does_not_connect() -
         "redis://index.example/\r\nFLUSHALL",
     ],
 )
-def test_only_the_url_of_one_redis_is_taken(written: str) -> None:
+def test_only_the_url_of_a_single_redis_is_accepted(written: str) -> None:
     with pytest.raises(SpecError, match="indexUrl"):
         external(written)
 
@@ -397,13 +402,13 @@ def test_only_the_url_of_one_redis_is_taken(written: str) -> None:
     "name", ["../../kube-system/secrets/admin", "a/b", "..", "", "UPPER", "a b", "x" * 254]
 )
 @pytest.mark.parametrize("field", ["secretRef", "caSecretRef"])
-def test_a_login_is_a_secret_of_the_pools_own_namespace(field: str, name: str) -> None:
-    """Whatever definition the API server has checked the pool by."""
+def test_a_login_must_be_a_secret_of_the_pool_s_own_namespace(field: str, name: str) -> None:
+    """The operator checks this too: the API server may have an older definition."""
     with pytest.raises(SpecError, match=rf"{field}\.name"):
         external("rediss://index.example", **{field: {"name": name}})
 
 
-async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting() -> None:
+async def test_lookups_that_never_end_do_not_delay_other_namespaces() -> None:
     end = threading.Event()
 
     def resolve(host: str, port: int) -> tuple[Address, ...]:
@@ -414,30 +419,32 @@ async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting() 
     answered = asyncio.Event()
     api, lookups = Api(Configuration(), lambda verb, code: None, 60.0), Lookups(resolve)
 
-    def asker_of(pool: Pool, reader: IndexReader, answered: Callable[[], None]) -> IndexPoller:
-        asker = IndexPoller(PoolKey(pool.namespace, pool.uid), api, reader, answered, monotonic)
+    def poller_of(pool: Pool, reader: IndexReader, answered: Callable[[], None]) -> IndexPoller:
+        poller = IndexPoller(PoolKey(pool.namespace, pool.uid), api, reader, answered, monotonic)
         seen = observed(pool)
-        asker.follow(pool, seen, status_of(seen, pool))
-        return asker
+        poller.follow(pool, seen, status_of(seen, pool))
+        return poller
 
-    async with foe(says(*[listed()] * 3)) as server:
-        mute = [
-            replaced(external(url(server, "never.example")), namespace="foes", uid=f"foe-{number}")
+    async with foreign_server(replies(*[array_reply()] * 3)) as server:
+        blocked = [
+            replaced(
+                external(url(server, "never.example")), namespace="blocked", uid=f"blocked-{number}"
+            )
             for number in range(3 * LOOKUPS)
         ]
-        readers = [IndexReader(monotonic, 1.0, LOCAL, lookups) for _ in mute]
-        pairs = list(zip(mute, readers, strict=True))
+        readers = [IndexReader(monotonic, 1.0, LOCAL, lookups) for _ in blocked]
+        pairs = list(zip(blocked, readers, strict=True))
         running = [
-            asyncio.create_task(asker_of(pool, reader, lambda: None).run())
+            asyncio.create_task(poller_of(pool, reader, lambda: None).run())
             for pool, reader in pairs
         ]
-        # Each of them was asked, and no lookup has ended.
+        # Every poller has tried once, and no lookup has ended.
         await until(
             lambda: all(reader.due_in(pool, observed(pool), None) for pool, reader in pairs)
         )
-        friend = replaced(external(url(server, "index.example")), namespace="friends", uid="friend")
-        asker = asker_of(friend, IndexReader(monotonic, 1.0, LOCAL, lookups), answered.set)
-        running.append(asyncio.create_task(asker.run()))
+        healthy = replaced(external(url(server, "index.example")), namespace="other", uid="other")
+        poller = poller_of(healthy, IndexReader(monotonic, 1.0, LOCAL, lookups), answered.set)
+        running.append(asyncio.create_task(poller.run()))
         try:
             async with asyncio.timeout(DEADLINE_S):
                 await answered.wait()
@@ -448,5 +455,5 @@ async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting() 
             await asyncio.wait(running)
             lookups.close()
             await api.close()
-    assert asker.take_answer() is not None
-    assert asker.take_answer() is None
+    assert poller.take_answer() is not None
+    assert poller.take_answer() is None

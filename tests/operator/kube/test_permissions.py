@@ -1,6 +1,6 @@
-"""What the operator asks of the API is said once, by name, and writes no more than it must.
+"""The operator's permissions: each resource once, by name, and no more than it needs.
 
-Whether the chart grants it, and it is enough, is in tests/cluster/test_chart_rights.py.
+tests/cluster/test_chart_rights.py checks that the chart grants them and that they are enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def test_no_resource_is_listed_twice() -> None:
     assert len(rules) == len(set(rules))
 
 
-def test_pools_are_never_written_and_pods_only_marked() -> None:
+def test_pools_are_never_written_and_pods_only_patched() -> None:
     rules = {rule.resource: set(rule.verbs) for rule in POOL_RULES}
     assert rules["inferencepools"] == {"get", "list", "watch"}
     assert rules["pods"] == {"get", "list", "watch", "patch"}
