@@ -1,5 +1,5 @@
-"""Pools that the fault tests of one file share; repaired after each test, not restarted. The one
-that nobody disturbs is for all files."""
+"""Pools that the fault tests of one file share. They are repaired after each test, not restarted.
+All files share the undisturbed pool."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import pytest
 
 from tests.support.pools.processes import SIM, Cluster
 
-# Slow enough that a fault's moment lies between two steps, not between two lines of code.
+# Slow enough that faults hit between two steps, and not in the middle of one.
 SLOW_PREFILL = ("--sim-prefill-ms-per-token=1", "--max-batched-tokens=32")
 SLOW_DECODE = ("--sim-decode-ms=10", "--overlap=on")
-# Shorter than a stream: what a node that ends still has is moved.
-HASTY = "--drain-timeout=0.05"
-# What a table's row waits for when only an engine stands still.
+# Shorter than a stream, so that the requests of a node that shuts down move.
+SHORT_DRAIN = "--drain-timeout=0.05"
+# The wait of those rows that freeze only an engine.
 STALL = "--stall-timeout=4"
 TORCH_MODEL = "llama-gqa4"
 
 
 @pytest.fixture(scope="session")
-def calm() -> Iterator[Cluster]:
-    """Undisturbed, alone and fast: one node without a store gives the reference answers."""
+def undisturbed() -> Iterator[Cluster]:
+    """A pool of one fast node without a store, which gives the reference answers."""
     with Cluster(0, 1, flags=[*SIM, "--kv-blocks=4000"], store=False) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Cluster]:
-    """Two nodes of each role, always with a hand-off."""
+    """Two nodes of each role; every request is handed off."""
     cluster = Cluster(
         *(2, 2),
-        prefill_flags=[*SLOW_PREFILL, HASTY],
-        decode_flags=[*SLOW_DECODE, HASTY],
+        prefill_flags=[*SLOW_PREFILL, SHORT_DRAIN],
+        decode_flags=[*SLOW_DECODE, SHORT_DRAIN],
         router_flags=["--handoff=always", STALL],
     )
     with cluster:
@@ -54,7 +54,7 @@ def torch_flags(torch_folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def torch_calm(torch_flags: list[str]) -> Iterator[Cluster]:
+def torch_undisturbed(torch_flags: list[str]) -> Iterator[Cluster]:
     with Cluster(0, 1, flags=torch_flags, store=False) as cluster:
         yield cluster
 
@@ -65,7 +65,7 @@ def torch_pool(torch_flags: list[str]) -> Iterator[Cluster]:
         *(1, 2),
         flags=torch_flags,
         prefill_flags=["--max-batched-tokens=32"],
-        decode_flags=[HASTY],
+        decode_flags=[SHORT_DRAIN],
         router_flags=["--handoff=always", STALL],
     )
     with cluster:

@@ -1,7 +1,7 @@
-"""Whoever stops asking holds nothing: clients that leave, deadlines, routers that die.
+"""Abandoned requests free their blocks: clients that leave, deadlines, routers that die.
 
-Blocks have to be free on every node, in the node's own words, and most of what was asked for was
-never generated: the request did not end by itself.
+Every node must report that its blocks are free, and most of the requested tokens must not have been
+generated: the request did not end by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.pools.processes import SIM, Cluster
 
 GRACE_S = 1.0
 DEADLINE_S = 8.0
-PROMPT, ANSWER = 400, 1500  # tokens; at 0.1 s a step an answer takes 150 s
+PROMPT, OUTPUT = 400, 1500  # tokens; at 0.1 s per step an answer takes 150 s
 SLOW = [
     *SIM,
     *("--sim-prefill-ms-per-token=2", "--max-batched-tokens=32", "--sim-decode-ms=100"),
@@ -41,17 +41,17 @@ def pool() -> Iterator[Cluster]:
 
 
 def body_of(seed: str, **fields: Any) -> Json:
-    """Minutes of work: a long prompt and a long answer."""
+    """A request that takes minutes: a long prompt and a long answer."""
     rng = random.Random(seed)
     prompt = [rng.randrange(32, 127) for _ in range(PROMPT)]
     return {
-        **{"prompt": prompt, "max_tokens": ANSWER, "temperature": 0, "stream": True},
+        **{"prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "stream": True},
         **{"return_token_ids": True, "ignore_eos": True, **fields},
     }
 
 
-class Leaver:
-    """A client that posts, reads as much as it is told to, and hangs up."""
+class LeavingClient:
+    """A client that sends a request, reads some events and closes the connection."""
 
     def __init__(self, url: str, body: Json) -> None:
         self.prompt = body["prompt"]
@@ -62,34 +62,34 @@ class Leaver:
         self._socket.sendall(raw_request("POST", PATH, headers, data))
 
     def read(self, events: int) -> None:
-        heard = b""
-        while heard.count(b"data:") < events:
+        received = b""
+        while received.count(b"data:") < events:
             data = self._socket.recv(1 << 16)
-            assert data, heard
-            heard += data
+            assert data, received
+            received += data
 
     def leave(self) -> None:
         self._socket.close()
 
 
 def generated(pool: Cluster) -> float:
-    """Tokens that all nodes have generated so far."""
+    """Return the number of tokens that all nodes have generated so far."""
     pages = [metrics_of(node.url) for node in pool.nodes.values()]
     return sum(page["baton_generated_tokens_total"] for page in pages)
 
 
 @contextmanager
 def freed_early(pool: Cluster) -> Iterator[None]:
-    """At the end of the block no node holds anything for a request, before any of those that it
-    asked has said its last token."""
+    """Assert that the nodes release all resources of the block's requests, before any of them has
+    generated its last token."""
     before = generated(pool)
     yield
     pool.wait(lambda: not any(held_by_node(node) for node in pool.nodes.values()), "free blocks")
-    assert generated(pool) - before < ANSWER
+    assert generated(pool) - before < OUTPUT
 
 
 def holds_blocks(pool: Cluster, *roles: str) -> bool:
-    """Whether a node of each role holds blocks, and says so."""
+    """Return whether a node of each role reports held blocks."""
     return all(
         any("blocks" in line for node in pool.of_role(role) for line in held_by_node(node))
         for role in roles
@@ -98,7 +98,7 @@ def holds_blocks(pool: Cluster, *roles: str) -> bool:
 
 def test_a_client_that_leaves_in_mid_stream_frees_its_blocks(pool: Cluster) -> None:
     with freed_early(pool):
-        client = Leaver(pool.url, body_of("mid-stream", n=2))
+        client = LeavingClient(pool.url, body_of("mid-stream", n=2))
         client.read(events=8)
         pool.wait(lambda: holds_blocks(pool, "decode"), "hold blocks")
         client.leave()
@@ -107,16 +107,16 @@ def test_a_client_that_leaves_in_mid_stream_frees_its_blocks(pool: Cluster) -> N
 
 def test_a_client_that_leaves_during_the_hand_off_frees_its_blocks(pool: Cluster) -> None:
     with freed_early(pool):
-        client = Leaver(pool.url, body_of("hand-off"))
-        # The decode node has begun to fetch what the prefill node has published so far.
+        client = LeavingClient(pool.url, body_of("hand-off"))
+        # The decode node fetches the chunks that the prefill node has published so far.
         pool.wait(lambda: holds_blocks(pool, "prefill", "decode"), "be in the hand-off")
         client.leave()
     settle(pool)
 
 
-def test_clients_that_leave_while_their_requests_wait_free_everything(pool: Cluster) -> None:
+def test_clients_that_leave_while_their_requests_are_queued_free_everything(pool: Cluster) -> None:
     with freed_early(pool):
-        clients = [Leaver(pool.url, body_of(f"waiting {number}")) for number in range(12)]
+        clients = [LeavingClient(pool.url, body_of(f"waiting {number}")) for number in range(12)]
         for client in clients:
             pool.wait(lambda: pool.witness.request(client.prompt), "place them all")  # noqa: B023
         for client in clients:
@@ -124,9 +124,9 @@ def test_clients_that_leave_while_their_requests_wait_free_everything(pool: Clus
     settle(pool)
 
 
-def test_a_client_that_leaves_while_no_node_is_there_is_forgotten(pool: Cluster) -> None:
+def test_a_client_that_leaves_while_no_node_is_reachable_is_forgotten(pool: Cluster) -> None:
     with freed_early(pool):
-        client = Leaver(pool.url, body_of("nowhere"))
+        client = LeavingClient(pool.url, body_of("nowhere"))
         client.read(events=3)
         for node in pool.nodes.values():
             node.wire.hold()
@@ -134,7 +134,7 @@ def test_a_client_that_leaves_while_no_node_is_there_is_forgotten(pool: Cluster)
         client.leave()
         pool.wait(lambda: not pool.pool()["totals"]["requests_running"], "forget the request")
         pool.repair()
-        # The kept abort, or the grace of a request without a router.
+        # Either the delayed abort arrives, or the grace period of a lost link ends the request.
     settle(pool)
 
 
@@ -142,9 +142,9 @@ def ready_nodes(pool: Cluster) -> list[str]:
     return [node["id"] for node in pool.pool()["nodes"] if node["state"] == "ready"]
 
 
-def test_requests_whose_router_died_are_aborted_after_the_grace(pool: Cluster) -> None:
+def test_requests_whose_router_died_are_aborted_after_the_grace_period(pool: Cluster) -> None:
     with freed_early(pool):
-        client = Leaver(pool.url, body_of("orphan"))
+        client = LeavingClient(pool.url, body_of("orphan"))
         client.read(events=3)
         pool.wait(lambda: holds_blocks(pool, "decode"), "hold blocks")
         pool.router.kill()
@@ -153,20 +153,20 @@ def test_requests_whose_router_died_are_aborted_after_the_grace(pool: Cluster) -
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Cluster]:
+def impatient_pool() -> Iterator[Cluster]:
     flags = ["--handoff=always", f"--request-timeout={DEADLINE_S:g}"]
     with Cluster(1, 1, flags=SLOW, router_flags=flags) as cluster:
         yield cluster
 
 
-def test_requests_past_their_deadline_end_and_free_their_blocks(hasty: Cluster) -> None:
-    with freed_early(hasty), ThreadPoolExecutor(2) as threads:
+def test_requests_past_their_deadline_end_and_free_their_blocks(impatient_pool: Cluster) -> None:
+    with freed_early(impatient_pool), ThreadPoolExecutor(2) as threads:
         streamed, whole = threads.map(
-            lambda stream: ask(hasty.url, PATH, body_of(f"late {stream}", stream=stream)),
+            lambda stream: ask(impatient_pool.url, PATH, body_of(f"late {stream}", stream=stream)),
             (True, False),
         )
-    for told, status in ((streamed, 200), (whole, 504)):
-        assert told.error is not None, told
-        assert told.error["code"] == "deadline_exceeded", told
-        assert told.status == status
-    settle(hasty)
+    for answer, status in ((streamed, 200), (whole, 504)):
+        assert answer.error is not None, answer
+        assert answer.error["code"] == "deadline_exceeded", answer
+        assert answer.status == status
+    settle(impatient_pool)

@@ -1,9 +1,9 @@
-"""Whatever dies, each stream ends with the tokens it would have had: the table, on `sim`.
+"""The fault table on the simulated engine: a fault does not change the answer of any request.
 
-Each row hits one thing at one moment while seven requests of all kinds run; its target is the one
-whose hand-off or stream is at that moment. Every answer must be the undisturbed one: status, ids,
-text, log-probabilities, finish reason, usage. What the fault did not touch stays where it is, and
-afterwards nobody holds anything. A selection runs always, the whole table in `make test-long`.
+Each row injects one fault at one moment of its target request, while a request of every other kind
+runs. Every answer must be the undisturbed one: status, ids, text, log-probabilities, finish reason,
+usage. Requests that the fault does not hit stay on their nodes, and no resources are held
+afterwards. A selection of rows runs always, the whole table in `make test-long`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ def levels() -> Levels:
     [*SHORT_ROWS, *(pytest.param(row, marks=pytest.mark.long) for row in long_rows())],
     ids=str,
 )
-def test_a_fault_changes_no_answer(row: Row, pool: Cluster, calm: Cluster, levels: Levels) -> None:
-    run_row(pool, row, calm)
+def test_a_fault_changes_no_answer(
+    row: Row, pool: Cluster, undisturbed: Cluster, levels: Levels
+) -> None:
+    run_row(pool, row, undisturbed)
     levels.check(pool)
 
 
-def test_the_table_covers_each_kind_of_request_and_the_selection_each_word_of_it() -> None:
+def test_the_table_has_each_kind_of_request_and_the_selection_each_value_of_each_column() -> None:
     rows = all_rows()
     assert {row.kind for row in rows} == set(KINDS)
     for name in ("what", "when", "how", "kind"):

@@ -1,8 +1,9 @@
 """A few rows of the fault table on the torch engine, with a tiny model in fp32.
 
 Another batch shape changes the last bits of a logit. So greedy ids may differ from those of the
-undisturbed pool where transformers' own logits say that both candidates are as good (see
-tests/support/exactness); all other answers must be the same. Log-probabilities are not compared.
+undisturbed pool where transformers' logits of both candidates are almost equal (see
+tests/support/engines/exactness); all other answers must be equal. Log-probabilities are not
+compared.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LONG: tuple[Row, ...] = (
     Row("prefill", "first computed", "cut", "penalties"),
     Row("prefill", "first seen", "kill", "stop"),
     Row("decode", "parked", "kill", "greedy"),
-    Row("decode", "first told", "blip", "two"),
+    Row("decode", "first sent", "blip", "two"),
     Row("decode", "mid-stream", "kill", "penalties"),
     Row("decode", "mid-stream", "kill engine", "two"),
     Row("decode", "mid-stream", "hold", "seeded"),
@@ -57,15 +58,15 @@ class TorchCase(Case):
     folder: Path
     tally: Tally
 
-    def check(self, told: StreamedAnswer) -> None:
-        wanted, got = self.reference.result, told.result
-        if self.body["temperature"] == 0 and "stop" not in self.body and told.whole:
+    def check(self, answer: StreamedAnswer) -> None:
+        expected, actual = self.reference.result, answer.result
+        if self.body["temperature"] == 0 and "stop" not in self.body and answer.whole:
             exact = reference(self.folder, self.prompt, SIZES.answer)
-            compare(exact, got.choices[0].ids, self.tally, told.request)
-            if got.choices[0].ids != wanted.choices[0].ids:
-                assert (told.status, got.usage) == (200, wanted.usage), told
+            compare(exact, actual.choices[0].ids, self.tally, answer.request)
+            if actual.choices[0].ids != expected.choices[0].ids:
+                assert (answer.status, actual.usage) == (200, expected.usage), answer
                 return
-        super().check(told)
+        super().check(answer)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +75,12 @@ class TorchCase(Case):
     ids=str,
 )
 def test_a_fault_changes_no_answer_of_a_real_model(
-    row: Row, torch_pool: Cluster, torch_calm: Cluster, torch_folder: Path
+    row: Row, torch_pool: Cluster, torch_undisturbed: Cluster, torch_folder: Path
 ) -> None:
     tally = Tally()
 
-    def judge(case: Case) -> Case:
+    def adapt(case: Case) -> Case:
         return TorchCase(case.kind, case.body, case.reference, torch_folder, tally)
 
-    run_row(torch_pool, row, torch_calm, sizes=SIZES, kinds=KINDS, judge=judge)
+    run_row(torch_pool, row, torch_undisturbed, sizes=SIZES, kinds=KINDS, adapt=adapt)
     tally.check()

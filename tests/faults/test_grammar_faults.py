@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from baton_text.grammar import Grammars
-from tests.faults.conftest import HASTY, SLOW_DECODE
+from tests.faults.conftest import SHORT_DRAIN, SLOW_DECODE
 from tests.support.faults.grammar_runs import PartRun, Run, all_runs, parts, selection
 from tests.support.faults.structures import STRUCTURES, TOKENIZER
 from tests.support.pools.processes import SIM, Cluster
@@ -36,7 +36,7 @@ def undisturbed() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def disturbed() -> Iterator[Cluster]:
     flags = [*SIM, EOS, "--kv-blocks=1000"]
-    decode_flags = [*SLOW_DECODE, HASTY]
+    decode_flags = [*SLOW_DECODE, SHORT_DRAIN]
     router_flags = ["--handoff=always"]
     with Cluster(
         1, 2, flags=flags, decode_flags=decode_flags, router_flags=router_flags

@@ -1,8 +1,8 @@
-"""Rows of the fault table in a pool whose nodes keep what their small caches evict in host memory.
+"""Rows of the fault table in a pool whose nodes copy evicted blocks to host memory.
 
-20 blocks hold the target of a row, whose prompt has 16, and little beside it; the prompts of the
-six requests around it have 3 each. Together they do not fit into the cache of the one prefill node:
-asked again, what is missing there comes from host memory.
+A cache of 20 blocks holds the prompt of a row's target, which has 16 blocks, and little more. The
+prompts of the other requests have 3 blocks each. Together they exceed the cache of the only prefill
+node, so that a repeated prompt gets its missing blocks from host memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL, STALL
+from tests.faults.conftest import SHORT_DRAIN, SLOW_DECODE, SLOW_PREFILL, STALL
 from tests.support.clients.streams import ask
 from tests.support.faults.cases import PATH, SIZES, make_cases
 from tests.support.faults.rows import Row
@@ -30,20 +30,20 @@ def small_pool() -> Iterator[Cluster]:
     cluster = Cluster(
         *(1, 2),
         flags=[*SIM, "--kv-blocks=20", "--max-model-len=320", "--host-kv-memory=1MiB"],
-        prefill_flags=[*SLOW_PREFILL, HASTY],
-        decode_flags=[*SLOW_DECODE, HASTY],
+        prefill_flags=[*SLOW_PREFILL, SHORT_DRAIN],
+        decode_flags=[*SLOW_DECODE, SHORT_DRAIN],
         router_flags=["--handoff=always", STALL],
     )
     with cluster:
         yield cluster
 
 
-def test_a_fault_changes_no_answer_where_kv_goes_through_host_memory(
-    small_pool: Cluster, calm: Cluster
+def test_a_fault_changes_no_answer_if_kv_comes_from_host_memory(
+    small_pool: Cluster, undisturbed: Cluster
 ) -> None:
     for row in ROWS:
-        run_row(small_pool, row, calm, seed="host")
-    cases = make_cases(calm.url, "greedy", "mid-stream", "host again", SIZES)
+        run_row(small_pool, row, undisturbed, seed="host")
+    cases = make_cases(undisturbed.url, "greedy", "mid-stream", "host again", SIZES)
     for case in cases * 3:
         assert ask(small_pool.url, PATH, case.body).result == case.reference.result
     settle(small_pool)

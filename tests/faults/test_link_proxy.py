@@ -1,4 +1,4 @@
-"""The links that fault tests put between nodes and a store do what they say they do."""
+"""The LinkProxy, which fault tests put between nodes and a store, injects the faults it names."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def link(store: EmbeddedStore, loop: WireLoop) -> Iterator[LinkProxy]:
 
 @pytest.fixture
 def client(link: LinkProxy) -> Iterator[redis.Redis]:
-    """It does not try again."""
+    """A client that does not retry."""
     with redis.Redis.from_url(link.url, socket_timeout=LONG_S, retry=None) as client:
         client.set("key", VALUE)
         yield client
 
 
-def test_a_mended_link_carries_every_byte(link: LinkProxy, client: redis.Redis) -> None:
+def test_a_repaired_link_carries_every_byte(link: LinkProxy, client: redis.Redis) -> None:
     client.connection_pool.disconnect()
     link.refuse()
     link.mend()
@@ -55,7 +55,7 @@ def test_a_mended_link_carries_every_byte(link: LinkProxy, client: redis.Redis) 
     assert min(link.passed["up"], link.passed["down"]) > len(VALUE) / 2
 
 
-def test_a_slow_link_takes_as_long_as_its_rate_says(link: LinkProxy, client: redis.Redis) -> None:
+def test_a_slow_link_limits_the_transfer_rate(link: LinkProxy, client: redis.Redis) -> None:
     link.slow(1 << 20)
     with redis.Redis.from_url(link.url, socket_timeout=LONG_S) as patient:
         began = time.monotonic()
@@ -65,14 +65,14 @@ def test_a_slow_link_takes_as_long_as_its_rate_says(link: LinkProxy, client: red
 
 def test_a_held_link_neither_answers_nor_refuses(link: LinkProxy, client: redis.Redis) -> None:
     link.hold()
-    hasty = redis.Redis.from_url(link.url, socket_timeout=SHORT_S, retry=None)
-    with hasty, pytest.raises(redis.TimeoutError):
-        hasty.get("key")
+    impatient = redis.Redis.from_url(link.url, socket_timeout=SHORT_S, retry=None)
+    with impatient, pytest.raises(redis.TimeoutError):
+        impatient.get("key")
     link.mend()
     assert client.get("key") == VALUE
 
 
-def test_a_cut_ends_what_is_connected_and_nothing_else(
+def test_a_cut_resets_open_connections_and_accepts_new_ones(
     link: LinkProxy, client: redis.Redis
 ) -> None:
     endpoint = parse_endpoint(link.url)
@@ -86,7 +86,7 @@ def test_a_cut_ends_what_is_connected_and_nothing_else(
     assert client.get("key") == VALUE
 
 
-def test_a_refusing_link_resets_what_connects_too(link: LinkProxy, client: redis.Redis) -> None:
+def test_a_refusing_link_also_resets_new_connections(link: LinkProxy, client: redis.Redis) -> None:
     link.refuse()
     for _ in range(2):
         with pytest.raises(redis.ConnectionError):
@@ -106,9 +106,9 @@ def test_a_lossy_link_breaks_in_the_middle_of_a_value(link: LinkProxy, client: r
     assert link.passed["down"] - before > len(VALUE) / 4
 
 
-def test_a_flip_changes_one_bit(link: LinkProxy, client: redis.Redis) -> None:
+def test_a_flip_changes_exactly_one_bit(link: LinkProxy, client: redis.Redis) -> None:
     link.lossy(len(VALUE) * 4 // 5, "flip", seed="test")
-    got = client.get("key")
-    assert isinstance(got, bytes)
-    changed = int.from_bytes(got, "big") ^ int.from_bytes(VALUE, "big")
+    value = client.get("key")
+    assert isinstance(value, bytes)
+    changed = int.from_bytes(value, "big") ^ int.from_bytes(VALUE, "big")
     assert 0 < changed.bit_count() == link.mishaps["flip"]

@@ -1,4 +1,4 @@
-"""A request that crashes each engine that gets it: it ends, and takes nobody with it."""
+"""A request that crashes every engine ends with an error and harms no other request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.pools.processes import SIM, Cluster
 POISON = 7
 ATTEMPTS = 3
 OTHERS = 20
-# Long answers, so that nodes die under the others
+# Long answers, so that nodes die while the other requests run
 SIZES = Sizes(target=96, answer=48)
 
 
@@ -29,26 +29,26 @@ def pool() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_it_ends_with_a_final_error_after_three_attempts_while_twenty_others_finish(
-    stream: bool, pool: Cluster, calm: Cluster
+def test_a_poisonous_request_fails_after_three_attempts_and_twenty_others_finish(
+    stream: bool, pool: Cluster, undisturbed: Cluster
 ) -> None:
+    seeds = [f"poison {stream} {number}" for number in range(OTHERS)]
     cases = [
-        make_cases(calm.url, "greedy", "mid-stream", f"poison {stream} {number}", SIZES, [])[0]
-        for number in range(OTHERS)
+        make_cases(undisturbed.url, "greedy", "mid-stream", seed, SIZES, [])[0] for seed in seeds
     ]
-    # Shorter than a chunk: one that is published before a node dies would be progress.
+    # Shorter than a chunk: a chunk published before the node dies would count as progress.
     poisonous: Json = {"prompt": [*[70] * 10, POISON], "max_tokens": 8, "stream": stream}
     starts = sum(node.starts for node in pool.nodes.values())
     with Breaker(pool, ()), ThreadPoolExecutor(OTHERS + 1) as threads:
-        asked = [threads.submit(ask, pool.url, PATH, case.body) for case in cases]
+        answers = [threads.submit(ask, pool.url, PATH, case.body) for case in cases]
         bad = threads.submit(ask, pool.url, PATH, poisonous).result()
-        for case, answer in zip(cases, asked, strict=True):
+        for case, answer in zip(cases, answers, strict=True):
             case.check(answer.result())
     assert bad.status == 500, bad
     assert bad.error is not None
     assert bad.error["code"] == "request_kills_nodes", bad.error
     pool.repair()
     settle(pool)
-    # An attempt may have been lost before it came to its engine.
+    # An attempt may be lost before it reaches the engine.
     deaths = sum(node.starts for node in pool.nodes.values()) - starts
     assert 0 < deaths <= ATTEMPTS

@@ -1,8 +1,8 @@
-"""A pool rolls out by hand, under load: new nodes join, and old ones drain since they are replaced.
+"""A manual roll-out under load: new nodes join, and the old nodes that they replace drain.
 
-The new kind of nodes says other tokens than the old one, so an answer tells which of them it is
-from. Each must be whole and right for one of them; only what outlasts its node's deadline, and has
-no other node of its kind, ends with the error that names the revision.
+The new kind of nodes generates other tokens than the old kind, so an answer shows which kind it is
+from. Each answer must be complete and correct for one of the kinds. Only a stream that outlives its
+node's deadline, and has no other node of its kind, ends with the error that names the revision.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL
+from tests.faults.conftest import SHORT_DRAIN, SLOW_DECODE, SLOW_PREFILL
 from tests.support.clients.streams import ask
 from tests.support.faults.cases import PATH, Sizes, make_cases
 from tests.support.faults.chaos_run import Clients, known_answers
-from tests.support.faults.drains import Load, empty, node_of, tell
+from tests.support.faults.drains import RunningRequests, is_drained, node_entry, post_action
 from tests.support.faults.rows import Kind
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import SIM, Cluster
@@ -36,132 +36,140 @@ MESSAGE = (
 )
 
 
-class Rolling:
-    """A pool with a node of each role, which nodes of the same kind or of the other one replace
-    again and again. `calms` has an undisturbed pool for each of the two kinds."""
+class RollingPool:
+    """A pool with a node of each role, which are repeatedly replaced by nodes of the same or the
+    other kind. `undisturbed_pools` has an undisturbed pool for each of the two kinds."""
 
-    def __init__(self, pool: Cluster, calms: Sequence[Cluster]) -> None:
+    def __init__(self, pool: Cluster, undisturbed_pools: Sequence[Cluster]) -> None:
         self.pool = pool
-        self.calms = calms
-        self.number = 0  # of the nodes that serve
-        self.kind = 0
+        self.undisturbed_pools = undisturbed_pools
+        self.number = 0  # of the serving nodes
+        self.kind = 0  # of the serving nodes
 
     def nodes(self, later: int = 0) -> dict[str, str]:
-        """Names by role; `later` 1: of those that come next."""
+        """Return the names of the serving nodes by role; with `later` 1, those of the next ones."""
         return {role: f"{role}-{self.number + later}" for role in ROLES}
 
     @property
-    def calm(self) -> Cluster:
-        """Answers as the nodes that serve now."""
-        return self.calms[self.kind]
+    def undisturbed(self) -> Cluster:
+        """The undisturbed pool of the serving nodes' kind."""
+        return self.undisturbed_pools[self.kind]
 
     @property
     def revision(self) -> str:
-        """Of the nodes that come next."""
+        """The revision of the next nodes."""
         return f"r{self.number + 1}"
 
     def join(self, *, other: bool) -> None:
-        """The next node of each role starts; they get requests. `other`: of the other kind."""
-        self._kind_after = 1 - self.kind if other else self.kind
-        flags = [OTHER] if self._kind_after else []
+        """Start the next node of each role, which gets requests; of the other kind if `other`."""
+        self._next_kind = 1 - self.kind if other else self.kind
+        flags = [OTHER] if self._next_kind else []
         for role, name in self.nodes(1).items():
             self.pool.join(name, role, f"--revision={self.revision}", *flags)
         self.pool.await_ready()
 
     @contextmanager
     def joined(self, *, other: bool) -> Iterator[None]:
-        """The same, but what is asked in this block still goes to the old nodes."""
+        """Start the next nodes as join() does; requests of the block still go to the old nodes."""
         self.join(other=other)
         for name in self.nodes(1).values():
-            tell(self.pool, name, "drain")
+            post_action(self.pool, name, "drain")
         yield
         for name in self.nodes(1).values():
-            tell(self.pool, name, "resume")
+            post_action(self.pool, name, "resume")
         self.pool.await_ready()
 
     def replace(self, deadline_s: float) -> None:
-        """The old nodes drain since the next ones are there; they are empty, and end."""
+        """Drain the old nodes as replaced, wait until they have no requests, and end them."""
         names = list(self.nodes().values())
-        words = {"deadline_s": deadline_s, "reason": "roll-out", "replaced_by": self.revision}
+        body = {"deadline_s": deadline_s, "reason": "roll-out", "replaced_by": self.revision}
         for name in names:
-            tell(self.pool, name, "drain", **words)
-        assert node_of(self.pool, names[0])["replaced_by"] == self.revision
-        self.pool.wait(lambda: all(empty(self.pool, name) for name in names), "empty the old nodes")
+            post_action(self.pool, name, "drain", **body)
+        assert node_entry(self.pool, names[0])["replaced_by"] == self.revision
+        self.pool.wait(
+            lambda: all(is_drained(self.pool, name) for name in names), "empty the old nodes"
+        )
         for name in names:
             self.pool.leave(name)
-        self.number, self.kind = self.number + 1, self._kind_after
+        self.number, self.kind = self.number + 1, self._next_kind
 
 
 @pytest.fixture(scope="module")
-def rolling(calm: Cluster) -> Iterator[Rolling]:
+def rolling(undisturbed: Cluster) -> Iterator[RollingPool]:
     pool = Cluster(
         *(1, 1),
-        prefill_flags=[*SLOW_PREFILL, HASTY],
-        decode_flags=[*SLOW_DECODE, HASTY],
+        prefill_flags=[*SLOW_PREFILL, SHORT_DRAIN],
+        decode_flags=[*SLOW_DECODE, SHORT_DRAIN],
         router_flags=["--handoff=always"],
     )
     other = Cluster(0, 1, flags=[*SIM, "--kv-blocks=4000", OTHER], store=False)
     with pool, other:
-        yield Rolling(pool, (calm, other))
+        yield RollingPool(pool, (undisturbed, other))
 
 
-def streams(rolling: Rolling, seed: str, sizes: Sizes = LONG) -> Load:
-    """Long streams that all decode on the old nodes."""
-    return Load(rolling.pool, rolling.calm, seed, sizes, STREAMS)
+def streams(rolling: RollingPool, seed: str, sizes: Sizes = LONG) -> RunningRequests:
+    """Start long streams that all decode on the old nodes."""
+    return RunningRequests(rolling.pool, rolling.undisturbed, seed, sizes, STREAMS)
 
 
-def test_within_a_fingerprint_streams_move_and_are_the_same(rolling: Rolling) -> None:
+def test_a_roll_out_within_a_fingerprint_moves_streams_without_a_difference(
+    rolling: RollingPool,
+) -> None:
     new = rolling.nodes(1)
     with rolling.joined(other=False):
-        under = streams(rolling, "same")
+        requests = streams(rolling, "same")
     rolling.replace(0.1)
-    under.check()
-    assert {under.on(case)[-1] for case in under.cases} == {new["decode"]}
-    assert under.retries.of("drained") >= len(STREAMS)
+    requests.check()
+    assert {requests.decode_nodes(case)[-1] for case in requests.cases} == {new["decode"]}
+    assert requests.retries.of("drained") >= len(STREAMS)
     settle(rolling.pool)
 
 
-def test_to_another_fingerprint_what_ends_in_time_is_the_same(rolling: Rolling) -> None:
+def test_a_roll_out_to_another_fingerprint_lets_streams_finish_before_the_deadline(
+    rolling: RollingPool,
+) -> None:
     old = rolling.nodes()
     with rolling.joined(other=True):
-        under = streams(rolling, "in time")
+        requests = streams(rolling, "in time")
     rolling.replace(NEVER_S)
-    under.check()
-    for case in under.cases:
+    requests.check()
+    for case in requests.cases:
         nodes = {each.node for each in rolling.pool.witness.placements(case.prompt)}
         assert nodes == set(old.values())
-    assert under.retries.of("drained") == 0
+    assert requests.retries.of("drained") == 0
     settle(rolling.pool)
 
 
-def test_what_outlasts_the_deadline_ends_with_the_error_that_names_the_revision(
-    rolling: Rolling,
+def test_a_stream_that_outlives_the_deadline_ends_with_an_error_that_names_the_revision(
+    rolling: RollingPool,
 ) -> None:
     message = MESSAGE.format(rolling.revision)
     with rolling.joined(other=True):
-        under = streams(rolling, "too long", TOO_LONG)
+        requests = streams(rolling, "too long", TOO_LONG)
     rolling.replace(0.1)
-    for case, told in under.ends():
-        assert told.error == {
+    for case, answer in requests.answers():
+        assert answer.error == {
             **{"message": message, "type": "server_error", "param": None, "code": "rolled_out"}
         }
-        assert not told.whole
-        for number, choice in told.result.choices.items():
+        assert not answer.whole
+        for number, choice in answer.result.choices.items():
             whole = case.reference.result.choices[number]
             assert choice.ids == whole.ids[: len(choice.ids)]
             assert whole.text.startswith(choice.text)
     settle(rolling.pool)
 
 
-def test_what_has_no_token_yet_goes_over(rolling: Rolling) -> None:
+def test_a_request_without_a_token_moves_to_the_new_fingerprint(rolling: RollingPool) -> None:
     pool, old, new = rolling.pool, rolling.nodes(), rolling.nodes(1)
-    calm = rolling.calms[1 - rolling.kind]
-    [case] = make_cases(calm.url, "seeded", "job sent", "late", Sizes(target=1500), ("seeded",))
+    undisturbed = rolling.undisturbed_pools[1 - rolling.kind]
+    [case] = make_cases(
+        undisturbed.url, "seeded", "job sent", "late", Sizes(target=1500), ("seeded",)
+    )
     with ThreadPoolExecutor(1) as threads:
         with rolling.joined(other=True):
             answer = threads.submit(ask, pool.url, PATH, case.body)
             pool.wait(lambda: pool.witness.placements(case.prompt), "place the request")
-            pool.nodes[old["prefill"]].freeze_engine()  # else it might be done by the drain
+            pool.nodes[old["prefill"]].freeze_engine()  # otherwise it may end before the drain
         pool.nodes[old["prefill"]].wake()
         rolling.replace(0.0)
         case.check(answer.result(PATIENCE_S))
@@ -172,10 +180,10 @@ def test_what_has_no_token_yet_goes_over(rolling: Rolling) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rolls", [2, pytest.param(20, marks=pytest.mark.long)])
-def test_no_client_sees_a_roll_out_to_another_fingerprint_and_back(
-    rolling: Rolling, rolls: int
+def test_clients_do_not_notice_roll_outs_to_another_fingerprint_and_back(
+    rolling: RollingPool, rolls: int
 ) -> None:
-    kinds = [known_answers(one.url, SEED, REQUESTS) for one in rolling.calms]
+    kinds = [known_answers(pool.url, SEED, REQUESTS) for pool in rolling.undisturbed_pools]
     with Clients(rolling.pool, kinds, SEED, CLIENTS) as clients:
         for _ in range(rolls):
             rolling.join(other=True)

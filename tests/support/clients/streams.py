@@ -50,47 +50,47 @@ def ask(
     url: str,
     path: str,
     body: Json,
-    heard: Callable[[StreamedAnswer], bool] = lambda told: True,
+    on_event: Callable[[StreamedAnswer], bool] = lambda answer: True,
     timeout_s: float = TIMEOUT_S,
 ) -> StreamedAnswer:
-    """POST `body` and read the answer to its end. `heard` is called after each event; if it returns
-    false, the client hangs up."""
-    told = StreamedAnswer(at=[time.monotonic()])
+    """POST `body` and read the answer to its end. `on_event` is called after each event; if it
+    returns false, the client hangs up."""
+    answer = StreamedAnswer(at=[time.monotonic()])
     parts = urlsplit(url)
     assert parts.hostname is not None
-    link = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
     try:
         headers = {"content-type": "application/json", "connection": "close"}
-        link.request("POST", path, json.dumps(body).encode(), headers)
-        response = link.getresponse()
-        told.status = response.status
-        told.request = response.headers.get("x-baton-request-id", "")
-        told.placement = response.headers.get("x-baton-placement", "")
+        connection.request("POST", path, json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        answer.status = response.status
+        answer.request = response.headers.get("x-baton-request-id", "")
+        answer.placement = response.headers.get("x-baton-placement", "")
         if response.status == 200 and body.get("stream"):
-            for event in _events(response, told):
-                told.add(event)
-                if not heard(told):
-                    return told
+            for event in _events(response, answer):
+                answer.add(event)
+                if not on_event(answer):
+                    return answer
         else:
-            told.add(json.loads(response.read()))
-            told.whole = True
+            answer.add(json.loads(response.read()))
+            answer.whole = True
     except (OSError, http.client.HTTPException) as error:
-        told.error = {"message": f"the connection broke: {error!r}", "code": "client"}
+        answer.error = {"message": f"the connection broke: {error!r}", "code": "client"}
     finally:
-        told.at.append(time.monotonic())
-        link.close()
-    return told
+        answer.at.append(time.monotonic())
+        connection.close()
+    return answer
 
 
-def _events(response: http.client.HTTPResponse, told: StreamedAnswer) -> Iterator[Json]:
+def _events(response: http.client.HTTPResponse, answer: StreamedAnswer) -> Iterator[Json]:
     for raw in response:
         line = raw.decode().strip()
         if line:
-            told.at.append(time.monotonic())
+            answer.at.append(time.monotonic())
         if not line.startswith("data:"):
             continue
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
-            told.whole = True
+            answer.whole = True
             return
         yield json.loads(data)

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from tests.support.clients.mix import COMPLETIONS, END_ID, FIRST_ID, ClientCall, Mix
 from tests.support.clients.streams import StreamedAnswer
-from tests.support.faults.chaos_run import Known, ask_as, problem_with
+from tests.support.faults.chaos_run import KnownAnswer, problem_with, send_call
 
 TALK_SHARE, REFRAIN_SHARE = 0.25, 0.2
 MOST_TURNS, LONGEST_TALK = 5, 550
@@ -25,7 +25,7 @@ REFRAIN = 12
 # Limit for all clients together: the state that a pool keeps for a while grows with the rate. A
 # conversation counts once, and its turns follow each other directly, so this is about 10
 # requests/s.
-QUESTIONS_PER_S = 6.0
+CALLS_PER_S = 6.0
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Done:
     def __str__(self) -> str:
         return (
             f"{self.requests} requests ({self.left} left early, {self.turns} further turns, "
-            f"{self.repeated} repeated), {self.tokens} tokens said, {self.cached} found"
+            f"{self.repeated} repeated), {self.tokens} tokens generated, {self.cached} cached"
         )
 
 
@@ -54,8 +54,8 @@ class Traffic:
         self._url = url
         self._exact = exact
         self._mix = Mix(random.Random(f"mix {seed}"))
-        self._refrain = [self._staying() for _ in range(REFRAIN)]
-        self._answers: dict[int, Known] = {}
+        self._refrain = [self._complete_call() for _ in range(REFRAIN)]
+        self._answers: dict[int, KnownAnswer] = {}
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._wrong: list[str] = []
@@ -83,9 +83,10 @@ class Traffic:
         assert self._wrong == [], self._wrong[0]
 
     def go_on(self, duration_s: float, enough: Callable[[], bool] = lambda: False) -> None:
-        """Let them ask for so long, or until it is enough; raise what was wrong."""
-        until = time.monotonic() + duration_s
-        while time.monotonic() < until and not enough():
+        """Let the clients run for `duration_s`, or until `enough()`. Raise AssertionError for a
+        wrong answer."""
+        deadline = time.monotonic() + duration_s
+        while time.monotonic() < deadline and not enough():
             self.check()
             time.sleep(0.2)
 
@@ -93,19 +94,19 @@ class Traffic:
 
     def _client(self, rng: random.Random) -> None:
         due = time.monotonic()
-        rate = QUESTIONS_PER_S / len(self._threads)
+        rate = CALLS_PER_S / len(self._threads)
         while True:
             due = max(due + rng.expovariate(rate), time.monotonic())
             if self._ending.wait(due - time.monotonic()):
                 return
             try:
-                self._ask_something(rng)
-            except Exception as error:  # in a thread that nobody watches
+                self._send_something(rng)
+            except Exception as error:  # otherwise lost in this thread
                 self._wrong.append(f"a client failed: {error!r}")
             if self._wrong:
                 return
 
-    def _ask_something(self, rng: random.Random) -> None:
+    def _send_something(self, rng: random.Random) -> None:
         kind = rng.random()
         if kind < TALK_SHARE:
             self._talk(rng)
@@ -113,46 +114,46 @@ class Traffic:
             self._repeat(rng.randrange(REFRAIN))
         else:
             with self._lock:
-                asked = self._mix.request()
-            self._ask(asked)
+                call = self._mix.request()
+            self._send(call)
 
-    def _ask(self, asked: ClientCall) -> StreamedAnswer:
-        told = ask_as(self._url, asked)
-        done, result = self.done, told.result
+    def _send(self, call: ClientCall) -> StreamedAnswer:
+        answer = send_call(self._url, call)
+        done, result = self.done, answer.result
         with self._lock:
             done.requests += 1
-            done.left += asked.leave is not None
+            done.left += call.leave is not None
             done.tokens += sum(len(choice.ids) for choice in result.choices.values())
-            done.cached += told.cached or 0
-        if asked.leave is None and (told.status != 200 or told.error or not told.whole):
-            self._wrong.append(f"{asked}\ngot {told}")
-        return told
+            done.cached += answer.cached or 0
+        if call.leave is None and (answer.status != 200 or answer.error or not answer.whole):
+            self._wrong.append(f"{call}\ngot {answer}")
+        return answer
 
     def _talk(self, rng: random.Random) -> None:
         """Hold a conversation; each turn's prompt repeats all earlier prompts and answers."""
-        said: list[int] = []
+        ids: list[int] = []
         for turn in range(rng.randint(2, MOST_TURNS)):
-            said += [rng.randrange(FIRST_ID, END_ID) for _ in range(rng.randint(10, 120))]
-            if len(said) > LONGEST_TALK or self._ending.is_set():
+            ids += [rng.randrange(FIRST_ID, END_ID) for _ in range(rng.randint(10, 120))]
+            if len(ids) > LONGEST_TALK or self._ending.is_set():
                 return
             fields = {"max_tokens": rng.randint(1, 40), "ignore_eos": True, "temperature": 0}
-            body = {"prompt": list(said), "return_token_ids": True, **fields}
-            told = self._ask(ClientCall(COMPLETIONS, body, stream=rng.random() < 0.5))
+            body = {"prompt": list(ids), "return_token_ids": True, **fields}
+            answer = self._send(ClientCall(COMPLETIONS, body, stream=rng.random() < 0.5))
             if self._wrong:
                 return
-            said += told.result.choices[0].ids
+            ids += answer.result.choices[0].ids
             self.done.turns += turn > 0
 
     def _repeat(self, number: int) -> None:
-        asked = self._refrain[number]
-        told = self._ask(asked)
-        known = self._answers.setdefault(number, Known(asked, told.result))
+        call = self._refrain[number]
+        answer = self._send(call)
+        known = self._answers.setdefault(number, KnownAnswer(call, answer.result))
         self.done.repeated += 1
-        if self._exact and (problem := problem_with(told, known)):
+        if self._exact and (problem := problem_with(answer, known)):
             self._wrong.append(problem)
 
-    def _staying(self) -> ClientCall:
+    def _complete_call(self) -> ClientCall:
         """A request of the mix whose client does not hang up early."""
-        while (asked := self._mix.request()).leave is not None:
+        while (call := self._mix.request()).leave is not None:
             pass
-        return asked
+        return call

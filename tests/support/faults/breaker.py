@@ -20,7 +20,7 @@ from tests.support.pools.processes import Cluster, Node
 from tests.support.stores.store_faults import which
 
 POLL_S = 0.05
-Sight = tuple[float, str]
+TimelineEntry = tuple[float, str]  # time and description
 
 
 class Breaker:
@@ -30,13 +30,13 @@ class Breaker:
     def __init__(self, cluster: Cluster, plan: Sequence[Fault]) -> None:
         self._cluster = cluster
         self._due: list[tuple[float, int, Callable[[], None], str]] = []
-        self._hit_now: set[str] = set()  # nodes
+        self._hit_nodes: set[str] = set()  # nodes
         self._ready: dict[str, int] = {}  # node -> pid that was seen ready
-        self._looks = self._looks_up = 0
+        self._samples = self._samples_up = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="breaker")
-        self.timeline: list[Sight] = []
-        self.revived: Counter[str] = Counter()
+        self.timeline: list[TimelineEntry] = []
+        self.restarts: Counter[str] = Counter()
         self.failure: BaseException | None = None
         for fault in plan:
             self._plan(fault.at, partial(self._hit, fault), str(fault))
@@ -53,38 +53,38 @@ class Breaker:
     @property
     def decode_share(self) -> float:
         """The share of samples in which a decode node was up."""
-        return self._looks_up / max(1, self._looks)
+        return self._samples_up / max(1, self._samples)
 
-    def _plan(self, at: float, act: Callable[[], None], told: str) -> None:
-        heapq.heappush(self._due, (at, len(self._due) + len(self.timeline), act, told))
+    def _plan(self, at: float, act: Callable[[], None], description: str) -> None:
+        heapq.heappush(self._due, (at, len(self._due) + len(self.timeline), act, description))
 
     def _run(self) -> None:
         try:
             while not self._ending.wait(POLL_S):
                 now = time.monotonic() - self.began
                 while self._due and self._due[0][0] <= now:
-                    _, _, act, told = heapq.heappop(self._due)
-                    self.timeline.append((time.monotonic(), told))
+                    _, _, act, description = heapq.heappop(self._due)
+                    self.timeline.append((time.monotonic(), description))
                     act()
-                self._revive()
-                self._look()
+                self._restart_dead_nodes()
+                self._sample()
         except BaseException as error:
             self.failure = error
             raise
 
-    def _look(self) -> None:
-        self._looks += 1
-        self._looks_up += any(self._is_up(node) for node in self._cluster.of_role("decode"))
+    def _sample(self) -> None:
+        self._samples += 1
+        self._samples_up += any(self._is_up(node) for node in self._cluster.of_role("decode"))
 
-    def _revive(self) -> None:
+    def _restart_dead_nodes(self) -> None:
         for node in self._cluster.nodes.values():
-            if not node.alive and node.name not in self._hit_now:
+            if not node.alive and node.name not in self._hit_nodes:
                 self.timeline.append((time.monotonic(), f"{node.name} started again"))
-                self.revived[node.name] += 1
+                self.restarts[node.name] += 1
                 node.start()
 
     def _is_up(self, node: Node) -> bool:
-        if not node.alive or node.name in self._hit_now:
+        if not node.alive or node.name in self._hit_nodes:
             return False
         if self._ready.get(node.name) != node.pid and _is_ready(node):
             self._ready[node.name] = node.pid
@@ -117,7 +117,7 @@ class Breaker:
             "blip": node.wire.blip,
             "hold": node.wire.hold,
         }
-        self._hit_now.add(node.name)
+        self._hit_nodes.add(node.name)
         acts[how]()
 
     def _hit_store(self, fault: Fault) -> None:
@@ -137,7 +137,7 @@ class Breaker:
 
     def _mend(self, nodes: list[Node]) -> None:
         for node in nodes:
-            self._hit_now.discard(node.name)
+            self._hit_nodes.discard(node.name)
             node.mend()
         if not nodes and self._cluster.store is not None:
             self._cluster.store.mend()

@@ -1,8 +1,8 @@
 """The requests of one row of the fault table, each with an undisturbed pool's answer.
 
-In: a calm pool (one without faults), a seed. Out: one Case per kind of request. The first is the
-row's target, whose prompt has many chunks; the others run beside it. Each row has new prompts, so
-none is cached.
+In: an undisturbed pool (one without faults), a seed. Out: one Case per kind of request. The first
+is the row's target, whose prompt has many chunks; the others run beside it. Each row has new
+prompts, so none is cached.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.support.faults.rows import KINDS, Kind, When
 PATH = "/v1/completions"
 # Moments at which a stop string must begin with the first token: the hand-off then happens before
 # any of it has been matched.
-EARLY: tuple[When, ...] = ("first computed", "first told", "first seen")
+EARLY_MOMENTS: tuple[When, ...] = ("first computed", "first sent", "first seen")
 
-HALF = "\ufffd"  # the decoding of an incomplete character
+INCOMPLETE = "\ufffd"  # the decoding of an incomplete character
 
 # A match is longer than an answer may be, so the answer is cut in the middle of the grammar.
 PEOPLE: Json = {
@@ -89,21 +89,27 @@ class Case:
         """The number of choice 0's ids at mid-stream. With a stop string, a point inside it."""
         return self.tokens - 2 if "stop" in self.body else self.tokens // 2
 
-    def check(self, told: StreamedAnswer) -> None:
+    def check(self, answer: StreamedAnswer) -> None:
         """Raise AssertionError unless the client got exactly the undisturbed pool's answer."""
-        label = f"the {self.kind} request {told.request}"
-        assert told.status == 200, f"{label}: {told.status} {told.error}"
-        assert told.error is None, f"{label}: {told.error}"
-        assert told.whole, f"{label} has no end: {told.result}"
-        wanted = self.reference.result
-        assert told.result == wanted, f"{label}:\ngot    {told.result}\nwanted {wanted}"
-        assert told.cached == 0, f"{label}: {told.cached} cached tokens of a new prompt"
+        label = f"the {self.kind} request {answer.request}"
+        assert answer.status == 200, f"{label}: {answer.status} {answer.error}"
+        assert answer.error is None, f"{label}: {answer.error}"
+        assert answer.whole, f"{label} has no end: {answer.result}"
+        expected = self.reference.result
+        assert answer.result == expected, f"{label}:\ngot    {answer.result}\nexpected {expected}"
+        assert answer.cached == 0, f"{label}: {answer.cached} cached tokens of a new prompt"
 
 
 def make_cases(
-    calm: str, target: Kind, when: When, seed: str, sizes: Sizes, kinds: Sequence[Kind] = KINDS
+    undisturbed: str,
+    target: Kind,
+    when: When,
+    seed: str,
+    sizes: Sizes,
+    kinds: Sequence[Kind] = KINDS,
 ) -> list[Case]:
-    """Make one case per kind, the target's first, with answers of the pool at the URL `calm`."""
+    """Make one case per kind, the target's first, with answers of the pool at the URL
+    `undisturbed`."""
     rng = random.Random(seed)
     cases: list[Case] = []
     for kind in (target, *(kind for kind in kinds if kind != target)):
@@ -115,29 +121,29 @@ def make_cases(
         }
         if body["stream"]:
             body["stream_options"] = {"include_usage": True}
-        reference = _answer(calm, body)
+        reference = _ask(undisturbed, body)
         if kind == "stop":
             text = reference.result.choices[0].text
-            body["stop"] = [straddling(text, early=when in EARLY)]
-            reference = _answer(calm, body)
+            body["stop"] = [stop_string_in(text, early=when in EARLY_MOMENTS)]
+            reference = _ask(undisturbed, body)
             assert reference.result.choices[0].finish == "stop", reference
         cases.append(Case(kind, body, reference))
     return cases
 
 
-def straddling(text: str, *, early: bool) -> str:
+def stop_string_in(text: str, *, early: bool) -> str:
     """Choose a stop string of 3 or 5 characters from the middle of a text on (`early`: from its
     start on) that does not occur earlier and has no incomplete character."""
     for size in (5, 3):
         for start in range(0 if early else len(text) // 2 - 2, len(text) - size):
             stop = text[start : start + size]
-            if text.find(stop) == start and HALF not in stop:
+            if text.find(stop) == start and INCOMPLETE not in stop:
                 return stop
     raise AssertionError(f"no stop string in {text!r}")
 
 
-def _answer(url: str, body: Json) -> StreamedAnswer:
-    told = ask(url, PATH, body)
-    assert told.whole, told
-    assert told.status == 200, told
-    return told
+def _ask(url: str, body: Json) -> StreamedAnswer:
+    answer = ask(url, PATH, body)
+    assert answer.whole, answer
+    assert answer.status == 200, answer
+    return answer

@@ -38,7 +38,7 @@ FIRST_S = 1.5
 GAP_S = (1.2, 3.0)
 STORE_SHARE = 0.35
 ALL_SHARE = 0.08
-CRUEL_SHARE = 0.2  # chance that another decode node may be hit while one is
+SECOND_DECODE_SHARE = 0.2  # chance that another decode node may be hit while one is
 RECOVERY_S = 2.5  # from the end of a fault until its node may be hit again
 
 
@@ -89,16 +89,16 @@ def _choose(
     free = [name for name, until in busy.items() if until <= now]
     hit = [name for name in busy if name not in free]
     if "store" in free and rng.random() < STORE_SHARE:
-        return rng.choice((*data, "index", "data", "both")), *_way(rng, STORE_FAULTS)
+        return rng.choice((*data, "index", "data", "both")), *_draw_fault(rng, STORE_FAULTS)
     nodes = [name for name in free if name != "store"]
     decode_hit = any(name.startswith("decode") for name in hit)
     if not decode_hit and rng.random() < ALL_SHARE:
-        return ALL_DECODE, *_way(rng, NODE_FAULTS)
-    if decode_hit and rng.random() > CRUEL_SHARE:
+        return ALL_DECODE, *_draw_fault(rng, NODE_FAULTS)
+    if decode_hit and rng.random() > SECOND_DECODE_SHARE:
         nodes = [name for name in nodes if not name.startswith("decode")]
-    return (rng.choice(nodes), *_way(rng, NODE_FAULTS)) if nodes else None
+    return (rng.choice(nodes), *_draw_fault(rng, NODE_FAULTS)) if nodes else None
 
 
-def _way(rng: random.Random, faults: Sequence[tuple[str, int, float]]) -> tuple[str, float]:
+def _draw_fault(rng: random.Random, faults: Sequence[tuple[str, int, float]]) -> tuple[str, float]:
     [(how, _, most)] = rng.choices(faults, weights=[weight for _, weight, _ in faults])
     return how, most

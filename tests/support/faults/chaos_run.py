@@ -1,6 +1,6 @@
 """Runs many clients on a cluster while a breaker injects faults, and compares every answer.
 
-In: a cluster, a calm pool's answers. Out: Tally. The first wrong answer ends the run.
+In: a cluster, an undisturbed pool's answers. Out: Tally. The first wrong answer ends the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.breaker import Breaker
 from tests.support.pools.processes import Cluster
 
-AROUND_S = 12.0
+AROUND_S = 12.0  # faults up to this long before a wrong answer are described
 PATIENCE_S = 240.0  # from one event of a stream to the next
 PENALIZED_SHARE = 0.2
 PENALTIES: Json = {
@@ -31,10 +31,10 @@ PENALTIES: Json = {
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownAnswer:
     """A request and its correct answer."""
 
-    asked: ClientCall
+    call: ClientCall
     answer: Result
 
 
@@ -61,19 +61,19 @@ class Clients:
     """`count` clients, each of which sends one request after another while the context lasts.
 
     `kinds` holds the same requests for each kind of node that may answer, with that kind's correct
-    answers; `by` counts the answers per kind. `as_good` may accept a different answer. `wrong`
-    describes the first wrong answer.
+    answers; `answers_by_kind` counts the answers per kind. `is_equivalent` may accept a different
+    answer. `wrong` describes the first wrong answer.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        kinds: Sequence[Sequence[Known]],
+        kinds: Sequence[Sequence[KnownAnswer]],
         seed: int,
         count: int,
-        as_good: Callable[[StreamedAnswer, Known], bool] = lambda told, known: False,
+        is_equivalent: Callable[[StreamedAnswer, KnownAnswer], bool] = lambda answer, known: False,
     ) -> None:
-        self._as_good = as_good
+        self._is_equivalent = is_equivalent
         self._cluster = cluster
         self._kinds = kinds
         self._seed = seed
@@ -83,7 +83,7 @@ class Clients:
         self._threads = ThreadPoolExecutor(count)
         self._clients: list[Future[None]] = []
         self.tally = Tally()
-        self.by = [0] * len(kinds)
+        self.answers_by_kind = [0] * len(kinds)
         self.wrong: list[str] = []
 
     def __enter__(self) -> Clients:
@@ -106,7 +106,7 @@ class Clients:
             if self.wrong:
                 raise Wrong(self.wrong[0])
 
-    def go_on(self, duration_s: float, breaker: Breaker) -> None:
+    def run_for(self, duration_s: float, breaker: Breaker) -> None:
         """Wait for `duration_s`, or until an answer is wrong or the breaker fails."""
         until = time.monotonic() + duration_s
         while time.monotonic() < until and not self.wrong and breaker.failure is None:
@@ -114,95 +114,103 @@ class Clients:
 
     def await_answers(self, kind: int = 0, count: int = 1) -> None:
         """Wait for `count` more answers of a kind, or for a wrong answer."""
-        enough = self.by[kind] + count
-        self._cluster.wait(lambda: self.wrong or self.by[kind] >= enough, "answer")
+        enough = self.answers_by_kind[kind] + count
+        self._cluster.wait(lambda: self.wrong or self.answers_by_kind[kind] >= enough, "answer")
 
     def _client(self, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
         while not self._stop.is_set() and not self.wrong:
-            which = rng.randrange(len(self._kinds[0]))
-            asked = self._kinds[0][which].asked
-            told = ask_as(self._cluster.url, asked)
-            problems = [self._problem(told, known[which]) for known in self._kinds]
+            index = rng.randrange(len(self._kinds[0]))
+            call = self._kinds[0][index].call
+            answer = send_call(self._cluster.url, call)
+            problems = [self._problem(answer, known[index]) for known in self._kinds]
             with self._lock:
-                self._count_in(told, asked)
+                self._record(answer, call)
                 if all(problems):
-                    self._last = told
+                    self._last = answer
                     self.wrong.append("\nor\n".join(problems))
                 else:
-                    self.by[problems.index("")] += 1
+                    self.answers_by_kind[problems.index("")] += 1
 
-    def _problem(self, told: StreamedAnswer, known: Known) -> str:
-        problem = problem_with(told, known)
-        return "" if problem and self._as_good(told, known) else problem
+    def _problem(self, answer: StreamedAnswer, known: KnownAnswer) -> str:
+        problem = problem_with(answer, known)
+        return "" if problem and self._is_equivalent(answer, known) else problem
 
-    def _count_in(self, told: StreamedAnswer, asked: ClientCall) -> None:
+    def _record(self, answer: StreamedAnswer, call: ClientCall) -> None:
         tally = self.tally
         tally.requests += 1
-        tally.left += asked.leave is not None
-        tally.tokens += sum(len(choice.ids) for choice in told.result.choices.values())
-        tally.worst_pause_s = max(tally.worst_pause_s, told.worst_pause_s)
-        tally.statuses[told.status] += 1
+        tally.left += call.leave is not None
+        tally.tokens += sum(len(choice.ids) for choice in answer.result.choices.values())
+        tally.worst_pause_s = max(tally.worst_pause_s, answer.worst_pause_s)
+        tally.statuses[answer.status] += 1
 
-    def story(self, breaker: Breaker) -> str:
+    def describe_failure(self, breaker: Breaker) -> str:
         """Describe the faults around the first wrong answer, and its request's placements."""
         began, ended = self._last.at[0], self._last.at[-1]
-        seen = [*breaker.timeline, (began, "asked"), (ended, "ended")]
+        events = [*breaker.timeline, (began, "request sent"), (ended, "ended")]
         placed = self._cluster.witness.of(RequestId(self._last.request))
-        seen += [(one.at, f"attempt {one.attempt}: {one.role} job to {one.node}") for one in placed]
+        events += [
+            (job.at, f"attempt {job.attempt}: {job.role} job to {job.node}") for job in placed
+        ]
         return "\n".join(
             f"{at - breaker.began:8.2f}  {what}"
-            for at, what in sorted(seen)
+            for at, what in sorted(events)
             if began - AROUND_S <= at <= ended + 1.0
         )
 
 
-def ask_as(url: str, asked: ClientCall) -> StreamedAnswer:
+def send_call(url: str, call: ClientCall) -> StreamedAnswer:
     """Send one request as its client does: streamed or not, perhaps hanging up early."""
-    body: Json = dict(asked.body)
-    if asked.stream or asked.leave is not None:
+    body: Json = dict(call.body)
+    if call.stream or call.leave is not None:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    heard: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
-    def stays(told: StreamedAnswer) -> bool:
-        heard["events"] += 1
-        return asked.leave is None or heard["events"] < asked.leave
+    def should_stay(answer: StreamedAnswer) -> bool:
+        counts["events"] += 1
+        return call.leave is None or counts["events"] < call.leave
 
-    if asked.leave == 0:
-        hang_up(url, asked.path, body, after_s=0.01)
+    if call.leave == 0:
+        hang_up(url, call.path, body, after_s=0.01)
         return StreamedAnswer()
-    return ask(url, asked.path, body, stays, PATIENCE_S)
+    return ask(url, call.path, body, should_stay, PATIENCE_S)
 
 
-def problem_with(told: StreamedAnswer, known: Known) -> str:
+def problem_with(answer: StreamedAnswer, known: KnownAnswer) -> str:
     """Describe what is wrong with an answer, "" if it is correct."""
-    label = f"request {told.request} {known.asked}\ngot {told}\nwanted {known.answer}"
-    if told.error is not None or (told.status != 200 and known.asked.leave != 0):
-        return f"{told.status} {told.error}: {label}"
-    if known.asked.leave is not None:
+    label = f"request {answer.request} {known.call}\ngot {answer}\nexpected {known.answer}"
+    if answer.error is not None or (answer.status != 200 and known.call.leave != 0):
+        return f"{answer.status} {answer.error}: {label}"
+    if known.call.leave is not None:
         try:
-            told.result.check_begins(known.answer)
+            answer.result.check_begins(known.answer)
         except AssertionError:
             return f"not the beginning: {label}"
         return ""
-    if not told.whole:
+    if not answer.whole:
         return f"no end: {label}"
-    return "" if told.result == known.answer else f"not the answer: {label}"
+    return "" if answer.result == known.answer else f"not the answer: {label}"
 
 
 def known_answers(
-    calm: str, seed: int, count: int, wanted: Callable[[ClientCall], bool] = lambda asked: True
-) -> list[Known]:
-    """Draw `count` requests of the mix, keep those that are `wanted`, and pair each with the calm
-    pool's answer."""
+    undisturbed: str,
+    seed: int,
+    count: int,
+    wanted: Callable[[ClientCall], bool] = lambda call: True,
+) -> list[KnownAnswer]:
+    """Draw `count` requests of the mix, keep those that are `wanted`, and pair each with the
+    undisturbed pool's answer."""
     rng = random.Random(seed)
     mix = Mix(rng)
-    asked = [one for _ in range(count) if wanted(one := mix.request())]
-    for one in asked:
+    calls = [call for _ in range(count) if wanted(call := mix.request())]
+    for call in calls:
         if rng.random() < PENALIZED_SHARE:
-            one.body.update(PENALTIES)
+            call.body.update(PENALTIES)
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda one: ask(calm, one.path, one.body), asked))
-    for one, answer in zip(asked, answers, strict=True):
-        assert answer.status == 200, (one, answer)
-    return [Known(*pair) for pair in zip(asked, (told.result for told in answers), strict=True)]
+        answers = list(threads.map(lambda call: ask(undisturbed, call.path, call.body), calls))
+    for call, answer in zip(calls, answers, strict=True):
+        assert answer.status == 200, (call, answer)
+    return [
+        KnownAnswer(*pair)
+        for pair in zip(calls, (answer.result for answer in answers), strict=True)
+    ]

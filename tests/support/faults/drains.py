@@ -15,27 +15,28 @@ from tests.support.faults.cases import PATH, Case, Sizes, make_cases
 from tests.support.faults.rows import KINDS, Kind
 from tests.support.pools.processes import Cluster
 
-BEGUN = 4  # a stream with this many ids is decoding
+DECODING_IDS = 4  # a stream with this many ids is decoding
 PATIENCE_S = 240.0
 _RETRIES = re.compile(r'^baton_router_retries_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
-def tell(pool: Cluster, node: str, act: str, **words: Any) -> Json:
-    """Send `act` (drain or resume) for a node; return the router's answer, which must be 200."""
-    answer = exchange(pool.url, f"/nodes/{node}/{act}", words)
-    assert answer.status == 200, answer.body
-    return answer.body
+def post_action(pool: Cluster, node: str, action: str, **body: Any) -> Json:
+    """Send `action` (drain or resume) for a node; return the router's response, which must be
+    200."""
+    response = exchange(pool.url, f"/nodes/{node}/{action}", body)
+    assert response.status == 200, response.body
+    return response.body
 
 
-def node_of(pool: Cluster, name: str) -> Json:
+def node_entry(pool: Cluster, name: str) -> Json:
     """The node's entry in /pool."""
     node: Json = next(node for node in pool.pool()["nodes"] if node["id"] == name)
     return node
 
 
-def empty(pool: Cluster, name: str) -> bool:
+def is_drained(pool: Cluster, name: str) -> bool:
     """Whether a node is draining and has no requests left."""
-    node = node_of(pool, name)
+    node = node_entry(pool, name)
     kinds = ("requests", "running", "waiting", "parked")
     return node["state"] == "draining" and not any(node["load"][kind] for kind in kinds)
 
@@ -55,37 +56,42 @@ class Retries:
         return {cause: int(float(count)) for cause, count in _RETRIES.findall(page)}
 
 
-class Load:
+class RunningRequests:
     """One concurrent request of each kind. The constructor returns when all streams decode."""
 
     def __init__(
         self,
         pool: Cluster,
-        calm: Cluster,
+        undisturbed: Cluster,
         seed: str,
         sizes: Sizes,
         kinds: Sequence[Kind] = KINDS,
     ) -> None:
         self.pool = pool
-        self.cases = make_cases(calm.url, "greedy", "mid-stream", seed, sizes, kinds)
+        self.cases = make_cases(undisturbed.url, "greedy", "mid-stream", seed, sizes, kinds)
         self._threads = ThreadPoolExecutor(len(self.cases))
-        self._begun = {case.kind: threading.Event() for case in self.cases if case.body["stream"]}
+        self._decoding = {
+            case.kind: threading.Event() for case in self.cases if case.body["stream"]
+        }
         self.retries = Retries(pool)
         self._answers = [self._threads.submit(self._ask, case) for case in self.cases]
-        for kind, begun in self._begun.items():
-            assert begun.wait(PATIENCE_S), f"the {kind} request does not decode"
-        placed = self.pool.witness.placements
-        self.pool.wait(lambda: all(placed(case.prompt) for case in self.cases), "place them all")
+        for kind, decoding in self._decoding.items():
+            assert decoding.wait(PATIENCE_S), f"the {kind} request does not decode"
+        placements = self.pool.witness.placements
+        self.pool.wait(
+            lambda: all(placements(case.prompt) for case in self.cases), "place them all"
+        )
 
-    def ends(self) -> list[tuple[Case, StreamedAnswer]]:
-        told = [answer.result(PATIENCE_S) for answer in self._answers]
+    def answers(self) -> list[tuple[Case, StreamedAnswer]]:
+        """Wait for the end of all requests, and return their answers."""
+        answers = [each.result(PATIENCE_S) for each in self._answers]
         self._threads.shutdown()
-        return list(zip(self.cases, told, strict=True))
+        return list(zip(self.cases, answers, strict=True))
 
     def check(self) -> None:
         """Raise AssertionError unless every answer equals the undisturbed one."""
-        for case, told in self.ends():
-            case.check(told)
+        for case, answer in self.answers():
+            case.check(answer)
 
     @property
     def running(self) -> int:
@@ -94,19 +100,19 @@ class Load:
     def moved(self) -> list[Case]:
         return [case for case in self.cases if self.attempts(case) > 1]
 
-    def on(self, case: Case) -> list[str]:
+    def decode_nodes(self, case: Case) -> list[str]:
         """The nodes that got the case's decode jobs, in order."""
-        placed = self.pool.witness.placements(case.prompt)
-        return [each.node for each in placed if each.role == "decode"]
+        placements = self.pool.witness.placements(case.prompt)
+        return [each.node for each in placements if each.role == "decode"]
 
     def attempts(self, case: Case) -> int:
         return self.pool.witness.placements(case.prompt)[-1].attempt
 
     def _ask(self, case: Case) -> StreamedAnswer:
-        def heard(told: StreamedAnswer) -> bool:
-            seen = told.result.choices.get(0)
-            if seen is not None and len(seen.ids) >= BEGUN:
-                self._begun[case.kind].set()
+        def on_event(answer: StreamedAnswer) -> bool:
+            seen = answer.result.choices.get(0)
+            if seen is not None and len(seen.ids) >= DECODING_IDS:
+                self._decoding[case.kind].set()
             return True
 
-        return ask(self.pool.url, PATH, case.body, heard)
+        return ask(self.pool.url, PATH, case.body, on_event)

@@ -1,9 +1,9 @@
 """Answers with grammars whose node is killed mid-answer: the matrix of runs, and its execution.
 
-In: a pool with two decode nodes, and a calm one. Out: nothing, or an AssertionError about one run.
-The runs of a part are concurrent. Each decode node is killed when one of its answers reaches a
-random number of tokens, which interrupts all its runs. Runs that were not interrupted run again,
-until each has lost its node mid-answer.
+In: a pool with two decode nodes, and an undisturbed one. Out: nothing, or an AssertionError about
+one run. The runs of a part are concurrent. Each decode node is killed when one of its answers
+reaches a random number of tokens, which interrupts all its runs. Runs that were not interrupted run
+again, until each has lost its node mid-answer.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Counts:
 class PartRun:
     """Executes some runs until each has lost its node."""
 
-    def __init__(self, pool: Cluster, calm: Cluster, grammars: Grammars, seed: str) -> None:
+    def __init__(self, pool: Cluster, undisturbed: Cluster, grammars: Grammars, seed: str) -> None:
         self._pool = pool
-        self._calm = calm
+        self._undisturbed = undisturbed
         self._grammars = grammars
         self._rng = random.Random(seed)
         self.counts = Counts()
@@ -147,7 +147,9 @@ class PartRun:
     def _reference(self, body: Json) -> StreamedAnswer:
         """The undisturbed answer to the same request, with the seed that the router chose if the
         request had none."""
-        return ask(self._calm.url, PATH, {**body, "seed": self._pool.witness.seed(body["prompt"])})
+        return ask(
+            self._undisturbed.url, PATH, {**body, "seed": self._pool.witness.seed(body["prompt"])}
+        )
 
     def _trap(self, node: Node, tokens: int) -> Trap:
         """A trap that kills the node when one of its answers reaches `tokens` tokens."""

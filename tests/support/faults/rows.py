@@ -17,7 +17,7 @@ When = Literal[
     "first computed",  # the prefill node has sent its answer, which is lost
     "first seen",  # the client has its first token
     "parked",  # the decode node has its job; no token exists
-    "first told",  # the router has sent the first token to the decode node, which is lost
+    "first sent",  # the router has sent the first token to the decode node, which is lost
     "mid-stream",
     "one left",  # the client lacks the last token
     "last lost",  # the decode node has sent the last token, which is lost
@@ -75,14 +75,20 @@ class Row:
 
 PREFILL_WHENS: tuple[When, ...] = ("job sent", "half published", "first computed", "first seen")
 DECODE_WHENS: tuple[When, ...] = (
-    *("parked", "half published", "first told", "first seen"),
+    *("parked", "half published", "first sent", "first seen"),
     *("mid-stream", "one left", "last lost"),
 )
 STORE_WHENS: tuple[When, ...] = (
     *("job sent", "half published", "first seen", "mid-stream", "one left"),
 )
 # Moments that also occur in requests without a hand-off.
-UNSPLIT: tuple[When, ...] = ("parked", "first seen", "mid-stream", "one left", "last lost")
+WHENS_WITHOUT_HAND_OFF: tuple[When, ...] = (
+    "parked",
+    "first seen",
+    "mid-stream",
+    "one left",
+    "last lost",
+)
 NODE_HOWS: tuple[How, ...] = (
     *("kill", "freeze", "cut", "blip", "blink", "hold", "stutter", "drain", "end"),
 )
@@ -103,22 +109,22 @@ def _places() -> list[tuple[What, When, How]]:
     places += [(what, when, how) for what in STORE for when in STORE_WHENS for how in STORE_HOWS]
     # A frame is lost only if its connection breaks, which these faults do not cause.
     gentle = ("freeze", "blink", "hold", "stutter", "drain", "end")
-    lost = ("first computed", "first told", "last lost")
+    lost = ("first computed", "first sent", "last lost")
     return [place for place in places if not (place[1] in lost and place[2] in gentle)]
 
 
 def all_rows() -> list[Row]:
     """The table. The rows' targets cycle through the kinds; the other kinds run beside each."""
     kinds = cycle(KINDS)
-    return [Row(*place, _fitting(kinds, place)) for place in _places()]
+    return [Row(*place, _next_kind(kinds, place)) for place in _places()]
 
 
-def _fitting(kinds: Iterator[Kind], place: tuple[What, When, How]) -> Kind:
+def _next_kind(kinds: Iterator[Kind], place: tuple[What, When, How]) -> Kind:
     """The next kind that can meet the row's moment. Requests for the prompt's log-probabilities
     (echo, scores) have no hand-off, and scores has no stream and so no first event."""
     what, when, _ = place
     unfit: set[Kind] = set()
-    if when not in UNSPLIT or what == "prefill":
+    if when not in WHENS_WITHOUT_HAND_OFF or what == "prefill":
         unfit |= {"echo", "scores"}
     if when == "first seen":
         unfit.add("scores")
@@ -133,7 +139,7 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("prefill", "first computed", "cut", "logprobs"),
     Row("prefill", "first seen", "cut", "stop"),
     Row("decode", "parked", "cut", "echo"),
-    Row("decode", "first told", "blip", "seeded"),
+    Row("decode", "first sent", "blip", "seeded"),
     Row("decode", "mid-stream", "kill", "scores"),
     Row("decode", "half published", "kill", "grammar"),
     Row("decode", "mid-stream", "freeze", "penalties"),

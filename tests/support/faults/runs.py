@@ -1,8 +1,8 @@
 """Executes one row of the fault table on a cluster, and checks the answers.
 
-In: a row, a healthy cluster, a calm pool for comparison. Out: nothing, or an AssertionError with
-the problem. The fault is triggered by a frame on a wire, a marker in the index or an event at the
-client, never by a time.
+In: a row, a healthy cluster, an undisturbed pool for comparison. Out: nothing, or an AssertionError
+with the problem. The fault is triggered by a frame on a wire, a marker in the index or an event at
+the client, never by a time.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from tests.support.stores.store_faults import which
 from tests.support.wires.witness import Role, Trap
 
 POLL_S = 0.002
-SHORT_S = 1.0
+SHORT_S = 1.0  # how long the short faults last
 QUICK_S = 0.5  # half of the router's link_patience
 LIMIT_S = 240.0
-TURNS = 10  # tries to meet the row's moment
-CALM_S = 0.2  # a larger gap between two polls means that the machine itself may break links
-AGAIN = ("freeze", "freeze engine", "cut", "hold", "drain")
+TRIES = 10  # to meet the row's moment
+# A larger gap between two polls means that the machine itself may break links.
+MAX_POLL_GAP_S = 0.2
+UNTIL_MOVED = ("freeze", "freeze engine", "cut", "hold", "drain")
 
 
-class Missed(Exception):
+class MomentMissed(Exception):
     """The moment had passed before the fault; possible only for moments in the store."""
 
 
@@ -55,30 +56,30 @@ class FaultRun:
         self._cases = cases
         self._target = cases[0]
         self._began = time.monotonic()
-        self._longest_look_s = 0.0
-        self._struck_at = 0.0
+        self._longest_poll_s = 0.0
+        self._injected_at = 0.0
         self._mended_at = 0.0
         self._problem: Exception | None = None
         self._drains: list[threading.Thread] = []
-        self.struck: set[str] = set()  # names of nodes
+        self.hit_nodes: set[str] = set()  # names of nodes
 
     def run(self) -> None:
-        """Send the requests, inject the fault, and check every answer. Raise Missed or
+        """Send the requests, inject the fault, and check every answer. Raise MomentMissed or
         AssertionError."""
         self._cluster.witness.forget()
         self._set_trap()
         with ThreadPoolExecutor(len(self._cases)) as threads:
-            asked = [threads.submit(self._ask, case) for case in self._cases]
+            answers = [threads.submit(self._ask, case) for case in self._cases]
             try:
-                self._attend(asked)
+                self._await_answers(answers)
             finally:
                 self._mend()
-        for case, answer in zip(self._cases, asked, strict=True):
+        for case, answer in zip(self._cases, answers, strict=True):
             case.check(answer.result())
         if self._problem is not None:
             raise self._problem
-        if not self._struck_at:
-            raise Missed(str(self._row))
+        if not self._injected_at:
+            raise MomentMissed(str(self._row))
         self._check_placements()
 
     # --- the moment -------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class FaultRun:
             "job sent": (self._is_job(PrefillJob), True),
             "parked": (self._is_job(RunJob), True),
             "first computed": (self._is_first(PrefillDone), False),
-            "first told": (self._is_first(FirstTokens), False),
+            "first sent": (self._is_first(FirstTokens), False),
             "mid-stream": (self._reaches(self._target.middle), True),
             "one left": (self._reaches(self._target.tokens - 1), True),
             "last lost": (self._reaches(self._target.tokens), False),
@@ -97,7 +98,7 @@ class FaultRun:
             traps["first seen"] = (self._is_first(PrefillDone), True)
         if self._row.when in traps:
             fits, after = traps[self._row.when]
-            trap = Trap(lambda seen: fits(seen.frame), self._strike, after)
+            trap = Trap(lambda seen: fits(seen.frame), self._inject, after)
             self._cluster.witness.set_trap(trap)
 
     def _is_job(self, kind: type[PrefillJob | RunJob]) -> Callable[[ToNode | ToRouter], bool]:
@@ -126,30 +127,32 @@ class FaultRun:
         return self._cluster.witness.request(self._target.prompt)
 
     def _ask(self, case: Case) -> StreamedAnswer:
-        def heard(told: StreamedAnswer) -> bool:
-            seen = told.result.choices.get(0)
+        def on_event(answer: StreamedAnswer) -> bool:
+            seen = answer.result.choices.get(0)
             if self._row.when == "first seen" and case is self._target and seen and seen.ids:
-                self._strike()
+                self._inject()
             return True
 
-        return ask(self._cluster.url, PATH, case.body, heard, LIMIT_S)
+        return ask(self._cluster.url, PATH, case.body, on_event, LIMIT_S)
 
-    def _attend(self, asked: list[Future[StreamedAnswer]]) -> None:
-        """Poll until all answers are there: strike at a moment in the index, and end the fault in
-        time."""
-        until = time.monotonic() + LIMIT_S
+    def _await_answers(self, answers: list[Future[StreamedAnswer]]) -> None:
+        """Poll until all answers have arrived. Inject a fault whose moment is in the index, and end
+        the fault in time."""
+        deadline = time.monotonic() + LIMIT_S
         keys = self._marker_keys() if self._row.when == "half published" else []
-        looked_at = time.monotonic()
-        while not all(answer.done() for answer in asked):
-            assert time.monotonic() < until, f"{self._row}: no end after {LIMIT_S:g} s"
-            if keys and not self._struck_at:
+        polled_at = time.monotonic()
+        while not all(answer.done() for answer in answers):
+            assert time.monotonic() < deadline, (
+                f"{self._row}: requests still run after {LIMIT_S:g} s"
+            )
+            if keys and not self._injected_at:
                 keys = self._watch_markers(keys)
-            if self._struck_at and not self._mended_at and self._is_over(asked[0].done()):
+            if self._injected_at and not self._mended_at and self._should_end(answers[0].done()):
                 self._mend()
-                looked_at = time.monotonic()
+                polled_at = time.monotonic()
             time.sleep(POLL_S)
-            looked_at, before = time.monotonic(), looked_at
-            self._longest_look_s = max(self._longest_look_s, looked_at - before)
+            polled_at, before = time.monotonic(), polled_at
+            self._longest_poll_s = max(self._longest_poll_s, polled_at - before)
 
     def _marker_keys(self) -> list[bytes]:
         node = self._cluster.pool()["nodes"][0]
@@ -163,17 +166,17 @@ class FaultRun:
         """Strike if some but not all markers exist. Return the keys to watch, none if all exist."""
         assert self._cluster.store is not None
         with self._cluster.store.client("index") as client:
-            found = int(client.exists(*keys))
-        if 0 < found < len(keys):
-            self._strike()
-        return keys if found < len(keys) else []
+            count = int(client.exists(*keys))
+        if 0 < count < len(keys):
+            self._inject()
+        return keys if count < len(keys) else []
 
     # --- the fault --------------------------------------------------------------------------------
 
-    def _strike(self) -> None:
-        if self._struck_at:
+    def _inject(self) -> None:
+        if self._injected_at:
             return
-        self._struck_at = time.monotonic()
+        self._injected_at = time.monotonic()
         try:
             self._hit()
         except Exception as error:  # this may be a thread that nobody joins
@@ -187,7 +190,7 @@ class FaultRun:
             act.get(row.how, store.take_away)(which(row.what))
             return
         for node in self._nodes():
-            self.struck.add(node.name)
+            self.hit_nodes.add(node.name)
             if row.how == "drain":
                 self._begin_drain(node)
             else:
@@ -199,16 +202,16 @@ class FaultRun:
 
         def drain() -> None:
             try:
-                self._tell(node.name, "drain", b'{"deadline_s": 0, "reason": "test"}')
+                self._post_action(node.name, "drain", b'{"deadline_s": 0, "reason": "test"}')
             except Exception as error:  # in a thread of its own
                 self._problem = error
 
         self._drains.append(threading.Thread(target=drain))
         self._drains[-1].start()
 
-    def _tell(self, node: str, act: str, body: bytes = b"") -> None:
-        answer = exchange(self._cluster.url, f"/nodes/{node}/{act}", body)
-        assert answer.status == 200, answer.body
+    def _post_action(self, node: str, action: str, body: bytes = b"") -> None:
+        response = exchange(self._cluster.url, f"/nodes/{node}/{action}", body)
+        assert response.status == 200, response.body
 
     def _nodes(self) -> list[Node]:
         if self._row.what == "all decode":
@@ -216,11 +219,11 @@ class FaultRun:
         role: Role = "prefill" if self._row.what == "prefill" else "decode"
         return [self._cluster.nodes[self._cluster.witness.where(self._target.prompt, role)]]
 
-    def _is_over(self, answered: bool) -> bool:
+    def _should_end(self, answered: bool) -> bool:
         """Whether the fault should end now."""
         if self._row.how in ("blink", "stutter"):
-            return time.monotonic() > self._struck_at + SHORT_S
-        if self._row.how in AGAIN and not self._row.on_store:
+            return time.monotonic() > self._injected_at + SHORT_S
+        if self._row.how in UNTIL_MOVED and not self._row.on_store:
             placed = self._cluster.witness.placements(self._target.prompt)
             return answered or placed[-1].attempt > 1
         return answered
@@ -229,10 +232,10 @@ class FaultRun:
         self._mended_at = self._mended_at or time.monotonic()
         for drain in self._drains:
             drain.join()
-        for name in self.struck:
+        for name in self.hit_nodes:
             self._cluster.nodes[name].mend()
             if self._row.how == "drain":
-                self._tell(name, "resume")
+                self._post_action(name, "resume")
         if self._row.on_store and self._cluster.store is not None:
             self._cluster.store.mend()
 
@@ -245,31 +248,31 @@ class FaultRun:
             # The witness does not see a job that was sent into a cut wire.
             known = "decode" in first and ("prefill" in first or self._row.what != "prefill")
             nodes = set(first.values())
-            if known and not self.struck & nodes and not self._was_slow(nodes):
+            if known and not self.hit_nodes & nodes and not self._was_slow(nodes):
                 attempts = {one.attempt for one in placed}
-                assert attempts == {1}, f"{case.kind} had no part in the fault, but: {placed}"
+                assert attempts == {1}, f"{case.kind} was not hit by the fault, but moved: {placed}"
         target = self._cluster.witness.placements(self._target.prompt)
         if self._row.loses_attempt and self._row.what != "prefill":
-            assert target[-1].attempt > 1, f"the fault changed nothing: {target}"
-        if self._should_go_on():
-            assert target[-1].attempt == 1, f"it was short, and yet: {target}"
+            assert target[-1].attempt > 1, f"the fault caused no new attempt: {target}"
+        if self._should_stay():
+            assert target[-1].attempt == 1, f"the fault was short, but the request moved: {target}"
 
     def _was_slow(self, nodes: set[str]) -> bool:
         """Whether this machine was so slow that requests may have moved or links of these nodes
         broke."""
-        again = [self._cluster.witness.linked_again(node, self._began) for node in nodes]
-        return self._longest_look_s > CALM_S or any(at is not None for at in again)
+        relinked = [self._cluster.witness.linked_again(node, self._began) for node in nodes]
+        return self._longest_poll_s > MAX_POLL_GAP_S or any(at is not None for at in relinked)
 
-    def _should_go_on(self) -> bool:
+    def _should_stay(self) -> bool:
         """Whether the fault was so short that the request must stay on its node: the link or the
         node was back well before any timeout."""
         if self._row.how in ("blink", "stutter"):
-            return self._mended_at - self._struck_at < 1.5 * SHORT_S and not self._was_slow(set())
+            return self._mended_at - self._injected_at < 1.5 * SHORT_S and not self._was_slow(set())
         if self._row.how != "blip":
             return False
-        [node] = self.struck
-        again = self._cluster.witness.linked_again(node, self._struck_at)
-        return again is not None and again - self._struck_at < QUICK_S
+        [node] = self.hit_nodes
+        relinked_at = self._cluster.witness.linked_again(node, self._injected_at)
+        return relinked_at is not None and relinked_at - self._injected_at < QUICK_S
 
 
 def _hit_node(node: Node, how: str) -> None:
@@ -291,29 +294,29 @@ def _hit_node(node: Node, how: str) -> None:
 def run_row(
     cluster: Cluster,
     row: Row,
-    calm: Cluster,
+    undisturbed: Cluster,
     *,
     seed: str = "",
     sizes: Sizes = SIZES,
     kinds: Sequence[Kind] = KINDS,
-    judge: Callable[[Case], Case] = lambda case: case,
+    adapt: Callable[[Case], Case] = lambda case: case,
 ) -> None:
     """Run a row with prompts drawn from `seed`; retry with other prompts if the moment was missed.
-    Then repair the cluster, and wait until it holds no requests. `judge` may replace a case by one
+    Then repair the cluster, and wait until it holds no requests. `adapt` may replace a case by one
     with a different check."""
     try:
-        for turn in range(TURNS):
-            seeds = f"{seed}/{row}/{turn}"
-            cases = make_cases(calm.url, row.kind, row.when, seeds, sizes, kinds)
+        for number in range(TRIES):
+            row_seed = f"{seed}/{row}/{number}"
+            cases = make_cases(undisturbed.url, row.kind, row.when, row_seed, sizes, kinds)
             try:
-                FaultRun(cluster, row, [judge(case) for case in cases]).run()
+                FaultRun(cluster, row, [adapt(case) for case in cases]).run()
                 break
-            except Missed:
+            except MomentMissed:
                 continue
         else:
-            raise AssertionError(f"{row}: its moment was missed {TURNS} times")
+            raise AssertionError(f"{row}: its moment was missed {TRIES} times")
     except AssertionError as error:
-        error.add_note(cluster.logs() + calm.logs())
+        error.add_note(cluster.logs() + undisturbed.logs())
         raise
     finally:
         cluster.repair()
