@@ -51,7 +51,7 @@ def in_steps(asks: list[Ask], truth: Capability) -> list[float]:
 
 
 def in_events(asks: list[Ask], truth: Capability) -> list[float]:
-    """Return when each request ends on one DecodeNode, which only computes the ends of requests."""
+    """Return when each request ends on one DecodeNode, simulated from event to event."""
     node = DecodeNode("decode", 0.0, truth)
     answers = [Answer(ask) for ask in asks]
     coming = deque(answers)

@@ -151,7 +151,7 @@ def test_a_marker_from_after_a_restart_is_not_a_miss_on_an_old_connection(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     reader = make_transfers(single.data_urls, threads=1)
-    reader.stored(ONE)  # its connection is to the first start of the server
+    reader.stored(ONE)  # connects to the first start of the server
     os.kill(single.pid("data0"), signal.SIGKILL)
     writer = make_transfers(single.data_urls, tuning=SHORT_BACKOFF)
     marker = writer.stored_at_last(TWO)
