@@ -1,4 +1,4 @@
-"""The document that a running router serves passes linters that were written elsewhere."""
+"""The OpenAPI document that a running router serves passes two third-party linters."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ async def served(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("linter", LINTERS)
-def test_the_linter_has_nothing_to_say_about_the_served_document(served: Path, linter: str) -> None:
+def test_the_linter_has_no_complaint_about_the_served_document(served: Path, linter: str) -> None:
     assert complaints(linter, served) == ""
 
 
-def _no_word_about_keys(told: Json) -> None:
-    del told["paths"]["/health"]["get"]["security"]
+def _remove_security(openapi: Json) -> None:
+    del openapi["paths"]["/health"]["get"]["security"]
 
 
-def _no_tags(told: Json) -> None:
-    del told["paths"]["/health"]["get"]["tags"]
+def _remove_tags(openapi: Json) -> None:
+    del openapi["paths"]["/health"]["get"]["tags"]
 
 
 @pytest.mark.parametrize(
-    ("linter", "worsen", "rule"),
+    ("linter", "degrade", "rule"),
     [
-        ("redocly", _no_word_about_keys, "security-defined"),
-        ("spectral", _no_tags, "operation-tags"),
+        ("redocly", _remove_security, "security-defined"),
+        ("spectral", _remove_tags, "operation-tags"),
     ],
 )
-def test_the_linter_names_the_rule_that_a_worse_document_breaks(
-    tmp_path: Path, linter: str, worsen: Callable[[Json], None], rule: str
+def test_the_linter_names_the_rule_that_a_degraded_document_breaks(
+    tmp_path: Path, linter: str, degrade: Callable[[Json], None], rule: str
 ) -> None:
-    told = document()
-    worsen(told)
+    openapi = document()
+    degrade(openapi)
     file = tmp_path / "openapi.json"
-    file.write_text(json.dumps(told))
+    file.write_text(json.dumps(openapi))
     assert rule in complaints(linter, file)

@@ -1,7 +1,7 @@
-"""The chart on a real API server: it is taken, upgraded, rolled back and removed; pools stay.
+"""The chart on a real API server: install, upgrade, rollback and removal; pools are kept.
 
-No cluster node is there. Where Helm waits, the operator has no replicas, which the values' schema
-otherwise refuses.
+The cluster has no nodes. In tests with `helm --wait` the operator has no replicas, which needs
+--skip-schema-validation because the values' schema refuses it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tests.support.kubernetes.chart import (
 from tests.support.kubernetes.documents import POOLS, excerpts
 from tests.support.needs import needs
 
-SOON_S = 180
+CONTROLLER_WAIT_S = 180
 
 
-class Site:
-    """A namespace for the chart's release, and for one pool."""
+class ChartSite:
+    """A namespace with the chart's release and one pool."""
 
     def __init__(self, kubernetes: Kubernetes) -> None:
         self.kubernetes = kubernetes
@@ -47,9 +47,9 @@ class Site:
     def helm(self, *words: str) -> str:
         return self.kubernetes.helm(*words, f"--namespace={self.namespace}")
 
-    def install(self, *words: str, chart: Path = CHART) -> str:
-        """Install or upgrade; what Helm printed."""
-        printed = self.helm("upgrade", "baton", str(chart), "--install", *words)
+    def install(self, *flags: str, chart: Path = CHART) -> str:
+        """Install or upgrade the chart; return Helm's output."""
+        printed = self.helm("upgrade", "baton", str(chart), "--install", *flags)
         established(self.kubernetes, f"crd/{CRD}")
         return printed
 
@@ -57,7 +57,7 @@ class Site:
         return self.helm("uninstall", "baton", "--wait")
 
     def make_pool(self, **spec: object) -> str:
-        """Its uid."""
+        """Create or update the pool; return its uid."""
         pool = {
             "apiVersion": "baton.dev/v1alpha1",
             "kind": "InferencePool",
@@ -67,8 +67,8 @@ class Site:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(pool))
         return self.uid_of_pool()
 
-    def knows_newer(self) -> bool:
-        """Whether the CRD has the field of `changed_chart`."""
+    def has_newer_field(self) -> bool:
+        """Whether the CRD has the field that `changed_chart` adds."""
         try:
             self.make_pool(newer="x")
         except CommandFailed as error:
@@ -78,24 +78,24 @@ class Site:
         return True
 
     def uid_of_pool(self) -> str:
-        """Another one, too, once it is being deleted."""
+        """The pool's uid; it differs too once the pool is being deleted."""
         uid = "-o=jsonpath={.metadata.uid} {.metadata.deletionTimestamp}"
         return self.kubectl("get", "bpool/kept", uid)
 
 
-def soon(done: Callable[[], bool]) -> None:
-    """Wait for what a controller, or the API server itself, does a moment later."""
-    deadline = time.monotonic() + SOON_S
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for what a controller or the API server does with a delay."""
+    deadline = time.monotonic() + CONTROLLER_WAIT_S
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
 @pytest.fixture
-def site(fresh_control_plane: Kubernetes) -> Iterator[Site]:
-    """Nothing of the chart is there before, and nothing after."""
+def site(fresh_control_plane: Kubernetes) -> Iterator[ChartSite]:
+    """A site without anything of the chart, before and after the test."""
     needs("own_cluster")
-    one = Site(fresh_control_plane)
+    one = ChartSite(fresh_control_plane)
     yield one
     if one.helm("list", "--short"):
         one.uninstall()
@@ -105,7 +105,7 @@ def site(fresh_control_plane: Kubernetes) -> Iterator[Site]:
 
 @pytest.fixture
 def changed_chart(tmp_path: Path) -> Path:
-    """The next version, whose CRD knows one field more."""
+    """The chart's next version, whose CRD has one more field."""
     folder = tmp_path / "baton"
     shutil.copytree(CHART, folder)
     [path] = [one for one in (folder / "templates").iterdir() if CRD in one.read_text()]
@@ -119,7 +119,7 @@ def changed_chart(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "flags",
     [
         (),
         (
@@ -137,19 +137,19 @@ def changed_chart(tmp_path: Path) -> Path:
     ],
     ids=["default", "replicas", "namespaces", "sample"],
 )  # fmt: skip
-def test_the_api_server_takes_every_manifest_as_it_stands(
-    site: Site, words: tuple[str, ...]
+def test_the_api_server_accepts_every_manifest_unchanged(
+    site: ChartSite, flags: tuple[str, ...]
 ) -> None:
     site.install()
-    found = manifests(site.kubernetes, *words, namespace=site.namespace)
-    # Strict: also unknown and doubled fields are errors.
-    flags = ("--dry-run=server", "--validate=strict", "--server-side", "--force-conflicts")
-    told = site.kubernetes.kubectl("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(found))
-    assert told.count("serverside-applied (server dry run)") == len(found)
+    found = manifests(site.kubernetes, *flags, namespace=site.namespace)
+    # With --validate=strict, unknown and duplicate fields are errors too.
+    strict = ("--dry-run=server", "--validate=strict", "--server-side", "--force-conflicts")
+    printed = site.kubernetes.kubectl("apply", *strict, "-f", "-", stdin=yaml.safe_dump_all(found))
+    assert printed.count("serverside-applied (server dry run)") == len(found)
 
 
-def test_the_operator_s_pod_is_admitted_where_pod_security_is_restricted(
-    site: Site,
+def test_pod_security_restricted_admits_the_operator_s_pod(
+    site: ChartSite,
 ) -> None:
     namespace = site.kubernetes.new_namespace(
         **{"pod-security.kubernetes.io/enforce": "restricted"}
@@ -161,33 +161,33 @@ def test_the_operator_s_pod_is_admitted_where_pod_security_is_restricted(
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] |= {"name": "operator", "namespace": namespace}
     site.kubernetes.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
-    # Of the image, or of the platform: the kubelet refuses root all the same.
+    # The image or the platform sets the user id. With runAsNonRoot the kubelet refuses root.
     assert pod["spec"]["securityContext"].keys() == {"runAsNonRoot", "seccompProfile"}
     context = pod["spec"]["containers"][0]["securityContext"]
-    assert context.pop("readOnlyRootFilesystem") is True  # the level does not ask for it
-    # And the level does refuse what asks for more.
+    assert context.pop("readOnlyRootFilesystem") is True  # `restricted` does not require it
+    # The namespace does enforce the level.
     context["allowPrivilegeEscalation"] = True
     with pytest.raises(CommandFailed, match="violates PodSecurity"):
         site.kubernetes.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
 
 
-def test_an_upgrade_brings_the_crd_s_new_fields_and_a_rollback_takes_them_back(
-    site: Site, changed_chart: Path
+def test_an_upgrade_adds_the_crd_s_new_fields_and_a_rollback_removes_them(
+    site: ChartSite, changed_chart: Path
 ) -> None:
     site.install()
     uid = site.make_pool()
-    assert not site.knows_newer()
+    assert not site.has_newer_field()
 
     site.install(chart=changed_chart)
-    soon(lambda: site.knows_newer())
+    wait_until(lambda: site.has_newer_field())
     assert site.uid_of_pool() == uid
 
     site.helm("rollback", "baton", "1")
-    soon(lambda: not site.knows_newer())
+    wait_until(lambda: not site.has_newer_field())
     assert site.make_pool() == uid
 
 
-def test_a_release_goes_from_one_operator_to_two_and_back(site: Site) -> None:
+def test_a_release_scales_from_one_operator_to_two_and_back(site: ChartSite) -> None:
     def strategy() -> tuple[str, ...]:
         path = "-o=jsonpath={.spec.replicas} {.spec.strategy.type} {.spec.strategy.rollingUpdate}"
         return tuple(site.kubectl("get", "deployment/baton-operator", path).split())
@@ -200,18 +200,18 @@ def test_a_release_goes_from_one_operator_to_two_and_back(site: Site) -> None:
     assert strategy() == ("1", "Recreate")
 
 
-def test_uninstalling_keeps_the_crd_and_the_pools_which_then_can_be_deleted_at_once(
-    site: Site,
+def test_uninstalling_keeps_the_crd_and_the_pools_which_can_then_be_deleted(
+    site: ChartSite,
 ) -> None:
     site.install()
     uid = site.make_pool()
     assert f"[CustomResourceDefinition] {CRD}" in site.uninstall()
     assert site.uid_of_pool() == uid
-    # Waits until it is gone: a finalizer would keep it for ever, as nobody is left to remove it.
+    # Waits for the deletion. A finalizer would block it for ever, as no operator is left.
     site.kubectl("delete", "bpool/kept", "--timeout=120s")
 
 
-def test_after_uninstalling_nothing_is_left_but_the_crd(site: Site) -> None:
+def test_after_uninstalling_only_the_crds_are_left(site: ChartSite) -> None:
     def everything() -> set[str]:
         kinds = "deployments,replicasets,services,serviceaccounts,secrets,configmaps,leases"
         kinds += ",poddisruptionbudgets,networkpolicies"
@@ -231,11 +231,11 @@ def test_after_uninstalling_nothing_is_left_but_the_crd(site: Site) -> None:
     } < made
     site.uninstall()
     kept = {f"CustomResourceDefinition/{one} " for one in (CRD, SCALERS)}
-    soon(lambda: everything() - before == kept)
+    wait_until(lambda: everything() - before == kept)
 
 
-def test_it_can_be_installed_again_over_the_crd_and_the_pools_that_were_kept(
-    site: Site,
+def test_the_chart_can_be_installed_again_over_kept_crds_and_pools(
+    site: ChartSite,
 ) -> None:
     site.install()
     uid = site.make_pool()
@@ -244,7 +244,7 @@ def test_it_can_be_installed_again_over_the_crd_and_the_pools_that_were_kept(
     assert site.uid_of_pool() == uid
 
 
-def test_with_somebody_else_s_crd_it_is_installed_without(site: Site) -> None:
+def test_with_a_foreign_crd_the_chart_installs_only_without_its_own(site: ChartSite) -> None:
     [crd] = [one for one in manifests(site.kubernetes) if one["metadata"]["name"] == CRD]
     site.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
     with pytest.raises(CommandFailed, match="invalid ownership metadata"):
@@ -252,7 +252,7 @@ def test_with_somebody_else_s_crd_it_is_installed_without(site: Site) -> None:
     site.install("--set=crds.install=false")
 
 
-def test_the_sample_pool_is_made_once_and_then_is_the_user_s(site: Site) -> None:
+def test_the_sample_pool_is_created_once_and_then_left_to_the_user(site: ChartSite) -> None:
     def replicas() -> str:
         path = "-o=jsonpath={.spec.decode.replicas}"
         return site.kubectl("get", "bpool/sample", path)
@@ -273,13 +273,15 @@ def test_the_sample_pool_is_made_once_and_then_is_the_user_s(site: Site) -> None
     assert replicas() == "2"
 
 
-def test_the_sample_pool_of_a_later_upgrade_is_made_too(site: Site) -> None:
+def test_a_later_upgrade_can_create_the_sample_pool(site: ChartSite) -> None:
     assert "make a pool that needs neither" in site.install()
     site.install("--set=samplePool.enabled=true", "--set=samplePool.name=late")
     assert "late" in site.kubectl("get", "bpool")
 
 
-def test_who_may_edit_a_namespace_may_edit_its_pools(site: Site) -> None:
+def test_editors_of_a_namespace_may_edit_its_pools_and_viewers_may_read_them(
+    site: ChartSite,
+) -> None:
     site.install()
     for role in ("view", "edit"):
         words = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
@@ -287,30 +289,32 @@ def test_who_may_edit_a_namespace_may_edit_its_pools(site: Site) -> None:
 
     def may(user: str, verb: str) -> bool:
         try:
-            said = site.kubectl("auth", "can-i", verb, "bpool", f"--as={user}")
-        except CommandFailed as error:  # its code says no as well
-            said = error.output
-        return {"yes": True, "no": False}[said.strip()]
+            answer = site.kubectl("auth", "can-i", verb, "bpool", f"--as={user}")
+        except CommandFailed as error:  # the exit code means no too
+            answer = error.output
+        return {"yes": True, "no": False}[answer.strip()]
 
-    soon(lambda: may("editer", "delete"))
+    wait_until(lambda: may("editer", "delete"))
     assert {verb for verb in ("get", "create", "patch") if may("editer", verb)} == {
         *("get", "create", "patch")
     }
     assert {verb for verb in ("get", "create", "patch") if may("viewer", verb)} == {"get"}
 
 
-def test_the_pools_of_the_documents_are_taken(site: Site) -> None:
+def test_the_pools_in_the_documents_are_accepted(site: ChartSite) -> None:
     site.install()
-    files = [path.read_text() for path in POOLS]
+    manifests_of_files = [path.read_text() for path in POOLS]
     resource = {"apiVersion": "baton.dev/v1alpha1", "kind": "InferencePool"}
-    written = [
+    manifests_of_excerpts = [
         yaml.safe_dump({**resource, "metadata": {"name": f"excerpt-{number}"}, "spec": spec})
         for number, spec in enumerate(excerpts())
     ]
-    assert len(files) >= 2
-    assert len(written) >= 4
-    told = site.kubectl(
+    assert len(manifests_of_files) >= 2
+    assert len(manifests_of_excerpts) >= 4
+    printed = site.kubectl(
         *("apply", "--dry-run=server", "--validate=strict", "-f", "-"),
-        stdin="---\n".join([*files, *written]),
+        stdin="---\n".join([*manifests_of_files, *manifests_of_excerpts]),
     )
-    assert told.count("created (server dry run)") == len(files) + len(written)
+    assert printed.count("created (server dry run)") == len(manifests_of_files) + len(
+        manifests_of_excerpts
+    )

@@ -1,4 +1,4 @@
-"""What the operator may do on a cluster, and what not: asked of the API server's own authorizer."""
+"""The operator's permissions on a cluster, as the API server's own authorizer decides them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.support.kubernetes.documents import ROOT
 from tests.support.kubernetes.manifests import SAMPLES, sample_pool, templates
 from tests.support.needs import needs
 
-MADE = "get list watch create patch delete"
-# Where it is allowed: `pools`: in namespaces whose pools are looked after; `all`: with all
-# namespaces only; `own`: in the operator's own; else nowhere.
+MANAGED = "get list watch create patch delete"
+# Where verbs are allowed. `pools`: in namespaces with managed pools; `all`: only for an operator of
+# all namespaces; `own`: in the operator's own namespace; `nowhere`: in none.
 Where = Literal["pools", "all", "own", "nowhere"]
 
 
 class Row(NamedTuple):
-    """Verbs on a resource, written RESOURCE[/SUBRESOURCE][.GROUP]; of the object `name`, "" for
-    any."""
+    """Verbs on a resource, written RESOURCE[/SUBRESOURCE][.GROUP], for the object `name` or, if "",
+    for any."""
 
     verbs: str
     resource: str
@@ -41,10 +41,10 @@ ROWS = (
     Row("update patch", "inferencepools/finalizers.baton.dev", "nowhere"),
     Row("get create patch", "secrets", "pools"),
     Row("list watch update delete deletecollection", "secrets", "nowhere"),
-    Row(MADE, "services", "pools"),
+    Row(MANAGED, "services", "pools"),
     Row("update deletecollection proxy", "services", "nowhere"),
     Row("get create", "services/proxy", "nowhere"),
-    Row(MADE, "deployments.apps", "pools"),
+    Row(MANAGED, "deployments.apps", "pools"),
     Row("update deletecollection", "deployments.apps", "nowhere"),
     Row("update patch", "deployments/scale.apps", "nowhere"),
     Row("update patch", "deployments/status.apps", "nowhere"),
@@ -53,17 +53,17 @@ ROWS = (
     Row("create patch delete", "daemonsets.apps", "nowhere"),
     Row("create patch delete", "jobs.batch", "nowhere"),
     Row("create patch delete", "cronjobs.batch", "nowhere"),
-    Row(MADE, "networkpolicies.networking.k8s.io", "pools"),
-    Row(MADE, "ingresses.networking.k8s.io", "pools"),
+    Row(MANAGED, "networkpolicies.networking.k8s.io", "pools"),
+    Row(MANAGED, "ingresses.networking.k8s.io", "pools"),
     Row("create patch delete", "ingressclasses.networking.k8s.io", "nowhere"),
-    Row(MADE, "httproutes.gateway.networking.k8s.io", "pools"),
+    Row(MANAGED, "httproutes.gateway.networking.k8s.io", "pools"),
     Row("get create patch", "gateways.gateway.networking.k8s.io", "nowhere"),
-    Row(MADE, "poolscalers.baton.dev", "pools"),
+    Row(MANAGED, "poolscalers.baton.dev", "pools"),
     Row("update deletecollection", "poolscalers.baton.dev", "nowhere"),
     Row("patch", "poolscalers/status.baton.dev", "pools"),
     Row("update delete", "poolscalers/status.baton.dev", "nowhere"),
     Row("update patch", "poolscalers/scale.baton.dev", "nowhere"),
-    Row(MADE, "poddisruptionbudgets.policy", "pools"),
+    Row(MANAGED, "poddisruptionbudgets.policy", "pools"),
     Row("update deletecollection", "poddisruptionbudgets.policy", "nowhere"),
     Row("get list watch patch", "pods", "pools"),
     Row("create update delete deletecollection", "pods", "nowhere"),
@@ -107,7 +107,7 @@ ROWS = (
 )
 
 
-class Ask(NamedTuple):
+class AccessCheck(NamedTuple):
     verb: str
     resource: str
     namespace: str
@@ -122,7 +122,7 @@ class Ask(NamedTuple):
         return {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
-            # The groups that the API server gives a service account by itself.
+            # The groups to which the API server adds service accounts.
             "spec": {
                 "user": user,
                 "groups": ["system:serviceaccounts", "system:authenticated"],
@@ -131,20 +131,20 @@ class Ask(NamedTuple):
         }
 
 
-def allowed(kubernetes: Kubernetes, namespace: str, asked: list[Ask]) -> set[Ask]:
+def allowed(kubernetes: Kubernetes, namespace: str, checks: list[AccessCheck]) -> set[AccessCheck]:
     user = f"system:serviceaccount:{namespace}:{OPERATOR}"
-    reviews = yaml.safe_dump_all(one.review(user) for one in asked)
+    reviews = yaml.safe_dump_all(one.review(user) for one in checks)
     answers = kubernetes.kubectl(
         "create", "-o=jsonpath={.status.allowed}{'\\n'}", "-f", "-", stdin=reviews
     )
-    told = answers.split()
-    assert len(told) == len(asked)
-    return {one for one, answer in zip(asked, told, strict=True) if answer == "true"}
+    decisions = answers.split()
+    assert len(decisions) == len(checks)
+    return {one for one, answer in zip(checks, decisions, strict=True) if answer == "true"}
 
 
-def granted(kubernetes: Kubernetes, namespace: str, *words: str) -> None:
-    """What the chart says about rights, and nothing else of it."""
-    needs("own_cluster")  # some of it belongs to the whole cluster
+def apply_rights(kubernetes: Kubernetes, namespace: str, *words: str) -> None:
+    """Apply the chart's service account, roles and bindings, and nothing else of it."""
+    needs("own_cluster")  # some of these objects are cluster-wide
     kinds = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}
     found = [
         one for one in manifests(kubernetes, *words, namespace=namespace) if one["kind"] in kinds
@@ -152,78 +152,80 @@ def granted(kubernetes: Kubernetes, namespace: str, *words: str) -> None:
     kubernetes.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(found))
 
 
-def asks(namespaces: Iterable[str]) -> list[tuple[Ask, Where]]:
+def access_checks(namespaces: Iterable[str]) -> list[tuple[AccessCheck, Where]]:
     return [
-        (Ask(verb, row.resource, namespace, row.name), row.where)
+        (AccessCheck(verb, row.resource, namespace, row.name), row.where)
         for row in ROWS
         for verb in row.verbs.split()
         for namespace in ("", *namespaces)
     ]
 
 
-def test_the_table_has_many_rows() -> None:
+def test_the_table_of_rights_is_long() -> None:
     assert len(ROWS) >= 40
-    assert len(asks([])) > 100
+    assert len(access_checks([])) > 100
 
 
-def test_an_operator_of_all_namespaces_may_what_it_needs_and_no_more(
+def test_an_operator_of_all_namespaces_has_exactly_the_rights_of_the_table(
     control_plane: Kubernetes, namespace: str
 ) -> None:
-    granted(control_plane, namespace, "--set=operator.replicas=2")
-    table = asks([namespace, "default"])
+    apply_rights(control_plane, namespace, "--set=operator.replicas=2")
+    table = access_checks([namespace, "default"])
     expected = {
-        ask
-        for ask, where in table
-        if where in {"pools", "all"} or (where == "own" and ask.namespace == namespace)
+        check
+        for check, where in table
+        if where in {"pools", "all"} or (where == "own" and check.namespace == namespace)
     }
     try:
-        assert allowed(control_plane, namespace, [ask for ask, _ in table]) == expected
+        assert allowed(control_plane, namespace, [check for check, _ in table]) == expected
     finally:
         both = ("clusterrole", "clusterrolebinding")
         control_plane.kubectl("delete", *(f"{kind}/{OPERATOR}" for kind in both))
 
 
-def test_an_operator_of_some_namespaces_may_nothing_in_others(
+def test_an_operator_of_some_namespaces_has_no_rights_in_others(
     control_plane: Kubernetes, namespace: str
 ) -> None:
-    """Secrets included: not even in its own namespace."""
+    """It may not read Secrets even in its own namespace."""
     needs("own_cluster")
     watched = control_plane.new_namespace()
     words = (f'--set-json=watchNamespaces=["{watched}"]', "--set=operator.replicas=2")
-    granted(control_plane, namespace, *words)
-    table = asks([watched, namespace, "default"])
+    apply_rights(control_plane, namespace, *words)
+    table = access_checks([watched, namespace, "default"])
     expected = {
-        ask
-        for ask, where in table
-        if (where == "pools" and ask.namespace == watched)
-        or (where == "own" and ask.namespace == namespace)
+        check
+        for check, where in table
+        if (where == "pools" and check.namespace == watched)
+        or (where == "own" and check.namespace == namespace)
     }
-    assert Ask("get", "secrets", namespace) not in expected
-    assert allowed(control_plane, namespace, [ask for ask, _ in table]) == expected
+    assert AccessCheck("get", "secrets", namespace) not in expected
+    assert allowed(control_plane, namespace, [check for check, _ in table]) == expected
     control_plane.delete_namespace(watched)
 
 
-# Verbs by group, resource and names of objects.
-Table = dict[tuple[str, str, tuple[str, ...]], set[str]]
+# Verbs by group, resource and object names.
+RuleTable = dict[tuple[str, str, tuple[str, ...]], set[str]]
 
 
-def rules_of(role: Manifest) -> Table:
-    found: Table = {}
+def rules_of(role: Manifest) -> RuleTable:
+    table: RuleTable = {}
     for rule in role["rules"]:
         assert rule.keys() - {"resourceNames"} == {"apiGroups", "resources", "verbs"}
         names = tuple(rule.get("resourceNames", ()))
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
-                assert (group, resource, names) not in found
-                found[group, resource, names] = set(rule["verbs"])
-    return found
+                assert (group, resource, names) not in table
+                table[group, resource, names] = set(rule["verbs"])
+    return table
 
 
-def as_table(rules: Iterable[PermissionRule]) -> Table:
+def as_table(rules: Iterable[PermissionRule]) -> RuleTable:
     return {(one.group, one.resource, one.names): set(one.verbs) for one in rules}
 
 
-def test_the_chart_s_rules_are_those_that_the_operator_asks_for(control_plane: Kubernetes) -> None:
+def test_the_chart_s_rules_are_those_of_the_operator_s_permissions(
+    control_plane: Kubernetes,
+) -> None:
     found = manifests(control_plane, "--set=operator.replicas=2")
     assert rules_of(one_of(found, "ClusterRole")) == as_table((*POOL_RULES, *CLUSTER_RULES))
     assert rules_of(one_of(found, "Role", f"{OPERATOR}-lease")) == as_table(LEASE_RULES)
@@ -240,32 +242,32 @@ def test_no_rule_has_a_wildcard(control_plane: Kubernetes) -> None:
 def with_token(
     kubernetes: Kubernetes, namespace: str, pods: dict[str, Manifest]
 ) -> dict[str, bool]:
-    """Which pods of these templates, as the API server would make them, can log in to it."""
-    asked = [
+    """Whether each pod of these templates, as the API server admits it, gets an API token."""
+    pod_manifests = [
         {"apiVersion": "v1", "kind": "Pod", **template}
         | {"metadata": template["metadata"] | {"name": name, "namespace": namespace}}
         for name, template in pods.items()
     ]
     path = "{.metadata.name} {.spec.volumes[*].projected.sources[*].serviceAccountToken}{'\\n'}"
     words = ("create", "--dry-run=server", f"-o=jsonpath={path}", "-f", "-")
-    # JSON: a digest such as 12e34567 is text in Python's YAML and a number in kubectl's.
-    stdin = "".join(f"{json.dumps(one)}\n---\n" for one in asked)
-    told = kubernetes.kubectl(*words, stdin=stdin).splitlines()
-    return {line.split()[0]: len(line.split()) > 1 for line in told}
+    # JSON, because kubectl's YAML reads a digest such as 12e34567 as a number.
+    stdin = "".join(f"{json.dumps(one)}\n---\n" for one in pod_manifests)
+    lines = kubernetes.kubectl(*words, stdin=stdin).splitlines()
+    return {line.split()[0]: len(line.split()) > 1 for line in lines}
 
 
-def test_the_operator_s_pod_has_a_token_and_no_pod_of_a_pool_has_one(
+def test_only_the_operator_s_pod_has_an_api_token(
     control_plane: Kubernetes, namespace: str
 ) -> None:
-    granted(control_plane, namespace, f'--set-json=watchNamespaces=["{namespace}"]')
+    apply_rights(control_plane, namespace, f'--set-json=watchNamespaces=["{namespace}"]')
     operator = one_of(manifests(control_plane, namespace=namespace), "Deployment")
     pods = {"operator": operator["spec"]["template"]}
     for number, sample in enumerate(SAMPLES):
         found = templates(build_pool(sample_pool(sample)))
         pods |= {f"{name}-{number}": template for name, template in found.items()}
     assert len(pods) > 3 * len(SAMPLES)
-    told = with_token(control_plane, namespace, pods)
-    assert told == dict.fromkeys(pods, False) | {"operator": True}
+    tokens = with_token(control_plane, namespace, pods)
+    assert tokens == dict.fromkeys(pods, False) | {"operator": True}
 
 
 # A row of docs/security.md: | `RESOURCE.GROUP` named `NAME` | VERBS | WHERE | ...
@@ -274,43 +276,45 @@ DOCUMENTED = re.compile(
 )
 
 
-def documented(title: str) -> dict[str, Table]:
-    """The rules under a heading, by what the third column says."""
+def documented(title: str) -> dict[str, RuleTable]:
+    """The rules under a heading, grouped by the table's third column."""
     text = (ROOT / "docs" / "security.md").read_text()
     section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-    found: dict[str, Table] = {}
+    tables: dict[str, RuleTable] = {}
     for line in section.splitlines():
         if row := DOCUMENTED.match(line):
             resource, group, name, verbs, where = row.groups()
-            table = found.setdefault(where.strip(), {})
+            table = tables.setdefault(where.strip(), {})
             key = (group.removeprefix("."), resource, (name,) if name else ())
             assert key not in table, line
             table[key] = set(verbs.split(", "))
-    return found
+    return tables
 
 
-def test_the_page_about_rights_says_what_the_chart_grants(control_plane: Kubernetes) -> None:
-    told = documented("The operator's rights")
-    assert told.keys() == {"namespaces of pools", "the cluster", "its own namespace"}
-    everywhere = manifests(control_plane, "--set=operator.replicas=2")
-    granted_all = told["namespaces of pools"] | told["the cluster"]
-    assert rules_of(one_of(everywhere, "ClusterRole")) == granted_all
-    lease = one_of(everywhere, "Role", f"{OPERATOR}-lease")
-    assert rules_of(lease) == told["its own namespace"]
-    some = manifests(control_plane, '--set-json=watchNamespaces=["blue"]')
-    assert rules_of(one_of(some, "Role")) == told["namespaces of pools"]
-
-
-def test_the_page_about_rights_says_what_the_chart_gives_to_users(
+def test_the_security_page_lists_the_rights_that_the_chart_grants(
     control_plane: Kubernetes,
 ) -> None:
-    told, found = documented("Users"), manifests(control_plane)
-    assert rules_of(one_of(found, "ClusterRole", "baton-pools-edit")) == told["`edit` and `admin`"]
-    viewers = told["`view`, `edit` and `admin`"]
+    page = documented("The operator's rights")
+    assert page.keys() == {"namespaces of pools", "the cluster", "its own namespace"}
+    everywhere = manifests(control_plane, "--set=operator.replicas=2")
+    granted_all = page["namespaces of pools"] | page["the cluster"]
+    assert rules_of(one_of(everywhere, "ClusterRole")) == granted_all
+    lease = one_of(everywhere, "Role", f"{OPERATOR}-lease")
+    assert rules_of(lease) == page["its own namespace"]
+    some = manifests(control_plane, '--set-json=watchNamespaces=["blue"]')
+    assert rules_of(one_of(some, "Role")) == page["namespaces of pools"]
+
+
+def test_the_security_page_lists_the_rights_that_the_chart_gives_users(
+    control_plane: Kubernetes,
+) -> None:
+    page, found = documented("Users"), manifests(control_plane)
+    assert rules_of(one_of(found, "ClusterRole", "baton-pools-edit")) == page["`edit` and `admin`"]
+    viewers = page["`view`, `edit` and `admin`"]
     assert rules_of(one_of(found, "ClusterRole", "baton-pools-view")) == viewers
 
 
-def test_nobody_but_the_operator_is_bound_to_a_role(control_plane: Kubernetes) -> None:
+def test_only_the_operator_is_bound_to_roles(control_plane: Kubernetes) -> None:
     for words in (("--set=operator.replicas=2",), ('--set-json=watchNamespaces=["blue"]',)):
         found = manifests(control_plane, *words)
         bindings = [one for one in found if one["kind"].endswith("Binding")]

@@ -1,4 +1,4 @@
-"""Each value of the chart does something, and what is no value is refused. Nothing is installed."""
+"""Each value of the chart has an effect, and invalid values are refused. Nothing is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.kubernetes.chart import (
 )
 from tests.support.kubernetes.network_policies import Place, may_connect
 
-# Path, another value than the default, what then stands in the manifests and else does not.
+# Path, a value other than the default, and text that is in the manifests only with that value.
 CHANGES: list[tuple[str, Any, str]] = [
     ("images.registry", "registry.example/team", "image: \"registry.example/team/baton-operator:"),
     ("images.tag", "9.8.7", "--router-image=baton-router:9.8.7"),
@@ -63,14 +63,14 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("samplePool.name", "first", "kind: InferencePool\nmetadata:\n  name: first"),
     ("samplePool.spec", {"engine": {"kind": "torch"}}, "kind: torch"),
 ]  # fmt: skip
-# What a value wants set before it does anything, by the beginning of its path.
-WANTS: dict[str, dict[str, Any]] = {
+# Values that must be set for another value to have an effect, by the beginning of its path.
+REQUIRED: dict[str, dict[str, Any]] = {
     "samplePool.": {"samplePool.enabled": True},
     "serviceMonitor.": {"serviceMonitor.enabled": True},
     "serviceMonitor.authorization.secretKey": {"serviceMonitor.authorization.secretName": "a"},
     "dashboards.": {"dashboards.enabled": True},
 }
-# Path, value, and what is said: where, and what about it.
+# Path, invalid value, and the error: its path, and part of its message.
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("image.tag", "1", "", "additional properties 'image' not allowed"),
     ("images.tagg", "1", "/images", "additional properties 'tagg' not allowed"),
@@ -118,53 +118,53 @@ REFUSED: list[tuple[str, Any, str, str]] = [
 ]
 
 
-def test_the_chart_has_nothing_that_lint_minds(control_plane: Kubernetes) -> None:
+def test_helm_lint_passes_in_strict_mode(control_plane: Kubernetes) -> None:
     assert "1 chart(s) linted, 0 chart(s) failed" in control_plane.helm(
         "lint", "--strict", str(CHART)
     )
 
 
-def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
-    told = values()
+def test_values_and_schema_have_the_same_paths() -> None:
+    defaults = values()
     for path in leaves(schema()):
-        part: Any = told
+        part: Any = defaults
         if path != "global":
             for name in path.split("."):
                 assert name in part, path
                 part = part[name]
-    assert sorted(told) == sorted(name for name in schema()["properties"] if name != "global")
+    assert sorted(defaults) == sorted(name for name in schema()["properties"] if name != "global")
 
 
-def test_every_value_that_can_be_set_is_described() -> None:
-    def silent(part: dict[str, Any], where: str) -> list[str]:
-        found = []
+def test_every_value_has_a_description_in_the_schema() -> None:
+    def undescribed(part: dict[str, Any], where: str) -> list[str]:
+        paths = []
         for name, inner in part["properties"].items():
             path = f"{where}.{name}"
             if "properties" in inner:
                 assert inner["additionalProperties"] is False, path
-                found += silent(inner, path)
+                paths += undescribed(inner, path)
             elif not inner.get("description"):
-                found.append(path)
-        return found
+                paths.append(path)
+        return paths
 
     assert schema()["additionalProperties"] is False
-    assert silent(schema(), "") == []
+    assert undescribed(schema(), "") == []
 
 
 def test_every_value_is_in_the_table_of_changes() -> None:
-    # What is on and can be turned off has a test of its own.
+    # Values that are on by default have their own tests.
     known = {path for path, _, _ in CHANGES} | {"crds.install", "networkPolicy.enabled", "global"}
     assert sorted(known) == sorted(leaves(schema()))
 
 
 @pytest.mark.parametrize(("path", "value", "fragment"), CHANGES, ids=[row[0] for row in CHANGES])
-def test_a_changed_value_is_in_the_manifests(
+def test_a_changed_value_changes_the_manifests(
     control_plane: Kubernetes, path: str, value: Any, fragment: str
 ) -> None:
     before: dict[str, Any] = {}
-    for beginning, wanted in WANTS.items():
-        if path.startswith(beginning) and path not in wanted:
-            before |= wanted
+    for beginning, required in REQUIRED.items():
+        if path.startswith(beginning) and path not in required:
+            before |= required
     assert fragment not in render(control_plane, *set_words(before))
     assert fragment in render(control_plane, *set_words(before | {path: value}))
 
@@ -174,7 +174,9 @@ def kinds(kubernetes: Kubernetes, *words: str) -> set[tuple[str, str]]:
     return {(one["kind"], one["metadata"]["name"]) for one in found}
 
 
-def test_without_the_crd_the_roles_of_its_users_are_left_out_too(control_plane: Kubernetes) -> None:
+def test_without_the_crds_the_roles_for_their_users_are_left_out_too(
+    control_plane: Kubernetes,
+) -> None:
     missing = kinds(control_plane) - kinds(control_plane, "--set=crds.install=false")
     assert missing == {
         ("CustomResourceDefinition", "inferencepools.baton.dev"),
@@ -184,15 +186,15 @@ def test_without_the_crd_the_roles_of_its_users_are_left_out_too(control_plane: 
     }
 
 
-@pytest.mark.parametrize(("path", "value", "where", "what"), REFUSED)
-def test_what_is_no_value_is_refused_by_name(
-    control_plane: Kubernetes, path: str, value: Any, where: str, what: str
+@pytest.mark.parametrize(("path", "value", "where", "message"), REFUSED)
+def test_an_invalid_value_is_refused_with_its_path(
+    control_plane: Kubernetes, path: str, value: Any, where: str, message: str
 ) -> None:
     with pytest.raises(CommandFailed) as refused:
         render(control_plane, *set_words({path: value}))
     [line] = [one for one in refused.value.error.splitlines() if one.startswith("- at ")]
     assert line.startswith(f"- at '{where}': ")
-    assert what in line
+    assert message in line
 
 
 def test_an_old_cluster_is_refused(control_plane: Kubernetes) -> None:
@@ -218,10 +220,10 @@ def test_pools_network_policies_find_the_operator_by_its_label(control_plane: Ku
     assert service["spec"]["selector"].items() <= labels.items()
 
 
-def test_the_registry_is_before_baton_s_images_and_not_before_redis(
+def test_the_registry_prefixes_baton_s_images_but_not_redis(
     control_plane: Kubernetes,
 ) -> None:
-    """Those are what `make images` builds for it."""
+    """`make images` builds exactly these names for a registry."""
     words = ("--set=images.registry=registry.example/team/", "--set=images.tag=1.2.3")
     deployment = one_of(manifests(control_plane, *words), "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
@@ -234,7 +236,7 @@ def test_the_registry_is_before_baton_s_images_and_not_before_redis(
     ]
 
 
-def test_an_operator_has_five_minutes_to_start_and_its_last_words_are_kept(
+def test_an_operator_has_five_minutes_to_start_and_its_last_log_lines_are_kept(
     control_plane: Kubernetes,
 ) -> None:
     deployment = one_of(manifests(control_plane), "Deployment")
@@ -251,7 +253,7 @@ ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavail
 @pytest.mark.parametrize(("replicas", "strategy", "elects"), [
     (1, {"type": "Recreate"}, False), (2, ROLLING, True),
 ])  # fmt: skip
-def test_one_operator_ends_before_the_next_and_several_elect_a_leader(
+def test_one_operator_is_recreated_and_several_elect_a_leader(
     control_plane: Kubernetes, replicas: int, strategy: dict[str, Any], elects: bool
 ) -> None:
     found = manifests(control_plane, f"--set=operator.replicas={replicas}")
@@ -272,7 +274,7 @@ def test_several_operators_are_evicted_one_at_a_time(control_plane: Kubernetes) 
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_several_operators_prefer_different_machines_unless_the_user_says_something_else(
+def test_several_operators_prefer_different_machines_unless_affinity_is_set(
     control_plane: Kubernetes,
 ) -> None:
     def affinity(*words: str) -> Any:
@@ -281,8 +283,8 @@ def test_several_operators_prefer_different_machines_unless_the_user_says_someth
 
     several = "--set=operator.replicas=2"
     assert affinity()[0] is None
-    told, selector = affinity(several)
-    [rule] = told["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    preferred, selector = affinity(several)
+    [rule] = preferred["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     assert rule["podAffinityTerm"] == {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": selector,
@@ -293,7 +295,7 @@ def test_several_operators_prefer_different_machines_unless_the_user_says_someth
 
 
 def operator_policies(kubernetes: Kubernetes, *words: str) -> tuple[list[Manifest], Place]:
-    """The chart's NetworkPolicies, and the operator's pod as they see it."""
+    """The chart's NetworkPolicies, and the operator's pod as their target."""
     found = manifests(kubernetes, *words)
     labels = one_of(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
     policies = [one for one in found if one["kind"] == "NetworkPolicy"]
@@ -308,7 +310,7 @@ NEIGHBOUR = Place("baton-system", {"app": "neighbour"})
     ((), [PROMETHEUS, NEIGHBOUR]),
     (set_words({"networkPolicy.monitoring": [MONITORING]}), [PROMETHEUS]),
 ], ids=["default", "monitoring"])  # fmt: skip
-def test_only_metrics_can_be_asked_of_the_operator_and_only_by_monitoring_if_that_is_named(
+def test_the_network_policy_allows_only_metrics_and_only_from_monitoring_if_given(
     control_plane: Kubernetes, words: list[str], callers: list[Place]
 ) -> None:
     policies, operator = operator_policies(control_plane, *words)
@@ -317,7 +319,7 @@ def test_only_metrics_can_be_asked_of_the_operator_and_only_by_monitoring_if_tha
     assert not any(may_connect(policies, one, operator, 8080) for one in places)
 
 
-def test_the_operator_s_network_policy_can_be_left_out(control_plane: Kubernetes) -> None:
+def test_the_operator_s_network_policy_can_be_disabled(control_plane: Kubernetes) -> None:
     assert len(operator_policies(control_plane)[0]) == 1
     assert operator_policies(control_plane, "--set=networkPolicy.enabled=false")[0] == []
 

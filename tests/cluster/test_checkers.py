@@ -1,4 +1,4 @@
-"""What kube-score, trivy and checkov find in what we ship is listed here, with why it stays."""
+"""Findings of kube-score, trivy and checkov in the shipped files, each accepted with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION
 from tests.support.needs import needs
 
 CHECKERS = {"kube-score": kube_score, "trivy": trivy, "checkov": checkov}
-# The chart with the values of each row: with none, and with all that adds objects or fields.
+# Values for renderings of the chart: none, and all that add objects or fields.
 CHARTS: dict[str, dict[str, Any]] = {
     "chart": {},
     "chart-full": {
@@ -39,7 +39,7 @@ CHARTS: dict[str, dict[str, Any]] = {
     },
     "chart-namespaces": {"watchNamespaces": ["blue"]},
 }
-# A manifest that is bad, and what every checker has to say of it.
+# A bad manifest, and the findings that each checker must have for it.
 BAD_FILE = "bad/Pod-bad"
 BAD_CHECKS = {
     "kube-score": {"container-security-context-privileged: The container is privileged"},
@@ -60,7 +60,7 @@ BAD = {
 
 
 class Accepted(NamedTuple):
-    """Findings that stay, by shell patterns of their checks and files."""
+    """Findings that are accepted, by shell patterns of their checks and files."""
 
     reason: str
     files: tuple[str, ...]
@@ -76,8 +76,8 @@ PODS = (*OPERATOR, *REDIS, *NODES, *ROUTERS)
 IMAGES = ("operator", "router", "node")
 ACCEPTED = (
     Accepted(
-        "A CPU limit stops a container that is over it although nobody else wants the CPU, and so "
-        "streams stutter. Requests share a full machine fairly.",
+        "A CPU limit throttles a container even on an idle machine, so streams stutter. CPU "
+        "requests share a busy machine fairly.",
         PODS,
         {
             "kube-score": ("container-resources: CPU limit is not set",),
@@ -86,8 +86,8 @@ ACCEPTED = (
         },
     ),
     Accepted(
-        "A router that is killed for its memory breaks its clients' streams. What a node takes is "
-        "its model's business, which a pool's `resources` say; a simulated one takes little.",
+        "A router that is killed for its memory breaks its clients' streams. A node's memory "
+        "depends on its model, so a pool's `resources` set it; a simulated node needs little.",
         (*ROUTERS, "hello/Deployment-hello-prefill-*", "hello/Deployment-hello-decode-*"),
         {
             "kube-score": ("container-resources: Memory limit is not set",),
@@ -96,8 +96,8 @@ ACCEPTED = (
         },
     ),
     Accepted(
-        "Tags are versions, which nobody pushes twice. With Always no pod starts while the "
-        "registry is away. The value images.pullPolicy says otherwise.",
+        "Tags are versions, which are never pushed twice. With policy Always no pod starts while "
+        "the registry is down. The value images.pullPolicy changes the policy.",
         PODS,
         {
             "kube-score": ("container-image-pull-policy: ImagePullPolicy is not set to Always",),
@@ -105,13 +105,13 @@ ACCEPTED = (
         },
     ),
     Accepted(
-        "Users build the images and name their registry; a name with a digest is taken as it is.",
+        "Users build the images and name their registry; a name with a digest is used unchanged.",
         PODS,
         {"trivy": ("KSV-0125",), "checkov": ("CKV_K8S_43",)},
     ),
     Accepted(
-        "The image says 65532. OpenShift gives each namespace users of its own and refuses others, "
-        "and runAsNonRoot keeps root out everywhere.",
+        "The image sets user 65532. OpenShift gives each namespace its own user ids and refuses "
+        "others, and runAsNonRoot excludes root everywhere.",
         OPERATOR,
         {
             "kube-score": ("container-security-context-user-group-id: *low * ID",),
@@ -120,36 +120,36 @@ ACCEPTED = (
         },
     ),
     Accepted(
-        "The operator works through the API server. Its account is its own, and a pod that only "
-        "names the account gets no token.",
+        "The operator needs the API server. It has its own account, and other pods that use this "
+        "account get no token.",
         OPERATOR,
         {"checkov": ("CKV_K8S_38",)},
     ),
     Accepted(
-        "A pool is made of these objects. docs/security.md says what each right is for, and what "
-        "all of them amount to.",
+        "A pool consists of these objects. docs/security.md explains each right, and what all "
+        "rights together allow.",
         ("chart*/ClusterRole-baton-operator", "chart*/Role-baton-operator"),
         {"trivy": ("KSV-0041", "KSV-0048", "KSV-0056", "KSV-0113")},
     ),
     Accepted(
-        "The operator answers nobody's requests, and Redis listens once it can answer all: neither "
-        "is ever alive and not ready. A startup probe gives them five minutes.",
+        "The operator serves no requests, and Redis listens only once it can answer, so neither is "
+        "ever alive but not ready. A startup probe gives them five minutes.",
         (*OPERATOR, *REDIS),
         {"kube-score": ("pod-probes-identical: *",)},
     ),
     Accepted(
-        "Pools serve without an operator, and operator.replicas is there for more.",
+        "Pools serve without an operator, and operator.replicas allows more than one.",
         ONE_OPERATOR,
         {"kube-score": ("deployment-replicas: *",)},
     ),
     Accepted(
-        "A pool's router.replicas is 1 unless it says more: the smallest pool fits on a laptop.",
+        "A pool's router.replicas is 1 by default, so the smallest pool fits on a laptop.",
         ROUTERS,
         {"kube-score": ("deployment-replicas: *",)},
     ),
     Accepted(
-        "Redis is a cache here, and each server the only one of its name: another would hold other "
-        "chunks. Where one is lost, pools compute again what it held.",
+        "Redis is a cache here. A second server of the same name would hold other chunks. If one "
+        "is lost, pools recompute its chunks.",
         REDIS,
         {"kube-score": ("deployment-replicas: *", "deployment-strategy: *")},
     ),
@@ -159,19 +159,19 @@ ACCEPTED = (
         {"kube-score": ("deployment-strategy: *",)},
     ),
     Accepted(
-        "What goes out is the cluster's business: hubs, DNS, the API server, somebody else's Redis "
-        "and the sidecars of a mesh are at addresses that nobody knows beforehand.",
+        "Egress is the cluster's concern: the addresses of hubs, DNS, the API server, an external "
+        "Redis and a mesh's sidecars are not known beforehand.",
         PODS,
         {"kube-score": ("pod-networkpolicy: The pod does not have a matching egress *",)},
     ),
     Accepted(
-        "Who may look into a container's environment may read its files too. Baton's processes "
+        "A user who can read a container's environment can read its files too. Baton's processes "
         "read these variables once and log none.",
         (*NODES, *ROUTERS),
         {"checkov": ("CKV_K8S_35",)},
     ),
     Accepted(
-        "Kubernetes ignores HEALTHCHECK and asks by probes, on ports that a pod's flags choose.",
+        "Kubernetes ignores HEALTHCHECK and uses probes, on ports that a pod's flags choose.",
         IMAGES,
         {"trivy": ("DS-0026",), "checkov": ("CKV_DOCKER_2",)},
     ),
@@ -193,8 +193,8 @@ def checkers() -> Path:
 
 @pytest.fixture(scope="module")
 def shipped(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each rendering of the chart, for each pool of the documents and for what is bad,
-    with a file for each object; and the Dockerfiles."""
+    """A folder with the Dockerfiles, and with a folder for each rendering of the chart, each pool
+    of the documents and the bad manifest. It has a file for each object."""
     folder = tmp_path_factory.mktemp("shipped")
     helm = Kubernetes(folder / "none", programs, tmp_path_factory.mktemp("state"))
     for name, values in CHARTS.items():
@@ -218,10 +218,10 @@ def write(folder: Path, objects: Iterable[Manifest]) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(checkers: Path, shipped: Path) -> dict[str, list[Finding]]:
+def findings(checkers: Path, shipped: Path) -> dict[str, list[Finding]]:
     with ThreadPoolExecutor() as pool:
-        told = {name: pool.submit(check, checkers, shipped) for name, check in CHECKERS.items()}
-        return {name: one.result() for name, one in told.items()}
+        results = {name: pool.submit(check, checkers, shipped) for name, check in CHECKERS.items()}
+        return {name: one.result() for name, one in results.items()}
 
 
 def matches(row: Accepted, checker: str, finding: Finding) -> bool:
@@ -230,18 +230,18 @@ def matches(row: Accepted, checker: str, finding: Finding) -> bool:
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_what_a_checker_finds_has_a_reason_to_stay(
-    found: dict[str, list[Finding]], checker: str
+def test_every_finding_of_a_checker_is_accepted_with_a_reason(
+    findings: dict[str, list[Finding]], checker: str
 ) -> None:
     assert [
         one
-        for one in found[checker]
+        for one in findings[checker]
         if one.file != BAD_FILE and not any(matches(row, checker, one) for row in ACCEPTED)
     ] == []
 
 
-def test_every_reason_to_stay_is_still_needed(found: dict[str, list[Finding]]) -> None:
-    """By each of its checks, and by each of its files."""
+def test_every_accepted_finding_still_occurs(findings: dict[str, list[Finding]]) -> None:
+    """Each check and each file of a row must still match a finding."""
     for row in ACCEPTED:
         narrow = [
             row._replace(checks={checker: (check,)}, files=row.files)
@@ -251,11 +251,15 @@ def test_every_reason_to_stay_is_still_needed(found: dict[str, list[Finding]]) -
         narrow += [row._replace(files=(file,)) for file in row.files]
         for one in narrow:
             assert any(
-                matches(one, checker, finding) for checker in CHECKERS for finding in found[checker]
+                matches(one, checker, finding)
+                for checker in CHECKERS
+                for finding in findings[checker]
             ), one
 
 
 @pytest.mark.parametrize("checker", CHECKERS)
-def test_a_checker_finds_what_is_bad(found: dict[str, list[Finding]], checker: str) -> None:
-    checks = {one.check for one in found[checker] if one.file == BAD_FILE}
+def test_each_checker_finds_the_bad_manifest(
+    findings: dict[str, list[Finding]], checker: str
+) -> None:
+    checks = {one.check for one in findings[checker] if one.file == BAD_FILE}
     assert checks >= BAD_CHECKS[checker]

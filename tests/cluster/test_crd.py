@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition in a real API server: what it takes, refuses, fills in and shows."""
+"""The CustomResourceDefinition in a real API server: validation, defaults and printed columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FULL_NAME = "inferencepools.baton.dev"
 
 @pytest.fixture(scope="module")
 def cluster(plane: Kubernetes, api_client: ApiClient) -> Kubernetes:
-    api_client.get(POOL.path("default"))  # it answers once the definition's storage is there
+    api_client.get(POOL.path("default"))  # returns once the definition's storage is ready
     return plane
 
 
@@ -47,30 +47,30 @@ def body_of(spec: Any, name: str) -> Body:
 
 
 def create(cluster: Kubernetes, text: str, *words: str) -> dict[str, Any]:
-    """What comes back, defaults filled in; CommandFailed where it is refused."""
+    """Create the resource and return it with its defaults. Raise CommandFailed if it is refused."""
     created: dict[str, Any] = json.loads(
         cluster.kubectl("create", "-f", "-", "-o", "json", *words, stdin=text)
     )
     return created
 
 
-def judged(api_client: ApiClient, case: Bad | Good) -> Body:
-    """What comes back, defaults filled in; HTTPError where it is refused. By HTTP and as kubectl
-    asks, since the cases are many."""
+def dry_run(api_client: ApiClient, case: Bad | Good) -> Body:
+    """Create the case's pool as a dry run and return it with its defaults. Raise HTTPError if it is
+    refused. It uses HTTP, because a kubectl for each of the many cases is slow."""
     path = f"{POOL.path('default')}?dryRun=All&fieldValidation=Strict"
     return api_client.send("POST", path, body_of(case.spec, case.name))
 
 
 def accepted(cluster: Kubernetes, specs: list[Any]) -> list[bool]:
-    """Of each, whether it is taken: all in one command, as they are many."""
+    """Whether each spec is accepted, by one command for all."""
     texts = [resource(spec, name=f"p-{number}") for number, spec in enumerate(specs)]
     words = ("create", "-f", "-", "--dry-run=server", "-o", "name")
     with pytest.raises(CommandFailed) as caught:
         cluster.kubectl(*words, stdin="\n---\n".join(texts))
-    taken = {int(each) for each in re.findall(r"/p-(\d+)", caught.value.output)}
+    admitted = {int(each) for each in re.findall(r"/p-(\d+)", caught.value.output)}
     refused = {int(each) for each in re.findall(r'"p-(\d+)" is invalid', caught.value.error)}
-    assert taken ^ refused == set(range(len(specs))), caught.value
-    return [number in taken for number in range(len(specs))]
+    assert admitted ^ refused == set(range(len(specs))), caught.value
+    return [number in admitted for number in range(len(specs))]
 
 
 def contains(whole: Any, part: Any) -> bool:
@@ -80,21 +80,21 @@ def contains(whole: Any, part: Any) -> bool:
 
 
 @pytest.mark.parametrize("case", [*BAD, *BAD_SCALING], ids=lambda case: case.title)
-def test_a_bad_pool_is_refused_by_field_and_remedy(
+def test_a_bad_pool_is_refused_with_field_and_remedy(
     cluster: Kubernetes, api_client: ApiClient, case: Bad
 ) -> None:
     with pytest.raises(HTTPError) as caught:
-        judged(api_client, case)
+        dry_run(api_client, case)
     text = caught.value.read().decode()
     status = json.loads(text)
     causes = status.get("details", {}).get("causes", ())
-    told = [f"{one.get('field', '')}: {one['message']}" for one in causes]
-    lines = told or [status["message"]]
+    messages = [f"{one.get('field', '')}: {one['message']}" for one in causes]
+    lines = messages or [status["message"]]
     assert [line for line in lines if case.field in line and case.remedy in line], lines
     assert "geheim" not in text
 
 
-def test_kubectl_shows_each_refusal_on_a_line_of_its_own(cluster: Kubernetes) -> None:
+def test_kubectl_shows_each_refusal_on_its_own_line(cluster: Kubernetes) -> None:
     case = BAD[0]
     with pytest.raises(CommandFailed) as caught:
         create(cluster, resource(case.spec, case.name), "--dry-run=server")
@@ -103,13 +103,13 @@ def test_kubectl_shows_each_refusal_on_a_line_of_its_own(cluster: Kubernetes) ->
 
 
 @pytest.mark.parametrize("case", GOOD, ids=[case.title for case in GOOD])
-def test_a_good_pool_is_taken_and_read_with_the_defaults(
+def test_a_good_pool_is_accepted_and_gets_our_defaults(
     cluster: Kubernetes, api_client: ApiClient, case: Good
 ) -> None:
-    taken = judged(api_client, case)["spec"]
-    assert contains(taken, case.filled or {}), taken
+    stored = dry_run(api_client, case)["spec"]
+    assert contains(stored, case.filled or {}), stored
     written = {key: value for key, value in case.spec.items() if value is not None}
-    assert read_spec(taken) == read_spec(written)
+    assert read_spec(stored) == read_spec(written)
 
 
 SOURCES = (
@@ -154,7 +154,9 @@ def reads(parse: Callable[[str], object], text: str) -> bool:
     return True
 
 
-def test_the_api_server_takes_the_model_sources_that_can_be_read(cluster: Kubernetes) -> None:
+def test_the_api_server_accepts_exactly_the_model_sources_that_we_can_parse(
+    cluster: Kubernetes,
+) -> None:
     taken = dict(
         zip(SOURCES, accepted(cluster, [model(uri=text) for text in SOURCES]), strict=True)
     )
@@ -167,22 +169,24 @@ QUANTITIES = (
 )
 
 
-def test_the_api_server_takes_the_quantities_that_can_be_read(cluster: Kubernetes) -> None:
+def test_the_api_server_accepts_exactly_the_quantities_that_we_can_parse(
+    cluster: Kubernetes,
+) -> None:
     specs = [managed(memory=text) for text in QUANTITIES]
     taken = dict(zip(QUANTITIES, accepted(cluster, specs), strict=True))
     assert taken == {text: reads(quantity_bytes, text) for text in QUANTITIES}
 
 
-def test_a_pool_may_be_edited_in_every_field(
+def test_every_field_of_a_pool_can_be_edited(
     cluster: Kubernetes, api_client: ApiClient, namespace: str
 ) -> None:
-    """None is immutable: every change can be obeyed."""
+    """No field is immutable, because the operator can apply every change."""
     pool = Pool(cluster, api_client, namespace, "demo")
     for spec in (SIM, *(case.spec for case in GOOD if case.name == pool.name)):
         pool.apply(spec)
 
 
-def test_kubectl_lists_pools_with_their_state(cluster: Kubernetes, namespace: str) -> None:
+def test_kubectl_get_prints_the_columns_of_a_pool(cluster: Kubernetes, namespace: str) -> None:
     create(cluster, resource(SIM), "-n", namespace)
     ready = Condition(
         type="Ready",
@@ -217,15 +221,13 @@ def test_kubectl_lists_pools_with_their_state(cluster: Kubernetes, namespace: st
     assert msgspec.convert(stored["status"], PoolStatus) == status
 
 
-def test_the_status_is_out_of_reach_of_who_writes_the_pool(
-    cluster: Kubernetes, namespace: str
-) -> None:
+def test_a_status_in_a_created_pool_is_dropped(cluster: Kubernetes, namespace: str) -> None:
     written = json.loads(resource(SIM)) | {"status": {"url": "https://elsewhere.example"}}
     assert "status" not in create(cluster, json.dumps(written), "-n", namespace)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "text"),
     [
         ("bpool.spec", "missingRolePolicy"),
         ("bpool.spec.kvStore.managed.memory", "at least 64Mi"),
@@ -234,20 +236,22 @@ def test_the_status_is_out_of_reach_of_who_writes_the_pool(
         (f"{FULL_NAME}.spec.model.uri", "pvc://CLAIM/FOLDER"),
     ],
 )
-def test_kubectl_explains_every_field(cluster: Kubernetes, path: str, said: str) -> None:
+def test_kubectl_explains_every_field(cluster: Kubernetes, path: str, text: str) -> None:
     explained = cluster.kubectl("explain", path)
-    assert said in explained
+    assert text in explained
     assert "<no description>" not in explained
 
 
 @pytest.mark.parametrize("plural", DEFINITIONS)
-def test_the_api_server_has_no_warning_about_a_definition(cluster: Kubernetes, plural: str) -> None:
+def test_the_api_server_accepts_each_definition_without_a_warning(
+    cluster: Kubernetes, plural: str
+) -> None:
     manifest = yaml.safe_dump(DEFINITIONS[plural]())
     words = ("--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors")
     cluster.kubectl("apply", *words, "-f", "-", stdin=manifest)
 
 
-def test_the_gateway_apis_own_inference_pools_live_beside_ours(
+def test_our_pools_and_the_gateway_api_s_inference_pools_coexist(
     cluster: Kubernetes, namespace: str
 ) -> None:
     theirs = yaml.safe_load((DATA / "gateway-inferencepool.yaml").read_text())

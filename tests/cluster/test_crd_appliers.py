@@ -1,4 +1,4 @@
-"""Pools that several people and programs write to, in a real API server: which part is whose."""
+"""Server-side apply by several field managers, in a real API server: which manager owns what."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pool(name: str, spec: Json | None) -> Json:
 
 
 def apply(cluster: Kubernetes, namespace: str, manager: str, spec: Json, *words: str) -> Json:
-    """Server-side: `spec` is all that this manager wants of the pool. Its spec afterwards."""
+    """Apply `spec` server-side as all fields of this manager; return the pool's whole spec."""
     body = pool("demo", spec)
     command = ("apply", "--server-side", f"--field-manager={manager}", "-n", namespace)
     found = json.loads(
@@ -39,7 +39,7 @@ def apply(cluster: Kubernetes, namespace: str, manager: str, spec: Json, *words:
     return spec_now
 
 
-def at(value: Any, path: str) -> Any:
+def value_at(value: Any, path: str) -> Any:
     for step in path.split("."):
         value = value.get(step)
         if value is None:
@@ -47,8 +47,8 @@ def at(value: Any, path: str) -> Any:
     return value
 
 
-def below(path: str, value: Any) -> Json:
-    """The spec that holds this value at this path and nothing else."""
+def spec_with(path: str, value: Any) -> Json:
+    """A spec with only this value at this path."""
     for step in reversed(path.split(".")):
         value = {step: value}
     found: Json = value
@@ -56,7 +56,7 @@ def below(path: str, value: Any) -> Json:
 
 
 class Merged(NamedTuple):
-    """A list to which two appliers give an item each."""
+    """A list to which two managers apply one item each."""
 
     path: str
     first: Any
@@ -77,26 +77,26 @@ MERGED = (
 )
 
 
-def around(case: Merged, items: list[Any]) -> Json:
-    """With what its neighbours require."""
-    found = below(case.path, items)
+def spec_with_required(case: Merged, items: list[Any]) -> Json:
+    """A spec with the case's list and the fields that the list requires."""
+    found = spec_with(case.path, items)
     if case.path == "router.httpRoute.hostnames":
         found["router"]["httpRoute"]["parentRefs"] = [{"name": "public"}]
     return found
 
 
 @pytest.mark.parametrize("case", MERGED, ids=lambda case: case.path)
-def test_each_of_two_appliers_adds_to_a_list_and_takes_back_only_its_own(
+def test_two_managers_of_a_list_each_own_only_their_items(
     cluster: Kubernetes, namespace: str, case: Merged
 ) -> None:
-    apply(cluster, namespace, "platform", SIM | around(case, [case.first]))
-    both = apply(cluster, namespace, "team", around(case, [case.second]))
-    assert at(both, case.path) == [case.first, case.second]
+    apply(cluster, namespace, "platform", SIM | spec_with_required(case, [case.first]))
+    both = apply(cluster, namespace, "team", spec_with_required(case, [case.second]))
+    assert value_at(both, case.path) == [case.first, case.second]
     left = apply(cluster, namespace, "platform", SIM)
-    assert at(left, case.path) == [case.second]
+    assert value_at(left, case.path) == [case.second]
 
 
-WHOLE = (
+ATOMIC = (
     ("engine.extraArgs", ["--a=1"], ["--b=2"]),
     ("router.extraArgs", ["--a=1"], ["--b=2"]),
     ("kvStore.external", external()["kvStore"]["external"], {"dataUrls": DATA[:1]}),
@@ -110,32 +110,32 @@ WHOLE = (
         [{"from": "09:00", "to": "17:00"}],
     ),
 )
-# So that both may be written.
-BESIDE: dict[str, Json] = {
+# Other fields that the paths of WHOLE require.
+REQUIRED: dict[str, Json] = {
     "model.secretRef": {"model": {"uri": "hf://a/b"}},
     "autoscaling.schedules": {"autoscaling": {"mode": "external"}},
     "kvStore.external": {"kvStore": {"external": {"indexUrl": "redis://index"}}},
 }
 
 
-@pytest.mark.parametrize(("path", "first", "second"), WHOLE, ids=[path for path, *_ in WHOLE])
-def test_what_is_of_one_piece_has_one_applier_and_the_other_hears_whose_it_is(
+@pytest.mark.parametrize(("path", "first", "second"), ATOMIC, ids=[path for path, *_ in ATOMIC])
+def test_an_atomic_field_has_one_manager_and_a_conflict_names_it(
     cluster: Kubernetes, namespace: str, path: str, first: Any, second: Any
 ) -> None:
-    beside = SIM | BESIDE.get(path, {})
-    apply(cluster, namespace, "platform", merged(beside, below(path, first)))
+    required = SIM | REQUIRED.get(path, {})
+    apply(cluster, namespace, "platform", merged(required, spec_with(path, first)))
     with pytest.raises(CommandFailed) as caught:
-        apply(cluster, namespace, "team", below(path, second))
+        apply(cluster, namespace, "team", spec_with(path, second))
     assert "platform" in caught.value.error
     assert f".spec.{path}" in caught.value.error
-    beside_theirs = merged(BESIDE.get(path, {}), below(path, second))
-    forced = apply(cluster, namespace, "team", beside_theirs, "--force-conflicts")
-    held = at(forced, path)
+    with_required = merged(REQUIRED.get(path, {}), spec_with(path, second))
+    forced = apply(cluster, namespace, "team", with_required, "--force-conflicts")
+    stored = value_at(forced, path)
     if isinstance(second, dict):
-        held = {key: held[key] for key in second}
+        stored = {key: stored[key] for key in second}
     if path == "autoscaling.schedules":
-        held = [{key: one[key] for key in ("from", "to")} for one in held]
-    assert held == second
+        stored = [{key: one[key] for key in ("from", "to")} for one in stored]
+    assert stored == second
 
 
 def merged(one: Json, other: Json) -> Json:
@@ -148,17 +148,17 @@ def merged(one: Json, other: Json) -> Json:
     return found
 
 
-TWICE = (
+DUPLICATES = (
     ("router.httpRoute.parentRefs", [{"name": "a"}, {"name": "a", "namespace": ""}]),
     ("router.httpRoute", {"parentRefs": [{"name": "a"}], "hostnames": ["a.b", "a.b"]}),
 )
 
 
-@pytest.mark.parametrize(("path", "value"), TWICE, ids=[path for path, _ in TWICE])
-def test_an_item_that_several_may_write_is_there_once(
+@pytest.mark.parametrize(("path", "value"), DUPLICATES, ids=[path for path, _ in DUPLICATES])
+def test_duplicate_items_of_a_shared_list_are_refused(
     cluster: Kubernetes, namespace: str, path: str, value: Any
 ) -> None:
-    body = pool("demo", SIM | below(path, value))
+    body = pool("demo", SIM | spec_with(path, value))
     with pytest.raises(CommandFailed) as caught:
         cluster.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
     assert "Duplicate value" in caught.value.error
@@ -181,7 +181,7 @@ def write_status(cluster: Kubernetes, namespace: str, status: Json) -> None:
         ({"prefill": {"ready": -1}}, "status.prefill.ready"),
     ],
 )
-def test_a_status_that_clients_could_not_read_is_refused(
+def test_a_malformed_status_is_refused(
     cluster: Kubernetes, namespace: str, status: Json, field: str
 ) -> None:
     apply(cluster, namespace, "platform", SIM)
@@ -190,7 +190,7 @@ def test_a_status_that_clients_could_not_read_is_refused(
     assert field in caught.value.error
 
 
-def test_a_condition_has_what_kubernetes_own_has(cluster: Kubernetes) -> None:
+def test_a_condition_has_the_fields_of_kubernetes_conditions(cluster: Kubernetes) -> None:
     document = json.loads(cluster.kubectl("get", "--raw", "/openapi/v3/apis/policy/v1"))
     theirs = document["components"]["schemas"]["io.k8s.apimachinery.pkg.apis.meta.v1.Condition"]
     status = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]

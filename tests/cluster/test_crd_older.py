@@ -1,4 +1,4 @@
-"""Pools that were written under the definition before, in an API server that has this one now."""
+"""Pools that were stored under an older definition, in an API server with the current one."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ from tests.cluster.test_crd_appliers import Json, apply, pool, write_status
 
 SERVED_S = 120.0
 LATER = "2026-01-02T00:00:00Z"
-# Taken then, refused in a new pool now.
-TWICE = {"httpRoute": {"parentRefs": [{"name": "public"}], "hostnames": ["a.example.com"] * 2}}
+# Accepted by the older definition, refused in a new pool.
+DUPLICATE_HOSTNAMES = {
+    "httpRoute": {"parentRefs": [{"name": "public"}], "hostnames": ["a.example.com"] * 2}
+}
 
 
-def as_before(definition: Json) -> Json:
-    """The definition as it was when lists were one applier's, and times any text."""
+def older_definition(definition: Json) -> Json:
+    """An older definition, in which lists were atomic and times any text."""
     found = copy.deepcopy(definition)
     [version] = found["spec"]["versions"]
 
-    def plain(schema: Any) -> None:
+    def remove_list_types(schema: Any) -> None:
         if isinstance(schema, list):
             for one in schema:
-                plain(one)
+                remove_list_types(one)
         elif isinstance(schema, dict):
             for key in ("list-type", "list-map-keys", "map-type"):
                 schema.pop(f"x-kubernetes-{key}", None)
             if schema.get("format") == "date-time":
                 del schema["format"]
             for one in schema.values():
-                plain(one)
+                remove_list_types(one)
 
     properties = version["schema"]["openAPIV3Schema"]["properties"]
     conditions = properties["status"]["properties"]["conditions"]
-    plain(properties)
+    remove_list_types(properties)
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     conditions["items"]["required"].remove("message")
     del properties["status"]["properties"]["autoscaling"]["required"]
@@ -50,10 +52,10 @@ def as_before(definition: Json) -> Json:
     return found
 
 
-def test_a_pool_of_the_definition_before_lives_on_and_is_edited_under_this_one(
+def test_a_pool_of_an_older_definition_can_still_be_edited(
     control_plane: Kubernetes,
 ) -> None:
-    with definition(control_plane, as_before(crd())):
+    with definition(control_plane, older_definition(crd())):
         namespace = control_plane.new_namespace()
         old = SIM | {
             "router": {
@@ -62,25 +64,25 @@ def test_a_pool_of_the_definition_before_lives_on_and_is_edited_under_this_one(
         }
         where = ("-n", namespace)
         apply(control_plane, namespace, "platform", old)
-        twice = json.dumps(pool("twice", SIM | {"router": TWICE}))
+        twice = json.dumps(pool("twice", SIM | {"router": DUPLICATE_HOSTNAMES}))
         control_plane.kubectl("create", *where, "-f", "-", stdin=twice)
         condition = {"type": "Ready", "status": "True", "reason": "AllReady"}
-        said = {
+        status_fields = {
             "conditions": [condition | {"lastTransitionTime": "2026-01-01T00:00:00Z"}],
             "model": {"name": "m", "progress": "", "progressTime": ""},
         }
-        write_status(control_plane, namespace, said)
+        write_status(control_plane, namespace, status_fields)
 
         control_plane.kubectl(
             "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=yaml.safe_dump(crd())
         )
         established(control_plane, f"crd/{crd()['metadata']['name']}")
-        wait_until_judged_anew(control_plane, namespace)
+        wait_until_validated_by_new_definition(control_plane, namespace)
 
         for name in ("demo", "twice"):
             patch = ("patch", f"bpool/{name}", *where, "--type=merge", "-p")
             control_plane.kubectl(*patch, json.dumps({"spec": {"paused": True}}))
-        theirs = {
+        of_team = {
             "router": {
                 "httpRoute": {
                     "parentRefs": [{"name": "internal"}],
@@ -88,7 +90,7 @@ def test_a_pool_of_the_definition_before_lives_on_and_is_edited_under_this_one(
                 }
             },
         }
-        apply(control_plane, namespace, "team", theirs)
+        apply(control_plane, namespace, "team", of_team)
         now = apply(control_plane, namespace, "platform", old)
         assert now["paused"]
         assert now["router"]["httpRoute"]["hostnames"] == ["a.example.com", "b.example.com"]
@@ -99,17 +101,19 @@ def test_a_pool_of_the_definition_before_lives_on_and_is_edited_under_this_one(
         assert kept["paused"]
         assert kept["router"]["httpRoute"]["hostnames"] == ["a.example.com"] * 2
 
-        said = {"conditions": [condition | {"lastTransitionTime": LATER, "message": "all is well"}]}
+        status_fields = {
+            "conditions": [condition | {"lastTransitionTime": LATER, "message": "all is well"}]
+        }
         command = ("apply", "--server-side", "--subresource=status", "--force-conflicts")
-        text = json.dumps(pool("demo", None) | {"status": said})
+        text = json.dumps(pool("demo", None) | {"status": status_fields})
         words = ("--field-manager=baton-operator", "-n", namespace, "-f", "-", "-o", "json")
         status = json.loads(control_plane.kubectl(*command, *words, stdin=text))["status"]
-        assert status["conditions"] == said["conditions"]
+        assert status["conditions"] == status_fields["conditions"]
 
 
-def wait_until_judged_anew(cluster: Kubernetes, namespace: str) -> None:
-    """The server does so a moment after it has the newer definition."""
-    twice = json.dumps(pool("other", SIM | {"router": TWICE}))
+def wait_until_validated_by_new_definition(cluster: Kubernetes, namespace: str) -> None:
+    """Wait until the API server validates by the newer definition, shortly after its update."""
+    twice = json.dumps(pool("other", SIM | {"router": DUPLICATE_HOSTNAMES}))
     create = ("create", "-n", namespace, "--dry-run=server", "-f", "-")
     until = time.monotonic() + SERVED_S
     while True:
@@ -117,5 +121,5 @@ def wait_until_judged_anew(cluster: Kubernetes, namespace: str) -> None:
             cluster.kubectl(*create, stdin=twice)
         except CommandFailed:
             return
-        assert time.monotonic() < until, "the definition is still the one before"
+        assert time.monotonic() < until, "the API server still validates by the older definition"
         time.sleep(0.1)

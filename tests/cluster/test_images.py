@@ -1,7 +1,7 @@
-"""The images that the shipped Dockerfiles make start as any user, on a root that nobody writes.
+"""The images of the shipped Dockerfiles start as any user, on a read-only root file system.
 
-Each is built by buildah (see `machine/builds`) and started without a container engine: in its own
-files, read-only but for /tmp, with its own variables and its own entry point.
+buildah builds them (see `machine/builds`). They run without a container engine: in their own files,
+read-only except /tmp, with their own variables and entry points.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from tests.support.project.entry_points import (
 
 Report = Callable[[str, object], None]
 MB = 1e6
-# Of what a Dockerfile adds to its base. torch is another matter.
-MOST_BYTES = 160 * MB  # 152 with llguidance, which is 8 MB of it
+# The limit for what a Dockerfile adds to its base, for images without torch.
+MAX_ADDED_BYTES = 160 * MB  # 152 MB now, of which llguidance has 8
 END_S = 120.0
-# As Kubernetes starts a container: of the machine it has /dev and, here, the network. The shell
-# stays, as the first process of the container: when it is killed the kernel kills all others.
+# Like a container in Kubernetes; it shares only /dev and, here, the network with this machine. The
+# shell stays the first process: if it is killed, the kernel kills all others.
 START = """
 set -e
 mount --make-rprivate /
@@ -67,7 +67,7 @@ def small() -> Build:
 
 @pytest.fixture
 def given(tmp_path: Path, tiny_model: Callable[[str], Path]) -> Path:
-    """What a volume would bring: readable by everybody."""
+    """Files in place of a volume, readable by every user."""
     folder = tmp_path / "given"
     folder.mkdir()
     (folder / "kubeconfig").write_text(KUBECONFIG)
@@ -77,8 +77,8 @@ def given(tmp_path: Path, tiny_model: Callable[[str], Path]) -> Path:
     return folder
 
 
-class Started:
-    """A process in an image's files."""
+class RunningImage:
+    """A process that runs in an image's files."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
@@ -94,43 +94,43 @@ class Started:
         self._process.wait(END_S)
 
     def users(self) -> set[int]:
-        """The user ids of what runs in it, once it serves."""
+        """The user ids of the image's processes, once it serves."""
         [shell] = psutil.Process(self._process.pid).children()
         return {one.uids().real for one in shell.children(recursive=True)}
 
 
 @contextmanager
-def started(
+def run_image(
     build: Build, target: Target, given: Path, command: list[str], log: Path
-) -> Iterator[Started]:
-    """`command` in place of the image's own, without its entry point."""
+) -> Iterator[RunningImage]:
+    """Run `command` in the image's files, instead of its entry point and command."""
     with build.files_of(target) as root, log.open("wb") as output:
         script = START.format(root=root, given=given, uid=UNKNOWN_UID)
         variables = [*build.facts(target).config["Env"], "KUBECONFIG=/tmp/given/kubeconfig"]
-        # Neither outlives the one that started it.
-        alone = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork")
+        # Each of them dies with the process that started it.
+        isolated = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork")
         with subprocess.Popen(
-            [*alone, "--kill-child", "sh", "-c", script, "sh", *variables, *command],
+            [*isolated, "--kill-child", "sh", "-c", script, "sh", *variables, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
         ) as process:
             try:
-                yield Started(process, log)
+                yield RunningImage(process, log)
             finally:
                 process.kill()
                 process.wait(END_S)
 
 
 def check(build: Build, target: Target, names: list[str], given: Path, report: Report) -> None:
-    """Start each entry point of an image, and report what the image is."""
+    """Start each entry point of an image, and report the image's size and user."""
     facts = build.facts(target)
     log = given.parent / "log"
     for name in names:
-        with reserve_port("127.0.0.1", 0) as held:
-            words, url = words_of(name, held.getsockname()[1], "/tmp/given/model")
-            command = [*facts.config["Entrypoint"], *words]
-            with started(build, target, given, command, log) as one:
+        with reserve_port("127.0.0.1", 0) as reserved:
+            arguments, url = words_of(name, reserved.getsockname()[1], "/tmp/given/model")
+            command = [*facts.config["Entrypoint"], *arguments]
+            with run_image(build, target, given, command, log) as one:
                 wait_until_it_answers(url, one.ended, one.log)
                 assert one.users() == {UNKNOWN_UID}
     stage = f" (target {target.stage})" if target.stage else ""
@@ -150,7 +150,7 @@ def test_an_image_starts_as_any_user_with_a_read_only_root(
     target: Target, names: list[str], small: Build, given: Path, record_property: Report
 ) -> None:
     check(small, target, names, given, record_property)
-    assert sum(small.facts(target).sizes[1:]) < MOST_BYTES
+    assert sum(small.facts(target).sizes[1:]) < MAX_ADDED_BYTES
 
 
 @pytest.mark.long
@@ -166,10 +166,8 @@ def test_the_image_with_torch_starts_as_any_user_with_a_read_only_root(
 
 
 @pytest.mark.parametrize("target", [OPERATOR, ROUTER, SIM], ids=lambda one: one.name)
-def test_an_image_holds_what_its_dockerfile_adds_and_nothing_else(
-    target: Target, small: Build
-) -> None:
-    """Two COPY below /opt/baton; so no user either."""
+def test_an_image_holds_only_what_its_dockerfile_copies(target: Target, small: Build) -> None:
+    """Three layers: the base and two COPY below /opt/baton. It adds no user to /etc/passwd."""
     assert len(small.facts(target).layers) == 3
     with small.files_of(target) as root:
         assert ":65532:" not in (root / "etc" / "passwd").read_text()
@@ -179,10 +177,10 @@ def test_an_image_holds_what_its_dockerfile_adds_and_nothing_else(
 
 
 @pytest.mark.parametrize("target", [OPERATOR, ROUTER, SIM], ids=lambda one: one.name)
-def test_bytecode_in_an_image_names_its_source_by_hash_and_so_no_time_of_the_build(
+def test_bytecode_in_an_image_is_checked_by_hash_and_holds_no_time(
     target: Target, small: Build
 ) -> None:
-    """The second word of such a file: 0 is a time, 1 a hash that nobody looks at, 3 one that is."""
+    """A .pyc file's second word: 0 for a time, 1 for an unchecked hash, 3 for a checked one."""
     with small.files_of(target) as root:
         compiled = list((root / "opt" / "baton").rglob("*.pyc"))
         kinds = {int.from_bytes(one.read_bytes()[4:8], "little") for one in compiled}
@@ -190,12 +188,12 @@ def test_bytecode_in_an_image_names_its_source_by_hash_and_so_no_time_of_the_bui
     assert kinds == {3}
 
 
-def test_only_tmp_can_be_written(small: Build, given: Path, tmp_path: Path) -> None:
+def test_only_tmp_is_writable(small: Build, given: Path, tmp_path: Path) -> None:
     shell = "id -u; true > /tmp/new && echo written; true > /opt/baton/new; true > /new; echo end"
     log = tmp_path / "log"
-    with started(small, SIM, given, ["sh", "-c", shell], log) as one:
+    with run_image(small, SIM, given, ["sh", "-c", shell], log) as one:
         one.wait()
-    told = one.log().splitlines()
-    assert told[:2] == [str(UNKNOWN_UID), "written"]
-    assert told[-1] == "end"
-    assert one.log().count("Read-only file system") == 2, told
+    lines = one.log().splitlines()
+    assert lines[:2] == [str(UNKNOWN_UID), "written"]
+    assert lines[-1] == "end"
+    assert one.log().count("Read-only file system") == 2, lines

@@ -1,4 +1,4 @@
-"""The clients of the scaling tests notice what they are there to notice."""
+"""The clients of the scaling tests detect wrong answers, errors and pauses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERROR = {"code": "rolled_out", "message": "send it again"}
 
 @pytest.fixture(scope="module")
 def answer(reference_pool: Pool) -> Answer:
-    """As it has to be."""
+    """A right answer."""
     question = SHAPE.question(7)
     return Answer(question, ask(reference_pool.url, question.path, question.body))
 
@@ -26,16 +26,18 @@ def check(answer: Answer, reference_pool: Pool, *expected_errors: str) -> None:
     check_answer(answer, [reference_pool.url], expected_errors, accept_none)
 
 
-def broken_off(answer: Answer, error: dict[str, Any] | None) -> Answer:
-    """It ended so, half-way."""
-    other = deepcopy(answer)
-    other.streamed.error, other.streamed.whole = error, False
-    said = other.streamed.result.choices[0]
-    said.ids, said.text, said.finish = said.ids[:6], said.text[:6], None
-    return other
+def cut(answer: Answer, error: dict[str, Any] | None) -> Answer:
+    """A copy of the answer that ended half-way with this error; None for a cut stream."""
+    copy_of_answer = deepcopy(answer)
+    copy_of_answer.streamed.error, copy_of_answer.streamed.whole = error, False
+    choice = copy_of_answer.streamed.result.choices[0]
+    choice.ids, choice.text, choice.finish = choice.ids[:6], choice.text[:6], None
+    return copy_of_answer
 
 
-def test_clients_ask_until_the_load_is_left_and_all_they_got_is_right(reference_pool: Pool) -> None:
+def test_clients_send_requests_until_the_load_ends_and_all_answers_are_right(
+    reference_pool: Pool,
+) -> None:
     with Load(reference_pool.url, 1000, SHAPE) as load:
         load.wait_tokens(3 * SHAPE.tokens)
     tally = load.check([reference_pool.url])
@@ -45,41 +47,39 @@ def test_clients_ask_until_the_load_is_left_and_all_they_got_is_right(reference_
     assert len(set(load.requests())) == tally.streams
 
 
-def test_a_right_answer_is_right(answer: Answer, reference_pool: Pool) -> None:
+def test_a_right_answer_is_accepted(answer: Answer, reference_pool: Pool) -> None:
     check(answer, reference_pool)
 
 
-def test_another_token_is_wrong(answer: Answer, reference_pool: Pool) -> None:
+def test_an_answer_with_another_token_is_refused(answer: Answer, reference_pool: Pool) -> None:
     other = deepcopy(answer)
     other.streamed.result.choices[0].ids[-1] ^= 1
     with pytest.raises(AssertionError, match=other.streamed.request):
         check(other, reference_pool)
 
 
-def test_a_stream_that_is_cut_is_wrong(answer: Answer, reference_pool: Pool) -> None:
+def test_a_cut_stream_is_refused(answer: Answer, reference_pool: Pool) -> None:
     with pytest.raises(AssertionError, match="cut"):
-        check(broken_off(answer, None), reference_pool, "rolled_out")
+        check(cut(answer, None), reference_pool, "rolled_out")
 
 
-def test_an_error_is_wrong_unless_it_is_the_stated_one(
-    answer: Answer, reference_pool: Pool
-) -> None:
-    other = broken_off(answer, ERROR)
+def test_an_error_is_refused_unless_it_is_expected(answer: Answer, reference_pool: Pool) -> None:
+    other = cut(answer, ERROR)
     check(other, reference_pool, "rolled_out")
     with pytest.raises(AssertionError, match="rolled_out"):
         check(other, reference_pool)
 
 
-def test_before_a_stated_error_the_tokens_are_right_all_the_same(
+def test_wrong_tokens_before_an_expected_error_are_refused(
     answer: Answer, reference_pool: Pool
 ) -> None:
-    other = broken_off(answer, ERROR)
+    other = cut(answer, ERROR)
     other.streamed.result.choices[0].ids[0] ^= 1
     with pytest.raises(AssertionError, match=other.streamed.request):
         check(other, reference_pool, "rolled_out")
 
 
-def test_pauses_are_measured(reference_pool: Pool) -> None:
+def test_the_longest_pause_is_measured(reference_pool: Pool) -> None:
     flags = ("--engine", "sim", "--prefill", "0", "--decode", "1", "--sim-decode-ms", "200")
     with Pool(flags) as slow, Load(slow.url, 2000, Shape(clients=1, tokens=6)) as load:
         load.wait_tokens(6)

@@ -1,4 +1,4 @@
-"""The control plane is a real one: it validates, keeps its data, and ends without a trace."""
+"""The control plane is a real one: it validates, keeps its data, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def thing(size: int) -> str:
     )
 
 
-def test_a_broken_rule_is_refused_with_its_message(
+def test_an_object_that_breaks_a_validation_rule_is_refused_with_its_message(
     control_plane: Kubernetes, namespace: str
 ) -> None:
     with definition(control_plane, CRD):
@@ -68,14 +68,14 @@ def test_controllers_turn_a_deployment_into_pods(control_plane: Kubernetes, name
     control_plane.kubectl("wait", made, "deployment/web", "-n", namespace, "--timeout=180s")
 
 
-def test_helm_sees_the_version_that_the_server_claims(control_plane: Kubernetes) -> None:
-    needs("own_cluster")  # others have other versions
+def test_helm_works_with_the_version_that_the_server_reports(control_plane: Kubernetes) -> None:
+    needs("own_cluster")  # other clusters may have other versions
     version = json.loads(control_plane.kubectl("get", "--raw", "/version"))
     assert (version["major"], version["minor"]) == ("1", "36")
     assert control_plane.helm("list", "--all-namespaces").startswith("NAME")
 
 
-def test_an_api_server_that_was_killed_comes_back_with_its_data(
+def test_a_restarted_api_server_keeps_its_data(
     fresh_control_plane: Kubernetes,
 ) -> None:
     needs("own_cluster")

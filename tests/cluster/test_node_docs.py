@@ -1,5 +1,5 @@
-"""The commands of docs/kubernetes.md, as they stand there, on a real cluster: from nothing to the
-first answer, through an upgrade, to nothing."""
+"""The commands of docs/kubernetes.md, run as written on a real cluster: installation, the first
+answer, an upgrade, removal."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ TIMEOUT_S = 600.0
 BLOCKS = [block for _, block in cluster_commands()]
 
 
-class Reader:
-    """Somebody who types what stands there. Adds one thing: the images that this cluster holds."""
+class DocsReader:
+    """Runs the documented commands as written, except that Helm gets this cluster's images."""
 
     def __init__(self, kubernetes: Kubernetes, programs: Path, folder: Path) -> None:
         self.kubernetes = kubernetes
@@ -37,8 +37,8 @@ class Reader:
         config = {"KUBECONFIG": str(kubernetes.kubeconfig), "KUBECACHEDIR": str(folder)}
         self._environ = {**os.environ, **homes, **config, "KUBERC": "off", "PATH": path}
 
-    def types(self, block: str) -> str:
-        """What was printed. What the block has left in the background is ended."""
+    def run_block(self, block: str) -> str:
+        """Run a block and return its output; kill what it left in the background."""
         chart = r"(helm (?:install|upgrade) \S+ charts/baton)"
         block = re.sub(chart, rf"\1 --values={self._values}", block)
         done = subprocess.run(
@@ -54,8 +54,8 @@ class Reader:
         assert done.returncode == 0, f"{done.stdout}{done.stderr}{operator_log(self.kubernetes)}"
         return done.stdout
 
-    def asks(self) -> Any:
-        """The pool's choices, not by its port forward; greedy, so always the same."""
+    def choices(self) -> Any:
+        """The pool's answer to a greedy request, sent to the Service without a port forward."""
         with self.kubernetes.reach("default", "hello-router", 8000) as url:
             return ask_by_openai(url, chat("Hello", temperature=0, max_tokens=16)).choices
 
@@ -67,16 +67,16 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(
     cluster: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Reader]:
-    """On a cluster that knows nothing of Baton; nor does it afterwards."""
-    remove(cluster)
+) -> Iterator[DocsReader]:
+    """A reader on a cluster without Baton, before and after the tests."""
+    remove_baton(cluster)
     try:
-        yield Reader(cluster, programs, tmp_path_factory.mktemp("reader"))
+        yield DocsReader(cluster, programs, tmp_path_factory.mktemp("reader"))
     finally:
-        remove(cluster)
+        remove_baton(cluster)
 
 
-def remove(cluster: Kubernetes) -> None:
+def remove_baton(cluster: Kubernetes) -> None:
     needs("own_cluster")
     if cluster.helm("list", "--short", "-n", NAMESPACE):
         cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
@@ -86,8 +86,8 @@ def remove(cluster: Kubernetes) -> None:
 
 
 @dataclass
-class Start:
-    """After the first five commands: what the last one printed, the pool's pods and choices."""
+class FirstAnswer:
+    """The results of the first five commands: the last output, the pool's pods and choices."""
 
     printed: str
     pods: list[str]
@@ -95,28 +95,28 @@ class Start:
 
 
 @pytest.fixture(scope="module")
-def start(reader: Reader) -> Start:
-    printed = reader.types(BLOCKS[0])
-    return Start(printed.splitlines()[-1], reader.pods(), reader.asks())
+def first_answer(reader: DocsReader) -> FirstAnswer:
+    printed = reader.run_block(BLOCKS[0])
+    return FirstAnswer(printed.splitlines()[-1], reader.pods(), reader.choices())
 
 
-def test_the_first_answer_takes_five_commands() -> None:
+def test_the_documents_reach_the_first_answer_in_five_commands() -> None:
     assert len(commands_of(BLOCKS[0])) == 5
     assert len(BLOCKS) == 5
 
 
-def test_the_five_commands_lead_to_an_answer(start: Start) -> None:
-    [choice] = json.loads(start.printed)["choices"]
+def test_the_first_five_commands_give_an_answer(first_answer: FirstAnswer) -> None:
+    [choice] = json.loads(first_answer.printed)["choices"]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"]
-    assert len(start.pods) == 5
+    assert len(first_answer.pods) == 5
 
 
-def test_two_operators_are_on_different_machines_and_one_of_them_is_kept_from_eviction(
-    reader: Reader, start: Start
+def test_two_operators_run_on_different_machines_and_only_one_can_be_evicted(
+    reader: DocsReader, first_answer: FirstAnswer
 ) -> None:
     needs("own_cluster")
-    reader.types(BLOCKS[1])
+    reader.run_block(BLOCKS[1])
     selector = "app.kubernetes.io/name=baton-operator"
     words = ("get", "pods", "-n", NAMESPACE, "-l", selector, "-o=json")
     pods = json.loads(reader.kubernetes.kubectl(*words))["items"]
@@ -129,36 +129,38 @@ def test_two_operators_are_on_different_machines_and_one_of_them_is_kept_from_ev
     assert len(set(machines.values())) == 2
 
     def evict(name: str) -> str:
-        where = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": NAMESPACE},
         }
         return reader.kubernetes.kubectl(
-            "create", "--raw", where, "-f", "-", stdin=json.dumps(eviction)
+            "create", "--raw", path, "-f", "-", stdin=json.dumps(eviction)
         )
 
     first, second = machines
     evict(first)
     with pytest.raises(CommandFailed, match="disruption budget"):
         evict(second)
-    assert reader.pods() == start.pods
+    assert reader.pods() == first_answer.pods
 
 
-def test_upgrade_and_rollback_leave_the_pool_as_it_was(reader: Reader, start: Start) -> None:
-    reader.types(BLOCKS[2])
-    assert reader.asks() == start.choices
-    assert reader.pods() == start.pods
+def test_upgrade_and_rollback_leave_the_pool_unchanged(
+    reader: DocsReader, first_answer: FirstAnswer
+) -> None:
+    reader.run_block(BLOCKS[2])
+    assert reader.choices() == first_answer.choices
+    assert reader.pods() == first_answer.pods
 
 
 def test_after_uninstalling_the_pool_serves_and_can_be_removed(
-    reader: Reader, start: Start
+    reader: DocsReader, first_answer: FirstAnswer
 ) -> None:
-    assert "hello" in reader.types(BLOCKS[3])
-    assert reader.asks() == start.choices
-    assert reader.pods() == start.pods
-    reader.types(BLOCKS[4])
+    assert "hello" in reader.run_block(BLOCKS[3])
+    assert reader.choices() == first_answer.choices
+    assert reader.pods() == first_answer.pods
+    reader.run_block(BLOCKS[4])
     with pytest.raises(CommandFailed, match="doesn't have a resource type"):
         reader.kubernetes.kubectl("get", "bpool")
     assert reader.pods() == []

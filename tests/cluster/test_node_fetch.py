@@ -1,4 +1,4 @@
-"""A pool fetches its model from a hub once for all its pods, and says how far it is."""
+"""A pool fetches its model from a hub once for all its pods, and reports the progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tiny_model: Callable[[str], Path]) -> Path:
 
 @pytest.fixture
 def hub(cluster: Kubernetes, folder: Path) -> Iterator[StubHub]:
-    """On this machine, which own clusters reach, and nothing else."""
+    """A hub on this machine, the only host that clusters of our own reach."""
     needs("own_cluster")
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with StubHub(files, name=MODEL, host=cluster.host_address) as running:
@@ -40,8 +40,8 @@ def hub(cluster: Kubernetes, folder: Path) -> Iterator[StubHub]:
 
 
 @pytest.fixture
-def shelf() -> Iterator[str]:
-    """A folder that all nodes of a cluster on this machine share; a kubelet makes it."""
+def shared_folder() -> Iterator[str]:
+    """A folder that all nodes of a cluster on this machine share. A kubelet creates it."""
     outer = Path(tempfile.mkdtemp(prefix="shelf-", dir="/tmp"))
     outer.chmod(0o755)
     yield str(outer / "models")
@@ -49,8 +49,8 @@ def shelf() -> Iterator[str]:
 
 
 @pytest.fixture
-def pool(cluster: Kubernetes, shelf: str) -> Iterator[ClusterPool]:
-    """Its pods are gone before the shelf is: they would make it again."""
+def pool(cluster: Kubernetes, shared_folder: str) -> Iterator[ClusterPool]:
+    """A pool that is deleted before the shared folder, which its pods would create again."""
     needs("own_cluster")
     install_operator(cluster)
     namespace = cluster.new_namespace()  # the cache is a hostPath
@@ -62,7 +62,7 @@ def pool(cluster: Kubernetes, shelf: str) -> Iterator[ClusterPool]:
         cluster.delete_namespace(namespace)
 
 
-def fetching_spec(hub: StubHub, shelf: str) -> Json:
+def fetching_spec(hub: StubHub, shared_folder: str) -> Json:
     endpoint = {"name": "fetch-model", "env": [{"name": "HF_ENDPOINT", "value": hub.url}]}
     spec = sim_spec()
     for role in ("prefill", "decode"):
@@ -70,30 +70,30 @@ def fetching_spec(hub: StubHub, shelf: str) -> Json:
     spec["model"] = {
         "uri": f"hf://{MODEL}@v1",
         "secretRef": {"name": "hub"},
-        "cache": {"hostPath": shelf},
+        "cache": {"hostPath": shared_folder},
     }
     return spec
 
 
-def test_two_pods_share_one_fetch_whose_progress_is_told(
-    pool: ClusterPool, hub: StubHub, shelf: str, folder: Path
+def test_two_pods_share_one_fetch_and_the_pool_reports_its_progress(
+    pool: ClusterPool, hub: StubHub, shared_folder: str, folder: Path
 ) -> None:
     hub.held = threading.Event()
     pool.kubectl("create", "secret", "generic", "hub", f"--from-literal=token={TOKEN}")
-    pool.apply(fetching_spec(hub, shelf))
-    pool.wait(lambda: "%" in _progress(pool), "say how far the fetch is")
-    said = pool.conditions()["ModelReady"]
-    assert (said["status"], said["reason"]) == ("False", "Fetching")
-    assert "%" in said["message"]
+    pool.apply(fetching_spec(hub, shared_folder))
+    pool.wait(lambda: "%" in _progress(pool), "report the fetch's progress")
+    condition = pool.conditions()["ModelReady"]
+    assert (condition["status"], condition["reason"]) == ("False", "Fetching")
+    assert "%" in condition["message"]
     assert pool.row().ready == "False"
     hub.held.set()
     expected = answers_of_baton_up((*SIM_UP, "--model", str(folder)), few_questions())
     pool.wait_ready()
-    said = pool.conditions()["ModelReady"]
-    assert (said["status"], said["reason"]) == ("True", "Fetched")
+    condition = pool.conditions()["ModelReady"]
+    assert (condition["status"], condition["reason"]) == ("True", "Fetched")
     assert _progress(pool) == ""
     assert answers_of(pool.url, few_questions()) == expected
-    # Two pods, one fetch; its login came from the Secret and is told to nobody.
+    # Two pods, one fetch. Its login comes from the Secret and is shown nowhere else.
     assert len(hub.ranges_of("tokenizer.json")) == 1
     assert hub.tokens == {f"Bearer {TOKEN}"}
     texts = shown(pool.kubernetes, pool.namespace)
@@ -106,23 +106,23 @@ def _progress(pool: ClusterPool) -> str:
     return progress
 
 
-def test_a_hub_that_refuses_the_login_is_named_until_it_is_right(
-    pool: ClusterPool, hub: StubHub, shelf: str
+def test_a_refused_login_at_the_hub_is_reported_in_the_condition(
+    pool: ClusterPool, hub: StubHub, shared_folder: str
 ) -> None:
     pool.kubectl("create", "secret", "generic", "hub", "--from-literal=token=another_one")
-    pool.apply(fetching_spec(hub, shelf))
+    pool.apply(fetching_spec(hub, shared_folder))
     pool.wait(lambda: pool.row().reason == "ModelFetchFailing", "name the refusal")
     message = pool.conditions()["ModelReady"]["message"]
     assert "401" in message
     assert "secretRef" in message
 
 
-def test_a_model_that_its_storage_cannot_hold_is_named_until_there_is_more(
-    pool: ClusterPool, hub: StubHub, shelf: str
+def test_a_model_larger_than_its_storage_is_reported_until_the_storage_grows(
+    pool: ClusterPool, hub: StubHub, shared_folder: str
 ) -> None:
-    """Each pod fetches its own, into ephemeral storage that it asked for."""
+    """Without a cache, each pod fetches the model into its own ephemeral storage."""
     pool.kubectl("create", "secret", "generic", "hub", f"--from-literal=token={TOKEN}")
-    spec = fetching_spec(hub, shelf)
+    spec = fetching_spec(hub, shared_folder)
     del spec["model"]["cache"]
     pool.apply({**spec, "model": {**spec["model"], "storage": "1Mi"}})
     pool.wait(lambda: pool.row().reason == "ModelFetchFailing", "name what it lacks")

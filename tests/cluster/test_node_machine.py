@@ -1,4 +1,4 @@
-"""The nodes are real ones: what Kubernetes promises about pods is so here."""
+"""The cluster's nodes are real: pods behave as Kubernetes guarantees."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Hello(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"hello")
 http.server.ThreadingHTTPServer(("", 8080), Hello).serve_forever()
 """
-LEAVES_SLOWLY = """
+ENDS_SLOWLY = """
 import signal, sys, time
-def leave(*_):
-    print("told to end", flush=True)
+def end(*_):
+    print("got SIGTERM", flush=True)
     time.sleep(2)
     print("ended by itself", flush=True)
     sys.exit(0)
-signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGTERM, end)
 print("runs", flush=True)
 signal.pause()
 """
@@ -48,7 +48,7 @@ def python(script: str, *words: str, **container: Any) -> Manifest:
 def until(done: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + WAIT_S
     while not done():
-        assert time.monotonic() < deadline, f"after {WAIT_S:g} s not yet: {what}"
+        assert time.monotonic() < deadline, f"{what}: not within {WAIT_S:g} s"
         time.sleep(0.2)
 
 
@@ -74,7 +74,7 @@ class Pods:
         self.kubectl("wait", f"--for={condition}", what, f"--timeout={WAIT_S:g}s")
 
     def output(self, name: str, spec: Manifest, **more: Any) -> str:
-        """What a pod with this specification printed when it had ended."""
+        """Run a pod to its end, and return its log."""
         self.apply(pod(name, spec, **more))
         until(
             lambda: self.get("pod", name)["status"]["phase"] in {"Succeeded", "Failed"},
@@ -93,8 +93,8 @@ def pods(cluster: Kubernetes, pod_namespace: str) -> Pods:
 
 @pytest.fixture(scope="module")
 def web(cluster: Kubernetes) -> Iterator[Pods]:
-    """A server on each node, and the service `web` before them."""
-    found = Pods(cluster, cluster.new_namespace(**RESTRICTED))
+    """A web server on each node, behind the service `web`."""
+    web_pods = Pods(cluster, cluster.new_namespace(**RESTRICTED))
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
     spec = python(SERVER, readinessProbe=probe)
     spread = {
@@ -103,16 +103,16 @@ def web(cluster: Kubernetes) -> Iterator[Pods]:
         "whenUnsatisfiable": "DoNotSchedule",
         "labelSelector": {"matchLabels": {"app": "web"}},
     }
-    found.apply(deployment("web", {**spec, "topologySpreadConstraints": [spread]}, replicas=2))
-    found.kubectl("expose", "deployment", "web", "--port=80", "--target-port=8080")
+    web_pods.apply(deployment("web", {**spec, "topologySpreadConstraints": [spread]}, replicas=2))
+    web_pods.kubectl("expose", "deployment", "web", "--port=80", "--target-port=8080")
     try:
-        found.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
-        yield found
+        web_pods.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
+        yield web_pods
     finally:
-        cluster.delete_namespace(found.namespace)
+        cluster.delete_namespace(web_pods.namespace)
 
 
-def test_a_service_is_reached_from_this_machine(web: Pods) -> None:
+def test_a_service_can_be_reached_from_this_machine(web: Pods) -> None:
     with web.cluster.reach(web.namespace, "web", 80) as url:
         until(lambda: answers(url), "an answer of the service")
 
@@ -125,7 +125,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_a_pod_finds_a_service_by_its_name(web: Pods, pods: Pods) -> None:
+def test_a_pod_reaches_a_service_by_its_name(web: Pods, pods: Pods) -> None:
     script = f"""
 import urllib.request
 print(urllib.request.urlopen("http://web.{web.namespace}", timeout=120).read())
@@ -133,7 +133,7 @@ print(urllib.request.urlopen("http://web.{web.namespace}", timeout=120).read())
     assert pods.output("asks", python(script)) == "b'hello'\n"
 
 
-def test_a_pod_has_no_way_out(pods: Pods) -> None:
+def test_a_pod_can_reach_no_other_network(pods: Pods) -> None:
     needs("own_cluster")
     script = """
 import errno, socket
@@ -150,15 +150,15 @@ for target in ("198.51.100.1", "host.example"):
 
 def test_the_image_runs_baton_without_torch(pods: Pods) -> None:
     find = "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('pytest'))"
-    # One stream: a pod's log keeps no order between standard output and standard error.
+    # Use one stream, because a pod's log does not keep the order of stdout and stderr.
     shell = f'exec 2>&1; baton --help | head -n 1; id -u; python3 -c "{find}"; : > /new'
-    said = pods.output("baton", pod_spec("sh", "-c", shell)).splitlines()
-    assert "baton" in said[0]
-    assert said[1:3] == ["65532", "None None"]
-    assert "Read-only file system" in said[3]
+    lines = pods.output("baton", pod_spec("sh", "-c", shell)).splitlines()
+    assert "baton" in lines[0]
+    assert lines[1:3] == ["65532", "None None"]
+    assert "Read-only file system" in lines[3]
 
 
-def test_the_checkouts_own_environment_gives_a_pod_torch(
+def test_a_pod_with_the_checkout_s_environment_can_import_torch(
     cluster: Kubernetes, pod_namespace: str, tiny_model: Callable[[str], Path]
 ) -> None:
     needs("own_cluster")  # the folders are this machine's
@@ -184,26 +184,26 @@ done; done 2>/dev/null
     assert pods.output("redis", pod_spec("sh", "-c", shell, image=REDIS_IMAGE)) == "PONG\n"
 
 
-def test_a_container_that_takes_more_memory_than_its_limit_is_killed(pods: Pods) -> None:
+def test_a_container_beyond_its_memory_limit_is_killed(pods: Pods) -> None:
     limits = {"limits": {"memory": "64Mi"}}
     pods.output("greedy", python("b'x' * (512 << 20)", resources=limits))
     state = pods.get("pod", "greedy")["status"]["containerStatuses"][0]["state"]
     assert (state["terminated"]["reason"], state["terminated"]["exitCode"]) == ("OOMKilled", 137)
 
 
-def test_a_deleted_pod_is_told_and_waited_for(pods: Pods) -> None:
-    pods.apply(pod("slow", python(LEAVES_SLOWLY), terminationGracePeriodSeconds=60))
+def test_a_deleted_pod_gets_sigterm_and_time_to_end(pods: Pods) -> None:
+    pods.apply(pod("slow", python(ENDS_SLOWLY), terminationGracePeriodSeconds=60))
     pods.wait("condition=Ready", "pod/slow")
     until(lambda: "runs" in pods.kubectl("logs", "slow"), "the first line of the pod")
     with pods.cluster.following("logs", "--follow", "slow", "-n", pods.namespace) as log:
         until(lambda: log == ["runs"], "the first line of the log")
         pods.kubectl("delete", "pod", "slow")
-        until(lambda: log == ["runs", "told to end", "ended by itself"], "the last lines")
+        until(lambda: log == ["runs", "got SIGTERM", "ended by itself"], "the last lines")
 
 
 @pytest.fixture
 def two_gpus(cluster: Kubernetes) -> Iterator[str]:
-    """The node that says it has them."""
+    """The name of a node that reports two GPUs."""
     name = cluster.nodes[-1]
     cluster.set_gpus(name, 2)
     try:
@@ -212,7 +212,7 @@ def two_gpus(cluster: Kubernetes) -> Iterator[str]:
         cluster.set_gpus(name, 0)
 
 
-def test_pods_get_as_many_gpus_as_their_node_says_it_has(two_gpus: str, pods: Pods) -> None:
+def test_pods_get_only_as_many_gpus_as_their_node_reports(two_gpus: str, pods: Pods) -> None:
     limits = {"limits": {"nvidia.com/gpu": "2"}}
     pods.apply(pod("has", python("import time; time.sleep(600)", resources=limits)))
     pods.wait("condition=Ready", "pod/has")
@@ -225,7 +225,7 @@ def test_pods_get_as_many_gpus_as_their_node_says_it_has(two_gpus: str, pods: Po
     pods.wait("condition=PodScheduled", "pod/waits")
 
 
-def test_pods_outlive_their_kubelet(cluster: Kubernetes, web: Pods) -> None:
+def test_pods_survive_a_restart_of_their_kubelet(cluster: Kubernetes, web: Pods) -> None:
     before = containers(web)
     cluster.restart_kubelet("node-1")
     assert containers(web) == before
@@ -234,16 +234,14 @@ def test_pods_outlive_their_kubelet(cluster: Kubernetes, web: Pods) -> None:
 
 
 def containers(web: Pods) -> set[tuple[str, str, int]]:
-    """Node, container and restarts of each pod."""
+    """The node, container id and number of restarts of each pod."""
     found = json.loads(web.kubectl("get", "pods", "-o", "json"))["items"]
     statuses = [(one["spec"]["nodeName"], one["status"]["containerStatuses"][0]) for one in found]
     return {(node, one["containerID"], one["restartCount"]) for node, one in statuses}
 
 
-def test_a_killed_node_is_noticed_and_its_pods_run_again_when_it_is_back(
-    cluster: Kubernetes, web: Pods
-) -> None:
-    """The service answers meanwhile, by the other node's pod."""
+def test_pods_of_a_killed_node_run_again_once_it_is_back(cluster: Kubernetes, web: Pods) -> None:
+    """Meanwhile the service answers through the other node's pod."""
     needs("own_cluster")
     [gone] = [container for node, container, _ in containers(web) if node == "node-2"]
     cluster.kill_node("node-2")
@@ -251,7 +249,7 @@ def test_a_killed_node_is_noticed_and_its_pods_run_again_when_it_is_back(
         cluster.kubectl("wait", "--for=condition=Ready=Unknown", "node/node-2", "--timeout=180s")
         web.wait("jsonpath={.status.readyReplicas}=1", "deployment/web")
         with cluster.reach(web.namespace, "web", 80) as url:
-            until(lambda: answers(url), "an answer of the pod that is left")
+            until(lambda: answers(url), "an answer of the remaining pod")
     finally:
         cluster.start_node("node-2")
     web.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
@@ -259,7 +257,7 @@ def test_a_killed_node_is_noticed_and_its_pods_run_again_when_it_is_back(
     assert back != gone
 
 
-def test_any_cluster_is_reached_by_its_kubeconfig_alone(
+def test_a_cluster_can_be_reached_by_its_kubeconfig_alone(
     cluster: Kubernetes, web: Pods, tmp_path: Path, programs: Path
 ) -> None:
     needs("own_cluster")

@@ -1,4 +1,4 @@
-"""A pool on a real cluster, from the chart to its answers, and what kubectl shows meanwhile."""
+"""A pool on a real cluster, from the chart's installation to its answers; and kubectl's output."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ SUMMARIES = "{.metadata.name} {.status.prefill.summary} {.status.decode.summary}
 
 @dataclass
 class Watched:
-    """A pool, and what `kubectl get bpool` printed until it was ready; `summaries` has each change,
-    however short it was so."""
+    """A pool, and what `kubectl get bpool` printed until it was ready. `rows` are samples;
+    `summaries` has each change, however short."""
 
     pool: ClusterPool
     summaries: list[str]
     rows: list[Row] = field(default_factory=list)
 
-    def see(self) -> bool:
-        """Whether it calls itself ready; then that must be so."""
+    def is_ready(self) -> bool:
+        """Record the row; return whether the pool reports that it is ready. If so, check it."""
         row = self.pool.row()
         if row not in self.rows:
             self.rows.append(row._replace(age=""))
@@ -43,57 +43,59 @@ class Watched:
     def check_ready(self, row: Row) -> None:
         pods = {name: self.pool.pods(name) for name in COMPONENTS}
         assert all(pod.ready for some in pods.values() for pod in some), (row, pods)
-        for role, said in (("prefill", row.prefill), ("decode", row.decode)):
-            assert said == f"{len(pods[role])}/{len(pods[role])}", (row, pods)
+        for role, summary in (("prefill", row.prefill), ("decode", row.decode)):
+            assert summary == f"{len(pods[role])}/{len(pods[role])}", (row, pods)
 
 
 @pytest.fixture(scope="module")
-def operated(cluster: Kubernetes) -> Kubernetes:
+def with_operator(cluster: Kubernetes) -> Kubernetes:
     install_operator(cluster)
     return cluster
 
 
 @pytest.fixture(scope="module")
-def restricted(operated: Kubernetes) -> Iterator[str]:
-    namespace = operated.new_namespace(**RESTRICTED)
+def restricted(with_operator: Kubernetes) -> Iterator[str]:
+    namespace = with_operator.new_namespace(**RESTRICTED)
     yield namespace
-    operated.delete_namespace(namespace)
+    with_operator.delete_namespace(namespace)
 
 
 @pytest.fixture(scope="module")
-def started(operated: Kubernetes, restricted: str) -> Iterator[Watched]:
+def started(with_operator: Kubernetes, restricted: str) -> Iterator[Watched]:
     words = ("get", "bpool", "--watch", f"-o=jsonpath={SUMMARIES}", "-n", restricted)
     with (
-        ClusterPool(operated, restricted, "sample") as pool,
-        operated.following(*words) as summaries,
+        ClusterPool(with_operator, restricted, "sample") as pool,
+        with_operator.following(*words) as summaries,
     ):
         watched = Watched(pool, summaries)
         pool.apply(sim_spec())
-        pool.wait(watched.see, "become ready")
+        pool.wait(watched.is_ready, "become ready")
         yield watched
 
 
-def test_the_columns_tell_each_stage_of_a_start(started: Watched) -> None:
+def test_the_columns_show_each_stage_of_a_start(started: Watched) -> None:
     first, last = started.rows[0], started.rows[-1]
     assert last[1:6] == ("True", "AllReady", "1/1", "1/1", "sim")
     before = [row for row in started.rows if row.ready != "True"]
-    # Before the operator has said anything there is nothing to print.
+    # Before the operator's first status there is nothing to print.
     assert {row.ready for row in before} <= {"False", ""}, started.rows
     assert {row.reason for row in before} <= STARTING | {""}, started.rows
     assert "sample 0/1 0/1" in started.summaries
     assert first.ready != "True"
 
 
-def test_the_printed_address_answers_inside_the_cluster(started: Watched) -> None:
+def test_the_printed_address_works_inside_the_cluster(started: Watched) -> None:
     pool = started.pool
     [node] = pool.pods("decode")
-    ask = f"import urllib.request as u; print(u.urlopen('{pool.row().url}/models').read().decode())"
-    told = pool.kubectl("exec", node.name, "--", "python3", "-c", ask)
-    assert '"sim"' in told
+    script = (
+        f"import urllib.request as u; print(u.urlopen('{pool.row().url}/models').read().decode())"
+    )
+    models = pool.kubectl("exec", node.name, "--", "python3", "-c", script)
+    assert '"sim"' in models
 
 
 def check_answers(pool: ClusterPool, expected: list[dict[int, ChoiceResult]]) -> None:
-    """The official client gets them, and both roles had a part in each."""
+    """Check the answers that the official client gets, and that both roles took part in each."""
     for question, choices in zip(few_questions(), expected, strict=True):
         answer = ask_by_openai(pool.url, question)
         assert answer.choices == choices
@@ -104,7 +106,7 @@ def check_answers(pool: ClusterPool, expected: list[dict[int, ChoiceResult]]) ->
     assert sum(reused) > 0, nodes
 
 
-def test_a_client_gets_the_answers_of_baton_up(started: Watched) -> None:
+def test_a_client_gets_the_same_answers_as_from_baton_up(started: Watched) -> None:
     check_answers(started.pool, answers_of_baton_up(SIM_UP, few_questions()))
 
 
@@ -114,7 +116,7 @@ def test_the_columns_follow_an_edit_of_the_replicas(started: Watched) -> None:
     pool.wait(lambda: "sample 1/1 1/2" in started.summaries[before:], "say that a node is missing")
     row = pool.row()
     assert (row.ready, row.reason) in {("False", "Starting"), ("True", "AllReady")}
-    pool.wait(started.see, "have two decode nodes")
+    pool.wait(started.is_ready, "have two decode nodes")
     assert started.rows[-1].decode == "2/2"
     pool.patch({"decode": {"replicas": 1}})
     pool.wait(lambda: pool.row().decode == "1/1", "have one decode node again")
@@ -122,11 +124,11 @@ def test_the_columns_follow_an_edit_of_the_replicas(started: Watched) -> None:
     pool.wait_ready()
 
 
-def test_the_columns_name_what_keeps_a_pool_from_starting(
-    operated: Kubernetes, restricted: str
+def test_the_columns_name_the_reason_why_a_pool_does_not_start(
+    with_operator: Kubernetes, restricted: str
 ) -> None:
-    """One pool with two mistakes; as each is mended, the other is left."""
-    pool = ClusterPool(operated, restricted, "broken")
+    """One pool has two mistakes. Once the first is fixed, the columns name the second."""
+    pool = ClusterPool(with_operator, restricted, "broken")
     spec = sim_spec()
     image = {"name": "node", "image": "local.test/missing:1"}
     spec["prefill"]["podTemplate"] = {"spec": {"containers": [image]}}
@@ -142,46 +144,48 @@ def test_the_columns_name_what_keeps_a_pool_from_starting(
     assert (row.ready, row.prefill, row.decode) == ("False", "0/1", "0/1")
     pool.patch({"prefill": {"podTemplate": None}})
     pool.wait(lambda: pool.row()[2:4] == ("Unschedulable", "1/1"), "have a prefill node")
-    # A prefill node can do all of the work, as soon as the router has met it.
+    # A prefill node can serve whole requests, once the router knows it.
     pool.wait(lambda: pool.conditions()["Serving"]["status"] == "True", "serve by prefill alone")
     pool.patch({"decode": {"resources": {"limits": {"nvidia.com/gpu": None}}}})
     pool.wait_ready()
     assert pool.row()[1:5] == ("True", "AllReady", "1/1", "1/1")
 
 
-def test_a_secret_that_does_not_exist_is_named_by_the_condition_and_by_an_event(
-    operated: Kubernetes, restricted: str
+def test_a_missing_secret_is_named_by_a_condition_and_an_event(
+    with_operator: Kubernetes, restricted: str
 ) -> None:
-    pool = ClusterPool(operated, restricted, "keyless")
+    pool = ClusterPool(with_operator, restricted, "keyless")
     keys = {"name": "no-such-secret", "key": "keys.txt"}
     spec = sim_spec()
     spec["router"]["apiKeysSecret"] = keys
     pool.apply(spec)
 
-    def said() -> str:
-        found = pool.conditions().get("RouterReady", {})
-        return f"{found.get('reason')}: {found.get('message')}"
+    def problem() -> str:
+        condition = pool.conditions().get("RouterReady", {})
+        return f"{condition.get('reason')}: {condition.get('message')}"
 
-    pool.wait(lambda: said().startswith("ConfigMissing: "), "name the Secret")
-    assert 'secret "no-such-secret" not found' in said()
+    pool.wait(lambda: problem().startswith("ConfigMissing: "), "name the Secret")
+    assert 'secret "no-such-secret" not found' in problem()
 
-    def told() -> str:
+    def described_events() -> str:
         described = pool.kubectl("describe", "inferencepools.baton.dev", "keyless")
         return described.partition("Events:")[2]
 
-    pool.wait(lambda: 'secret "no-such-secret" not found' in told(), "post an event")
-    assert "NotReady" in told()
+    pool.wait(lambda: 'secret "no-such-secret" not found' in described_events(), "post an event")
+    assert "NotReady" in described_events()
     pool.delete()
 
 
-def test_a_real_model_gives_the_answers_of_baton_up(operated: Kubernetes, pod_model: Path) -> None:
+def test_a_real_model_gives_the_same_answers_as_baton_up(
+    with_operator: Kubernetes, pod_model: Path
+) -> None:
     needs("own_cluster")
-    namespace = operated.new_namespace()  # the environment and the model come by hostPath
+    namespace = with_operator.new_namespace()  # the environment and the model come by hostPath
     try:
-        with ClusterPool(operated, namespace, "torch") as pool:
+        with ClusterPool(with_operator, namespace, "torch") as pool:
             pool.apply(torch_spec(str(pod_model), torch_pod_overrides(pod_model)))
             expected = answers_of_baton_up(torch_up(pod_model), few_questions())
             pool.wait_ready()
             check_answers(pool, expected)
     finally:
-        operated.delete_namespace(namespace)
+        with_operator.delete_namespace(namespace)

@@ -1,4 +1,4 @@
-"""What real schedulers, kubelets and controllers write when a pod fails is what we read in it."""
+"""The operator reads the right problem from the statuses that a real cluster writes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.needs import needs
 
 T = TypeVar("T")
 WAIT_S = 240.0
-NOWHERE = "registry.invalid/baton:1"
+UNREACHABLE_IMAGE = "registry.invalid/baton:1"
 CRASH = "import sys, time; time.sleep(1); sys.exit('looking\\nno such folder: /models/x')"
 LOGIN = {"name": "hub-login", "key": "token"}
-# Memory that nobody writes to is no memory.
+# Memory counts against the limit only once it is written.
 GREEDY = "x = b'x' * (1 << 30)"
 
 
@@ -48,12 +48,12 @@ def fetching_pod(name: str, code: str) -> dict[str, Any]:
     return body
 
 
-def until(what: str, look: Callable[[], T], good: Callable[[T], object]) -> T:
+def wait_for(what: str, read: Callable[[], T], accept: Callable[[T], object]) -> T:
     end = time.monotonic() + WAIT_S
-    while not good(seen := look()):
-        assert time.monotonic() < end, f"{what}: {seen}"
+    while not accept(observed := read()):
+        assert time.monotonic() < end, f"{what}: {observed}"
         time.sleep(0.2)
-    return seen
+    return observed
 
 
 def get(cluster: Kubernetes, namespace: str, kind: str, name: str) -> dict[str, Any]:
@@ -64,21 +64,24 @@ def get(cluster: Kubernetes, namespace: str, kind: str, name: str) -> dict[str, 
 
 
 def watch_pod(
-    cluster: Kubernetes, namespace: str, body: dict[str, Any], good: Callable[[ObservedPod], object]
+    cluster: Kubernetes,
+    namespace: str,
+    body: dict[str, Any],
+    accept: Callable[[ObservedPod], object],
 ) -> ObservedPod:
-    """Create it; what it looks like once `good` says so."""
+    """Apply the pod, and return its observed state once `accept` holds for it."""
     name = body["metadata"]["name"]
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(body))
-    return until(name, lambda: read_pod(get(cluster, namespace, "pod", name)), good)
+    return wait_for(name, lambda: read_pod(get(cluster, namespace, "pod", name)), accept)
 
 
 def problem_of(cluster: Kubernetes, namespace: str, body: dict[str, Any]) -> tuple[str, str]:
-    seen = watch_pod(cluster, namespace, body, lambda seen: seen.problem)
-    return seen.problem, seen.message
+    observed = watch_pod(cluster, namespace, body, lambda observed: observed.problem)
+    return observed.problem, observed.message
 
 
-class Row(NamedTuple):
-    """What a pod lacks, by the pod's name; the problem that we read; all of its message."""
+class FailingPod(NamedTuple):
+    """A failing pod, and the expected problem and message (a regular expression)."""
 
     body: dict[str, Any]
     reason: str
@@ -91,49 +94,53 @@ def volume_pod(name: str, volume: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-ROWS = (
-    Row(
-        pod("image-that-cannot-be-pulled", image=NOWHERE, imagePullPolicy="IfNotPresent"),
+FAILING_PODS = (
+    FailingPod(
+        pod("image-that-cannot-be-pulled", image=UNREACHABLE_IMAGE, imagePullPolicy="IfNotPresent"),
         "ImagePullFailing",
-        rf".*{re.escape(NOWHERE)}.*",
+        rf".*{re.escape(UNREACHABLE_IMAGE)}.*",
     ),
-    Row(pod("image-never-pulled", image=NOWHERE), "ImagePullFailing", rf".*{re.escape(NOWHERE)}.*"),
-    Row(
+    FailingPod(
+        pod("image-never-pulled", image=UNREACHABLE_IMAGE),
+        "ImagePullFailing",
+        rf".*{re.escape(UNREACHABLE_IMAGE)}.*",
+    ),
+    FailingPod(
         pod("gpu-that-nobody-has", resources={"limits": {"nvidia.com/gpu": "64"}}),
         "Unschedulable",
         r".*Insufficient nvidia\.com/gpu.*",
     ),
-    Row(
+    FailingPod(
         volume_pod("missing-claim", {"persistentVolumeClaim": {"claimName": "models"}}),
         "VolumeMissing",
         r'.*"models" not found.*',
     ),
-    Row(
+    FailingPod(
         pod("missing-secret", env=[{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": LOGIN}}]),
         "ConfigMissing",
         r'.*"hub-login" not found.*',
     ),
-    Row(
+    FailingPod(
         pod("missing-command", command=["no-such-program"]),
         "ContainerRefused",
         ".*no-such-program.*",
     ),
-    Row(
+    FailingPod(
         pod("root-user", securityContext={"runAsNonRoot": True, "runAsUser": 0}),
         "ContainerRefused",
         ".*root.*",
     ),
-    Row(
+    FailingPod(
         pod("refused-flag", command=["baton", "router", "--no-such-flag"]),
         "ConfigInvalid",
         "container node: baton.*--no-such-flag.*",
     ),
-    Row(
+    FailingPod(
         pod("too-much-memory", GREEDY, resources={"limits": {"memory": "64Mi"}}),
         "OutOfMemory",
         "container node exceeded its memory limit of 64Mi and was killed",
     ),
-    Row(
+    FailingPod(
         fetching_pod("failing-fetch", "import sys; sys.exit('the hub answered 401')"),
         "ModelFetchFailing",
         "container fetch-model ended with exit code 1: the hub answered 401",
@@ -143,56 +150,58 @@ ROWS = (
 
 @pytest.fixture(scope="module")
 def failing(cluster: Kubernetes) -> Iterator[str]:
-    """The namespace of all rows' pods, which fail beside each other."""
+    """The namespace with the pods of all cases, which fail at the same time."""
     namespace = cluster.new_namespace()
-    pods = {"apiVersion": "v1", "kind": "List", "items": [row.body for row in ROWS]}
+    pods = {"apiVersion": "v1", "kind": "List", "items": [case.body for case in FAILING_PODS]}
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(pods))
     yield namespace
     cluster.delete_namespace(namespace)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.body["metadata"]["name"] for row in ROWS])
-def test_what_a_pod_lacks_is_read_from_its_status(
-    cluster: Kubernetes, failing: str, row: Row
+@pytest.mark.parametrize(
+    "case", FAILING_PODS, ids=[case.body["metadata"]["name"] for case in FAILING_PODS]
+)
+def test_a_pod_s_problem_is_read_from_its_status(
+    cluster: Kubernetes, failing: str, case: FailingPod
 ) -> None:
-    name = row.body["metadata"]["name"]
-    seen = until(
+    name = case.body["metadata"]["name"]
+    observed = wait_for(
         name,
         lambda: read_pod(get(cluster, failing, "pod", name)),
-        lambda seen: seen.problem,
+        lambda observed: observed.problem,
     )
-    assert seen.problem == row.reason
-    assert re.fullmatch(row.message, seen.message, re.DOTALL), seen.message
+    assert observed.problem == case.reason
+    assert re.fullmatch(case.message, observed.message, re.DOTALL), observed.message
 
 
-def test_a_secret_that_a_volume_lacks_is_told_by_events_alone(
+def test_a_secret_that_a_volume_lacks_is_read_from_events(
     cluster: Kubernetes, pod_namespace: str
 ) -> None:
     # The kubelet prepares only what a container mounts.
     body = pod("mount", volumeMounts=[{"name": "ca", "mountPath": "/ca"}])
     body["spec"]["volumes"] = [{"name": "ca", "secret": {"secretName": "redis-ca"}}]
-    first = watch_pod(cluster, pod_namespace, body, lambda seen: seen.unprepared_since)
-    told = {"type": "Warning", "regarding.kind": "Pod", "regarding.name": "mount"}
-    selector = ",".join(f"{key}={value}" for key, value in told.items())
+    first = watch_pod(cluster, pod_namespace, body, lambda observed: observed.unprepared_since)
+    filters = {"type": "Warning", "regarding.kind": "Pod", "regarding.name": "mount"}
+    selector = ",".join(f"{key}={value}" for key, value in filters.items())
     words = ("get", "events.events.k8s.io", "-n", pod_namespace, f"--field-selector={selector}")
-    said = until(
-        "what the kubelet says",
+    problem = wait_for(
+        "the kubelet's event",
         lambda: unprepared_problem(json.loads(cluster.kubectl(*words, "-o", "json"))["items"]),
         lambda problem: problem,
     )
-    assert said is not None
-    assert said.reason == "ConfigMissing"
-    assert said.message.startswith("FailedMount: ")
-    assert 'secret "redis-ca" not found' in said.message
-    seen = read_pod(get(cluster, pod_namespace, "pod", "mount"))
-    assert (seen.problem, seen.stage) == ("", "pending")
-    assert seen.unprepared_since == first.unprepared_since
+    assert problem is not None
+    assert problem.reason == "ConfigMissing"
+    assert problem.message.startswith("FailedMount: ")
+    assert 'secret "redis-ca" not found' in problem.message
+    observed = read_pod(get(cluster, pod_namespace, "pod", "mount"))
+    assert (observed.problem, observed.stage) == ("", "pending")
+    assert observed.unprepared_since == first.unprepared_since
 
 
-def test_a_crash_loop_stays_one_problem_with_the_last_words(
+def test_a_crash_loop_keeps_one_problem_with_the_last_log_line(
     cluster: Kubernetes, pod_namespace: str
 ) -> None:
-    # Without a probe it would be ready for a moment each time.
+    # Without a probe the pod would be ready for a moment at each start.
     body = pod("crash", CRASH, readinessProbe={"tcpSocket": {"port": 1}, "periodSeconds": 1})
     expected = "Crashing", "container node ended with exit code 1: no such folder: /models/x"
     assert problem_of(cluster, pod_namespace, body) == expected
@@ -202,28 +211,30 @@ def test_a_crash_loop_stays_one_problem_with_the_last_words(
         count: int = live["status"]["containerStatuses"][0]["restartCount"]
         return count
 
-    until(
+    wait_for(
         "two restarts",
         lambda: restarts(get(cluster, pod_namespace, "pod", "crash")),
         lambda count: count >= 2,
     )
 
 
-def test_a_fetch_is_seen_while_it_runs_and_when_it_is_done(
+def test_a_fetch_is_observed_while_it_runs_and_when_it_is_done(
     cluster: Kubernetes, pod_namespace: str
 ) -> None:
     code = "import os, time\nwhile not os.path.exists('/tmp/fetched'): time.sleep(0.1)"
     body = fetching_pod("slow", code)
     body["spec"]["containers"][0]["command"] = ["python", "-c", "import time; time.sleep(600)"]
-    running = watch_pod(cluster, pod_namespace, body, lambda seen: seen.fetch == "running")
+    running = watch_pod(cluster, pod_namespace, body, lambda observed: observed.fetch == "running")
     assert (running.problem, running.ready) == ("", False)
     fetched = ("--container=fetch-model", "--", "python", "-c", "open('/tmp/fetched', 'w')")
     cluster.kubectl("exec", "slow", "-n", pod_namespace, *fetched)
-    done = watch_pod(cluster, pod_namespace, body, lambda seen: seen.ready)
+    done = watch_pod(cluster, pod_namespace, body, lambda observed: observed.ready)
     assert (done.fetch, done.problem) == ("done", "")
 
 
-def test_a_quota_that_lets_no_pod_be_made(cluster: Kubernetes, pod_namespace: str) -> None:
+def test_a_quota_without_pods_is_the_problem_pods_refused(
+    cluster: Kubernetes, pod_namespace: str
+) -> None:
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -242,24 +253,26 @@ def test_a_quota_that_lets_no_pod_be_made(cluster: Kubernetes, pod_namespace: st
     }
     for body in (quota, deployment):
         cluster.kubectl("apply", "-n", pod_namespace, "-f", "-", stdin=json.dumps(body))
-        # Before its controller has counted, pods are refused with other words.
+        # Before the quota's controller has counted, pods are refused with another message.
         counted = "--for=jsonpath={.status.hard.pods}=0"
         cluster.kubectl("wait", counted, "quota/none", "-n", pod_namespace, "--timeout=180s")
-    seen = until(
+    observed = wait_for(
         "the Deployment",
         lambda: read_workload(get(cluster, pod_namespace, "deployment", "d")),
-        lambda seen: seen.problem,
+        lambda observed: observed.problem,
     )
-    assert seen.problem == "PodsRefused"
-    assert "exceeded quota: none" in seen.message
-    assert (seen.desired, seen.pods, seen.ready) == (1, 0, 0)
+    assert observed.problem == "PodsRefused"
+    assert "exceeded quota: none" in observed.message
+    assert (observed.desired, observed.pods, observed.ready) == (1, 0, 0)
 
 
-def test_a_node_that_falls_silent(cluster: Kubernetes, pod_namespace: str) -> None:
+def test_a_pod_on_a_silent_node_has_the_problem_node_lost(
+    cluster: Kubernetes, pod_namespace: str
+) -> None:
     needs("own_cluster")
     body = pod("lost", "import time; time.sleep(600)")
     body["spec"]["nodeName"] = doomed = cluster.nodes[-1]
-    watch_pod(cluster, pod_namespace, body, lambda seen: seen.ready)
+    watch_pod(cluster, pod_namespace, body, lambda observed: observed.ready)
     cluster.kill_node(doomed)
     try:
         reason, _ = problem_of(cluster, pod_namespace, body)

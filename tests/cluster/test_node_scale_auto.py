@@ -1,7 +1,7 @@
-"""A pool that scales itself by what its clients feel: pods move from one role to the other, go when
-nobody asks, all of them where that is allowed, and come back for a request that is held meanwhile.
+"""A pool that scales itself to its latency targets: nodes move between the roles with the load and
+go when it ends. If allowed, an idle pool scales to zero and back for a request, which is held.
 
-Each answer must have the ids that `baton up` gives undisturbed.
+Each answer must have the ids of an undisturbed `baton up`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.timeout(1200)
 
 GPU = "nvidia.com/gpu"
 BUDGET, MOST = 4, 3  # GPUs of the pool, nodes of a role
-# A prefill node computes 500 tokens/s, and so less than one of these prompts in a second; a decode
-# node holds the target for tokens with four of those answers at once.
+# A prefill node computes 500 tokens/s, less than one of these prompts per second. A decode node
+# meets the ITL target with four of these answers at once.
 TIMES = ("--sim-prefill-ms-per-token=2", "--sim-decode-ms=10", "--sim-decode-ms-per-seq=20")
 TARGETS = {"ttftMs": 2000, "itlMs": 100}
 PROMPTS = Shape(clients=6, prompt=600, tokens=8)
 ANSWERS = Shape(clients=9, prompt=40, tokens=80)
 ONE = Shape(clients=1, tokens=24)
-# So long a load is remembered, and fewer nodes would do before one goes.
+# The planner's memory of the load, and the time before an unneeded node goes.
 WINDOW_S = 10
 
 
@@ -68,14 +68,14 @@ def loads(pool: ClusterPool, reference_pool: Pool) -> Loads:
     return Loads(pool, [reference_pool.url])
 
 
-def decided(pool: ClusterPool) -> Json:
-    """What the planner said last."""
+def last_decision(pool: ClusterPool) -> Json:
+    """The planner's last decision."""
     found: Json = pool.read("bpool", pool.name)["status"]["autoscaling"]
     return found
 
 
 def held_gpus(pool: ClusterPool) -> int:
-    """Of all nodes' pods that have a place and are not over."""
+    """The GPUs of all scheduled node pods that have not ended; each has one."""
     words = ("pods", "-l", f"baton.dev/pool={pool.name},baton.dev/component in (prefill,decode)")
     pods = pool.read(*words)["items"]
     return sum(
@@ -85,26 +85,27 @@ def held_gpus(pool: ClusterPool) -> int:
 
 
 def wait_for(pool: ClusterPool, prefill: int, decode: int) -> list[str]:
-    """Until it has so many nodes, never more than the budget; the planner's reasons by then."""
+    """Wait for these numbers of nodes, and return the planner's reasons until then. The pool must
+    never hold more GPUs than its budget."""
     reasons: list[str] = []
 
-    def there() -> bool:
+    def reached() -> bool:
         assert held_gpus(pool) <= BUDGET, pool.describe()
-        said = decided(pool)
-        assert said["message"], said
-        if said["reason"] not in reasons[-1:]:
-            reasons.append(said["reason"])
+        decision = last_decision(pool)
+        assert decision["message"], decision
+        if decision["reason"] not in reasons[-1:]:
+            reasons.append(decision["reason"])
         return nodes_of(pool) == {"prefill": prefill, "decode": decode}
 
     try:
-        pool.wait(there, f"have {prefill} prefill and {decode} decode nodes")
+        pool.wait(reached, f"have {prefill} prefill and {decode} decode nodes")
     except AssertionError as error:
         error.add_note(f"the planner's reasons by then: {reasons}")
         raise
     return reasons
 
 
-def test_pods_move_from_prefill_to_decode_as_load_does_and_go_when_it_ends(
+def test_nodes_move_between_the_roles_with_the_load_and_go_when_it_ends(
     pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     with loads.running("auto: heavy prompts", record_property, PROMPTS):
@@ -115,15 +116,15 @@ def test_pods_move_from_prefill_to_decode_as_load_does_and_go_when_it_ends(
     record_property("scaling", f"auto: reasons {', '.join(reasons)}")
 
 
-def held_to_be_ready(pool: ClusterPool) -> bool:
-    """A pool that sleeps is not broken."""
+def is_ready_and_serving(pool: ClusterPool) -> bool:
+    """A pool that is scaled to zero counts as ready and serving."""
     conditions = pool.conditions()
     return all(conditions[kind]["status"] == "True" for kind in ("Ready", "Serving"))
 
 
 @contextmanager
-def sleepy(pool: ClusterPool) -> Iterator[None]:
-    """Without a request for so long it has no nodes."""
+def scaling_to_zero(pool: ClusterPool) -> Iterator[None]:
+    """Let the pool scale to zero after WINDOW_S seconds without a request."""
     pool.patch({"autoscaling": {"scaleToZeroAfterSeconds": WINDOW_S}})
     try:
         yield
@@ -134,9 +135,9 @@ def sleepy(pool: ClusterPool) -> Iterator[None]:
 def test_an_idle_pool_scales_to_zero_and_the_next_request_is_held_and_answered(
     pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
-    with sleepy(pool):
+    with scaling_to_zero(pool):
         wait_for(pool, 0, 0)
         pool.wait(lambda: held_gpus(pool) == 0, "have no pod left")
-        pool.wait(lambda: held_to_be_ready(pool), "be ready and served")
+        pool.wait(lambda: is_ready_and_serving(pool), "be ready and served")
         with loads.running("auto: a request to a pool without nodes", record_property, ONE):
             pool.wait(lambda: min(nodes_of(pool).values()) > 0, "have nodes of both roles again")

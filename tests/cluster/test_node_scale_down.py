@@ -1,6 +1,6 @@
-"""Nodes that go, whoever sends them away, cost clients neither a token nor an error.
+"""The removal of nodes, by any cause, costs clients neither a token nor an error.
 
-Clients stream all the time; each answer must have the ids that `baton up` gives undisturbed.
+Clients stream all the time. Each answer must have the ids of an undisturbed `baton up`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tests.support.pools.baton_up import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 
-# From two nodes of each role to one; and two decode nodes once more.
-SHORT = ("decode", "prefill", "decode")
+# The roles that shrink from two nodes to one, in this order.
+SHRINKING_ROLES = ("decode", "prefill", "decode")
 LONG_ROUNDS, LONG_LOADS = 10, 5
 SHAPE = Shape(clients=6, tokens=80)
-# Longer than a drain waits for them: 60 s.
+# These streams take longer than a drain waits: 60 s.
 ENDLESS = Shape(clients=4, tokens=3200)
 SCALER = "bscaler/shrinks-decode"
-PER_NODE = 10  # of what the autoscaler goes by
+PER_NODE = 10  # the HPA's target value per node
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def ready_pool(pool: ClusterPool) -> ClusterPool:
 
 
 def shrink_and_grow(pool: ClusterPool, roles: Iterable[str]) -> None:
-    """One role after the other loses a node by the pool's own number, and gets one back, which may
-    come while the next one shrinks."""
+    """For each role in turn, lower the pool's replicas by one and raise them again. The new node
+    may start while the next role shrinks."""
     for role in roles:
         wait_for_two(pool, role)
         before = names(pool, role)
@@ -85,16 +85,16 @@ def wait_for_one(pool: ClusterPool, role: str) -> None:
 
 
 def wait_for_choice(pool: ClusterPool, gone: str) -> None:
-    """Else Kubernetes took another one than was drained."""
-    pool.wait(lambda: gone in chosen(pool), f"say that {gone} was chosen to go", 60)
+    """Check by the operator's events that the removed node is the one that was drained."""
+    pool.wait(lambda: gone in drained_nodes(pool), f"report that {gone} was drained", 60)
 
 
 def names(pool: ClusterPool, role: str) -> set[str]:
     return {pod.name for pod in pool.pods(role)}
 
 
-def chosen(pool: ClusterPool) -> list[str]:
-    """Names of the nodes that the operator has chosen to go, by its events."""
+def drained_nodes(pool: ClusterPool) -> list[str]:
+    """Names of the nodes in the operator's events about drains."""
     events = pool.read("events.events.k8s.io")["items"]
     notes = [one["note"] for one in events if one["reason"] == "Draining"]
     return [note.split(" node ")[1].split()[0] for note in notes]
@@ -103,8 +103,8 @@ def chosen(pool: ClusterPool) -> list[str]:
 def test_scaling_down_costs_no_token(
     ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
-    with loads.running(f"scaled down {len(SHORT)} times", record_property, SHAPE):
-        shrink_and_grow(ready_pool, SHORT)
+    with loads.running(f"scaled down {len(SHRINKING_ROLES)} times", record_property, SHAPE):
+        shrink_and_grow(ready_pool, SHRINKING_ROLES)
 
 
 def test_draining_a_cluster_node_costs_no_token(
@@ -112,7 +112,7 @@ def test_draining_a_cluster_node_costs_no_token(
 ) -> None:
     safe, drained = cluster.nodes
     words = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=390s")
-    assert drained in hosts(ready_pool), "there is nothing to be drained"
+    assert drained in hosts(ready_pool), "the node runs no pod of the pool"
     try:
         with loads.running("kubectl drain", record_property, SHAPE):
             cluster.kubectl("drain", drained, *words)
@@ -123,22 +123,22 @@ def test_draining_a_cluster_node_costs_no_token(
 
 
 def hosts(pool: ClusterPool) -> set[str]:
-    """The cluster's nodes that its nodes and its store run on."""
+    """The cluster's nodes on which the pool's nodes and store run."""
     components = (*ROLES, "kv-index", "kv-data")
     return {pod.host for component in components for pod in pool.pods(component)}
 
 
-def test_pods_that_are_told_to_end_cost_no_token(
+def test_deleted_pods_that_get_sigterm_cost_no_token(
     ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     with loads.running("SIGTERM to pods", record_property, SHAPE):
         victims = [ready_pool.busiest(role).name for role in ROLES]
-        ready_pool.kubectl("delete", "pods", *victims)  # returns when they are gone
+        ready_pool.kubectl("delete", "pods", *victims)  # waits until they are gone
 
 
 @pytest.fixture
-def scaled_by_others(ready_pool: ClusterPool) -> Iterator[ClusterPool]:
-    """The numbers of its nodes are its PoolScalers', and two each at first."""
+def externally_scaled(ready_pool: ClusterPool) -> Iterator[ClusterPool]:
+    """The pool with replicas from PoolScalers, two for each role at first."""
     ready_pool.patch({"autoscaling": {"mode": "external"}})
     ready_pool.wait(
         lambda: bool(ready_pool.kubectl("get", SCALER, "--ignore-not-found")), "have a scaler"
@@ -148,22 +148,22 @@ def scaled_by_others(ready_pool: ClusterPool) -> Iterator[ClusterPool]:
 
 
 def test_kubectl_scale_costs_no_token(
-    scaled_by_others: ClusterPool, loads: Loads, record_property: Report
+    externally_scaled: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
-    pool = scaled_by_others
+    pool = externally_scaled
     with loads.running("kubectl scale", record_property, SHAPE):
         pool.kubectl("scale", SCALER, "--replicas=1")
         settle(pool, 2, 1)
 
 
-def test_an_autoscaler_that_goes_by_an_external_metric_costs_no_token(
+def test_an_autoscaler_with_an_external_metric_costs_no_token(
     cluster: Kubernetes,
-    scaled_by_others: ClusterPool,
+    externally_scaled: ClusterPool,
     loads: Loads,
     record_property: Report,
     tmp_path: Path,
 ) -> None:
-    pool = scaled_by_others
+    pool = externally_scaled
     with external_metrics(cluster, pool.namespace, tmp_path) as metrics:
         metrics.value = 2 * PER_NODE
         pool.kubectl("create", "-f", "-", stdin=json.dumps(autoscaler()))

@@ -1,7 +1,8 @@
-"""A roll-out under load costs clients neither a token nor an error, but for the one that is stated.
+"""A roll-out under load costs clients no token, and only the documented error rolled_out.
 
-Nodes of another dtype have another fingerprint, and give other ids: each answer must have those of
-`baton up` with the one or with the other, from its first to its last, so that no stream crosses.
+Nodes of another dtype have another fingerprint and generate other ids. Each answer must have, from
+its first to its last token, the ids of `baton up` with one of both dtypes: no stream crosses
+fingerprints.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from tests.support.pools.baton_up import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 
-To = Literal["same", "other"]
+Target = Literal["same", "other"]
 PREFILL, DECODE = 1, 1
-# Where there are more the roles also meet halfway.
+# With more decode nodes, a roll-out also has states in which a role has old and new nodes.
 MORE_DECODE = 2
-SHORT: tuple[To, ...] = ("same", "other", "other")
+TARGETS: tuple[Target, ...] = ("same", "other", "other")
 LONG_ROUNDS, LONG_LOADS = 10, 5
 SHAPE = Shape(clients=6, tokens=80)
-# A stream takes 40 s: no node of another fingerprint may go on with it, and however late a slow
-# machine's operator comes, nobody waits so long.
+# A stream takes 40 s. No node of another fingerprint may continue it, and it outlasts the drain
+# even if a slow machine delays the operator.
 LONG_SHAPE = Shape(clients=6, tokens=1600)
 MAX_DRAIN_S = 2
-LINK_S = 20.0  # in which a link is there again
+LINK_S = 20.0  # for a broken link to return
 DTYPES = ("float32", "bfloat16")
 
 
@@ -73,45 +74,45 @@ def ready_pool(pool: ClusterPool) -> ClusterPool:
 
 
 @pytest.fixture(scope="module")
-def roll(pool: ClusterPool) -> Roll:
-    return Roll(pool)
+def roller(pool: ClusterPool) -> Roller:
+    return Roller(pool)
 
 
-class Roll:
-    """Rolls a pool out, and looks meanwhile: there is always a pair that can serve."""
+class Roller:
+    """Rolls a pool out, and checks meanwhile that there is always a pair that can serve."""
 
     def __init__(self, pool: ClusterPool) -> None:
         self._pool = pool
         self._numbers = count(1)
         self._served: set[str] = set()
 
-    def out(self, to: To, decode: int = DECODE) -> None:
+    def roll_out(self, target: Target, decode: int = DECODE) -> None:
         old, number = self.revision(), next(self._numbers)
-        if to == "same":
+        if target == "same":
             notes = {"metadata": {"annotations": {"example.com/roll": str(number)}}}
             self._pool.patch({role: {"podTemplate": notes} for role in ROLES})
         else:
             now = self._pool.read("bpool", self._pool.name)["spec"]["engine"]["dtype"]
             self._pool.patch({"engine": {"dtype": DTYPES[now == DTYPES[0]]}})
-        self._pool.wait(lambda: self._looked(old), "have nodes of the new revision alone")
+        self._pool.wait(lambda: self._is_rolled_out(old), "have nodes of the new revision alone")
         settle(self._pool, PREFILL, decode)
 
     def revision(self) -> str:
-        """What its nodes are to be."""
+        """The wanted revision of the pool's nodes."""
         found: str = self._pool.read("bpool", self._pool.name)["status"]["revision"]
         return found
 
-    def _looked(self, old: str) -> bool:
+    def _is_rolled_out(self, old: str) -> bool:
         ready, known = self._ready(), set(self._served)
         self._served |= {node["id"] for node in ready}
         if _pair_in(ready):
             return all(node["revision"] != old for node in ready)
 
-        def again() -> bool:
+        def known_pair_is_back() -> bool:
             return _pair_in([node for node in self._ready() if node["id"] in known])
 
-        # A busy machine breaks links for a moment; nodes that come later are none of them.
-        self._pool.wait(again, "have a pair that can serve", LINK_S)
+        # A busy machine can break links for a moment. Nodes that started later do not count.
+        self._pool.wait(known_pair_is_back, "have a pair that can serve", LINK_S)
         return False
 
     def _ready(self) -> list[Json]:
@@ -119,7 +120,7 @@ class Roll:
 
 
 def _pair_in(nodes: list[Json]) -> bool:
-    """Whether nodes of both roles have one fingerprint."""
+    """Whether nodes of both roles share a fingerprint."""
     kinds = {node["fingerprint"] for node in nodes}
     return set(ROLES) in [
         {node["role"] for node in nodes if node["fingerprint"] == one} for one in kinds
@@ -127,32 +128,32 @@ def _pair_in(nodes: list[Json]) -> bool:
 
 
 def test_a_roll_out_costs_no_token(
-    ready_pool: ClusterPool, roll: Roll, loads: Loads, record_property: Report
+    ready_pool: ClusterPool, roller: Roller, loads: Loads, record_property: Report
 ) -> None:
-    what = f"rolled out to {', '.join(SHORT)} fingerprint"
+    what = f"rolled out to {', '.join(TARGETS)} fingerprint"
     with loads.running(what, record_property, SHAPE):
-        for to in SHORT:
-            roll.out(to)
+        for to in TARGETS:
+            roller.roll_out(to)
 
 
-def test_streams_that_outlast_a_roll_to_another_fingerprint_get_the_stated_error_and_no_other(
-    ready_pool: ClusterPool, roll: Roll, loads: Loads, record_property: Report
+def test_streams_that_outlast_a_roll_out_to_another_fingerprint_get_only_the_error_rolled_out(
+    ready_pool: ClusterPool, roller: Roller, loads: Loads, record_property: Report
 ) -> None:
     ready_pool.patch({"rollout": {"maxDrainSeconds": MAX_DRAIN_S}})
     what = f"streams that outlast maxDrainSeconds ({MAX_DRAIN_S})"
     try:
         with loads.running(what, record_property, LONG_SHAPE, {"rolled_out"}) as load:
-            roll.out("other")
+            roller.roll_out("other")
     finally:
         ready_pool.patch({"rollout": None})
     errors = load.errors()
-    assert errors, "no stream was there for so long"
-    assert all(roll.revision() in error["message"] for error in errors), errors
+    assert errors, "no stream outlasted the roll-out"
+    assert all(roller.revision() in error["message"] for error in errors), errors
     assert {error["type"] for error in errors} == {"server_error"}
 
 
 @pytest.mark.long
-def test_a_roll_out_that_gets_no_node_ready_stops_and_setting_the_spec_back_ends_it(
+def test_a_roll_out_whose_nodes_fail_stops_and_reverting_the_spec_ends_it(
     ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     before = uids(ready_pool)
@@ -160,7 +161,7 @@ def test_a_roll_out_that_gets_no_node_ready_stops_and_setting_the_spec_back_ends
     with loads.running("a roll-out that fails, and is set back", record_property, SHAPE):
         ready_pool.patch({"decode": {"podTemplate": {"spec": {"containers": [image]}}}})
         ready_pool.wait(
-            lambda: blocked(ready_pool)["status"] == "True", "say that the roll-out is blocked"
+            lambda: blocked(ready_pool)["status"] == "True", "report that the roll-out is blocked"
         )
         assert blocked(ready_pool)["reason"] == "NewNodesFailing"
         assert image["image"] in blocked(ready_pool)["message"]
@@ -182,7 +183,7 @@ def uids(pool: ClusterPool) -> set[str]:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("to", ["same", "other"])
 def test_fifty_roll_outs_cost_no_token(
-    to: To, ready_pool: ClusterPool, roll: Roll, loads: Loads, record_property: Report
+    to: Target, ready_pool: ClusterPool, roller: Roller, loads: Loads, record_property: Report
 ) -> None:
     ready_pool.patch({"decode": {"replicas": MORE_DECODE}})
     try:
@@ -192,6 +193,6 @@ def test_fifty_roll_outs_cost_no_token(
             what = f"rolled out to the {to} fingerprint {times}"
             with loads.running(what, record_property, SHAPE):
                 for _ in range(LONG_ROUNDS):
-                    roll.out(to, MORE_DECODE)
+                    roller.roll_out(to, MORE_DECODE)
     finally:
         ready_pool.patch({"decode": {"replicas": DECODE}})

@@ -1,5 +1,5 @@
-"""Scale-down and roll-out once more, with nodes that run a real model: no token is lost there
-either. Answers are greedy; one that differs must do so by rounding."""
+"""Scale-down and roll-out of nodes that run a real model cost no token either. Answers are greedy;
+one that differs from the expected answer must differ by rounding only."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def pool(cluster: Kubernetes, pod_model: Path) -> Iterator[ClusterPool]:
     needs("own_cluster")
     spec = torch_spec(str(pod_model), torch_pod_overrides(pod_model))
     spec["decode"]["replicas"] = 2
-    # The environment and the model come by hostPath, which `restricted` does not allow.
+    # The environment and the model are hostPath volumes, which `restricted` does not allow.
     with scaled_pool(cluster, "torch", spec, labels={}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def loads(pool: ClusterPool, pod_model: Path) -> Iterator[Loads]:
-    def accepts(question: Question, right: Result, told: Result) -> bool:
-        expected, got = right.choices[0].ids, told.choices[0].ids
-        return rounding_explains(pod_model, question.body["prompt"], expected, got)
+    def accepts(question: Question, expected_result: Result, result: Result) -> bool:
+        expected_ids, ids = expected_result.choices[0].ids, result.choices[0].ids
+        return rounding_explains(pod_model, question.body["prompt"], expected_ids, ids)
 
     with Pool(torch_up(pod_model)) as calm:
         yield Loads(pool, [calm.url], accepts)

@@ -1,4 +1,4 @@
-"""A cluster of our own ends without a trace, however the run before it ended."""
+"""A cluster of our own leaves nothing behind, even if the run before it was killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with Cluster(Path(sys.argv[1]), Path(sys.argv[2]), slot):
     print("up", flush=True)
     time.sleep(600)
 """
-# Where containerd, kubelet and the network plugins write if nobody covers it.
+# Folders to which containerd, kubelet and the network plugins write unless mounts cover them.
 FIXED_PLACES = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/run/containerd")
 DEATH_S = 120.0
 
@@ -39,7 +39,7 @@ def settings() -> list[str]:
 
 
 def traces(slot: Slot) -> list[str]:
-    """Lines that name the slot, of what the machine itself lists."""
+    """Lines with the slot's names among this machine's routes, links, processes and mounts."""
     lines = [
         *run("ip", "route", "show", "table", "all").splitlines(),
         *run("ip", "link", "show").splitlines(),
@@ -52,7 +52,7 @@ def traces(slot: Slot) -> list[str]:
 
 
 def boot_and_kill(programs: Path, disk: Path, slot: Slot) -> None:
-    """By a process that is killed when its cluster is up."""
+    """Boot a cluster in another process, and kill that process once the cluster is up."""
     words = [str(programs), str(disk), str(slot.addresses.slot), str(slot.state)]
     command = [sys.executable, "-c", BOOT_AND_WAIT, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -61,7 +61,7 @@ def boot_and_kill(programs: Path, disk: Path, slot: Slot) -> None:
         process.kill()
 
 
-def test_after_a_killed_run_the_next_one_works_and_leaves_nothing(programs: Path) -> None:
+def test_the_run_after_a_killed_one_works_and_leaves_nothing_behind(programs: Path) -> None:
     needs("own_cluster", "cluster")
     disk = node_disk(programs, build_small(print_progress), print_progress)
     with free_slot() as slot:

@@ -1,4 +1,4 @@
-"""The operator's client against a real API server: what it sends, and how it tells failures.
+"""The operator's client against a real API server: its requests, and how it reports failures.
 
 Without an API server: tests/operator/kube/test_client.py.
 """
@@ -30,44 +30,49 @@ SERVICE = next(kind for kind in CHILDREN if kind.kind == "Service")
 
 
 @pytest.fixture
-def counted() -> list[tuple[str, str]]:
+def requests() -> list[tuple[str, str]]:
     return []
 
 
 @pytest.fixture
-async def api(control_plane: Kubernetes, counted: list[tuple[str, str]]) -> AsyncIterator[Api]:
-    one = await client(control_plane.kubeconfig, counted)
+async def api(control_plane: Kubernetes, requests: list[tuple[str, str]]) -> AsyncIterator[Api]:
+    one = await client(control_plane.kubeconfig, requests)
     yield one
     await one.close()
 
 
 async def client(
-    kubeconfig: Path, counted: list[tuple[str, str]] | None = None, timeout_s: float = 60.0
+    kubeconfig: Path, requests: list[tuple[str, str]] | None = None, timeout_s: float = 60.0
 ) -> Api:
     config = await load({"KUBECONFIG": str(kubeconfig)})
-    seen: list[tuple[str, str]] = [] if counted is None else counted
-    return Api(config, lambda verb, code: seen.append((verb, code)), timeout_s)
+    recorded: list[tuple[str, str]] = [] if requests is None else requests
+    return Api(config, lambda verb, code: recorded.append((verb, code)), timeout_s)
 
 
 def service(namespace: str, port: int = 80, **metadata: Any) -> dict[str, Any]:
-    own = {"name": "one", "namespace": namespace, "labels": {"mine": "yes"}, **metadata}
+    object_metadata = {
+        "name": "one",
+        "namespace": namespace,
+        "labels": {"mine": "yes"},
+        **metadata,
+    }
     spec = {"selector": {"a": "b"}, "ports": [{"name": "http", "port": port}]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": own, "spec": spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": object_metadata, "spec": spec}
 
 
 def deployment(namespace: str) -> dict[str, Any]:
-    """Nobody makes its pods: it is paused."""
+    """A paused Deployment, so that no pods are created."""
     labels = {"mine": "yes"}
     container = {"name": "c", "image": "i"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
-    own = {"name": "one", "namespace": namespace}
+    object_metadata = {"name": "one", "namespace": namespace}
     spec = {"replicas": 1, "paused": True, "selector": {"matchLabels": labels}}
-    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": own}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object_metadata}
     return body | {"spec": spec | {"template": template}}
 
 
-async def settled(api: Api, key: ChildKey) -> dict[str, Any]:
-    """A Deployment once its controller has seen it: until then its version may change."""
+async def wait_observed(api: Api, key: ChildKey) -> dict[str, Any]:
+    """The Deployment once its controller has observed it. Until then its version may change."""
     async with asyncio.timeout(120.0):
         while True:
             found = await api.get(key)
@@ -77,8 +82,8 @@ async def settled(api: Api, key: ChildKey) -> dict[str, Any]:
             await asyncio.sleep(0.05)
 
 
-async def test_apply_makes_and_changes_under_its_own_name(
-    api: Api, namespace: str, counted: list[tuple[str, str]]
+async def test_apply_creates_and_changes_as_our_field_manager(
+    api: Api, namespace: str, requests: list[tuple[str, str]]
 ) -> None:
     made = await api.apply(service(namespace))
     changed = await api.apply(service(namespace, 81))
@@ -86,10 +91,10 @@ async def test_apply_makes_and_changes_under_its_own_name(
     assert changed["spec"]["ports"][0]["port"] == 81
     [manager] = changed["metadata"]["managedFields"]
     assert (manager["manager"], manager["operation"]) == (FIELD_MANAGER, "Apply")
-    assert counted == [("apply", "201"), ("apply", "200")]
+    assert requests == [("apply", "201"), ("apply", "200")]
 
 
-async def test_apply_wins_over_others_and_leaves_their_own_fields(
+async def test_apply_overrides_other_managers_and_keeps_their_own_fields(
     api: Api, control_plane: Kubernetes, namespace: str
 ) -> None:
     await api.apply(service(namespace))
@@ -101,13 +106,13 @@ async def test_apply_wins_over_others_and_leaves_their_own_fields(
     assert found["spec"]["sessionAffinity"] == "ClientIP"
 
 
-async def test_what_is_not_there_is_none(api: Api, namespace: str) -> None:
+async def test_a_missing_object_is_none(api: Api, namespace: str) -> None:
     assert await api.get(ChildKey("v1", "Service", namespace, "none")) is None
     route = ChildKey(HTTP_ROUTE.api_version, HTTP_ROUTE.kind, namespace, "none")
     assert await api.get(route) is None
 
 
-async def test_delete_takes_this_very_object_only(api: Api, namespace: str) -> None:
+async def test_delete_removes_only_the_object_with_this_uid(api: Api, namespace: str) -> None:
     made = await api.apply(service(namespace))
     key = key_of(made)
     await api.delete(key, "another uid")
@@ -117,28 +122,28 @@ async def test_delete_takes_this_very_object_only(api: Api, namespace: str) -> N
     await api.delete(key, made["metadata"]["uid"])
 
 
-async def test_replicas_alone_are_set_and_of_this_very_version_only(
-    api: Api, namespace: str, counted: list[tuple[str, str]]
+async def test_set_replicas_changes_only_replicas_and_only_of_this_uid_and_version(
+    api: Api, namespace: str, requests: list[tuple[str, str]]
 ) -> None:
-    made = await settled(api, key_of(await api.apply(deployment(namespace))))
+    made = await wait_observed(api, key_of(await api.apply(deployment(namespace))))
     uid, version = made["metadata"]["uid"], int(made["metadata"]["resourceVersion"])
     lowered = await api.set_replicas(key_of(made), uid, version, 0)
     assert lowered["spec"] == made["spec"] | {"replicas": 0}
     with pytest.raises(Conflict):
         await api.set_replicas(key_of(made), uid, version, 2)
-    # Its controller has said its last word: the uid alone is wrong.
-    newest = int((await settled(api, key_of(lowered)))["metadata"]["resourceVersion"])
+    # The controller writes no more, so only the uid is wrong.
+    newest = int((await wait_observed(api, key_of(lowered)))["metadata"]["resourceVersion"])
     with pytest.raises(Conflict):
         await api.set_replicas(key_of(made), "another", newest, 2)
-    assert [verb for verb, _ in counted if verb != "get"] == ["apply", "patch", "patch", "patch"]
+    assert [verb for verb, _ in requests if verb != "get"] == ["apply", "patch", "patch", "patch"]
 
 
-async def test_replicas_of_what_is_gone_are_a_conflict(api: Api, namespace: str) -> None:
+async def test_set_replicas_of_a_deleted_object_is_a_conflict(api: Api, namespace: str) -> None:
     with pytest.raises(Conflict, match="is gone"):
         await api.set_replicas(key_of(deployment(namespace)), "any", 1, 0)
 
 
-async def test_a_listing_is_of_metadata_and_by_label(api: Api, namespace: str) -> None:
+async def test_a_listing_holds_metadata_selected_by_label(api: Api, namespace: str) -> None:
     await api.apply(service(namespace))
     await api.apply(service(namespace, name="two", labels={}))
     [found] = await api.list_metadata(SERVICE, namespace, "mine")
@@ -146,12 +151,12 @@ async def test_a_listing_is_of_metadata_and_by_label(api: Api, namespace: str) -
     assert len(await api.list_metadata(SERVICE, namespace)) == 2
 
 
-async def test_a_listing_may_be_empty(api: Api, namespace: str) -> None:
+async def test_a_listing_can_be_empty(api: Api, namespace: str) -> None:
     assert await api.list_metadata(SECRET, namespace, "mine") == []
     assert await api.list_metadata(HTTP_ROUTE, namespace) == []
 
 
-async def test_an_object_that_was_changed_meanwhile_is_a_conflict(api: Api, namespace: str) -> None:
+async def test_an_update_of_a_changed_object_is_a_conflict(api: Api, namespace: str) -> None:
     made = await api.apply(service(namespace))
     await api.apply(service(namespace, 81))
     with pytest.raises(Conflict):
@@ -160,7 +165,7 @@ async def test_an_object_that_was_changed_meanwhile_is_a_conflict(api: Api, name
         await api.create(service(namespace))
 
 
-async def test_a_refusal_has_the_servers_words(api: Api, namespace: str) -> None:
+async def test_a_refusal_holds_the_server_s_message(api: Api, namespace: str) -> None:
     with pytest.raises(Refused, match=r"spec\.ports\[0\]\.port") as caught:
         await api.apply(service(namespace, 0))
     assert caught.value.code == 422
@@ -173,7 +178,7 @@ async def test_a_kind_that_is_not_installed_is_refused(api: Api, namespace: str)
         await api.apply(route)
 
 
-async def test_too_many_requests_say_when_to_come_back(
+async def test_too_many_requests_holds_retry_after(
     control_plane: Kubernetes, namespace: str, tmp_path: Path
 ) -> None:
     with FaultProxy(control_plane.kubeconfig, tmp_path) as proxy:
@@ -186,7 +191,7 @@ async def test_too_many_requests_say_when_to_come_back(
 
 
 @pytest.mark.parametrize("status", [401, 500, 503])
-async def test_a_sick_server_is_unavailable(
+async def test_a_failing_server_is_unavailable(
     control_plane: Kubernetes, namespace: str, tmp_path: Path, status: int
 ) -> None:
     with FaultProxy(control_plane.kubeconfig, tmp_path) as proxy:

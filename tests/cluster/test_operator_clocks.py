@@ -1,9 +1,9 @@
-"""Operators with another time of day let no node go early.
+"""Operators with wrong clocks end no drain early.
 
-The operator's cells of the matrix in tests/faults/test_clocks.py. A roll-out's old node has a
-request that no new node can take over, and an hour for it. The operator that marked the node dies;
-the next one's clock is two hours off against that of the mark. Neither is right, and what kubelets
-have stamped is of yet another year.
+These are the operator's cells of the matrix in tests/faults/test_clocks.py. During a roll-out, an
+old node has an hour for a request that no new node can take over. The operator that marked the node
+dies; its successor's clock differs by two hours. Both clocks are wrong, and the timestamps of
+kubelets are from another year.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def clock(tmp_path: Path) -> WrongClock:
 
 @pytest.fixture
 def operator(proxy: FaultProxy, tmp_path: Path, clock: WrongClock, namespace: str) -> Operator:
-    """Its lease lies beside the pool."""
+    """An operator whose lease is in the pool's namespace."""
     folder = tmp_path / "operator"
     folder.mkdir()
-    words = (proxy.kubeconfig, folder, "--leader-elect")
-    return Operator(*words, system=namespace, environment=clock.environment)
+    arguments = (proxy.kubeconfig, folder, "--leader-elect")
+    return Operator(*arguments, system=namespace, environment=clock.environment)
 
 
-# Either way the clock goes to and fro.
+# In both cases the clock is set forward and back.
 @pytest.mark.parametrize("ahead_s", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.long)])
-def test_an_operator_after_one_with_another_clock_ends_no_drain_early(
+def test_a_successor_with_another_clock_ends_no_drain_early(
     operator: Operator, clock: WrongClock, fake_pool: FakePool, ahead_s: int
 ) -> None:
     clock.set(-ahead_s)
@@ -62,7 +62,7 @@ def test_an_operator_after_one_with_another_clock_ends_no_drain_early(
         assert fake_pool.node_pods(old, "decode") == [decode]
         assert fake_pool.deployments(old)["decode"] == 1
 
-        clock.set(-ahead_s)  # a step while it runs
+        clock.set(-ahead_s)  # the clock changes while the operator runs
         fake_pool.wait_calls("drain", 6)
         assert fake_pool.node_pods(old, "decode") == [decode]
 

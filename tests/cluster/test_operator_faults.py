@@ -1,7 +1,7 @@
-"""A sick API server: the pool becomes what it should be all the same, and the operator lives on.
+"""Under faults of the API server, a pool still reaches its spec, and the operator keeps running.
 
-Between operator and API server stands a proxy that loses, refuses and delays; tests look at the API
-server itself.
+A proxy between operator and API server loses, refuses and delays requests. The tests themselves
+read from the API server directly.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture(scope="module")
-def only(operator: Operator, plane: Kubernetes, api_client: ApiClient) -> Iterator[Pool]:
-    """One pool for all faults: after each it is as specified."""
+def shared_pool(operator: Operator, plane: Kubernetes, api_client: ApiClient) -> Iterator[Pool]:
+    """One pool for all faults. After each test it matches its spec."""
     namespace = plane.new_namespace()
     one = Pool(plane, api_client, namespace)
     yield one
@@ -59,38 +59,40 @@ def only(operator: Operator, plane: Kubernetes, api_client: ApiClient) -> Iterat
 
 
 @pytest.fixture
-def mended(operator: Operator, proxy: FaultProxy, only: Pool) -> Iterator[Pool]:
-    """As specified, before anything goes wrong."""
-    only.apply(SIM)
+def healthy_pool(operator: Operator, proxy: FaultProxy, shared_pool: Pool) -> Iterator[Pool]:
+    """The shared pool, once it matches its spec; the fixture ends all faults afterwards."""
+    shared_pool.apply(SIM)
     try:
-        until(lambda: complete(only) and router_replicas(only) == 1, "all children")
-        yield only
+        until(
+            lambda: is_complete(shared_pool) and router_replicas(shared_pool) == 1, "all children"
+        )
+        yield shared_pool
     finally:
         proxy.watch(None)
         proxy.set_down(False)
         print_log(operator)
 
 
-def lives(operator: Operator) -> int:
-    """How often kopf gave up a watch, so that the operator started all of them again."""
+def count_restarts(operator: Operator) -> int:
+    """How often kopf gave up a watch, upon which the operator restarts all watches."""
     return operator.log().count("restarting the operator in")
 
 
 @pytest.fixture
-def pool(operator: Operator, mended: Pool) -> Iterator[Pool]:
-    """What goes wrong ends nothing that would have to begin anew."""
-    before = lives(operator)
-    yield mended
-    assert lives(operator) == before
+def pool(operator: Operator, healthy_pool: Pool) -> Iterator[Pool]:
+    """The shared pool; after the test, checks that no watch was given up."""
+    before = count_restarts(operator)
+    yield healthy_pool
+    assert count_restarts(operator) == before
 
 
-def complete(pool: Pool) -> bool:
+def is_complete(pool: Pool) -> bool:
     applied = pool.condition("Applied").get("status") == "True"
     return applied and len(pool.children()) == CHILDREN
 
 
-def follows(pool: Pool, replicas: int) -> None:
-    """An edit from now on reaches the router."""
+def check_edit(pool: Pool, replicas: int) -> None:
+    """Check that an edit made now reaches the router's Deployment."""
     pool.patch({"router": {"replicas": replicas}})
     until(lambda: router_replicas(pool) == replicas, "the edit")
 
@@ -100,38 +102,38 @@ def router_replicas(pool: Pool) -> int:
     return router["spec"]["replicas"] if router else 0
 
 
-def failing(
+def fail_first(
     fault: Fault, which: Callable[[Call], bool], times: int
 ) -> Callable[[Call], Fault | None]:
-    left = times
+    remaining = times
 
     def watch(call: Call) -> Fault | None:
-        nonlocal left
-        if left and which(call):
-            left -= 1
+        nonlocal remaining
+        if remaining and which(call):
+            remaining -= 1
             return fault
         return None
 
     return watch
 
 
-def test_dropped_watches_are_taken_up_again(pool: Pool, proxy: FaultProxy) -> None:
+def test_dropped_watches_are_resumed(pool: Pool, proxy: FaultProxy) -> None:
     proxy.drop_watches()
-    follows(pool, 2)
+    check_edit(pool, 2)
     pool.kubectl("delete", "service", "pool-router", "--wait=false")
-    until(lambda: complete(pool), "the service")
+    until(lambda: is_complete(pool), "the service")
 
 
-def test_what_was_deleted_while_watches_were_down_is_noticed(pool: Pool, proxy: FaultProxy) -> None:
-    """The server has forgotten the version from which the watch would go on, so that no event
-    tells of the deletion."""
+def test_a_deletion_during_a_broken_watch_is_noticed(pool: Pool, proxy: FaultProxy) -> None:
+    """The server no longer has the version from which the watch would resume, so no event reports
+    the deletion."""
     error = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
     expired = Answer(200, {}, error)
     proxy.watch(lambda call: RESET if "/services" in call.path else None)
     proxy.drop_watches()
     pool.kubectl("delete", "service", "pool-router")
-    proxy.watch(failing(expired, lambda call: call.watches and "/services" in call.path, 1))
-    until(lambda: complete(pool), "the service")
+    proxy.watch(fail_first(expired, lambda call: call.watches and "/services" in call.path, 1))
+    until(lambda: is_complete(pool), "the service")
 
 
 @pytest.mark.parametrize(
@@ -146,23 +148,23 @@ def test_what_was_deleted_while_watches_were_down_is_noticed(pool: Pool, proxy: 
     ],
     ids=["409", "429", "500", "503", "reset", "answer lost"],
 )
-def test_failing_writes_are_tried_until_they_succeed(
+def test_failing_writes_are_retried_until_they_succeed(
     pool: Pool, proxy: FaultProxy, fault: Fault
 ) -> None:
-    proxy.watch(failing(fault, lambda call: call.writes, 3))
-    follows(pool, 3)
-    until(lambda: complete(pool), "all children")
+    proxy.watch(fail_first(fault, lambda call: call.writes, 3))
+    check_edit(pool, 3)
+    until(lambda: is_complete(pool), "all children")
 
 
 @pytest.mark.parametrize(
     "fault", [Answer(500), Answer(429, {"Retry-After": "1"}), RESET], ids=["500", "429", "reset"]
 )
-def test_failing_reads_and_watches_are_tried_until_they_succeed(
+def test_failing_reads_and_watches_are_retried_until_they_succeed(
     pool: Pool, proxy: FaultProxy, fault: Fault
 ) -> None:
-    proxy.watch(failing(fault, lambda call: not call.writes, 20))
+    proxy.watch(fail_first(fault, lambda call: not call.writes, 20))
     proxy.drop_watches()
-    follows(pool, 3)
+    check_edit(pool, 3)
 
 
 def test_retry_after_is_obeyed(pool: Pool, proxy: FaultProxy) -> None:
@@ -176,16 +178,16 @@ def test_retry_after_is_obeyed(pool: Pool, proxy: FaultProxy) -> None:
         return Answer(429, {"Retry-After": "3"})
 
     proxy.watch(watch)
-    follows(pool, 2)
-    begun = refused[0].at
-    first, second, *_ = [call for call in proxy.requests_since(begun) if router in call.path]
+    check_edit(pool, 2)
+    start = refused[0].at
+    first, second, *_ = [call for call in proxy.requests_since(start) if router in call.path]
     assert second.at - first.at >= 3
 
 
-def test_random_faults_delay_and_change_nothing(pool: Pool, proxy: FaultProxy) -> None:
+def test_random_faults_only_delay_edits(pool: Pool, proxy: FaultProxy) -> None:
     chance = random.Random(7)
     faults: list[Fault] = [Answer(500), Answer(429), RESET, ANSWERED_RESET]
-    # Nothing that only reads is a conflict.
+    # Only writes can conflict.
     writes = [*faults, Answer(409)]
 
     def watch(call: Call) -> Fault | None:
@@ -194,36 +196,40 @@ def test_random_faults_delay_and_change_nothing(pool: Pool, proxy: FaultProxy) -
 
     proxy.watch(watch)
     for replicas in (2, 3, 4):
-        follows(pool, replicas)
+        check_edit(pool, replicas)
     proxy.watch(None)
-    until(lambda: complete(pool), "all children")
+    until(lambda: is_complete(pool), "all children")
 
 
 @pytest.mark.parametrize(
     "seconds", [5, pytest.param(120, marks=pytest.mark.long)], ids=["short", "2 minutes"]
 )
-def test_an_outage_is_survived(pool: Pool, proxy: FaultProxy, seconds: int) -> None:
+def test_edits_are_applied_after_an_outage_without_new_objects(
+    pool: Pool, proxy: FaultProxy, seconds: int
+) -> None:
     before = {name: one["metadata"]["uid"] for name, one in pool.children().items()}
     proxy.set_down(True)
     pool.patch({"router": {"replicas": 2}})
     time.sleep(seconds)
     proxy.set_down(False)
     until(lambda: router_replicas(pool) == 2, "the edit")
-    follows(pool, 3)
+    check_edit(pool, 3)
     after = {name: one["metadata"]["uid"] for name, one in pool.children().items()}
-    assert after == before, "something was made anew"
+    assert after == before, "an object was recreated"
 
 
-def test_a_restart_of_the_api_server_is_survived(pool: Pool, plane: Kubernetes) -> None:
+def test_the_operator_works_on_after_a_restart_of_the_api_server(
+    pool: Pool, plane: Kubernetes
+) -> None:
     plane.stop_apiserver()
     time.sleep(2)
     plane.start_apiserver()
-    follows(pool, 2)
+    check_edit(pool, 2)
     pool.kubectl("delete", "service", "pool-router", "--wait=false")
-    until(lambda: complete(pool), "the service")
+    until(lambda: is_complete(pool), "the service")
 
 
-def test_a_kind_that_is_not_installed_is_told_and_made_when_it_is(
+def test_a_missing_kind_is_reported_and_its_object_is_created_once_it_is_installed(
     pool: Pool, plane: Kubernetes
 ) -> None:
     pool.apply({**SIM, "router": {"httpRoute": {"parentRefs": [{"name": "gate"}]}}})
@@ -236,14 +242,14 @@ def test_a_kind_that_is_not_installed_is_told_and_made_when_it_is(
         until(lambda: not pool.child("HTTPRoute", "router"), "the route's end")
 
 
-def test_a_watch_that_kopf_gives_up_is_begun_anew(
-    operator: Operator, mended: Pool, proxy: FaultProxy
+def test_a_watch_that_kopf_gives_up_is_restarted(
+    operator: Operator, healthy_pool: Pool, proxy: FaultProxy
 ) -> None:
-    before = lives(operator)
+    before = count_restarts(operator)
     error = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "reason": "InternalError"}}
-    proxy.watch(failing(Answer(200, {}, error), lambda call: call.watches, 1))
+    proxy.watch(fail_first(Answer(200, {}, error), lambda call: call.watches, 1))
     proxy.drop_watches()
-    until(lambda: lives(operator) > before, "the next life")
-    follows(mended, 2)
-    mended.kubectl("delete", "service", "pool-router", "--wait=false")
-    until(lambda: complete(mended), "the service")
+    until(lambda: count_restarts(operator) > before, "the restart")
+    check_edit(healthy_pool, 2)
+    healthy_pool.kubectl("delete", "service", "pool-router", "--wait=false")
+    until(lambda: is_complete(healthy_pool), "the service")

@@ -1,4 +1,4 @@
-"""The login of somebody else's store: from a Secret in a real API server to a real Redis."""
+"""The login of an external store: from a Secret in a real API server to a real Redis."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.support.planner.observations import observed, status_of
 WAIT_S = 120.0
 
 
-class Askers:
-    """One for each pool that is followed, each in a task of its own. `calls` are verbs and codes of
-    the API's answers, `answered` the pools that are to be looked at again."""
+class Pollers:
+    """An IndexPoller for each followed pool, each in its own task. `calls` holds the verbs and
+    codes of API answers, `answered` the pools with a new answer."""
 
     def __init__(self, api: Api, calls: list[tuple[str, str]]) -> None:
         self.api = api
@@ -39,10 +39,10 @@ class Askers:
     def follow(self, key: PoolKey, pool: Pool) -> IndexPoller:
         answered = partial(self.answered.put_nowait, key)
         reader = IndexReader(monotonic, networks=LOCAL)
-        asker = IndexPoller(key, self.api, reader, answered, monotonic)
-        asker.follow(pool, observed(pool), status_of(observed(pool), pool))
-        self.tasks[key] = asyncio.create_task(asker.run())
-        return asker
+        poller = IndexPoller(key, self.api, reader, answered, monotonic)
+        poller.follow(pool, observed(pool), status_of(observed(pool), pool))
+        self.tasks[key] = asyncio.create_task(poller.run())
+        return poller
 
     async def close(self) -> None:
         for task in self.tasks.values():
@@ -58,12 +58,12 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-async def askers(control_plane: Kubernetes) -> AsyncIterator[Askers]:
+async def pollers(control_plane: Kubernetes) -> AsyncIterator[Pollers]:
     config = await load({"KUBECONFIG": str(control_plane.kubeconfig)})
     calls: list[tuple[str, str]] = []
-    askers = Askers(Api(config, lambda verb, code: calls.append((verb, code)), 60.0), calls)
-    yield askers
-    await askers.close()
+    pollers = Pollers(Api(config, lambda verb, code: calls.append((verb, code)), 60.0), calls)
+    yield pollers
+    await pollers.close()
 
 
 def pool_with_login(url: str, namespace: str) -> Pool:
@@ -76,48 +76,48 @@ def give_login(control_plane: Kubernetes, namespace: str) -> None:
     control_plane.kubectl("create", "secret", "generic", "far-login", secret, "-n", namespace)
 
 
-async def test_the_index_is_asked_with_the_secrets_login_and_answers_once(
-    askers: Askers, control_plane: Kubernetes, namespace: str, url: str
+async def test_the_index_is_read_with_the_secret_s_login_and_an_answer_is_taken_once(
+    pollers: Pollers, control_plane: Kubernetes, namespace: str, url: str
 ) -> None:
     pool, key = pool_with_login(url, namespace), PoolKey(namespace, "demo")
     await register(with_login(url, "", PASSWORD), pool)
     give_login(control_plane, namespace)
-    asker = askers.follow(key, pool)
+    poller = pollers.follow(key, pool)
     async with asyncio.timeout(WAIT_S):
-        assert await askers.answered.get() == key
-    answer = asker.take_answer()
+        assert await pollers.answered.get() == key
+    answer = poller.take_answer()
     assert answer is not None
     assert answer.nodes == (o.report(pool, "decode"),)
-    assert asker.take_answer() is None
+    assert poller.take_answer() is None
 
 
-async def test_a_secret_that_comes_later_is_read_then(
-    askers: Askers, control_plane: Kubernetes, namespace: str, url: str
+async def test_a_secret_that_is_created_later_is_read(
+    pollers: Pollers, control_plane: Kubernetes, namespace: str, url: str
 ) -> None:
     pool, key = pool_with_login(url, namespace), PoolKey(namespace, "demo")
     await register(with_login(url, "", PASSWORD), pool)
-    asker = askers.follow(key, pool)
+    poller = pollers.follow(key, pool)
     async with asyncio.timeout(WAIT_S):
-        while ("get", "404") not in askers.calls:
+        while ("get", "404") not in pollers.calls:
             await asyncio.sleep(0.05)
-    assert asker.take_answer() is None
+    assert poller.take_answer() is None
     give_login(control_plane, namespace)
     async with asyncio.timeout(WAIT_S):
-        assert await askers.answered.get() == key
+        assert await pollers.answered.get() == key
 
 
-async def test_a_pool_that_is_gone_is_not_asked(
-    askers: Askers, control_plane: Kubernetes, namespace: str, url: str
+async def test_the_index_of_a_deleted_pool_is_not_read(
+    pollers: Pollers, control_plane: Kubernetes, namespace: str, url: str
 ) -> None:
     pool = pool_with_login(url, namespace)
-    gone, other = PoolKey(namespace, "gone"), PoolKey(namespace, "demo")
+    deleted, other = PoolKey(namespace, "gone"), PoolKey(namespace, "demo")
     await register(with_login(url, "", PASSWORD), pool)
     give_login(control_plane, namespace)
-    asker = askers.follow(gone, pool)
-    askers.tasks[gone].cancel()  # as the pool's task does in the end
-    # It would be asked before this one.
-    askers.follow(other, pool)
+    poller = pollers.follow(deleted, pool)
+    pollers.tasks[deleted].cancel()  # as the pool's task does at its end
+    # The deleted pool's poller would answer before this one.
+    pollers.follow(other, pool)
     async with asyncio.timeout(WAIT_S):
-        assert await askers.answered.get() == other
-    assert askers.answered.empty()
-    assert asker.take_answer() is None
+        assert await pollers.answered.get() == other
+    assert pollers.answered.empty()
+    assert poller.take_answer() is None

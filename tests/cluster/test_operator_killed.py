@@ -1,4 +1,4 @@
-"""An operator that is killed at any step is followed by one that finishes."""
+"""After an operator is killed at any step, its successor finishes the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import SIM, Operator, Pool, until
 
 CHILDREN = 17
-# Writes of a life that has everything to do: the children, the status, an event.
+# The writes of an operator that creates a whole pool: the children, the status, an event.
 WRITES = CHILDREN + 2
 FEW = (1, CHILDREN // 2, WRITES - 1, WRITES)
 
@@ -25,7 +25,7 @@ FEW = (1, CHILDREN // 2, WRITES - 1, WRITES)
     "writes", [FEW, pytest.param(range(1, WRITES + 1), marks=pytest.mark.long)], ids=["few", "each"]
 )
 @pytest.mark.timeout(900)  # it starts up to 20 operators
-def test_it_is_killed_at_writes_and_the_last_one_finishes(
+def test_after_kills_at_any_write_the_last_operator_finishes(
     plane: Kubernetes, pool: Pool, tmp_path: Path, writes: Iterable[int]
 ) -> None:
     with (
@@ -34,17 +34,17 @@ def test_it_is_killed_at_writes_and_the_last_one_finishes(
     ):
         operator.kill()
         pool.apply(SIM)
-        for at in writes:
-            # The status is not done: else the next one would have nothing to say, and no event.
-            fault = ANSWERED_RESET if at % 2 else RESET
-            operator.kill_at(proxy, fault, operator.start, number=at)
+        for number in writes:
+            # The status, write 18, must not be stored, else the successor would post no event.
+            fault = ANSWERED_RESET if number % 2 else RESET
+            operator.kill_at(proxy, fault, operator.start, number=number)
         operator.start()
         until(lambda: pool.condition("Applied").get("status") == "True", "condition Applied")
         until(lambda: len(pool.children()) == CHILDREN, "the children")
         credentials = credentials_of(pool.child("Secret", "auth"), os.urandom)
         assert credentials is not None
         deployments = [one for one in pool.children().values() if one["kind"] == "Deployment"]
-        # One revision, and made from the credentials that are there.
+        # One revision, created with the stored credentials.
         assert len(deployments) == 5
         templates = [one["spec"]["template"]["metadata"] for one in deployments]
         used = {one["annotations"][CREDENTIALS_ANNOTATION] for one in templates}
@@ -55,7 +55,7 @@ def test_it_is_killed_at_writes_and_the_last_one_finishes(
         )
 
 
-def test_it_is_killed_between_an_edit_and_its_end(
+def test_an_edit_is_finished_after_a_kill_in_its_middle(
     plane: Kubernetes, pool: Pool, tmp_path: Path
 ) -> None:
     pool.apply(SIM)
@@ -72,14 +72,14 @@ def test_it_is_killed_between_an_edit_and_its_end(
         until(lambda: len(pool.children()) == CHILDREN, "the old nodes' end")
 
 
-def test_sigterm_ends_it(plane: Kubernetes, pool: Pool, tmp_path: Path) -> None:
+def test_sigterm_ends_the_operator(plane: Kubernetes, pool: Pool, tmp_path: Path) -> None:
     pool.apply(SIM)
     with Operator(plane.kubeconfig, tmp_path) as operator:
         until(lambda: len(pool.children()) == CHILDREN, "the children")
         operator.terminate()
 
 
-def test_of_two_replicas_one_acts_and_the_other_follows_it(
+def test_only_the_leader_of_two_replicas_acts_and_the_other_takes_over(
     plane: Kubernetes, pool: Pool, tmp_path: Path
 ) -> None:
     first, second = (

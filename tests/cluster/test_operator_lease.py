@@ -1,4 +1,4 @@
-"""The lease in a real API server: who acts, and when no longer. Time is the test's own."""
+"""The leader's lease in a real API server, with the test's own clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 120.0
 
 
 class RunningClock(Clock):
-    """As fast as the machine's own while `run` does, without the time in which we had no turn."""
+    """A clock that advances in real time while `run` runs, but not while the test is stalled."""
 
     async def run(self) -> None:
         last = time.monotonic()
@@ -63,42 +63,42 @@ def holder(control_plane: Kubernetes, namespace: str) -> str:
     return name
 
 
-def seen(proxy: FaultProxy, namespace: str, method: str) -> int:
-    """How often the namespace's lease was asked for, or written."""
+def count_calls(proxy: FaultProxy, namespace: str, method: str) -> int:
+    """How often the namespace's lease was read (GET) or written (PUT)."""
     calls = [call for call in list(proxy.calls) if call.method == method]
     return sum(f"/{namespace}/" in call.path for call in calls)
 
 
-async def test_the_first_takes_it_and_the_second_waits(
+async def test_the_first_replica_takes_the_lease_and_the_second_waits(
     api: Api, proxy: FaultProxy, control_plane: Kubernetes, namespace: str, clock: Clock
 ) -> None:
     async with asyncio.timeout(WAIT_S):
         await lease(api, namespace, "first", clock).hold()
         assert holder(control_plane, namespace) == "first"
-        before = seen(proxy, namespace, "GET")
+        before = count_calls(proxy, namespace, "GET")
         waiting = asyncio.create_task(lease(api, namespace, "second", clock).hold())
-        # The third look means that the second one was answered, and did not take it.
-        while seen(proxy, namespace, "GET") < before + 3:
+        # A third read shows that the second one was answered and that the lease was not taken.
+        while count_calls(proxy, namespace, "GET") < before + 3:
             assert not waiting.done()
             await asyncio.sleep(0.05)
     waiting.cancel()
     assert holder(control_plane, namespace) == "first"
 
 
-async def test_the_second_takes_what_nobody_renewed_for_its_duration(
+async def test_the_second_replica_takes_a_lease_that_is_not_renewed_for_its_duration(
     api: Api, control_plane: Kubernetes, namespace: str, clock: Clock
 ) -> None:
     first, second = (lease(api, namespace, name, clock) for name in ("first", "second"))
     await first.hold()
     waiting = asyncio.create_task(second.hold())
     async with asyncio.timeout(WAIT_S):
-        # Its time begins when it looks for the first time.
+        # The second replica counts the duration from its first read.
         while not waiting.done():
             await asyncio.sleep(1)
             clock.now += DURATION_S + 1
         await waiting
         assert holder(control_plane, namespace) == "second"
-        await first.keep()  # it returns: somebody else acts
+        await first.keep()  # it returns, because another replica leads
 
 
 async def test_a_released_lease_is_free_at_once(
@@ -119,12 +119,12 @@ async def test_a_leader_that_cannot_renew_stops_before_its_lease_is_free(
     clock = RunningClock()
     first = lease(api, namespace, "first", clock)
     await first.hold()
-    begun = clock()
+    start = clock()
     proxy.watch(lambda call: fault)
     running = asyncio.create_task(clock.run())
     keeping = asyncio.create_task(first.keep())
     await asyncio.sleep(0.5)
-    # So that an answer which is waited for too long would end after the lease.
+    # After this jump, an overlong wait for an answer would end after the lease.
     clock.now += 2.9
     try:
         async with asyncio.timeout(WAIT_S):
@@ -132,21 +132,21 @@ async def test_a_leader_that_cannot_renew_stops_before_its_lease_is_free(
     finally:
         proxy.watch(None)
         running.cancel()
-    assert clock() - begun < DURATION_S
+    assert clock() - start < DURATION_S
 
 
-async def test_a_leader_keeps_what_it_renews(
+async def test_a_leader_keeps_a_lease_that_it_renews(
     api: Api, proxy: FaultProxy, namespace: str, clock: Clock
 ) -> None:
     first = lease(api, namespace, "first", clock)
     await first.hold()
     keeping = asyncio.create_task(first.keep())
     async with asyncio.timeout(WAIT_S):
-        # Together they are longer than the lease.
+        # Four times 4 s are longer than the lease.
         for _ in range(4):
-            before = seen(proxy, namespace, "PUT")
+            before = count_calls(proxy, namespace, "PUT")
             clock.now += 4
-            while seen(proxy, namespace, "PUT") == before and not keeping.done():
+            while count_calls(proxy, namespace, "PUT") == before and not keeping.done():
                 await asyncio.sleep(0.05)
     assert not keeping.done()
     keeping.cancel()

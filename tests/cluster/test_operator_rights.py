@@ -1,4 +1,4 @@
-"""The operator under the very rights of `permissions`: they are enough to make a pool."""
+"""The operator with exactly the rights of `permissions`, which suffice to manage a pool."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SECRET_REPAIR_S = 5 * (SECRET_S + UNREADY_AGAIN_S)
 CHILDREN = 17
 
 
-def rules(given: Sequence[PermissionRule]) -> list[dict[str, Any]]:
+def rules(permissions: Sequence[PermissionRule]) -> list[dict[str, Any]]:
     return [
         {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
         | ({"resourceNames": list(rule.names)} if rule.names else {})
-        for rule in given
+        for rule in permissions
     ]
 
 
 def grant(
-    cluster: Kubernetes, namespace: str, given: Sequence[PermissionRule], *, everywhere: bool
+    cluster: Kubernetes, namespace: str, permissions: Sequence[PermissionRule], *, everywhere: bool
 ) -> None:
-    """To the service account of `namespace`."""
+    """Grant the permissions to the service account of `namespace`."""
     prefix = "Cluster" if everywhere else ""
     metadata = {"name": f"operator-{namespace}"}
     if not everywhere:
@@ -40,14 +40,14 @@ def grant(
     reference = {"apiGroup": api, "kind": kind, "name": metadata["name"]}
     binding = {"roleRef": reference, "subjects": [subject]}
     for body in (
-        {**head, "kind": kind, "rules": rules(given)},
+        {**head, "kind": kind, "rules": rules(permissions)},
         {**head, "kind": f"{kind}Binding", **binding},
     ):
         cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
 
 
 def account(cluster: Kubernetes, namespace: str, folder: Path) -> Path:
-    """A kubeconfig of the account, which has no rights of its own."""
+    """Create the service account; return its kubeconfig. It has no rights yet."""
     cluster.kubectl("create", "serviceaccount", ACCOUNT, "-n", namespace)
     token = cluster.kubectl("create", "token", ACCOUNT, "-n", namespace).strip()
     config = json.loads(cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
@@ -58,7 +58,7 @@ def account(cluster: Kubernetes, namespace: str, folder: Path) -> Path:
     return path
 
 
-def served(operator: Operator, pool: Pool) -> None:
+def check_pool_is_managed(operator: Operator, pool: Pool) -> None:
     pool.apply(SIM)
     until(lambda: pool.condition("Applied").get("status") == "True", "condition Applied")
     assert len(pool.children()) == CHILDREN
@@ -75,20 +75,22 @@ def served(operator: Operator, pool: Pool) -> None:
 
 
 def refusals(operator: Operator) -> list[str]:
-    """Not by the text of the log: its times have a 403 now and then."""
+    """The log messages about refused requests. Whole lines would match a 403 in timestamps."""
     messages = [json.loads(line)["message"] for line in operator.log().splitlines()]
     assert messages
     return [one for one in messages if re.search(r"\b403\b|[Ff]orbidden", one)]
 
 
-def test_in_all_namespaces(plane: Kubernetes, pool: Pool, tmp_path: Path) -> None:
+def test_the_cluster_wide_rights_suffice_for_pools_in_all_namespaces(
+    plane: Kubernetes, pool: Pool, tmp_path: Path
+) -> None:
     config = account(plane, pool.namespace, tmp_path)
     grant(plane, pool.namespace, (*POOL_RULES, *CLUSTER_RULES), everywhere=True)
     with Operator(config, tmp_path) as operator:
-        served(operator, pool)
+        check_pool_is_managed(operator, pool)
 
 
-def test_in_one_namespace_and_with_leader_election(
+def test_the_namespaced_rights_suffice_with_leader_election(
     plane: Kubernetes, pool: Pool, tmp_path: Path
 ) -> None:
     namespace = pool.namespace
@@ -96,5 +98,5 @@ def test_in_one_namespace_and_with_leader_election(
     grant(plane, namespace, (*POOL_RULES, *LEASE_RULES), everywhere=False)
     flags = (f"--namespace={namespace}", "--leader-elect")
     with Operator(config, tmp_path, *flags, system=namespace) as operator:
-        served(operator, pool)
+        check_pool_is_managed(operator, pool)
         plane.kubectl("get", "lease", "baton-operator", "-n", namespace)

@@ -1,4 +1,4 @@
-"""The operator as a process against a real API server: what it makes of a pool, and keeps."""
+"""The operator as a process against a real API server: the children that it creates and keeps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import ROUTES, SIM, ApiClient, Body, Operator, Pool, print_log, until
 
-# Less than the resync's period of 300 s: it would find everything in the end.
+# Less than the period of the resync (300 s), which would repair everything in the end.
 REPAIR_S = 120.0
-# Nothing watches Secrets: one is read again at the next look that is late enough.
+# The operator does not watch Secrets. It reads one again when its last read is SECRET_S old.
 SECRET_REPAIR_S = 5 * (SECRET_S + UNREADY_AGAIN_S)
 
 
@@ -39,7 +39,7 @@ def operator(
 
 
 @pytest.fixture(autouse=True)
-def last_words(operator: Operator) -> Iterator[None]:
+def print_log_after(operator: Operator) -> Iterator[None]:
     yield
     print_log(operator)
 
@@ -55,7 +55,7 @@ def pool(
 
 @pytest.fixture(scope="module")
 def edited(operator: Operator, control_plane: Kubernetes, api_client: ApiClient) -> Iterator[Pool]:
-    """One pool for all edits: each takes the one before back."""
+    """One pool for all edits. Each edit reverts the one before."""
     namespace = control_plane.new_namespace()
     one = Pool(control_plane, api_client, namespace)
     try:
@@ -67,20 +67,20 @@ def edited(operator: Operator, control_plane: Kubernetes, api_client: ApiClient)
         control_plane.delete_namespace(namespace)
 
 
-def made(pool: Pool, spec: Any = SIM) -> dict[str, Body]:
-    """Create it; return its children when they are complete."""
+def create(pool: Pool, spec: Any = SIM) -> dict[str, Body]:
+    """Create the pool; return its children once they are complete."""
     pool.apply(spec)
     until(lambda: pool.condition("Applied").get("status") == "True", "condition Applied")
     return pool.children()
 
 
-def wishes(body: Body) -> Body:
-    """What somebody may have wished for."""
+def desired(body: Body) -> Body:
+    """The fields that a user or the operator sets: all but metadata and status."""
     return {name: value for name, value in body.items() if name not in ("metadata", "status")}
 
 
 def test_a_pool_gets_exactly_its_children(pool: Pool) -> None:
-    children = made(pool)
+    children = create(pool)
     revision = pool.body()["status"]["revision"]
     assert sorted(children) == [
         f"Deployment/pool-decode-{revision}",
@@ -111,19 +111,19 @@ def test_the_edits_cover_every_field() -> None:
 def test_an_edit_reaches_the_children(operator: Operator, edited: Pool, edit: Edit) -> None:
     def reached() -> bool:
         children = edited.children().values()
-        found = [_with(children, *where) for where in edit.where]
+        children_in_where = [_children_of(children, *where) for where in edit.where]
         if not edit.text:
-            return not any(found)
-        return all(edit.text in json.dumps(one) for one in found)
+            return not any(children_in_where)
+        return all(edit.text in json.dumps(one) for one in children_in_where)
 
     assert not reached()
     edited.apply({**SIM, **edit.spec})
     until(reached, edit.field)
 
 
-def _with(children: Any, kind: str, component: str) -> list[Body]:
+def _children_of(children: Any, kind: str, component: str) -> list[Body]:
     return [
-        wishes(one) | {"notes": one["metadata"].get("annotations", {})}
+        desired(one) | {"notes": one["metadata"].get("annotations", {})}
         for one in children
         if one["kind"] == kind and one["metadata"]["labels"]["baton.dev/component"] == component
     ]
@@ -148,12 +148,12 @@ DRIFTS = (
 
 
 class Drifting(NamedTuple):
-    """Two pools, since one has one kind of route, and all their children."""
+    """Two pools in one namespace, because a pool has only one kind of route."""
 
     pools: tuple[Pool, Pool]
 
     def child(self, name: str) -> Body:
-        """{} while it is not there. Both pools are in one namespace."""
+        """A child of either pool; {} if it does not exist."""
         return self.pools[0].one(name)
 
     def uid(self, name: str) -> str:
@@ -171,8 +171,8 @@ def drifting(
         Pool(control_plane, api_client, namespace, "gate"),
     )
     try:
-        made(pools[0], {**SIM, "router": {"ingress": {"host": "llm.example.org"}}})
-        made(pools[1], {**SIM, "router": {"httpRoute": {"parentRefs": [{"name": "gate"}]}}})
+        create(pools[0], {**SIM, "router": {"ingress": {"host": "llm.example.org"}}})
+        create(pools[1], {**SIM, "router": {"httpRoute": {"parentRefs": [{"name": "gate"}]}}})
         yield Drifting(pools)
         for one in pools:
             one.delete()
@@ -181,16 +181,18 @@ def drifting(
 
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=[drift.child for drift in DRIFTS])
-def test_drift_is_repaired_at_once(operator: Operator, drifting: Drifting, drift: Drift) -> None:
-    before = wishes(drifting.child(drift.child))
+def test_drift_is_repaired_without_waiting_for_the_resync(
+    operator: Operator, drifting: Drifting, drift: Drift
+) -> None:
+    before = desired(drifting.child(drift.child))
     words = ("--type=merge", f"--patch={json.dumps(drift.patch)}", "-o", "json")
     drifted = json.loads(drifting.pools[0].kubectl("patch", drift.child, *words))
-    assert wishes(drifted) != before
-    until(lambda: wishes(drifting.child(drift.child)) == before, "the repair", REPAIR_S)
+    assert desired(drifted) != before
+    until(lambda: desired(drifting.child(drift.child)) == before, "the repair", REPAIR_S)
 
 
 @pytest.mark.parametrize("child", [drift.child for drift in DRIFTS])
-def test_a_deleted_child_is_back_at_once(
+def test_a_deleted_child_is_recreated_without_waiting_for_the_resync(
     operator: Operator, drifting: Drifting, child: str
 ) -> None:
     old = drifting.uid(child)
@@ -198,7 +200,7 @@ def test_a_deleted_child_is_back_at_once(
     until(lambda: drifting.uid(child) not in ("", old), "the new one", REPAIR_S)
 
 
-def test_a_child_that_lost_its_label_gets_it_back(operator: Operator, drifting: Drifting) -> None:
+def test_a_removed_label_of_a_child_is_restored(operator: Operator, drifting: Drifting) -> None:
     drifting.pools[0].kubectl("label", "service", "pool-router", "baton.dev/pool-")
 
     def label() -> object:
@@ -208,30 +210,30 @@ def test_a_child_that_lost_its_label_gets_it_back(operator: Operator, drifting: 
     until(lambda: label() == "pool", "the label", REPAIR_S)
 
 
-class Spoiled(NamedTuple):
-    """A pool whose Secret somebody has spoiled; the Secret and the pool's revision before that."""
+class TamperedPool(NamedTuple):
+    """A pool with a changed Secret; the Secret and the pool's revision before the change."""
 
     pool: Pool
     before: Body
     revision: str
 
     def secret(self) -> Body:
-        """{} while it is not there."""
+        """The pool's Secret; {} if it does not exist."""
         return self.pool.one(f"Secret/{self.pool.name}-auth")
 
 
 @pytest.fixture(scope="module")
-def spoiled(
+def tampered(
     operator: Operator, control_plane: Kubernetes, api_client: ApiClient
-) -> Iterator[dict[str, Spoiled]]:
-    """Three at once: the operator reads a Secret again half a minute later."""
-    namespace, found = control_plane.new_namespace(), dict[str, Spoiled]()
+) -> Iterator[dict[str, TamperedPool]]:
+    """Three pools at once, because the operator rereads a Secret only after half a minute."""
+    namespace, found = control_plane.new_namespace(), dict[str, TamperedPool]()
     try:
         for name in ("drifted", "deleted", "damaged"):
             pool = Pool(control_plane, api_client, namespace, name)
-            made(pool)
+            create(pool)
             secret, status = pool.one(f"Secret/{name}-auth"), pool.body()["status"]
-            found[name] = Spoiled(pool, secret, status["revision"])
+            found[name] = TamperedPool(pool, secret, status["revision"])
         yield found
         for one in found.values():
             one.pool.delete()
@@ -240,38 +242,40 @@ def spoiled(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def spoil(spoiled: dict[str, Spoiled]) -> None:
-    """Before all other tests, which take longer than the operator waits."""
-    for name, data in (("drifted", "users.acl"), ("damaged", "link-token")):
-        patch = json.dumps({"data": {data: "eA=="}})
+def tamper(tampered: dict[str, TamperedPool]) -> None:
+    """Change the Secrets first, so that the operator's wait passes during the other tests."""
+    for name, key in (("drifted", "users.acl"), ("damaged", "link-token")):
+        patch = json.dumps({"data": {key: "eA=="}})
         words = ("--type=merge", f"--patch={patch}", "-o", "json")
-        told = spoiled[name].pool.kubectl("patch", "secret", f"{name}-auth", *words)
-        assert json.loads(told)["data"] != spoiled[name].before["data"]
-    spoiled["deleted"].pool.kubectl("delete", "secret", "deleted-auth")
+        output = tampered[name].pool.kubectl("patch", "secret", f"{name}-auth", *words)
+        assert json.loads(output)["data"] != tampered[name].before["data"]
+    tampered["deleted"].pool.kubectl("delete", "secret", "deleted-auth")
 
 
-def test_drift_of_the_secret_is_repaired_though_nothing_watches_it(
-    spoiled: dict[str, Spoiled],
+def test_drift_of_the_secret_is_repaired_at_the_next_read(
+    tampered: dict[str, TamperedPool],
 ) -> None:
-    one = spoiled["drifted"]
-    until(lambda: wishes(one.secret()) == wishes(one.before), "the repair", SECRET_REPAIR_S)
+    one = tampered["drifted"]
+    until(lambda: desired(one.secret()) == desired(one.before), "the repair", SECRET_REPAIR_S)
 
 
-def test_a_deleted_secret_is_back_with_its_values_and_no_pod_is_replaced(
-    spoiled: dict[str, Spoiled],
+def test_a_deleted_secret_is_recreated_with_its_values_and_no_pod_is_replaced(
+    tampered: dict[str, TamperedPool],
 ) -> None:
-    one = spoiled["deleted"]
+    one = tampered["deleted"]
     until(one.secret, "the new one", SECRET_REPAIR_S)
     assert one.secret()["data"] == one.before["data"]
-    # An edit that is applied: all that was to be done before has been done.
+    # Once a later edit is applied, all earlier work of the operator is done.
     one.pool.patch({"router": {"replicas": 2}})
     until(lambda: one.pool.child("Deployment", "router")["spec"]["replicas"] == 2, "the edit")
     assert one.pool.body()["status"]["revision"] == one.revision
     assert one.secret()["data"] == one.before["data"]
 
 
-def test_a_damaged_secret_is_made_anew_and_rolls_the_pods(spoiled: dict[str, Spoiled]) -> None:
-    one = spoiled["damaged"]
+def test_a_damaged_secret_gets_new_values_and_the_pods_roll(
+    tampered: dict[str, TamperedPool],
+) -> None:
+    one = tampered["damaged"]
     until(
         lambda: one.pool.body()["status"]["revision"] != one.revision,
         "another revision",
@@ -281,7 +285,7 @@ def test_a_damaged_secret_is_made_anew_and_rolls_the_pods(spoiled: dict[str, Spo
 
 
 def test_fields_of_other_managers_are_left_alone(pool: Pool) -> None:
-    made(pool)
+    create(pool)
     pool.kubectl("annotate", "deployment", "pool-router", "team=blue")
     pool.kubectl(
         "patch", "deployment", "pool-router", "--type=merge",
@@ -294,7 +298,7 @@ def test_fields_of_other_managers_are_left_alone(pool: Pool) -> None:
     assert router["spec"]["revisionHistoryLimit"] == 3
 
 
-def test_what_somebody_else_made_is_not_taken_over(pool: Pool) -> None:
+def test_a_foreign_object_of_the_same_name_is_not_taken_over(pool: Pool) -> None:
     pool.kubectl("create", "service", "clusterip", "pool-router", "--tcp=80:80")
     pool.apply(SIM)
     until(lambda: pool.condition("Applied").get("status") == "False", "condition Applied")
@@ -305,7 +309,7 @@ def test_what_somebody_else_made_is_not_taken_over(pool: Pool) -> None:
     until(lambda: pool.condition("Applied")["status"] == "True", "condition Applied")
 
 
-def test_no_pod_is_made_without_the_policies_that_were_asked_for(pool: Pool) -> None:
+def test_no_workload_is_created_before_its_network_policies(pool: Pool) -> None:
     peers = [{"ipBlock": {"cidr": "nowhere"}}]
     pool.apply({**SIM, "networkPolicy": {"clients": peers}})
     until(lambda: pool.condition("Applied").get("status") == "False", "condition Applied")
@@ -316,8 +320,8 @@ def test_no_pod_is_made_without_the_policies_that_were_asked_for(pool: Pool) -> 
     assert pool.child("Deployment", "router")
 
 
-def test_a_deleted_pool_leaves_nothing(pool: Pool) -> None:
-    made(pool)
+def test_a_deleted_pool_leaves_no_children(pool: Pool) -> None:
+    create(pool)
     pool.delete()
 
     def left() -> str:
@@ -327,14 +331,16 @@ def test_a_deleted_pool_leaves_nothing(pool: Pool) -> None:
     until(lambda: not left().strip(), "the end of all children")
 
 
-def test_a_paused_pool_is_left_as_it_is(pool: Pool) -> None:
-    made(pool)
+def test_a_paused_pool_is_not_changed(pool: Pool) -> None:
+    create(pool)
     pool.patch({"paused": True})
     until(lambda: pool.condition("Applied")["reason"] == "Paused", "condition Applied")
     pool.patch({"router": {"replicas": 5}})
     pool.kubectl("delete", "service", "pool-router")
     generation = pool.body()["metadata"]["generation"]
-    until(lambda: pool.body()["status"]["observedGeneration"] == generation, "the look")
+    until(
+        lambda: pool.body()["status"]["observedGeneration"] == generation, "the observed generation"
+    )
     assert pool.child("Deployment", "router")["spec"]["replicas"] == 1
     assert not pool.child("Service", "router")
     pool.patch({"paused": False})
@@ -342,8 +348,8 @@ def test_a_paused_pool_is_left_as_it_is(pool: Pool) -> None:
     until(lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 5, "the edit")
 
 
-def test_an_invalid_pool_says_so_and_keeps_its_children(pool: Pool) -> None:
-    before = made(pool)
+def test_an_invalid_pool_has_the_condition_and_keeps_its_children(pool: Pool) -> None:
+    before = create(pool)
     wrong = {"metadata": {"labels": {"baton.dev/component": "mine"}}}
     pool.patch({"prefill": {"podTemplate": wrong}, "router": {"replicas": 2}})
     until(lambda: pool.condition("Valid").get("status") == "False", "condition Valid")
@@ -355,14 +361,14 @@ def test_an_invalid_pool_says_so_and_keeps_its_children(pool: Pool) -> None:
     until(lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 2, "the edit")
 
 
-def test_a_revision_that_never_served_makes_room_at_once(pool: Pool) -> None:
-    made(pool)
+def test_a_revision_that_never_served_is_removed_at_once(pool: Pool) -> None:
+    create(pool)
     old = pool.body()["status"]["revision"]
     pool.patch({"engine": {"blockSize": 32}})
-    until(lambda: not _of(pool, old), "the first revision's end")
+    until(lambda: not _children_of_revision(pool, old), "the first revision's end")
 
 
-def _of(pool: Pool, revision: str) -> list[Body]:
+def _children_of_revision(pool: Pool, revision: str) -> list[Body]:
     return [
         child
         for child in pool.children().values()
@@ -373,18 +379,18 @@ def _of(pool: Pool, revision: str) -> list[Body]:
 def test_no_secret_value_is_in_log_status_events_or_other_children(
     operator: Operator, pool: Pool
 ) -> None:
-    children = made(pool)
+    children = create(pool)
     secret = children.pop("Secret/pool-auth")
     events = pool.kubectl("get", "events", "-o", "json")
-    said = json.dumps([pool.body(), *children.values()]) + events + operator.log()
+    text = json.dumps([pool.body(), *children.values()]) + events + operator.log()
     for encoded in (secret["data"]["redis-password"], secret["data"]["link-token"]):
         decoded = base64.b64decode(encoded).decode()
-        assert decoded not in said
-        assert encoded not in said
+        assert decoded not in text
+        assert encoded not in text
 
 
-def test_it_answers_probes_and_counts(operator: Operator, pool: Pool) -> None:
-    made(pool)
+def test_the_operator_answers_probes_and_serves_metrics(operator: Operator, pool: Pool) -> None:
+    create(pool)
     assert "watch_lag_s" in _get(operator.health_port, "healthz")
     metrics = _get(operator.metrics_port, "metrics")
     assert 'baton_operator_reconciles_total{result="done"}' in metrics
@@ -399,7 +405,7 @@ def _get(port: int, path: str) -> str:
         return text
 
 
-def test_its_log_is_json_in_the_houses_shape(operator: Operator) -> None:
+def test_log_lines_are_json_with_the_project_s_fields(operator: Operator) -> None:
     lines = [json.loads(line) for line in operator.log().splitlines()]
     assert lines
     for line in lines:

@@ -1,4 +1,4 @@
-"""The planner at work on a pool in a real API server, with reports in a real Redis."""
+"""The planner scales a pool in a real API server, by reports in a real Redis."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.cluster.fake_pool import FakeRouter, frozen_index
 from tests.cluster.fault_proxy import RESET, FaultProxy
 from tests.cluster.operators import Operator, Pool, print_log, until
 
-# A node computes 10,000 prompt tokens per second, by its own word.
-MANY = 25_000.0
+# Fake nodes report a prefill rate of 10,000 tokens per second.
+HIGH_LOAD = 25_000.0
 
 
 @pytest.fixture
 def fake_pool(
     request: pytest.FixtureRequest, operator: Operator, pool: Pool, index: int, router: FakeRouter
 ) -> Iterator[FakeAutoscaledPool]:
-    """Its parameter is laid over `autoscaling`."""
+    """A started pool. The fixture's parameter overrides fields of `autoscaling`."""
     one = FakeAutoscaledPool(pool, f"redis://127.0.0.1:{index}", router)
     one.start(**getattr(request, "param", {}))
     yield one
@@ -41,20 +41,24 @@ def metrics(operator: Operator) -> str:
 
 
 def decisions(operator: Operator, pool: Pool) -> float:
-    """How often the planner has decided for it."""
-    begin = f'baton_operator_decisions_total{{pool="{pool.namespace}/pool",'
-    lines = (line for line in metrics(operator).splitlines() if line.startswith(begin))
+    """How many decisions the planner has taken for the pool."""
+    prefix = f'baton_operator_decisions_total{{pool="{pool.namespace}/pool",'
+    lines = (line for line in metrics(operator).splitlines() if line.startswith(prefix))
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def test_prompts_bring_prefill_nodes_and_when_they_end_these_go(
+def test_a_load_of_prompts_adds_prefill_nodes_and_its_end_removes_them(
     fake_pool: FakeAutoscaledPool, clients: Clients, operator: Operator
 ) -> None:
-    clients.uncached = MANY
+    clients.uncached = HIGH_LOAD
     until(lambda: fake_pool.replica_counts() == (4, 1), "more prefill nodes")
-    said = fake_pool.decision()
-    assert (said["desiredPrefill"], said["desiredDecode"], said["mode"]) == (4, 1, "auto")
-    assert "prefill_needed" in said["numbers"]
+    decision = fake_pool.decision()
+    assert (decision["desiredPrefill"], decision["desiredDecode"], decision["mode"]) == (
+        4,
+        1,
+        "auto",
+    )
+    assert "prefill_needed" in decision["numbers"]
     until(lambda: any("prefill 1 -> " in one for one in fake_pool.scale_events()), "its event")
     page, pool = metrics(operator), f'pool="{fake_pool.pool.namespace}/pool"'
     assert f'baton_operator_desired_nodes{{{pool},role="prefill"}} 4.0' in page
@@ -64,41 +68,41 @@ def test_prompts_bring_prefill_nodes_and_when_they_end_these_go(
     until(lambda: fake_pool.replica_counts() == (1, 1), "fewer prefill nodes")
 
 
-@pytest.mark.parametrize("stage", [{"mode": "advise"}], indirect=True)
-def test_an_adviser_says_what_it_would_do_and_does_nothing(
+@pytest.mark.parametrize("fake_pool", [{"mode": "advise"}], indirect=True)
+def test_mode_advise_reports_decisions_and_scales_nothing(
     fake_pool: FakeAutoscaledPool, clients: Clients
 ) -> None:
-    clients.uncached = MANY
+    clients.uncached = HIGH_LOAD
     until(lambda: fake_pool.decision().get("desiredPrefill", 0) > 1, "the advice")
     assert fake_pool.decision()["mode"] == "advise"
     assert fake_pool.replica_counts() == (1, 1)
     assert not fake_pool.scale_events()
 
 
-def test_while_routers_are_silent_nothing_changes_and_it_is_said(
+def test_without_router_reports_nothing_is_scaled_and_the_reason_is_demand_stale(
     fake_pool: FakeAutoscaledPool, clients: Clients
 ) -> None:
-    clients.uncached = MANY
+    clients.uncached = HIGH_LOAD
     until(lambda: fake_pool.replica_counts() == (4, 1), "more prefill nodes")
     clients.silent = True
-    until(lambda: fake_pool.decision()["reason"] == "DemandStale", "what is missing")
+    until(lambda: fake_pool.decision()["reason"] == "DemandStale", "reason DemandStale")
     assert fake_pool.replica_counts() == (4, 1)
     clients.silent, clients.uncached = False, 0.0
     until(lambda: fake_pool.replica_counts()[0] < 4, "fewer prefill nodes")
 
 
-def test_while_the_index_is_away_nothing_changes_and_it_is_said(
+def test_without_the_index_nothing_is_scaled_and_the_reason_is_demand_stale(
     fake_pool: FakeAutoscaledPool, clients: Clients, index: int
 ) -> None:
-    clients.uncached = MANY
+    clients.uncached = HIGH_LOAD
     until(lambda: fake_pool.replica_counts() == (4, 1), "more prefill nodes")
     with frozen_index(index):
-        until(lambda: fake_pool.decision()["reason"] == "DemandStale", "what is missing")
+        until(lambda: fake_pool.decision()["reason"] == "DemandStale", "reason DemandStale")
         assert fake_pool.replica_counts() == (4, 1)
 
 
-@pytest.mark.parametrize("stage", [{"scaleToZeroAfterSeconds": 10}], indirect=True)
-def test_a_pool_without_clients_sleeps_until_a_request_is_held(
+@pytest.mark.parametrize("fake_pool", [{"scaleToZeroAfterSeconds": 10}], indirect=True)
+def test_an_idle_pool_scales_to_zero_until_a_request_is_held(
     fake_pool: FakeAutoscaledPool, clients: Clients
 ) -> None:
     args = fake_pool.pool.child("Deployment", "router")["spec"]["template"]["spec"]["containers"][0]
@@ -122,7 +126,7 @@ def test_a_pool_without_clients_sleeps_until_a_request_is_held(
     until(lambda: any("prefill 0 -> 1" in one for one in fake_pool.scale_events()), "its event")
 
 
-def test_a_pool_that_may_sleep_from_now_on_first_gets_routers_that_hold_requests(
+def test_scale_to_zero_starts_only_once_routers_can_hold_requests(
     fake_pool: FakeAutoscaledPool, clients: Clients, operator: Operator
 ) -> None:
     clients.uncached = 1000.0
@@ -141,33 +145,33 @@ def test_a_pool_that_may_sleep_from_now_on_first_gets_routers_that_hold_requests
     assert fake_pool.pods("router") == [new]
 
 
-STATUS, NODES = "/inferencepools/pool/status", "/deployments/pool-prefill"
+STATUS_PATH, NODES_PATH = "/inferencepools/pool/status", "/deployments/pool-prefill"
 
 
 @pytest.mark.timeout(600)  # it starts 4 operators
-def test_an_operator_killed_at_each_step_is_followed_by_one_that_scales_up(
+def test_after_a_kill_at_each_step_the_next_operator_scales_up(
     fake_pool: FakeAutoscaledPool, clients: Clients, proxy: FaultProxy, operator: Operator
 ) -> None:
     def load() -> None:
-        clients.uncached = MANY
+        clients.uncached = HIGH_LOAD
 
     fake_pool.wait_demand_known()
-    # Decided, and nobody knows it.
-    operator.kill_at(proxy, RESET, load, path=STATUS)
+    # The decision was not stored.
+    operator.kill_at(proxy, RESET, load, path=STATUS_PATH)
     assert fake_pool.replica_counts() == (1, 1)
     assert fake_pool.decision()["desiredPrefill"] == 1
     clients.uncached, clients.silent = 0.0, True
     operator.start()
     unknown = ("DemandUnknown", "DemandStale")
-    until(lambda: fake_pool.decision()["reason"] in unknown, "its first look")
+    until(lambda: fake_pool.decision()["reason"] in unknown, "the first decision after the restart")
     clients.silent = False
     fake_pool.wait_demand_known()
-    # Decided and said, and not done.
-    operator.kill_at(proxy, RESET, load, path=NODES)
+    # The decision was stored, but not applied.
+    operator.kill_at(proxy, RESET, load, path=NODES_PATH)
     wanted = fake_pool.decision()["desiredPrefill"]
     assert wanted > 1
     assert fake_pool.replica_counts() == (1, 1)
-    # What the next one hears does not make it go there.
+    # Without reports, the next operator must act on the stored decision.
     clients.silent = True
     operator.start()
-    until(lambda: fake_pool.replica_counts() == (wanted, 1), "the nodes that were decided")
+    until(lambda: fake_pool.replica_counts() == (wanted, 1), "the nodes of the stored decision")

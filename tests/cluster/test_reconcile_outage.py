@@ -1,6 +1,6 @@
-"""After an outage of the API server nodes have not reported yet: nothing is said or done by that.
+"""After an API server outage, nodes that have not reported yet cause no condition and no action.
 
-The pods' statuses are what Kubernetes' node controller and kubelets would write.
+The tests write pod statuses in place of Kubernetes' node controller and kubelets.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.operators import Operator, until
 
 DOUBT = "waiting for nodes to report after the API server was away"
-SERVING = [{"name": "node", "image": "node:1", "imageID": "", "ready": True, "restartCount": 0,
-            "state": {"running": {}}}]  # fmt: skip
+RUNNING = {"ready": True, "restartCount": 0, "state": {"running": {}}}
+CONTAINER_STATUSES = [{"name": "node", "image": "node:1", "imageID": "", **RUNNING}]
 
 
 @pytest.fixture
 def fake_pool(fake_pool: FakePool) -> FakePool:
-    """With two decode nodes. No scheduler says that there is no room for them."""
+    """A pool with two decode nodes, whose pods no scheduler reports as unschedulable."""
     fake_pool.start(2, decode={"podTemplate": {"spec": {"schedulerName": "nobody"}}})
     return fake_pool
 
 
 def silence(fake_pool: FakePool) -> None:
-    """No node has reported for 40 s."""
+    """Set the statuses of pods whose cluster nodes have not reported for 40 s."""
     for pod in fake_pool.decode_pods():
-        fake_pool.set_pod_status(pod, ready=False, containerStatuses=SERVING)
+        fake_pool.set_pod_status(pod, ready=False, containerStatuses=CONTAINER_STATUSES)
 
 
-def report(fake_pool: FakePool) -> None:
+def report_again(fake_pool: FakePool) -> None:
     for pod in fake_pool.decode_pods():
-        fake_pool.set_pod_status(pod, containerStatuses=SERVING)
+        fake_pool.set_pod_status(pod, containerStatuses=CONTAINER_STATUSES)
 
 
 def outage(fake_pool: FakePool, operator: Operator, proxy: FaultProxy) -> None:
@@ -50,16 +50,16 @@ def restart(fake_pool: FakePool, operator: Operator, proxy: FaultProxy) -> None:
     operator.start()
 
 
-@pytest.mark.parametrize("strike", [outage, pytest.param(restart, marks=pytest.mark.long)])
-def test_nodes_that_have_not_reported_since_are_not_lost_and_nothing_is_done(
+@pytest.mark.parametrize("interrupt", [outage, pytest.param(restart, marks=pytest.mark.long)])
+def test_nodes_that_have_not_reported_since_an_outage_are_neither_lost_nor_drained(
     fake_pool: FakePool,
     operator: Operator,
     proxy: FaultProxy,
-    strike: Callable[[FakePool, Operator, FaultProxy], None],
+    interrupt: Callable[[FakePool, Operator, FaultProxy], None],
 ) -> None:
     doubts, ready = operator.log().count(DOUBT), fake_pool.pool.condition("Ready")
     unready = fake_pool.pool.events("NotReady")
-    strike(fake_pool, operator, proxy)
+    interrupt(fake_pool, operator, proxy)
 
     def looked() -> bool:
         return operator.log().count(DOUBT) > doubts or fake_pool.pool.events("NotReady") != unready
@@ -67,15 +67,15 @@ def test_nodes_that_have_not_reported_since_are_not_lost_and_nothing_is_done(
     until(looked, "a look at silent nodes")
     assert fake_pool.pool.events("NotReady") == unready
     fake_pool.scale(1)
-    again = operator.log().count(DOUBT)
-    until(lambda: looked() and operator.log().count(DOUBT) > again, "another look")
+    doubts_before_scaling = operator.log().count(DOUBT)
+    until(lambda: looked() and operator.log().count(DOUBT) > doubts_before_scaling, "another look")
     assert fake_pool.pool.condition("Ready") == ready
     assert not fake_pool.router.targets("drain")
-    report(fake_pool)
+    report_again(fake_pool)
     until(lambda: fake_pool.decode_replicas() == 1, "the edit")
     assert set(fake_pool.pool.events("NotReady")) == set(unready)
     assert fake_pool.pool.condition("Ready")["lastTransitionTime"] == ready["lastTransitionTime"]
-    # It was drained as any other, not taken for one that holds nothing.
+    # The node was drained like any other, not removed as an unready one.
     assert fake_pool.router.targets("drain")
 
 

@@ -1,4 +1,4 @@
-"""Nodes of an older spec give way to new ones in step, and never before these are ready."""
+"""New nodes replace those of an older spec in step, and only once the new ones are ready."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Fault, FaultProxy
 from tests.cluster.operators import Operator, until
 
 
-def test_old_nodes_go_as_new_ones_get_ready_in_both_roles(fake_pool: FakePool) -> None:
+def test_old_nodes_are_drained_as_new_nodes_of_both_roles_become_ready(fake_pool: FakePool) -> None:
     old = fake_pool.start(2)
     [old_prefill], [first, second] = (
         fake_pool.node_pods(old, "prefill"),
@@ -34,7 +34,7 @@ def test_old_nodes_go_as_new_ones_get_ready_in_both_roles(fake_pool: FakePool) -
     }
     until(
         lambda: fake_pool.node_pods(old, "decode") == [first],
-        "the end of the old node with less to lose",
+        "the end of the less loaded old node",
     )
     assert not fake_pool.drain_request(old_prefill)
     fake_pool.wait_pods(new, "decode", 2)
@@ -50,7 +50,7 @@ def test_old_nodes_go_as_new_ones_get_ready_in_both_roles(fake_pool: FakePool) -
     until(lambda: len(fake_pool.pool.events("RolledOut")) == 1, "its event")
 
 
-def test_nothing_old_goes_while_one_role_is_behind(fake_pool: FakePool) -> None:
+def test_no_old_node_is_removed_while_one_role_has_no_new_node(fake_pool: FakePool) -> None:
     old = fake_pool.start()
     new = fake_pool.roll()
     fake_pool.wait_pods(new, "decode")
@@ -60,10 +60,10 @@ def test_nothing_old_goes_while_one_role_is_behind(fake_pool: FakePool) -> None:
     assert not fake_pool.router.calls
 
 
-def test_requests_that_no_new_node_can_take_over_have_the_time_that_the_spec_says(
+def test_requests_of_another_fingerprint_get_the_spec_s_drain_time(
     fake_pool: FakePool,
 ) -> None:
-    # Long enough for a look at it.
+    # Long enough for the test to read the state in between.
     old = fake_pool.start(rollout={"maxDrainSeconds": 20})
     [decode], [prefill] = fake_pool.node_pods(old, "decode"), fake_pool.node_pods(old, "prefill")
     fake_pool.report(decode, requests=1)
@@ -84,7 +84,7 @@ def test_requests_that_no_new_node_can_take_over_have_the_time_that_the_spec_say
     until(lambda: fake_pool.is_gone(old), "the end of the roll-out")
 
 
-def test_without_a_word_in_the_spec_it_is_as_long_as_a_request_may_take(
+def test_the_default_drain_time_is_the_request_timeout(
     fake_pool: FakePool,
 ) -> None:
     old = fake_pool.start(router={"extraArgs": ["--request-timeout=77"]})
@@ -97,7 +97,7 @@ def test_without_a_word_in_the_spec_it_is_as_long_as_a_request_may_take(
     assert fake_pool.drain_request(decode)["deadline_s"] == 77
 
 
-def test_new_nodes_that_do_not_get_ready_stop_it_and_the_spec_set_back_ends_it(
+def test_new_nodes_that_stay_unready_stop_the_roll_out_and_reverting_the_spec_ends_it(
     fake_pool: FakePool,
 ) -> None:
     old = fake_pool.start()
@@ -106,7 +106,7 @@ def test_new_nodes_that_do_not_get_ready_stop_it_and_the_spec_set_back_ends_it(
         lambda: fake_pool.rollout_blocked() == ("True", "NewNodesFailing"),
         "condition RolloutBlocked",
     )
-    # No node of the cluster runs pods.
+    # The control plane has no nodes that could run pods.
     message = fake_pool.pool.condition("RolloutBlocked")["message"]
     assert message.startswith("Unschedulable: pool-")
     assert fake_pool.pool.condition("Ready")["status"] == "True"
@@ -119,7 +119,7 @@ def test_new_nodes_that_do_not_get_ready_stop_it_and_the_spec_set_back_ends_it(
     assert fake_pool.pool.condition("Ready")["status"] == "True"
 
 
-def test_a_spec_set_back_in_the_middle_uses_again_what_drains(fake_pool: FakePool) -> None:
+def test_reverting_the_spec_during_a_roll_out_resumes_draining_nodes(fake_pool: FakePool) -> None:
     old = fake_pool.start(2)
     for node in fake_pool.node_pods(old, "decode"):
         fake_pool.report(node, requests=1)
@@ -129,17 +129,19 @@ def test_a_spec_set_back_in_the_middle_uses_again_what_drains(fake_pool: FakePoo
     fake_pool.make_ready(new)
     until(lambda: fake_pool.router.targets("drain"), "the drain of an old node")
     [victim] = {*fake_pool.router.targets("drain")}
-    until(lambda: fake_pool.drain_annotations(victim), "its mark")
+    until(lambda: fake_pool.drain_annotations(victim), "its annotations")
     fake_pool.pool.patch({"engine": {"blockSize": 16}})
     until(lambda: fake_pool.router.targets("resume"), "the resume")
-    until(lambda: not fake_pool.drain_annotations(victim), "the marks' end")
+    until(lambda: not fake_pool.drain_annotations(victim), "the removal of the annotations")
     assert {*fake_pool.router.targets("resume")} == {victim}
     fake_pool.finish_drains(*fake_pool.node_pods(new))
     until(lambda: fake_pool.is_gone(new), "the end of the other revision")
     assert fake_pool.deployments(old) == {"prefill": 1, "decode": 2}
 
 
-def test_without_gpus_for_one_more_of_each_role_it_does_not_begin(fake_pool: FakePool) -> None:
+def test_without_gpus_for_one_more_node_of_each_role_the_roll_out_does_not_start(
+    fake_pool: FakePool,
+) -> None:
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     old = fake_pool.start(prefill=gpu, decode=gpu, gpuBudget=3)
     new = fake_pool.roll()
@@ -157,25 +159,29 @@ def test_without_gpus_for_one_more_of_each_role_it_does_not_begin(fake_pool: Fak
     fake_pool.wait_pods(new, "decode")
 
 
-@pytest.mark.long  # a minute; tests/operator/rollout/test_goal.py has the rule
-def test_old_nodes_that_are_not_ready_for_long_make_room(fake_pool: FakePool) -> None:
+@pytest.mark.long  # it takes a minute; tests/operator/rollout/test_goal.py tests the rule
+def test_old_nodes_that_are_unready_for_long_are_removed_without_a_drain(
+    fake_pool: FakePool,
+) -> None:
     old = fake_pool.start(3)
     for node in fake_pool.node_pods(old):
         fake_pool.set_pod_status(node, ready=False)
     fake_pool.router.status = 404
     new = fake_pool.roll()
-    until(lambda: fake_pool.deployments(new) == {"prefill": 1, "decode": 3}, "all new ones at once")
-    until(lambda: not fake_pool.node_pods(old), "the end of the old ones")
+    until(
+        lambda: fake_pool.deployments(new) == {"prefill": 1, "decode": 3}, "all new nodes at once"
+    )
+    until(lambda: not fake_pool.node_pods(old), "the end of the old nodes")
 
 
 @pytest.mark.timeout(900)  # it starts 8 operators
-def test_an_operator_killed_at_each_step_is_followed_by_one_that_ends_the_roll_out(
+def test_after_a_kill_at_each_step_the_next_operator_ends_the_roll_out(
     fake_pool: FakePool, proxy: FaultProxy, operator: Operator
 ) -> None:
     old = fake_pool.start()
     [decode] = fake_pool.node_pods(old, "decode")
 
-    def killed(method: str, path: str, fault: Fault, act: Callable[[], object]) -> None:
+    def kill_at(method: str, path: str, fault: Fault, act: Callable[[], object]) -> None:
         operator.kill_at(proxy, fault, act, method=method, path=path)
 
     def serve_new() -> None:
@@ -188,26 +194,26 @@ def test_an_operator_killed_at_each_step_is_followed_by_one_that_ends_the_roll_o
     def edit() -> None:
         fake_pool.pool.patch({"engine": {"blockSize": 32}})
 
-    def drained() -> None:
+    def report_drained() -> None:
         fake_pool.report(decode, state="draining")
         operator.start()
 
-    killed("PATCH", "/deployments/pool-prefill", RESET, edit)
-    killed("PATCH", "/deployments/pool-prefill", ANSWERED_RESET, operator.start)
-    killed("PATCH", "/inferencepools/pool/status", RESET, operator.start)
+    kill_at("PATCH", "/deployments/pool-prefill", RESET, edit)
+    kill_at("PATCH", "/deployments/pool-prefill", ANSWERED_RESET, operator.start)
+    kill_at("PATCH", "/inferencepools/pool/status", RESET, operator.start)
     assert not fake_pool.router.calls
     operator.start()
     until(lambda: fake_pool.revision() != old, "the new revision")
     operator.kill()
-    killed("PATCH", f"/pods/{decode}", ANSWERED_RESET, serve_new)
-    until(lambda: fake_pool.drain_annotations(decode), "the mark")
+    kill_at("PATCH", f"/pods/{decode}", ANSWERED_RESET, serve_new)
+    until(lambda: fake_pool.drain_annotations(decode), "the annotations")
     since = fake_pool.drain_annotations(decode)["baton.dev/drain-since"]
-    killed("PATCH", f"/deployments/pool-decode-{old}", RESET, drained)
+    kill_at("PATCH", f"/deployments/pool-decode-{old}", RESET, report_drained)
     assert fake_pool.deployments(old)["decode"] == 1
     assert fake_pool.drain_annotations(decode)["baton.dev/drain-since"] == since
-    killed("PATCH", f"/deployments/pool-decode-{old}", ANSWERED_RESET, operator.start)
-    until(lambda: fake_pool.deployments(old)["decode"] == 0, "what was done and not answered")
-    killed("DELETE", f"/deployments/pool-decode-{old}", RESET, operator.start)
+    kill_at("PATCH", f"/deployments/pool-decode-{old}", ANSWERED_RESET, operator.start)
+    until(lambda: fake_pool.deployments(old)["decode"] == 0, "the write whose answer was lost")
+    kill_at("DELETE", f"/deployments/pool-decode-{old}", RESET, operator.start)
     assert "decode" in fake_pool.deployments(old)
     operator.start()
     until(lambda: "decode" not in fake_pool.deployments(old), "the end of the old Deployment")

@@ -1,4 +1,4 @@
-"""PoolScalers in a real API server: what writes into them, and what becomes of the nodes."""
+"""PoolScalers in a real API server: who may set them, and how the nodes follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.cluster.operators import SIM, ApiClient, Body, Operator, Pool, print_log, until
 
-# Of prefill the planner says the number, and has no choice.
+# The planner sets the number of prefill nodes, which its bounds fix at 1.
 SCALING: Body = {"mode": "auto", "prefill": {"max": 1}, "decode": {"mode": "external"}}
 EXTERNAL: Body = {**SIM, "decode": {"replicas": 2}, "autoscaling": SCALING}
 SCALER = "poolscaler/pool-decode"
@@ -45,7 +45,7 @@ def pool(
 
 
 def served(pool: Pool) -> bool:
-    """Not while a definition has just come, and the storage of its kind is made."""
+    """Whether both kinds are served; a new definition needs a moment until its storage is ready."""
     kinds = ("inferencepools", "poolscalers")
     try:
         for kind in kinds:
@@ -65,12 +65,12 @@ def nodes(pool: Pool) -> int:
 
 
 def scale(pool: Pool) -> Any:
-    """What an autoscaler reads."""
+    """The scale subresource, which an autoscaler reads."""
     path = f"/apis/baton.dev/v1alpha1/namespaces/{pool.namespace}/poolscalers/pool-decode/scale"
     return json.loads(pool.kubectl("get", "--raw", path))
 
 
-def test_a_scaler_begins_with_what_the_spec_says_and_tells_how_many_there_are(pool: Pool) -> None:
+def test_a_scaler_starts_with_the_spec_s_replicas_and_reports_the_current_ones(pool: Pool) -> None:
     until(lambda: scale(pool)["status"]["replicas"] == 2, "the status")
     assert scale(pool)["spec"] == {"replicas": 2}
     selector = scale(pool)["status"]["selector"]
@@ -79,12 +79,14 @@ def test_a_scaler_begins_with_what_the_spec_says_and_tells_how_many_there_are(po
     assert len(found) == 2
 
 
-def test_nodes_follow_kubectl_scale_and_no_longer_the_pools_own_number(pool: Pool) -> None:
+def test_nodes_follow_kubectl_scale_instead_of_the_pool_s_own_replicas(pool: Pool) -> None:
     pool.kubectl("scale", SCALER, "--replicas=4")
     until(lambda: nodes(pool) == 4, "four nodes")
     pool.patch({"decode": {"replicas": 9}})
     generation = pool.body()["metadata"]["generation"]
-    until(lambda: pool.body()["status"]["observedGeneration"] == generation, "the look")
+    until(
+        lambda: pool.body()["status"]["observedGeneration"] == generation, "the observed generation"
+    )
     assert nodes(pool) == 4
     assert pool.body()["status"]["decode"]["desired"] == 4
     pool.kubectl("scale", SCALER, "--replicas=1")
@@ -103,18 +105,18 @@ def test_nodes_follow_a_horizontal_pod_autoscaler(pool: Pool) -> None:
             "scaleTargetRef": target,
             "minReplicas": 3,
             "maxReplicas": 5,
-            # Nobody measures it here: the bounds alone hold.
+            # Nothing measures it here, so only the bounds have an effect.
             "metrics": [{"type": "Resource", "resource": cpu}],
         },
     }
     pool.kubectl("create", "-f", "-", stdin=json.dumps(body))
-    until(lambda: nodes(pool) == 3, "the autoscaler's least")
+    until(lambda: nodes(pool) == 3, "the autoscaler's minimum")
     bounds = '--patch={"spec":{"minReplicas":1,"maxReplicas":1}}'
     pool.kubectl("patch", "hpa", "hpa", "--type=merge", bounds)
-    until(lambda: nodes(pool) == 1, "the autoscaler's most")
+    until(lambda: nodes(pool) == 1, "the autoscaler's maximum")
 
 
-def test_a_deleted_scaler_is_back_with_what_there_is(pool: Pool) -> None:
+def test_a_deleted_scaler_is_recreated_with_the_current_replicas(pool: Pool) -> None:
     pool.kubectl("scale", SCALER, "--replicas=3")
     until(lambda: nodes(pool) == 3, "three nodes")
     old = scaler(pool)["metadata"]["uid"]
@@ -124,15 +126,19 @@ def test_a_deleted_scaler_is_back_with_what_there_is(pool: Pool) -> None:
     assert nodes(pool) == 3
 
 
-def test_without_autoscaling_the_scaler_goes_and_the_pools_number_counts_again(pool: Pool) -> None:
+def test_without_autoscaling_the_scaler_is_deleted_and_the_pool_s_replicas_apply(
+    pool: Pool,
+) -> None:
     pool.kubectl("scale", SCALER, "--replicas=3")
     until(lambda: nodes(pool) == 3, "three nodes")
     pool.apply({**SIM, "decode": {"replicas": 1}})
     until(lambda: not scaler(pool), "the scaler's end")
-    until(lambda: nodes(pool) == 1, "the pool's own number")
+    until(lambda: nodes(pool) == 1, "the pool's own replicas")
 
 
-def test_a_name_that_is_taken_is_said_and_the_pools_number_counts(pool: Pool) -> None:
+def test_a_foreign_scaler_of_the_same_name_is_reported_and_the_pool_s_replicas_apply(
+    pool: Pool,
+) -> None:
     foreign = {
         "apiVersion": "baton.dev/v1alpha1",
         "kind": "PoolScaler",

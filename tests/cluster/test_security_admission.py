@@ -1,5 +1,5 @@
-"""A real API server's word on the operator's manifests: it admits them, also where it enforces the
-Pod Security Standards' profile `restricted`, and an edit leaves nothing of the old ones behind."""
+"""A real API server admits the operator's manifests, even with the Pod Security Standards' profile
+`restricted` enforced, and an edit leaves no old fields behind."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ENFORCED = {
 APPLY = ("apply", "--server-side", "--field-manager=baton-operator", "--warnings-as-errors")
 
 
-# Whatever a router can have, to be taken away again.
-LOADED = {
+# A router with every kind of field, which the edits remove.
+FULL_ROUTER = {
     "replicas": 2,
     "service": {"type": "LoadBalancer", "port": 8000, "annotations": {"example.com/a": "b"}},
     "resources": {"limits": {"memory": "1Gi"}},
@@ -43,8 +43,9 @@ LOADED = {
 
 
 def documents(name: str, namespace: str, **spec: Any) -> list[dict[str, Any]]:
-    """The sample's manifests for a namespace of the test's. Without their owner: there is none, and
-    Kubernetes would clean them up. Without HTTPRoutes, which are not Kubernetes' own."""
+    """The sample's manifests for the test's namespace. They have no owner references, because
+    Kubernetes would delete objects whose owner does not exist. HTTPRoutes are left out, because
+    Kubernetes alone does not know them."""
     found = [one for one in build_pool(sample_pool(name, **spec)) if one["kind"] != "HTTPRoute"]
     for manifest in found:
         manifest["metadata"]["namespace"] = namespace
@@ -53,7 +54,7 @@ def documents(name: str, namespace: str, **spec: Any) -> list[dict[str, Any]]:
 
 
 def pods(manifests: list[dict[str, Any]], namespace: str) -> list[dict[str, Any]]:
-    """One of each workload, as its controller would make it."""
+    """One pod of each workload, as its controller would create it."""
     return [
         {
             "apiVersion": "v1",
@@ -67,7 +68,7 @@ def pods(manifests: list[dict[str, Any]], namespace: str) -> list[dict[str, Any]
 
 @pytest.fixture(scope="module")
 def enforced(control_plane: Kubernetes) -> Iterator[str]:
-    """A namespace that takes no pod outside of `restricted`."""
+    """A namespace that refuses pods outside `restricted`."""
     name = control_plane.new_namespace(**ENFORCED)
     yield name
     control_plane.delete_namespace(name)
@@ -80,13 +81,11 @@ def test_the_manifests_and_their_pods_pass_the_profile_restricted_without_a_warn
     manifests = documents(name, enforced)
     everything = [*manifests, *pods(manifests, enforced)]
     text = yaml.safe_dump_all(everything)
-    said = control_plane.kubectl(*APPLY, "--dry-run=server", "-f", "-", stdin=text)
-    assert said.count("serverside-applied") == len(everything)
+    output = control_plane.kubectl(*APPLY, "--dry-run=server", "-f", "-", stdin=text)
+    assert output.count("serverside-applied") == len(everything)
 
 
-def test_a_cache_on_the_host_is_refused_there_by_name(
-    control_plane: Kubernetes, enforced: str
-) -> None:
+def test_restricted_refuses_a_cache_on_the_host(control_plane: Kubernetes, enforced: str) -> None:
     text = yaml.safe_dump_all(pods(documents("host", enforced), enforced))
     with pytest.raises(CommandFailed) as caught:
         control_plane.kubectl(*APPLY, "--dry-run=server", "-f", "-", stdin=text)
@@ -95,16 +94,16 @@ def test_a_cache_on_the_host_is_refused_there_by_name(
 
 
 def applied(cluster: Kubernetes, namespace: str, spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the API server makes of the pool's manifests, without what it chose by itself."""
+    """Apply the pool's manifests; return the stored objects without the server's own choices."""
     text = yaml.safe_dump_all(documents("claim", namespace, **spec))
-    said = cluster.kubectl(*APPLY, "-f", "-", "-o", "json", stdin=text)
+    output = cluster.kubectl(*APPLY, "-f", "-", "-o", "json", stdin=text)
     return {
-        f"{one['kind']} {one['metadata']['name']}": settled(one)
-        for one in json.loads(said)["items"]
+        f"{one['kind']} {one['metadata']['name']}": without_chosen_fields(one)
+        for one in json.loads(output)["items"]
     }
 
 
-def settled(body: dict[str, Any]) -> dict[str, Any]:
+def without_chosen_fields(body: dict[str, Any]) -> dict[str, Any]:
     spec, metadata = body.get("spec", {}), body["metadata"]
     if body["kind"] == "Service":
         spec = {key: value for key, value in spec.items() if key not in ("clusterIP", "clusterIPs")}
@@ -119,8 +118,8 @@ def settled(body: dict[str, Any]) -> dict[str, Any]:
 
 
 EDITS: dict[str, dict[str, Any]] = {
-    "what is left out": {"router": {}, "kvStore": {}, "networkPolicy": {}},
-    "what is said otherwise": {
+    "fields left out": {"router": {}, "kvStore": {}, "networkPolicy": {}},
+    "fields changed": {
         "router": {"service": {"type": "NodePort", "port": 80}, "extraArgs": ["--keepalive=5"]},
         "kvStore": {"managed": {"memory": "256Mi", "dataInstances": 2}},
         "networkPolicy": {"clients": [{"podSelector": {}}]},
@@ -129,10 +128,10 @@ EDITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edit_leaves_nothing_of_what_was_there_before(
+def test_an_edit_leaves_no_old_fields(
     control_plane: Kubernetes, namespace: str, edit: dict[str, Any]
 ) -> None:
-    before = applied(control_plane, namespace, {"router": LOADED})
+    before = applied(control_plane, namespace, {"router": FULL_ROUTER})
     after = applied(control_plane, namespace, edit)
     changed = {name.partition(" ")[0] for name in before if before[name] != after.get(name)}
     assert changed >= {"Deployment", "Service", "NetworkPolicy"}

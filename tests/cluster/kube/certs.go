@@ -90,7 +90,8 @@ func leaf(commonName, organisation, names string) *x509.Certificate {
 	return template
 }
 
-// issue signs the template with the issuer's key, or with its own if issuer is nil, and writes both files.
+// issue signs the template with the issuer's key, or with its own if issuer is nil, and writes the
+// certificate and the key.
 func issue(folder, name string, template *x509.Certificate, issuer *pair) (*pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
