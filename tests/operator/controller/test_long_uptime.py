@@ -163,7 +163,7 @@ def test_a_pool_that_fails_for_a_week_is_retried_every_minute() -> None:
 
 
 async def test_no_lookup_of_a_host_name_is_kept() -> None:
-    """The indexes of pools in 60 namespaces are looked up."""
+    """Pools in 60 namespaces look up the host name of their index."""
     store = {"external": {"indexUrl": "redis://127.0.0.1:1", "dataUrls": ["redis://d"]}}
     lookups, looks = Lookups(lambda host, port: (ip_address("127.0.0.1"),)), []
     for number in range(60):
