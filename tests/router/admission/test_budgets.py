@@ -1,4 +1,4 @@
-"""Budgets of tenants: two routers on one index, and each by itself while it is away."""
+"""Budgets of tenants: two routers with one index, and each alone while the index is down."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ WINDOW_S = 3.0
 
 
 class Index:
-    """One that says what it is told to, or is away."""
+    """An index that admits everything, or fails if `down`. It reports `routers` routers."""
 
     def __init__(self, routers: int) -> None:
-        self.away = False
+        self.down = False
         self.calls = 0
         self.routers = routers
 
     async def take(self, tenant: str, draws: Sequence[Draw]) -> DrawResult:
         self.calls += 1
-        if self.away:
+        if self.down:
             raise LinkBroken("no")
         return DrawResult(0.0, self.routers)
 
@@ -45,7 +45,7 @@ def store() -> Iterator[EmbeddedStore]:
         yield running
 
 
-async def passes(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> BudgetBooking | None:
+async def book(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> BudgetBooking | None:
     try:
         return await budgets.book("acme", limits, 1, tokens)
     except RateLimited:
@@ -53,18 +53,18 @@ async def passes(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> Bu
 
 
 @pytest.mark.integration
-async def test_two_routers_together_keep_a_budget_within_five_percent(store: EmbeddedStore) -> None:
-    """Asked without a pause, after the burst is used up. A window's ends are when a request was
-    refused: the buckets are empty then."""
+async def test_two_routers_share_a_budget_within_five_percent(store: EmbeddedStore) -> None:
+    """Request without pause after the burst is used up. The window starts and ends at a refusal,
+    when the buckets are empty."""
     shared = [SharedBudgets(store.index_url, "pool", timeout_s=60) for _ in range(2)]
     routers = [Budgets(index, time.monotonic) for index in shared]
-    while await passes(routers[0], LIMITS):
+    while await book(routers[0], LIMITS):
         pass
     start, admitted = time.monotonic(), [0, 0]
     while time.monotonic() < start + WINDOW_S:
         for number, router in enumerate(routers):
-            admitted[number] += await passes(router, LIMITS) is not None
-    while await passes(routers[0], LIMITS):
+            admitted[number] += await book(router, LIMITS) is not None
+    while await book(routers[0], LIMITS):
         admitted[0] += 1
     allowed = PER_S * (time.monotonic() - start)
     for index in shared:
@@ -74,20 +74,20 @@ async def test_two_routers_together_keep_a_budget_within_five_percent(store: Emb
 
 
 @pytest.mark.integration
-async def test_what_a_request_did_not_use_is_given_back_on_the_index(store: EmbeddedStore) -> None:
+async def test_unused_tokens_are_given_back_to_the_index(store: EmbeddedStore) -> None:
     limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)  # 60 at once
     async with SharedBudgets(store.index_url, "pool", timeout_s=60) as index:
         router = Budgets(index, time.monotonic)
-        first = await passes(router, limits, 60)
+        first = await book(router, limits, 60)
         assert first is not None
-        assert await passes(router, limits, 30) is None
+        assert await book(router, limits, 30) is None
         router.settle(first, used=20)
         await router.close()
-        assert await passes(router, limits, 39) is not None
-        assert await passes(router, limits, 39) is None
+        assert await book(router, limits, 39) is not None
+        assert await book(router, limits, 39) is None
 
 
-async def test_who_is_over_budget_hears_when_to_come_back() -> None:
+async def test_the_error_for_a_tenant_over_budget_has_retry_after() -> None:
     budgets, limits = Budgets(None, Clock()), TenantLimits(requests_per_minute=6)
     assert await budgets.book("acme", limits, 1, 10) is not None
     with pytest.raises(
@@ -98,44 +98,44 @@ async def test_who_is_over_budget_hears_when_to_come_back() -> None:
     assert caught.value.record().code == "rate_limited"
 
 
-async def test_who_has_no_budget_asks_nobody() -> None:
+async def test_a_tenant_without_a_budget_needs_no_index_call() -> None:
     index = Index(1)
     assert await Budgets(index, Clock()).book("acme", TenantLimits(), 1, 10**9) is None
     assert index.calls == 0
 
 
-async def test_while_the_index_is_away_each_router_keeps_its_part(
+async def test_while_the_index_is_down_each_router_enforces_its_part(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     index, clock = Index(routers=4), Clock()
     budgets, limits = Budgets(index, clock), TenantLimits(requests_per_minute=240)
     await budgets.book("acme", limits, 1, 0)
-    index.away = True
+    index.down = True
     admitted = 0
     for _ in range(6000):
         clock.now += 0.01
-        admitted += await passes(budgets, limits) is not None
-    # a minute at a quarter of the rate, and a quarter of the burst
+        admitted += await book(budgets, limits) is not None
+    # One minute at a quarter of the rate, and a quarter of the burst.
     assert admitted == pytest.approx(60 + 3, abs=1)
-    # asked again once a second, not by each request
+    # The index is tried once a second, not once per request.
     assert index.calls < 70
     assert caplog.text.count("applies 1/4 of each budget") == 1
-    index.away = False
+    index.down = False
     clock.now += 1.0
     calls = index.calls
     for _ in range(3):
-        assert await passes(budgets, limits) is not None
+        assert await book(budgets, limits) is not None
     assert index.calls == calls + 3
     assert caplog.text.count("shares budgets with the others again") == 1
 
 
-async def test_what_was_booked_here_is_given_back_here() -> None:
+async def test_unused_tokens_are_given_back_to_the_router_s_own_budget() -> None:
     clock = Clock()
     budgets = Budgets(None, clock)
     limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)
     first = await budgets.book("acme", limits, 1, 60)
     assert first is not None
-    assert await passes(budgets, limits, 1) is None
+    assert await book(budgets, limits, 1) is None
     budgets.settle(first, used=0)
-    assert await passes(budgets, limits, 60) is not None
+    assert await book(budgets, limits, 60) is not None

@@ -1,4 +1,4 @@
-"""One call of many prompts and choices comes in prompt by prompt, and others between them."""
+"""A call of many prompts and choices is admitted prompt by prompt, with other calls in between."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Reply = tuple[int, Any, dict[str, str]]
 
 @pytest.fixture
 async def small() -> AsyncIterator[FakeNode]:
-    """It runs 8 sequences, and keeps what it gets for itself."""
+    """A node that runs 8 sequences and does not answer by itself."""
     async with FakeNode("decode-0", "decode", max_num_seqs=8) as node:
         node.script.run = "silent"
         yield node
@@ -41,7 +41,7 @@ def body(prompts: list[str] | str, **fields: Any) -> dict[str, Any]:
     return {"prompt": prompts, "max_tokens": 2} | fields
 
 
-def named(count: int) -> list[str]:
+def prompt_texts(count: int) -> list[str]:
     return [f"p{number}" for number in range(count)]
 
 
@@ -53,14 +53,14 @@ def prompts(node: FakeNode) -> list[str]:
     return [bytes(job.request.prompt_ids).decode() for job in jobs(node)]
 
 
-async def post(client: Any, asked: Any, headers: Any = None) -> asyncio.Task[Reply]:
-    task = asyncio.create_task(client.post(COMPLETIONS, asked, headers))
+async def post(client: Any, call: Any, headers: Any = None) -> asyncio.Task[Reply]:
+    task = asyncio.create_task(client.post(COMPLETIONS, call, headers))
     await asyncio.sleep(0)
     return task
 
 
 async def finish(node: FakeNode, job: RunJob, *choices: int) -> None:
-    """Both tokens of these choices, by default of all: their number, twice."""
+    """Send both tokens of these choices (default: all): the choice's number, twice."""
     request = job.request
     for choice in choices or range(request.params.n):
         text = f"{choice % 10}" * 2
@@ -70,8 +70,8 @@ async def finish(node: FakeNode, job: RunJob, *choices: int) -> None:
         )
 
 
-async def settled(client: Any) -> None:
-    """All is given back."""
+async def until_released(client: Any) -> None:
+    """Wait until every call is over, and check that all its load is released."""
     admission = client.router.admission
     await until_is(client.unfinished, 0)
     await until_is(client.queued, 0)
@@ -84,15 +84,15 @@ async def leave(client: Any, *tasks: asyncio.Task[Reply]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await settled(client)
+    await until_released(client)
 
 
-async def test_one_call_of_many_sequences_does_not_lock_another_tenant_out(
+async def test_a_call_of_many_sequences_does_not_block_another_tenant(
     running: Any, small: FakeNode, tenants: dict[str, Any]
 ) -> None:
-    """The heavy tenant leaves an eighth of the node's sequences."""
+    """The heavy tenant leaves an eighth of the node's sequences free."""
     async with running(small, queue_timeout_s=5.0, **tenants) as client:
-        heavy = await post(client, body(named(64), n=2), HEAVY)
+        heavy = await post(client, body(prompt_texts(64), n=2), HEAVY)
         await until(lambda: len(jobs(small)) == 3)
         light = await post(client, body("light"), LIGHT)
         await until(lambda: light.done() or "light" in prompts(small))
@@ -102,11 +102,11 @@ async def test_one_call_of_many_sequences_does_not_lock_another_tenant_out(
         await leave(client, heavy)
 
 
-async def test_prompts_come_in_as_earlier_ones_end_and_their_choices_keep_their_numbers(
+async def test_prompts_start_as_earlier_ones_end_and_choices_keep_their_numbers(
     running: Any, small: FakeNode
 ) -> None:
     async with running(small) as client:
-        call = await post(client, body(named(10), n=3))
+        call = await post(client, body(prompt_texts(10), n=3))
         done = 0
         while not call.done():
             await until(lambda: call.done() or len(jobs(small)) > done)  # noqa: B023
@@ -120,16 +120,16 @@ async def test_prompts_come_in_as_earlier_ones_end_and_their_choices_keep_their_
         assert [choice["text"] for choice in reply["choices"]] == ["00", "11", "22"] * 10
         assert reply["usage"]["prompt_tokens"] == 20
         assert reply["usage"]["completion_tokens"] == 60
-        assert prompts(small) == named(10)
-        await settled(client)
+        assert prompts(small) == prompt_texts(10)
+        await until_released(client)
 
 
-async def test_a_stream_shows_what_runs_while_other_prompts_wait_and_gets_signs_of_life(
+async def test_a_stream_gets_running_prompts_tokens_and_keep_alives_while_others_wait(
     running: Any, small: FakeNode
 ) -> None:
-    asked = body(named(3), n=4, stream=True)
+    call = body(prompt_texts(3), n=4, stream=True)
     async with running(small, keepalive_s=0.05, queue_timeout_s=0.1) as client:
-        async with client.session.post(client.url + COMPLETIONS, json=asked) as response:
+        async with client.session.post(client.url + COMPLETIONS, json=call) as response:
             await until(lambda: len(jobs(small)) == 2)
             await finish(small, jobs(small)[1], 2)
             lines = [line async for line in _until(response.content, b": waiting")]
@@ -141,11 +141,11 @@ async def test_a_stream_shows_what_runs_while_other_prompts_wait_and_gets_signs_
             lines += (await response.content.read()).splitlines()
         assert sorted(_indices(lines)) == list(range(12))
         assert lines[-2] == b"data: [DONE]"
-        await settled(client)
+        await until_released(client)
 
 
 async def _until(content: Any, start: bytes) -> AsyncIterator[bytes]:
-    """Lines, until one begins so after an event."""
+    """Lines up to the first one that begins with `start` and follows an event."""
     events = 0
     async for line in content:
         yield line.rstrip()
@@ -159,12 +159,12 @@ def _indices(lines: list[bytes]) -> list[int]:
     return [choice["index"] for event in events for choice in event["choices"]]
 
 
-async def test_a_choice_that_ends_makes_room_before_the_others_of_its_prompt_do(
+async def test_a_finished_choice_frees_its_sequence_before_its_prompt_ends(
     running: Any, small: FakeNode
 ) -> None:
     async with running(small) as client:
         call = await post(client, body("wide", n=4))
-        tasks = [call, *[await post(client, body(name)) for name in named(5)]]
+        tasks = [call, *[await post(client, body(name)) for name in prompt_texts(5)]]
         await until(lambda: len(jobs(small)) == 5)
         await until_is(client.queued, 1)
         wide = next(job for job in jobs(small) if job.request.params.n == 4)
@@ -173,11 +173,11 @@ async def test_a_choice_that_ends_makes_room_before_the_others_of_its_prompt_do(
         await leave(client, *tasks)
 
 
-async def test_a_prompt_needs_room_for_all_its_choices_and_who_is_behind_does_not_slip_in(
+async def test_a_prompt_waits_for_room_for_all_its_choices_and_is_not_overtaken(
     running: Any, small: FakeNode
 ) -> None:
     async with running(small) as client:
-        tasks = [await post(client, body(name)) for name in named(5)]
+        tasks = [await post(client, body(name)) for name in prompt_texts(5)]
         await until(lambda: len(jobs(small)) == 5)
         tasks.append(await post(client, body("wide", n=4)))
         await until_is(client.queued, 1)
@@ -190,11 +190,11 @@ async def test_a_prompt_needs_room_for_all_its_choices_and_who_is_behind_does_no
 
 
 @pytest.mark.parametrize("n", [8, 9, 128])
-async def test_a_prompt_with_more_choices_than_a_node_runs_comes_in_beside_others(
+async def test_a_prompt_with_more_choices_than_a_node_runs_starts_on_a_busy_node(
     running: Any, small: FakeNode, n: int
 ) -> None:
     async with running(small) as client:
-        tasks = [await post(client, body(name)) for name in named(5)]
+        tasks = [await post(client, body(name)) for name in prompt_texts(5)]
         await until(lambda: len(jobs(small)) == 5)
         tasks.append(await post(client, body("wide", n=n)))
         await until_is(client.queued, 1)
@@ -217,45 +217,45 @@ async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(
             await finish(small, jobs(small)[number])
         assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200, 200]
         assert prompts(small) == ["a0", "a1", "b0", "a2", "b1", "b2"]
-        await settled(client)
+        await until_released(client)
 
 
-async def test_a_call_that_has_begun_is_neither_timed_out_nor_pushed_out_of_a_full_queue(
+async def test_a_call_that_has_begun_is_neither_timed_out_nor_evicted_from_a_full_queue(
     running: Any, small: FakeNode, tenants: dict[str, Any]
 ) -> None:
     settings = {"max_inflight": 1, "max_queued": 1, "queue_timeout_s": 0.2}
     async with running(small, **settings, **tenants) as client:
-        heavy = await post(client, body(named(3)), HEAVY)
+        heavy = await post(client, body(prompt_texts(3)), HEAVY)
         await until_is(client.queued, 1)
-        for _ in range(2):  # it takes the one place, and the call that began has none of it
+        for _ in range(2):  # takes the only place: a call that has begun needs none
             status, reply, _ = await client.post(COMPLETIONS, body("light"), LIGHT)
             assert (status, reply["error"]["code"]) == (503, "queue_timeout")
         for number in range(3):
             await until(lambda: len(jobs(small)) > number)  # noqa: B023
             await finish(small, jobs(small)[number])
         assert (await heavy)[0] == 200
-        await settled(client)
+        await until_released(client)
 
 
-async def test_a_call_whose_client_leaves_gives_back_what_runs_and_what_waits(
+async def test_a_disconnect_releases_the_call_s_running_and_waiting_prompts(
     running: Any, small: FakeNode
 ) -> None:
     async with running(small) as client:
-        call = await post(client, body(named(20), n=2))
+        call = await post(client, body(prompt_texts(20), n=2))
         await until(lambda: len(jobs(small)) == 4)
         await leave(client, call)
         assert len(jobs(small)) == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_ends_as_a_whole_by_its_deadline_also_while_none_of_it_runs(
+async def test_a_call_ends_at_its_deadline_even_if_none_of_its_prompts_runs(
     running: Any, small: FakeNode, stream: bool
 ) -> None:
     async with running(small, max_inflight=1, request_timeout_s=5.0) as client:
         other = await post(client, body("other", max_tokens=1))
         await until(lambda: len(jobs(small)) == 1)
-        asked = body(["first", "second"], stream=stream)
-        call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=asked))
+        two_prompts = body(["first", "second"], stream=stream)
+        call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=two_prompts))
         await until_is(client.queued, 1)
         last = await post(client, body("last"))  # between the call's two prompts
         await until_is(client.queued, 2)
@@ -270,12 +270,12 @@ async def test_a_call_ends_as_a_whole_by_its_deadline_also_while_none_of_it_runs
         await leave(client, other, last)
 
 
-async def test_a_prompt_that_fails_ends_its_call_with_what_waits_of_it(
+async def test_a_failed_prompt_ends_its_call_and_the_call_s_waiting_prompts(
     running: Any, small: FakeNode
 ) -> None:
     async with running(small) as client:
-        asked = body(named(20), n=2, stream=True)
-        call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=asked))
+        many_prompts = body(prompt_texts(20), n=2, stream=True)
+        call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=many_prompts))
         await until(lambda: len(jobs(small)) == 4)
         await finish(small, jobs(small)[0], 0)
         small.script.run = "fail"
@@ -283,24 +283,24 @@ async def test_a_prompt_that_fails_ends_its_call_with_what_waits_of_it(
         reply = await (await call).text()
         assert '"code":"engine_error"' in reply
         assert "[DONE]" not in reply
-        await settled(client)
-        # The place of the one that failed may go to the next one before the call ends.
+        await until_released(client)
+        # The failed prompt's place may go to the next prompt before the call ends.
         assert len(jobs(small)) in (5, 6)
 
 
-async def test_at_its_end_a_router_tells_calls_with_prompts_that_wait_to_come_again(
+async def test_at_shutdown_calls_with_waiting_prompts_fail_with_503(
     running: Any, small: FakeNode
 ) -> None:
     async with running(small) as client:
-        call = await post(client, body(named(20), n=2))
+        call = await post(client, body(prompt_texts(20), n=2))
         await until(lambda: len(jobs(small)) == 4)
         client.router.admission.end()
         status, reply, _ = await call
         assert (status, reply["error"]["code"]) == (503, "unavailable")
-        await settled(client)
+        await until_released(client)
 
 
-LIMITED = [
+SEQUENCE_LIMITS = [
     ({}, 64, 32, 2048, None),
     ({}, 65, 32, 2048, 2080),
     ({"max_call_sequences": 8}, 1, 9, 8, 9),
@@ -309,8 +309,8 @@ LIMITED = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "count", "n", "limit", "sequences"), LIMITED)
-async def test_one_call_may_ask_for_so_many_sequences(
+@pytest.mark.parametrize(("settings", "count", "n", "limit", "sequences"), SEQUENCE_LIMITS)
+async def test_a_call_may_ask_for_at_most_max_call_sequences(
     running: Any,
     decode: FakeNode,
     settings: dict[str, Any],
@@ -320,18 +320,18 @@ async def test_one_call_may_ask_for_so_many_sequences(
     sequences: int | None,
 ) -> None:
     async with running(decode, **settings) as client:
-        status, answered, _ = await client.post(COMPLETIONS, body(["x"] * count, n=n, max_tokens=1))
+        status, reply, _ = await client.post(COMPLETIONS, body(["x"] * count, n=n, max_tokens=1))
         if sequences is None:
             assert status == 200
             return
-        error = answered["error"]
+        error = reply["error"]
         assert (status, error["code"]) == (400, "too_many_sequences")
         assert f"{sequences} sequences; one call may have at most {limit}" in error["message"]
         assert error["param"] == ("prompt" if count > 1 else "n")
         assert jobs(decode) == []
 
 
-async def test_a_tenant_may_have_another_limit_of_sequences(
+async def test_a_tenant_may_have_its_own_limit_of_sequences(
     running: Any, decode: FakeNode, tenants: dict[str, Any]
 ) -> None:
     Path(tenants["tenants"]).write_text("[tenants.heavy]\nmax_call_sequences = 3\n")
@@ -340,10 +340,11 @@ async def test_a_tenant_may_have_another_limit_of_sequences(
             assert (await client.post(COMPLETIONS, body("x", n=n), headers))[0] == status
 
 
-async def test_a_call_is_charged_for_what_it_can_cost_before_any_of_it_runs(
+async def test_a_call_is_charged_its_maximum_cost_before_it_starts(
     running: Any, decode: FakeNode, tenants: dict[str, Any]
 ) -> None:
-    """6,000 tokens per minute, in 256 prompts of 2 tokens with 64 choices of 2."""
+    """The budget is 6,000 tokens per minute; the call has 256 prompts of 2 tokens with 64 choices
+    of 2 tokens."""
     limits = "[tenants.heavy]\ntokens_per_minute = 6000\n[tenants.light]\nrequests_per_minute = 5"
     Path(tenants["tenants"]).write_text(limits)
     async with running(decode, max_call_sequences=16384, **tenants) as client:
@@ -352,7 +353,7 @@ async def test_a_call_is_charged_for_what_it_can_cost_before_any_of_it_runs(
         assert (status, reply["error"]["code"]) == (400, "over_budget")
         assert "this call can cost 33280 tokens" in reply["error"]["message"]
         assert "6000 tokens per minute never holds more than 6000" in reply["error"]["message"]
-        status, reply, _ = await client.post(COMPLETIONS, body(named(6)), LIGHT)
+        status, reply, _ = await client.post(COMPLETIONS, body(prompt_texts(6)), LIGHT)
         assert (status, reply["error"]["code"]) == (400, "over_budget")
         assert "this call can cost 6 requests" in reply["error"]["message"]
         assert jobs(decode) == []
@@ -361,5 +362,5 @@ async def test_a_call_is_charged_for_what_it_can_cost_before_any_of_it_runs(
         await until(lambda: len(jobs(decode)) == 16)
         status, reply, headers = await client.post(COMPLETIONS, body("x"), HEAVY)
         assert (status, reply["error"]["code"]) == (429, "rate_limited")
-        assert 1 < int(headers["retry-after"]) <= 30  # 16 x (2 + 200) less the burst of 300
+        assert 1 < int(headers["retry-after"]) <= 30  # 16 x (2 + 200) tokens minus the burst of 300
         await leave(client, small)

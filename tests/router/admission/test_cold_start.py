@@ -1,4 +1,4 @@
-"""Requests for a pool that has no nodes: held until there is one, and answered as ever."""
+"""Cold start: requests for a pool without nodes are held until a node is ready."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ COMMENT = b": waiting\n"
 
 
 @asynccontextmanager
-async def asleep(**settings: Any) -> AsyncIterator[tuple[Client, int]]:
-    """A router of a pool without nodes, and the port at which it looks for one."""
+async def pool_without_nodes(**settings: Any) -> AsyncIterator[tuple[Client, int]]:
+    """A router of a pool without nodes, and the port at which it tries to find one."""
     port = free_port()
     options: dict[str, Any] = {"nodes": (f"http://127.0.0.1:{port}",), "wake_wait_s": WAIT_S}
     options |= {"port": 0, "reconnect_max_s": 0.05}
@@ -54,7 +54,7 @@ async def node_at(
 
 @asynccontextmanager
 async def held(client: Client, path: str, body: Any) -> AsyncIterator[asyncio.Task[Any]]:
-    """What becomes of a request that is held by now."""
+    """Send a request and wait until it is held; yields the task with its answer."""
     task = asyncio.create_task(client.post(path, body))
     try:
         await until(lambda: client.router.report().held or task.done())
@@ -65,17 +65,20 @@ async def held(client: Client, path: str, body: Any) -> AsyncIterator[asyncio.Ta
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_pool_without_nodes_is_ready_where_requests_are_held() -> None:
-    async with asleep() as (client, _):
+async def test_a_pool_without_nodes_is_ready_if_the_router_holds_requests() -> None:
+    async with pool_without_nodes() as (client, _):
         assert (await client.get("/ready"))[:2] == (200, {"ready": True, "reason": ""})
-    async with asleep(wake_wait_s=0.0) as (client, _):
+    async with pool_without_nodes(wake_wait_s=0.0) as (client, _):
         assert (await client.get("/ready"))[0] == 503
         status, body, _ = await client.post("/v1/completions", BODY)
         assert (status, body["error"]["code"]) == (503, "unavailable")
 
 
-async def test_a_held_request_is_answered_by_the_first_node_that_comes() -> None:
-    async with asleep() as (client, port), held(client, "/v1/completions", BODY) as answer:
+async def test_the_first_ready_node_answers_a_held_request() -> None:
+    async with (
+        pool_without_nodes() as (client, port),
+        held(client, "/v1/completions", BODY) as answer,
+    ):
         assert client.router.report().live == 0
         async with node_at(port):
             status, body, headers = await answer
@@ -84,9 +87,9 @@ async def test_a_held_request_is_answered_by_the_first_node_that_comes() -> None
         assert await client.held() == 0
 
 
-async def test_the_time_held_counts_as_the_client_s_wait_and_not_as_the_request_s() -> None:
+async def test_the_time_held_counts_in_ttft_but_not_towards_the_request_timeout() -> None:
     async with (
-        asleep(request_timeout_s=3.0) as (client, port),
+        pool_without_nodes(request_timeout_s=3.0) as (client, port),
         held(client, "/v1/completions", BODY) as answer,
     ):
         await asyncio.sleep(3.2)
@@ -97,8 +100,8 @@ async def test_the_time_held_counts_as_the_client_s_wait_and_not_as_the_request_
         assert not any(count for bound, count in counts if bound <= 0.5)
 
 
-async def test_a_held_stream_gets_comments_and_then_its_tokens() -> None:
-    async with asleep(keepalive_s=0.05) as (client, port):
+async def test_a_held_stream_gets_keep_alive_comments_and_then_its_tokens() -> None:
+    async with pool_without_nodes(keepalive_s=0.05) as (client, port):
         url, body = client.url + "/v1/completions", BODY | {"stream": True}
         async with client.session.post(url, json=body) as response:
             assert response.status == 200
@@ -113,16 +116,16 @@ async def test_a_held_stream_gets_comments_and_then_its_tokens() -> None:
     assert rest.endswith("data: [DONE]\n\n")
 
 
-async def test_what_only_the_node_s_model_can_refuse_is_refused_once_it_is_known() -> None:
-    async with asleep() as (client, port):
+async def test_a_request_that_only_the_model_s_limits_refuse_fails_once_a_node_is_ready() -> None:
+    async with pool_without_nodes() as (client, port):
         long = {"prompt": "x" * 300}
         async with held(client, "/v1/completions", long) as answer, node_at(port):
             status, body, _ = await answer
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
 
 
-async def test_what_is_refused_after_a_comment_is_an_error_event() -> None:
-    async with asleep(keepalive_s=0.05) as (client, port):
+async def test_a_refusal_after_a_comment_is_an_error_event() -> None:
+    async with pool_without_nodes(keepalive_s=0.05) as (client, port):
         body = {"prompt": "x" * 300, "stream": True}
         async with client.session.post(client.url + "/v1/completions", json=body) as response:
             assert await response.content.readline() == COMMENT
@@ -152,31 +155,34 @@ async def test_what_is_refused_after_a_comment_is_an_error_event() -> None:
         ),
     ],
 )
-async def test_what_no_model_would_take_is_refused_at_once(
+async def test_a_request_that_no_model_accepts_is_refused_at_once(
     path: str, body: Any, param: Any
 ) -> None:
-    async with asleep() as (client, _):
+    async with pool_without_nodes() as (client, _):
         status, reply, _ = await client.post(path, body)
     assert (status, reply["error"]["param"]) == (400, param)
 
 
-async def test_a_chat_may_ask_for_any_number_of_tokens_while_no_model_limits_it() -> None:
+async def test_a_chat_with_min_tokens_is_held_while_no_model_limits_its_length() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "min_tokens": 5}
-    async with asleep() as (client, port), held(client, "/v1/chat/completions", body) as answer:
+    async with (
+        pool_without_nodes() as (client, port),
+        held(client, "/v1/chat/completions", body) as answer,
+    ):
         async with node_at(port):
             status, _, _ = await answer
         assert status == 200
 
 
-async def test_another_model_s_name_wakes_nobody() -> None:
-    async with asleep(served_model_name="mine") as (client, _):
+async def test_a_request_for_an_unknown_model_name_is_not_held() -> None:
+    async with pool_without_nodes(served_model_name="mine") as (client, _):
         status, reply, _ = await client.post("/v1/completions", BODY | {"model": "yours"})
         assert (status, reply["error"]["code"]) == (404, "model_not_found")
-        assert [one["id"] for one in (await client.get("/v1/models"))[1]["data"]] == ["mine"]
+        assert [model["id"] for model in (await client.get("/v1/models"))[1]["data"]] == ["mine"]
 
 
-async def test_no_node_in_time_is_a_retryable_error_that_says_how_long_it_was_waited() -> None:
-    async with asleep(wake_wait_s=0.2) as (client, _):
+async def test_without_a_node_in_time_a_held_request_gets_a_retryable_503() -> None:
+    async with pool_without_nodes(wake_wait_s=0.2) as (client, _):
         status, reply, headers = await client.post("/v1/completions", BODY)
     assert (status, reply["error"]["code"]) == (503, "unavailable")
     assert "no node was ready within 0.2 s (nodes: none)" in reply["error"]["message"]
@@ -184,37 +190,38 @@ async def test_no_node_in_time_is_a_retryable_error_that_says_how_long_it_was_wa
     assert headers["x-baton-placement"] == "prefill=- decode=- reason=refused: unavailable"
 
 
-async def test_a_client_that_leaves_is_held_no_longer() -> None:
-    async with asleep() as (client, _):
+async def test_a_disconnect_ends_the_hold() -> None:
+    async with pool_without_nodes() as (client, _):
         for body in (BODY, BODY | {"stream": True}):
             async with held(client, "/v1/completions", body) as answer:
                 answer.cancel()
                 await until_is(client.held, 0)
 
 
-async def test_a_router_that_ends_sends_held_requests_away() -> None:
-    async with asleep() as (client, _), held(client, "/v1/completions", BODY) as answer:
+async def test_at_shutdown_held_requests_fail_with_503() -> None:
+    async with pool_without_nodes() as (client, _), held(client, "/v1/completions", BODY) as answer:
         await client.router.__aexit__(None, None, None)
         status, reply, _ = await answer
     assert (status, reply["error"]["code"]) == (503, "unavailable")
     assert "shutting down" in reply["error"]["message"]
 
 
-async def test_a_pool_that_went_to_sleep_again_keeps_its_name_and_holds_requests() -> None:
-    async with asleep(link_patience_s=0.0) as (client, port):
+async def test_a_pool_scaled_to_zero_again_keeps_its_model_name_and_holds_requests() -> None:
+    async with pool_without_nodes(link_patience_s=0.0) as (client, port):
         async with held(client, "/v1/completions", BODY) as answer, node_at(port):
             await answer
         await client.ready(0)
-        assert [one["id"] for one in (await client.get("/v1/models"))[1]["data"]] == ["fake-model"]
+        models = (await client.get("/v1/models"))[1]["data"]
+        assert [model["id"] for model in models] == ["fake-model"]
         assert (await client.get("/ready"))[0] == 200
         async with held(client, "/v1/completions", BODY) as answer, node_at(port):
             status, body, _ = await answer
         assert (status, body["choices"][0]["token_ids"]) == (200, REPLY)
 
 
-async def test_a_pool_may_wake_as_another_revision_than_it_fell_asleep_as() -> None:
+async def test_a_held_request_may_run_on_another_revision_than_the_last_one() -> None:
     long = {"prompt": "x" * 300, "max_tokens": 1}
-    async with asleep(link_patience_s=0.0) as (client, port):
+    async with pool_without_nodes(link_patience_s=0.0) as (client, port):
         async with held(client, "/v1/completions", BODY) as answer, node_at(port):
             await answer
         await client.ready(0)
@@ -227,11 +234,11 @@ async def test_a_pool_may_wake_as_another_revision_than_it_fell_asleep_as() -> N
     assert (status, body["system_fingerprint"]) == (200, "e" * 32)
 
 
-async def test_who_comes_while_the_pool_wakes_waits_as_long_for_its_role() -> None:
+async def test_a_request_that_arrives_while_the_pool_starts_waits_for_its_role() -> None:
     ports = (free_port(), free_port())
     nodes = tuple(f"http://127.0.0.1:{port}" for port in ports)
     async with (
-        asleep(nodes=nodes, missing_role="queue", unready_wait_s=0.0) as (client, _),
+        pool_without_nodes(nodes=nodes, missing_role="queue", unready_wait_s=0.0) as (client, _),
         node_at(ports[0], "prefill-0", "prefill"),
     ):
         await client.ready(1)
@@ -241,11 +248,11 @@ async def test_who_comes_while_the_pool_wakes_waits_as_long_for_its_role() -> No
 
 
 @pytest.mark.parametrize("policy", ["queue", "fail"])
-async def test_a_held_request_waits_on_for_its_role_while_the_pool_wakes(policy: str) -> None:
+async def test_a_held_request_keeps_waiting_for_its_role_while_the_pool_starts(policy: str) -> None:
     ports = (free_port(), free_port())
     nodes = tuple(f"http://127.0.0.1:{port}" for port in ports)
     async with (
-        asleep(nodes=nodes, missing_role=policy, unready_wait_s=0.0) as (client, _),
+        pool_without_nodes(nodes=nodes, missing_role=policy, unready_wait_s=0.0) as (client, _),
         held(client, "/v1/completions", BODY) as answer,
         node_at(ports[0], "prefill-0", "prefill"),
     ):

@@ -1,4 +1,4 @@
-"""Whose turn it is: priorities, shares, bounds; and a flood beside a tenant, in played time."""
+"""The order of the fair queue: priorities, shares, bounds; and a simulated flood by one tenant."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ def of(tenant: str, tokens: int = 10, **changes: float) -> Waiter:
 
 
 def take(queue: FairQueue) -> Waiter | None:
-    """The one whose turn it is."""
+    """Take the next waiter."""
     head = next(queue.heads(), None)
     if head is not None:
         queue.take(head)
     return head
 
 
-def drained(queue: FairQueue) -> list[Waiter]:
-    found = []
+def take_all(queue: FairQueue) -> list[Waiter]:
+    waiters = []
     while (waiter := take(queue)) is not None:
-        found.append(waiter)
-    return found
+        waiters.append(waiter)
+    return waiters
 
 
-def test_one_tenants_requests_go_in_the_order_in_which_they_came() -> None:
+def test_one_tenant_s_requests_go_in_order_of_arrival() -> None:
     queue, waiters = FairQueue(100), [of("acme", tokens) for tokens in (5, 500, 1, 50)]
     for waiter in waiters:
         assert queue.add(waiter) is None
-    assert drained(queue) == waiters
+    assert take_all(queue) == waiters
     assert len(queue) == 0
 
 
-def test_a_higher_priority_goes_first_whenever_it_came() -> None:
+def test_a_higher_priority_goes_first_whatever_its_arrival() -> None:
     queue = FairQueue(100)
     waiters = [of("acme", priority=level) for level in (0, 10, -5, 10)]
     for waiter in waiters:
         queue.add(waiter)
     assert queue.lengths() == {0: 1, 10: 2, -5: 1}
-    assert drained(queue) == [waiters[1], waiters[3], waiters[0], waiters[2]]
+    assert take_all(queue) == [waiters[1], waiters[3], waiters[0], waiters[2]]
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (2.0, 1.0), (1.0, 4.0)])
@@ -65,7 +65,7 @@ def test_tenants_share_tokens_by_their_weights(weights: tuple[float, float]) -> 
     assert served["acme"] / served["globex"] == pytest.approx(weights[0] / weights[1], rel=0.1)
 
 
-def test_who_comes_late_gets_its_share_and_no_arrears() -> None:
+def test_a_late_tenant_gets_its_share_but_no_credit_for_the_past() -> None:
     queue = FairQueue(1000)
     for _ in range(100):
         queue.add(of("acme"))
@@ -73,22 +73,22 @@ def test_who_comes_late_gets_its_share_and_no_arrears() -> None:
         take(queue)
     for _ in range(20):
         queue.add(of("globex"))
-    turns = [waiter.tenant for waiter in drained(queue)]
+    turns = [waiter.tenant for waiter in take_all(queue)]
     assert turns[:20].count("globex") == pytest.approx(10, abs=1)
 
 
-def test_who_left_and_comes_back_has_not_got_rid_of_what_it_used() -> None:
+def test_a_returning_tenant_keeps_its_recorded_usage() -> None:
     queue = FairQueue(1000)
     queue.add(of("acme", 1000))
     queue.add(of("globex", 10))
-    take(queue)  # acme's, and it waits no more
+    take(queue)  # acme's only waiter
     queue.add(of("acme", 1))
     for _ in range(9):
         queue.add(of("globex", 10))
-    assert [waiter.tenant for waiter in drained(queue)][-1] == "acme"
+    assert [waiter.tenant for waiter in take_all(queue)][-1] == "acme"
 
 
-def test_one_that_leaves_frees_its_place_and_takes_nobodys_turn() -> None:
+def test_a_removed_waiter_frees_its_place_and_does_not_change_the_order() -> None:
     queue, waiters = FairQueue(3), [of("acme"), of("acme"), of("globex")]
     for waiter in waiters:
         queue.add(waiter)
@@ -96,10 +96,10 @@ def test_one_that_leaves_frees_its_place_and_takes_nobodys_turn() -> None:
     assert not queue.remove(waiters[0])
     last = of("globex")
     assert queue.add(last) is None
-    assert drained(queue) == [waiters[1], waiters[2], last]
+    assert take_all(queue) == [waiters[1], waiters[2], last]
 
 
-def test_a_full_queue_refuses_who_has_most_of_it() -> None:
+def test_a_full_queue_refuses_the_tenant_with_the_largest_share() -> None:
     queue = FairQueue(3)
     for _ in range(3):
         queue.add(of("acme"))
@@ -108,36 +108,38 @@ def test_a_full_queue_refuses_who_has_most_of_it() -> None:
     assert len(queue) == 3
 
 
-def test_in_a_full_queue_another_tenant_gets_the_place_of_the_last_of_whoever_has_most() -> None:
+def test_in_a_full_queue_a_new_tenant_replaces_the_largest_tenant_s_last_waiter() -> None:
     queue, flood = FairQueue(3), [of("acme") for _ in range(3)]
     for waiter in flood:
         queue.add(waiter)
     other = of("globex")
     assert queue.add(other) is flood[2]
-    with pytest.raises(QueueFull):  # now it has as much of it as the newcomer would have
+    with pytest.raises(QueueFull):  # acme no longer has more than globex would have
         queue.add(of("globex"))
-    assert set(drained(queue)) == {flood[0], flood[1], other}
+    assert set(take_all(queue)) == {flood[0], flood[1], other}
 
 
-def test_in_a_full_queue_a_higher_priority_gets_a_place_and_a_lower_one_none() -> None:
+def test_in_a_full_queue_a_higher_priority_replaces_a_lower_one_and_not_vice_versa() -> None:
     queue, low = FairQueue(1), of("acme")
     queue.add(low)
     high = of("acme", priority=1)
     assert queue.add(high) is low
     with pytest.raises(QueueFull):
         queue.add(of("globex", priority=0))
-    assert drained(queue) == [high]
+    assert take_all(queue) == [high]
 
 
-def test_a_tenant_has_a_bound_of_its_own() -> None:
+def test_a_tenant_may_have_its_own_bound() -> None:
     queue = FairQueue(100)
     queue.add(of("acme", max_queued=1))
-    with pytest.raises(QueueFull, match="this tenant already has 1 waiting requests and may have at most 1"):
+    with pytest.raises(
+        QueueFull, match="this tenant already has 1 waiting requests and may have at most 1"
+    ):
         queue.add(of("acme", max_queued=1))
     queue.add(of("globex", max_queued=1))
 
 
-def test_a_call_that_has_begun_waits_beside_the_bounds_and_loses_its_place_to_nobody() -> None:
+def test_calls_that_have_begun_do_not_count_in_the_bounds_and_are_never_replaced() -> None:
     queue, begun = FairQueue(1), [of("acme", max_queued=1, begun=True) for _ in range(3)]
     for waiter in begun:
         assert queue.add(waiter) is None
@@ -150,7 +152,7 @@ def test_a_call_that_has_begun_waits_beside_the_bounds_and_loses_its_place_to_no
     assert queue.add(high) is new
     with pytest.raises(QueueFull, match="already holds 1 requests"):
         queue.add(of("globex"))
-    assert drained(queue)[:4] == [high, *begun]
+    assert take_all(queue)[:4] == [high, *begun]
 
 
 @given(
@@ -166,24 +168,24 @@ def test_a_call_that_has_begun_waits_beside_the_bounds_and_loses_its_place_to_no
         max_size=200,
     )
 )
-def test_nobody_is_lost_doubled_or_overtaken_by_its_own_tenant(
-    acts: list[tuple[str, str, int, float, int, bool]],
+def test_no_waiter_is_lost_doubled_or_overtaken_by_its_own_tenant(
+    actions: list[tuple[str, str, int, float, int, bool]],
 ) -> None:
     queue = FairQueue(12)
     inside: list[Waiter] = []
-    for act, tenant, tokens, weight, priority, splits in acts:
-        if act == "add":
+    for action, tenant, tokens, weight, priority, splits in actions:
+        if action == "add":
             waiter = Waiter(tenant, tokens, weight, priority, 8, splits)
             try:
-                loser = queue.add(waiter)
+                evicted = queue.add(waiter)
             except QueueFull:
                 continue
             inside.append(waiter)
-            if loser is not None:
-                inside.remove(loser)
-        elif act == "remove" and inside:
+            if evicted is not None:
+                inside.remove(evicted)
+        elif action == "remove" and inside:
             assert queue.remove(inside.pop(tokens % len(inside)))
-        elif act == "next":
+        elif action == "next":
             heads = list(queue.heads())
             assert len(heads) == len({(head.tenant, head.splits) for head in heads})
             first = heads[tokens % len(heads)] if heads else None
@@ -196,14 +198,14 @@ def test_nobody_is_lost_doubled_or_overtaken_by_its_own_tenant(
                 assert first.priority == max(w.priority for w in inside)
                 inside.remove(first)
         assert len(queue) == len(inside) == sum(queue.lengths().values())
-    assert set(drained(queue)) == set(inside)
+    assert set(take_all(queue)) == set(inside)
 
 
 def _lane(waiter: Waiter) -> tuple[str, int, bool]:
     return waiter.tenant, waiter.priority, waiter.splits
 
 
-def test_of_one_tenant_the_first_of_the_other_lane_may_pass_and_the_last_of_both_goes() -> None:
+def test_each_lane_of_a_tenant_has_a_head_and_its_latest_waiter_is_replaced() -> None:
     queue = FairQueue(3)
     long, longer, short = of("acme", splits=True), of("acme", splits=True), of("acme")
     for waiter in (long, longer, short):
@@ -216,7 +218,7 @@ def test_of_one_tenant_the_first_of_the_other_lane_may_pass_and_the_last_of_both
     assert longer in list(queue.heads())
 
 
-def test_who_passes_another_tenant_pays_for_it_and_delays_no_newcomer() -> None:
+def test_a_tenant_that_passes_another_is_charged_and_delays_no_newcomer() -> None:
     queue = FairQueue(10)
     acme, first, second = of("acme", 100), of("globex", 10), of("globex", 10)
     for waiter in (acme, first, second):
@@ -231,39 +233,40 @@ def test_who_passes_another_tenant_pays_for_it_and_delays_no_newcomer() -> None:
     assert list(queue.heads()) == [acme, newcomer, later]
 
 
-# --- a flood, in played time ----------------------------------------------------------------------
+# --- a flood in simulated time --------------------------------------------------------------------
 
-# A pool; answers take 0.3 to 2.3 s. Each tenant usually asks for a fifth of what it can.
+# The simulated pool. A request takes PREFILL_S plus 0.3 to 2.3 s. The usual load of a tenant is a
+# fifth of the pool's capacity.
 SLOTS, PREFILL_S, DECODE_S = 256, 0.5, 1.3
 USUAL = 0.2 * SLOTS / (PREFILL_S + DECODE_S)
-SECONDS, WARM_S = 60.0, 10.0  # at first all answers begin at once
+SECONDS, WARM_S = 60.0, 10.0  # in the beginning all answers start at once
 
 
 def arrivals(tenant: str, per_s: float, seed: int) -> list[tuple[float, str]]:
-    rng, now, found = random.Random(seed), 0.0, []
+    rng, now, times = random.Random(seed), 0.0, []
     while (now := now + rng.expovariate(per_s)) < SECONDS:
-        found.append((now, tenant))
-    return found
+        times.append((now, tenant))
+    return times
 
 
-def first_tokens(coming: list[tuple[float, str]], fair: bool) -> list[float]:
-    """Seconds to the first token of each of globex' requests. A server that is not `fair` is one
-    that takes all of them as one tenant's."""
+def first_tokens(requests: list[tuple[float, str]], fair: bool) -> list[float]:
+    """Seconds to the first token of each of globex's requests. If not `fair`, the queue treats all
+    requests as one tenant's."""
     queue, busy, waits, rng = FairQueue(10**6), [0.0] * SLOTS, [], random.Random(3)
-    came: dict[Waiter, tuple[float, str]] = {}
-    events = sorted(coming)
+    arrived: dict[Waiter, tuple[float, str]] = {}
+    events = sorted(requests)
     at = 0
     while at < len(events) or len(queue):
         free = busy[0]
         while at < len(events) and (events[at][0] <= free or not len(queue)):
             tenant = events[at][1]
             waiter = of(tenant if fair else "all", 1000)
-            came[waiter] = events[at]
+            arrived[waiter] = events[at]
             queue.add(waiter)
             at += 1
         waiter_next = take(queue)
         assert waiter_next is not None
-        since, tenant = came.pop(waiter_next)
+        since, tenant = arrived.pop(waiter_next)
         start = max(since, free)
         heapq.heapreplace(busy, start + PREFILL_S + rng.uniform(DECODE_S - 1, DECODE_S + 1))
         if tenant == "globex" and since > WARM_S:
@@ -275,7 +278,7 @@ def p99(values: list[float]) -> float:
     return quantiles(values, n=100)[-1]
 
 
-def test_a_tenant_that_floods_at_ten_times_its_rate_leaves_another_ones_p99_within_1_5() -> None:
+def test_a_flood_at_ten_times_the_usual_rate_keeps_another_tenant_s_p99_within_1_5() -> None:
     other = arrivals("globex", USUAL, seed=1)
     flood = arrivals("acme", 10 * USUAL, seed=2)
     alone = p99(first_tokens(other, fair=True))

@@ -1,7 +1,5 @@
-"""A router that idles for a year, or runs for a week, is as it was: by a clock of the tests' own.
-
-Nothing overflows, nobody pays for what was long ago, and no container keeps what is over.
-"""
+"""A router that idles for a year or runs for a week, by a simulated clock: no number overflows, no
+tenant is charged for usage of long ago, and no container grows."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ HOURS = 24 * 365
 
 
 class AheadClock:
-    """The machine's own, and as far ahead as a test has it."""
+    """The machine's monotonic clock plus `ahead_s` seconds."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -50,11 +48,11 @@ class AheadClock:
 async def serving(
     folder: Path, clock: AheadClock, *nodes: FakeNode, **settings: Any
 ) -> AsyncIterator[Client]:
-    """A router with tenants, weights and budgets, before these nodes."""
+    """A router with tenants, weights and budgets, connected to these nodes."""
     lines = [f"{name} {key}{' admin' * (name == 'ops')}" for name, key in KEYS.items()]
     (folder / "keys").write_text("\n".join(lines))
     (folder / "limits").write_text(LIMITS)
-    settings_of_router = RouterSettings(
+    router_settings = RouterSettings(
         port=0,
         nodes=tuple(node.address for node in nodes),
         api_keys=str(folder / "keys"),
@@ -64,7 +62,7 @@ async def serving(
         **settings,
     )
     async with (
-        Router(settings_of_router, clock=clock) as router,
+        Router(router_settings, clock=clock) as router,
         aiohttp.ClientSession() as session,
     ):
         client = Client(router, session)
@@ -72,8 +70,8 @@ async def serving(
         yield client
 
 
-async def ask(client: Client, number: int, **fields: Any) -> int:
-    """One of each tenant's calls."""
+async def send_call(client: Client, number: int, **fields: Any) -> int:
+    """Send call `number`; the tenants take turns."""
     tenant = list(KEYS)[number % len(KEYS)]
     bearer = {"Authorization": f"Bearer {KEYS[tenant]}"}
     prompts = [f"prompt {number} " * 3, f"another {number}", f"third {number}"]
@@ -84,8 +82,8 @@ async def ask(client: Client, number: int, **fields: Any) -> int:
     return status
 
 
-async def some_calls(client: Client, first: int, count: int) -> None:
-    await asyncio.gather(*(ask(client, first + each) for each in range(count)))
+async def send_calls(client: Client, first: int, count: int) -> None:
+    await asyncio.gather(*(send_call(client, first + each) for each in range(count)))
     await until_is(client.unfinished, 0)
     await until_is(client.answering, 0)
 
@@ -94,15 +92,15 @@ async def some_calls(client: Client, first: int, count: int) -> None:
 @pytest.mark.parametrize(
     "idle_s", [59 * 60.0, 86_400.0, YEAR_S], ids=["an hour", "a day", "a year"]
 )
-async def test_a_router_that_idled_serves_each_tenant_as_before(
+async def test_a_router_serves_each_tenant_as_before_after_a_long_idle_time(
     tmp_path: Path, decode: FakeNode, prefill: FakeNode, idle_s: float
 ) -> None:
     clock = AheadClock()
     async with serving(tmp_path, clock, decode, prefill, max_inflight=4) as client:
-        await some_calls(client, 0, 12)
+        await send_calls(client, 0, 12)
         for turn in range(3):
             clock.ahead_s += idle_s
-            await some_calls(client, 12 * (turn + 1), 12)
+            await send_calls(client, 12 * (turn + 1), 12)
         assert broken_numbers(client.router) == []
         ops = {"Authorization": f"Bearer {KEYS['ops']}"}
         assert " nan" not in (await client.text("/metrics", ops)).lower()
@@ -112,21 +110,21 @@ async def test_a_router_that_idled_serves_each_tenant_as_before(
 
 
 async def run_for(hours: int, folder: Path, *nodes: FakeNode) -> None:
-    """Half of the hours are compared with the other half."""
+    """Run for `hours` hours, and compare the containers' sizes at half-time and at the end."""
     clock = AheadClock()
     async with serving(folder, clock, *nodes, max_inflight=4) as client:
-        looks = []
+        snapshots = []
         for hour in range(hours):
-            await some_calls(client, 12 * hour, 12)
+            await send_calls(client, 12 * hour, 12)
             clock.ahead_s += HOUR_S
             if hour + 1 in (hours // 2, hours):
-                looks.append(sizes(client.router))
-        assert grown(*looks) == {}
+                snapshots.append(sizes(client.router))
+        assert grown(*snapshots) == {}
         assert broken_numbers(client.router) == []
 
 
 @pytest.mark.integration
-async def test_a_router_that_runs_for_a_day_keeps_nothing_of_it(
+async def test_a_router_that_runs_for_a_day_does_not_grow(
     tmp_path: Path, decode: FakeNode, prefill: FakeNode
 ) -> None:
     await run_for(24, tmp_path, decode, prefill)
@@ -134,7 +132,7 @@ async def test_a_router_that_runs_for_a_day_keeps_nothing_of_it(
 
 @pytest.mark.integration
 @pytest.mark.long
-async def test_a_router_that_runs_for_a_week_keeps_nothing_of_it(
+async def test_a_router_that_runs_for_a_week_does_not_grow(
     tmp_path: Path, decode: FakeNode, prefill: FakeNode
 ) -> None:
     await run_for(168, tmp_path, decode, prefill)
@@ -143,9 +141,9 @@ async def test_a_router_that_runs_for_a_week_keeps_nothing_of_it(
 # --- nodes that come and go -----------------------------------------------------------------------
 
 
-def a_days_nodes(view: PoolView, listener: KVEventListener, clock: Clock, day: int) -> None:
-    """Each day another revision, of another fingerprint and with names of its own, replaces the
-    nodes of the one before, which has had requests, restarted once, and missed events."""
+def simulate_day(view: PoolView, listener: KVEventListener, clock: Clock, day: int) -> None:
+    """Simulate one day: nodes of a new revision, with a new fingerprint and new names, get
+    requests, restart once, lose cache events, and are replaced by the next revision."""
     for number in range(4):
         role = ROLES[number % 2]
         name, kind = NodeId(f"{role}-{day}-{number}"), Fingerprint(f"{day:032x}")
@@ -155,15 +153,15 @@ def a_days_nodes(view: PoolView, listener: KVEventListener, clock: Clock, day: i
             hashes = [BlockHash(f"{day:06}{number:02}{each:08}".encode()) for each in range(200)]
             listener.apply(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
             listener.apply(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
-            listener.apply(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # some are missing
+            listener.apply(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # frames are missing
             listener.next_listings()
         for request in range(20):
             id = RequestId(f"{name}-{request}")
             view.book(name, id, 100, 1)
             view.prefilled(name, id)
             view.release(name, id)
-        leaves = Load(epoch, "draining", Speeds(), NodeLoad(), replaced_by=f"revision-{day + 1}")
-        view.load(name, leaves)
+        leaving = Load(epoch, "draining", Speeds(), NodeLoad(), replaced_by=f"revision-{day + 1}")
+        view.load(name, leaving)
         clock.advance(HOUR_S)
     for node in list(view.nodes):
         listener.forget(node)
@@ -172,18 +170,18 @@ def a_days_nodes(view: PoolView, listener: KVEventListener, clock: Clock, day: i
 
 
 @pytest.mark.parametrize("days", [30, pytest.param(365, marks=pytest.mark.long)])
-def test_of_nodes_that_have_gone_nothing_is_kept(days: int) -> None:
+def test_nothing_is_kept_of_forgotten_nodes(days: int) -> None:
     clock = Clock()
     limit = 1000
     view = PoolView(clock, max_chunks=limit)
     listener = KVEventListener(view, clock)
-    looks = []
+    snapshots = []
     for day in range(days):
-        a_days_nodes(view, listener, clock, day)
+        simulate_day(view, listener, clock, day)
         if day + 1 in (days // 2, days):
-            looks.append(sizes(view) + sizes(listener))
-    # Until the index is full it keeps the names of chunks that no node holds any more.
-    assert [name for name in grown(*looks) if not name.endswith("chunks._bits")] == []
+            snapshots.append(sizes(view) + sizes(listener))
+    # Until the index is full, it keeps hashes of chunks that no node holds any more.
+    assert [name for name in grown(*snapshots) if not name.endswith("chunks._bits")] == []
     assert len(view.chunks) <= limit
     assert not view.nodes
 
@@ -191,13 +189,13 @@ def test_of_nodes_that_have_gone_nothing_is_kept(days: int) -> None:
 # --- tenants --------------------------------------------------------------------------------------
 
 
-def test_of_tenants_that_have_gone_nothing_is_kept() -> None:
-    """Each hour another one, which keys make: it waits, is served, uses its budget, and is gone."""
+def test_nothing_is_kept_of_tenants_that_have_gone() -> None:
+    """Each hour a new tenant waits, is served, uses its budget, and disappears."""
     clock = Clock()
     shares, buckets, queue = UsageShares(clock, 30.0), OwnBuckets(), FairQueue(100)
     running = UsageShares(clock)
     limits = TenantLimits(tokens_per_minute=6000, requests_per_minute=60)
-    looks = []
+    snapshots = []
     for hour in range(HOURS):
         tenant = f"tenant-{hour}"
         waiter = Waiter(tenant, 5000, weight=0.1 + hour % 7)
@@ -209,13 +207,13 @@ def test_of_tenants_that_have_gone_nothing_is_kept() -> None:
         buckets.take(tenant, draws_of(limits, 1, 5000), clock.now)
         clock.advance(HOUR_S)
         if hour + 1 in (HOURS // 2, HOURS):
-            looks.append(sum(map(sizes, (shares, running, buckets, queue)), sizes(())))
-    assert grown(*looks) == {}
+            snapshots.append(sum(map(sizes, (shares, running, buckets, queue)), sizes(())))
+    assert grown(*snapshots) == {}
     assert [broken_numbers(each) for each in (shares, running, buckets, queue)] == [[]] * 4
 
 
 def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
-    """A million tokens per second, which is what the virtual time counts."""
+    """A million tokens per second for a week; the virtual time counts tokens."""
     queue = FairQueue(100)
     tokens = int(1e6 * WEEK_S / 1000)
     heavy, light = Waiter("heavy", tokens, weight=0.001), Waiter("light", tokens, weight=1.0)

@@ -1,4 +1,4 @@
-"""Raw sockets: clients that do not read, and bytes that are no request."""
+"""Raw sockets: clients that do not read, and bytes that are not a valid request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import until, until_is
 pytestmark = pytest.mark.integration
 
 KEY = "sk-planted-key"
-TOKENS = 120_000  # more than what kernels buffer: some 200 bytes each
+TOKENS = 120_000  # about 200 bytes each: more than the kernel buffers
 
 
 async def connect(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -32,8 +32,8 @@ async def connect(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     return await asyncio.open_connection(sock=link, limit=4096)
 
 
-async def ask_for_a_stream(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Of TOKENS tokens; nobody reads it yet."""
+async def request_stream(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Request a stream of TOKENS tokens and do not read it."""
     reader, writer = await connect(client)
     body = json.dumps({"prompt": "x", "max_tokens": TOKENS, "stream": True}).encode()
     headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
@@ -42,7 +42,7 @@ async def ask_for_a_stream(client: Any) -> tuple[asyncio.StreamReader, asyncio.S
 
 
 async def answer(client: Any, data: bytes) -> tuple[int, Any]:
-    """What the router answers to these bytes, until it closes the connection."""
+    """Send raw bytes, and return the router's answer, up to the end of the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)
     async with asyncio.timeout(120):
         writer.write(data)
@@ -52,16 +52,16 @@ async def answer(client: Any, data: bytes) -> tuple[int, Any]:
     return int(head.split()[1]), json.loads(body)
 
 
-def talker() -> FakeNode:
+def long_reply_node() -> FakeNode:
     script = Script(reply=b"x" * TOKENS)
     return FakeNode("decode-0", "decode", script, max_model_len=10**6)
 
 
-async def test_a_stream_that_is_not_read_ends_with_a_reason_and_others_go_on(
+async def test_an_unread_stream_ends_with_slow_client_and_others_continue(
     running: Any,
 ) -> None:
-    async with talker() as node, running(node) as client:
-        reader, writer = await ask_for_a_stream(client)
+    async with long_reply_node() as node, running(node) as client:
+        reader, writer = await request_stream(client)
         await until(lambda: node.got_of(Abort))
         assert await client.unfinished() == 0
         status, result, _ = await client.post("/v1/completions", {"prompt": "x"})
@@ -76,11 +76,11 @@ async def test_a_stream_that_is_not_read_ends_with_a_reason_and_others_go_on(
         writer.close()
 
 
-async def test_a_client_that_reads_nothing_at_all_is_cut_off(
+async def test_a_client_that_reads_nothing_is_disconnected(
     running: Any,
 ) -> None:
-    async with talker() as node, running(node, bounds={"cut_off_s": 0.2}) as client:
-        _, writer = await ask_for_a_stream(client)
+    async with long_reply_node() as node, running(node, bounds={"cut_off_s": 0.2}) as client:
+        _, writer = await request_stream(client)
         await until_is(client.answering, 1)
         await until_is(client.answering, 0)
         page = await client.text("/metrics")
@@ -88,7 +88,7 @@ async def test_a_client_that_reads_nothing_at_all_is_cut_off(
     assert 'baton_router_rejected_total{code="slow_client"} 1.0\n' in page
 
 
-def test_an_output_queue_says_once_that_too_much_is_unread() -> None:
+def test_an_output_queue_reports_overflow_once() -> None:
     overflows: list[int] = []
     output = OutputQueue(1, max_unread=10, overflow=lambda: overflows.append(1))
     for offset in range(30):
@@ -111,7 +111,7 @@ GARBAGE = [b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP
 
 
 @pytest.mark.parametrize("data", GARBAGE)
-async def test_bytes_that_are_no_request_are_told_so_in_openais_shape(
+async def test_bytes_that_are_not_http_get_a_400_in_openai_s_error_shape(
     running: Any, decode: FakeNode, data: bytes
 ) -> None:
     async with running(decode) as client:
@@ -122,7 +122,7 @@ async def test_bytes_that_are_no_request_are_told_so_in_openais_shape(
 
 
 @pytest.mark.parametrize("head", ["GET /{0} HTTP/1.1", "GET / HTTP/1.1\r\nAuthorization: {0}"])
-async def test_what_is_too_long_is_told_by_its_limit_and_none_of_it_is_logged(
+async def test_an_overlong_head_is_a_431_that_names_the_limit_and_is_not_logged(
     running: Any, decode: FakeNode, caplog: pytest.LogCaptureFixture, head: str
 ) -> None:
     caplog.set_level(logging.DEBUG)

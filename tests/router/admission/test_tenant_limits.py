@@ -1,4 +1,4 @@
-"""The file of limits: what it may say, and one line for what it may not."""
+"""The limits file: accepted settings, and one-line errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from baton_router.admission.tenant_limits import TenantLimits, read_limits
 from baton_router.errors import StartError
 
 
-def written(folder: Path, text: str) -> str:
+def write_limits(folder: Path, text: str) -> str:
     (folder / "tenants.toml").write_text(text)
     return str(folder / "tenants.toml")
 
 
-def test_a_tenant_has_its_own_limits_the_files_defaults_or_none(tmp_path: Path) -> None:
+def test_a_tenant_s_limits_come_from_its_table_the_file_s_defaults_or_the_built_in_ones(
+    tmp_path: Path,
+) -> None:
     text = "[defaults]\nrequests_per_minute = 60\n[tenants.acme]\nweight = 2\npriority = 10\n"
-    limits = read_limits(written(tmp_path, text + 'max_queued = 7\n[tenants."glo.bex"]\n'))
-    usual = TenantLimits(requests_per_minute=60)
+    limits = read_limits(write_limits(tmp_path, text + 'max_queued = 7\n[tenants."glo.bex"]\n'))
+    defaults = TenantLimits(requests_per_minute=60)
     assert limits.of("acme") == TenantLimits(
         requests_per_minute=60, weight=2, priority=10, max_queued=7
     )
-    assert limits.of("glo.bex") == limits.of("nobody") == usual
+    assert limits.of("glo.bex") == limits.of("nobody") == defaults
     assert read_limits("").of("acme") == TenantLimits()
 
 
@@ -40,10 +42,10 @@ def test_a_tenant_has_its_own_limits_the_files_defaults_or_none(tmp_path: Path) 
         ("[tenants\n", "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_place_and_the_value(
+def test_a_wrong_file_is_an_error_that_names_the_place_and_the_value(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    path = written(tmp_path, text)
+    path = write_limits(tmp_path, text)
     with pytest.raises(StartError) as caught:
         read_limits(path)
     assert str(caught.value).startswith(f"--tenants {path}")
@@ -51,6 +53,6 @@ def test_a_wrong_file_is_refused_with_the_place_and_the_value(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_a_missing_file_is_an_error_that_names_it() -> None:
     with pytest.raises(StartError, match="--tenants /no/such/file: No such file"):
         read_limits("/no/such/file")

@@ -1,4 +1,4 @@
-"""Who has more than its share: of what it holds, and of what it got lately."""
+"""Which tenants have more than their share of a quantity that they hold or have used recently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.clock import Clock
 FADES_S = 5.0
 
 
-def test_a_share_goes_by_weight() -> None:
+def test_a_share_is_proportional_to_the_weight() -> None:
     shares = UsageShares(Clock())
     for tenant, amount, weight in (("acme", 3, 3.0), ("globex", 1, 1.0)):
         shares.add(tenant, amount, weight)
@@ -26,13 +26,13 @@ def test_a_share_goes_by_weight() -> None:
     assert not shares.has_more("newcomer", 1.0)
 
 
-def test_who_is_alone_has_more_than_if_another_one_came() -> None:
+def test_a_tenant_alone_is_over_the_share_that_it_would_have_beside_another() -> None:
     shares = UsageShares(Clock())
     shares.add("acme", 1, 1.0)
     assert shares.has_more("acme", 1.0)
 
 
-def test_what_is_given_back_is_nobodys() -> None:
+def test_amounts_that_are_given_back_do_not_count() -> None:
     shares = UsageShares(Clock())
     shares.add("acme", 2, 1.0)
     shares.add("globex", 1, 1.0)
@@ -43,7 +43,7 @@ def test_what_is_given_back_is_nobodys() -> None:
     assert (len(shares), shares.has_more("globex", 1.0)) == (0, False)
 
 
-def test_a_burst_of_little_does_not_outweigh_a_flood_of_the_last_seconds() -> None:
+def test_a_small_burst_does_not_outweigh_a_recent_flood() -> None:
     clock = Clock()
     shares = UsageShares(clock, FADES_S)
     for _ in range(100):
@@ -55,12 +55,12 @@ def test_a_burst_of_little_does_not_outweigh_a_flood_of_the_last_seconds() -> No
     assert not shares.has_more("quiet", 1.0)
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_amounts_are_forgotten() -> None:
     clock = Clock()
     shares = UsageShares(clock, FADES_S)
     shares.add("acme", 1000, 1.0)
     clock.now += FADES_S
-    shares.add("globex", 400, 1.0)  # of acme's are left 368
+    shares.add("globex", 400, 1.0)  # 368 of acme's 1000 are left
     assert shares.has_more("globex", 1.0)
     assert not shares.has_more("acme", 1.0)
     for _ in range(6):
@@ -70,7 +70,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("idle_s", [60.0, 4000.0, 1e9])
-def test_after_any_time_without_requests_it_goes_on(idle_s: float) -> None:
+def test_shares_stay_correct_after_any_idle_time(idle_s: float) -> None:
     clock = Clock()
     shares = UsageShares(clock, FADES_S)
     shares.add("acme", 1000, 1.0)
@@ -82,20 +82,22 @@ def test_after_any_time_without_requests_it_goes_on(idle_s: float) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1000), st.floats(0, 20))))
-def test_amounts_fade_alike_however_time_goes(acts: list[tuple[str, int, float]]) -> None:
+def test_amounts_decay_exponentially_for_any_sequence_of_times(
+    additions: list[tuple[str, int, float]],
+) -> None:
     clock = Clock()
     shares = UsageShares(clock, FADES_S)
-    got: list[tuple[str, int, float]] = []
-    for tenant, amount, passed in acts:
-        clock.now += passed
+    added: list[tuple[str, int, float]] = []
+    for tenant, amount, elapsed in additions:
+        clock.now += elapsed
         shares.add(tenant, amount, 1.0)
-        got.append((tenant, amount, clock.now))
+        added.append((tenant, amount, clock.now))
         left = {
-            name: sum(n * math.exp((at - clock.now) / FADES_S) for t, n, at in got if t == name)
-            for name in {name for name, _, _ in got}
+            name: sum(n * math.exp((at - clock.now) / FADES_S) for t, n, at in added if t == name)
+            for name in {name for name, _, _ in added}
         }
-        mine, total = left[tenant], sum(left.values())
-        if total - mine > 0.05 * total and len(shares) == len(left):
-            most = total / len(left)
-            if mine != pytest.approx(most, rel=0.05):
-                assert shares.has_more(tenant, 1.0) is (mine > most)
+        own, total = left[tenant], sum(left.values())
+        if total - own > 0.05 * total and len(shares) == len(left):
+            share = total / len(left)
+            if own != pytest.approx(share, rel=0.05):
+                assert shares.has_more(tenant, 1.0) is (own > share)
