@@ -1,7 +1,7 @@
-"""Bytes that a broken, hostile or confused client may write on a router's socket.
+"""Random bytes that a broken or hostile client may write to a router's socket.
 
-In: a seeded generator of randomness. Out: one connection's pieces, written one after the other;
-what they are worth is for the router to find out.
+In: a seeded random generator. Out: the pieces that one connection writes one after another. Most
+are not valid requests.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _request(rng: random.Random, *headers: bytes, body: bytes = b"") -> bytes:
 
 
 def _broken_line(rng: random.Random) -> bytes:
-    words = (rng.choice(_METHODS), rng.choice(_PATHS), rng.choice(_VERSIONS))
-    return rng.choice((b" ", b"\t", b"  ")).join(words) + rng.choice((b"\r\n\r\n", b"\n\n", b"\r"))
+    parts = (rng.choice(_METHODS), rng.choice(_PATHS), rng.choice(_VERSIONS))
+    return rng.choice((b" ", b"\t", b"  ")).join(parts) + rng.choice((b"\r\n\r\n", b"\n\n", b"\r"))
 
 
 def _broken_headers(rng: random.Random) -> bytes:
@@ -86,8 +86,8 @@ def _noise(rng: random.Random) -> bytes:
 
 
 def _pipelined(rng: random.Random) -> bytes:
-    well = _request(rng, b"Content-Length: %d" % len(_BODY), body=_BODY)
-    return well * rng.randrange(1, 6) + rng.randbytes(rng.randrange(50))
+    valid = _request(rng, b"Content-Length: %d" % len(_BODY), body=_BODY)
+    return valid * rng.randrange(1, 6) + rng.randbytes(rng.randrange(50))
 
 
 _KINDS: tuple[Callable[[random.Random], bytes], ...] = (

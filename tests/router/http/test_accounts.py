@@ -1,4 +1,4 @@
-"""What the router says of a request afterwards: one log line, and its times in the histograms."""
+"""What the router records of a finished request: one access log line, and times in histograms."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Any:
-    """`lines()`: the fields of each access line so far. Everything is logged."""
+    """`lines()` returns the fields of each access log line so far. The log level is DEBUG."""
     caplog.set_level(logging.DEBUG)
 
     def read() -> list[dict[str, Any]]:
         return [
-            vars(one)
-            for one in caplog.records
-            if one.name == "baton_router.observability.request_log"
+            vars(record)
+            for record in caplog.records
+            if record.name == "baton_router.observability.request_log"
         ]
 
     return read
 
 
-async def test_an_answer_has_one_line_of_numbers(
+async def test_an_answered_request_has_one_log_line_with_its_figures_and_no_content(
     running: Any, decode: FakeNode, lines: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(decode) as client:
@@ -51,8 +51,8 @@ async def test_an_answer_has_one_line_of_numbers(
     assert (line["completion_tokens"], line["attempts"]) == (4, 1)
     assert 0 < line["ttft_ms"] <= line["total_ms"]
     assert line["levelno"] == logging.INFO
-    told = [str(vars(record)) for record in caplog.records]
-    assert SECRET not in "".join(told)
+    logged = [str(vars(record)) for record in caplog.records]
+    assert SECRET not in "".join(logged)
 
 
 KV = RequestStats(
@@ -68,7 +68,7 @@ KV = RequestStats(
 )
 
 
-async def test_a_line_says_what_the_node_found_and_what_it_left(
+async def test_a_log_line_has_matched_fetched_and_declined_tokens(
     running: Any, decode: FakeNode, lines: Any
 ) -> None:
     decode.script.stats = KV
@@ -78,11 +78,11 @@ async def test_a_line_says_what_the_node_found_and_what_it_left(
         async with client.session.post(client.url + "/v1/completions", json=body) as response:
             await response.read()
         page = await (await client.session.get(client.url + "/metrics")).text()
-    both, one = lines()
+    two_prompts, one_prompt = lines()
     names = ("matched_tokens", "fetched_tokens", "declined_tokens")
-    assert [both[name] for name in names] == [96, 32, 48]
-    assert [one[name] for name in names] == [48, 16, 24]
-    assert (one["fetch_predicted_ms"], one["compute_predicted_ms"]) == (8.0, 30.0)
+    assert [two_prompts[name] for name in names] == [96, 32, 48]
+    assert [one_prompt[name] for name in names] == [48, 16, 24]
+    assert (one_prompt["fetch_predicted_ms"], one_prompt["compute_predicted_ms"]) == (8.0, 30.0)
     for line in (
         "baton_router_matched_tokens_total 144.0",
         "baton_router_fetched_tokens_total 48.0",
@@ -94,7 +94,7 @@ async def test_a_line_says_what_the_node_found_and_what_it_left(
         assert line + "\n" in page, line
 
 
-async def test_of_a_hand_off_the_prefill_node_is_who_had_to_have_the_prompt(
+async def test_a_hand_off_s_kv_figures_come_from_the_prefill_node(
     running: Any, decode: FakeNode, prefill: FakeNode, lines: Any
 ) -> None:
     prefill.script.stats = KV
@@ -105,7 +105,9 @@ async def test_of_a_hand_off_the_prefill_node_is_who_had_to_have_the_prompt(
     assert "baton_router_matched_tokens_total 48.0\n" in page
 
 
-async def test_without_a_choice_nothing_is_predicted(running: Any, decode: FakeNode) -> None:
+async def test_without_stored_chunks_there_is_no_fetch_prediction(
+    running: Any, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         await client.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
         page = await (await client.session.get(client.url + "/metrics")).text()
@@ -113,7 +115,7 @@ async def test_without_a_choice_nothing_is_predicted(running: Any, decode: FakeN
     assert "baton_router_fetch_seconds_count 0.0\n" in page
 
 
-async def test_a_refused_request_has_a_line_too(running: Any, decode: FakeNode, lines: Any) -> None:
+async def test_a_refused_request_has_a_log_line(running: Any, decode: FakeNode, lines: Any) -> None:
     async with running(decode) as client:
         await client.post("/v1/completions", {"prompt": SECRET, "top_p": 2})
     [line] = lines()
@@ -121,7 +123,7 @@ async def test_a_refused_request_has_a_line_too(running: Any, decode: FakeNode, 
     assert (line["error"], line["attempts"], line["ttft_ms"]) == ("invalid_value", 0, None)
 
 
-async def test_a_stream_that_fails_has_its_failures_status(
+async def test_a_failed_stream_is_logged_with_the_failure_s_status(
     running: Any, decode: FakeNode, lines: Any
 ) -> None:
     decode.script.run = "fail"
@@ -131,7 +133,7 @@ async def test_a_stream_that_fails_has_its_failures_status(
     assert (line["status"], line["error"], line["attempts"]) == (500, "engine_error", 1)
 
 
-async def test_a_client_that_leaves_is_a_499(running: Any, decode: FakeNode, lines: Any) -> None:
+async def test_a_disconnect_is_logged_as_499(running: Any, decode: FakeNode, lines: Any) -> None:
     decode.script.run = "half"
     async with running(decode) as client:
         body = {"prompt": "x", "stream": True}
@@ -143,7 +145,7 @@ async def test_a_client_that_leaves_is_a_499(running: Any, decode: FakeNode, lin
     assert 0 < line["completion_tokens"] <= len("Hello,")
 
 
-async def test_a_request_that_changed_its_node_is_one_request(
+async def test_a_request_that_moved_to_another_node_is_recorded_once(
     running: Any, decode: FakeNode, lines: Any
 ) -> None:
     async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
@@ -164,13 +166,13 @@ async def test_a_request_that_changed_its_node_is_one_request(
     assert "baton_router_e2e_request_latency_seconds_count 1.0\n" in page
 
 
-def observed(moments: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple[float, float]]:
-    """Count and sum of each histogram after deltas of one choice: (when, ids)."""
+def observed(deltas: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple[float, float]]:
+    """Count and sum of each histogram after the deltas (time, ids) of one choice."""
     now = 0.0
     metrics = RouterMetrics(PoolView(lambda: now, 10), Demand("router-1", lambda: now))
     watch = Stopwatch(metrics, lambda: now, 0.0)
-    for moment, ids in moments:
-        now = moment
+    for at, ids in deltas:
+        now = at
         watch.record([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
     watch.ended()
     names = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
@@ -181,7 +183,7 @@ def observed(moments: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tupl
     }
 
 
-def test_a_resumed_requests_pause_lies_between_two_tokens() -> None:
+def test_a_resumed_request_s_pause_counts_as_inter_token_latency() -> None:
     times = observed([(1.0, (5,)), (1.5, (6,)), (9.5, (7,)), (10.0, (8,))])
     assert times == {
         "time_to_first_token": (1, 1.0),
@@ -190,7 +192,7 @@ def test_a_resumed_requests_pause_lies_between_two_tokens() -> None:
     }
 
 
-def test_text_without_a_token_counts_as_none() -> None:
+def test_deltas_without_tokens_do_not_count() -> None:
     times = observed([(1.0, ()), (2.0, (5,)), (3.0, ()), (4.0, (6,))])
     assert times["time_to_first_token"] == (1, 2.0)
     assert times["inter_token_latency"] == (1, 2.0)

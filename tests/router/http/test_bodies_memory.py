@@ -1,6 +1,7 @@
-"""Large bodies in a router process of its own: what they raise its memory by, and what stays.
+"""Large bodies sent to a router process: its peak memory, and the memory that it keeps.
 
-The long form sends 16 at once of every kind; the short form four of the QUICK kinds.
+`make test` sends four bodies at once of each QUICK kind; `make test-long` four and 16 of every
+kind.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ pytestmark = pytest.mark.integration
 BODY_BYTES = 15_600_000
 MIB = 1 << 20
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-WORDS = "one body of a client that asks for too much. "
+SENTENCE = "one body of a client that requests too much. "
 
 
 def text(size: int) -> str:
-    return (WORDS * (size // len(WORDS) + 1))[:size]
+    return (SENTENCE * (size // len(SENTENCE) + 1))[:size]
 
 
 KINDS: dict[str, tuple[str, Callable[[], Any], set[tuple[int, str]]]] = {
@@ -63,13 +64,13 @@ KINDS: dict[str, tuple[str, Callable[[], Any], set[tuple[int, str]]]] = {
 }
 
 
-# A text that is tokenized, and one that is refused while it is parsed.
+# One body that is tokenized, and one that is refused while it is parsed.
 QUICK = ("a text", "ids")
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    # However slow the machine is: none is refused since it waited.
+    # A long queue timeout: no request is refused for waiting, even on a slow machine.
     with Cluster(0, 1, flags=SIM, store=False, router_flags=("--queue-timeout=600",)) as cluster:
         yield cluster
 
@@ -81,7 +82,7 @@ def memory(cluster: Cluster, name: str) -> int:
     raise AssertionError(name)
 
 
-async def check(cluster: Cluster, kind: str, clients: int, most: int) -> None:
+async def check(cluster: Cluster, kind: str, clients: int, limit: int) -> None:
     path, make, expected = KINDS[kind]
     data = json.dumps(make(), separators=(",", ":"), ensure_ascii=False).encode()
     complete(cluster.url, "warm", max_tokens=1)
@@ -89,8 +90,8 @@ async def check(cluster: Cluster, kind: str, clients: int, most: int) -> None:
     Path(f"/proc/{cluster.router.pid}/clear_refs").write_text("5")
     with ThreadPoolExecutor(clients) as senders:
         answers = list(senders.map(lambda _: exchange(cluster.url, path, data), range(clients)))
-    assert {(one.status, one.body["error"]["code"]) for one in answers} == expected
-    assert memory(cluster, "VmHWM") - before < most
+    assert {(answer.status, answer.body["error"]["code"]) for answer in answers} == expected
+    assert memory(cluster, "VmHWM") - before < limit
     await until(lambda: memory(cluster, "VmRSS") - before < 64 * MIB)
     assert complete(cluster.url, "after", max_tokens=1)
 
@@ -99,7 +100,7 @@ async def check(cluster: Cluster, kind: str, clients: int, most: int) -> None:
     "kind",
     [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS],
 )
-async def test_four_large_bodies_at_once_take_little_and_leave_less(
+async def test_four_large_bodies_at_once_stay_within_the_peak_and_free_their_memory(
     cluster: Cluster, kind: str
 ) -> None:
     await check(cluster, kind, 4, 256 * MIB)
@@ -107,5 +108,7 @@ async def test_four_large_bodies_at_once_take_little_and_leave_less(
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-async def test_sixteen_large_bodies_at_once_take_no_more(cluster: Cluster, kind: str) -> None:
+async def test_sixteen_large_bodies_at_once_stay_within_the_same_peak(
+    cluster: Cluster, kind: str
+) -> None:
     await check(cluster, kind, 16, 256 * MIB)

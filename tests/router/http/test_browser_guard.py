@@ -1,5 +1,5 @@
-"""Pages of other sites, in a browser on a machine that reaches the router, may change nothing and
-read nothing. Each request is written as a browser writes it, header by header, on a real socket."""
+"""Cross-site protection: pages of other sites, in a browser that can reach the router, can neither
+change nor read anything. The tests send a browser's exact headers over a real socket."""
 
 from __future__ import annotations
 
@@ -26,27 +26,30 @@ MESSAGES = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 BODIES: dict[str, Any] = {DRAIN: {}, COMPLETIONS: BODY, CHAT: MESSAGES}
 CHANGING = (DRAIN, "/nodes/decode-0/resume", COMPLETIONS, CHAT, "/v1/anything")
 READ = ("/v1/models", "/pool", "/metrics", "/ready", "/requests/ab", "/openapi.json")
-# What fetch() or a form sends anywhere without asking first, and what an HTML form cannot name.
-UNASKED = (
+# Content types that fetch() or an HTML form may send to other origins without a preflight.
+SIMPLE_TYPES = (
     "text/plain",
     "text/plain;charset=UTF-8",
     "application/x-www-form-urlencoded",
     "multipart/form-data; boundary=b",
 )
-# What the openai client for browsers asks to send.
-ASKED = "authorization,content-type,x-api-key,anthropic-version,x-stainless-arch,x-stainless-os"
+# The headers that the openai client for browsers announces in its preflight.
+CLIENT_HEADERS = (
+    "authorization,content-type,x-api-key,anthropic-version,x-stainless-arch,x-stainless-os"
+)
 
 
 async def send(
     client: Any, method: str, path: str, headers: dict[str, str], body: Any = None
 ) -> RawResponse:
-    """With the router's own `Host`, unless the headers have one; None is no body at all."""
+    """Send a request, with the router's own `Host` unless `headers` has one. None: no body."""
     port = client.router.port
-    told = {"Host": f"127.0.0.1:{port}", **headers}
+    all_headers = {"Host": f"127.0.0.1:{port}", **headers}
     if body is None:
-        return await exchange(port, raw_request(method, path, told, length=method == "POST"))
+        data = raw_request(method, path, all_headers, length=method == "POST")
+        return await exchange(port, data)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return await exchange(port, raw_request(method, path, told, data, length=bool(data)))
+    return await exchange(port, raw_request(method, path, all_headers, data, length=bool(data)))
 
 
 def untouched(node: FakeNode) -> bool:
@@ -58,13 +61,15 @@ def untouched(node: FakeNode) -> bool:
 
 @pytest.mark.parametrize("path", CHANGING)
 @pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1"])
-async def test_a_foreign_page_s_requests_are_refused_whatever_they_ask(
+async def test_a_foreign_page_s_post_is_refused_on_every_route(
     running: Any, decode: FakeNode, path: str, origin: str
 ) -> None:
     async with running(decode) as client:
-        told = await send(client, "POST", path, {"Origin": origin, "Content-Type": JSON_TYPE}, BODY)
-        assert (told.status, told.code) == (403, "foreign_origin")
-        assert "access-control-allow-origin" not in told.headers
+        answer = await send(
+            client, "POST", path, {"Origin": origin, "Content-Type": JSON_TYPE}, BODY
+        )
+        assert (answer.status, answer.code) == (403, "foreign_origin")
+        assert "access-control-allow-origin" not in answer.headers
         assert decode.got == []
 
 
@@ -76,14 +81,15 @@ async def test_a_page_of_the_router_s_own_origin_is_served(running: Any, decode:
 
 
 @pytest.mark.parametrize("path", READ)
-async def test_what_only_reads_is_shown_to_no_foreign_page(
+async def test_answers_to_a_foreign_page_s_reads_have_no_cors_headers(
     running: Any, decode: FakeNode, path: str
 ) -> None:
-    """The answer comes, since it changes nothing, and the browser keeps it from the page."""
+    """The router answers, because a read changes nothing. Without CORS headers the browser hides
+    the answer from the page."""
     async with running(decode) as client:
-        told = await send(client, "GET", path, {"Origin": EVIL})
-        assert told.status in (200, 404)
-        assert not [name for name in told.headers if name.startswith("access-control-")]
+        answer = await send(client, "GET", path, {"Origin": EVIL})
+        assert answer.status in (200, 404)
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
 @pytest.mark.parametrize("path", [DRAIN, CHAT, "/pool"])
@@ -92,37 +98,35 @@ async def test_a_foreign_page_s_preflight_is_refused(
     running: Any, decode: FakeNode, path: str, origin: str
 ) -> None:
     async with running(decode) as client:
-        asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-        told = await send(client, "OPTIONS", path, asks)
-        assert (told.status, told.code) == (403, "foreign_origin")
-        assert not [name for name in told.headers if name.startswith("access-control-")]
+        preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        answer = await send(client, "OPTIONS", path, preflight)
+        assert (answer.status, answer.code) == (403, "foreign_origin")
+        assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
 # --- a body that needs no preflight -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [DRAIN, "/nodes/decode-0/resume", COMPLETIONS, CHAT])
-@pytest.mark.parametrize("kind", [*UNASKED, "application/vnd.api+json", "json", ""])
-async def test_a_body_of_another_type_than_json_is_refused_unread(
+@pytest.mark.parametrize("kind", [*SIMPLE_TYPES, "application/vnd.api+json", "json", ""])
+async def test_a_body_that_is_not_json_is_refused_unread(
     running: Any, decode: FakeNode, path: str, kind: str
 ) -> None:
-    """Also without an `Origin`, which old browsers leave out. The body is not sent: who waits for
-    it would not answer."""
+    """This holds also without an `Origin`, which old browsers leave out. The test never sends the
+    body, so a router that waited for it would not answer."""
     head = {"Content-Type": kind, "Content-Length": "1000"}
     async with running(decode, body_timeout_s=600.0) as client:
-        told = await send(client, "POST", path, head, b"")
-        assert (told.status, told.code) == (400, "unsupported_content_type")
-        assert repr(kind) in told.json()["error"]["message"]
+        answer = await send(client, "POST", path, head, b"")
+        assert (answer.status, answer.code) == (400, "unsupported_content_type")
+        assert repr(kind) in answer.json()["error"]["message"]
         assert untouched(decode)
 
 
-@pytest.mark.parametrize("kind", UNASKED)
-async def test_a_form_without_fields_changes_nothing_either(
-    running: Any, decode: FakeNode, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", SIMPLE_TYPES)
+async def test_a_form_without_fields_is_refused(running: Any, decode: FakeNode, kind: str) -> None:
     async with running(decode) as client:
-        told = await send(client, "POST", DRAIN, {"Content-Type": kind})
-        assert (told.status, told.code) == (400, "unsupported_content_type")
+        answer = await send(client, "POST", DRAIN, {"Content-Type": kind})
+        assert (answer.status, answer.code) == (400, "unsupported_content_type")
         assert untouched(decode)
 
 
@@ -130,21 +134,21 @@ async def test_a_form_without_fields_changes_nothing_either(
 async def test_a_body_without_a_type_is_refused(
     running: Any, decode: FakeNode, head: dict[str, str]
 ) -> None:
-    """fetch() sends a Blob without a type so, and asks nobody."""
+    """fetch() sends a Blob without a type this way, without a preflight."""
     async with running(decode) as client:
         data = json.dumps(BODY).encode()
         if head:
-            told = await send(client, "POST", COMPLETIONS, {**head, "Host": "localhost"}, b"")
+            answer = await send(client, "POST", COMPLETIONS, {**head, "Host": "localhost"}, b"")
         else:
-            told = await send(client, "POST", COMPLETIONS, {}, data)
-        assert (told.status, told.code) == (400, "unsupported_content_type")
-        assert "Content-Type: application/json" in told.json()["error"]["message"]
+            answer = await send(client, "POST", COMPLETIONS, {}, data)
+        assert (answer.status, answer.code) == (400, "unsupported_content_type")
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
     "kind", [JSON_TYPE, "application/json; charset=utf-8", "Application/JSON ;charset=UTF-8"]
 )
-async def test_json_is_taken_with_parameters_and_in_any_case(
+async def test_the_json_type_may_have_parameters_and_any_case(
     running: Any, decode: FakeNode, kind: str
 ) -> None:
     async with running(decode) as client:
@@ -152,21 +156,23 @@ async def test_json_is_taken_with_parameters_and_in_any_case(
             assert (await send(client, "POST", path, {"Content-Type": kind}, body)).status == 200
 
 
-async def test_what_has_no_body_needs_no_type(running: Any, decode: FakeNode) -> None:
+async def test_a_request_without_a_body_needs_no_content_type(
+    running: Any, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         assert (await send(client, "POST", DRAIN, {})).status == 200
         assert (await send(client, "POST", "/nodes/decode-0/resume", {})).status == 200
 
 
-async def test_a_route_that_there_is_not_is_told_before_the_type(
+async def test_an_unknown_route_is_a_404_whatever_the_content_type(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
-        told = await send(client, "POST", "/v1/edits", {"Content-Type": "text/plain"}, b"x")
-        assert (told.status, told.code) == (404, "not_found")
+        answer = await send(client, "POST", "/v1/edits", {"Content-Type": "text/plain"}, b"x")
+        assert (answer.status, answer.code) == (404, "not_found")
 
 
-# --- a name that leads here ---------------------------------------------------------------------
+# --- DNS rebinding ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["evil.example:{port}", "evil.example", "localhost.evil.example"])
@@ -174,47 +180,45 @@ async def test_a_route_that_there_is_not_is_told_before_the_type(
     ("method", "path"),
     [("GET", "/v1/models"), ("GET", "/pool"), ("POST", COMPLETIONS), ("POST", DRAIN)],
 )
-async def test_a_rebound_name_is_refused_though_it_is_the_page_s_own(
+async def test_a_rebound_host_is_refused_even_if_it_is_the_page_s_own_origin(
     running: Any, decode: FakeNode, host: str, method: str, path: str
 ) -> None:
     async with running(decode) as client:
         name = host.format(port=client.router.port)
         headers = {"Host": name, "Origin": f"http://{name}", "Content-Type": JSON_TYPE}
         body = BODIES.get(path)
-        told = await send(client, method, path, headers, body)
-        assert (told.status, told.code) == (403, "foreign_host")
-        assert "--allowed-hosts" in told.json()["error"]["message"]
+        answer = await send(client, method, path, headers, body)
+        assert (answer.status, answer.code) == (403, "foreign_host")
+        assert "--allowed-hosts" in answer.json()["error"]["message"]
         assert untouched(decode)
 
 
-async def test_keys_do_not_open_a_rebound_name(
+async def test_a_rebound_host_is_refused_even_with_an_api_key(
     running: Any, decode: FakeNode, tmp_path: Any
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme key-of-acme\n")
     async with running(decode, api_keys=str(keys)) as client:
         for key in ({}, {"Authorization": "Bearer key-of-acme"}):
-            told = await send(client, "GET", "/v1/models", {"Host": "evil.example", **key})
-            assert (told.status, told.code) == (403, "foreign_host")
+            answer = await send(client, "GET", "/v1/models", {"Host": "evil.example", **key})
+            assert (answer.status, answer.code) == (403, "foreign_host")
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000"]
 )
-async def test_the_names_of_this_machine_are_its_own(
-    running: Any, decode: FakeNode, host: str
-) -> None:
+async def test_local_host_names_are_accepted(running: Any, decode: FakeNode, host: str) -> None:
     async with running(decode) as client:
         assert (await send(client, "GET", "/v1/models", {"Host": host})).status == 200
 
 
-async def test_a_client_that_says_no_host_is_no_browser(running: Any, decode: FakeNode) -> None:
+async def test_a_client_without_a_host_header_is_served(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
-        told = await exchange(client.router.port, b"GET /health HTTP/1.0\r\n\r\n")
-        assert told.status == 200
+        answer = await exchange(client.router.port, b"GET /health HTTP/1.0\r\n\r\n")
+        assert answer.status == 200
 
 
-async def test_an_allowed_host_is_answered_beside_those_of_this_machine(
+async def test_allowed_hosts_are_accepted_in_addition_to_local_names(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode, allowed_hosts=("llm.example", "other.example:8443")) as client:
@@ -230,14 +234,14 @@ async def test_an_allowed_host_is_answered_beside_those_of_this_machine(
 
 
 @pytest.mark.parametrize(
-    ("listens", "allowed", "host", "allows"),
+    ("listens", "allowed", "host", "accepted"),
     [
         ("0.0.0.0", (), "pool.models.svc:8000", True),
         ("", (), "pool.models.svc:8000", True),
         ("10.0.0.7", (), "anything.example", True),
         ("0.0.0.0", ("pool",), "pool:8000", True),
         ("0.0.0.0", ("pool",), "evil.example", False),
-        # Probes, scrapes and the operator say a pod's address.
+        # Probes, scrapes and the operator use a pod's address as the host.
         ("0.0.0.0", ("pool",), "10.1.2.3:8000", True),
         ("::", ("pool",), "[fd00::7]:8000", True),
         ("127.0.0.1", (), "10.1.2.3:8000", False),
@@ -252,58 +256,56 @@ async def test_an_allowed_host_is_answered_beside_those_of_this_machine(
         ("127.0.0.1", (), "[::1].evil.example", False),
     ],
 )
-def test_a_server_answers_to_these_hosts(
-    listens: str, allowed: tuple[str, ...], host: str, allows: bool
+def test_which_hosts_a_server_accepts(
+    listens: str, allowed: tuple[str, ...], host: str, accepted: bool
 ) -> None:
-    assert Hosts(listens, allowed).allows(host) is allows
+    assert Hosts(listens, allowed).allows(host) is accepted
 
 
-# --- origins that are allowed -------------------------------------------------------------------
+# --- allowed origins ----------------------------------------------------------------------------
 
 
-async def test_a_preflight_of_an_allowed_page_is_told_what_it_may_send(
+async def test_an_allowed_page_s_preflight_gets_the_allowed_methods_and_headers(
     running: Any, decode: FakeNode
 ) -> None:
-    asks = {
+    preflight = {
         "Origin": CHAT_PAGE,
         "Access-Control-Request-Method": "POST",
-        "Access-Control-Request-Headers": ASKED,
+        "Access-Control-Request-Headers": CLIENT_HEADERS,
     }
     async with running(decode, cors_origins=("https://CHAT.example:443/",)) as client:
-        told = await send(client, "OPTIONS", CHAT, asks)
-        assert (told.status, told.body) == (204, b"")
-        assert told.headers["access-control-allow-origin"] == CHAT_PAGE
-        assert told.headers["access-control-allow-methods"] == "POST"
-        assert told.headers["access-control-allow-headers"] == ASKED
-        assert int(told.headers["access-control-max-age"]) > 0
-        assert "Origin" in told.headers["vary"].split(", ")
-        assert "access-control-allow-credentials" not in told.headers
-        assert told.headers["x-request-id"]
-        assert "access-control-allow-private-network" not in told.headers
-        more = {"Access-Control-Request-Private-Network": "true"}
-        told = await send(client, "OPTIONS", CHAT, {**asks, **more})
-        assert told.headers["access-control-allow-private-network"] == "true"
+        answer = await send(client, "OPTIONS", CHAT, preflight)
+        assert (answer.status, answer.body) == (204, b"")
+        assert answer.headers["access-control-allow-origin"] == CHAT_PAGE
+        assert answer.headers["access-control-allow-methods"] == "POST"
+        assert answer.headers["access-control-allow-headers"] == CLIENT_HEADERS
+        assert int(answer.headers["access-control-max-age"]) > 0
+        assert "Origin" in answer.headers["vary"].split(", ")
+        assert "access-control-allow-credentials" not in answer.headers
+        assert answer.headers["x-request-id"]
+        assert "access-control-allow-private-network" not in answer.headers
+        private_network = {"Access-Control-Request-Private-Network": "true"}
+        answer = await send(client, "OPTIONS", CHAT, {**preflight, **private_network})
+        assert answer.headers["access-control-allow-private-network"] == "true"
         page = await client.text("/metrics")
-    assert "baton_router_requests_total{" not in page  # it asked for no generation
+    assert "baton_router_requests_total{" not in page  # no generation was requested
     assert untouched(decode)
 
 
-async def test_a_preflight_s_names_are_not_repeated_where_they_are_none(
-    running: Any, decode: FakeNode
-) -> None:
-    asks = {
+async def test_a_preflight_s_invalid_names_are_not_echoed(running: Any, decode: FakeNode) -> None:
+    preflight = {
         "Origin": CHAT_PAGE,
         "Access-Control-Request-Method": "POST /",
         "Access-Control-Request-Headers": "caf\u00e9, a:b",
     }
     async with running(decode, cors_origins=(CHAT_PAGE,)) as client:
-        told = await send(client, "OPTIONS", CHAT, asks)
-    assert told.status == 204
-    assert "access-control-allow-methods" not in told.headers
-    assert "access-control-allow-headers" not in told.headers
+        answer = await send(client, "OPTIONS", CHAT, preflight)
+    assert answer.status == 204
+    assert "access-control-allow-methods" not in answer.headers
+    assert "access-control-allow-headers" not in answer.headers
 
 
-async def test_preflights_ask_for_no_key_and_errors_can_be_read(
+async def test_preflights_need_no_key_and_an_allowed_page_can_read_errors(
     running: Any, decode: FakeNode, tmp_path: Any
 ) -> None:
     keys = tmp_path / "keys"
@@ -312,8 +314,8 @@ async def test_preflights_ask_for_no_key_and_errors_can_be_read(
     key = {"Authorization": "Bearer key-of-acme"}
     settings = {"api_keys": str(keys), "cors_origins": (CHAT_PAGE,), "max_body_bytes": 1000}
     async with running(decode, **settings) as client:
-        asks = {"Origin": CHAT_PAGE, "Access-Control-Request-Method": "POST"}
-        assert (await send(client, "OPTIONS", CHAT, asks)).status == 204
+        preflight = {"Origin": CHAT_PAGE, "Access-Control-Request-Method": "POST"}
+        assert (await send(client, "OPTIONS", CHAT, preflight)).status == 204
         for status, method, path, headers, body in (
             (401, "POST", CHAT, page, MESSAGES),
             (400, "POST", CHAT, page | key, b"{"),
@@ -322,49 +324,51 @@ async def test_preflights_ask_for_no_key_and_errors_can_be_read(
             (404, "GET", "/v1/nothing", page | key, None),
             (405, "GET", CHAT, page | key, None),
         ):
-            told = await send(client, method, path, headers, body)
-            assert told.status == status
-            assert told.headers["access-control-allow-origin"] == CHAT_PAGE
-            assert told.headers["vary"] == "Origin"
+            answer = await send(client, method, path, headers, body)
+            assert answer.status == status
+            assert answer.headers["access-control-allow-origin"] == CHAT_PAGE
+            assert answer.headers["vary"] == "Origin"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_answers_and_streams_can_be_read_by_an_allowed_page_and_no_other(
+async def test_only_an_allowed_page_can_read_answers_and_streams(
     running: Any, decode: FakeNode, stream: bool
 ) -> None:
     body = {**BODY, "stream": stream}
     page = {"Origin": CHAT_PAGE, "Content-Type": JSON_TYPE}
     async with running(decode, cors_origins=(CHAT_PAGE, "http://localhost:3000")) as client:
-        told = await send(client, "POST", COMPLETIONS, page, body)
-        assert told.status == 200
-        assert told.headers["access-control-allow-origin"] == CHAT_PAGE
-        shown = told.headers["access-control-expose-headers"].split(", ")
-        assert {"x-request-id", "x-baton-placement", "retry-after"} <= set(shown)
-        assert set(shown) - {"retry-after"} <= told.headers.keys()
+        answer = await send(client, "POST", COMPLETIONS, page, body)
+        assert answer.status == 200
+        assert answer.headers["access-control-allow-origin"] == CHAT_PAGE
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "x-baton-placement", "retry-after"} <= set(exposed)
+        assert set(exposed) - {"retry-after"} <= answer.headers.keys()
         for other in (EVIL, "null", "https://chat.example.evil", "http://chat.example"):
-            told = await send(client, "POST", COMPLETIONS, {**page, "Origin": other}, body)
-            assert (told.status, told.code) == (403, "foreign_origin")
-            assert "access-control-allow-origin" not in told.headers
-        told = await send(client, "GET", "/v1/models", {"Origin": EVIL})
-        assert "access-control-allow-origin" not in told.headers
-        # A cache must not show one page what another was told.
+            answer = await send(client, "POST", COMPLETIONS, {**page, "Origin": other}, body)
+            assert (answer.status, answer.code) == (403, "foreign_origin")
+            assert "access-control-allow-origin" not in answer.headers
+        answer = await send(client, "GET", "/v1/models", {"Origin": EVIL})
+        assert "access-control-allow-origin" not in answer.headers
+        # A cache must not give one page the answer for another.
         assert (await send(client, "GET", "/v1/models", {})).headers["vary"] == "Origin"
 
 
 @pytest.mark.parametrize("origin", [EVIL, "null"])
-async def test_every_page_may_where_every_origin_is_allowed(
+async def test_every_page_is_served_if_every_origin_is_allowed(
     running: Any, decode: FakeNode, origin: str
 ) -> None:
     async with running(decode, cors_origins=("*",)) as client:
         page = {"Origin": origin, "Content-Type": JSON_TYPE}
-        told = await send(client, "POST", COMPLETIONS, page, BODY)
-        assert (told.status, told.headers["access-control-allow-origin"]) == (200, "*")
-        assert "access-control-allow-credentials" not in told.headers
-        told = await send(client, "POST", COMPLETIONS, page | {"Content-Type": "text/plain"}, BODY)
-        assert told.code == "unsupported_content_type"
-        # Which pages may use it is one thing, under which names it is reached another.
-        told = await send(client, "POST", COMPLETIONS, {**page, "Host": "evil.example"}, BODY)
-        assert told.code == "foreign_host"
+        answer = await send(client, "POST", COMPLETIONS, page, BODY)
+        assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "*")
+        assert "access-control-allow-credentials" not in answer.headers
+        answer = await send(
+            client, "POST", COMPLETIONS, page | {"Content-Type": "text/plain"}, BODY
+        )
+        assert answer.code == "unsupported_content_type"
+        # Allowed origins do not extend the allowed hosts.
+        answer = await send(client, "POST", COMPLETIONS, {**page, "Host": "evil.example"}, BODY)
+        assert answer.code == "foreign_host"
 
 
 @pytest.mark.parametrize(
@@ -382,7 +386,7 @@ async def test_every_page_may_where_every_origin_is_allowed(
         ("allowed_hosts", ""),
     ],
 )
-def test_settings_that_name_no_host_or_origin_are_refused(setting: str, value: str) -> None:
+def test_settings_with_an_invalid_host_or_origin_are_refused(setting: str, value: str) -> None:
     settings = RouterSettings(nodes=("http://n",), **{setting: (value,)})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest) as caught:
         settings.check()
@@ -413,7 +417,7 @@ def test_settings_that_name_no_host_or_origin_are_refused(setting: str, value: s
         ("http://[::1", "[::1", False),
     ],
 )
-def test_an_origin_is_own_where_it_names_the_host_and_port_that_were_asked(
+def test_an_origin_is_own_if_it_names_the_requested_host_and_port(
     origin: str, host: str, own: bool
 ) -> None:
     assert is_own(origin, host) is own

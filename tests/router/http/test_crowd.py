@@ -1,4 +1,4 @@
-"""What connections and streams cost a router in memory, and that it has all of it back.
+"""Memory of connections and streams in the router, and its release.
 
 The bounds are those of docs/operations/scale.md.
 """
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.integration
 
 KIB = 1 << 10
 PER_CONNECTION, PER_STREAM = 32 * KIB, 160 * KIB
-SPARE_BYTES = 16 << 20  # of a router's first requests
+SPARE_BYTES = 16 << 20  # memory of a router's first requests
 SPARE_TASKS, SPARE_FILES = 8, 16
 FILES = 12_000
 SETTLE_S = 120.0
 WARM, MORE = 20_000, 80_000
-QUICK = ("--engine=sim", "--kv-blocks=4000", "--max-model-len=2048")
-# All streams are computed at the same time, and none ends before it is closed.
-SLOW = (
+FAST_NODE = ("--engine=sim", "--kv-blocks=4000", "--max-model-len=2048")
+# The node runs all streams at the same time, and none ends before the test closes it.
+SLOW_NODE = (
     *("--engine=sim", "--max-model-len=2048", "--sim-decode-ms=200"),
     *("--max-num-seqs=1024", "--max-batched-tokens=2048", "--kv-blocks=70000"),
 )
@@ -38,16 +38,16 @@ SLOW = (
 def cluster() -> Iterator[Cluster]:
     if not allow_files(FILES):
         pytest.skip(f"the hard limit on open files is below {FILES} (ulimit -Hn)")
-    with Cluster(0, 1, flags=SLOW, store=False, watch_answers=False) as cluster:
+    with Cluster(0, 1, flags=SLOW_NODE, store=False, watch_answers=False) as cluster:
         asyncio.run(warm(cluster.router.port))
         settle(cluster)
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def quick() -> Iterator[Cluster]:
-    """One whose nodes answer at once."""
-    with Cluster(0, 1, flags=QUICK, store=False, watch_answers=False) as cluster:
+def fast_cluster() -> Iterator[Cluster]:
+    """A pool whose node answers at once."""
+    with Cluster(0, 1, flags=FAST_NODE, store=False, watch_answers=False) as cluster:
         yield cluster
 
 
@@ -61,7 +61,8 @@ def router(cluster: Cluster) -> psutil.Process:
 
 
 def grown(cluster: Cluster, gather: Callable[[Crowd], Coroutine[Any, Any, None]]) -> int:
-    """Bytes that the router has more while the crowd is there; all else is then as before."""
+    """Bytes by which the router grows while the crowd is connected. Afterwards its tasks and open
+    files must be back at their numbers."""
     process, url = router(cluster), cluster.url
     before, files = process.memory_info().rss, process.num_fds()
     tasks = metrics_of(url)["baton_asyncio_tasks"]
@@ -85,14 +86,14 @@ def grown(cluster: Cluster, gather: Callable[[Crowd], Coroutine[Any, Any, None]]
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(1_000, marks=pytest.mark.long)])
-def test_streams_cost_what_the_docs_say(cluster: Cluster, count: int) -> None:
+def test_streams_stay_within_the_documented_memory(cluster: Cluster, count: int) -> None:
     [node] = cluster.nodes.values()
 
     async def gather(crowd: Crowd) -> None:
         await crowd.stream(count, 1_000)
         until = time.monotonic() + SETTLE_S
         while (await asyncio.to_thread(metrics_of, node.url))["baton_requests_running"] < count:
-            assert time.monotonic() < until, "the node does not compute all of them"
+            assert time.monotonic() < until, "the node does not run all streams"
             await asyncio.sleep(0.1)
         figures = await asyncio.to_thread(metrics_of, cluster.url)
         assert figures["baton_router_requests_running"] == count
@@ -103,17 +104,17 @@ def test_streams_cost_what_the_docs_say(cluster: Cluster, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
-def test_idle_connections_cost_what_the_docs_say(cluster: Cluster, count: int) -> None:
+def test_idle_connections_stay_within_the_documented_memory(cluster: Cluster, count: int) -> None:
     more = grown(cluster, lambda crowd: crowd.idle(count))
     print(f"{count} idle connections: {more / count / KIB:.1f} KiB each")
     assert more < SPARE_BYTES + count * PER_CONNECTION
 
 
 @pytest.mark.long
-def test_100000_requests_leave_nothing(quick: Cluster) -> None:
-    grown(quick, lambda crowd: crowd.ask(WARM, 32))
-    base = router(quick).memory_info().rss
-    grown(quick, lambda crowd: crowd.ask(MORE, 32))
-    now = router(quick).memory_info().rss
+def test_100000_requests_do_not_grow_the_router(fast_cluster: Cluster) -> None:
+    grown(fast_cluster, lambda crowd: crowd.ask(WARM, 32))
+    base = router(fast_cluster).memory_info().rss
+    grown(fast_cluster, lambda crowd: crowd.ask(MORE, 32))
+    now = router(fast_cluster).memory_info().rss
     print(f"{base >> 20} MiB after {WARM} requests, {now >> 20} after {WARM + MORE}")
     assert now < 1.05 * base

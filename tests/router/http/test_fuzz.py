@@ -1,5 +1,5 @@
-"""Bytes that are no HTTP, on the socket of a router process: it goes on serving, holds nothing of
-them, and its log shows no failure of its own."""
+"""Bytes that are not HTTP, sent to a router process: it continues to serve, keeps no memory or
+tasks, and logs no failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 SEED = 20_261_123
 AT_ONCE = 16
-READ_S = 0.05  # a router that waits for the rest of a request says nothing
+READ_S = 0.05  # a router that waits for the rest of a request sends nothing
 SETTLE_S = 120.0
 SPARE_TASKS = 4
 SPARE_BYTES = 48 << 20
@@ -34,7 +34,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 async def send(port: int, rng: random.Random) -> None:
-    """One connection; some clients read, some close at once, some reset."""
+    """Make one connection. Some clients read, some close at once, some reset."""
     pieces, reads, resets = connection(rng), rng.random() < 0.7, rng.random() < 0.3
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError):
@@ -63,15 +63,15 @@ async def send_many(port: int, seed: int, count: int) -> None:
 
 def check(cluster: Cluster, count: int) -> None:
     url, port = cluster.url, cluster.router.port
-    whole = ids_of(complete(url, [7, 8, 9] * 20, max_tokens=20, seed=1, temperature=0.9))
-    asyncio.run(send_many(port, SEED - 1, 100))  # pools and caches take what they will have
+    expected = ids_of(complete(url, [7, 8, 9] * 20, max_tokens=20, seed=1, temperature=0.9))
+    asyncio.run(send_many(port, SEED - 1, 100))  # fills pools and caches
     settle(cluster)
     process = psutil.Process(cluster.router.pid)
     tasks, rss = int(metrics_of(url)["baton_asyncio_tasks"]), process.memory_info().rss
     asyncio.run(send_many(port, SEED, count))
     settle(cluster)
     again = ids_of(complete(url, [7, 8, 9] * 20, max_tokens=20, seed=1, temperature=0.9))
-    assert again == whole
+    assert again == expected
     until = time.monotonic() + SETTLE_S
     while metrics_of(url)["baton_asyncio_tasks"] > tasks + SPARE_TASKS:
         assert time.monotonic() < until, f"{tasks} tasks, then {metrics_of(url)}"
@@ -84,10 +84,10 @@ def check(cluster: Cluster, count: int) -> None:
         assert at < 0, log[max(0, at - 500) : at + 2000]
 
 
-def test_300_connections(cluster: Cluster) -> None:
+def test_300_random_connections_do_not_harm_the_router(cluster: Cluster) -> None:
     check(cluster, 300)
 
 
 @pytest.mark.long
-def test_20000_connections(cluster: Cluster) -> None:
+def test_20000_random_connections_do_not_harm_the_router(cluster: Cluster) -> None:
     check(cluster, 20_000)

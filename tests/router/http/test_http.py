@@ -1,4 +1,4 @@
-"""Routes beside generation, and the shape of every error."""
+"""The API's routes apart from generation, and the shape of every error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 COMPLETIONS = "/v1/completions"
 
 
-async def test_malformed_bodies_are_400_in_openais_shape(running: Any, decode: FakeNode) -> None:
+async def test_malformed_bodies_are_400_in_openai_s_shape(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         for data in (b"{", b"[]", b"", b'{"prompt": "x"} trailing'):
             status, body, headers = await client.post(COMPLETIONS, data)
@@ -33,7 +33,7 @@ async def test_malformed_bodies_are_400_in_openais_shape(running: Any, decode: F
             assert headers["x-baton-placement"].startswith("prefill=- decode=- reason=refused")
 
 
-async def test_unknown_routes_and_methods_are_json_too(running: Any, decode: FakeNode) -> None:
+async def test_unknown_routes_and_methods_are_json_errors(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         status, body, headers = await client.get("/nope")
         assert (status, body["error"]["code"]) == (404, "not_found")
@@ -61,7 +61,7 @@ async def test_a_body_over_the_limit_is_413(running: Any, decode: FakeNode) -> N
         ({"max_tokens": 1000}, "max_tokens"),
     ],
 )
-async def test_what_only_the_model_can_judge_is_400_and_reaches_no_node(
+async def test_a_request_beyond_the_model_s_limits_is_400_and_reaches_no_node(
     running: Any, decode: FakeNode, changes: dict[str, Any], param: str
 ) -> None:
     async with running(decode) as client:
@@ -70,15 +70,15 @@ async def test_what_only_the_model_can_judge_is_400_and_reaches_no_node(
         assert decode.got_of(RunJob) == []
 
 
-async def test_a_template_that_refuses_is_a_400(running: Any, decode: FakeNode) -> None:
+async def test_reserved_chat_template_kwargs_are_a_400(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         for reserved in ("messages", "add_generation_prompt"):
             body = {
                 "messages": [{"role": "user", "content": "x"}],
                 "chat_template_kwargs": {reserved: 1},
             }
-            status, told, _ = await client.post("/v1/chat/completions", body)
-            assert (status, told["error"]["param"]) == (400, "chat_template_kwargs")
+            status, reply, _ = await client.post("/v1/chat/completions", body)
+            assert (status, reply["error"]["param"]) == (400, "chat_template_kwargs")
 
 
 async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one(running: Any) -> None:
@@ -97,14 +97,14 @@ async def test_chat_without_the_generation_prompt_has_fewer_tokens(
 ) -> None:
     async with running(decode) as client:
         counts = []
-        for wanted in (True, False):
+        for add_prompt in (True, False):
             body = {
                 "messages": [{"role": "user", "content": "x"}],
-                "add_generation_prompt": wanted,
+                "add_generation_prompt": add_prompt,
                 "max_tokens": 1,
             }
-            told = (await client.post("/v1/chat/completions", body))[1]
-            counts.append(told["usage"]["prompt_tokens"])
+            reply = (await client.post("/v1/chat/completions", body))[1]
+            counts.append(reply["usage"]["prompt_tokens"])
         assert counts[0] > counts[1]
 
 
@@ -148,7 +148,7 @@ async def test_pool_shows_nodes_loads_caches_and_totals(
 async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    first, full, cut = (
+    first, full, unreachable = (
         DataInstance(used_bytes=1, limit_bytes=8, get_bytes_per_s=1e9, get_latency_ms=0.2),
         DataInstance(used_bytes=8, limit_bytes=8, evicted_keys=3, put_trouble="full"),
         DataInstance(trouble="connection refused", put_trouble="connection refused"),
@@ -158,15 +158,15 @@ async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
         async def servers(name: str) -> int:
             return len((await client.node(name))["instances"])
 
-        await prefill.say_load(instances=(first, cut))
+        await prefill.say_load(instances=(first, unreachable))
         await until_is(lambda: servers("prefill-0"), 2)
         await decode.say_load(instances=(first, full))
         await until_is(lambda: servers("decode-0"), 2)
         _, pool, _ = await client.get("/pool")
-        shown = {node["id"]: node["instances"] for node in pool["nodes"]}
-        assert shown["decode-0"][0] == msgspec.structs.asdict(first)
-        assert [one["trouble"] for one in shown["prefill-0"]] == ["", "connection refused"]
-        # Fill as the last of them said; troubles are each node's own.
+        instances = {node["id"]: node["instances"] for node in pool["nodes"]}
+        assert instances["decode-0"][0] == msgspec.structs.asdict(first)
+        assert [each["trouble"] for each in instances["prefill-0"]] == ["", "connection refused"]
+        # Sizes come from the latest report; troubles are listed per node.
         assert pool["store"]["instances"] == [
             {
                 "used_bytes": 1,
@@ -187,10 +187,10 @@ async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
         await decode.stop()
         await until_is(lambda: client.state("decode-0"), "lost")
         _, pool, _ = await client.get("/pool")
-        assert [one["used_bytes"] for one in pool["store"]["instances"]] == [1, 0]
+        assert [each["used_bytes"] for each in pool["store"]["instances"]] == [1, 0]
 
 
-async def test_metrics_hold_the_routers_own_and_its_nodes_counters(
+async def test_metrics_contain_the_router_s_and_its_nodes_counters(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -217,7 +217,9 @@ async def test_metrics_hold_the_routers_own_and_its_nodes_counters(
             assert line + "\n" in page, line
 
 
-async def test_a_request_without_a_model_gets_the_pools(running: Any, decode: FakeNode) -> None:
+async def test_a_request_without_a_model_name_gets_the_pool_s_model(
+    running: Any, decode: FakeNode
+) -> None:
     async with running(decode, served_model_name="mine") as client:
         for model in (None, "", "mine"):
             body = {"prompt": "x", "max_tokens": 1, "model": model}
@@ -226,7 +228,9 @@ async def test_a_request_without_a_model_gets_the_pools(running: Any, decode: Fa
         assert (await client.post(COMPLETIONS, body))[0] == 404
 
 
-async def test_two_seeds_differ_and_a_clients_seed_is_kept(running: Any, decode: FakeNode) -> None:
+async def test_default_seeds_differ_and_a_client_s_seed_is_kept(
+    running: Any, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         await client.post(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 1})
         await client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "seed": 7})
@@ -235,16 +239,16 @@ async def test_two_seeds_differ_and_a_clients_seed_is_kept(running: Any, decode:
         assert seeds[2] == 7
 
 
-async def test_a_client_that_leaves_while_it_is_written_to_is_no_error_of_the_router(
+async def test_a_disconnect_during_a_write_is_logged_as_499_and_not_as_an_error(
     running: Any,
     decode: FakeNode,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def gone(response: web.StreamResponse, data: bytes) -> None:
+    async def fail(response: web.StreamResponse, data: bytes) -> None:
         raise ConnectionResetError("Cannot write to closing transport")
 
-    monkeypatch.setattr(web.StreamResponse, "write", gone)
+    monkeypatch.setattr(web.StreamResponse, "write", fail)
     async with running(decode) as client:
         body = {"prompt": "x", "stream": True}
         with contextlib.suppress(aiohttp.ClientError):
@@ -256,7 +260,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_is_no_error_of_the_ro
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_body_that_its_content_encoding_does_not_decode_is_a_400(
+async def test_a_body_that_does_not_match_its_content_encoding_is_a_400(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -265,37 +269,37 @@ async def test_a_body_that_its_content_encoding_does_not_decode_is_a_400(
         async with client.session.post(
             client.url + COMPLETIONS, data=body, headers=headers
         ) as response:
-            told = await response.json()
-    assert (response.status, told["error"]["code"]) == (400, "malformed_body")
+            reply = await response.json()
+    assert (response.status, reply["error"]["code"]) == (400, "malformed_body")
 
 
-async def test_a_call_of_many_prompts_has_a_placement_header_that_clients_take(
+async def test_the_placement_header_of_a_call_with_many_prompts_is_shortened(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         body = {"prompt": ["x"] * 300, "max_tokens": 1}
-        status, told, headers = await client.post(COMPLETIONS, body)
-    assert (status, len(told["choices"])) == (200, 300)
+        status, reply, headers = await client.post(COMPLETIONS, body)
+    assert (status, len(reply["choices"])) == (200, 300)
     placement = headers["x-baton-placement"]
     assert placement.startswith("prefill=- decode=decode-0 reason=")
     assert placement.endswith("; and 284 more")
     assert len(placement) < 4096
 
 
-async def test_a_model_was_made_when_the_oldest_of_its_nodes_files_were(
+async def test_a_model_s_created_date_is_the_oldest_one_its_nodes_report(
     running: Any, decode: FakeNode
 ) -> None:
     newer = FakeNode("decode-1", "decode", model_made=1_700_000_500)
     older = FakeNode("decode-2", "decode", model_made=1_700_000_000)
-    silent = decode  # as of an older version
-    async with newer, older, running(silent, newer, older) as client:
+    without_date = decode  # like a node of an older version
+    async with newer, older, running(without_date, newer, older) as client:
         for _ in range(2):
-            [told] = (await client.get("/v1/models"))[1]["data"]
-            assert told["created"] == 1_700_000_000
-            assert (await client.get("/v1/models/fake-model"))[1] == told
+            [model] = (await client.get("/v1/models"))[1]["data"]
+            assert model["created"] == 1_700_000_000
+            assert (await client.get("/v1/models/fake-model"))[1] == model
 
 
-async def test_where_no_node_says_when_its_model_was_made_the_router_says_when_it_started(
+async def test_without_a_reported_date_a_model_s_created_date_is_the_router_s_start(
     running: Any, decode: FakeNode
 ) -> None:
     before = int(time.time())
@@ -304,5 +308,5 @@ async def test_where_no_node_says_when_its_model_was_made_the_router_says_when_i
         assert before <= first["created"] <= time.time()
         await decode.stop()
         await client.ready(0)
-        [away] = (await client.get("/v1/models"))[1]["data"]
-        assert away["created"] == first["created"]
+        [without_nodes] = (await client.get("/v1/models"))[1]["data"]
+        assert without_nodes["created"] == first["created"]

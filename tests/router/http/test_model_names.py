@@ -1,4 +1,4 @@
-"""Two nodes under one name: the newer one is used, and the router says so."""
+"""Two nodes with one name: the router uses the newer one and reports the conflict."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ CONFLICTS = "baton_router_node_name_conflicts"
 
 @pytest.fixture
 async def namesake() -> AsyncIterator[FakeNode]:
-    """Another container whose node has the first one's name."""
+    """Another node with the name of `decode`."""
     async with FakeNode("decode-0", "decode", epoch=Epoch("epoch-2")) as node:
         yield node
 
 
 async def conflicts(client: Any) -> list[tuple[str, str]]:
-    """(not used, used instead)."""
-    found = (await client.get("/pool"))[1]["conflicts"]
-    assert all(one["node"] == "decode-0" for one in found)
-    return [(one["address"], one["held_by"]) for one in found]
+    """Addresses of each conflict in /pool: (the unused node, the node used instead)."""
+    conflicts = (await client.get("/pool"))[1]["conflicts"]
+    assert all(conflict["node"] == "decode-0" for conflict in conflicts)
+    return [(conflict["address"], conflict["held_by"]) for conflict in conflicts]
 
 
-async def settled(client: Any, loser: FakeNode, winner: FakeNode) -> None:
-    await until_is(lambda: conflicts(client), [(loser.address, winner.address)])
+async def until_conflict(client: Any, unused: FakeNode, used: FakeNode) -> None:
+    await until_is(lambda: conflicts(client), [(unused.address, used.address)])
 
 
 async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported(
@@ -42,7 +42,7 @@ async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported
     async with running(decode) as client:
         assert await conflicts(client) == []
         client.dial(namesake.address)
-        await settled(client, decode, namesake)
+        await until_conflict(client, decode, namesake)
         assert await conflicts(client) == [(decode.address, namesake.address)]
         assert await figure(client, CONFLICTS) == 1
         assert text(await completing(client)) == REPLY
@@ -53,17 +53,17 @@ async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported
             namesake.address,
             "ready",
         )
-        # Both go on saying hello, and nothing changes hands any more.
+        # The router keeps reconnecting to the unused node, and the name stays with the other one.
         links, hellos = namesake.links, decode.links
         await until(lambda: decode.links >= hellos + 3)
         assert namesake.links == links
-        told = [record for record in caplog.records if record.levelno == logging.ERROR]
-        assert len(told) == 1
+        errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert len(errors) == 1
         for word in ("decode-0", decode.address, namesake.address, "--node"):
-            assert word in told[0].message
+            assert word in errors[0].message
 
 
-async def test_a_request_on_the_older_node_goes_on_at_the_newer_one(
+async def test_a_request_on_the_older_node_continues_on_the_newer_one(
     running: Any, decode: FakeNode, namesake: FakeNode
 ) -> None:
     decode.script.run = "half"
@@ -74,12 +74,12 @@ async def test_a_request_on_the_older_node_goes_on_at_the_newer_one(
         assert text(await answer) == REPLY
 
 
-async def test_the_older_node_serves_again_once_the_newer_one_is_gone_and_keeps_the_name(
+async def test_the_older_node_takes_over_when_the_newer_one_is_gone_and_then_keeps_the_name(
     running: Any, decode: FakeNode, namesake: FakeNode
 ) -> None:
     async with running(decode, link_patience_s=0.1) as client:
         client.dial(namesake.address)
-        await settled(client, decode, namesake)
+        await until_conflict(client, decode, namesake)
         port = int(namesake.address.rsplit(":", 1)[1])
         await namesake.stop()
         await until_is(lambda: client.epoch("decode-0"), "epoch-1")
@@ -87,17 +87,17 @@ async def test_the_older_node_serves_again_once_the_newer_one_is_gone_and_keeps_
         assert await conflicts(client) == []
         assert await figure(client, CONFLICTS) == 0
         await namesake.start(port)
-        await settled(client, namesake, decode)
+        await until_conflict(client, namesake, decode)
         assert text(await completing(client)) == REPLY
         assert (len(decode.got), len(namesake.got)) == (1, 0)
 
 
-async def test_a_newer_node_whose_link_breaks_for_a_moment_keeps_its_name(
+async def test_the_newer_node_keeps_its_name_over_a_short_link_break(
     running: Any, decode: FakeNode, namesake: FakeNode
 ) -> None:
     async with running(decode, link_patience_s=60.0) as client:
         client.dial(namesake.address)
-        await settled(client, decode, namesake)
+        await until_conflict(client, decode, namesake)
         links = namesake.links
         hellos = decode.links
         namesake.freeze()
@@ -109,7 +109,7 @@ async def test_a_newer_node_whose_link_breaks_for_a_moment_keeps_its_name(
         assert await client.epoch("decode-0") == "epoch-2"
 
 
-async def test_a_node_that_starts_again_elsewhere_is_no_conflict(
+async def test_a_node_that_restarts_at_another_address_is_no_conflict(
     running: Any, decode: FakeNode, namesake: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(decode) as client:
@@ -121,10 +121,10 @@ async def test_a_node_that_starts_again_elsewhere_is_no_conflict(
         assert "two nodes" not in caplog.text
 
 
-async def test_another_name_at_the_same_address_takes_the_old_one_s_place(
+async def test_a_node_with_a_new_name_at_the_same_address_replaces_the_old_one(
     running: Any, decode: FakeNode
 ) -> None:
-    """As where a node's default name is drawn anew at each start."""
+    """This happens if a node's default name is random."""
     async with running(decode) as client:
         decode.rename("decode-1")
         await decode.restart("epoch-2")

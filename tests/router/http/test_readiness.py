@@ -1,4 +1,4 @@
-"""GET /ready, and `?all=1` for scripts that start a pool and want all of it."""
+"""GET /ready, and `?all=1` for scripts that wait until every node of a pool is ready."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ ALL = "/ready?all=1"
 
 @asynccontextmanager
 async def starting(*nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
-    """A router that is not waited for."""
+    """A router that may not be ready yet."""
     addresses = tuple(node.address for node in nodes)
     options: dict[str, Any] = {"port": 0, "reconnect_max_s": 0.05, "nodes": addresses} | settings
     async with Router(RouterSettings(**options)) as router, aiohttp.ClientSession() as session:
         yield Client(router, session)
 
 
-async def test_all_is_true_with_the_last_node_and_ready_with_the_first(
+async def test_ready_needs_one_node_and_all_needs_every_node(
     decode: FakeNode, prefill: FakeNode
 ) -> None:
-    nowhere = f"http://127.0.0.1:{free_port()}"
-    settings = {"nodes": (decode.address, nowhere), "expect_nodes": ("decode-0", "prefill-0")}
+    unreachable = f"http://127.0.0.1:{free_port()}"
+    settings = {"nodes": (decode.address, unreachable), "expect_nodes": ("decode-0", "prefill-0")}
     async with starting(**settings) as client:
         await client.ready(1)
         assert (await client.get("/ready"))[:2] == (200, {"ready": True, "reason": ""})
-        await until_is(client.unreachable, [nowhere])
-        status, told, _ = await client.get(ALL)
-        assert (status, told["ready"]) == (503, False)
-        assert told["reason"] == f"not ready: {nowhere} (unreachable), prefill-0 (missing)"
-        [away, missing] = told["not_ready"]
-        assert (away["node"], away["address"], away["state"]) == (None, nowhere, "unreachable")
-        assert "Cannot connect" in away["reason"]
+        await until_is(client.unreachable, [unreachable])
+        status, reply, _ = await client.get(ALL)
+        assert (status, reply["ready"]) == (503, False)
+        assert reply["reason"] == f"not ready: {unreachable} (unreachable), prefill-0 (missing)"
+        [first, missing] = reply["not_ready"]
+        assert (first["node"], first["address"]) == (None, unreachable)
+        assert first["state"] == "unreachable"
+        assert "Cannot connect" in first["reason"]
         assert (missing["node"], missing["state"]) == ("prefill-0", "missing")
     async with starting(decode, prefill, expect_nodes=("decode-0", "prefill-0")) as client:
         await client.ready(2)
@@ -60,32 +61,32 @@ async def test_a_node_that_drains_or_is_lost_is_named_with_its_state(
         assert (await client.get(ALL))[0] == 200
         await other.say_load("draining")
         await client.ready(1)
-        status, told, _ = await client.get(ALL)
-        [late] = told["not_ready"]
-        assert (status, late["node"], late["state"]) == (503, "decode-1", "draining")
-        assert (late["address"], late["reason"]) == (other.report.address, "")
+        status, reply, _ = await client.get(ALL)
+        [entry] = reply["not_ready"]
+        assert (status, entry["node"], entry["state"]) == (503, "decode-1", "draining")
+        assert (entry["address"], entry["reason"]) == (other.report.address, "")
         assert (await client.get("/ready"))[0] == 200
         await other.stop()
         await until_is(lambda: client.state("decode-1"), "lost")
-        status, told, _ = await client.get(ALL)
-        assert (status, told["reason"]) == (503, "not ready: decode-1 (lost)")
+        status, reply, _ = await client.get(ALL)
+        assert (status, reply["reason"]) == (503, "not ready: decode-1 (lost)")
 
 
-async def test_nobody_is_ready_where_no_request_would_be_served(
-    running: Any, decode: FakeNode
-) -> None:
+async def test_a_router_that_shuts_down_is_not_ready(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         client.router.api.generation.draining = True
         for path in ("/ready", ALL):
-            status, told, _ = await client.get(path)
-            assert (status, told["reason"]) == (503, "the router is shutting down")
+            status, reply, _ = await client.get(path)
+            assert (status, reply["reason"]) == (503, "the router is shutting down")
 
 
 @pytest.mark.parametrize("query", ["all=0", "all=false", "", "other=1"])
-async def test_without_all_it_asks_for_any_node(running: Any, decode: FakeNode, query: str) -> None:
+async def test_without_all_one_ready_node_is_enough(
+    running: Any, decode: FakeNode, query: str
+) -> None:
     async with running(decode, expect_nodes=("prefill-0",)) as client:
-        status, told, _ = await client.get(f"/ready?{query}")
-        assert (status, told) == (200, {"ready": True, "reason": ""})
+        status, reply, _ = await client.get(f"/ready?{query}")
+        assert (status, reply) == (200, {"ready": True, "reason": ""})
 
 
 @pytest.mark.parametrize("query", ["all", "all=", "all=2", "all=yes", "all=TRUE", "all=1&all=1"])
@@ -93,6 +94,6 @@ async def test_another_value_of_all_is_a_400_that_names_it(
     running: Any, decode: FakeNode, query: str
 ) -> None:
     async with running(decode) as client:
-        status, told, _ = await client.get(f"/ready?{query}")
-        assert (status, told["error"]["param"]) == (400, "all")
-        assert "use 1 or true" in told["error"]["message"]
+        status, reply, _ = await client.get(f"/ready?{query}")
+        assert (status, reply["error"]["param"]) == (400, "all")
+        assert "use 1 or true" in reply["error"]["message"]

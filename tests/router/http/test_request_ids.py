@@ -1,4 +1,4 @@
-"""Each answer names its request: `x-request-id` is the client's word for it, or the router's."""
+"""Request ids: each answer has the client's `x-request-id`, or else the router's."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 2}
 HOST = {"Host": "localhost"}
 JSON = {"Content-Type": JSON_TYPE}
-# What no request can be made of: the router answers without having met one.
+# Requests that aiohttp refuses before any of the router's handlers runs.
 MALFORMED = {
-    "a request line that is none": b"nonsense\r\n\r\n",
+    "an invalid request line": b"nonsense\r\n\r\n",
     "a header without a colon": b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
-    "a length that is no number": b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+    "a length that is not a number": b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
     "a header that is too long": b"GET / HTTP/1.1\r\nx-long: " + b"y" * 9000 + b"\r\n\r\n",
     "too many headers": b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 500 + b"\r\n",
-    "chunks that are none": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+    "invalid chunks": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     b"Transfer-Encoding: chunked\r\n\r\nthis-is-no-size\r\n",
     "an unknown expectation": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     b"Expect: the-unexpected\r\nContent-Length: 0\r\n\r\n",
 }
-# The router waits for this body when it answers 100, and only then gets it.
+# The test sends this request's body only after the router has answered 100 Continue.
 LATE = raw_request(
     "POST",
     COMPLETIONS,
@@ -44,27 +44,27 @@ LATE = raw_request(
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED)
-async def test_what_is_no_http_is_answered_with_the_headers_that_the_document_requires(
+async def test_answers_to_bytes_that_are_not_http_have_the_documented_headers(
     running: Any, decode: FakeNode, data: bytes
 ) -> None:
     async with running(decode) as client:
-        told = await exchange(client.router.port, data)
-        assert told.status in (400, 417, 431)
-        assert told.json()["error"]["type"] == "invalid_request_error"
-        assert len(told.headers["x-baton-request-id"]) == 32
-        assert told.headers["x-request-id"] == told.headers["x-baton-request-id"]
-        refused = f"prefill=- decode=- reason=refused: {told.code}"
-        assert told.headers["x-baton-placement"] == refused
+        answer = await exchange(client.router.port, data)
+        assert answer.status in (400, 417, 431)
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert len(answer.headers["x-baton-request-id"]) == 32
+        assert answer.headers["x-request-id"] == answer.headers["x-baton-request-id"]
+        refused = f"prefill=- decode=- reason=refused: {answer.code}"
+        assert answer.headers["x-baton-placement"] == refused
 
 
-async def test_chunks_that_are_none_are_answered_with_them_too_where_the_request_has_begun(
+async def test_answers_to_invalid_chunks_after_100_continue_have_the_documented_headers(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode, body_timeout_s=0.3) as client:
-        told = await exchange(client.router.port, LATE, then=b"this-is-no-size\r\n")
-        assert (told.status, told.code) == (408, "body_timeout")
-        assert told.headers["x-request-id"] == told.headers["x-baton-request-id"]
-        assert told.headers["x-baton-placement"].endswith("refused: body_timeout")
+        answer = await exchange(client.router.port, LATE, then=b"this-is-no-size\r\n")
+        assert (answer.status, answer.code) == (408, "body_timeout")
+        assert answer.headers["x-request-id"] == answer.headers["x-baton-request-id"]
+        assert answer.headers["x-baton-placement"].endswith("refused: body_timeout")
 
 
 @pytest.mark.parametrize(
@@ -84,42 +84,43 @@ async def test_chunks_that_are_none_are_answered_with_them_too_where_the_request
         ("/nodes/decode-9/drain", {}),
     ],
 )
-async def test_each_answer_says_the_client_s_id_or_else_the_router_s(
+async def test_each_answer_has_the_client_s_id_or_else_the_router_s(
     running: Any, decode: FakeNode, path: str, body: Any
 ) -> None:
     method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
     async with running(decode) as client:
         port = client.router.port
-        told = await exchange(port, raw_request(method, path, {**HOST, **JSON}, data))
-        assert told.headers["x-request-id"] == told.headers["x-baton-request-id"]
+        answer = await exchange(port, raw_request(method, path, {**HOST, **JSON}, data))
+        assert answer.headers["x-request-id"] == answer.headers["x-baton-request-id"]
         mine = {"x-request-id": "mine: 7/a b"}
-        told = await exchange(port, raw_request(method, path, {**HOST, **JSON, **mine}, data))
-        assert told.headers["x-request-id"] == "mine: 7/a b"
-        assert len(told.headers["x-baton-request-id"]) == 32
+        answer = await exchange(port, raw_request(method, path, {**HOST, **JSON, **mine}, data))
+        assert answer.headers["x-request-id"] == "mine: 7/a b"
+        assert len(answer.headers["x-baton-request-id"]) == 32
 
 
 @pytest.mark.parametrize(
-    "said",
+    "request_id",
     ["", "x" * 129, "caf\u00e9", "a\tb", "\x7f", "a\x80b"],
     ids=["nothing", "too-long", "not-ascii", "a-tab", "delete", "no-utf-8"],
 )
-async def test_an_id_that_cannot_be_repeated_is_replaced_by_a_fresh_one(
-    running: Any, decode: FakeNode, said: str
+async def test_an_invalid_id_is_replaced_by_a_new_one(
+    running: Any, decode: FakeNode, request_id: str
 ) -> None:
     head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nx-request-id: "
     async with running(decode) as client:
-        told = await exchange(client.router.port, head + said.encode("latin-1") + b"\r\n\r\n")
-    assert told.headers["x-request-id"] == told.headers["x-baton-request-id"]
-    assert len(told.headers["x-request-id"]) == 32
+        data = head + request_id.encode("latin-1") + b"\r\n\r\n"
+        answer = await exchange(client.router.port, data)
+    assert answer.headers["x-request-id"] == answer.headers["x-baton-request-id"]
+    assert len(answer.headers["x-request-id"]) == 32
 
 
-async def test_the_longest_id_is_repeated(running: Any, decode: FakeNode) -> None:
+async def test_an_id_of_maximum_length_is_returned(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         _, _, headers = await client.get("/health", {"x-request-id": "~" * 128})
     assert headers["x-request-id"] == "~" * 128
 
 
-async def test_the_client_s_id_is_in_log_explanation_and_trace(
+async def test_the_client_s_id_is_in_the_log_the_explanation_and_the_trace(
     decode: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -128,13 +129,14 @@ async def test_the_client_s_id_is_in_log_explanation_and_trace(
         _, _, headers = await client.post(COMPLETIONS, BODY, {"x-request-id": "mine-7"})
         await until(lambda: len(spans) == 2)
         own = headers["x-baton-request-id"]
-        _, told, _ = await client.get(f"/requests/{own}")
+        _, answer, _ = await client.get(f"/requests/{own}")
         await client.post(COMPLETIONS, BODY)
         await until(lambda: len(spans) == 4)
-    assert (told["id"], told["client_request_id"]) == (own, "mine-7")
-    [first, _] = [one for one in caplog.records if vars(one).get("endpoint") == "completions"]
+    assert (answer["id"], answer["client_request_id"]) == (own, "mine-7")
+    records = [each for each in caplog.records if vars(each).get("endpoint") == "completions"]
+    [first, _] = records
     assert TextFormatter().format(first).endswith(f"request={own} client_request='mine-7'")
-    lines = [vars(one) for one in caplog.records if vars(one).get("endpoint") == "completions"]
+    lines = [vars(record) for record in records]
     assert [line["client_request"] for line in lines] == ["mine-7", None]
     assert lines[0]["request"] == own
     calls = [span for span in spans if span.served]
@@ -142,7 +144,7 @@ async def test_the_client_s_id_is_in_log_explanation_and_trace(
     assert "baton.client_request" not in calls[1].attributes
 
 
-async def test_the_openai_client_knows_the_id_of_answers_streams_and_errors(
+async def test_the_openai_client_reads_the_id_of_answers_streams_and_errors(
     running: Any, decode: FakeNode
 ) -> None:
     messages: Any = [{"role": "user", "content": "Hi"}]

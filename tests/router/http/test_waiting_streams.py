@@ -1,4 +1,4 @@
-"""A stream whose tokens do not come says so; one answer in a piece just waits."""
+"""Keep-alive comments on streams without tokens; answers without streaming wait silently."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ async def stream(client: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         yield response
 
 
-async def say_all(node: FakeNode) -> None:
-    """The whole reply of a node that was silent, in one delta."""
+async def send_reply(node: FakeNode) -> None:
+    """Let a silent node send its whole reply in one delta."""
     await until(lambda: node.got_of(RunJob))
     request = node.got_of(RunJob)[0].request
     delta = Delta(request.id, 1, 0, 0, ids=(79, 75), text="OK", finish="stop")
     await node.say(Deltas((delta,)))
 
 
-async def test_a_stream_that_waits_begins_with_comments(running: Any, decode: FakeNode) -> None:
+async def test_a_waiting_stream_starts_with_comments(running: Any, decode: FakeNode) -> None:
     decode.script.run = "silent"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -45,13 +45,13 @@ async def test_a_stream_that_waits_begins_with_comments(running: Any, decode: Fa
         for _ in range(2):
             assert await response.content.readline() == COMMENT
             assert await response.content.readline() == b"\n"
-        await say_all(decode)
-        told = await response.text()
-    assert '"text":"OK"' in told
-    assert told.endswith("data: [DONE]\n\n")
+        await send_reply(decode)
+        received = await response.text()
+    assert '"text":"OK"' in received
+    assert received.endswith("data: [DONE]\n\n")
 
 
-async def test_a_stream_without_a_place_is_told_so(running: Any, decode: FakeNode) -> None:
+async def test_a_stream_that_waits_for_a_node_gets_comments(running: Any, decode: FakeNode) -> None:
     async with running(decode, keepalive_s=KEEPALIVE_S) as client:
         await decode.say_load("draining")
         await client.ready(0)
@@ -62,35 +62,38 @@ async def test_a_stream_without_a_place_is_told_so(running: Any, decode: FakeNod
             assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
-async def test_a_stream_that_pauses_says_so_in_between(running: Any, decode: FakeNode) -> None:
+async def test_a_stream_that_pauses_gets_comments(running: Any, decode: FakeNode) -> None:
     decode.script.run = "half"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
-        told = b""
-        while told.count(b'"finish_reason":null') < len("Hello,"):
-            told += await response.content.readline()
+        received = b""
+        while received.count(b'"finish_reason":null') < len("Hello,"):
+            received += await response.content.readline()
         assert await response.content.readline() == b"\n"  # ends the last token's event
         assert await response.content.readline() == COMMENT
 
 
-async def test_what_fails_after_a_comment_is_an_error_event(running: Any, decode: FakeNode) -> None:
+async def test_a_failure_after_a_comment_is_an_error_event(running: Any, decode: FakeNode) -> None:
     decode.script.run = "silent"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
         assert await response.content.readline() == COMMENT
         await until(lambda: decode.got_of(RunJob))
         request = decode.got_of(RunJob)[0].request
         await decode.say(JobFailed(request.id, 1, decode.script.failure))
-        told = await response.text()
-        assert told.rpartition("data: ")[2].startswith('{"error":{"message":"the engine said no"')
-        assert "[DONE]" not in told
+        received = await response.text()
+        last = received.rpartition("data: ")[2]
+        assert last.startswith('{"error":{"message":"the engine said no"')
+        assert "[DONE]" not in received
         page = await (await client.session.get(client.url + "/metrics")).text()
     assert 'baton_router_requests_total{code="500",endpoint="completions"} 1.0' in page
 
 
-async def test_an_answer_in_one_piece_waits_in_silence(running: Any, decode: FakeNode) -> None:
+async def test_an_answer_without_streaming_sends_nothing_while_it_waits(
+    running: Any, decode: FakeNode
+) -> None:
     decode.script.run = "silent"
     async with running(decode, keepalive_s=KEEPALIVE_S) as client:
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
         await asyncio.sleep(5 * KEEPALIVE_S)
-        await say_all(decode)
+        await send_reply(decode)
         status, body, _ = await answer
     assert (status, body["choices"][0]["text"]) == (200, "OK")
