@@ -1,7 +1,7 @@
 """Values on both sides of each bound of a JSON schema.
 
-In: a schema as the router's document has it. Out: pairs of a value and whether the schema allows
-it, the nearest ones to each bound that there are.
+In: a schema from the router's OpenAPI document. Out: pairs of a value and whether the schema allows
+it. The values are as close to each bound as possible.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 Json = dict[str, Any]
 Edge = tuple[Any, bool]
-_OF_NO_TYPE = {"integer": "1", "number": "1", "boolean": 1, "string": 1, "array": 1, "object": 1}
+_WRONG_TYPE = {"integer": "1", "number": "1", "boolean": 1, "string": 1, "array": 1, "object": 1}
 
 
 def edges(schema: Json) -> Iterator[Edge]:
@@ -21,18 +21,18 @@ def edges(schema: Json) -> Iterator[Edge]:
     if "enum" in schema:
         yield from ((value, True) for value in schema["enum"])
         yield "something else", False
-    kinds = schema.get("type", [])
-    for kind in [kinds] if isinstance(kinds, str) else kinds:
-        if kind == "null":
+    types = schema.get("type", [])
+    for type_ in [types] if isinstance(types, str) else types:
+        if type_ == "null":
             yield None, True
             continue
-        if "anyOf" not in schema and len(kinds) == 2:
-            yield _OF_NO_TYPE[kind], False
-        yield from _OF_KIND.get(kind, _nothing)(schema)
+        if "anyOf" not in schema and len(types) == 2:
+            yield _WRONG_TYPE[type_], False
+        yield from _EDGES_OF_TYPE.get(type_, _nothing)(schema)
 
 
 def example(schema: Json) -> Any:
-    """One value that it allows."""
+    """A value that the schema allows."""
     return next(value for value, allowed in edges(schema) if allowed and value is not None)
 
 
@@ -61,17 +61,17 @@ def _texts(schema: Json) -> Iterator[Edge]:
 
 
 def _lists(schema: Json) -> Iterator[Edge]:
-    items, least = schema["items"], schema.get("minItems", 0)
-    one = example(items)
-    yield [one] * max(least, 1), True
+    items, min_items = schema["items"], schema.get("minItems", 0)
+    item = example(items)
+    yield [item] * max(min_items, 1), True
     yield from (([value], allowed) for value, allowed in edges(items))
-    if least:
-        yield [one] * (least - 1), False
+    if min_items:
+        yield [item] * (min_items - 1), False
     if schema.get("uniqueItems"):
-        yield [one, one], False
+        yield [item, item], False
     elif "maxItems" in schema:
-        most = schema["maxItems"]
-        yield from (([one] * most, True), ([one] * (most + 1), False))
+        max_items = schema["maxItems"]
+        yield from (([item] * max_items, True), ([item] * (max_items + 1), False))
 
 
 def _objects(schema: Json) -> Iterator[Edge]:
@@ -81,22 +81,22 @@ def _objects(schema: Json) -> Iterator[Edge]:
         yield from (({"7": value}, allowed) for value, allowed in edges(inner))
         yield {"a name": example(inner)}, False
     properties = schema.get("properties", {})
-    needed = {name: example(properties[name]) for name in schema.get("required", ())}
+    required = {name: example(properties[name]) for name in schema.get("required", ())}
     for name, inner in properties.items():
         if "const" not in inner:
-            yield from ((needed | {name: value}, allowed) for value, allowed in edges(inner))
+            yield from ((required | {name: value}, allowed) for value, allowed in edges(inner))
     if "maxProperties" in schema:
         values = [*schema.get("patternProperties", {}).values(), {"type": "string"}]
-        most, one = schema["maxProperties"], example(values[0])
-        for count in (most, most + 1):
-            yield {str(number): one for number in range(count)}, count == most
+        limit, value = schema["maxProperties"], example(values[0])
+        for count in (limit, limit + 1):
+            yield {str(number): value for number in range(count)}, count == limit
 
 
 def _nothing(schema: Json) -> Iterator[Edge]:
     yield True, True
 
 
-_OF_KIND = {
+_EDGES_OF_TYPE = {
     "integer": _integers,
     "number": _numbers,
     "string": _texts,

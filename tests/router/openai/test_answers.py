@@ -1,4 +1,4 @@
-"""The records of answers: what is encoded reads back as the record that the document shows."""
+"""Answers: encoded JSON decodes into the records of the API document."""
 
 from __future__ import annotations
 
@@ -52,20 +52,22 @@ def decoded(event: bytes, kind: type) -> Any:
 
 
 @pytest.mark.parametrize("usage", [False, True])
-@pytest.mark.parametrize("one", [delta('a"\n\u00e9'), delta("", "stop", "x"), delta("b", "length")])
-def test_an_event_of_text_alone_is_the_record_of_a_chunk(one: Delta, usage: bool) -> None:
+@pytest.mark.parametrize(
+    "part", [delta('a"\n\u00e9'), delta("", "stop", "x"), delta("b", "length")]
+)
+def test_a_text_event_decodes_into_a_completion_chunk(part: Delta, usage: bool) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     shape = completion(**({"stream_options": options} if usage else {}))
     choice = CompletionChunkChoice(
         index=1,
-        text=one.text,
+        text=part.text,
         logprobs=None,
-        finish_reason=one.finish,
+        finish_reason=part.finish,
         prompt_token_ids=None,
         token_ids=None,
-        stop_reason=UNSET if one.finish is None else one.stop,
+        stop_reason=UNSET if part.finish is None else part.stop,
     )
-    assert decoded(shape.event(1, one), CompletionChunk) == CompletionChunk(
+    assert decoded(shape.event(1, part), CompletionChunk) == CompletionChunk(
         id="cmpl-1",
         object="text_completion",
         created=5,
@@ -80,22 +82,22 @@ def test_an_event_of_text_alone_is_the_record_of_a_chunk(one: Delta, usage: bool
 def test_only_the_first_event_of_a_choice_has_its_role_and_the_prompt() -> None:
     shape = chat(n=2, return_token_ids=True)
     events = [decoded(shape.event(index, delta("a")), ChatCompletionChunk) for index in (0, 1, 1)]
-    assert [one.choices[0].delta.role for one in events] == ["assistant", "assistant", UNSET]
-    assert [one.prompt_token_ids for one in events] == [[1, 2, 3], None, UNSET]
-    assert [one.choices[0].token_ids for one in events] == [[7]] * 3
+    assert [event.choices[0].delta.role for event in events] == ["assistant", "assistant", UNSET]
+    assert [event.prompt_token_ids for event in events] == [[1, 2, 3], None, UNSET]
+    assert [event.choices[0].token_ids for event in events] == [[7]] * 3
 
 
-def test_the_usage_event_has_no_choice_and_nothing_of_the_event_before_it() -> None:
+def test_the_usage_event_has_no_choices_and_no_prompt_token_ids() -> None:
     for shape, kind in ((completion(), CompletionChunk), (chat(), ChatCompletionChunk)):
         shape.event(0, delta("a"))
-        told = decoded(shape.usage_event(Usage.of(7, 2, cached=3)), kind)
-        assert (told.choices, told.usage.total_tokens, told.usage.cached_tokens) == ([], 9, 3)
-        assert "prompt_token_ids" not in msgspec.structs.asdict(told) or (
-            told.prompt_token_ids is UNSET
+        chunk = decoded(shape.usage_event(Usage.of(7, 2, cached=3)), kind)
+        assert (chunk.choices, chunk.usage.total_tokens, chunk.usage.cached_tokens) == ([], 9, 3)
+        assert "prompt_token_ids" not in msgspec.structs.asdict(chunk) or (
+            chunk.prompt_token_ids is UNSET
         )
 
 
-def test_an_error_has_openais_shape() -> None:
+def test_an_error_has_openai_s_shape() -> None:
     record = PromptTooLong("9 tokens; at most 8", param="prompt").record()
     assert record.status == 400
     assert json.loads(msgspec.json.encode(ErrorAnswer.of(record))) == {
@@ -107,5 +109,5 @@ def test_an_error_has_openais_shape() -> None:
             "doc": "https://baton.dev/docs/api.md#long-prompts",
         }
     }
-    unavailable = ErrorAnswer.of(Unavailable("nobody can serve it").record())
+    unavailable = ErrorAnswer.of(Unavailable("no node can serve it").record())
     assert b"doc" not in msgspec.json.encode(unavailable)

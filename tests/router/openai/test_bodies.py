@@ -1,4 +1,4 @@
-"""Bodies that are large, slow or never whole: what the router does with them, and without them."""
+"""Request bodies that are large, slow or incomplete: timeouts, memory bounds and size limits."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ JSON = st.recursive(
 
 
 def head(length: int, headers: Mapping[str, str] | None = None) -> bytes:
-    told = {"Host": "localhost", "Content-Type": JSON_TYPE, "Content-Length": str(length)}
-    return raw_request("POST", COMPLETIONS, {**told, **(headers or {})}, length=False)
+    default = {"Host": "localhost", "Content-Type": JSON_TYPE, "Content-Length": str(length)}
+    return raw_request("POST", COMPLETIONS, {**default, **(headers or {})}, length=False)
 
 
 class Connection:
-    """A client that writes what it likes."""
+    """A client connection for arbitrary bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -49,12 +49,12 @@ class Connection:
     async def answer(self) -> tuple[int, dict[str, Any]]:
         """The next answer on the connection."""
         async with asyncio.timeout(END_S):
-            told = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
-            length = int(told.split("content-length: ")[1].split("\r\n")[0])
-            return int(told.split(" ")[1]), json.loads(await self._reader.readexactly(length))
+            headers = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = int(headers.split("content-length: ")[1].split("\r\n")[0])
+            return int(headers.split(" ")[1]), json.loads(await self._reader.readexactly(length))
 
     async def ended(self) -> bytes:
-        """What came until the router closed it."""
+        """All bytes received until the router closed the connection."""
         async with asyncio.timeout(END_S):
             return await self._reader.read()
 
@@ -64,21 +64,22 @@ Connect = Callable[[Any, bytes], Awaitable[Connection]]
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Connections to a router, closed at the end; the bytes are written at once."""
+    """`await connect(client, data)`: a connection to the router on which `data` was written. The
+    fixture closes all of its connections."""
     opened: list[Connection] = []
 
     async def to(client: Any, data: bytes) -> Connection:
-        one = Connection(*await asyncio.open_connection("127.0.0.1", client.router.port))
-        opened.append(one)
-        one.writer.write(data)
-        await one.writer.drain()
-        return one
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", client.router.port))
+        opened.append(connection)
+        connection.writer.write(data)
+        await connection.writer.drain()
+        return connection
 
     yield to
-    for one in opened:
-        one.writer.close()
+    for connection in opened:
+        connection.writer.close()
         with contextlib.suppress(ConnectionError):
-            await one.writer.wait_closed()
+            await connection.writer.wait_closed()
 
 
 # --- time -------------------------------------------------------------------------------------
@@ -92,30 +93,31 @@ async def test_connections_with_half_a_request_are_closed(
     async with running(decode, header_timeout_s=0.3) as client:
         waiting = [await connect(client, half) for _ in range(50)]
         waiting.append(await connect(client, b""))
-        assert [await one.ended() for one in waiting] == [b""] * 51
+        assert [await each.ended() for each in waiting] == [b""] * 51
         assert (await client.get("/health"))[0] == 200
 
 
 @pytest.mark.integration
-async def test_half_a_body_is_told_408_and_its_connection_closed(
+async def test_half_a_body_is_answered_408_and_its_connection_is_closed(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
     async with running(decode, body_timeout_s=0.3) as client:
         waiting = [await connect(client, head(50) + b'{"prompt":') for _ in range(50)]
-        for one in waiting:
-            status, told = await one.answer()
-            assert (status, told["error"]["code"]) == (408, "body_timeout")
-            assert told["error"]["type"] == "invalid_request_error"
-            assert "10 bytes of 50" in told["error"]["message"]
-            assert await one.ended() == b""
+        for connection in waiting:
+            status, reply = await connection.answer()
+            assert (status, reply["error"]["code"]) == (408, "body_timeout")
+            assert reply["error"]["type"] == "invalid_request_error"
+            assert "10 bytes of 50" in reply["error"]["message"]
+            assert await connection.ended() == b""
         assert decode.got_of(RunJob) == []
 
 
 @pytest.mark.integration
-async def test_a_body_that_comes_slowly_has_enough_time_and_one_that_trickles_has_not(
+async def test_a_slow_body_is_read_and_one_below_the_minimum_rate_times_out(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
-    """Each of both takes longer than a pause may be."""
+    """Both bodies take longer than `body_timeout_s`. Only the first is faster than
+    `body_bytes_per_s`."""
     body = json.dumps({"prompt": "x" * 40, "max_tokens": 1}).encode()
     async with running(decode, body_timeout_s=2.0, body_bytes_per_s=10) as client:
         slow = await connect(client, head(len(body)))
@@ -131,26 +133,26 @@ async def test_a_body_that_comes_slowly_has_enough_time_and_one_that_trickles_ha
                 trickle.writer.write(b" ")
 
         sending = asyncio.create_task(send())
-        status, told = await trickle.answer()
+        status, reply = await trickle.answer()
         sending.cancel()
-        assert (status, told["error"]["code"]) == (408, "body_timeout")
+        assert (status, reply["error"]["code"]) == (408, "body_timeout")
 
 
 @pytest.mark.integration
-async def test_a_kept_connection_has_a_time_of_its_own(
+async def test_an_idle_connection_has_its_own_timeout(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
-    whole = head(2) + b"{}"
+    request = head(2) + b"{}"
     async with running(decode, header_timeout_s=0.2, idle_timeout_s=600.0) as client:
-        kept = await connect(client, whole)
+        kept = await connect(client, request)
         assert (await kept.answer())[0] == 400
         await asyncio.sleep(1.0)
-        kept.writer.write(whole)
+        kept.writer.write(request)
         assert (await kept.answer())[0] == 400
-        kept.writer.write(whole[:30])
+        kept.writer.write(request[:30])
         assert await kept.ended() == b""
     async with running(decode, idle_timeout_s=0.2) as client:
-        kept = await connect(client, whole)
+        kept = await connect(client, request)
         assert (await kept.answer())[0] == 400
         assert await kept.ended() == b""
 
@@ -159,24 +161,25 @@ async def test_a_kept_connection_has_a_time_of_its_own(
 
 
 @pytest.mark.integration
-async def test_one_tenants_large_bodies_keep_neither_its_small_nor_anothers_large_ones_waiting(
+async def test_one_tenant_s_large_bodies_delay_neither_its_small_ones_nor_another_tenant_s(
     running: Any, decode: FakeNode, connect: Connect, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     body = json.dumps({"prompt": "x", "max_tokens": 1, "user": "u" * LARGE}).encode()
-    asked = {
+    settings = {
         "api_keys": str(keys),
         "max_body_bytes": 2 * LARGE,
         "max_bodies_bytes": 4 * LARGE,
         "queue_timeout_s": 0.5,
     }
-    async with running(decode, **asked) as client:
+    async with running(decode, **settings) as client:
         half = [await connect(client, head(len(body), ACME) + body[:9]) for _ in range(9)]
-        told = [await one.answer() for one in half[1:]]
-        assert {(status, one["error"]["code"]) for status, one in told} == {(429, "bodies_full")}
-        status, told, headers = await client.post(COMPLETIONS, body, ACME)
-        assert (status, told["error"]["code"]) == (429, "bodies_full")
+        refusals = [await each.answer() for each in half[1:]]
+        codes = {(status, reply["error"]["code"]) for status, reply in refusals}
+        assert codes == {(429, "bodies_full")}
+        status, reply, headers = await client.post(COMPLETIONS, body, ACME)
+        assert (status, reply["error"]["code"]) == (429, "bodies_full")
         assert int(headers["retry-after"]) >= 1
         small = {"prompt": "x", "max_tokens": 1}
         assert (await client.post(COMPLETIONS, small, ACME))[0] == 200
@@ -186,8 +189,8 @@ async def test_one_tenants_large_bodies_keep_neither_its_small_nor_anothers_larg
         assert (await client.post(COMPLETIONS, body, ACME))[0] == 200
 
 
-class Sent:
-    """As much of a request as reading its body takes."""
+class FakeRequest:
+    """The part of aiohttp's request that BodyLimits reads."""
 
     def __init__(self, length: int | None, headers: Mapping[str, str] | None = None) -> None:
         self.content_length = length
@@ -199,18 +202,18 @@ class Sent:
         return await self.pieces.get()
 
 
-def sent(length: int | None, *pieces: bytes, **headers: str) -> Any:
-    request = Sent(length, headers)
+def fake_request(length: int | None, *pieces: bytes, **headers: str) -> Any:
+    request = FakeRequest(length, headers)
     for piece in pieces:
         request.pieces.put_nowait(piece)
     return request
 
 
 async def hold(bodies: BodyLimits, tenant: str, size: int) -> asyncio.Task[None]:
-    """A body under way, until the task is cancelled."""
+    """A body that holds its memory until the task is cancelled."""
 
     async def read() -> None:
-        async with bodies.of(sent(size), tenant):
+        async with bodies.of(fake_request(size), tenant):
             pass
 
     task = asyncio.create_task(read())
@@ -225,63 +228,63 @@ async def drop(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_room_goes_to_tenants_in_turns_and_all_of_it_comes_back() -> None:
+async def test_memory_goes_to_tenants_in_turns_and_is_all_released() -> None:
     bodies = BodyLimits(RouterSettings(max_bodies_bytes=4 * LARGE, queue_timeout_s=600.0))
-    began: list[str] = []
+    started: list[str] = []
 
     async def read(tenant: str) -> None:
-        async with bodies.of(sent(LARGE, b"x" * LARGE, b""), tenant):
-            began.append(tenant)
+        async with bodies.of(fake_request(LARGE, b"x" * LARGE, b""), tenant):
+            started.append(tenant)
             await asyncio.sleep(0)
 
     holding = [await hold(bodies, tenant, 2 * LARGE) for tenant in ("acme", "globex")]
     reading = [asyncio.create_task(read(tenant)) for tenant in ("a", "a", "a", "b", "b", "c")]
-    left = await hold(bodies, "c", LARGE)
-    await drop(left)
-    assert began == []
+    leaving = await hold(bodies, "c", LARGE)
+    await drop(leaving)
+    assert started == []
     await drop(holding[0])
     await asyncio.gather(*reading)
-    assert began[:3] == ["a", "b", "c"]
-    assert sorted(began) == ["a", "a", "a", "b", "b", "c"]
+    assert started[:3] == ["a", "b", "c"]
+    assert sorted(started) == ["a", "a", "a", "b", "b", "c"]
     await drop(holding[1])
-    whole = [await hold(bodies, tenant, 2 * LARGE) for tenant in ("d", "e")]
-    waits = await hold(bodies, "f", LARGE)
-    impatient = BodyLimits(RouterSettings(max_bodies_bytes=LARGE, queue_timeout_s=0.01))
-    await drop(waits, *whole)
-    first = await hold(impatient, "g", LARGE)
+    all_memory = [await hold(bodies, tenant, 2 * LARGE) for tenant in ("d", "e")]
+    waiting = await hold(bodies, "f", LARGE)
+    without_wait = BodyLimits(RouterSettings(max_bodies_bytes=LARGE, queue_timeout_s=0.01))
+    await drop(waiting, *all_memory)
+    first = await hold(without_wait, "g", LARGE)
     with pytest.raises(BodiesFull):
-        await impatient.read(sent(LARGE))
+        await without_wait.read(fake_request(LARGE))
     await drop(first)
-    async with impatient.of(sent(LARGE, b"x", b""), "h"):
+    async with without_wait.of(fake_request(LARGE, b"x", b""), "h"):
         pass
 
 
-async def test_a_body_of_unknown_length_has_the_room_of_the_largest() -> None:
+async def test_a_body_of_unknown_length_reserves_memory_for_the_largest_one() -> None:
     bodies = BodyLimits(
         RouterSettings(max_body_bytes=LARGE, max_bodies_bytes=2 * LARGE, queue_timeout_s=0.01)
     )
     holding = await hold(bodies, "", SMALL + 1)
-    assert await bodies.read(sent(None, b"x" * SMALL, b"")) == b"x" * SMALL
+    assert await bodies.read(fake_request(None, b"x" * SMALL, b"")) == b"x" * SMALL
     for request in (
-        sent(None, b"x" * SMALL, b"x", b""),
-        sent(SMALL, b"x" * SMALL, b"x", b"", **{"Content-Encoding": "gzip"}),
+        fake_request(None, b"x" * SMALL, b"x", b""),
+        fake_request(SMALL, b"x" * SMALL, b"x", b"", **{"Content-Encoding": "gzip"}),
     ):
         with pytest.raises(BodiesFull):
             await bodies.read(request)
     await drop(holding)
-    assert len(await bodies.read(sent(None, b"x" * SMALL, b"x", b""))) == SMALL + 1
+    assert len(await bodies.read(fake_request(None, b"x" * SMALL, b"x", b""))) == SMALL + 1
     with pytest.raises(TooLarge):
-        await bodies.read(sent(None, b"x" * LARGE, b"x", b""))
+        await bodies.read(fake_request(None, b"x" * LARGE, b"x", b""))
     with pytest.raises(TooLarge):
-        await bodies.read(sent(LARGE + 1))
+        await bodies.read(fake_request(LARGE + 1))
 
 
-async def test_waiting_for_room_takes_no_time_from_a_body() -> None:
+async def test_waiting_for_memory_does_not_count_towards_the_body_timeout() -> None:
     bodies = BodyLimits(RouterSettings(max_bodies_bytes=LARGE, body_timeout_s=0.2))
     holding = await hold(bodies, "acme", LARGE)
-    request = sent(None, b"x" * (SMALL + 1))
+    request = fake_request(None, b"x" * (SMALL + 1))
     reading = asyncio.create_task(bodies.read(request))
-    waiting = asyncio.create_task(bodies.read(sent(LARGE, b"x" * LARGE, b"")))
+    waiting = asyncio.create_task(bodies.read(fake_request(LARGE, b"x" * LARGE, b"")))
     with pytest.raises(BodyTimeout):
         await holding
     request.pieces.put_nowait(b"")
@@ -293,16 +296,16 @@ async def test_waiting_for_room_takes_no_time_from_a_body() -> None:
 
 
 @pytest.mark.integration
-async def test_what_is_too_long_for_the_model_is_refused_before_it_is_tokenized(
+async def test_a_prompt_that_cannot_fit_the_context_is_refused_before_it_is_tokenized(
     running: Any,
 ) -> None:
     node = FakeNode("decode-0", "decode", max_model_len=20_000)
     await node.start()
-    longest = len("<|bos|>")  # of the byte tokenizer
+    longest = len("<|bos|>")  # the byte tokenizer's longest token
     async with running(node) as client:
         tokenizer = client.router.fleet.serving(None).model.tokenizer
         assert tokenizer.longest_token == longest
-        for prompt, told in (
+        for prompt, message in (
             ("x" * (20_000 * longest), f"has {20_000 * longest} characters"),
             ("x " * 60_000, "has more than 19999"),
             ([1] * 20_000, "has 20000"),
@@ -310,7 +313,7 @@ async def test_what_is_too_long_for_the_model_is_refused_before_it_is_tokenized(
         ):
             status, body, _ = await client.post(COMPLETIONS, {"prompt": prompt})
             assert status == 400
-            assert told in body["error"]["message"], told
+            assert message in body["error"]["message"], message
         chat = {"messages": [{"role": "user", "content": "x" * 19_999}]}
         status, body, _ = await client.post("/v1/chat/completions", chat)
         assert (status, body["error"]["param"]) == (400, "messages")
@@ -321,7 +324,7 @@ async def test_what_is_too_long_for_the_model_is_refused_before_it_is_tokenized(
 
 
 @pytest.mark.integration
-async def test_a_conversation_of_which_hardly_a_part_could_fit_is_refused_before_it_is_rendered(
+async def test_a_conversation_that_cannot_fit_the_context_is_refused_before_it_is_rendered(
     running: Any,
 ) -> None:
     node = FakeNode("decode-0", "decode", max_model_len=1000)
@@ -336,22 +339,25 @@ async def test_a_conversation_of_which_hardly_a_part_could_fit_is_refused_before
 
 
 @pytest.mark.integration
-async def test_the_prompts_of_a_call_are_bounded_together(running: Any, connect: Connect) -> None:
+async def test_the_total_size_of_a_call_s_prompts_is_bounded(
+    running: Any, connect: Connect
+) -> None:
     node = FakeNode("decode-0", "decode", max_model_len=60_000)
     await node.start()
     async with running(node) as client:
-        texts, ids = (json.dumps({"prompt": [one] * 20}) for one in ("x" * 59_000, [1] * 59_000))
-        status, told = await (await connect(client, head(len(texts)) + texts.encode())).answer()
-        assert (status, told["error"]["param"]) == (400, "prompt")
-        assert "the first 18 of these have 1062000" in told["error"]["message"]
-        status, told = await (await connect(client, head(len(ids)) + ids.encode())).answer()
-        assert (status, told["error"]["code"]) == (413, "request_too_large")
+        prompts = ("x" * 59_000, [1] * 59_000)
+        texts, ids = (json.dumps({"prompt": [prompt] * 20}) for prompt in prompts)
+        status, reply = await (await connect(client, head(len(texts)) + texts.encode())).answer()
+        assert (status, reply["error"]["param"]) == (400, "prompt")
+        assert "the first 18 of these have 1062000" in reply["error"]["message"]
+        status, reply = await (await connect(client, head(len(ids)) + ids.encode())).answer()
+        assert (status, reply["error"]["code"]) == (413, "request_too_large")
     await node.stop()
 
 
 @given(JSON, st.booleans())
 @settings(deadline=None)
-def test_values_are_counted_outside_of_strings_only(value: Any, spaced: bool) -> None:
+def test_values_are_counted_only_outside_of_strings(value: Any, spaced: bool) -> None:
     data = json.dumps(value, ensure_ascii=False, indent=1 if spaced else None).encode()
 
     def count(value: Any) -> int:
@@ -384,7 +390,7 @@ LONG_JSON = st.recursive(
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.long)])
-def test_strings_that_are_decoded_in_slices_are_those_of_the_whole(count: int) -> None:
+def test_decoding_in_slices_gives_the_same_strings(count: int) -> None:
     @given(LONG_JSON, st.booleans(), st.integers(1, 40))
     @settings(deadline=None, max_examples=count)
     def check(value: Any, escaped: bool, size: int) -> None:
@@ -396,7 +402,7 @@ def test_strings_that_are_decoded_in_slices_are_those_of_the_whole(count: int) -
 
 @given(st.binary(max_size=60), st.integers(0, 60), st.integers(1, 9))
 @settings(deadline=None, max_examples=500)
-def test_what_is_no_json_is_none_in_slices_either(noise: bytes, at: int, size: int) -> None:
+def test_decoding_in_slices_refuses_the_same_bytes(noise: bytes, at: int, size: int) -> None:
     data = b'{"prompt": "' + b"a\\u00e9\\ud83d\\ude00" * 9 + b'"}'
     data = data[:at] + noise + data[at:]
 
@@ -412,26 +418,26 @@ def test_what_is_no_json_is_none_in_slices_either(noise: bytes, at: int, size: i
 def test_a_million_values_are_too_many_and_a_long_text_is_not() -> None:
     check_size(b'{"prompt":"' + b'[{,\\"\\\\' * MAX_VALUES + b'"}')
     check_size(b"[" + b"1," * (MAX_VALUES - 2) + b"1]")
-    for many in (b"1,", b"[],", b"{},", b'"",', b'{"":[]},'):
+    for item in (b"1,", b"[],", b"{},", b'"",', b'{"":[]},'):
         with pytest.raises(TooLarge):
-            check_size(b"[" + many * MAX_VALUES + b"1]")
+            check_size(b"[" + item * MAX_VALUES + b"1]")
     for broken in (b"", b'"', b'"\\', b'\\"', b'"\\\\"', b"[" * 9):
         check_size(broken)
 
 
 @given(JSON)
 @settings(deadline=None)
-def test_an_offending_value_is_shown_as_its_json_begins(value: Any) -> None:
-    whole = msgspec.json.encode(value).decode()
-    assert show(value) == (whole if len(whole) <= SHOWN else whole[:SHOWN] + "...")
+def test_an_offending_value_is_shown_as_the_beginning_of_its_json(value: Any) -> None:
+    encoded = msgspec.json.encode(value).decode()
+    assert show(value) == (encoded if len(encoded) <= SHOWN else encoded[:SHOWN] + "...")
 
 
 @pytest.mark.integration
-async def test_a_body_that_its_client_abandons_frees_its_room(
+async def test_an_abandoned_body_releases_its_memory(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 1, "user": "u" * LARGE}).encode()
     async with running(decode, max_body_bytes=2 * LARGE, max_bodies_bytes=LARGE) as client:
-        left = await connect(client, head(len(body)) + body[:9])
-        left.writer.transport.abort()
+        connection = await connect(client, head(len(body)) + body[:9])
+        connection.writer.transport.abort()
         assert (await client.post(COMPLETIONS, body))[0] == 200

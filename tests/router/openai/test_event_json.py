@@ -1,4 +1,5 @@
-"""How a stream's bytes are cut: what is known together is written together, and reads the same."""
+"""How a stream's events are written: events that exist at the same time are one write, and the
+stream's content does not depend on the cuts."""
 
 from __future__ import annotations
 
@@ -18,25 +19,27 @@ from tests.support.nodes.fake_node import FakeNode
 
 
 async def chunks(port: int, **fields: Any) -> list[bytes]:
-    """The chunks of an HTTP body: as the router wrote them."""
+    """The chunks of the answer's HTTP body, one per write of the router."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": "x", "stream": True, **fields}).encode()
     headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
     writer.write(raw_request("POST", "/v1/completions", headers, body))
     await reader.readuntil(b"\r\n\r\n")
-    found = []
+    received = []
     while size := int(await reader.readline(), 16):
-        found.append(await reader.readexactly(size))
+        received.append(await reader.readexactly(size))
         await reader.readline()
     writer.close()
-    return found
+    return received
 
 
 @pytest.mark.integration
-async def test_the_last_token_usage_and_done_are_one_write(running: Any, decode: FakeNode) -> None:
+async def test_the_last_token_the_usage_and_done_are_one_write(
+    running: Any, decode: FakeNode
+) -> None:
     async with running(decode) as client:
-        found = await chunks(client.router.port, stream_options={"include_usage": True})
-    *_, token, usage, done, rest = found[-1].split(b"\n\n")
+        received = await chunks(client.router.port, stream_options={"include_usage": True})
+    *_, token, usage, done, rest = received[-1].split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")
     assert json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"] > 0
     assert json.loads(token.removeprefix(b"data: "))["choices"][0]["finish_reason"] is not None
@@ -46,12 +49,12 @@ def delta(text: str, finish: FinishReason | None = None, stop: str | None = None
     return Delta(RequestId("r"), 1, 0, 0, ids=(7,), text=text, finish=finish, stop=stop)
 
 
-async def test_an_output_queue_is_over_when_nothing_is_left_to_take() -> None:
+async def test_an_output_queue_is_over_when_all_requests_ended_and_all_deltas_are_taken() -> None:
     output = OutputQueue(2)
     output.put(0, delta("a"))
     output.end()
     await output.next()
-    assert not output.over  # the second request goes on
+    assert not output.over  # the second request continues
     output.put(1, delta("b"))
     output.end()
     assert not output.over  # its delta was not taken
@@ -60,7 +63,7 @@ async def test_an_output_queue_is_over_when_nothing_is_left_to_take() -> None:
     assert await output.next() == []
 
 
-async def test_an_output_queue_that_failed_is_not_over_but_raises() -> None:
+async def test_a_failed_output_queue_is_not_over_but_raises() -> None:
     output = OutputQueue(1)
     output.fail(Unavailable("gone").record())
     output.end()
@@ -69,27 +72,27 @@ async def test_an_output_queue_that_failed_is_not_over_but_raises() -> None:
         await output.next()
 
 
-class Pour:
-    """Takes what is poured, or not."""
+class PourTarget:
+    """A `pour` callback that accepts batches if `accepts`."""
 
     def __init__(self, output: OutputQueue) -> None:
         self.got: list[str] = []
-        self.takes = True
+        self.accepts = True
         output.pour = self
 
     def __call__(self, batch: Batch) -> bool:
-        if self.takes:
+        if self.accepts:
             self.got += [delta.text for _, delta in batch]
-        return self.takes
+        return self.accepts
 
 
 async def read(output: OutputQueue, patience_s: float | None = None) -> list[str]:
     return [delta.text for _, delta in await output.next(patience_s)]
 
 
-async def test_what_comes_while_the_reader_waits_is_poured_and_its_end_is_read() -> None:
+async def test_deltas_are_poured_while_the_reader_waits_and_the_end_wakes_it() -> None:
     output = OutputQueue(1)
-    pour = Pour(output)
+    pour = PourTarget(output)
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
     for text in "abc":
@@ -103,28 +106,28 @@ async def test_what_comes_while_the_reader_waits_is_poured_and_its_end_is_read()
     assert pour.got == ["a", "b", "c"]
 
 
-async def test_what_is_not_taken_is_read() -> None:
+async def test_the_reader_gets_a_batch_that_pour_does_not_take() -> None:
     output = OutputQueue(1)
-    pour = Pour(output)
-    pour.takes = False
+    pour = PourTarget(output)
+    pour.accepts = False
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
     output.put(0, delta("a"))
     assert await reader == ["a"]
-    output.put(0, delta("b"))  # nobody waits: the reader writes
+    output.put(0, delta("b"))  # the reader does not wait and takes the batch itself
     await asyncio.sleep(0)
-    pour.takes = True
+    pour.accepts = True
     assert await read(output) == ["b"]
     assert pour.got == []
 
 
-async def test_what_cannot_be_poured_fails_the_reader() -> None:
+async def test_an_exception_in_pour_is_raised_in_the_reader() -> None:
     output = OutputQueue(1)
 
-    def breaks(batch: Batch) -> bool:
+    def fail(batch: Batch) -> bool:
         raise ZeroDivisionError
 
-    output.pour = breaks
+    output.pour = fail
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
     output.put(0, delta("a"))
@@ -132,9 +135,9 @@ async def test_what_cannot_be_poured_fails_the_reader() -> None:
         await reader
 
 
-async def test_an_error_is_read_behind_what_came_before_it() -> None:
+async def test_the_reader_gets_earlier_deltas_before_an_error() -> None:
     output = OutputQueue(1)
-    pour = Pour(output)
+    pour = PourTarget(output)
     reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
     output.put(0, delta("a"))
@@ -145,16 +148,16 @@ async def test_an_error_is_read_behind_what_came_before_it() -> None:
     assert pour.got == []
 
 
-async def test_patience_begins_anew_with_what_is_poured() -> None:
+async def test_a_poured_batch_restarts_the_reader_s_timeout() -> None:
     loop, output = asyncio.get_running_loop(), OutputQueue(1)
-    pour = Pour(output)
+    pour = PourTarget(output)
     reader = asyncio.create_task(read(output, 0.2))
     await asyncio.sleep(0.15)
     output.put(0, delta("a"))
-    poured = loop.time()
+    poured_at = loop.time()
     with pytest.raises(TimeoutError):
         await reader
-    assert loop.time() - poured >= 0.2
+    assert loop.time() - poured_at >= 0.2
     assert pour.got == ["a"]
     output.put(0, delta("b"))
     assert await read(output, 0.2) == ["b"]
@@ -163,7 +166,7 @@ async def test_patience_begins_anew_with_what_is_poured() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_stream_reads_the_same_in_chunks_and_without(
+async def test_a_stream_has_the_same_content_with_and_without_chunked_encoding(
     running: Any, decode: FakeNode, version: str
 ) -> None:
     async with running(decode) as client:
@@ -174,9 +177,9 @@ async def test_a_stream_reads_the_same_in_chunks_and_without(
             f"{head}Content-Type: {JSON_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
-        told = await reader.read()
+        received = await reader.read()
         writer.close()
-    _, _, answer = told.partition(b"\r\n\r\n")
+    _, _, answer = received.partition(b"\r\n\r\n")
     if version == "1.1":
         parts = []
         while size := int(answer[: answer.index(b"\r\n")], 16):

@@ -1,4 +1,4 @@
-"""Log-probabilities as JSON: each candidate has a name of its own, and none gets lost."""
+"""Log-probabilities as JSON: each candidate has its own name, and none is lost."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from baton_router.openai.logprobs import chat_logprobs, completion_logprobs, tok
 
 
 def candidate(id: int, raw: bytes, logprob: float = -1.0) -> TokenLogprob:
-    """As nodes send it."""
+    """A candidate as nodes send it."""
     return TokenLogprob(id, logprob, text=raw.decode("utf-8", "replace"), raw=raw)
 
 
 def by_name_of(logprobs: CompletionLogprobs) -> dict[str, float]:
-    """The candidates of its only position."""
+    """The candidates of the only position, by name."""
     [by_name] = logprobs.top_logprobs
     assert by_name is not None
     return by_name
@@ -40,21 +40,21 @@ def by_name_of(logprobs: CompletionLogprobs) -> dict[str, float]:
 def test_a_token_is_named_by_its_text_or_its_bytes(raw: bytes, name: str) -> None:
     assert token_name(candidate(7, raw)) == name
     assert token_name(candidate(7, raw), as_id=True) == "token_id:7"
-    [told] = chat_logprobs([PositionLogprobs(candidate(7, raw))], 0).content
-    assert (told.token, told.bytes) == (name, list(raw))
+    [position] = chat_logprobs([PositionLogprobs(candidate(7, raw))], 0).content
+    assert (position.token, position.bytes) == (name, list(raw))
 
 
-def test_parts_of_characters_are_candidates_of_their_own() -> None:
+def test_parts_of_characters_are_separate_candidates() -> None:
     parts = tuple(candidate(id, bytes([0xE2, 0x80 + id]), -id) for id in range(1, 6))
-    told = completion_logprobs([PositionLogprobs(parts[0], parts)], 5, [0])
-    assert told.tokens == [r"bytes:\xe2\x81"]
-    assert told.top_logprobs == [{rf"bytes:\xe2\x8{id}": -id for id in range(1, 6)}]
+    logprobs = completion_logprobs([PositionLogprobs(parts[0], parts)], 5, [0])
+    assert logprobs.tokens == [r"bytes:\xe2\x81"]
+    assert logprobs.top_logprobs == [{rf"bytes:\xe2\x8{id}": -id for id in range(1, 6)}]
     content = chat_logprobs([PositionLogprobs(parts[0], parts)], 5).content[0]
-    assert [one.bytes for one in content.top_logprobs] == [list(one.raw) for one in parts]
-    assert [one.token for one in content.top_logprobs] == [*by_name_of(told)]
+    assert [top.bytes for top in content.top_logprobs] == [list(part.raw) for part in parts]
+    assert [top.token for top in content.top_logprobs] == [*by_name_of(logprobs)]
 
 
-def test_of_ids_with_the_same_text_the_sampled_one_keeps_it() -> None:
+def test_among_ids_with_the_same_text_the_sampled_one_keeps_the_text_as_its_name() -> None:
     top = (candidate(1, b"A", -0.1), candidate(2, b"A", -0.2), candidate(3, b"A", -0.3))
     for sampled, names in [
         (top[0], ["A", "token_id:2", "token_id:3"]),
@@ -62,27 +62,26 @@ def test_of_ids_with_the_same_text_the_sampled_one_keeps_it() -> None:
         (candidate(4, b"A", -0.4), ["token_id:1", "token_id:2", "token_id:3", "A"]),
         (candidate(4, b"B", -0.4), ["A", "token_id:2", "token_id:3", "B"]),
     ]:
-        told = completion_logprobs([PositionLogprobs(sampled, top)], 3, [0])
-        assert [*by_name_of(told)] == names
-        assert by_name_of(told)[told.tokens[0]] == sampled.logprob
+        logprobs = completion_logprobs([PositionLogprobs(sampled, top)], 3, [0])
+        assert [*by_name_of(logprobs)] == names
+        assert by_name_of(logprobs)[logprobs.tokens[0]] == sampled.logprob
 
 
 PIECES = st.binary(max_size=3) | st.sampled_from([b"A", b"", b"\xe2", "\ufffd".encode()])
 
 
 @given(st.lists(PIECES, min_size=1, max_size=8), st.data())
-def test_no_candidate_is_lost_whatever_the_vocabulary_says(
-    pieces: list[bytes], data: st.DataObject
-) -> None:
-    every = tuple(candidate(id, raw, -float(id)) for id, raw in enumerate(pieces))
-    sampled = data.draw(st.sampled_from(every))
-    wanted = data.draw(st.integers(0, len(every)))
+def test_no_candidate_is_lost_for_any_vocabulary(pieces: list[bytes], data: st.DataObject) -> None:
+    candidates = tuple(candidate(id, raw, -float(id)) for id, raw in enumerate(pieces))
+    sampled = data.draw(st.sampled_from(candidates))
+    count = data.draw(st.integers(0, len(candidates)))
     for as_id in (False, True):
-        told = completion_logprobs([PositionLogprobs(sampled, every)], wanted, [0], as_id=as_id)
-        by_name = by_name_of(told)
-        ids = {token.id for token in (*every[:wanted], sampled)}
+        positions = [PositionLogprobs(sampled, candidates)]
+        logprobs = completion_logprobs(positions, count, [0], as_id=as_id)
+        by_name = by_name_of(logprobs)
+        ids = {token.id for token in (*candidates[:count], sampled)}
         assert sorted(by_name.values()) == sorted(-float(id) for id in ids)
-        assert by_name[told.tokens[0]] == sampled.logprob
+        assert by_name[logprobs.tokens[0]] == sampled.logprob
         for name, logprob in by_name.items():
             raw = pieces[int(-logprob)]
             if name.startswith("bytes:"):

@@ -19,17 +19,18 @@ pytestmark = pytest.mark.integration
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
-async def ask(api: Any, endpoint: str, stream: bool, **fields: Any) -> list[Any]:
-    """The chunks of a stream, or the one answer."""
+async def send(api: Any, endpoint: str, stream: bool, **fields: Any) -> list[Any]:
+    """The chunks of a stream, or a list of one answer."""
     create = api.chat.completions.create if endpoint == "chat" else api.completions.create
-    asked = {"messages": MESSAGES} if endpoint == "chat" else {"prompt": "Hi"}
-    answer = await create(**({"model": "fake-model", "stream": stream} | asked | fields))
+    prompt = {"messages": MESSAGES} if endpoint == "chat" else {"prompt": "Hi"}
+    answer = await create(**({"model": "fake-model", "stream": stream} | prompt | fields))
     return [chunk async for chunk in answer] if stream else [answer]
 
 
 @pytest.fixture
 def client(running: Any, decode: FakeNode, prefill: FakeNode) -> Any:
-    """`async with client() as openai_client`: before a router with a prefill and a decode node."""
+    """`async with client() as api`: the official client of a router with a prefill and a decode
+    node."""
 
     @asynccontextmanager
     async def opened(**settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -44,7 +45,7 @@ def client(running: Any, decode: FakeNode, prefill: FakeNode) -> Any:
     return opened
 
 
-async def test_a_chat_completion(client: Any) -> None:
+async def test_the_client_reads_a_chat_completion(client: Any) -> None:
     async with client() as api:
         answer = await api.chat.completions.create(model="fake-model", messages=MESSAGES, n=2)
         assert [choice.index for choice in answer.choices] == [0, 1]
@@ -58,7 +59,7 @@ async def test_a_chat_completion(client: Any) -> None:
         assert (answer.object, answer.model) == ("chat.completion", "fake-model")
 
 
-async def test_a_streamed_chat_completion_with_usage(client: Any) -> None:
+async def test_the_client_reads_a_streamed_chat_completion_with_usage(client: Any) -> None:
     async with client() as api:
         chunks = [
             chunk
@@ -70,15 +71,15 @@ async def test_a_streamed_chat_completion_with_usage(client: Any) -> None:
                 max_completion_tokens=4,
             )
         ]
-        *told, usage = chunks
-        assert "".join(chunk.choices[0].delta.content for chunk in told) == "Hell"
-        assert [chunk.choices[0].delta.role for chunk in told] == ["assistant", None, None, None]
-        assert told[-1].choices[0].finish_reason == "length"
+        *tokens, usage = chunks
+        assert "".join(chunk.choices[0].delta.content for chunk in tokens) == "Hell"
+        assert [chunk.choices[0].delta.role for chunk in tokens] == ["assistant", None, None, None]
+        assert tokens[-1].choices[0].finish_reason == "length"
         assert (usage.choices, usage.usage.completion_tokens) == ([], 4)
         assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_chat_logprobs(client: Any) -> None:
+async def test_the_client_reads_chat_logprobs(client: Any) -> None:
     async with client() as api:
         answer = await api.chat.completions.create(
             model="fake-model", messages=MESSAGES, logprobs=True, top_logprobs=2, max_tokens=3
@@ -97,17 +98,17 @@ async def test_chat_logprobs(client: Any) -> None:
         assert streamed[0].top_logprobs == []
 
 
-async def test_a_completion_with_logprobs(client: Any) -> None:
+async def test_the_client_reads_a_completion_with_logprobs(client: Any) -> None:
     async with client() as api:
         answer = await api.completions.create(
             model="fake-model", prompt="Say", logprobs=2, max_tokens=3
         )
-        told = answer.choices[0].logprobs
+        logprobs = answer.choices[0].logprobs
         assert answer.choices[0].text == "Hel"
-        assert told.tokens == ["H", "e", "l"]
-        assert told.token_logprobs == [-0.5, -0.5, -0.5]
-        assert told.top_logprobs[0] == {"H": -0.5, "I": -1.5}
-        assert told.text_offset == [0, 1, 2]
+        assert logprobs.tokens == ["H", "e", "l"]
+        assert logprobs.token_logprobs == [-0.5, -0.5, -0.5]
+        assert logprobs.top_logprobs[0] == {"H": -0.5, "I": -1.5}
+        assert logprobs.text_offset == [0, 1, 2]
         offsets = []
         async for chunk in await api.completions.create(
             model="fake-model", prompt="Say", logprobs=0, max_tokens=3, stream=True
@@ -116,7 +117,7 @@ async def test_a_completion_with_logprobs(client: Any) -> None:
         assert offsets == [0, 1, 2]
 
 
-async def test_completions_of_ids_and_of_several_prompts(client: Any) -> None:
+async def test_completions_accept_ids_and_several_prompts(client: Any) -> None:
     async with client() as api:
         answer = await api.completions.create(
             model="fake-model",
@@ -133,11 +134,11 @@ async def test_completions_of_ids_and_of_several_prompts(client: Any) -> None:
             )
         ]
         for index in (0, 1):
-            mine = [c.choices[0].text for c in chunks if c.choices[0].index == index]
-            assert mine == ["H", "e"]
+            texts = [c.choices[0].text for c in chunks if c.choices[0].index == index]
+            assert texts == ["H", "e"]
 
 
-async def test_chat_token_ids_stand_where_vllm_puts_them(client: Any) -> None:
+async def test_chat_token_ids_are_in_vllm_s_fields(client: Any) -> None:
     async with client() as api:
         extra = {"return_token_ids": True}
         answer = await api.chat.completions.create(
@@ -160,7 +161,7 @@ async def test_each_sampling_field_reaches_the_node(
     client: Any, decode: FakeNode, endpoint: str, stream: bool
 ) -> None:
     async with client() as api:
-        await ask(
+        await send(
             api,
             endpoint,
             stream,
@@ -214,17 +215,17 @@ async def test_fields_without_an_effect_are_accepted(client: Any) -> None:
     async with client() as api:
         for endpoint in ("chat", "completions"):
             extra = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "best_of": 1}
-            await ask(api, endpoint, False, user="me", extra_body=extra)
+            await send(api, endpoint, False, user="me", extra_body=extra)
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-async def test_usage_comes_with_each_event_if_asked_for(client: Any, endpoint: str) -> None:
+async def test_each_event_has_usage_if_requested(client: Any, endpoint: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     async with client() as api:
-        chunks = await ask(api, endpoint, True, n=2, max_tokens=3, stream_options=options)
-    *told, total = [chunk.usage for chunk in chunks]
-    assert sorted(usage.completion_tokens for usage in told) == [1, 1, 2, 2, 3, 3]
-    assert {usage.prompt_tokens for usage in told} == {total.prompt_tokens}
+        chunks = await send(api, endpoint, True, n=2, max_tokens=3, stream_options=options)
+    *usages, total = [chunk.usage for chunk in chunks]
+    assert sorted(usage.completion_tokens for usage in usages) == [1, 1, 2, 2, 3, 3]
+    assert {usage.prompt_tokens for usage in usages} == {total.prompt_tokens}
     assert total.completion_tokens == 6
 
 
@@ -238,16 +239,16 @@ async def test_models_can_be_listed_and_retrieved(client: Any) -> None:
         assert answer.model == "my/model"
 
 
-async def test_an_unknown_model_is_the_clients_not_found_error(client: Any) -> None:
+async def test_an_unknown_model_raises_not_found_error(client: Any) -> None:
     async with client() as api:
         with pytest.raises(openai.NotFoundError, match="'nope' does not exist") as missing:
-            await ask(api, "chat", False, model="nope")
+            await send(api, "chat", False, model="nope")
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
 
 
 FIELDS, LONG = f"{DOCS}api.md#request-fields", f"{DOCS}api.md#long-prompts"
 TOO_LONG = [{"role": "user", "content": "x" * 256}]
-# Field, a value of it that is refused, and what the message says beside the field's name.
+# A field, a value that is refused, and a part of the message beside the field's name.
 REFUSED: list[tuple[str, Any, str]] = [
     ("temperature", -1, "[0, 100]"),
     ("top_p", 0, "(0, 1]"),
@@ -283,7 +284,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("temprature", 1, "did you mean 'temperature'?"),
     ("kv_transfer_params", {"do_remote_decode": True}, "the router decides"),
 ]
-REFUSED_OF: dict[str, list[tuple[str, Any, str]]] = {
+REFUSED_BY_ENDPOINT: dict[str, list[tuple[str, Any, str]]] = {
     "chat": [
         ("messages", [], "at least one message"),
         ("messages", TOO_LONG, "256 tokens"),
@@ -301,26 +302,26 @@ REFUSED_OF: dict[str, list[tuple[str, Any, str]]] = {
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
-async def test_each_bad_request_names_its_field_and_what_is_allowed(
+async def test_each_bad_request_error_names_the_field_and_the_allowed_values(
     client: Any, decode: FakeNode, endpoint: str
 ) -> None:
     async with client() as api:
-        for field, value, allowed in [*REFUSED, *REFUSED_OF[endpoint]]:
+        for field, value, allowed in [*REFUSED, *REFUSED_BY_ENDPOINT[endpoint]]:
             body = {field: value} if field.startswith("max_") else {"max_tokens": 2, field: value}
             with pytest.raises(openai.BadRequestError) as caught:
-                await ask(api, endpoint, False, extra_body=body)
+                await send(api, endpoint, False, extra_body=body)
             assert caught.value.param == field
             assert caught.value.type == "invalid_request_error"
             assert field in caught.value.message, caught.value.message
             assert allowed in caught.value.message, caught.value.message
             long = caught.value.code == "context_length_exceeded"
-            told: Any = caught.value.body
-            assert told["doc"] == (LONG if long else FIELDS)
+            error: Any = caught.value.body
+            assert error["doc"] == (LONG if long else FIELDS)
     assert decode.got_of(RunJob) == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_retryable_error_says_when_to_come_back(
+async def test_a_retryable_error_has_retry_after(
     running: Any, decode: FakeNode, stream: bool
 ) -> None:
     async with running(decode) as router:
@@ -329,27 +330,27 @@ async def test_a_retryable_error_says_when_to_come_back(
             base_url=router.url + "/v1", api_key="any", max_retries=0
         ) as api:
             with pytest.raises(openai.InternalServerError, match="shutting down") as caught:
-                await ask(api, "chat", stream)
+                await send(api, "chat", stream)
     assert caught.value.status_code == 503
     assert caught.value.response.headers["retry-after"] == "1"
 
 
-async def test_a_request_past_its_time_is_a_504(client: Any, prefill: FakeNode) -> None:
+async def test_a_request_past_its_deadline_is_a_504(client: Any, prefill: FakeNode) -> None:
     prefill.script.prefill = "silent"
     async with client(request_timeout_s=0.3) as api:
         with pytest.raises(openai.InternalServerError, match="did not finish within") as caught:
-            await ask(api, "completions", False)
+            await send(api, "completions", False)
     assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
 
 
 async def test_a_body_that_is_too_large_is_a_413(client: Any) -> None:
     async with client(max_body_bytes=1000) as api:
         with pytest.raises(openai.APIStatusError, match="1000") as caught:
-            await ask(api, "completions", False, prompt="x" * 2000)
+            await send(api, "completions", False, prompt="x" * 2000)
     assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
 
 
-async def test_a_failure_on_a_node_is_a_typed_error_too(
+async def test_a_failure_on_a_node_raises_a_typed_error(
     client: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     decode.script.run = "fail"
@@ -364,11 +365,11 @@ async def test_the_client_reads_past_the_comments_of_a_slow_stream(
 ) -> None:
     decode.script.token_s = 0.1
     async with client(keepalive_s=0.02) as api:
-        chunks = await ask(api, "chat", True, max_tokens=4)
+        chunks = await send(api, "chat", True, max_tokens=4)
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "Hell"
 
 
-async def test_an_error_in_mid_stream_reaches_the_reader(client: Any, decode: FakeNode) -> None:
+async def test_an_error_mid_stream_is_raised_to_the_reader(client: Any, decode: FakeNode) -> None:
     decode.script.run = "half"
     async with client() as api:
         texts: list[str] = []

@@ -1,4 +1,4 @@
-"""Bodies become sampling parameters, or an error that names field, value and range."""
+"""Request bodies as sampling parameters, or as errors that name the field, its value and range."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def completion(**body: Any) -> CompletionCall:
     return CompletionCall.parse(msgspec.json.encode({"prompt": "Hi"} | body))
 
 
-def params(asked: dict[str, Any], **changes: Any) -> SamplingParams:
+def params(fields: dict[str, Any], **changes: Any) -> SamplingParams:
     facts: dict[str, Any] = {"prompt_tokens": 10, "max_model_len": 100, "default_max_tokens": None}
     facts["names"] = {}
-    return complete(asked, {}, **(facts | changes))
+    return complete(fields, {}, **(facts | changes))
 
 
 @pytest.mark.parametrize(
-    ("asked", "field"),
+    ("fields", "field"),
     [
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
@@ -62,9 +62,11 @@ def params(asked: dict[str, Any], **changes: Any) -> SamplingParams:
         ({"bad_words": ((1,) * 64,) * 129}, "bad_words"),
     ],
 )
-def test_a_value_out_of_range_is_named(asked: dict[str, Any], field: str) -> None:
+def test_a_value_out_of_range_is_an_error_that_names_the_field(
+    fields: dict[str, Any], field: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        params(asked)
+        params(fields)
     assert caught.value.param == field
 
 
@@ -126,17 +128,18 @@ def test_all_sampling_fields_reach_the_parameters() -> None:
     )
 
 
-async def test_bad_words_are_banned_as_they_are_and_after_a_space() -> None:
+async def test_bad_words_are_banned_with_and_without_a_space_before() -> None:
     serving = make_serving()
     call = completion(bad_words=["the", "fox", " end", "x"])
-    [made] = await prepare(call, serving, "r", tenant=Tenant(), deadline=60.0, rng=random.Random(0))
-    banned = made.request.params.bad_words
-    # "x" has one spelling: after a space it is the same token.
-    told = [serving.model.tokenizer.decode(ids) for ids in banned]
-    assert told == ["the", " the", "fox", " fox", " end", "x"]
+    facts: dict[str, Any] = {"tenant": Tenant(), "deadline": 60.0, "rng": random.Random(0)}
+    [prepared] = await prepare(call, serving, "r", **facts)
+    banned = prepared.request.params.bad_words
+    # "x" is the same token after a space, so it is banned once.
+    texts = [serving.model.tokenizer.decode(ids) for ids in banned]
+    assert texts == ["the", " the", "fox", " fox", " end", "x"]
 
 
-def test_an_echo_with_logprobs_asks_for_the_prompts() -> None:
+def test_an_echo_with_logprobs_requests_the_prompt_s_logprobs() -> None:
     assert completion(echo=True).sampling.get("prompt_logprobs") is None
     assert completion(echo=True, logprobs=2).sampling["prompt_logprobs"] == 2
     assert completion(echo=True, logprobs=2, stream=True).sampling["prompt_logprobs"] == 2
@@ -144,7 +147,7 @@ def test_an_echo_with_logprobs_asks_for_the_prompts() -> None:
     assert (call.sampling["prompt_logprobs"], call.prompt_logprobs) == (2, 1)
 
 
-def test_no_tokens_at_all_are_for_an_echo() -> None:
+def test_only_an_echo_may_request_zero_tokens() -> None:
     call = completion(echo=True, max_tokens=0)
     assert (call.sampling["max_tokens"], call.options.generates) == (1, False)
     assert completion(echo=True, max_tokens=1).options.generates
@@ -153,17 +156,17 @@ def test_no_tokens_at_all_are_for_an_echo() -> None:
     assert caught.value.param == "max_tokens"
 
 
-def test_max_completion_tokens_goes_before_max_tokens() -> None:
+def test_max_completion_tokens_takes_precedence_over_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).sampling["max_tokens"] == 7
 
 
-def test_a_chat_may_fill_the_context_and_a_completion_gets_sixteen() -> None:
+def test_by_default_a_chat_may_fill_the_context_and_a_completion_gets_16_tokens() -> None:
     assert params({}, default_max_tokens=chat().default_max_tokens).max_tokens == 90
     assert params({}, default_max_tokens=completion().default_max_tokens).max_tokens == 16
     assert params({}, default_max_tokens=16, prompt_tokens=95).max_tokens == 5
 
 
-def test_the_models_own_defaults_fill_what_is_left_open() -> None:
+def test_the_model_s_defaults_apply_to_absent_fields() -> None:
     defaults = {"temperature": 0.2, "top_k": 50, "max_tokens": 3, "repetition_penalty": 1.1}
     facts: dict[str, Any] = {
         "prompt_tokens": 1,
@@ -171,24 +174,27 @@ def test_the_models_own_defaults_fill_what_is_left_open() -> None:
         "default_max_tokens": 16,
         "names": {},
     }
-    made = complete({"top_k": 5}, defaults, **facts)
-    assert (made.temperature, made.top_k, made.top_p, made.max_tokens) == (0.2, 5, 1.0, 16)
-    assert made.repetition_penalty == 1.1
+    result = complete({"top_k": 5}, defaults, **facts)
+    assert (result.temperature, result.top_k, result.top_p) == (0.2, 5, 1.0)
+    assert result.max_tokens == 16
+    assert result.repetition_penalty == 1.1
 
 
 @given(
-    prompt=st.integers(1, 200), limit=st.integers(1, 200), wanted=st.none() | st.integers(1, 200)
+    prompt=st.integers(1, 200),
+    limit=st.integers(1, 200),
+    max_tokens=st.none() | st.integers(1, 200),
 )
-def test_prompt_and_answer_fit_the_context_or_the_error_says_the_numbers(
-    prompt: int, limit: int, wanted: int | None
+def test_prompt_and_answer_fit_the_context_or_the_error_has_both_numbers(
+    prompt: int, limit: int, max_tokens: int | None
 ) -> None:
-    asked = {} if wanted is None else {"max_tokens": wanted}
-    if prompt + (wanted or 1) <= limit:
-        made = params(asked, prompt_tokens=prompt, max_model_len=limit)
-        assert prompt + made.max_tokens <= limit
+    fields = {} if max_tokens is None else {"max_tokens": max_tokens}
+    if prompt + (max_tokens or 1) <= limit:
+        result = params(fields, prompt_tokens=prompt, max_model_len=limit)
+        assert prompt + result.max_tokens <= limit
         return
     with pytest.raises(PromptTooLong) as caught:
-        params(asked, prompt_tokens=prompt, max_model_len=limit)
+        params(fields, prompt_tokens=prompt, max_model_len=limit)
     assert caught.value.reason == "context_length_exceeded"
     assert str(limit) in caught.value.message
     assert str(prompt) in caught.value.message
@@ -200,18 +206,18 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "prompt_tokens", "param"),
+    ("fields", "prompt_tokens", "param"),
     [
         ({}, 0, "messages"),
         ({}, 100, "messages"),
         ({"max_tokens": 91}, 10, "max_completion_tokens"),
     ],
 )
-def test_errors_about_lengths_name_the_clients_own_fields(
-    asked: dict[str, Any], prompt_tokens: int, param: str
+def test_length_errors_name_the_client_s_own_fields(
+    fields: dict[str, Any], prompt_tokens: int, param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        params(asked, prompt_tokens=prompt_tokens, names=chat(max_completion_tokens=91).names)
+        params(fields, prompt_tokens=prompt_tokens, names=chat(max_completion_tokens=91).names)
     assert caught.value.param == param
     assert param in caught.value.message or prompt_tokens == 0
     assert chat().names["max_tokens"] == "max_tokens"
@@ -225,15 +231,15 @@ def test_errors_about_lengths_name_the_clients_own_fields(
         ({"echo": True, "logprobs": 2, "prompt_logprobs": 20}, "prompt_logprobs"),
     ],
 )
-def test_prompts_are_too_long_for_so_many_logprobs(body: dict[str, Any], param: str) -> None:
-    for call, most in ((completion(**body), 9_000), (completion(n=4, **body), 2_250)):
-        check_scores(call.sampling, most, call.names)
+def test_logprobs_for_a_long_prompt_are_refused(body: dict[str, Any], param: str) -> None:
+    for call, limit in ((completion(**body), 9_000), (completion(n=4, **body), 2_250)):
+        check_scores(call.sampling, limit, call.names)
         with pytest.raises(InvalidRequest, match=f"{param} is 20 for 10000 tokens") as caught:
             check_scores(call.sampling, 10_000, call.names)
         assert caught.value.param == param
 
 
-async def test_the_logprobs_of_all_prompts_of_a_call_count_together() -> None:
+async def test_the_limit_of_prompt_logprobs_applies_to_all_prompts_of_a_call() -> None:
     serving = make_serving(9_000)
     call = completion(prompt=[[1] * 5_000] * 2, prompt_logprobs=20)
     with pytest.raises(InvalidRequest, match="for 10000 tokens"):

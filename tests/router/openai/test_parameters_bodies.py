@@ -1,4 +1,4 @@
-"""Bodies are read field by field: what is wrong, or asks for what is not done, is named."""
+"""Request bodies, field by field: an error names each wrong or unsupported field."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def completion(**body: Any) -> CompletionCall:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b'"text"', b"nul", b"\xff\xfe", b'{"a":NaN}'])
-def test_a_body_that_is_no_json_object_is_malformed(data: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_malformed(data: bytes) -> None:
     with pytest.raises(MalformedBody):
         Fields.parse(data)
 
@@ -91,7 +91,7 @@ def test_a_body_that_is_no_json_object_is_malformed(data: bytes) -> None:
     ],
 )
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_a_field_of_the_wrong_kind_is_named_with_its_value(
+def test_a_field_with_a_wrong_value_is_an_error_that_names_it(
     parse: Any, field: str, value: Any
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
@@ -127,7 +127,7 @@ def test_a_field_of_the_wrong_kind_is_named_with_its_value(
     ],
 )
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_a_known_field_we_do_not_obey_is_refused_by_name(
+def test_a_known_but_unsupported_field_is_an_error_that_names_it(
     parse: Any, field: str, value: Any
 ) -> None:
     with pytest.raises(InvalidRequest, match="does not support") as caught:
@@ -137,7 +137,7 @@ def test_a_known_field_we_do_not_obey_is_refused_by_name(
 
 @pytest.mark.parametrize("field", ["cache_salt", "salt", "tenant", "adapter", "adapter_digest"])
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_whose_kv_is_used_is_not_the_bodys_to_say(parse: Any, field: str) -> None:
+def test_a_body_may_not_choose_whose_kv_is_used(parse: Any, field: str) -> None:
     for value in ("mine", 5, ["x"], {"of": "x"}, True):
         with pytest.raises(InvalidRequest, match="the API key says it; leave it out") as caught:
             parse(**{field: value})
@@ -146,26 +146,26 @@ def test_whose_kv_is_used_is_not_the_bodys_to_say(parse: Any, field: str) -> Non
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_prompt_logprobs_are_not_for_streams(parse: Any) -> None:
+def test_streams_do_not_support_prompt_logprobs(parse: Any) -> None:
     with pytest.raises(InvalidRequest, match="stream") as caught:
         parse(prompt_logprobs=0, stream=True)
     assert caught.value.param == "prompt_logprobs"
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_without_text_there_must_be_ids(parse: Any) -> None:
+def test_detokenize_false_requires_return_token_ids(parse: Any) -> None:
     with pytest.raises(InvalidRequest, match="return_token_ids") as caught:
         parse(detokenize=False)
     assert caught.value.param == "detokenize"
-    asked = parse(detokenize=False, return_token_ids=True, stop="x").sampling
-    assert asked["detokenize"] is False
+    sampling = parse(detokenize=False, return_token_ids=True, stop="x").sampling
+    assert sampling["detokenize"] is False
     with pytest.raises(InvalidRequest, match="looks at text") as caught:
-        SamplingParams(**asked).check()
+        SamplingParams(**sampling).check()
     assert caught.value.param == "stop"
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_best_of_may_say_what_n_says(parse: Any) -> None:
+def test_best_of_must_equal_n(parse: Any) -> None:
     assert parse(n=2, best_of=2).sampling["n"] == 2
     with pytest.raises(InvalidRequest) as caught:
         parse(n=2, best_of=3)
@@ -173,7 +173,7 @@ def test_best_of_may_say_what_n_says(parse: Any) -> None:
 
 
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_fields_that_change_nothing_are_accepted(parse: Any) -> None:
+def test_fields_without_an_effect_are_accepted(parse: Any) -> None:
     parse(
         tools=None,
         response_format={"type": "text"},
@@ -206,12 +206,12 @@ def test_fields_that_change_nothing_are_accepted(parse: Any) -> None:
         ([[1], [2, 3]], ((1,), (2, 3))),
     ],
 )
-def test_prompts_come_as_texts_or_ids_alone_or_in_lists(prompt: Any, given_prompts: Any) -> None:
+def test_a_prompt_is_a_text_or_ids_or_a_list_of_either(prompt: Any, given_prompts: Any) -> None:
     assert completion(prompt=prompt).given == list(given_prompts)
 
 
 @pytest.mark.parametrize("prompt", [None, [], 5, {}, [1, "a"], [[1], "a"], [True], ["a"] * 1025])
-def test_other_prompts_are_refused(prompt: Any) -> None:
+def test_prompts_of_other_types_are_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(prompt=prompt)
     assert caught.value.param == "prompt"
@@ -233,7 +233,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ),
     ],
 )
-def test_wrong_messages_are_named_by_position(messages: Any, param: str) -> None:
+def test_an_error_in_messages_names_the_position(messages: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         chat(messages=messages)
     assert caught.value.param == param
@@ -248,7 +248,7 @@ def test_text_parts_are_joined_and_an_assistant_may_have_no_content() -> None:
     ]
 
 
-def test_chat_logprobs_are_a_switch_and_a_number() -> None:
+def test_chat_logprobs_is_a_boolean_and_top_logprobs_a_number() -> None:
     assert "logprobs" not in chat().sampling
     assert chat(logprobs=True).sampling["logprobs"] == 0
     assert chat(logprobs=True, top_logprobs=3).sampling["logprobs"] == 3
@@ -262,18 +262,18 @@ def test_chat_logprobs_are_a_switch_and_a_number() -> None:
         completion(logprobs=True)
 
 
-def test_stream_options_need_a_stream() -> None:
+def test_stream_options_require_a_stream() -> None:
     assert completion(stream=True, stream_options={"include_usage": True}).options.include_usage
     with pytest.raises(InvalidRequest) as caught:
         completion(stream_options={"include_usage": True})
     assert caught.value.param == "stream_options"
 
 
-def test_usage_with_each_event_needs_usage_at_the_end() -> None:
+def test_continuous_usage_requires_include_usage() -> None:
     both = {"include_usage": True, "continuous_usage_stats": True}
     assert completion(stream=True, stream_options=both).options.continuous_usage
-    alone = {"continuous_usage_stats": True}
-    assert not completion(stream=True, stream_options=alone).options.continuous_usage
+    without_total = {"continuous_usage_stats": True}
+    assert not completion(stream=True, stream_options=without_total).options.continuous_usage
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:

@@ -1,4 +1,4 @@
-"""Fields that decide which tokens the prompt has: where it is cut, and where it ends."""
+"""Fields that change the prompt: truncation, continued messages, echo, documents."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.nodes.fake_node import FakeNode
 pytestmark = pytest.mark.integration
 
 MESSAGES: Any = [{"role": "user", "content": "Where is Paris?"}]
-BEGUN: Any = [*MESSAGES, {"role": "assistant", "content": "Paris is "}]
-LONG = "0123456789" * 60  # 600 tokens, of a context of 256
+UNFINISHED: Any = [*MESSAGES, {"role": "assistant", "content": "Paris is "}]
+LONG = "0123456789" * 60  # 600 tokens; the context has 256
 TOKENIZER = Tokenizer.from_artifacts(byte_artifacts())
 TEMPLATE = ChatTemplate.from_artifacts(byte_artifacts())
 REPLY = "Hello, world!"
@@ -28,7 +28,7 @@ REPLY = "Hello, world!"
 
 @pytest.fixture
 def client(running: Any, decode: FakeNode) -> Any:
-    """`async with client() as openai_client`: before a router with one node."""
+    """`async with client() as api`: the official client of a router with one node."""
 
     @asynccontextmanager
     async def opened(**settings: Any) -> AsyncIterator[openai.AsyncOpenAI]:
@@ -55,7 +55,7 @@ async def chat(api: Any, messages: Any = MESSAGES, stream: bool = False, **extra
     )
 
 
-def asked(decode: FakeNode) -> list[Request]:
+def requests_of(decode: FakeNode) -> list[Request]:
     return [job.request for job in decode.got_of(RunJob)]
 
 
@@ -78,34 +78,32 @@ def text_of(request: Request) -> str:
         ({"truncate_prompt_tokens": -1, "truncation_side": "right"}, 4, LONG[:252]),
     ],
 )
-async def test_a_long_prompt_is_cut_to_the_tokens_that_are_wanted(
+async def test_a_long_prompt_is_truncated_to_the_requested_number_of_tokens(
     client: Any, decode: FakeNode, prompt: Any, extra: Any, max_tokens: int, kept: str
 ) -> None:
     async with client() as api:
         answer = await completion(api, prompt, max_tokens, **extra)
-    [request] = asked(decode)
+    [request] = requests_of(decode)
     assert text_of(request) == kept
     assert answer.usage.prompt_tokens == len(kept)
 
 
 @pytest.mark.parametrize("cut", [3, 5, 200, -1, 100_000])
-async def test_a_prompt_that_is_short_enough_is_left_as_it_is(
-    client: Any, decode: FakeNode, cut: int
-) -> None:
+async def test_a_short_prompt_is_not_truncated(client: Any, decode: FakeNode, cut: int) -> None:
     async with client() as api:
         await completion(api, "abc", truncate_prompt_tokens=cut)
         await completion(api, "abc", truncate_prompt_tokens=cut, truncation_side="right")
-    assert [text_of(request) for request in asked(decode)] == ["abc", "abc"]
+    assert [text_of(request) for request in requests_of(decode)] == ["abc", "abc"]
 
 
-async def test_each_prompt_of_a_call_is_cut_and_a_chat_is_too(
+async def test_truncation_applies_to_each_prompt_of_a_call_and_to_chats(
     client: Any, decode: FakeNode
 ) -> None:
     async with client() as api:
         await completion(api, [LONG, "abc", "abcdef"], truncate_prompt_tokens=4)
         await chat(api, [{"role": "user", "content": LONG}], truncate_prompt_tokens=30)
         await chat(api, [{"role": "user", "content": LONG}], truncate_prompt_tokens=-1)
-    *texts, short, whole = [text_of(request) for request in asked(decode)]
+    *texts, short, whole = [text_of(request) for request in requests_of(decode)]
     rendered = TEMPLATE.render([{"role": "user", "content": LONG}])
     assert sorted(texts) == sorted(["6789", "abc", "cdef"])
     assert (short, whole) == (rendered[-30:], rendered[-255:])
@@ -122,17 +120,17 @@ async def test_each_prompt_of_a_call_is_cut_and_a_chat_is_too(
         ({"truncate_prompt_tokens": -1}, 256, "max_tokens"),
     ],
 )
-async def test_a_cut_that_leaves_no_room_or_no_prompt_is_refused(
+async def test_a_truncation_that_leaves_no_room_or_no_prompt_is_refused(
     client: Any, decode: FakeNode, extra: Any, max_tokens: int, param: str
 ) -> None:
     async with client() as api:
         with pytest.raises(openai.BadRequestError) as caught:
             await completion(api, LONG, max_tokens, **extra)
     assert caught.value.param == param
-    assert asked(decode) == []
+    assert requests_of(decode) == []
 
 
-async def test_echo_shows_what_is_left_of_a_prompt(client: Any) -> None:
+async def test_echo_contains_the_truncated_prompt(client: Any) -> None:
     async with client() as api:
         cut = await completion(api, LONG, echo=True, truncate_prompt_tokens=10)
         whole = await completion(api, "abc", echo=True, truncate_prompt_tokens=10)
@@ -140,16 +138,19 @@ async def test_echo_shows_what_is_left_of_a_prompt(client: Any) -> None:
     assert whole.choices[0].text == "abc" + REPLY[:4]
 
 
-async def test_a_message_is_continued_where_it_ends(client: Any, decode: FakeNode) -> None:
+async def test_continue_final_message_continues_the_last_message(
+    client: Any, decode: FakeNode
+) -> None:
     async with client() as api:
-        answer = await chat(api, BEGUN, continue_final_message=True)
-        await chat(api, BEGUN, continue_final_message=True, add_generation_prompt=False)
-        await chat(api, BEGUN)
-    first, second, other = asked(decode)
-    expected = TEMPLATE.render(BEGUN, add_generation_prompt=False, continue_final_message=True)
+        answer = await chat(api, UNFINISHED, continue_final_message=True)
+        await chat(api, UNFINISHED, continue_final_message=True, add_generation_prompt=False)
+        await chat(api, UNFINISHED)
+    first, second, other = requests_of(decode)
+    expected = TEMPLATE.render(UNFINISHED, add_generation_prompt=False, continue_final_message=True)
     assert expected.endswith("Paris is ")
     assert text_of(first) == text_of(second) == expected
-    assert [one.continues_prompt for one in (first, second, other)] == [True, True, False]
+    continues = [request.continues_prompt for request in (first, second, other)]
+    assert continues == [True, True, False]
     assert answer.choices[0].message.content == REPLY
 
 
@@ -157,13 +158,13 @@ async def test_a_message_is_continued_where_it_ends(client: Any, decode: FakeNod
 @pytest.mark.parametrize(
     ("messages", "extra", "begins"),
     [
-        (BEGUN, {"continue_final_message": True}, "Paris is "),
-        (BEGUN, {"add_generation_prompt": False}, "Paris is "),
-        (BEGUN, {}, "Paris is "),
+        (UNFINISHED, {"continue_final_message": True}, "Paris is "),
+        (UNFINISHED, {"add_generation_prompt": False}, "Paris is "),
+        (UNFINISHED, {}, "Paris is "),
         (MESSAGES, {}, ""),
     ],
 )
-async def test_echo_begins_each_choice_of_a_chat_with_the_assistants_last_message(
+async def test_echo_starts_each_choice_of_a_chat_with_the_assistant_s_last_message(
     client: Any, stream: bool, messages: Any, extra: Any, begins: str
 ) -> None:
     async with client() as api:
@@ -177,7 +178,7 @@ async def test_echo_begins_each_choice_of_a_chat_with_the_assistants_last_messag
     assert texts == [begins + REPLY] * 2
 
 
-async def test_documents_are_given_to_the_template(running: Any, decode: FakeNode) -> None:
+async def test_documents_are_passed_to_the_template(running: Any, decode: FakeNode) -> None:
     files = byte_artifacts() | {
         "chat_template.jinja": b"{% for d in documents %}[{{ d.title }}]{% endfor %}"
     }
@@ -190,11 +191,11 @@ async def test_documents_are_given_to_the_template(running: Any, decode: FakeNod
         status, answer, _ = await router.post(
             "/v1/chat/completions", {"messages": MESSAGES, **both}
         )
-    assert [text_of(request) for request in asked(decode)] == ["[one][two]"] * 2
+    assert [text_of(request) for request in requests_of(decode)] == ["[one][two]"] * 2
     assert (status, answer["error"]["param"]) == (400, "documents")
 
 
-async def test_a_message_is_not_both_continued_and_followed_by_a_new_one(
+async def test_continuing_a_message_and_starting_a_new_one_is_refused(
     client: Any, decode: FakeNode
 ) -> None:
     async with client() as api:
@@ -203,6 +204,6 @@ async def test_a_message_is_not_both_continued_and_followed_by_a_new_one(
             {"chat_template_kwargs": {"continue_final_message": True}},
         ):
             with pytest.raises(openai.BadRequestError) as caught:
-                await chat(api, BEGUN, **body)
+                await chat(api, UNFINISHED, **body)
             assert caught.value.param == next(iter(body))
-    assert asked(decode) == []
+    assert requests_of(decode) == []

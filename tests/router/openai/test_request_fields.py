@@ -1,4 +1,4 @@
-"""A body holds the fields of one table and no other, and the documents show that table."""
+"""Bodies accept exactly the fields of one table, and the documents show that table."""
 
 from __future__ import annotations
 
@@ -77,38 +77,38 @@ UNKNOWN: list[tuple[Any, Json, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("read", "body", "param", "told"), UNKNOWN)
-def test_a_name_that_no_row_has_is_refused_at_each_level(
-    read: Any, body: Json, param: str, told: str
+@pytest.mark.parametrize(("read", "body", "param", "hint"), UNKNOWN)
+def test_an_unknown_field_at_any_level_is_an_error_that_names_it(
+    read: Any, body: Json, param: str, hint: str
 ) -> None:
     error = refusal(read, body)
     assert (error.param, error.reason) == (param, "unknown_parameter")
     assert repr(param) in error.message
-    assert told in error.message
+    assert hint in error.message
 
 
 def without_values(value: Any, name: str) -> Any:
-    """The same with null under this name."""
+    """The value with null for each member of this name."""
     if isinstance(value, dict):
         return {k: None if k == name else without_values(v, name) for k, v in value.items()}
-    return [without_values(one, name) for one in value] if isinstance(value, list) else value
+    return [without_values(item, name) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize(("read", "body", "param", "told"), UNKNOWN)
-def test_null_is_the_same_as_leaving_a_field_out_whatever_its_name(
-    read: Any, body: Json, param: str, told: str
+@pytest.mark.parametrize(("read", "body", "param", "hint"), UNKNOWN)
+def test_an_unknown_field_that_is_null_is_ignored(
+    read: Any, body: Json, param: str, hint: str
 ) -> None:
     read(**without_values(body, param.rpartition(".")[2]))
 
 
-def test_an_unknown_name_of_a_megabyte_is_cut() -> None:
-    """It is not compared with each field either, which would take minutes."""
+def test_an_unknown_name_of_a_megabyte_is_shortened_in_the_error() -> None:
+    """It is also not compared with every field, because that would take minutes."""
     error = refusal(chat, {"temperatur" * 100_000: 1})
     assert len(error.message) < 300
     assert len(error.param or "") < 100
 
 
-def test_no_name_is_told_as_a_meant_one_that_would_be_refused_then() -> None:
+def test_an_unsupported_field_is_not_suggested_for_a_misspelled_one() -> None:
     assert "logits_processor" not in refusal(chat, {"logits_process": []}).message[30:]
 
 
@@ -116,18 +116,18 @@ def test_no_name_is_told_as_a_meant_one_that_would_be_refused_then() -> None:
     ("body", "schema"),
     [("chat", "ChatRequest"), ("completions", "CompletionRequest"), ("drain", "DrainRequest")],
 )
-def test_the_table_has_exactly_the_fields_that_are_read(body: Body, schema: str) -> None:
-    told = BODIES[schema]
-    assert set(told["properties"]) == set(MEMBERS[body, ""].fields)
-    assert told["additionalProperties"] == {"type": "null"}
+def test_the_document_has_exactly_the_table_s_fields(body: Body, schema: str) -> None:
+    documented = BODIES[schema]
+    assert set(documented["properties"]) == set(MEMBERS[body, ""].fields)
+    assert documented["additionalProperties"] == {"type": "null"}
     for (of, path), members in MEMBERS.items():
         if of == body and path == "stream_options":
-            inner = told["properties"][path]
+            inner = documented["properties"][path]
             assert set(inner["properties"]) == set(members.fields)
             assert inner["additionalProperties"] == {"type": "null"}
 
 
-def test_each_row_is_of_a_field_of_its_own_and_says_something() -> None:
+def test_each_row_of_the_table_is_unique_and_has_a_remark() -> None:
     keys = [(field.name, body) for field in FIELDS for body in field.bodies]
     assert len(set(keys)) == len(keys)
     assert all(field.remark for field in FIELDS)
@@ -135,15 +135,15 @@ def test_each_row_is_of_a_field_of_its_own_and_says_something() -> None:
         assert (field.does != "refused") or field.complaint.endswith("leave it out")
 
 
-def test_the_page_has_the_table_that_is_generated() -> None:
+def test_the_api_page_contains_the_generated_table() -> None:
     page = PAGE.read_text()
-    assert page == with_table(page), f"the table in docs/api.md is an old one; run: {COMMAND}"
+    assert page == with_table(page), f"the table in docs/api.md is outdated; run: {COMMAND}"
     rows = re.findall(r"^\| `([^`]+)` \|", table(), re.MULTILINE)
     assert rows == [field.name for field in FIELDS]
 
 
 @pytest.mark.integration
-async def test_a_body_is_refused_before_anything_is_done(running: Any, decode: FakeNode) -> None:
+async def test_a_body_with_an_unknown_field_has_no_effect(running: Any, decode: FakeNode) -> None:
     bodies = [
         ("/v1/chat/completions", {"messages": [MESSAGE], "temprature": 1}, "temprature"),
         ("/v1/completions", {"prompt": "Hi", "logit_bia": {}}, "logit_bia"),

@@ -1,4 +1,4 @@
-"""The served document says what the parsers do: each field, each bound, each route."""
+"""The OpenAPI document agrees with the parsers: each field, each bound, each route."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from baton_router.openai.tools import MAX_NAME
 from tests.router.openai.schema_edges import edges
 from tests.support.nodes.fake_node import FakeNode
 
-MOST = (1 << 63) - 1
-NEEDED: dict[str, dict[str, Any]] = {
+MAX_INT = (1 << 63) - 1
+REQUIRED_FIELDS: dict[str, dict[str, Any]] = {
     "ChatRequest": {"messages": [{"role": "user", "content": "x"}]},
     "CompletionRequest": {"prompt": "x"},
     "DrainRequest": {},
 }
-# With what else a field may have any value that it may have at all.
-BESIDE: dict[str, dict[str, Any]] = {
-    "min_tokens": {"max_tokens": MOST},
+# Fields that another field requires for its whole range of values.
+REQUIRED_BESIDE: dict[str, dict[str, Any]] = {
+    "min_tokens": {"max_tokens": MAX_INT},
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "tool_choice": {"tools": [{"type": "function", "function": {"name": "x" * MAX_NAME}}]},
@@ -53,15 +53,15 @@ READERS: dict[str, Callable[[Fields], object]] = {
 
 
 def fields_of_bodies() -> Iterator[tuple[str, str]]:
-    """All but messages and prompts: those have more than one bound."""
+    """All fields except messages and prompts, which have more than one bound."""
     for body, schema in BODIES.items():
         for field in schema["properties"]:
-            if field not in NEEDED[body]:
+            if field not in REQUIRED_FIELDS[body]:
                 yield body, field
 
 
-class Watched(dict[str, Any]):
-    """A body that remembers which fields were looked at."""
+class RecordingBody(dict[str, Any]):
+    """A body that records which fields are read."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         super().__init__(body)
@@ -83,29 +83,29 @@ class Watched(dict[str, Any]):
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_the_document_has_each_field_that_is_read_and_no_other(name: str) -> None:
+def test_the_document_has_exactly_the_fields_that_are_read(name: str) -> None:
     seen: set[str] = set()
     variants: list[dict[str, Any]] = [{}]
     if name != "DrainRequest":
         variants += [{"max_completion_tokens": 5}, {"stream": True, "n": 2, "logprobs": None}]
     for more in variants:
-        body = Watched(NEEDED[name] | more)
+        body = RecordingBody(REQUIRED_FIELDS[name] | more)
         READERS[name](Fields(body))
         seen |= body.seen
     assert seen == set(BODIES[name]["properties"])
     assert all(BODIES[name]["properties"].values())
-    assert BODIES[name].get("required", []) == list(NEEDED[name])
+    assert BODIES[name].get("required", []) == list(REQUIRED_FIELDS[name])
 
 
 @pytest.mark.parametrize(("name", "field"), list(fields_of_bodies()))
-def test_a_value_beside_a_bound_is_refused_by_name_and_one_at_it_is_not(
+def test_a_value_at_a_bound_is_accepted_and_one_beyond_is_refused_by_name(
     name: str, field: str
 ) -> None:
     def read(value: Any) -> None:
-        beside = {"n": value} if field == "best_of" else BESIDE.get(field, {})
+        related = {"n": value} if field == "best_of" else REQUIRED_BESIDE.get(field, {})
         if name == "CompletionRequest" and field in MAX_TOKENS_NAMES and value == 0:
-            beside = {"echo": True}
-        READERS[name](Fields(NEEDED[name] | beside | {field: value}))
+            related = {"echo": True}
+        READERS[name](Fields(REQUIRED_FIELDS[name] | related | {field: value}))
 
     schema = BODIES[name]["properties"][field]
     tried = list(edges(schema))
@@ -116,13 +116,13 @@ def test_a_value_beside_a_bound_is_refused_by_name_and_one_at_it_is_not(
             continue
         with pytest.raises(InvalidRequest) as caught:
             read(value)
-        named = caught.value.param or ""
-        assert re.split(r"[.\[]", named)[0] in (field, *INNER.get(field, ())), value
+        param = caught.value.param or ""
+        assert re.split(r"[.\[]", param)[0] in (field, *NAMED_INSTEAD.get(field, ())), value
     assert True in {allowed for _, allowed in tried}
 
 
-# Members that are named without what they are in.
-INNER = {"stream_options": ("include_usage", "continuous_usage_stats"), "best_of": ("n",)}
+# Errors in these fields may name other members instead.
+NAMED_INSTEAD = {"stream_options": ("include_usage", "continuous_usage_stats"), "best_of": ("n",)}
 
 
 def test_numbers_and_lists_are_bounded_on_both_sides() -> None:
@@ -137,9 +137,7 @@ def test_numbers_and_lists_are_bounded_on_both_sides() -> None:
 
 
 @pytest.mark.integration
-async def test_each_route_is_described_and_each_description_has_its_route(
-    running: Any, decode: FakeNode
-) -> None:
+async def test_the_document_describes_exactly_the_routes(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         app = build_app(client.router.api)
         status, served, _ = await client.get("/openapi.json")
@@ -148,41 +146,43 @@ async def test_each_route_is_described_and_each_description_has_its_route(
         for route in app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     }
-    assert routes == {(one.method, one.path) for one in OPERATIONS}
+    assert routes == {(operation.method, operation.path) for operation in OPERATIONS}
     assert (status, served) == (200, document())
-    names = [one.name for one in OPERATIONS]
+    names = [operation.name for operation in OPERATIONS]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.integration
-async def test_a_router_with_keys_asks_for_one_exactly_where_the_document_says(
+async def test_exactly_the_documented_routes_require_a_key(
     running: Any, decode: FakeNode, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("acme sk-key-of-acme\n")
-    asks: dict[str, bool] = {}
+    needs_key: dict[str, bool] = {}
     async with running(decode, api_keys=str(keys)) as client:
-        for one in OPERATIONS:
-            url = client.url + re.sub(r"{\w+}", "x", one.path)
-            async with client.session.request(one.method, url) as response:
-                asks[one.name] = response.status == 401
-    told = {one.name: one.json()["security"] for one in OPERATIONS}
-    assert told == {name: [{"key": []}, {}] if asked else [] for name, asked in asks.items()}
-    assert set(asks.values()) == {True, False}
+        for operation in OPERATIONS:
+            url = client.url + re.sub(r"{\w+}", "x", operation.path)
+            async with client.session.request(operation.method, url) as response:
+                needs_key[operation.name] = response.status == 401
+    documented = {operation.name: operation.json()["security"] for operation in OPERATIONS}
+    assert documented == {
+        name: [{"key": []}, {}] if needed else [] for name, needed in needs_key.items()
+    }
+    assert set(needs_key.values()) == {True, False}
 
 
-def test_each_reference_leads_somewhere_and_each_schema_is_one() -> None:
-    told = document()
-    schemas = told["components"]["schemas"]
-    text = str(told)
+def test_every_reference_resolves_and_every_schema_is_valid_and_used() -> None:
+    openapi = document()
+    schemas = openapi["components"]["schemas"]
+    text = str(openapi)
     assert set(re.findall(r"#/components/schemas/(\w+)", text)) <= set(schemas)
     for name, schema in schemas.items():
         jsonschema_rs.meta.validate(schema)
         assert f"#/components/schemas/{name}" in text, f"{name} is used nowhere"
 
 
-def test_each_status_of_the_document_is_in_the_docs() -> None:
+def test_every_documented_status_is_in_the_api_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     table = page[page.index("\n## Errors") : page.index("\n## Metrics")]
-    told = {status for one in OPERATIONS for status in one.json()["responses"]} - {"200"}
-    assert {status for status in told if not re.search(rf"\b{status}\b", table)} == set()
+    statuses = {status for each in OPERATIONS for status in each.json()["responses"]} - {"200"}
+    assert {status for status in statuses if not re.search(rf"\b{status}\b", table)} == set()

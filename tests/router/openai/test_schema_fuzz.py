@@ -1,5 +1,5 @@
-"""What the document allows and what it forbids, sent to a router with simulated nodes: no answer
-is a server error, and none is one that the document does not know."""
+"""Schemathesis: requests that the OpenAPI document allows and forbids, sent to a router with
+simulated nodes. No answer is a server error, and the document describes every answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.pools.processes import SIM, Cluster
 pytestmark = pytest.mark.integration
 
 SEED = 20_261_123
-# Whether a request fits model and vocabulary is not for a schema to say; keys are not configured.
+# A schema cannot express the model's limits and vocabulary, and the router has no API keys.
 UNCHECKED = "positive_data_acceptance,ignored_auth"
 TIME_S = 800
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -35,7 +35,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def run_schemathesis(url: str, folder: Path, *flags: str) -> dict[str, Any]:
-    """Its report; its own words where it found something."""
+    """Run Schemathesis and return its report. A failure shows its output."""
     report = folder / "report.json"
     done = subprocess.run(
         [
@@ -49,43 +49,45 @@ def run_schemathesis(url: str, folder: Path, *flags: str) -> dict[str, Any]:
         timeout=TIME_S,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    told: dict[str, Any] = json.loads(report.read_text())
-    return told
+    result: dict[str, Any] = json.loads(report.read_text())
+    return result
 
 
 def served(url: str) -> dict[str, float]:
-    """Generation requests that were answered as asked, by endpoint."""
-    found = {}
-    for labels, value in _ANSWERED.findall(text_of(url, "/metrics")):
-        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        if named["code"] == "200":
-            found[named["endpoint"]] = float(value)
-    return found
+    """Number of generation requests answered with 200, by endpoint."""
+    counts = {}
+    for text, value in _ANSWERED.findall(text_of(url, "/metrics")):
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', text))
+        if labels["code"] == "200":
+            counts[labels["endpoint"]] = float(value)
+    return counts
 
 
-def check(cluster: Cluster, folder: Path, least: int, *flags: str) -> None:
+def check(cluster: Cluster, folder: Path, min_cases: int, *flags: str) -> None:
     report = run_schemathesis(cluster.url, folder, *flags)
     cases = report["test_cases"]
-    assert cases["generated"] >= least
+    assert cases["generated"] >= min_cases
     assert (cases["with_failures"], cases["errored"], report["errors"]) == (0, 0, [])
     assert report["operations"]["tested"] == report["operations"]["total"] == 11
-    assert set(served(cluster.url)) == {"chat", "completions"}, "some must have been well"
+    assert set(served(cluster.url)) == {"chat", "completions"}, (
+        "some requests of both endpoints must succeed"
+    )
     settle(cluster)
 
 
-def test_50_cases(cluster: Cluster, tmp_path: Path) -> None:
+def test_50_generated_requests_get_documented_answers(cluster: Cluster, tmp_path: Path) -> None:
     check(cluster, tmp_path, 40, "--phases=fuzzing", "--max-examples=12")
 
 
 @pytest.mark.long
-def test_2000_cases(cluster: Cluster, tmp_path: Path) -> None:
+def test_2000_generated_requests_get_documented_answers(cluster: Cluster, tmp_path: Path) -> None:
     check(cluster, tmp_path, 2000, "--phases=coverage,fuzzing", "--max-examples=100")
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"return_token_ids": True, "n": 2}])
 @pytest.mark.parametrize("usage", [None, "at the end", "always"])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_each_event_of_a_stream_is_as_the_document_has_it(
+def test_every_event_and_answer_matches_the_document(
     cluster: Cluster, path: str, usage: str | None, more: dict[str, Any]
 ) -> None:
     body: dict[str, Any] = {"max_tokens": 5, "temperature": 0, **more}
@@ -99,22 +101,22 @@ def test_each_event_of_a_stream_is_as_the_document_has_it(
         continuous = usage == "always"
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": continuous}
     document = exchange(cluster.url, "/openapi.json").body
-    known = validator(document, path, "text/event-stream")
-    told = list(events(cluster.url, path, body))
-    assert len(told) > 4
-    for event in told:
-        known.validate(event)
-    whole = {name: value for name, value in body.items() if name != "stream_options"}
-    answer = exchange(cluster.url, path, {**whole, "prompt_logprobs": 1})
+    event_validator = validator(document, path, "text/event-stream")
+    stream = list(events(cluster.url, path, body))
+    assert len(stream) > 4
+    for event in stream:
+        event_validator.validate(event)
+    unstreamed = {name: value for name, value in body.items() if name != "stream_options"}
+    answer = exchange(cluster.url, path, {**unstreamed, "prompt_logprobs": 1})
     assert answer.status == 200, answer.body
     validator(document, path, "application/json").validate(answer.body)
 
 
 def validator(document: dict[str, Any], path: str, kind: str) -> Any:
-    """Of one answer, or of what one event holds."""
+    """A validator for an answer, or for the data of one event."""
     content = document["paths"][path]["post"]["responses"]["200"]["content"][kind]["schema"]
     if kind == "text/event-stream":
-        known = content["properties"]["data"]["anyOf"][1]["contentSchema"]["anyOf"][0]
+        schema = content["properties"]["data"]["anyOf"][1]["contentSchema"]["anyOf"][0]
     else:
-        known = content
-    return jsonschema_rs.validator_for({**known, "components": document["components"]})
+        schema = content
+    return jsonschema_rs.validator_for({**schema, "components": document["components"]})

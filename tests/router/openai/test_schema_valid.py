@@ -1,4 +1,4 @@
-"""What the document calls valid is not refused as malformed, whatever its fields hold together."""
+"""Bodies that the OpenAPI document allows are not refused, for any combination of fields."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from baton_router.http.openapi import BODIES
 from baton_router.openai.body_reader import Fields
 from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
 from baton_router.openai.tools import TOOLS_AGREE
-from tests.router.openai.test_schema import NEEDED, READERS
+from tests.router.openai.test_schema import READERS, REQUIRED_FIELDS
 
 Json = dict[str, Any]
-# What JSON Schema cannot say, since it compares two numbers, or what would be one rule more than
-# the tools that read it can combine. The document says it in words.
+# Rules that JSON Schema cannot express, such as comparing two numbers, or that would be too many
+# for tools that combine them. The document states them in words.
 IN_WORDS = {
     "min_tokens": "min_tokens is at most what max_tokens is, or is by default",
     "best_of": "best_of is what n is",
     **dict.fromkeys((*NAMES, "allowed_token_ids"), ONE_AT_MOST),
 }
-OF_CHATS = {
+IN_WORDS_FOR_CHATS = {
     "continue_final_message": (
         "continue_final_message and add_generation_prompt are not both true"
     ),
@@ -40,7 +40,7 @@ ANYTHING: st.SearchStrategy[Any] = (
 
 
 def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """Mostly values that the schema allows; what it does not is left out later."""
+    """Mostly values that the schema allows. A later filter removes the others."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if "const" in schema:
@@ -48,60 +48,60 @@ def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     if "anyOf" in schema:
         rest = {name: value for name, value in schema.items() if name != "anyOf"}
         return st.one_of([values({**rest, **branch}) for branch in schema["anyOf"]])
-    kinds = schema.get("type", ["object"] if "properties" in schema else [])
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    return st.one_of([of_kind(kind, schema) for kind in kinds]) if kinds else ANYTHING
+    types = schema.get("type", ["object"] if "properties" in schema else [])
+    types = [types] if isinstance(types, str) else types
+    return st.one_of([of_type(type_, schema) for type_ in types]) if types else ANYTHING
 
 
-def of_kind(kind: str, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+def of_type(type_: str, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     low, high = schema.get("minimum"), schema.get("maximum")
-    match kind:
+    match type_:
         case "null":
             return st.none()
         case "boolean":
             return st.booleans()
         case "integer":
-            near = [value for value in (low, high, 1, 2) if value is not None]
-            whole = st.integers(low, high) | st.sampled_from(near)
-            return whole | whole.filter(lambda value: abs(value) < 1 << 53).map(float)
+            edge_values = [value for value in (low, high, 1, 2) if value is not None]
+            integers = st.integers(low, high) | st.sampled_from(edge_values)
+            return integers | integers.filter(lambda value: abs(value) < 1 << 53).map(float)
         case "number":
-            least = low if low is not None else schema.get("exclusiveMinimum", -1e9)
-            most = high if high is not None else 1e9
-            return st.floats(least, most) | st.integers(int(least), int(most))
+            lowest = low if low is not None else schema.get("exclusiveMinimum", -1e9)
+            highest = high if high is not None else 1e9
+            return st.floats(lowest, highest) | st.integers(int(lowest), int(highest))
         case "string":
             return TEXT | st.just("x" * min(schema.get("maxLength", 9), 5000))
         case "array":
-            least, most = schema.get("minItems", 0), min(schema.get("maxItems", 4), 4)
-            return st.lists(values(schema["items"]), min_size=least, max_size=most)
+            shortest, longest = schema.get("minItems", 0), min(schema.get("maxItems", 4), 4)
+            return st.lists(values(schema["items"]), min_size=shortest, max_size=longest)
         case "object":
             return objects(schema)
-    raise AssertionError(kind)
+    raise AssertionError(type_)
 
 
 def objects(schema: Mapping[str, Any]) -> st.SearchStrategy[Json]:
     properties = schema.get("properties", {})
-    needed = set(schema.get("required", ()))
-    known = st.fixed_dictionaries(
-        {name: values(one) for name, one in properties.items() if name in needed},
-        optional={name: values(one) for name, one in properties.items() if name not in needed},
+    names = set(schema.get("required", ()))
+    declared = st.fixed_dictionaries(
+        {name: values(inner) for name, inner in properties.items() if name in names},
+        optional={name: values(inner) for name, inner in properties.items() if name not in names},
     )
-    more: st.SearchStrategy[Json] = st.dictionaries(TEXT, ANYTHING, max_size=2)
+    other: st.SearchStrategy[Json] = st.dictionaries(TEXT, ANYTHING, max_size=2)
     for inner in schema.get("patternProperties", {}).values():
-        more = st.dictionaries(st.integers(0, 9999).map(str), values(inner), max_size=2)
+        other = st.dictionaries(st.integers(0, 9999).map(str), values(inner), max_size=2)
     if schema.get("additionalProperties"):
-        more = st.dictionaries(TEXT, values(schema["additionalProperties"]), max_size=2)
-    return st.tuples(more, known).map(lambda pair: pair[0] | pair[1])
+        other = st.dictionaries(TEXT, values(schema["additionalProperties"]), max_size=2)
+    return st.tuples(other, declared).map(lambda pair: pair[0] | pair[1])
 
 
 def some_fields(name: str) -> st.SearchStrategy[Json]:
-    """Few fields at a time, so that most bodies keep the rules, and pairs of fields do meet."""
+    """A few fields at a time: most bodies then obey the rules, and pairs of fields still occur."""
     properties = BODIES[name]["properties"]
-    chosen = st.lists(st.sampled_from(sorted(properties)), max_size=6, unique=True)
-    return chosen.flatmap(
+    field_names = st.lists(st.sampled_from(sorted(properties)), max_size=6, unique=True)
+    return field_names.flatmap(
         lambda names: objects(
             {
-                "properties": {one: properties[one] for one in {*names, *NEEDED[name]}},
-                "required": list(NEEDED[name]),
+                "properties": {each: properties[each] for each in {*names, *REQUIRED_FIELDS[name]}},
+                "required": list(REQUIRED_FIELDS[name]),
             }
         )
     )
@@ -117,7 +117,7 @@ def refusal(name: str, body: Json) -> InvalidRequest | None:
 
 @pytest.mark.parametrize("count", [60, pytest.param(800, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_that_the_document_allows_is_not_refused_as_malformed(name: str, count: int) -> None:
+def test_a_body_that_the_document_allows_is_not_refused(name: str, count: int) -> None:
     validator = jsonschema_rs.validator_for(BODIES[name])
     tried = 0
 
@@ -133,23 +133,26 @@ def test_a_body_that_the_document_allows_is_not_refused_as_malformed(name: str, 
         nonlocal tried
         tried += 1
         refused = refusal(name, body)
-        assert refused is None or refused.param in IN_WORDS | OF_CHATS, (refused.message, body)
+        assert refused is None or refused.param in IN_WORDS | IN_WORDS_FOR_CHATS, (
+            refused.message,
+            body,
+        )
 
     check()
     assert tried > count // 2
 
 
 @pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
-def test_what_no_schema_can_say_the_document_says_in_words(name: str) -> None:
-    told = {rule["description"] for rule in BODIES[name]["allOf"] if "description" in rule}
-    known = IN_WORDS | (OF_CHATS if name == "ChatRequest" else {})
-    assert told == set(known.values())
+def test_the_document_states_rules_beyond_json_schema_in_words(name: str) -> None:
+    documented = {rule["description"] for rule in BODIES[name]["allOf"] if "description" in rule}
+    expected = IN_WORDS | (IN_WORDS_FOR_CHATS if name == "ChatRequest" else {})
+    assert documented == set(expected.values())
 
 
 NOW: Json = {"name": "now", "arguments": "{}"}
 LISTED: Json = {"name": "now", "arguments": []}
 TOOL: Json = {"type": "function", "function": {"name": "now", "parameters": None}}
-CALLING: Json = {"role": "assistant", "content": None}
+ASSISTANT: Json = {"role": "assistant", "content": None}
 CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"stream_options": {}}, True),
     ("ChatRequest", {"stream_options": {}, "stream": False}, True),
@@ -202,10 +205,10 @@ CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"tools": [{**TOOL, "function": {"name": "a b"}}]}, False),
     ("ChatRequest", {"tools": [TOOL], "tool_choice": {"type": "function"}}, False),
     ("ChatRequest", {"tool_choice": "any"}, False),
-    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": [{"function": {}}]}]}, False),
-    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": {}}]}, False),
-    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": [{"function": NOW}]}]}, True),
-    ("ChatRequest", {"messages": [{**CALLING, "tool_calls": [{"function": LISTED}]}]}, False),
+    ("ChatRequest", {"messages": [{**ASSISTANT, "tool_calls": [{"function": {}}]}]}, False),
+    ("ChatRequest", {"messages": [{**ASSISTANT, "tool_calls": {}}]}, False),
+    ("ChatRequest", {"messages": [{**ASSISTANT, "tool_calls": [{"function": NOW}]}]}, True),
+    ("ChatRequest", {"messages": [{**ASSISTANT, "tool_calls": [{"function": LISTED}]}]}, False),
     ("ChatRequest", {"thinking_token_budget": 0, "reasoning_effort": "xhigh"}, True),
     ("ChatRequest", {"thinking_token_budget": -1}, False),
     ("ChatRequest", {"reasoning_effort": "most"}, False),
@@ -220,9 +223,9 @@ CASES: list[tuple[str, Json, bool]] = [
 
 
 @pytest.mark.parametrize(("name", "changes", "valid"), CASES)
-def test_document_and_parser_agree_about_fields_that_depend_on_each_other(
+def test_document_and_parser_agree_on_fields_that_depend_on_each_other(
     name: str, changes: Json, valid: bool
 ) -> None:
-    body = NEEDED[name] | changes
+    body = REQUIRED_FIELDS[name] | changes
     assert jsonschema_rs.validator_for(BODIES[name]).is_valid(body) == valid
     assert (refusal(name, body) is None) == valid

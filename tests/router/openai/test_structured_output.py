@@ -1,4 +1,4 @@
-"""Each way to say what an answer must match reaches the node as a grammar, or is refused."""
+"""Structured output: every request form reaches the node as a grammar, or is refused."""
 
 from __future__ import annotations
 
@@ -62,15 +62,16 @@ LARK, EBNF = 'start: ("a" | "b")+', 'root ::= "x" [0-9]+'
 
 
 def schema(**more: Any) -> Json:
-    told = {"name": "person", "schema": PERSON} | more
-    return {"response_format": {"type": "json_schema", "json_schema": told}}
+    json_schema = {"name": "person", "schema": PERSON} | more
+    return {"response_format": {"type": "json_schema", "json_schema": json_schema}}
 
 
 def outputs(**kinds: Any) -> Json:
     return {"structured_outputs": kinds}
 
 
-ASKED: list[tuple[Json, str, str]] = [
+# Request fields, a text that matches, and one that does not.
+ACCEPTED: list[tuple[Json, str, str]] = [
     ({"response_format": {"type": "json_object"}}, '{"a": [1]}', "[1]"),
     ({"response_format": {"type": "json_object", "json_schema": None}}, "{}", "1"),
     (schema(), ANN, '{"name": "Ann"}'),
@@ -115,25 +116,25 @@ def matches(grammar: str, text: str) -> bool:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_each_way_to_ask_reaches_both_nodes_as_a_grammar(
+async def test_every_form_reaches_both_nodes_as_a_grammar(
     running: Any, decode: FakeNode, prefill: FakeNode, path: str
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
-        for asked, matching, other in ASKED:
+        for fields, matching, other in ACCEPTED:
             decode.got.clear()
             prefill.got.clear()
-            status, answer, _ = await client.post(path, BODIES[path] | {"max_tokens": 4} | asked)
+            status, answer, _ = await client.post(path, BODIES[path] | {"max_tokens": 4} | fields)
             assert status == 200, answer
             jobs = prefill.got_of(PrefillJob) + decode.got_of(RunJob)
             grammars = [job.request.params.structured.grammar for job in jobs]
             assert set(grammars) == {grammars[0]}
-            assert matches(grammars[0], matching), asked
-            assert not matches(grammars[0], other), asked
+            assert matches(grammars[0], matching), fields
+            assert not matches(grammars[0], other), fields
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {},
         {"response_format": None},
@@ -141,11 +142,11 @@ async def test_each_way_to_ask_reaches_both_nodes_as_a_grammar(
         {"structured_outputs": None, "guided_json": None, "guided_choice": None},
     ],
 )
-async def test_who_asks_for_text_gets_no_grammar_and_none_is_compiled(
-    running: Any, decode: FakeNode, asked: Json
+async def test_a_request_for_text_has_no_grammar_and_compiles_none(
+    running: Any, decode: FakeNode, fields: Json
 ) -> None:
     async with running(decode) as client:
-        status, answer, _ = await client.post(CHAT, BODIES[CHAT] | asked)
+        status, answer, _ = await client.post(CHAT, BODIES[CHAT] | fields)
         assert status == 200, answer
         assert await client.figure("baton_router_grammar_compiled_total") == 0
     [job] = decode.got_of(RunJob)
@@ -156,7 +157,7 @@ DEEP: Json = {}
 for _ in range(100):
     DEEP = {"properties": {"a": DEEP}}
 REFUSED: list[tuple[Json, str, str]] = [
-    # The form.
+    # Wrong form.
     ({"response_format": "json"}, "response_format", '"json"; it must be an object'),
     ({"response_format": {}}, "response_format.type", "json_schema, structural_tag"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", '"yaml"; use one of text'),
@@ -209,7 +210,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         "guided_json",
         f"at most {MAX_GRAMMAR_BYTES}",
     ),
-    # Two of them.
+    # Two constraints.
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "guided_regex and guided_json"),
     (
         {**schema(), **outputs(regex="a")},
@@ -221,7 +222,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         "allowed_token_ids",
         "allowed_token_ids and guided_regex",
     ),
-    # What does not compile.
+    # Grammars that do not compile.
     (schema(schema={"type": "objekt"}), "response_format", "objekt"),
     (schema(schema={"type": "x" * 100_000}), "response_format", "xxx"),
     (outputs(regex="(" + "a" * 100_000), "structured_outputs", "structured_outputs.regex: "),
@@ -244,14 +245,14 @@ REFUSED: list[tuple[Json, str, str]] = [
 
 @pytest.mark.integration
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_what_cannot_be_matched_is_refused_before_anything_is_queued(
+async def test_invalid_structured_output_is_refused_before_a_job_is_sent(
     running: Any, decode: FakeNode, path: str
 ) -> None:
     async with running(decode) as client:
-        for asked, param, told in REFUSED:
-            status, answer, _ = await client.post(path, BODIES[path] | asked)
+        for fields, param, message in REFUSED:
+            status, answer, _ = await client.post(path, BODIES[path] | fields)
             assert (status, answer["error"].get("param")) == (400, param), answer
-            assert told in answer["error"]["message"], answer
+            assert message in answer["error"]["message"], answer
             assert len(answer["error"]["message"]) < 1000
     assert decode.got_of(RunJob) == []
 
@@ -259,13 +260,13 @@ async def test_what_cannot_be_matched_is_refused_before_anything_is_queued(
 @pytest.mark.parametrize("parse", [ChatCall.parse, CompletionCall.parse])
 def test_a_schema_keeps_the_order_of_its_properties(parse: Any) -> None:
     ordered = {"properties": {"z": {}, "a": {}}, "required": ["z", "a"]}
-    needed = BODIES[CHAT] if parse == ChatCall.parse else BODIES[COMPLETIONS]
-    call = parse(msgspec.json.encode(needed | {"guided_json": ordered}))
+    body = BODIES[CHAT] if parse == ChatCall.parse else BODIES[COMPLETIONS]
+    call = parse(msgspec.json.encode(body | {"guided_json": ordered}))
     assert call.grammar.value == '{"properties":{"z":{},"a":{}},"required":["z","a"]}'
 
 
 @pytest.mark.integration
-async def test_a_grammar_is_compiled_once_and_its_later_requests_are_hits(
+async def test_a_grammar_is_compiled_once_and_later_requests_are_cache_hits(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -277,7 +278,7 @@ async def test_a_grammar_is_compiled_once_and_its_later_requests_are_hits(
         assert await client.figure("baton_router_grammar_compile_seconds_total") > 0
 
 
-async def test_many_who_ask_for_a_new_grammar_at_once_wait_for_one_check() -> None:
+async def test_concurrent_requests_for_a_new_grammar_share_one_compilation() -> None:
     model = make_serving().model
     texts = await asyncio.gather(*(model.grammar("regex", "a+") for _ in range(50)))
     assert set(texts) == {grammar_of("regex", "a+")}
@@ -288,7 +289,7 @@ async def test_many_who_ask_for_a_new_grammar_at_once_wait_for_one_check() -> No
     assert model.grammars.counts.hits == 1
 
 
-async def test_grammars_are_forgotten_and_checked_again() -> None:
+async def test_an_evicted_grammar_is_compiled_again() -> None:
     model = make_serving().model
     for count in range(1, COMPILED_KEPT + 2):
         await model.grammar("regex", f"a{{{count}}}")
@@ -296,17 +297,17 @@ async def test_grammars_are_forgotten_and_checked_again() -> None:
     assert (model.grammars.counts.compiled, model.grammars.counts.hits) == (COMPILED_KEPT + 2, 0)
 
 
-async def test_a_check_goes_on_when_its_client_leaves() -> None:
+async def test_a_compilation_continues_after_its_client_disconnects() -> None:
     model = make_serving().model
-    left = asyncio.create_task(model.grammar("regex", "[a-z]{100}"))
-    await asyncio.sleep(0)  # it has begun
-    left.cancel()
+    check = asyncio.create_task(model.grammar("regex", "[a-z]{100}"))
+    await asyncio.sleep(0)  # the check starts
+    check.cancel()
     await until(lambda: model.grammars.counts.compiled == 1)
     with pytest.raises(asyncio.CancelledError):
-        await left
+        await check
 
 
-async def test_a_tokenizer_that_grammars_cannot_read_is_a_refusal_that_says_so() -> None:
+async def test_a_tokenizer_that_grammars_cannot_read_is_an_error_that_says_so() -> None:
     class Unreadable(Tokenizer):
         def to_json(self) -> str:
             return "{}"
@@ -321,7 +322,9 @@ async def test_a_call_of_many_prompts_with_a_large_grammar_is_refused() -> None:
     body = {"prompt": ["Hi"] * 1024, "guided_choice": choices}
     call = CompletionCall.parse(msgspec.json.encode(body))
     facts: Json = {"tenant": Tenant(), "deadline": 60.0, "rng": random.Random(0)}
-    with pytest.raises(InvalidRequest, match="for each of 1024 prompts; one call may have at most") as caught:
+    with pytest.raises(
+        InvalidRequest, match="for each of 1024 prompts; one call may have at most"
+    ) as caught:
         await prepare(call, make_serving(), "r", **facts)
     assert caught.value.param == "prompt"
     few = CompletionCall.parse(msgspec.json.encode(body | {"prompt": ["Hi"] * 8}))
@@ -338,7 +341,7 @@ async def older() -> AsyncIterator[FakeNode]:
 
 
 @pytest.mark.integration
-async def test_a_node_that_would_ignore_a_grammar_gets_no_request_with_one(
+async def test_a_node_that_does_not_support_grammars_gets_no_request_with_one(
     running: Any, decode: FakeNode, older: FakeNode
 ) -> None:
     async with running(decode, older) as client:
@@ -350,7 +353,7 @@ async def test_a_node_that_would_ignore_a_grammar_gets_no_request_with_one(
 
 
 @pytest.mark.integration
-async def test_where_all_nodes_are_older_the_answer_says_what_is_missing(
+async def test_if_no_node_supports_grammars_the_503_names_the_needed_version(
     running: Any, older: FakeNode
 ) -> None:
     async with running(older, unready_wait_s=0) as client:
@@ -373,7 +376,7 @@ class Person(BaseModel):
 
 @pytest.fixture
 def client(running: Any, decode: FakeNode) -> Any:
-    """`async with client() as openai_client`."""
+    """`async with client() as api`: the official client of a router."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[openai.AsyncOpenAI]:
@@ -414,13 +417,15 @@ async def test_the_official_client_parses_an_answer_into_a_pydantic_model(
 
 
 @pytest.mark.integration
-async def test_the_official_client_sends_formats_and_more(client: Any, decode: FakeNode) -> None:
-    told = [schema(strict=True), {"response_format": {"type": "json_object"}}]
-    more = [outputs(choice=["yes", "no"]), {"guided_regex": "a+"}]
+async def test_the_official_client_sends_response_formats_and_extensions(
+    client: Any, decode: FakeNode
+) -> None:
+    formats = [schema(strict=True), {"response_format": {"type": "json_object"}}]
+    extensions = [outputs(choice=["yes", "no"]), {"guided_regex": "a+"}]
     async with client() as api:
-        for fields in told:
+        for fields in formats:
             await api.chat.completions.create(model="fake-model", messages=MESSAGES, **fields)
-        for fields in more:
+        for fields in extensions:
             await api.completions.create(model="fake-model", prompt="Hi", extra_body=fields)
         with pytest.raises(openai.BadRequestError) as caught:
             await api.chat.completions.create(
@@ -434,14 +439,14 @@ async def test_the_official_client_sends_formats_and_more(client: Any, decode: F
         assert not matches(grammar, other)
 
 
-# --- the page -------------------------------------------------------------------------------------
+# --- docs/structured-output.md --------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[3] / "docs" / "structured-output.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.integration
-async def test_the_pages_examples_for_python_run_and_ask_for_what_they_say(
+async def test_the_page_s_python_examples_run_and_send_the_described_grammars(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.reply = b'{"name": "Ann", "born": 3}'
@@ -469,11 +474,11 @@ async def test_the_pages_examples_for_python_run_and_ask_for_what_they_say(
         f"The {COMPILED_KEPT} that were used last",
     ],
 )
-def test_the_page_has_the_limits(limit: str) -> None:
+def test_the_page_states_the_limits(limit: str) -> None:
     assert limit in PAGE
 
 
-def test_the_page_has_each_way_to_ask() -> None:
+def test_the_page_lists_every_form() -> None:
     for kind in KINDS:
         assert f"`structured_outputs.{kind}`" in PAGE
     for name in (*NAMES, *TYPES):

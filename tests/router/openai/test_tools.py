@@ -1,5 +1,5 @@
-"""Chats with tools and with models that reason: what is asked, and what of an answer is told as
-what, however its text is cut."""
+"""Chats with tools and reasoning models: request fields, prompts, and how answers are split into
+reasoning, content and calls, however their text is cut into deltas."""
 
 from __future__ import annotations
 
@@ -54,12 +54,11 @@ TEMPLATE = """\
 
 
 def artifacts() -> dict[str, bytes]:
-    """Of bytes, and two tokens for the markers of reasoning."""
-    made = byte_artifacts()
-    backend = Backend.from_buffer(made[TOKENIZER_JSON])
+    """The byte tokenizer's artifacts, with two tokens for the reasoning markers."""
+    files = byte_artifacts()
+    backend = Backend.from_buffer(files[TOKENIZER_JSON])
     backend.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")])
-    more = {TOKENIZER_JSON: backend.to_str().encode(), CHAT_TEMPLATE: TEMPLATE.encode()}
-    return made | more
+    return files | {TOKENIZER_JSON: backend.to_str().encode(), CHAT_TEMPLATE: TEMPLATE.encode()}
 
 
 ARTIFACTS = artifacts()
@@ -78,7 +77,7 @@ WEATHER: Json = {
 }
 NOW: Json = {"type": "function", "function": {"name": "now"}}
 OFFERED: Json = {"tools": [WEATHER, NOW]}
-NAMED: Json = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+NAMED_CHOICE: Json = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
 PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TIME = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 CALLED = ("weather", '{"city": "Paris"}')
@@ -99,12 +98,12 @@ def chat(**more: Any) -> ChatCall:
 
 
 def prompt(**more: Any) -> str:
-    [made] = chat(**more).prompts(model())
-    assert isinstance(made, TextPrompt)
-    return made.text
+    [rendered] = chat(**more).prompts(model())
+    assert isinstance(rendered, TextPrompt)
+    return rendered.text
 
 
-# --- what is asked --------------------------------------------------------------------------------
+# --- request fields -------------------------------------------------------------------------------
 
 
 def tool(**function: Any) -> Json:
@@ -133,9 +132,9 @@ REFUSED: list[tuple[Json, str, str]] = [
     (tool(arguments={}), "tools[0].function.arguments", "is not a field"),
     ({"tools": [NOW] * (MAX_TOOLS + 1)}, "tools", f"at most {MAX_TOOLS}"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools to call"),
-    ({"tools": [], **NAMED}, "tool_choice", "there are no tools to call"),
+    ({"tools": [], **NAMED_CHOICE}, "tool_choice", "there are no tools to call"),
     ({**OFFERED, "tool_choice": "any"}, "tool_choice", "none, auto, required"),
-    ({"tools": [NOW, tool()["tools"][0]], **NAMED}, "tool_choice", "they have now, f"),
+    ({"tools": [NOW, tool()["tools"][0]], **NAMED_CHOICE}, "tool_choice", "they have now, f"),
     ({**OFFERED, "tool_choice": {"type": "x"}}, "tool_choice.type", "only functions"),
     (
         {**OFFERED, "tool_choice": {"type": "function", "function": {}}},
@@ -161,18 +160,18 @@ REFUSED: list[tuple[Json, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "param", "told"), REFUSED)
-def test_a_wrong_field_is_refused_by_its_place_and_says_what_it_may_be(
-    asked: Json, param: str, told: str
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
+def test_a_wrong_field_is_an_error_with_its_path_and_the_allowed_values(
+    fields: Json, param: str, message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        chat(**asked)
+        chat(**fields)
     assert caught.value.param == param
-    assert told in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "fields",
     [
         {"tools": []},
         {"tools": [], "tool_choice": "auto"},
@@ -181,8 +180,8 @@ def test_a_wrong_field_is_refused_by_its_place_and_says_what_it_may_be(
         {"tools": None, "tool_choice": None},
     ],
 )
-def test_who_offers_nothing_to_call_gets_text(asked: Json) -> None:
-    assert chat(**asked).tools is None
+def test_a_chat_without_callable_tools_gets_text(fields: Json) -> None:
+    assert chat(**fields).tools is None
 
 
 @pytest.mark.parametrize(
@@ -192,35 +191,35 @@ def test_who_offers_nothing_to_call_gets_text(asked: Json) -> None:
         *("reasoning_effort", "include_reasoning", "thinking_token_budget"),
     ],
 )
-def test_a_completion_knows_none_of_it_and_says_who_does(field: str) -> None:
+def test_a_completion_refuses_chat_fields_and_names_the_chat_endpoint(field: str) -> None:
     with pytest.raises(InvalidRequest, match="but of /v1/chat/completions") as caught:
         CompletionCall.read(Fields({"prompt": "Hi", field: []}))
     assert caught.value.param == field
 
 
-def test_128_tools_are_taken() -> None:
-    many = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(MAX_TOOLS)]
-    asked = chat(tools=many).tools
-    assert asked is not None
-    assert list(asked.functions) == [f"f{n}" for n in range(MAX_TOOLS)]
+def test_128_tools_are_accepted() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{n}"}} for n in range(MAX_TOOLS)]
+    requested = chat(tools=tools).tools
+    assert requested is not None
+    assert list(requested.functions) == [f"f{n}" for n in range(MAX_TOOLS)]
 
 
-# --- what the template gets -----------------------------------------------------------------------
+# --- the chat template's input --------------------------------------------------------------------
 
 
-def test_the_template_gets_tools_as_models_know_them() -> None:
+def test_the_template_gets_tools_in_the_form_that_models_expect() -> None:
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-    shown = prompt(tools=[strict, NOW])
+    rendered = prompt(tools=[strict, NOW])
     empty = {"type": "object", "properties": {}}
     filled = {"type": "function", "function": {"name": "now", "parameters": empty}}
-    assert shown == f"<tool>{json.dumps(WEATHER)}</tool><tool>{json.dumps(filled)}</tool>" + (
+    assert rendered == f"<tool>{json.dumps(WEATHER)}</tool><tool>{json.dumps(filled)}</tool>" + (
         "[user]Hi[assistant]"
     )
     assert prompt(tools=[strict], tool_choice="none") == prompt()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "expected"),
     [
         ('{"b": 1, "a": [true]}', '{"b": 1, "a": [true]}'),
         ({"b": 1}, '{"b": 1}'),
@@ -232,10 +231,10 @@ def test_the_template_gets_tools_as_models_know_them() -> None:
     ],
 )
 def test_arguments_of_earlier_calls_reach_the_template_as_objects(
-    arguments: Any, shown: str
+    arguments: Any, expected: str
 ) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    told = prompt(
+    rendered = prompt(
         messages=[
             USER,
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -243,20 +242,20 @@ def test_arguments_of_earlier_calls_reach_the_template_as_objects(
         ]
     )
     head = '[user]Hi[assistant]<tool_call>\n{"name": "f", "arguments": '
-    assert told == f"{head}{shown}}}\n</tool_call>[tool]18 C[assistant]"
+    assert rendered == f"{head}{expected}}}\n</tool_call>[tool]18 C[assistant]"
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
-def test_the_template_gets_the_effort_of_reasoning(effort: str) -> None:
-    shown = "<think></think>" if effort == "none" else effort
-    assert prompt(reasoning_effort=effort).endswith(f"[assistant]{shown}")
-    own = prompt(reasoning_effort=effort, chat_template_kwargs={"enable_thinking": True})
-    assert own.endswith(f"[assistant]{effort}")
+def test_the_template_gets_the_reasoning_effort(effort: str) -> None:
+    expected = "<think></think>" if effort == "none" else effort
+    assert prompt(reasoning_effort=effort).endswith(f"[assistant]{expected}")
+    with_kwarg = prompt(reasoning_effort=effort, chat_template_kwargs={"enable_thinking": True})
+    assert with_kwarg.endswith(f"[assistant]{effort}")
 
 
-# --- what is told ---------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
-# What is asked beside OFFERED, the text, the message beside its role, and how it ends.
+# Request fields besides OFFERED, the generated text, the message without its role, finish_reason.
 ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
     "text": ({}, "It is sunny.", {"content": "It is sunny."}, "stop"),
     "nothing": ({}, "", {"content": ""}, "stop"),
@@ -267,16 +266,16 @@ ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
         {"content": "I look.", "calls": [CALLED, ("now", "{}")]},
         "tool_calls",
     ),
-    "one call at most": (
+    "no parallel calls": (
         {"parallel_tool_calls": False},
         f"{PARIS}\n{TIME}\nDone.",
         {"content": "Done.", "calls": [CALLED]},
         "tool_calls",
     ),
     "required": ({"tool_choice": "required"}, PARIS, {"calls": [CALLED]}, "tool_calls"),
-    "named": (NAMED, PARIS, {"content": None, "calls": [CALLED]}, "stop"),
+    "named": (NAMED_CHOICE, PARIS, {"content": None, "calls": [CALLED]}, "stop"),
     "no tools": ({"tools": None}, PARIS, {"content": PARIS}, "stop"),
-    "no call is wanted": ({"tool_choice": "none"}, PARIS, {"content": PARIS}, "stop"),
+    "tool_choice none": ({"tool_choice": "none"}, PARIS, {"content": PARIS}, "stop"),
     "reasoning": (
         {"tools": None},
         "<think>\nSo.\n</think>\n\nYes.",
@@ -290,7 +289,7 @@ ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
         "tool_calls",
     ),
     "reasoning alone": ({}, "<think>So", {"content": None, "reasoning": "So"}, "stop"),
-    "reasoning is not wanted": (
+    "reasoning is left out": (
         {"include_reasoning": False},
         "<think>So.</think>Yes.",
         {"content": "Yes."},
@@ -318,8 +317,8 @@ ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
 }
 
 
-def shape(asked: Json, *, stream: bool = True, **parsers: bool) -> Any:
-    call = chat(**{**OFFERED, "stream": stream, **asked})
+def shape(fields: Json, *, stream: bool = True, **parsers: bool) -> Any:
+    call = chat(**{**OFFERED, "stream": stream, **fields})
     served = model(**parsers)
     parsing = call.parsing(served, call.prompts(served))
     return call.shape(COMMON, [(1, 2)], TOKENIZER, parsing)
@@ -340,40 +339,40 @@ def deltas(parts: list[str], finish: FinishReason = "stop") -> Iterator[Delta]:
         yield Delta(RequestId("r"), 1, 0, number, ids=(7,), text=part, finish=end)
 
 
-def streamed(asked: Json, parts: list[str], finish: FinishReason = "stop") -> Json:
-    """The message as a client puts it together, and the finish."""
-    told: Json = {"role": [], "content": "", "reasoning": "", "calls": [], "ids": []}
-    ends, one = [], shape(asked)
+def streamed(fields: Json, parts: list[str], finish: FinishReason = "stop") -> Json:
+    """The message that a client assembles from the stream, with its finish_reason."""
+    message: Json = {"role": [], "content": "", "reasoning": "", "calls": [], "ids": []}
+    finishes, answer = [], shape(fields)
     for delta in deltas(parts, finish):
-        event = one.event(0, delta)
+        event = answer.event(0, delta)
         if not event:
             continue
         chunk = msgspec.json.decode(event.removeprefix(b"data: "), type=ChatCompletionChunk)
         [choice] = chunk.choices
-        shown = choice.delta
-        assert shown.reasoning == shown.reasoning_content
-        told["role"] += [shown.role] if shown.role else []
-        told["content"] += shown.content or ""
-        told["reasoning"] += shown.reasoning or ""
-        for call in shown.tool_calls or []:
+        part = choice.delta
+        assert part.reasoning == part.reasoning_content
+        message["role"] += [part.role] if part.role else []
+        message["content"] += part.content or ""
+        message["reasoning"] += part.reasoning or ""
+        for call in part.tool_calls or []:
             if call.id:
-                assert call.index == len(told["calls"])
+                assert call.index == len(message["calls"])
                 assert call.type == "function"
-                told["calls"].append((call.function.name, ""))
-                told["ids"].append(call.id)
-            name, arguments = told["calls"][call.index]
-            told["calls"][call.index] = name, arguments + call.function.arguments
-        ends.append(choice.finish_reason)
-    assert told.pop("role") == ["assistant"]
-    assert set(ends[:-1]) <= {None}
-    return told | {"finish": ends[-1]}
+                message["calls"].append((call.function.name, ""))
+                message["ids"].append(call.id)
+            name, arguments = message["calls"][call.index]
+            message["calls"][call.index] = name, arguments + call.function.arguments
+        finishes.append(choice.finish_reason)
+    assert message.pop("role") == ["assistant"]
+    assert set(finishes[:-1]) <= {None}
+    return message | {"finish": finishes[-1]}
 
 
-def whole(asked: Json, text: str, finish: FinishReason = "stop") -> Json:
+def unstreamed(fields: Json, text: str, finish: FinishReason = "stop") -> Json:
     output = ChoiceOutput()
     for delta in deltas([text], finish):
         output.add(delta)
-    answer = shape(asked, stream=False).answer([output], Usage.of(2, 1))
+    answer = shape(fields, stream=False).answer([output], Usage.of(2, 1))
     [choice] = msgspec.json.decode(answer, type=ChatCompletion).choices
     message = choice.message
     assert (message.reasoning or None) == (message.reasoning_content or None)
@@ -388,54 +387,56 @@ def whole(asked: Json, text: str, finish: FinishReason = "stop") -> Json:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_is_told_apart_and_a_stream_tells_the_same_however_it_is_cut(name: str) -> None:
-    asked, text, message, finish = ANSWERS[name]
+def test_an_answer_is_split_into_its_parts_and_a_stream_gives_the_same_for_any_cut(
+    name: str,
+) -> None:
+    fields, text, message, finish = ANSWERS[name]
     expected: Json = {"content": None, "reasoning": "", "calls": [], "finish": finish, **message}
-    found = whole(asked, text)
-    ids = found.pop("ids")
-    assert found == expected
+    answer = unstreamed(fields, text)
+    ids = answer.pop("ids")
+    assert answer == expected
     assert len(set(ids)) == len(expected["calls"])
-    assert all(one.startswith("call_") and len(one) == 29 for one in ids)
+    assert all(id.startswith("call_") and len(id) == 29 for id in ids)
     for parts in cuts(text):
-        told = streamed(asked, parts)
-        assert told == expected | {"content": expected["content"] or "", "ids": ids}, parts
+        assembled = streamed(fields, parts)
+        assert assembled == expected | {"content": expected["content"] or "", "ids": ids}, parts
 
 
-def test_an_answer_that_is_cut_ends_with_length_and_has_what_came() -> None:
+def test_a_call_that_max_tokens_cuts_off_ends_with_length_and_keeps_its_part() -> None:
     text = PARIS[: PARIS.index("ris")]
-    assert whole({}, text, "length")["finish"] == "length"
+    assert unstreamed({}, text, "length")["finish"] == "length"
     assert streamed({}, list(text), "length")["calls"] == [("weather", '{"city": "Pa')]
 
 
-def test_a_plain_answer_has_no_field_more_than_before() -> None:
-    one = shape({"tools": None}, reasons=False)
+def test_an_answer_without_parsing_has_no_additional_fields() -> None:
+    plain = shape({"tools": None}, reasons=False)
     [delta] = deltas(["<think>a"])
-    event = json.loads(one.event(0, delta).removeprefix(b"data: "))
+    event = json.loads(plain.event(0, delta).removeprefix(b"data: "))
     assert event["choices"][0]["delta"] == {"content": "<think>a", "role": "assistant"}
     output = ChoiceOutput()
     output.add(delta)
-    answer = json.loads(one.answer([output], Usage.of(2, 1)))
+    answer = json.loads(plain.answer([output], Usage.of(2, 1)))
     message = {"role": "assistant", "content": "<think>a", "refusal": None}
     assert answer["choices"][0]["message"] == message
     assert set(answer["usage"]) == {"prompt_tokens", "completion_tokens", "total_tokens"}
 
 
-def test_tokens_that_are_asked_for_are_told_also_where_their_text_is_held_back() -> None:
-    one = shape({"return_token_ids": True})
-    events = [one.event(0, delta) for delta in deltas(list(PARIS))]
-    told = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
-    assert [choice["token_ids"] for choice in told] == [[7]] * len(PARIS)
-    assert told[0]["delta"] == {"role": "assistant"}
+def test_requested_token_ids_are_sent_even_while_their_text_is_held_back() -> None:
+    with_ids = shape({"return_token_ids": True})
+    events = [with_ids.event(0, delta) for delta in deltas(list(PARIS))]
+    choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+    assert [choice["token_ids"] for choice in choices] == [[7]] * len(PARIS)
+    assert choices[0]["delta"] == {"role": "assistant"}
 
 
 def special(**fields: Any) -> tuple[PoolModel, ChatCall]:
-    """A chat with a model whose markers are special tokens."""
+    """A chat with tools and a model whose markers are special tokens."""
     served = replace(model(), tool_parser=replace(HERMES, reads_special=True))
     return served, chat(**OFFERED, **fields)
 
 
 @pytest.mark.parametrize(
-    ("asked", "skipped"),
+    ("fields", "skipped"),
     [
         ({}, False),
         ({"tool_choice": "none"}, True),
@@ -443,35 +444,38 @@ def special(**fields: Any) -> tuple[PoolModel, ChatCall]:
         ({"skip_special_tokens": False}, False),
     ],
 )
-async def test_text_has_special_tokens_where_markers_are_some(asked: Json, skipped: bool) -> None:
-    served, call = special(**asked)
+async def test_special_tokens_are_kept_in_text_if_the_parser_reads_them(
+    fields: Json, skipped: bool
+) -> None:
+    served, call = special(**fields)
     serving = replace(make_serving(max_model_len=4096), model=served)
     facts: Json = {"tenant": Tenant(), "deadline": 60.0, "rng": random.Random(0)}
-    [made] = await prepare(call, serving, "r", **facts)
-    assert made.request.params.skip_special_tokens == skipped
+    [prepared] = await prepare(call, serving, "r", **facts)
+    assert prepared.request.params.skip_special_tokens == skipped
 
 
 @pytest.mark.parametrize(
-    ("asked", "shown"), [({}, "Yes."), ({"skip_special_tokens": False}, "Yes.</s>")]
+    ("fields", "content"), [({}, "Yes."), ({"skip_special_tokens": False}, "Yes.</s>")]
 )
-def test_the_special_token_that_ends_an_answer_is_no_content(asked: Json, shown: str) -> None:
-    served, call = special(include_stop_str_in_output=True, **asked)
-    one = call.shape(*(COMMON, [(1, 2)], TOKENIZER), call.parsing(served, call.prompts(served)))
+def test_the_special_token_that_ends_an_answer_is_not_content(fields: Json, content: str) -> None:
+    served, call = special(include_stop_str_in_output=True, **fields)
+    parsing = call.parsing(served, call.prompts(served))
+    answer_shape = call.shape(COMMON, [(1, 2)], TOKENIZER, parsing)
     eos = TOKENIZER.token_text(BYTE_EOS_ID)
     end = Delta(RequestId("r"), 1, 0, 1, ids=(BYTE_EOS_ID,), text=f"s.{eos}", finish="stop")
     output = ChoiceOutput()
     for delta in (Delta(RequestId("r"), 1, 0, 0, ids=(7,), text="Ye"), end):
         output.add(delta)
-    answer = one.answer([output], Usage.of(2, 2))
+    answer = answer_shape.answer([output], Usage.of(2, 2))
     [choice] = msgspec.json.decode(answer, type=ChatCompletion).choices
-    assert choice.message.content == shown.replace("</s>", eos)
+    assert choice.message.content == content.replace("</s>", eos)
 
 
 # --- through a router -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def thinking(decode: FakeNode, prefill: FakeNode) -> FakeNode:
+def reasoning_node(decode: FakeNode, prefill: FakeNode) -> FakeNode:
     for node in (decode, prefill):
         node.serve_artifacts(ARTIFACTS)
         node.report = msgspec.structs.replace(
@@ -488,7 +492,7 @@ def matches(grammar: str, text: str) -> bool:
 BAD = '<tool_call>\n{"name": "weather", "arguments": {"town": 1}}\n</tool_call>'
 STRICT: Json = {"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}, NOW]}
 PERSON: Json = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
-# What is asked, answers that match, and answers that do not.
+# Request fields, answers that match the grammar, and answers that do not.
 ENFORCED: list[tuple[Json, list[str], list[str]]] = [
     (
         {**OFFERED, "tool_choice": "required"},
@@ -500,7 +504,7 @@ ENFORCED: list[tuple[Json, list[str], list[str]]] = [
         [PARIS],
         [f"{PARIS}\n{TIME}"],
     ),
-    ({**OFFERED, **NAMED}, [PARIS], [TIME, "It is.", f"{PARIS}\n{PARIS}"]),
+    ({**OFFERED, **NAMED_CHOICE}, [PARIS], [TIME, "It is.", f"{PARIS}\n{PARIS}"]),
     (STRICT, ["It is.", PARIS, f"I look. {PARIS}"], [BAD]),
     (
         {"response_format": PERSON},
@@ -512,27 +516,27 @@ ENFORCED: list[tuple[Json, list[str], list[str]]] = [
 
 
 @pytest.mark.integration
-async def test_what_must_hold_reaches_both_nodes_as_one_grammar(
-    running: Any, thinking: FakeNode, prefill: FakeNode
+async def test_enforced_calls_and_schemas_reach_both_nodes_as_one_grammar(
+    running: Any, reasoning_node: FakeNode, prefill: FakeNode
 ) -> None:
-    async with running(thinking, prefill, handoff="always") as client:
-        for asked, good, bad in ENFORCED:
-            thinking.got.clear()
+    async with running(reasoning_node, prefill, handoff="always") as client:
+        for fields, good, bad in ENFORCED:
+            reasoning_node.got.clear()
             prefill.got.clear()
-            body = {"messages": [USER], "max_tokens": 4, **asked}
+            body = {"messages": [USER], "max_tokens": 4, **fields}
             status, answer, _ = await client.post(CHAT, body)
             assert status == 200, answer
-            jobs = prefill.got_of(PrefillJob) + thinking.got_of(RunJob)
+            jobs = prefill.got_of(PrefillJob) + reasoning_node.got_of(RunJob)
             [grammar] = {job.request.params.structured.grammar for job in jobs}
             for text in good:
-                assert matches(grammar, text), (asked, text)
+                assert matches(grammar, text), (fields, text)
             for text in bad:
-                assert not matches(grammar, text), (asked, text)
+                assert not matches(grammar, text), (fields, text)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("asked", "param", "told"),
+    ("fields", "param", "message"),
     [
         (
             {**tool(parameters={"type": "objekt"}), "tool_choice": "required"},
@@ -557,28 +561,30 @@ async def test_what_must_hold_reaches_both_nodes_as_one_grammar(
         ),
     ],
 )
-async def test_a_schema_that_cannot_be_enforced_is_refused_by_its_place(
-    running: Any, thinking: FakeNode, asked: Json, param: str, told: str
+async def test_a_schema_that_cannot_be_enforced_is_refused_with_its_path(
+    running: Any, reasoning_node: FakeNode, fields: Json, param: str, message: str
 ) -> None:
-    async with running(thinking) as client:
-        status, answer, _ = await client.post(CHAT, {"messages": [USER], **asked})
+    async with running(reasoning_node) as client:
+        status, answer, _ = await client.post(CHAT, {"messages": [USER], **fields})
     assert (status, answer["error"]["param"]) == (400, param), answer
-    assert told in answer["error"]["message"]
-    assert thinking.got_of(RunJob) == []
+    assert message in answer["error"]["message"]
+    assert reasoning_node.got_of(RunJob) == []
 
 
 @pytest.mark.integration
-async def test_a_schema_that_is_not_enforced_may_be_any(running: Any, thinking: FakeNode) -> None:
-    async with running(thinking) as client:
+async def test_a_schema_that_is_not_enforced_is_not_checked(
+    running: Any, reasoning_node: FakeNode
+) -> None:
+    async with running(reasoning_node) as client:
         body = {"messages": [USER], **tool(parameters={"type": "objekt"})}
         status, answer, _ = await client.post(CHAT, body)
         assert status == 200, answer
-    [job] = thinking.got_of(RunJob)
+    [job] = reasoning_node.got_of(RunJob)
     assert job.request.params.structured is None
 
 
 @pytest.mark.integration
-async def test_a_budget_of_reasoning_needs_a_model_that_reasons(
+async def test_a_thinking_budget_requires_a_reasoning_parser(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -590,15 +596,15 @@ async def test_a_budget_of_reasoning_needs_a_model_that_reasons(
 
 @pytest.mark.integration
 async def test_the_official_client_reads_calls_and_reasoning(
-    running: Any, thinking: FakeNode
+    running: Any, reasoning_node: FakeNode
 ) -> None:
-    thinking.script.reply = f"<think>So.</think>{PARIS}".encode()
-    tools: Any = [  # the client's stream() takes strict functions only
+    reasoning_node.script.reply = f"<think>So.</think>{PARIS}".encode()
+    tools: Any = [  # the client's stream() accepts only strict functions
         {**tool, "function": {**tool["function"], "strict": True}} for tool in (WEATHER, NOW)
     ]
     messages: Any = [USER]
     async with (
-        running(thinking) as router,
+        running(reasoning_node) as router,
         openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="any", max_retries=0) as api,
     ):
         answer = await api.chat.completions.create(
@@ -610,9 +616,9 @@ async def test_the_official_client_reads_calls_and_reasoning(
             tools=tools,
             stream_options={"include_usage": True},
         ) as stream:
-            told = await stream.get_final_completion()
-    for one in (answer, told):
-        [choice] = one.choices
+            from_stream = await stream.get_final_completion()
+    for result in (answer, from_stream):
+        [choice] = result.choices
         [call] = choice.message.tool_calls or []
         assert call.type == "function"
         assert (call.function.name, call.function.arguments) == CALLED
@@ -620,43 +626,43 @@ async def test_the_official_client_reads_calls_and_reasoning(
         assert choice.message.content is None
         assert choice.message.model_extra is not None
         assert choice.message.model_extra["reasoning_content"] == "So."
-        assert one.usage is not None
-        assert one.usage.completion_tokens_details is not None
-        assert one.usage.completion_tokens_details.reasoning_tokens == 3
+        assert result.usage is not None
+        assert result.usage.completion_tokens_details is not None
+        assert result.usage.completion_tokens_details.reasoning_tokens == 3
 
 
-# --- the page -------------------------------------------------------------------------------------
+# --- docs/tools.md --------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.integration
-async def test_the_pages_examples_for_python_run_and_ask_for_what_they_say(
-    running: Any, thinking: FakeNode, capsys: pytest.CaptureFixture[str]
+async def test_the_page_s_python_examples_run_and_send_the_described_requests(
+    running: Any, reasoning_node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    thinking.script.reply = f"<think>So.</think>{PARIS}".encode()
-    async with running(thinking) as router:
+    reasoning_node.script.reply = f"<think>So.</think>{PARIS}".encode()
+    async with running(reasoning_node) as router:
         program = "\n".join(BLOCK.findall(PAGE)).replace("http://localhost:8000", router.url)
         names: Json = {"__name__": "__main__"}
         await asyncio.to_thread(exec, program, names)
         names["client"].close()
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == 'weather {"city": "Paris"}'
-    assert "So. <tool_call>" in shown
-    assert "0 weather " in shown
-    jobs = [job.request for job in thinking.got_of(RunJob)]
-    made = [job.params.structured is not None for job in jobs]
-    assert made == [False, False, True, True, False, True]
-    told = [TOKENIZER.decode(job.prompt_ids) for job in jobs]
-    assert '"arguments": {"city": "Paris"}}' in told[1]
-    assert "[tool]18 degrees, rain" in told[1]
-    assert told[5].endswith("[assistant]low")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == 'weather {"city": "Paris"}'
+    assert "So. <tool_call>" in printed
+    assert "0 weather " in printed
+    jobs = [job.request for job in reasoning_node.got_of(RunJob)]
+    structured = [job.params.structured is not None for job in jobs]
+    assert structured == [False, False, True, True, False, True]
+    prompts = [TOKENIZER.decode(job.prompt_ids) for job in jobs]
+    assert '"arguments": {"city": "Paris"}}' in prompts[1]
+    assert "[tool]18 degrees, rain" in prompts[1]
+    assert prompts[5].endswith("[assistant]low")
 
 
 @pytest.mark.parametrize(
     "limit",
     [f"{MAX_GRAMMAR_BYTES:,} characters", f"At most {MAX_TOOLS} tools", f"1 to {MAX_NAME} letters"],
 )
-def test_the_page_has_the_limits(limit: str) -> None:
+def test_the_page_states_the_limits(limit: str) -> None:
     assert limit in PAGE
