@@ -97,7 +97,7 @@ class Speeds(msgspec.Struct, frozen=True):
     decode_step_ms: Milliseconds = 0.0
     put_bytes_per_s: PerSecond = 0.0
     get_bytes_per_s: PerSecond = 0.0
-    get_latency_ms: Milliseconds = 0.0  # a get's time without its bytes: one round trip
+    get_latency_ms: Milliseconds = 0.0  # time of a get without its bytes: one round trip
 
     def __post_init__(self) -> None:
         """Raise ValueError (in a decoder: ValidationError) for a speed whose inverse is absurd."""
