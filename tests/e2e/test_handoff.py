@@ -1,4 +1,4 @@
-"""The hand-off really happens: bytes are published, fetched and reused, and prefixes are found."""
+"""Hand-offs in a real pool: chunks are published, fetched and reused, and metrics count them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def pool(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
     flags = [
         *("--model", str(tiny_model("llama-gqa4")), "--dtype", "float32", "--threads", "1"),
         *("--prefill", "2", "--decode", "2", "--chunk-blocks", "1", "--kv-blocks", "800"),
-        # A model so small is computed sooner than fetched.
+        # Computing with so small a model is faster than fetching.
         *("--handoff", "always", "--fetch", "always", "--write-behind-bandwidth", "0"),
     ]
-    with Pool(flags) as running:
-        yield running
+    with Pool(flags) as pool:
+        yield pool
 
 
-def test_bytes_published_fetched_and_chunks_reused_are_metrics(pool: Pool) -> None:
+def test_totals_count_published_fetched_and_reused_chunks_and_bytes(pool: Pool) -> None:
     before = pool.totals()
-    answer = complete(pool.url, prompt_of(100, seed=21), **FIELDS)
+    response = complete(pool.url, prompt_of(100, seed=21), **FIELDS)
     after = pool.totals()
     chunks = 100 // CHUNK
     for name in ("published_chunks_total", "fetched_chunks_total", "reused_chunks_total"):
@@ -40,13 +40,13 @@ def test_bytes_published_fetched_and_chunks_reused_are_metrics(pool: Pool) -> No
     chunk_bytes = pool.pool()["nodes"][0]["layout"]["chunk_bytes"]
     for name in ("published_bytes_total", "fetched_bytes_total"):
         assert after[name] - before[name] == chunks * chunk_bytes, name
-    placement = answer.headers["x-baton-placement"]
+    placement = response.headers["x-baton-placement"]
     assert "prefill-" in placement
     assert "decode-" in placement
-    assert answer.headers["x-baton-request-id"]
+    assert response.headers["x-baton-request-id"]
 
 
-def test_the_metrics_page_names_them_per_node(pool: Pool) -> None:
+def test_the_metrics_page_has_the_hand_off_counters_per_node(pool: Pool) -> None:
     complete(pool.url, prompt_of(64, seed=22), **FIELDS)
     page = text_of(pool.url, "/metrics")
     for name in (
@@ -60,44 +60,44 @@ def test_the_metrics_page_names_them_per_node(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("restarts", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_a_second_request_with_the_same_prefix_computes_only_its_tail_wherever_it_lands(
+def test_a_second_request_computes_only_the_tail_after_the_shared_prefix_on_any_node(
     pool: Pool, restarts: int
 ) -> None:
     prefix = prompt_of(500, seed=23 + restarts)
     complete(pool.url, [*prefix, 5, 6, 7], **FIELDS)
-    # Once where the prefix is, then after each node that served it was killed: with other nodes, or
-    # the same ones started anew and empty, only the store still has it.
+    # The first request runs while nodes have the prefix. Before each further one, the test kills
+    # the nodes that served the last request, so only the store has the prefix.
     used: list[str] = []
     for tail in range(1 + restarts):
         restart(pool, used)
         before = pool.totals()["computed_prompt_tokens_total"]
-        answer = complete(pool.url, [*prefix, 9, tail, 8], **FIELDS)
+        response = complete(pool.url, [*prefix, 9, tail, 8], **FIELDS)
         computed = pool.totals()["computed_prompt_tokens_total"] - before
-        # Prefill and decode each recompute at most the tail behind the last full chunk.
-        assert 0 < computed <= 2 * (503 % CHUNK + CHUNK), answer.headers["x-baton-placement"]
-        assert answer.body["usage"]["prompt_tokens_details"]["cached_tokens"] >= 480
-        used = nodes_used(answer)
+        # Prefill and decode each compute at most the tail after the last full chunk.
+        assert 0 < computed <= 2 * (503 % CHUNK + CHUNK), response.headers["x-baton-placement"]
+        assert response.body["usage"]["prompt_tokens_details"]["cached_tokens"] >= 480
+        used = nodes_used(response)
 
 
-def nodes_used(answer: Answer) -> list[str]:
-    """Prefill and decode node, as the placement header names them."""
-    return re.findall(r"(?:prefill|decode)-\d+", answer.headers["x-baton-placement"])[:2]
+def nodes_used(response: Answer) -> list[str]:
+    """The prefill and the decode node in the placement header."""
+    return re.findall(r"(?:prefill|decode)-\d+", response.headers["x-baton-placement"])[:2]
 
 
 def restart(pool: Pool, names: list[str]) -> None:
-    """Kill these nodes and wait until they are back under other epochs."""
+    """Kill these nodes and wait until they are ready with new epochs."""
     old = {node["id"]: node for node in pool.pool()["nodes"]}
     for name in names:
         os.kill(old[name]["pid"], signal.SIGKILL)
 
-    def back() -> bool:
+    def restarted() -> bool:
         now = {node["id"]: node for node in pool.pool()["nodes"] if node["state"] == "ready"}
         return len(now) == len(old) and all(now[n]["epoch"] != old[n]["epoch"] for n in names)
 
-    pool.wait(back, f"restart {names}")
+    pool.wait(restarted, f"restart {names}")
 
 
-def test_the_pool_says_what_each_node_is_and_holds(pool: Pool) -> None:
+def test_the_pool_endpoint_reports_the_state_of_each_node(pool: Pool) -> None:
     state = pool.pool()
     assert [node["id"] for node in state["nodes"]] == [
         "decode-0",

@@ -1,6 +1,7 @@
-"""The text between a prompt and its answer, with a tokenizer that drops a text's leading space.
+"""The space between a prompt and its output, with a tokenizer that drops a text's leading space.
 
-A real model with a Unigram tokenizer, made to say one word only; as a pool and offline.
+The tests use a real model with a Unigram tokenizer, in a pool and offline. Only one id, of a word
+with a leading space, is allowed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from tests.support.pools.baton_up import Pool
 
 @pytest.fixture(scope="module")
 def folder(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("unigram") / "model"
-    shutil.copytree(tiny_model("llama-gqa2-tied"), made)
-    return write_artifacts(unigram_artifacts(), made)
+    folder = tmp_path_factory.mktemp("unigram") / "model"
+    shutil.copytree(tiny_model("llama-gqa2-tied"), folder)
+    return write_artifacts(unigram_artifacts(), folder)
 
 
 @pytest.fixture(scope="module")
@@ -45,32 +46,32 @@ def client(folder: Path) -> Iterator[openai.OpenAI]:
     ]
     with (
         Pool(flags) as pool,
-        openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as made,
+        openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as api,
     ):
-        yield made
+        yield api
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_completion_keeps_the_space_behind_its_prompt_and_a_message_has_none(
+def test_a_completion_keeps_the_space_after_its_prompt_and_a_chat_message_has_none(
     client: openai.OpenAI, word: int, stream: bool
 ) -> None:
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         **{"model": "", "max_tokens": 2, "temperature": 0, "stream": stream},
         "extra_body": {"allowed_token_ids": [word], "ignore_eos": True},
     }
-    asked["model"] = client.models.list().data[0].id
-    answer: Any = client.completions.create(prompt="the quick", echo=True, **asked)
-    events = answer if stream else [answer]
+    fields["model"] = client.models.list().data[0].id
+    response: Any = client.completions.create(prompt="the quick", echo=True, **fields)
+    events = response if stream else [response]
     assert "".join(one.choices[0].text for one in events) == "the quick the the"
 
     message = {"role": "user", "content": "the quick"}
-    answer = client.chat.completions.create(messages=[message], **asked)  # type: ignore[list-item]
-    events = [one.choices[0] for one in (answer if stream else [answer])]
-    shown = [(one.delta if stream else one.message).content or "" for one in events]
-    assert "".join(shown) == "the the"
+    response = client.chat.completions.create(messages=[message], **fields)  # type: ignore[list-item]
+    events = [one.choices[0] for one in (response if stream else [response])]
+    texts = [(one.delta if stream else one.message).content or "" for one in events]
+    assert "".join(texts) == "the the"
 
 
-def test_the_offline_engine_decodes_as_the_pool_does(folder: Path, word: int) -> None:
+def test_the_offline_engine_keeps_the_same_spaces(folder: Path, word: int) -> None:
     llm = LLM(folder, dtype="float32", kv_blocks=100)
     params = SamplingParams(
         max_tokens=2, temperature=0.0, allowed_token_ids=(word,), ignore_eos=True

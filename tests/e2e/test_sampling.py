@@ -1,4 +1,4 @@
-"""Seeded sampling gives the same ids whoever computes them, and in whatever company."""
+"""Seeded sampling gives the same ids on any node and in any batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_seeded_request_has_the_same_ids_alone_in_a_batch_and_disaggregated(
     alone = [ids_of(complete(aggregated.url, prompt, **FIELDS)) for prompt in PROMPTS]
     assert len({tuple(ids) for [ids] in alone}) == len(PROMPTS)
     for pool in (aggregated, disaggregated):
-        assert [ids_of(a) for a in all_at_once(pool.url, PROMPTS, **FIELDS)] == alone
+        assert [ids_of(each) for each in all_at_once(pool.url, PROMPTS, **FIELDS)] == alone
     assert disaggregated.totals()["reused_chunks_total"] > 0
 
 
@@ -50,20 +50,20 @@ def test_three_choices_differ_and_equal_those_of_the_aggregated_pool(
     aggregated: Pool, disaggregated: Pool
 ) -> None:
     prompt = prompt_of(70, seed=11)
-    ours = ids_of(complete(disaggregated.url, prompt, n=3, **FIELDS))
-    theirs = ids_of(complete(aggregated.url, prompt, n=3, **FIELDS))
-    assert len({tuple(ids) for ids in ours}) == 3
-    assert ours == theirs
+    actual = ids_of(complete(disaggregated.url, prompt, n=3, **FIELDS))
+    expected = ids_of(complete(aggregated.url, prompt, n=3, **FIELDS))
+    assert len({tuple(ids) for ids in actual}) == 3
+    assert actual == expected
 
 
-def test_choice_zero_does_not_depend_on_how_many_choices_there_are(aggregated: Pool) -> None:
+def test_choice_0_does_not_depend_on_the_number_of_choices(aggregated: Pool) -> None:
     prompt = prompt_of(40, seed=12)
     three = ids_of(complete(aggregated.url, prompt, n=3, **FIELDS))
     assert ids_of(complete(aggregated.url, prompt, **FIELDS))[0] == three[0]
 
 
-def test_without_a_seed_two_requests_differ(aggregated: Pool) -> None:
+def test_two_requests_without_a_seed_differ_over_http(aggregated: Pool) -> None:
     fields = {key: value for key, value in FIELDS.items() if key != "seed"}
     prompt = prompt_of(40, seed=13)
-    answers = [complete(aggregated.url, prompt, **fields) for _ in range(2)]
-    assert ids_of(answers[0]) != ids_of(answers[1])
+    completions = [complete(aggregated.url, prompt, **fields) for _ in range(2)]
+    assert ids_of(completions[0]) != ids_of(completions[1])

@@ -1,4 +1,4 @@
-"""One request through a real pool, as a collector of OpenTelemetry sees it."""
+"""The spans of one request through a real pool, received by an OpenTelemetry collector."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SECRET = "nobody may read this"
 SIM = ("--engine", "sim", "--chunk-blocks", "1", "--handoff", "always")
 
 
-def test_a_request_is_one_trace_over_router_prefill_and_decode_node() -> None:
+def test_a_request_is_one_trace_with_spans_of_router_prefill_and_decode_node() -> None:
     with Collector() as collector, Pool([*SIM, "--otlp-endpoint", collector.url]) as pool:
         body = {"prompt": SECRET * 10, "max_tokens": 4, "temperature": 0}
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        answer = exchange(pool.url, "/v1/completions", body, headers)
-        assert answer.status == 200
-        # Each process has sent what it had by its end.
+        response = exchange(pool.url, "/v1/completions", body, headers)
+        assert response.status == 200
+        # Each process sends its remaining spans before it ends.
     (call,) = collector.named("completions")
     (placement,) = collector.named("placement")
     (prefill,) = collector.named("prefill")
@@ -30,7 +30,7 @@ def test_a_request_is_one_trace_over_router_prefill_and_decode_node() -> None:
     assert services == ["baton-router", "baton-router", "baton-node", "baton-node"]
     assert (prefill.instance, decode.instance) == ("prefill-0", "decode-0")
     for span in (call, prefill, decode):
-        assert span.attributes["baton.request"] == answer.headers["x-baton-request-id"]
+        assert span.attributes["baton.request"] == response.headers["x-baton-request-id"]
     for span in (prefill, decode):
         assert {"baton.queue_ms", "baton.fetch_ms", "baton.prefill_ms"} <= span.attributes.keys()
         assert call.start_ns <= span.start_ns <= span.end_ns
