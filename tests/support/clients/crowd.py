@@ -14,9 +14,9 @@ from types import TracebackType
 
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 
-DIALS_AT_ONCE = 64  # below the backlog of a listening socket
+CONNECTS_AT_ONCE = 64  # below the backlog of a listening socket
 ANSWER_S = 300.0
-Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def allow_files(count: int) -> bool:
@@ -35,8 +35,8 @@ class Crowd:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._links: list[Link] = []
-        self._gate = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._connections: list[Connection] = []
+        self._connect_limit = asyncio.Semaphore(CONNECTS_AT_ONCE)
 
     async def __aenter__(self) -> Crowd:
         return self
@@ -47,9 +47,9 @@ class Crowd:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for _, writer in self._links:
+        for _, writer in self._connections:
             writer.close()
-        for _, writer in self._links:
+        for _, writer in self._connections:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
 
@@ -67,11 +67,13 @@ class Crowd:
         await asyncio.gather(*(self._ask(each) for _ in range(connections)))
 
     async def _idle(self) -> None:
-        link = await self._dial()
-        assert (await _exchange(link, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 200
+        connection = await self._connect()
+        assert (
+            await _exchange(connection, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        ) == 200
 
     async def _stream(self, number: int, max_tokens: int) -> None:
-        reader, writer = await self._dial()
+        reader, writer = await self._connect()
         prompt = [1 + number % 200, 1 + number // 200, 3]
         body = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
         writer.write(_post(body))
@@ -80,16 +82,16 @@ class Crowd:
             await reader.readuntil(b"data: ")
 
     async def _ask(self, count: int) -> None:
-        link = await self._dial()
+        connection = await self._connect()
         request = _post({"prompt": [1, 2, 3], "max_tokens": 1})
         for _ in range(count):
-            assert await _exchange(link, request) == 200
+            assert await _exchange(connection, request) == 200
 
-    async def _dial(self) -> Link:
-        async with self._gate:
-            link = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 12)
-        self._links.append(link)
-        return link
+    async def _connect(self) -> Connection:
+        async with self._connect_limit:
+            connection = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 12)
+        self._connections.append(connection)
+        return connection
 
 
 def _post(body: dict[str, object]) -> bytes:
@@ -98,9 +100,9 @@ def _post(body: dict[str, object]) -> bytes:
     return raw_request("POST", "/v1/completions", headers, data)
 
 
-async def _exchange(link: Link, request: bytes) -> int:
+async def _exchange(connection: Connection, request: bytes) -> int:
     """Send a request and return the status of its answer, which must have a content-length."""
-    reader, writer = link
+    reader, writer = connection
     async with asyncio.timeout(ANSWER_S):
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()

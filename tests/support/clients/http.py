@@ -31,22 +31,22 @@ def _connect(url: str) -> http.client.HTTPConnection:
 
 
 def _send(
-    link: http.client.HTTPConnection,
+    connection: http.client.HTTPConnection,
     path: str,
     body: Json | bytes | None,
-    more: Mapping[str, str] | None = None,
+    extra: Mapping[str, str] | None = None,
 ) -> None:
     data = json.dumps(body).encode() if isinstance(body, dict) else body
-    headers = {"content-type": "application/json", "connection": "close", **(more or {})}
-    link.request("POST" if data is not None else "GET", path, data, headers)
+    headers = {"content-type": "application/json", "connection": "close", **(extra or {})}
+    connection.request("POST" if data is not None else "GET", path, data, headers)
 
 
 def _open(
     url: str, path: str, body: Json | bytes | None, headers: Mapping[str, str] | None = None
 ) -> http.client.HTTPResponse:
-    link = _connect(url)
-    _send(link, path, body, headers)
-    return link.getresponse()
+    connection = _connect(url)
+    _send(connection, path, body, headers)
+    return connection.getresponse()
 
 
 def exchange(
@@ -57,8 +57,8 @@ def exchange(
 ) -> Answer:
     """POST `body` (or GET without one) and read the JSON answer, whatever its status."""
     with _open(url, path, body, headers) as response:
-        told = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, told, json.loads(response.read()))
+        response_headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, response_headers, json.loads(response.read()))
 
 
 def text_of(url: str, path: str, headers: Mapping[str, str] | None = None) -> str:
@@ -70,10 +70,10 @@ def hang_up(
     url: str, path: str, body: Json, after_s: float, headers: Mapping[str, str] | None = None
 ) -> None:
     """POST `body` and close the connection without reading a byte of the answer."""
-    link = _connect(url)
-    _send(link, path, body, headers)
+    connection = _connect(url)
+    _send(connection, path, body, headers)
     time.sleep(after_s)
-    link.close()
+    connection.close()
 
 
 def events(

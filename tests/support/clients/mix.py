@@ -52,26 +52,26 @@ class Result:
     def add(self, body: Json) -> None:
         """Add an answer, or one event of a stream."""
         for choice in body["choices"]:
-            said = self.choices.setdefault(choice["index"], ChoiceResult())
+            result = self.choices.setdefault(choice["index"], ChoiceResult())
             message = choice.get("message") or choice.get("delta")
             text = choice.get("text") if message is None else message.get("content")
-            said.text += text or ""
-            said.ids += choice.get("token_ids") or []
-            said.logprobs += _positions(choice.get("logprobs"))
-            said.prompt_logprobs = choice.get("prompt_logprobs", said.prompt_logprobs)
+            result.text += text or ""
+            result.ids += choice.get("token_ids") or []
+            result.logprobs += _positions(choice.get("logprobs"))
+            result.prompt_logprobs = choice.get("prompt_logprobs", result.prompt_logprobs)
             if choice["finish_reason"] is not None:
-                assert said.finish is None, f"choice {choice['index']} finished twice"
-                said.finish, said.stop = choice["finish_reason"], choice.get("stop_reason")
+                assert result.finish is None, f"choice {choice['index']} finished twice"
+                result.finish, result.stop = choice["finish_reason"], choice.get("stop_reason")
         if usage := body.get("usage"):
             names = ("prompt_tokens", "completion_tokens", "total_tokens")
             self.usage = (usage[names[0]], usage[names[1]], usage[names[2]])
 
     def check_begins(self, whole: Result) -> None:
         """Raise AssertionError unless this result is a prefix of `whole`."""
-        for index, said in self.choices.items():
+        for index, result in self.choices.items():
             full = whole.choices[index]
-            assert said.ids == full.ids[: len(said.ids)], f"choice {index}: {said} of {full}"
-            assert full.text.startswith(said.text), f"choice {index}: {said} of {full}"
+            assert result.ids == full.ids[: len(result.ids)], f"choice {index}: {result} of {full}"
+            assert full.text.startswith(result.text), f"choice {index}: {result} of {full}"
 
 
 def result_of(bodies: Iterable[Json]) -> Result:

@@ -55,7 +55,7 @@ def raw_request(
 ) -> bytes:
     """The bytes of a request with these headers. With `length`, a POST or a request with a body
     also gets Content-Length."""
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {told}" for name, told in headers.items())]
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     if length and (body or method == "POST"):
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -66,9 +66,9 @@ async def _answer(reader: asyncio.StreamReader) -> RawResponse:
     first, *lines = head.rstrip().split("\r\n")
     headers: dict[str, str] = {}
     for line in lines:
-        name, _, told = line.partition(":")
-        known = headers.get(name.lower())
-        headers[name.lower()] = told.strip() if known is None else f"{known}, {told.strip()}"
+        name, _, value = line.partition(":")
+        earlier = headers.get(name.lower())
+        headers[name.lower()] = value.strip() if earlier is None else f"{earlier}, {value.strip()}"
     status = int(first.split(" ")[1])
     return RawResponse(status, headers, b"" if status == 204 else await _body(reader, headers))
 
