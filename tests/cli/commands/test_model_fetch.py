@@ -54,10 +54,10 @@ def test_fetch_downloads_the_files_that_a_node_reads_and_prints_the_folder(
 
 def test_a_complete_model_causes_no_request_to_the_hub(hub: StubHub, tmp_path: Path) -> None:
     fetch(tmp_path)
-    requests = len(hub.asked)
+    requests = len(hub.file_requests)
     hub.refuses = 500
     assert contents(fetch(tmp_path)) == FILES
-    assert len(hub.asked) == requests
+    assert len(hub.file_requests) == requests
 
 
 def test_a_revision_has_its_own_folder(hub: StubHub, tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_a_revision_has_its_own_folder(hub: StubHub, tmp_path: Path) -> None:
 def test_only_a_truncated_file_is_fetched_again(hub: StubHub, tmp_path: Path) -> None:
     folder = fetch(tmp_path)
     os.truncate(folder / "model.safetensors", 100)
-    hub.asked.clear()
+    hub.file_requests.clear()
     assert contents(fetch(tmp_path)) == FILES
-    assert [name for name, _ in hub.asked] == ["model.safetensors"]
+    assert [name for name, _ in hub.file_requests] == ["model.safetensors"]
 
 
 def test_sizes_that_the_hub_does_not_list_are_requested(hub: StubHub, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_next_process_resumes_a_killed_fetch(hub: StubHub, tmp_path: Path) -
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     hub.held.set()
-    hub.asked.clear()
+    hub.file_requests.clear()
     assert contents(fetch(tmp_path)) == FILES
     assert hub.ranges_of("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
 

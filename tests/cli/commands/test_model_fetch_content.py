@@ -58,7 +58,7 @@ def test_a_file_that_vanishes_during_the_fetch_is_fetched_again(
     hub: StubHub, tmp_path: Path
 ) -> None:
     interrupt(fetch(tmp_path), b"")
-    hub.asked.clear()
+    hub.file_requests.clear()
     hub.held = threading.Event()
     process = start(tmp_path)
     wait(lambda: hub.ranges_of("model.safetensors"))
@@ -86,7 +86,7 @@ def test_a_resumed_file_with_wrong_bytes_is_fetched_from_its_start(
 ) -> None:
     """A machine that loses power can leave zeros at the end of a file."""
     interrupt(fetch(tmp_path), WEIGHTS[:1000] + bytes(1000))
-    hub.asked.clear()
+    hub.file_requests.clear()
     assert contents(fetch(tmp_path)) == FILES
     assert hub.ranges_of("model.safetensors") == ["bytes=2000-", ""]
 
@@ -153,9 +153,9 @@ def test_a_folder_without_weights_is_complete_only_for_no_weights(
     bare = fetch_of(tmp_path, weights=False)
     asyncio.run(bare.run())
     assert "model.safetensors" not in contents(bare.folder.path)
-    hub.asked.clear()
+    hub.file_requests.clear()
     assert contents(fetch(tmp_path)) == FILES
-    assert [name for name, _ in hub.asked] == ["model.safetensors"]
+    assert [name for name, _ in hub.file_requests] == ["model.safetensors"]
     hub.refuses = 500
     asyncio.run(bare.run())
 

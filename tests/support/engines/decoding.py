@@ -1,7 +1,7 @@
 """Drives a torch runner step by step without an engine, and reads steps at once or one step late.
 
 In: a tiny model and streams, each a sequence with its own blocks. Out: the ids that each stream
-got.
+generated.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ class Stream:
 def streams(lengths: Sequence[int], kinds: Sequence[SamplingParams] = KINDS) -> list[Stream]:
     """Make streams with prompts of these lengths, cycling through `kinds`. Their blocks are not in
     ascending order."""
-    made = []
+    result = []
     free = iter(range(BLOCKS, 0, -1))
     for number, length in enumerate(lengths):
         blocks = [BlockId(next(free)) for _ in range(WIDTH)]
         params = kinds[number % len(kinds)]
-        made.append(Stream(params, prompt_of(length, seed=number), blocks, number + 1))
-    return made
+        result.append(Stream(params, prompt_of(length, seed=number), blocks, number + 1))
+    return result
 
 
 class Driver:
@@ -161,8 +161,8 @@ class Driver:
         before = [] if self._unread is None else self._unread[1]
         rows = []
         for each in batch:
-            waits = any(each is other for other in before)
-            after = [other.key for other in before].index(each.key) if waits else None
+            is_unread = any(each is other for other in before)
+            after = [other.key for other in before].index(each.key) if is_unread else None
             rows.append(change(each.row(after)))
             each.started += len(rows[-1].tokens)
         launched = self._runner.launch(rows)
@@ -179,11 +179,11 @@ class Driver:
 
 def alone(runner: TorchRunner, lengths: Sequence[int], steps: int) -> list[list[int]]:
     """The ids of each stream when it runs alone, with a new driver."""
-    made = streams(lengths)
-    for each in made:
+    batch = streams(lengths)
+    for each in batch:
         each.key = 0
         driver = Driver(runner)
         for _ in range(steps):
             driver.step([each])
         driver.read()
-    return [each.given for each in made]
+    return [each.given for each in batch]

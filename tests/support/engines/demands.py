@@ -66,9 +66,9 @@ def demand_of(
     *,
     dtype: str = "bfloat16",
     block_size: int = 16,
-    **asked: Any,
+    **changes: Any,
 ) -> Demand:
-    """A demand on CUDA with graphs and steps of 2,048 tokens and 256 sequences; `asked` changes
+    """A demand on CUDA with graphs and steps of 2,048 tokens and 256 sequences; `changes` changes
     its fields."""
     config = config or config_of()
     layout = kv_layout(
@@ -85,4 +85,4 @@ def demand_of(
         "max_batched_tokens": 2048,
         "max_num_seqs": 256,
     }
-    return Demand(config=config, layout=layout, **{**usual, **asked})
+    return Demand(config=config, layout=layout, **{**usual, **changes})

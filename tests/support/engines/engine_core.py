@@ -68,22 +68,25 @@ class ScriptedRunner:
         self.unreadable: set[int] = set()  # steps that fail when they are read
         self.unread: list[int] = []
         self._launches = count()
-        self._said: list[int] = []
+        self._last_ids: list[int] = []
 
     @property
     def memory(self) -> KVMemory:
         return self._memory
 
     def launch(self, rows: Sequence[Row]) -> ScriptedStep:
-        assert len(self.unread) < 2, "two steps are under way"
-        rows = [_copy(row, self._said) for row in rows]
+        assert len(self.unread) < 2, "two steps are in flight"
+        rows = [_copy(row, self._last_ids) for row in rows]
         samples = [tuple(Sampled(self.script(each)) for each in row.samples) for row in rows]
-        self._said = [each.id for said in samples for each in said]
+        self._last_ids = [each.id for sampled in samples for each in sampled]
         number = next(self._launches)
         self.unread.append(number)
         self.events.append(f"launch {number}")
         self.steps.append(rows)
-        results = [RowResult(said, _told(row)) for said, row in zip(samples, rows, strict=True)]
+        results = [
+            RowResult(sampled, _prompt_logprobs(row))
+            for sampled, row in zip(samples, rows, strict=True)
+        ]
         return ScriptedStep(self, number, results)
 
     def work(self) -> list[list[tuple[int, int]]]:
@@ -105,7 +108,7 @@ class ScriptedStep:
         return self.results
 
 
-def _copy(row: Row, said: Sequence[int]) -> Row:
+def _copy(row: Row, last_ids: Sequence[int]) -> Row:
     """Copy a row with the lists and counts that the engine keeps changing."""
     samples = tuple(
         msgspec.structs.replace(
@@ -117,11 +120,11 @@ def _copy(row: Row, said: Sequence[int]) -> Row:
     )
     tokens, blocks = list(row.tokens), list(row.blocks)
     if row.after is not None:
-        tokens[-1] = said[row.after]
+        tokens[-1] = last_ids[row.after]
     return msgspec.structs.replace(row, tokens=tokens, blocks=blocks, samples=samples)
 
 
-def _told(row: Row) -> tuple[PositionLogprobs, ...]:
+def _prompt_logprobs(row: Row) -> tuple[PositionLogprobs, ...]:
     """A log-probability for each prompt target of the row: its id, and minus its position."""
     targets = row.prompt.targets if row.prompt else ()
     return tuple(
@@ -134,7 +137,7 @@ def scripted(
     script: Callable[[Sample], int] | None = None, *, overlap: bool = False, **changes: Any
 ) -> tuple[EngineCore, ScriptedRunner]:
     """An engine of 16 blocks of 4 tokens over a ScriptedRunner; `changes` go to its EngineInfo."""
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "kind": "sim",
         "model": "scripted",
         "fingerprint": Fingerprint("f" * 32),
@@ -146,7 +149,7 @@ def scripted(
         "vocab_size": 100,
         "eos_ids": (EOS,),
     }
-    info = EngineInfo(**(facts | changes))
+    info = EngineInfo(**(fields | changes))
     runner = ScriptedRunner(script, info.layout)
     return EngineCore(info, runner, overlap=overlap), runner
 
@@ -190,10 +193,10 @@ class Run:
     steps: list[StepResult] = field(default_factory=list)
 
     def ids(self, request: str, choice: int = 0) -> list[int]:
-        mine = [each for each in self.tokens if (each.request, each.choice) == (request, choice)]
-        offsets = [each.offset for each in mine]
+        tokens = [each for each in self.tokens if (each.request, each.choice) == (request, choice)]
+        offsets = [each.offset for each in tokens]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets))), offsets
-        return [each.id for each in mine]
+        return [each.id for each in tokens]
 
     def all_ids(self) -> dict[tuple[str, int], list[int]]:
         keys = dict.fromkeys((str(each.request), each.choice) for each in self.tokens)

@@ -60,24 +60,24 @@ def compare(reference: Reference, ids: Sequence[int], tally: Tally, label: str =
     """Compare one request. Raise AssertionError if its first difference is beyond the tolerance."""
     tally.requests += 1
     assert len(ids) == len(reference.ids), f"{label}: {len(ids)} ids, not {len(reference.ids)}"
-    for position, (expected, got) in enumerate(zip(reference.ids, ids, strict=True)):
+    for position, (expected, actual) in enumerate(zip(reference.ids, ids, strict=True)):
         tally.positions += 1
-        if expected == got:
+        if expected == actual:
             continue
-        gap = reference.gap(position, got)
-        text = f"{label}: position {position} is {got}, reference {expected}, logit gap {gap:g}"
+        gap = reference.gap(position, actual)
+        text = f"{label}: position {position} is {actual}, reference {expected}, logit gap {gap:g}"
         assert gap <= LOGIT_TOLERANCE, text
         tally.differences.append(text)
         return
 
 
 def rounding_explains(
-    folder: Path, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]
+    folder: Path, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
 ) -> bool:
     """Whether the first differing id of a greedy answer is within the tolerance, by transformers'
     logits. False if the ids do not differ."""
     exact = reference(folder, prompt, len(expected))
-    for position, (one, other) in enumerate(zip(expected, got, strict=False)):
+    for position, (one, other) in enumerate(zip(expected, actual, strict=False)):
         if one != other:
             gaps = exact.gap(position, one), exact.gap(position, other)
             print(f"position {position} is {other}, not {one}: logit gaps {gaps}")

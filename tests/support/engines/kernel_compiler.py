@@ -114,10 +114,10 @@ def compile_one(build: Build) -> int:
 
 
 def compile_all() -> dict[str, int]:
-    found = {}
+    results = {}
     for number, build in enumerate(builds()):
-        found[f"{number}: {build.kernel.__name__}, sm_{build.arch}"] = compile_one(build)
-    return found
+        results[f"{number}: {build.kernel.__name__}, sm_{build.arch}"] = compile_one(build)
+    return results
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
     return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
 
 
-def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare within the rounding tolerance of `found`'s dtype."""
-    rounding = ROUNDING[found.dtype]
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare within the rounding tolerance of `actual`'s dtype."""
+    rounding = ROUNDING[actual.dtype]
     torch.testing.assert_close(
-        found.double(), expected.double(), rtol=rounding, atol=rounding, check_device=False
+        actual.double(), expected.double(), rtol=rounding, atol=rounding, check_device=False
     )
 
 

@@ -61,7 +61,7 @@ class WatchedRunner:
         def watched(count: int) -> list[BlockId]:
             taken = allocate(count)
             for step in self.unread:
-                assert not step.uses(taken), f"of {taken} some are in a step that was not read"
+                assert not step.uses(taken), f"some of {taken} are used by an unread step"
             return taken
 
         pool.allocate = watched  # type: ignore[method-assign]
@@ -76,14 +76,14 @@ class WatchedRunner:
             raise DeviceLostError(now)
 
     def launch(self, rows: Sequence[Row]) -> WatchedStep:
-        assert len(self.unread) < 2, "two steps are under way"
+        assert len(self.unread) < 2, "two steps are in flight"
         for row in rows:
             for block in self.written(row):
                 assert self._pool.hash_of(block) is None, f"block {block} is cached, and is written"
                 assert self._pool.refs(block) == 1, f"block {block} is shared, and is written"
             for step in self.unread:
                 step.check_next(row, self.written(row))
-            assert self.unread or row.after is None, "there is nothing to await"
+            assert self.unread or row.after is None, "a row awaits a token, but no step is unread"
         self.fail("launch")
         self.steps.append([(row.start, len(row.tokens)) for row in rows])
         used = [tuple(row.blocks) for row in rows]
@@ -124,17 +124,23 @@ class WatchedStep:
 
     def check_next(self, row: Row, written: Sequence[BlockId]) -> None:
         """Check a row of the next step against this unread one."""
-        for mine, used in zip(self.rows, self.used, strict=True):
-            if mine.blocks is row.blocks:
-                assert tuple(row.blocks[: len(used)]) == used, "blocks were taken away"
+        for own_row, used in zip(self.rows, self.used, strict=True):
+            if own_row.blocks is row.blocks:
+                assert tuple(row.blocks[: len(used)]) == used, (
+                    "blocks were removed from a row in use"
+                )
                 continue
-            assert mine.key != row.key, "two sequences have one key"
+            assert own_row.key != row.key, "two sequences have one key"
             assert set(used).isdisjoint(written), "a block that is being read is written"
-            being_written = self.runner.written(mine)
-            assert set(row.blocks).isdisjoint(being_written), "what is being written is read"
+            being_written = self.runner.written(own_row)
+            assert set(row.blocks).isdisjoint(being_written), (
+                "a block that is being written is read"
+            )
         if row.after is not None:
-            mine, sample = [(mine, each) for mine in self.rows for each in mine.samples][row.after]
-            assert mine.blocks is row.blocks, "another's token is awaited"
+            own_row, sample = [
+                (own_row, each) for own_row in self.rows for each in own_row.samples
+            ][row.after]
+            assert own_row.blocks is row.blocks, "a row awaits the token of another sequence"
             assert sample.position == row.start + len(row.tokens) - 1
 
 

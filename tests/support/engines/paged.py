@@ -75,6 +75,6 @@ def make_inputs(case: Case) -> Inputs:
     return Inputs(q.to(DEVICE), pool.to(DEVICE), PagedRows(*where, one_token), torch.cat(expected))
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    tolerance = TOLERANCES[found.dtype]
-    torch.testing.assert_close(found.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=tolerance, atol=tolerance)

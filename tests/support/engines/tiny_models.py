@@ -109,8 +109,8 @@ MORE_MODELS: dict[str, Tiny] = {
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
     """`length` random ids without special tokens; equal arguments give equal ids."""
-    draw = random.Random(f"{length}/{seed}")
-    return [draw.randrange(FIRST_SPECIAL) for _ in range(length)]
+    rng = random.Random(f"{length}/{seed}")
+    return [rng.randrange(FIRST_SPECIAL) for _ in range(length)]
 
 
 def make_tiny_model(name: str, root: Path = CACHE) -> Path:
@@ -131,7 +131,7 @@ def make_tiny_model(name: str, root: Path = CACHE) -> Path:
         os.rename(draft, folder)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
-        if not folder.is_dir():  # else another process was faster
+        if not folder.is_dir():  # otherwise another process was faster
             raise
     return folder
 

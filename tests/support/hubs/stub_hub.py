@@ -1,8 +1,8 @@
 """A stub of a Hugging Face hub on this machine: serves listings, and files with Range requests.
 
 In: files by name. Out: a real HTTP server at `url`, which tests can make refuse, break off, hold or
-redirect. `asked` holds the path and Range of each file request; `tokens` holds the tokens sent to
-the hub, `cdn_tokens` those sent to the address that it redirects to.
+redirect. `file_requests` holds the path and Range of each file request; `tokens` holds the tokens
+sent to the hub, `cdn_tokens` those sent to the address that it redirects to.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StubHub:
         self.breaks: dict[str, int] = {}  # the number of answers per file that end in the middle
         self.garbles: dict[str, int] = {}  # the number of answers per file that end in zeros
         self.held: threading.Event | None = None  # file answers wait for it in the middle
-        self.asked: list[tuple[str, str]] = []
+        self.file_requests: list[tuple[str, str]] = []
         self.tokens: set[str] = set()
         self.cdn_tokens: set[str] = set()
         self._host = host
@@ -74,7 +74,7 @@ class StubHub:
             server.server_close()
 
     def ranges_of(self, name: str) -> list[str]:
-        return [asked for path, asked in self.asked if path == name]
+        return [byte_range for path, byte_range in self.file_requests if path == name]
 
     def _serve(self, *, cdn: bool) -> ThreadingHTTPServer:
         hub = self
@@ -96,17 +96,17 @@ class StubHub:
 
 
 def _answer(hub: StubHub, request: BaseHTTPRequestHandler, cdn: bool) -> None:
-    said = request.headers.get("Authorization", "")
-    (hub.cdn_tokens if cdn else hub.tokens).add(said)
+    authorization = request.headers.get("Authorization", "")
+    (hub.cdn_tokens if cdn else hub.tokens).add(authorization)
     parts = urlsplit(request.path)
     listing, resolve = f"/api/models/{hub.name}/revision/", f"/{hub.name}/resolve/{hub.commit}/"
     if hub.refuses:
         _status(request, hub.refuses)
-    elif not cdn and hub.token and said != f"Bearer {hub.token}":
+    elif not cdn and hub.token and authorization != f"Bearer {hub.token}":
         _status(request, HTTPStatus.UNAUTHORIZED)
     elif parts.path.startswith(listing):
-        wanted = unquote(parts.path.removeprefix(listing))
-        if wanted in hub.revisions:
+        revision = unquote(parts.path.removeprefix(listing))
+        if revision in hub.revisions:
             _body(request, json.dumps(_list(hub, "blobs=true" in parts.query)).encode())
         else:
             _status(request, HTTPStatus.NOT_FOUND)
@@ -124,7 +124,7 @@ def _list(hub: StubHub, blobs: bool) -> dict[str, Any]:
     if blobs and hub.tells_sizes:
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
     if blobs and hub.tells_digests:
-        siblings = [one | _digest(one["rfilename"], hub.files) for one in siblings]
+        siblings = [sibling | _digest(sibling["rfilename"], hub.files) for sibling in siblings]
     return {"id": hub.name, "sha": hub.commit, "siblings": siblings}
 
 
@@ -137,11 +137,11 @@ def _digest(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _file(hub: StubHub, request: BaseHTTPRequestHandler, name: str) -> None:
-    data, asked = hub.files[name], request.headers.get("Range", "")
-    hub.asked.append((name, asked))
+    data, byte_range = hub.files[name], request.headers.get("Range", "")
+    hub.file_requests.append((name, byte_range))
     status, headers = HTTPStatus.OK, {}
-    if asked and hub.ranges:
-        first, _, last = asked.removeprefix("bytes=").partition("-")
+    if byte_range and hub.ranges:
+        first, _, last = byte_range.removeprefix("bytes=").partition("-")
         if int(first) >= len(data):
             _status(request, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
             return
