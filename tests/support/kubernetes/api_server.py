@@ -35,7 +35,7 @@ class ApiServer:
     def put(self, body: Body) -> Body:
         """Write as another client than the operator: create an object, or change its fields."""
         path = kind_of(body).path(body["metadata"]["namespace"], body["metadata"]["name"])
-        return self._merge(path, body, "somebody")
+        return self._merge(path, body, "another-client")
 
     def remove(self, body: Body) -> None:
         metadata = body["metadata"]
@@ -56,78 +56,82 @@ class ApiServer:
             name = [body["metadata"]["name"]]
             path += f"/{name[0]}"
             if path in self.objects:
-                return _failure(409, "AlreadyExists", "it is there")
+                return _failure(409, "AlreadyExists", "the object exists")
         path = path.removesuffix("/status")
         known = self.objects.get(path)
         if known is None and (method in ("GET", "DELETE") or name[1:] == ["status"]):
-            return _failure(404, "NotFound", "it is not there")
-        if known is not None and not _is_meant(known, body):
-            return _failure(409, "Conflict", "it is another one, or was changed")
+            return _failure(404, "NotFound", "the object does not exist")
+        if known is not None and not _is_intended(known, body):
+            return _failure(409, "Conflict", "another object, or it was changed")
         if method == "GET":
             return web.json_response(known)
         before = self._version
         if method == "DELETE":
-            found = self.objects.pop(path)
+            merged = self.objects.pop(path)
             self._version += 1
         else:
-            found = self._merge(path, body, manager)
+            merged = self._merge(path, body, manager)
         if self._version != before:
             self.writes.append("/".join((f"{method} {plural}", *name)))
-        return web.json_response(found, status=201 if known is None else 200)
+        return web.json_response(merged, status=201 if known is None else 200)
 
     def _merge(self, path: str, body: Body, manager: str) -> Body:
         known = self.objects.get(path, {})
-        told = {name: value for name, value in body["metadata"].items() if name not in _CHECKED}
-        found = _merged(known, body | {"metadata": told})
-        metadata = found["metadata"]
+        metadata_fields = {
+            name: value for name, value in body["metadata"].items() if name not in _CHECKED
+        }
+        merged = _merged(known, body | {"metadata": metadata_fields})
+        metadata = merged["metadata"]
         managers = metadata.setdefault("managedFields", [])
         if {"manager": manager} not in managers:
             managers.append({"manager": manager})
-        if found != known:
+        if merged != known:
             self._version += 1
             metadata.setdefault("uid", body["metadata"].get("uid", f"uid-{self._version}"))
             metadata["resourceVersion"] = str(self._version)
-            changed = found.get("spec") != known.get("spec")
+            changed = merged.get("spec") != known.get("spec")
             metadata["generation"] = metadata.get("generation", 0) + changed
-            self.objects[path] = found
-        return copy.deepcopy(found)
+            self.objects[path] = merged
+        return copy.deepcopy(merged)
 
 
 _CHECKED = ("uid", "resourceVersion", "generation")
 
 
-def _is_meant(known: Body, body: Body) -> bool:
+def _is_intended(known: Body, body: Body) -> bool:
     """Whether the stored object has the uid and resourceVersion that the request names, if any."""
     named = body.get("metadata", {}) | body.get("preconditions", {})
     checked = ("uid", "resourceVersion")
-    return all(named.get(one, known["metadata"][one]) == known["metadata"][one] for one in checked)
+    return all(
+        named.get(field, known["metadata"][field]) == known["metadata"][field] for field in checked
+    )
 
 
 def _merged(known: Body, body: Body) -> Body:
-    found = dict(known)
+    merged = dict(known)
     for name, value in body.items():
         below = known.get(name)
         if isinstance(value, dict) and isinstance(below, dict):
-            found[name] = _merged(below, value)
+            merged[name] = _merged(below, value)
         else:
-            found[name] = copy.deepcopy(value)
-    return found
+            merged[name] = copy.deepcopy(value)
+    return merged
 
 
 def _failure(status: int, reason: str, message: str) -> web.Response:
-    told = {"kind": "Status", "reason": reason, "message": message}
-    return web.json_response(told, status=status)
+    status_body = {"kind": "Status", "reason": reason, "message": message}
+    return web.json_response(status_body, status=status)
 
 
 @asynccontextmanager
 async def api_server() -> AsyncIterator[ApiServer]:
-    one = ApiServer()
-    runner = web.ServerRunner(web.Server(one.answer))
+    server = ApiServer()
+    runner = web.ServerRunner(web.Server(server.answer))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield one
+        yield server
     finally:
         await runner.cleanup()

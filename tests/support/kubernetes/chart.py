@@ -31,13 +31,13 @@ MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name
 
 def values() -> Manifest:
     """The chart's default values."""
-    found: Manifest = yaml.safe_load((CHART / "values.yaml").read_text())
-    return found
+    defaults: Manifest = yaml.safe_load((CHART / "values.yaml").read_text())
+    return defaults
 
 
 def schema() -> Manifest:
-    found: Manifest = json.loads((CHART / "values.schema.json").read_text())
-    return found
+    schema: Manifest = json.loads((CHART / "values.schema.json").read_text())
+    return schema
 
 
 def leaves(part: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -54,18 +54,20 @@ def set_words(changes: Mapping[str, Any]) -> list[str]:
     return [f"--set-json={path}={json.dumps(value)}" for path, value in changes.items()]
 
 
-def render(kubernetes: Kubernetes, *words: str, namespace: str = "baton-system") -> str:
+def render(kubernetes: Kubernetes, *arguments: str, namespace: str = "baton-system") -> str:
     """Render what `helm install baton` would create; raise CommandFailed if Helm fails."""
-    return kubernetes.helm("template", "baton", str(CHART), f"--namespace={namespace}", *words)
+    return kubernetes.helm("template", "baton", str(CHART), f"--namespace={namespace}", *arguments)
 
 
 def manifests(
-    kubernetes: Kubernetes, *words: str, namespace: str = "baton-system"
+    kubernetes: Kubernetes, *arguments: str, namespace: str = "baton-system"
 ) -> list[Manifest]:
-    text = render(kubernetes, *words, namespace=namespace)
+    text = render(kubernetes, *arguments, namespace=namespace)
     return [one for one in yaml.safe_load_all(text) if one]
 
 
-def one_of(found: list[Manifest], kind: str, name: str = OPERATOR) -> Manifest:
-    [match] = [each for each in found if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+def one_of(manifests: list[Manifest], kind: str, name: str = OPERATOR) -> Manifest:
+    [match] = [
+        each for each in manifests if (each["kind"], each["metadata"]["name"]) == (kind, name)
+    ]
     return match

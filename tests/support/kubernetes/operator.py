@@ -45,12 +45,12 @@ def install_operator(kubernetes: Kubernetes) -> None:
         "metadata": {"name": NAMESPACE, "labels": RESTRICTED},
     }
     kubernetes.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
-    words = ("upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE)
+    arguments = ("upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE)
     values = [f"--set=images.{name}={value}" for name, value in IMAGES.items()]
     if not OWN and kubernetes.kubectl("get", CRD, "-o", "name", "--ignore-not-found"):
         values.append("--set=crds.install=false")
     try:
-        kubernetes.helm(*words, "--wait", "--timeout=300s", *values)
+        kubernetes.helm(*arguments, "--wait", "--timeout=300s", *values)
     except CommandFailed as error:
         error.add_note(operator_log(kubernetes))
         raise
@@ -58,25 +58,25 @@ def install_operator(kubernetes: Kubernetes) -> None:
 
 def uninstall_operator(kubernetes: Kubernetes) -> None:
     """Uninstall the operator if it is installed."""
-    words = ("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
-    kubernetes.helm(*words, "--wait", "--timeout=300s")
+    arguments = ("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
+    kubernetes.helm(*arguments, "--wait", "--timeout=300s")
 
 
 def kill_operator(kubernetes: Kubernetes) -> None:
     """Kill the operator's pods without a grace period; the Deployment replaces them."""
-    words = ("delete", "pods", "-l", PODS, "-n", NAMESPACE)
-    kubernetes.kubectl(*words, "--grace-period=0", "--force")
+    arguments = ("delete", "pods", "-l", PODS, "-n", NAMESPACE)
+    kubernetes.kubectl(*arguments, "--grace-period=0", "--force")
 
 
 def operator_log(kubernetes: Kubernetes, lines: int = LOG_LINES) -> str:
     """The operator's pods, and the last `lines` lines of their logs (-1: all)."""
-    told = []
-    for words in (
+    outputs = []
+    for arguments in (
         ("get", "pods", "-o", "wide"),
         ("logs", "-l", PODS, f"--tail={lines}"),
     ):
         try:
-            told.append(kubernetes.kubectl(*words, "-n", NAMESPACE))
+            outputs.append(kubernetes.kubectl(*arguments, "-n", NAMESPACE))
         except CommandFailed as error:
-            told.append(str(error))
-    return "operator:\n" + "\n".join(told)
+            outputs.append(str(error))
+    return "operator:\n" + "\n".join(outputs)

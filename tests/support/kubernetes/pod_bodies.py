@@ -27,8 +27,8 @@ def waiting(reason: str, message: str = "") -> Body:
     return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
 
 
-def terminated(code: int, reason: str = "Error", message: str = "", **more: Any) -> Body:
-    ended = {"exitCode": code, "reason": reason, "startedAt": THEN, "finishedAt": THEN} | more
+def terminated(code: int, reason: str = "Error", message: str = "", **fields: Any) -> Body:
+    ended = {"exitCode": code, "reason": reason, "startedAt": THEN, "finishedAt": THEN} | fields
     return {"terminated": ended | ({"message": message} if message else {})}
 
 
@@ -59,8 +59,8 @@ def conditions(**statuses: str | Body) -> list[Body]:
     """Build conditions. Each type maps to a status, or to fields that differ from status False."""
     return [
         {"type": kind, "lastProbeTime": None, "lastTransitionTime": THEN}
-        | ({"status": told} if isinstance(told, str) else {"status": "False"} | told)
-        for kind, told in statuses.items()
+        | ({"status": fields} if isinstance(fields, str) else {"status": "False"} | fields)
+        for kind, fields in statuses.items()
     ]
 
 
@@ -113,8 +113,8 @@ def pod(
 
 def unplaced(message: str, reason: str = "Unschedulable") -> Body:
     """A pod that the scheduler cannot place on any node."""
-    told = {"reason": reason, "message": message}
-    return pod(status={"phase": "Pending", "conditions": conditions(PodScheduled=told)})
+    condition = {"reason": reason, "message": message}
+    return pod(status={"phase": "Pending", "conditions": conditions(PodScheduled=condition)})
 
 
 def workload(name: str, component: str, **status: Any) -> Body:
@@ -143,9 +143,11 @@ def http_route(*parents: Body, generation: int = 2) -> Body:
 
 
 def parent(name: str, generation: int = 2, **statuses: str | Body) -> Body:
-    told = [item | {"observedGeneration": generation} for item in conditions(**statuses)]
+    parent_conditions = [
+        item | {"observedGeneration": generation} for item in conditions(**statuses)
+    ]
     return {
         "parentRef": {"name": name},
         "controllerName": "example.net/gateway",
-        "conditions": told,
+        "conditions": parent_conditions,
     }

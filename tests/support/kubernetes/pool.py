@@ -65,15 +65,15 @@ class ClusterPool:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        return self.kubernetes.kubectl("-n", self.namespace, *words, stdin=stdin)
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        return self.kubernetes.kubectl("-n", self.namespace, *arguments, stdin=stdin)
 
-    def read(self, *words: str) -> Json:
+    def read(self, *arguments: str) -> Json:
         """The JSON output of `kubectl get`."""
-        found: Json = json.loads(self.kubectl("get", *words, "-o", "json"))
-        return found
+        output: Json = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return output
 
-    # --- the user's acts --------------------------------------------------------------------------
+    # --- the user's actions -----------------------------------------------------------------------
 
     def apply(self, spec: Json) -> None:
         resource = {
@@ -112,10 +112,10 @@ class ClusterPool:
 
     def pods(self, component: str) -> list[Pod]:
         """The component's pods that are not terminating."""
-        words = ("pods", "-l", self._label(component))
+        arguments = ("pods", "-l", self._label(component))
         return [
             _pod(body)
-            for body in self.read(*words)["items"]
+            for body in self.read(*arguments)["items"]
             if "deletionTimestamp" not in body["metadata"]
         ]
 
@@ -129,15 +129,15 @@ class ClusterPool:
         if not self._url:
             service = f"{self.name}-router"
             [port] = self.read("service", service)["spec"]["ports"]
-            way = self.kubernetes.reach(self.namespace, service, port["port"])
-            self._url = self._stack.enter_context(way)
+            connection = self.kubernetes.reach(self.namespace, service, port["port"])
+            self._url = self._stack.enter_context(connection)
         return self._url
 
     def state(self) -> Json:
         """The router's /pool."""
         with urllib.request.urlopen(f"{self.url}/pool", timeout=HTTP_S) as response:
-            told: Json = json.loads(response.read())
-        return told
+            state: Json = json.loads(response.read())
+        return state
 
     def ready_nodes(self) -> list[str]:
         """The ids of nodes that the router reports ready. Empty if the Service is unreachable:
@@ -151,16 +151,16 @@ class ClusterPool:
 
     def busiest(self, role: str) -> Pod:
         """Wait until a node of the role has work, and return the pod of the busiest one."""
-        found: list[str] = []
+        busiest: list[str] = []
 
         def busy() -> bool:
             nodes = [node for node in self.state()["nodes"] if node["role"] == role]
             most = max(nodes, key=_work)
-            found[:] = [most["id"]]
+            busiest[:] = [most["id"]]
             return _work(most) > 0
 
         self.wait(busy, f"have work for a {role} node", timeout_s=60)
-        return next(pod for pod in self.pods(role) if pod.name == found[0])
+        return next(pod for pod in self.pods(role) if pod.name == busiest[0])
 
     def router_log(self) -> list[Json]:
         """The router's log lines about requests."""
@@ -170,23 +170,23 @@ class ClusterPool:
 
     def moved(self, requests: Sequence[str]) -> int:
         """The number of these answered requests that had more than one attempt."""
-        asked, lines = set(requests), list[Json]()
+        wanted, lines = set(requests), list[Json]()
 
-        def told() -> bool:
-            lines[:] = [line for line in self.router_log() if line["request"] in asked]
-            return len(lines) == len(asked)
+        def logged() -> bool:
+            lines[:] = [line for line in self.router_log() if line["request"] in wanted]
+            return len(lines) == len(wanted)
 
         # The router writes the line after it has sent the answer's last bytes.
-        self.wait(told, "log all of these requests", timeout_s=60)
+        self.wait(logged, "log all of these requests", timeout_s=60)
         return sum(line["attempts"] > 1 for line in lines)
 
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, done: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
         """Poll until `done()`; after `timeout_s` raise AssertionError with kubectl's output."""
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while not done():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise AssertionError(
                     f"{self.name} did not {what} within {timeout_s:g} s\n{self.describe()}"
                 )
@@ -216,7 +216,7 @@ class ClusterPool:
 
     def describe(self) -> str:
         """Describe the pool, its events and its logs, for a failure's message."""
-        words = [
+        commands = [
             ("get", "bpool,deployments,pods,services", "-o", "wide"),
             ("describe", "bpool", self.name),
             ("get", "events", "--sort-by=.lastTimestamp"),
@@ -225,12 +225,14 @@ class ClusterPool:
                 for pod in self._try("get", "pods", "-o", "name").split()
             ),
         ]
-        told = [f"$ kubectl {' '.join(some)}\n{self._try(*some)}" for some in words]
-        return "\n".join([*told, operator_log(self.kubernetes)])
+        outputs = [
+            f"$ kubectl {' '.join(arguments)}\n{self._try(*arguments)}" for arguments in commands
+        ]
+        return "\n".join([*outputs, operator_log(self.kubernetes)])
 
-    def _try(self, *words: str) -> str:
+    def _try(self, *arguments: str) -> str:
         try:
-            return self.kubectl(*words)
+            return self.kubectl(*arguments)
         except CommandFailed as error:
             return str(error)
 

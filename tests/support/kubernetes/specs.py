@@ -25,24 +25,24 @@ def sim_spec(
 ) -> Json:
     """A spec with simulated nodes. The times do not affect tokens."""
     times = {"decode-ms": decode_ms, "prefill-ms-per-token": prefill_ms_per_token}
-    words = [f"--sim-{name}={value}" for name, value in times.items() if value]
-    return _spec({"kind": "sim", "chunkBlocks": 1, "extraArgs": words}, {}, prefill, decode)
+    arguments = [f"--sim-{name}={value}" for name, value in times.items() if value]
+    return _spec({"kind": "sim", "chunkBlocks": 1, "extraArgs": arguments}, {}, prefill, decode)
 
 
 def torch_spec(model: str, pod_template: Json) -> Json:
     """A spec with torch engines on CPUs. `pod_template` mounts the Python environment and the
     model's folder."""
-    engine = {"kind": "torch", "dtype": "float32", "chunkBlocks": 1, "extraArgs": TORCH_WORDS}
+    engine = {"kind": "torch", "dtype": "float32", "chunkBlocks": 1, "extraArgs": TORCH_ARGUMENTS}
     spec = _spec(engine, {"podTemplate": pod_template}, 1, 1)
     return {**spec, "model": {"path": model, "name": Path(model).name}}
 
 
-TORCH_WORDS = ["--threads=1", "--kv-blocks=400"]
+TORCH_ARGUMENTS = ["--threads=1", "--kv-blocks=400"]
 
 
 def torch_up(model: Path) -> tuple[str, ...]:
-    words = ("--model", str(model), "--dtype", "float32", "--threads", "1", "--kv-blocks", "400")
-    return (*words, *SAME)
+    flags = ("--model", str(model), "--dtype", "float32", "--threads", "1", "--kv-blocks", "400")
+    return (*flags, *SAME)
 
 
 def _spec(engine: Json, role: Json, prefill: int, decode: int) -> Json:
@@ -83,6 +83,6 @@ def only_on(host: str) -> Json:
 def rather_on(host: str) -> Json:
     """Prefer `host`, but allow other nodes while it is gone."""
     term = {"matchExpressions": [{"key": HOSTS, "operator": "In", "values": [host]}]}
-    wished = [{"weight": 100, "preference": term}]
-    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wished}}
+    preferred = [{"weight": 100, "preference": term}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     return {"spec": {"affinity": affinity}}

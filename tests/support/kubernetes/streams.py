@@ -46,8 +46,8 @@ class Question:
 
 def completion(number: int, *, prompt_tokens: int = PROMPT_TOKENS, **fields: Any) -> Question:
     """A completion whose prompt depends on `number`, of ids that every tokenizer has."""
-    draw = random.Random(number)
-    prompt = [draw.randrange(FIRST_ID, END_ID) for _ in range(prompt_tokens)]
+    rng = random.Random(number)
+    prompt = [rng.randrange(FIRST_ID, END_ID) for _ in range(prompt_tokens)]
     return Question(COMPLETIONS, {"prompt": prompt, "return_token_ids": True, **fields})
 
 
@@ -81,7 +81,7 @@ def long_streams(count: int, tokens: int, first: int = 0) -> list[Question]:
 
 def answers_of(url: str, questions: Sequence[Question]) -> list[dict[int, ChoiceResult]]:
     """A plain client's answers to the questions, sent one after the other."""
-    return [_told(ask(url, one.path, one.body, timeout_s=STREAM_S)) for one in questions]
+    return [_choices_of(ask(url, one.path, one.body, timeout_s=STREAM_S)) for one in questions]
 
 
 def answers_of_baton_up(
@@ -113,7 +113,7 @@ def ask_by_openai(url: str, question: Question) -> ClientAnswer:
         return ClientAnswer(result.choices, answer.headers["x-baton-placement"])
 
 
-# --- with one -------------------------------------------------------------------------------------
+# --- with a fault ---------------------------------------------------------------------------------
 
 
 class Streams:
@@ -122,58 +122,58 @@ class Streams:
     def __init__(self, url: str, questions: Sequence[Question]) -> None:
         self._url = url
         self._questions = list(questions)
-        self._heard = [0] * len(self._questions)
-        self._asked: list[Future[StreamedAnswer]] = []
+        self._token_counts = [0] * len(self._questions)
+        self._answers: list[Future[StreamedAnswer]] = []
         self._threads = ThreadPoolExecutor(len(self._questions))
 
     def __enter__(self) -> Streams:
-        self._asked = [self._threads.submit(self._ask, i) for i in range(len(self._questions))]
+        self._answers = [self._threads.submit(self._ask, i) for i in range(len(self._questions))]
         return self
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
 
     def _ask(self, index: int) -> StreamedAnswer:
-        def heard(told: StreamedAnswer) -> bool:
-            self._heard[index] = _tokens(told.result)
+        def on_event(answer: StreamedAnswer) -> bool:
+            self._token_counts[index] = _tokens(answer.result)
             return True
 
         question = self._questions[index]
-        return ask(self._url, question.path, question.body, heard, STREAM_S)
+        return ask(self._url, question.path, question.body, on_event, STREAM_S)
 
     def wait_tokens(self, least: int) -> None:
         """Wait until each stream has had `least` tokens; early ones may have ended by then."""
-        self._wait(lambda: min(self._heard) >= least, f"each have {least} tokens")
+        self._wait(lambda: min(self._token_counts) >= least, f"each have {least} tokens")
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + STREAM_S
+        deadline = time.monotonic() + STREAM_S
         while not done():
-            problems = [one.result().error for one in self._asked if one.done()]
+            problems = [one.result().error for one in self._answers if one.done()]
             assert not any(problems), problems
-            assert time.monotonic() < until, f"streams did not {what}: {self._heard}"
+            assert time.monotonic() < deadline, f"streams did not {what}: {self._token_counts}"
             time.sleep(0.02)
 
     def running(self) -> bool:
-        return not all(one.done() for one in self._asked)
+        return not all(one.done() for one in self._answers)
 
     def answers(self) -> list[dict[int, ChoiceResult]]:
         """Return all answers; raise AssertionError for an incomplete one."""
-        return [_told(one.result()) for one in self._asked]
+        return [_choices_of(one.result()) for one in self._answers]
 
     def requests(self) -> list[str]:
         """The requests' ids, as in the router's log."""
-        return [one.result().request for one in self._asked]
+        return [one.result().request for one in self._answers]
 
     def worst_pause_s(self) -> float:
-        return max(one.result().worst_pause_s for one in self._asked)
+        return max(one.result().worst_pause_s for one in self._answers)
 
 
 def _tokens(result: Result) -> int:
-    return sum(len(said.ids) for said in result.choices.values())
+    return sum(len(choice.ids) for choice in result.choices.values())
 
 
-def _told(told: StreamedAnswer) -> dict[int, ChoiceResult]:
-    assert told.status == 200, told
-    assert told.error is None, told.error
-    assert told.whole, f"it ended without an end after {_tokens(told.result)} tokens"
-    return told.result.choices
+def _choices_of(answer: StreamedAnswer) -> dict[int, ChoiceResult]:
+    assert answer.status == 200, answer
+    assert answer.error is None, answer.error
+    assert answer.whole, f"the stream broke off after {_tokens(answer.result)} tokens"
+    return answer.result.choices
