@@ -152,7 +152,7 @@ def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: Embedde
                 other.take(Abort(request.id, 1))
                 other.loop.turn()
                 assert not other.freed
-                # The same attempt again: it cannot be told from the fetches in flight.
+                # The same attempt again: it cannot be distinguished from the fetches in flight.
                 other.take(RunJob(request))
                 other.loop.turn()
                 assert [failed.error.retryable for failed in other.failures()] == [True]

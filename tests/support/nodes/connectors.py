@@ -90,9 +90,9 @@ class Harness:
     def next(self, kind: type[E]) -> E:
         """Wait for an event of this kind, remove it and return it."""
         self.until(lambda: self.last(kind) is not None)
-        found = next(event for event in self.events if isinstance(event, kind))
-        self.events.remove(found)
-        return found
+        event = next(event for event in self.events if isinstance(event, kind))
+        self.events.remove(event)
+        return event
 
     def try_publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> Published:
         self.put(name, blocks)

@@ -66,7 +66,7 @@ SPEEDS = Speeds(
     get_latency_ms=0.01,
 )
 VOCAB = 259
-Doing = Literal["answer", "fail", "silent", "half"]
+Behaviour = Literal["answer", "fail", "silent", "half"]
 
 
 @dataclass
@@ -74,8 +74,8 @@ class Script:
     """What the node does with jobs. "half" sends half of the reply and then falls silent."""
 
     reply: bytes = b"Hello, world!"
-    prefill: Doing = "answer"
-    run: Doing = "answer"
+    prefill: Behaviour = "answer"
+    run: Behaviour = "answer"
     token_s: float = 0.0
     stats: RequestStats | None = None  # replaces the node's own statistics
     failure: ErrorRecord = field(
@@ -85,7 +85,7 @@ class Script:
 
 def make_report(name: str, role: Role, **changes: Any) -> NodeReport:
     """A ready node's report; `changes` replace its fields."""
-    facts: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "node": NodeId(name),
         "role": role,
         "address": "http://127.0.0.1:1",
@@ -102,7 +102,7 @@ def make_report(name: str, role: Role, **changes: Any) -> NodeReport:
         "speeds": SPEEDS,
         "protocol": PROTOCOL_VERSION,
     }
-    return NodeReport(**(facts | changes))
+    return NodeReport(**(fields | changes))
 
 
 class FakeNode:
@@ -234,10 +234,10 @@ class FakeNode:
             self.report, state=state, store=store, load=NodeLoad(**load), instances=instances
         )
         report = self.report
-        told = Load(report.epoch, state, report.speeds, report.load, store, instances)
+        frame = Load(report.epoch, state, report.speeds, report.load, store, instances)
         await self.say(
             msgspec.structs.replace(
-                told,
+                frame,
                 reason=report.reason if state != "ready" else "",
                 leaving=leaving,
                 replaced_by=report.replaced_by if state != "ready" else "",
@@ -299,9 +299,9 @@ class FakeNode:
     async def _obey(self, frame: DrainNode | ResumeNode) -> None:
         if self.obeys:
             drains = isinstance(frame, DrainNode)
-            words = frame if isinstance(frame, DrainNode) else DrainNode()
+            drain = frame if isinstance(frame, DrainNode) else DrainNode()
             self.report = msgspec.structs.replace(
-                self.report, reason=words.reason, replaced_by=words.replaced_by
+                self.report, reason=drain.reason, replaced_by=drain.replaced_by
             )
             await self.say_load("draining" if drains else "ready", requests=len(self._jobs))
 
@@ -310,29 +310,29 @@ class FakeNode:
             self._jobs[request].cancel()
         self._jobs[request] = asyncio.create_task(work)
 
-    async def _prefill(self, request: Request, doing: Doing) -> None:
-        if doing == "fail":
+    async def _prefill(self, request: Request, behaviour: Behaviour) -> None:
+        if behaviour == "fail":
             await self.say(JobFailed(request.id, request.attempt, self.script.failure))
-        if doing != "answer":
+        if behaviour != "answer":
             return
         firsts = tuple(self._delta(request, choice, 0) for choice in range(request.params.n))
         stats = RequestStats(prompt_tokens=len(request.prompt_ids), cached_tokens=8)
         await self.say(PrefillDone(request.id, request.attempt, firsts, self.script.stats or stats))
 
-    async def _run(self, job: RunJob, doing: Doing) -> None:
-        """Run a job; `doing` is the script's choice at its arrival."""
+    async def _run(self, job: RunJob, behaviour: Behaviour) -> None:
+        """Run a job; `behaviour` is the script's choice at its arrival."""
         request, outputs, ended = job.request, job.request.outputs, set(job.finished)
-        if doing == "fail":
+        if behaviour == "fail":
             await self.say(JobFailed(request.id, request.attempt, self.script.failure))
-        if doing in ("fail", "silent"):
+        if behaviour in ("fail", "silent"):
             return
         if job.await_first:
-            word = await self._firsts[request.id]
-            if isinstance(word, FirstTokens):
-                outputs, ended = word.outputs, set(word.finished)
+            frame = await self._firsts[request.id]
+            if isinstance(frame, FirstTokens):
+                outputs, ended = frame.outputs, set(frame.finished)
         length = self._length(request)
-        until = length // 2 if doing == "half" else length
-        for offset in range(min(map(len, outputs)), until):
+        end = length // 2 if behaviour == "half" else length
+        for offset in range(min(map(len, outputs)), end):
             await asyncio.sleep(self.script.token_s)
             choices = [c for c, ids in enumerate(outputs) if c not in ended and len(ids) <= offset]
             await self.say(Deltas(tuple(self._delta(request, c, offset) for c in choices)))
@@ -361,17 +361,19 @@ class FakeNode:
 
 
 def _prompt_logprobs(request: Request) -> tuple[PositionLogprobs, ...]:
-    wanted = request.params.prompt_logprobs
-    return tuple(told for token in request.prompt_ids[1:] for told in _logprobs(token, wanted))
+    count = request.params.prompt_logprobs
+    return tuple(
+        position for token in request.prompt_ids[1:] for position in _logprobs(token, count)
+    )
 
 
-def _logprobs(token: int, wanted: int | None) -> tuple[PositionLogprobs, ...]:
-    if wanted is None:
+def _logprobs(token: int, count: int | None) -> tuple[PositionLogprobs, ...]:
+    if count is None:
         return ()
     ranked = tuple(
         TokenLogprob(
             token + rank, -0.5 - rank, rank + 1, chr(token + rank), chr(token + rank).encode()
         )
-        for rank in range(max(1, wanted))
+        for rank in range(max(1, count))
     )
-    return (PositionLogprobs(ranked[0], ranked[:wanted]),)
+    return (PositionLogprobs(ranked[0], ranked[:count]),)

@@ -68,18 +68,18 @@ class End:
         """Run a request to its end. Return a reservation of its prompt's pages, and the generated
         ids."""
         self.engine.submit(request)
-        said = self.run()
+        ids = self.run()
         reservation = self.reserve(request)
         assert reservation.cached == len(reservation.hashes)
-        return reservation, said
+        return reservation, ids
 
     def run(self) -> list[int]:
         """Step until the engine has no work, and return the generated ids."""
-        said: list[int] = []
+        ids: list[int] = []
         for _ in range(STEP_LIMIT):
             if not self.engine.has_work():
-                return said
-            said += [token.id for token in self.engine.step().tokens]
+                return ids
+            ids += [token.id for token in self.engine.step().tokens]
         raise AssertionError(f"not done after {STEP_LIMIT} steps")
 
     def reserve(self, request: Request) -> Reservation:
@@ -92,16 +92,16 @@ class End:
         return reservation.blocks[chunk * size : (chunk + 1) * size]
 
     def publish(self, reservation: Reservation, gone: Callable[[], None]) -> list[Marker]:
-        """Publish all chunks of a prompt, and return their markers in order. `gone` is called once
-        the source pages are copied, which is before the bytes are known to be stored."""
+        """Publish all chunks of a prompt, and return their markers in order. `gone` is called
+        once the source pages are copied, which is before the bytes are known to be stored."""
         refs = self.refs(reservation)
         for ref in refs:
             self._connector.publish(ref, self.pages_of(reservation, ref.index), Priority.HANDOFF)
         self._await(Copied, len(refs))
         gone()
-        told = sorted(self._await(Published, len(refs)), key=lambda event: event.chunk.index)
-        markers = [event.marker for event in told if event.marker is not None]
-        assert len(markers) == len(refs), [event.reason for event in told]
+        events = sorted(self._await(Published, len(refs)), key=lambda event: event.chunk.index)
+        markers = [event.marker for event in events if event.marker is not None]
+        assert len(markers) == len(refs), [event.reason for event in events]
         return markers
 
     def look_up(self, reservation: Reservation) -> list[Marker]:
@@ -110,7 +110,7 @@ class End:
         self._connector.lookup(reservation.request, 1, hashes)
         [event] = self._await(LookedUp, 1)
         markers = [marker for marker in event.markers if marker is not None]
-        assert len(markers) == len(refs), f"{len(markers)} of {len(refs)} chunks are there"
+        assert len(markers) == len(refs), f"{len(markers)} of {len(refs)} chunks are stored"
         return markers
 
     def fetch(
@@ -122,12 +122,12 @@ class End:
     ) -> None:
         """Fetch chunks into the reservation's own pages, or into those that `into` gives."""
         refs = self.refs(reservation)
-        places = into or (lambda chunk: self.pages_of(reservation, chunk))
-        asked = list(chunks)
-        for chunk in asked:
-            self._connector.fetch(refs[chunk], markers[chunk], places(chunk), Priority.HANDOFF)
-        lost = [event.reason for event in self._await(Fetched, len(asked)) if not event.ok]
-        assert lost == []
+        pages_for = into or (lambda chunk: self.pages_of(reservation, chunk))
+        indices = list(chunks)
+        for chunk in indices:
+            self._connector.fetch(refs[chunk], markers[chunk], pages_for(chunk), Priority.HANDOFF)
+        failures = [event.reason for event in self._await(Fetched, len(indices)) if not event.ok]
+        assert failures == []
 
     def refs(self, reservation: Reservation) -> list[ChunkRef]:
         """References to the prompt's full chunks."""
@@ -135,18 +135,18 @@ class End:
         names = reservation.hashes[size - 1 :: size]
         return [ChunkRef(reservation.request, 1, index, name) for index, name in enumerate(names)]
 
-    def _await(self, kind: type[E], wanted: int) -> list[E]:
-        """Wait for `wanted` events of a kind, remove them and return them."""
-        until = time.monotonic() + PATIENCE_S
-        while sum(isinstance(event, kind) for event in self._events) < wanted:
-            left = until - time.monotonic()
-            assert left > 0, f"{wanted} {kind.__name__} did not come; {self._events}"
+    def _await(self, kind: type[E], count: int) -> list[E]:
+        """Wait for `count` events of a kind, remove them and return them."""
+        deadline = time.monotonic() + PATIENCE_S
+        while sum(isinstance(event, kind) for event in self._events) < count:
+            left = deadline - time.monotonic()
+            assert left > 0, f"{count} {kind.__name__} did not arrive; {self._events}"
             select.select([self._connector.fileno()], [], [], left)
             self._events += self._connector.poll()
-        found: list[E] = [event for event in self._events if isinstance(event, kind)]
-        assert len(found) == wanted, found
+        matching: list[E] = [event for event in self._events if isinstance(event, kind)]
+        assert len(matching) == count, matching
         self._events = [event for event in self._events if not isinstance(event, kind)]
-        return found
+        return matching
 
 
 def dump(memory: KVMemory) -> Pages:

@@ -88,8 +88,8 @@ class NodeProcess:
             while True:
                 assert self.process.returncode is None, (await self.errors())[-2000:]
                 try:
-                    async with session.get(f"{self.url}/ready") as answer:
-                        if answer.status == 200:
+                    async with session.get(f"{self.url}/ready") as response:
+                        if response.status == 200:
                             return
                 except aiohttp.ClientError:
                     pass
@@ -177,7 +177,7 @@ class LinkClient:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._out, self._in = to_node_codec(), to_router_codec()
-        self._came = asyncio.Condition()
+        self._changed = asyncio.Condition()
         self.frames: list[ToRouter] = []
         self.closed = False
 
@@ -192,17 +192,17 @@ class LinkClient:
         """Collect frames until the link ends; run as a task."""
         async for message in self._socket:
             if message.type is aiohttp.WSMsgType.BINARY:
-                async with self._came:
+                async with self._changed:
                     self.frames.append(self._in.decode(message.data))
-                    self._came.notify_all()
-        async with self._came:
+                    self._changed.notify_all()
+        async with self._changed:
             self.closed = True
-            self._came.notify_all()
+            self._changed.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S), self._came:
-            await self._came.wait_for(lambda: self.closed or condition())
-        assert condition(), "the link ended before"
+        async with asyncio.timeout(PATIENCE_S), self._changed:
+            await self._changed.wait_for(lambda: self.closed or condition())
+        assert condition(), "the link ended before the condition held"
 
     @property
     def hello(self) -> Hello:
@@ -225,24 +225,24 @@ class LinkClient:
 
     def cached(self) -> set[bytes]:
         """The chunk hashes in the node's own cache, from its cache events."""
-        held: set[bytes] = set()
+        cached: set[bytes] = set()
         for frame in self.frames:
             if isinstance(frame, CacheEvents):
-                held = set() if frame.reset else held
-                held |= set(frame.stored)
-                held -= set(frame.evicted)
-        return held
+                cached = set() if frame.reset else cached
+                cached |= set(frame.stored)
+                cached -= set(frame.evicted)
+        return cached
 
     async def prefilled(self, name: str) -> PrefillDone | JobFailed:
-        def found() -> list[PrefillDone | JobFailed]:
+        def answers() -> list[PrefillDone | JobFailed]:
             return [
                 frame
                 for frame in self.frames
                 if isinstance(frame, PrefillDone | JobFailed) and frame.request == name
             ]
 
-        await self.until(lambda: bool(found()))
-        return found()[0]
+        await self.until(lambda: bool(answers()))
+        return answers()[0]
 
     async def finished(self, name: str, choices: int = 1) -> list[Delta]:
         """Wait until all choices of a request have ended, and return its deltas."""

@@ -124,15 +124,15 @@ class Pool:
             return _READY.search(self.log()) is not None
 
         self.wait(ready, "become ready", self._ready_timeout_s)
-        found = _READY.search(self.log())
-        assert found is not None
-        self.url, self.model = found[1], found[2]
+        match = _READY.search(self.log())
+        assert match is not None
+        self.url, self.model = match[1], match[2]
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 180.0) -> None:
         """Poll until `condition` holds; after `timeout_s` raise AssertionError with the log."""
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while not condition():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise AssertionError(self._describe(f"did not {what} within {timeout_s:g} s"))
             time.sleep(0.02)
 
@@ -146,8 +146,8 @@ class Pool:
     def get(self, path: str) -> str:
         key = self._extra.get("BATON_ADMIN_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        asked = urllib.request.Request(self.url + path, headers=headers)
-        with urllib.request.urlopen(asked, timeout=HTTP_TIMEOUT_S) as response:
+        request = urllib.request.Request(self.url + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=HTTP_TIMEOUT_S) as response:
             text: str = response.read().decode()
             return text
 
@@ -172,12 +172,12 @@ class Pool:
 
     def metrics(self, name: str) -> dict[str, float]:
         """One metric of the router's /metrics: values by `node` label, "" without this label."""
-        found = {}
+        values = {}
         for metric, labels, value in _METRIC.findall(self.get("/metrics")):
             if metric == name:
                 node = re.search(r'node="([^"]*)"', labels)
-                found[node[1] if node else ""] = float(value)
-        return found
+                values[node[1] if node else ""] = float(value)
+        return values
 
     def processes(self) -> list[psutil.Process]:
         """All live processes of this pool, `baton up` included."""
@@ -195,9 +195,9 @@ class Pool:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(self._describe("did not end")) from None
-        until = time.monotonic() + GONE_S
+        deadline = time.monotonic() + GONE_S
         while left := self.processes():
-            assert time.monotonic() < until, self._describe(f"left processes: {left}")
+            assert time.monotonic() < deadline, self._describe(f"left processes: {left}")
             time.sleep(0.02)
         files = sorted(str(path) for path in self.temporary.rglob("*"))
         assert files == [], self._describe(f"left files: {files}")

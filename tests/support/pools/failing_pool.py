@@ -17,12 +17,12 @@ REPLY = "Hello, world!"
 LONG = "x" * 200
 
 
-def ask(**more: Any) -> dict[str, Any]:
-    return {"prompt": "Say hello", "max_tokens": 50, "return_token_ids": True} | more
+def ask(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "Say hello", "max_tokens": 50, "return_token_ids": True} | fields
 
 
-def completing(client: Any, **more: Any) -> asyncio.Task[tuple[int, Any, dict[str, str]]]:
-    return asyncio.create_task(client.post("/v1/completions", ask(**more)))
+def completing(client: Any, **fields: Any) -> asyncio.Task[tuple[int, Any, dict[str, str]]]:
+    return asyncio.create_task(client.post("/v1/completions", ask(**fields)))
 
 
 def text(answer: tuple[int, Any, dict[str, str]]) -> str:
@@ -33,8 +33,8 @@ def text(answer: tuple[int, Any, dict[str, str]]) -> str:
     assert bytes(choice["token_ids"]) == choice["text"].encode()
     assert choice["finish_reason"] == "stop"
     assert body["usage"]["completion_tokens"] == len(choice["text"])
-    said: str = choice["text"]
-    return said
+    reply: str = choice["text"]
+    return reply
 
 
 async def streamed(client: Any) -> str:
@@ -80,7 +80,7 @@ async def join(client: Any, node: FakeNode) -> None:
 async def replace(client: Any, *nodes: FakeNode, leaving: bool = True) -> None:
     """Drain the nodes with deadline 0, as replaced by r2."""
     for node in nodes:
-        words = {"deadline_s": 0, "replaced_by": "r2"}
-        assert (await client.post(f"/nodes/{node.report.node}/drain", words))[0] == 200
+        body = {"deadline_s": 0, "replaced_by": "r2"}
+        assert (await client.post(f"/nodes/{node.report.node}/drain", body))[0] == 200
         if leaving:
             await node.say_load("draining", leaving=True)

@@ -104,12 +104,12 @@ class ManifestPool:
         container, folders = self._container(component), self._mount(component)
         fields = {"metadata.name": self.pod_name(component), "status.podIP": "127.0.0.1"}
         variables = environment(container, fields, self._secrets)
-        words = [_moved(word, folders) for word in expanded(container, variables)]
+        arguments = [_moved(argument, folders) for argument in expanded(container, variables)]
         variables = {name: _moved(value, folders) for name, value in variables.items()}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
         with open(self._folder / f"{component}.log", "wb") as log:
             process = subprocess.Popen(
-                self._here(component, container, words),
+                self._local_command(component, container, arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -139,47 +139,57 @@ class ManifestPool:
             folders[path] = str(folder)
         return folders
 
-    def _here(self, component: str, container: Manifest, words: list[str]) -> list[str]:
+    def _local_command(
+        self, component: str, container: Manifest, arguments: list[str]
+    ) -> list[str]:
         port = self._ports[component]
         own = container["ports"][0]["containerPort"]
         if container["command"] == ["redis-server"]:
-            words = [str(port) if word == str(own) else word for word in words]
-            return [*_for_this_server(words), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+            arguments = [str(port) if argument == str(own) else argument for argument in arguments]
+            return [*_for_this_server(arguments), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         assert container["command"] == ["baton"]
-        words = [word.replace(f":{own}", f":{port}") for word in words]
-        words = [word.replace(f"--port={own}", f"--port={port}") for word in words]
-        words = [word.replace("0.0.0.0", "127.0.0.1") for word in words]
+        arguments = [argument.replace(f":{own}", f":{port}") for argument in arguments]
+        arguments = [argument.replace(f"--port={own}", f"--port={port}") for argument in arguments]
+        arguments = [argument.replace("0.0.0.0", "127.0.0.1") for argument in arguments]
         # Replace the Services' names by their addresses on this machine.
         index, data = self.url_of("kv-index"), self.url_of("kv-data")
-        words = [re.sub(r"redis://[^:,]*-kv-data-0\.[^:,]*:6379", data, word) for word in words]
-        words = [re.sub(r"redis://[^:,]*-kv-index\.[^:,]*:6379", index, word) for word in words]
+        arguments = [
+            re.sub(r"redis://[^:,]*-kv-data-0\.[^:,]*:6379", data, argument)
+            for argument in arguments
+        ]
+        arguments = [
+            re.sub(r"redis://[^:,]*-kv-index\.[^:,]*:6379", index, argument)
+            for argument in arguments
+        ]
         end = f"--supervisor-pid={os.getpid()}"
-        return [sys.executable, "-m", "baton_cli", *words, end]
+        return [sys.executable, "-m", "baton_cli", *arguments, end]
 
     def _await_probe(self, component: str, probe: dict[str, Any]) -> None:
-        until = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S
         while not self._passes(component, probe):
             assert self._processes[component].poll() is None, self._log_tail(component)
-            assert time.monotonic() < until, f"{probe} of {component}: {self._log_tail(component)}"
+            assert time.monotonic() < deadline, (
+                f"{probe} of {component}: {self._log_tail(component)}"
+            )
             time.sleep(0.05)
 
     def _await_nodes(self, roles: set[str]) -> None:
         """Wait for a ready node of each role: the router is ready with the first node."""
-        until = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S
         key = USER_SECRETS["tenants"]["keys.txt"].split()[1]  # ignored by pools without keys
         headers = {"Authorization": f"Bearer {key}"}
         while True:
             nodes = exchange(self.url_of("router"), "/pool", headers=headers).body["nodes"]
             if {node["role"] for node in nodes if node["state"] == "ready"} >= roles:
                 return
-            assert time.monotonic() < until, nodes
+            assert time.monotonic() < deadline, nodes
             time.sleep(0.05)
 
     def _passes(self, component: str, probe: dict[str, Any]) -> bool:
         try:
             if "tcpSocket" in probe:
-                where = ("127.0.0.1", self._ports[component])
-                socket.create_connection(where, probe["timeoutSeconds"]).close()
+                address = ("127.0.0.1", self._ports[component])
+                socket.create_connection(address, probe["timeoutSeconds"]).close()
                 return True
             return exchange(self.url_of(component), probe["httpGet"]["path"]).status == 200
         except (OSError, http.client.HTTPException):
@@ -198,13 +208,13 @@ def _moved(text: str, folders: dict[str, str]) -> str:
     return text
 
 
-def _for_this_server(words: list[str]) -> list[str]:
+def _for_this_server(arguments: list[str]) -> list[str]:
     """The command for this machine's redis-server, without a flag that it does not know."""
     binary = str(find_redis_server())
-    said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=WAIT_S)
-    version = re.search(r"v=(\d+)", said.stdout)
-    assert version is not None, said.stdout
+    output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=WAIT_S)
+    version = re.search(r"v=(\d+)", output.stdout)
+    assert version is not None, output.stdout
     if int(version[1]) < 7:
-        place = words.index("--maxmemory-clients")
-        words = words[:place] + words[place + 2 :]
-    return [binary, *words]
+        index = arguments.index("--maxmemory-clients")
+        arguments = arguments[:index] + arguments[index + 2 :]
+    return [binary, *arguments]

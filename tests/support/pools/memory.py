@@ -80,7 +80,7 @@ class MemoryWatch:
         quarter = len(samples) // 4
         assert quarter > 0, f"{len(samples)} samples"
         everywhere = set(samples[0]).union(*samples)
-        assert all(set(sample) == everywhere for sample in samples), "processes came or went"
+        assert all(set(sample) == everywhere for sample in samples), "processes started or ended"
         return {
             name: Course(_mean(samples[:quarter], name), _mean(samples[-quarter:], name))
             for name in sorted(everywhere)
@@ -105,24 +105,25 @@ class MemoryWatch:
     def _run(self) -> None:
         try:
             while not self._ending.wait(SAMPLE_S):
-                self._samples.append(self._look(self._age_markers() * MARKER_BYTES))
+                self._samples.append(self._sample(self._age_markers() * MARKER_BYTES))
         except BaseException as error:
             self.failure = error
             raise
 
-    def _look(self, marked: int) -> dict[str, int]:
-        found = {}
-        for one in self._pool.processes():
+    def _sample(self, marker_bytes: int) -> dict[str, int]:
+        sample = {}
+        for process in self._pool.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[_name(one)] = one.memory_info().rss
+                sample[_name(process)] = process.memory_info().rss
         for name, path in self._sockets.items():
             with _client(path) as client:
                 memory = client.info("memory")
-            less = marked if name == "index" else 0
-            found[used(name)] = int(memory["used_memory"]) - less
-            # Not from its process: Redis overwrites its environment, and so its mark, by a title.
-            found[f"{name}'s resident memory"] = int(memory["used_memory_rss"]) - less
-        return found
+            excluded = marker_bytes if name == "index" else 0
+            sample[used(name)] = int(memory["used_memory"]) - excluded
+            # Not from the process: Redis overwrites its environment, and thus its mark, with a
+            # title.
+            sample[f"{name}'s resident memory"] = int(memory["used_memory_rss"]) - excluded
+        return sample
 
     def _age_markers(self) -> int:
         """Shorten the markers' TTLs to the life given, and return the number of markers."""
@@ -144,10 +145,10 @@ def used(name: str) -> str:
 
 
 def _name(process: psutil.Process) -> str:
-    """Name a process by the telling part of its command line and its pid."""
-    words = process.cmdline()[1:]
-    node = [word for word in words if word.startswith("--node=")]
-    return " ".join([*(node or words[:4]), f"(pid {process.pid})"])
+    """Name a process by the distinctive part of its command line and its pid."""
+    arguments = process.cmdline()[1:]
+    node = [argument for argument in arguments if argument.startswith("--node=")]
+    return " ".join([*(node or arguments[:4]), f"(pid {process.pid})"])
 
 
 def _client(path: Path) -> redis.Redis:

@@ -1,7 +1,7 @@
 """Runs one role in a process as a pod does: configured by variables, ended by SIGTERM.
 
-In: the words of its command and BATON_ variables. Out: its address, read from its log, which the
-caller may keep; and a check that it exits with 0.
+In: the arguments of its command and BATON_ variables. Out: its address, read from its log, which
+the caller may keep; and a check that it exits with 0.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KUBERNETES = {
 
 @contextmanager
 def role(
-    *words: str, log: list[str] | None = None, pids: list[int] | None = None, **variables: str
+    *arguments: str, log: list[str] | None = None, pids: list[int] | None = None, **variables: str
 ) -> Iterator[str]:
     """Yield a role's address; then send SIGTERM and check for exit code 0. `log` receives its
     stderr lines, `pids` its process id."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "baton_cli", *words],
+        [sys.executable, "-m", "baton_cli", *arguments],
         env={**inherited, **KUBERNETES, **variables},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -55,7 +55,7 @@ def role(
             if found := re.search(r"http://127\.0\.0\.1:\d+", line):
                 break
         else:
-            raise AssertionError(f"{words} ended early: {''.join(seen)}")
+            raise AssertionError(f"{arguments} ended early: {''.join(seen)}")
         yield found[0]
         process.send_signal(signal.SIGTERM)
         seen += process.stderr
@@ -68,12 +68,12 @@ def role(
 
 
 def wait_ready(url: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"{url}/ready", timeout=WAIT_S):
                 return
-        except urllib.error.HTTPError as answer:
-            answer.close()
+        except urllib.error.HTTPError as response:
+            response.close()
             time.sleep(0.05)
     raise AssertionError(f"{url} never became ready")

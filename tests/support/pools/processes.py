@@ -103,22 +103,26 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="bc-", dir="/tmp"))
         if self.store is not None:
             self.store.start()
-        told = self.store.flags() if self.store is not None else []
-        self._words = {
-            "prefill": ["prefill", *flags, *prefill_flags, *told],
-            "decode": ["decode", *flags, *decode_flags, *told],
+        store_flags = self.store.flags() if self.store is not None else []
+        self._arguments = {
+            "prefill": ["prefill", *flags, *prefill_flags, *store_flags],
+            "decode": ["decode", *flags, *decode_flags, *store_flags],
         }
         self.nodes = {
-            name: self._node(name, self._words[role])
+            name: self._node(name, self._arguments[role])
             for role, count in (("prefill", prefill), ("decode", decode))
             for name in (f"{role}-{number}" for number in range(count))
         }
         addresses = ",".join(node.wire.url for node in self.nodes.values())
-        found = [*told[:1], f"--nodes={addresses}"] if static or not told else told[:1]
-        words = ["router", *router_flags, *found]
-        place = (self._folder, self._mark)
+        node_flags = (
+            [*store_flags[:1], f"--nodes={addresses}"]
+            if static or not store_flags
+            else store_flags[:1]
+        )
+        words = ["router", *router_flags, *node_flags]
+        folder_and_mark = (self._folder, self._mark)
         self.routers = [
-            RoleProcess(self._wires, name, words, *place)
+            RoleProcess(self._wires, name, words, *folder_and_mark)
             for name in ("router", *(f"router-{number}" for number in range(1, routers)))
         ]
         self.router = self.routers[0]
@@ -147,16 +151,16 @@ class Cluster:
             self.store.stop()
         self._wires.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        until = time.monotonic() + GONE_S
+        deadline = time.monotonic() + GONE_S
         while left := [one for one in psutil.process_iter() if mark_of(one) == self._mark]:
-            assert time.monotonic() < until, f"processes left: {left}"
+            assert time.monotonic() < deadline, f"processes left: {left}"
             time.sleep(POLL_S)
 
     # --- nodes that come and go -------------------------------------------------------------------
 
     def join(self, name: str, role: str, *flags: str) -> None:
         """Start one more node, with additional flags."""
-        self.nodes[name] = self._node(name, [*self._words[role], *flags])
+        self.nodes[name] = self._node(name, [*self._arguments[role], *flags])
         self.nodes[name].start()
 
     def leave(self, name: str) -> None:
@@ -168,7 +172,7 @@ class Cluster:
         node.close()
         assert node.returncode == 0, node.log_tail()
 
-    # --- what it consists of ----------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -195,19 +199,23 @@ class Cluster:
             self.store.mend()
         for node in self.nodes.values():
             node.mend()
-        self.wait(lambda: self._revived() and self._whole(), "be whole again", READY_S)
+        self.wait(
+            lambda: self._all_alive_after_restarts() and self._is_healthy(),
+            "be healthy again",
+            READY_S,
+        )
 
     def await_ready(self) -> None:
         """Wait until each process runs and the router uses each node's current process."""
-        self.wait(lambda: self._all_live() and self._whole(), "be whole", READY_S)
+        self.wait(lambda: self._all_live() and self._is_healthy(), "be healthy", READY_S)
 
     def wait(self, condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < until, f"the cluster did not {what} in {timeout_s:g} s"
+            assert time.monotonic() < deadline, f"the cluster did not {what} in {timeout_s:g} s"
             time.sleep(POLL_S)
 
-    def _revived(self) -> bool:
+    def _all_alive_after_restarts(self) -> bool:
         """Restart dead processes, and return whether none was dead. Repeated, because a process may
         die late from an earlier fault."""
         dead = [one for one in self.processes() if not one.alive]
@@ -220,7 +228,7 @@ class Cluster:
         assert ended == [], f"ended: {ended}"
         return True
 
-    def _whole(self) -> bool:
+    def _is_healthy(self) -> bool:
         try:
             nodes: list[dict[str, Any]] = self.pool()["nodes"]
         except OSError:
@@ -232,5 +240,7 @@ class Cluster:
 
     def _node(self, name: str, words: list[str]) -> Node:
         words = [*words, f"--node={name}"]
-        place = (self._folder, self._mark)
-        return Node(self._wires, name, words, *place, self.witness.saw, self._watch_answers)
+        folder_and_mark = (self._folder, self._mark)
+        return Node(
+            self._wires, name, words, *folder_and_mark, self.witness.saw, self._watch_answers
+        )

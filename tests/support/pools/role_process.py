@@ -1,8 +1,8 @@
 """One role of a pool as a process that a test starts, kills, freezes and restarts.
 
-In: the words of its command. Out: a process group (a node's server and its engine) that keeps its
-name and port across restarts. Only the test restarts it. It dies with the thread that started it
-(--supervisor-pid), so a killed test run leaves no process.
+In: the arguments of its command. Out: a process group (a node's server and its engine) that keeps
+its name and port across restarts. Only the test restarts it. It dies with the thread that started
+it (--supervisor-pid), so a killed test run leaves no process.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class RoleProcess:
     def start(self) -> None:
         assert not self.alive, f"{self.name} runs already"
         end = f"--supervisor-pid={os.getpid()}"
-        words = [sys.executable, "-m", "baton_cli", *self.words, end]
+        command = [sys.executable, "-m", "baton_cli", *self.words, end]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
         environment = {**inherited, MARK: self._mark, **self.environment}
 
         def spawn() -> subprocess.Popen[bytes]:
             with open(self._log, "ab") as log:
                 return subprocess.Popen(
-                    words,
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
