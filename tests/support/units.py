@@ -34,11 +34,11 @@ class UnitGuard:
         self._process = os.getpid()
         sys.addaudithook(self._note)
 
-    def _note(self, event: str, words: tuple[object, ...]) -> None:
-        if not self._watching or event not in OUTSIDE or words[0] == LOADER:
+    def _note(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self._watching or event not in OUTSIDE or arguments[0] == LOADER:
             return
         if self._is_the_test():
-            self._used.append(f"{event}{words[:2]}"[:200])
+            self._used.append(f"{event}{arguments[:2]}"[:200])
 
     def _is_the_test(self) -> bool:
         return (

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable
 WAIT_S = 120.0
 
 
-async def until(done: Callable[[], object]) -> None:
-    """Return once `done()` is true; raise TimeoutError after WAIT_S."""
+async def until(condition: Callable[[], object]) -> None:
+    """Return once `condition()` is true; raise TimeoutError after WAIT_S."""
     async with asyncio.timeout(WAIT_S):
-        while not done():
+        while not condition():
             await asyncio.sleep(0.01)
 
 
-async def until_is(look: Callable[[], Awaitable[object]], wanted: object) -> None:
-    """Return once `await look()` equals `wanted`; raise TimeoutError after WAIT_S."""
+async def until_is(read: Callable[[], Awaitable[object]], expected: object) -> None:
+    """Return once `await read()` equals `expected`; raise TimeoutError after WAIT_S."""
     async with asyncio.timeout(WAIT_S):
-        while await look() != wanted:
+        while await read() != expected:
             await asyncio.sleep(0.01)

@@ -55,8 +55,10 @@ class WrongClock:
     def before(self, program: Path) -> Path:
         """Write a script that starts the program with this time of day."""
         script = self._folder / program.name
-        words = " ".join(f"{name}={shlex.quote(text)}" for name, text in self.environment.items())
-        script.write_text(f'#!/bin/sh\n{words} exec {shlex.quote(str(program))} "$@"\n')
+        variables = " ".join(
+            f"{name}={shlex.quote(text)}" for name, text in self.environment.items()
+        )
+        script.write_text(f'#!/bin/sh\n{variables} exec {shlex.quote(str(program))} "$@"\n')
         script.chmod(0o755)
         return script
 
