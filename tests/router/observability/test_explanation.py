@@ -1,4 +1,5 @@
-"""GET /requests/{id}: how a request was served, to whom it may be told, and what is not in it."""
+"""GET /requests/{id}: the explanation of how a request was served, who may read it, and that it
+contains nothing from the client."""
 
 from __future__ import annotations
 
@@ -26,33 +27,41 @@ STATS = RequestStats(
 )
 
 
-async def ask(client: Any, **more: Any) -> tuple[int, Any, str]:
+async def complete(client: Any, **more: Any) -> tuple[int, Any, str]:
     body = {"prompt": "Say hello", "max_tokens": 50} | more
     status, answer, headers = await client.post("/v1/completions", body)
     return status, answer, headers["x-baton-request-id"]
 
 
 async def explained(client: Any, request_id: str) -> Any:
-    status, told, _ = await client.get(f"/requests/{request_id}")
-    assert status == 200, told
-    return told
+    status, explanation, _ = await client.get(f"/requests/{request_id}")
+    assert status == 200, explanation
+    return explanation
 
 
-async def test_a_request_of_one_node_is_told_in_full(running: Any, decode: FakeNode) -> None:
+async def test_the_explanation_of_a_whole_request_is_complete(
+    running: Any, decode: FakeNode
+) -> None:
     decode.script.stats = STATS
     async with running(decode) as client:
-        _, body, request_id = await ask(client)
-        told = await explained(client, request_id)
-    assert (told["id"], told["endpoint"], told["model"]) == (
+        _, body, request_id = await complete(client)
+        explanation = await explained(client, request_id)
+    assert (explanation["id"], explanation["endpoint"], explanation["model"]) == (
         request_id,
         "completions",
         "fake-model",
     )
-    assert (told["state"], told["status"], told["error"]) == ("ended", 200, None)
-    assert told["prompt_tokens"] == body["usage"]["prompt_tokens"]
-    assert told["completion_tokens"] == body["usage"]["completion_tokens"] == len(REPLY)
-    assert 0 <= told["prepared_ms"] <= told["first_token_ms"] <= told["total_ms"]
-    (request,) = told["requests"]
+    assert (explanation["state"], explanation["status"], explanation["error"]) == (
+        "ended",
+        200,
+        None,
+    )
+    assert explanation["prompt_tokens"] == body["usage"]["prompt_tokens"]
+    assert explanation["completion_tokens"] == body["usage"]["completion_tokens"] == len(REPLY)
+    assert (
+        0 <= explanation["prepared_ms"] <= explanation["first_token_ms"] <= explanation["total_ms"]
+    )
+    (request,) = explanation["requests"]
     assert (request["id"], request["state"], request["waits"]) == (request_id, "done", [])
     (attempt,) = request["attempts"]
     assert (attempt["attempt"], attempt["prefill"], attempt["decode"]) == (1, None, "decode-0")
@@ -75,46 +84,46 @@ async def test_a_request_of_one_node_is_told_in_full(running: Any, decode: FakeN
     assert (attempt["ended"]["why"], attempt["ended"]["node"]) == ("done", None)
 
 
-async def test_a_split_request_tells_of_both_nodes(
+async def test_the_explanation_of_a_split_request_has_both_nodes(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.stats = RequestStats(
         prompt_tokens=9, fetched_tokens=8, fetch_predicted_ms=1.0, compute_predicted_ms=2.0
     )
     async with running(decode, prefill, handoff="always") as client:
-        _, _, request_id = await ask(client)
-        told = await explained(client, request_id)
+        _, _, request_id = await complete(client)
+        explanation = await explained(client, request_id)
         assert await figure(client, 'baton_router_prediction_error_seconds_count{way="split"}') == 1
-    (attempt,) = told["requests"][0]["attempts"]
+    (attempt,) = explanation["requests"][0]["attempts"]
     assert (attempt["prefill"], attempt["decode"]) == ("prefill-0", "decode-0")
-    assert [one["node"] for one in attempt["measured"]] == ["prefill-0", "decode-0"]
+    assert [figures["node"] for figures in attempt["measured"]] == ["prefill-0", "decode-0"]
     assert attempt["fetch_or_compute"]["did"] == "fetched"
     assert attempt["first_token_ms"] < attempt["decoding_ms"]
 
 
-async def test_each_prediction_is_counted_by_its_way(running: Any, decode: FakeNode) -> None:
+async def test_prediction_errors_are_counted_per_way(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
-        await ask(client, prompt=["one prompt", "another"])
+        await complete(client, prompt=["one prompt", "another"])
         name = "baton_router_prediction_error_seconds"
         assert await figure(client, f'{name}_count{{way="whole"}}') == 2
         assert await figure(client, f'{name}_sum{{way="whole"}}') > 0
 
 
-async def test_a_prefill_node_that_refuses_is_told_and_no_prediction_counted(
+async def test_a_failed_prefill_job_is_explained_and_counts_no_prediction_error(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     prefill.script.prefill = "fail"
     async with running(decode, prefill, handoff="always") as client:
-        _, _, request_id = await ask(client)
-        told = await explained(client, request_id)
+        _, _, request_id = await complete(client)
+        explanation = await explained(client, request_id)
         page = await (await client.session.get(client.url + "/metrics")).text()
-    (attempt,) = told["requests"][0]["attempts"]
+    (attempt,) = explanation["requests"][0]["attempts"]
     assert attempt["prefill_given_up_at_ms"] >= attempt["at_ms"]
     assert attempt["ended"]["why"] == "done"
     assert "baton_router_prediction_error_seconds_count{" not in page
 
 
-async def test_a_lost_node_and_the_wait_for_another_are_told(
+async def test_the_explanation_has_the_lost_node_and_the_wait_for_another(
     half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
@@ -123,8 +132,8 @@ async def test_a_lost_node_and_the_wait_for_another_are_told(
         await join(client, other)
         status, body, headers = await answer
         assert (status, body["choices"][0]["text"]) == (200, REPLY)
-        told = await explained(client, headers["x-baton-request-id"])
-    (request,) = told["requests"]
+        explanation = await explained(client, headers["x-baton-request-id"])
+    (request,) = explanation["requests"]
     first, second = request["attempts"]
     assert (first["ended"]["why"], first["ended"]["node"]) == ("link", "decode-0")
     assert (second["decode"], second["reason"], second["attempt"]) == ("decode-1", "resumed", 2)
@@ -132,25 +141,31 @@ async def test_a_lost_node_and_the_wait_for_another_are_told(
     assert second["at_ms"] >= first["ended"]["at_ms"] > first["at_ms"]
 
 
-async def test_a_request_that_runs_is_told_as_far_as_it_is(
+async def test_a_running_request_has_an_explanation_up_to_now(
     half_answered: Any, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
         (running,) = client.router.dispatcher.in_flight.values()
-        told = await explained(client, running.id)
-        assert (told["state"], told["status"]) == ("running", None)
-        assert told["completion_tokens"] == len("Hello,")
-        assert told["requests"][0]["state"] == "running"
-        assert told["requests"][0]["attempts"][0]["ended"] is None
+        explanation = await explained(client, running.id)
+        assert (explanation["state"], explanation["status"]) == ("running", None)
+        assert explanation["completion_tokens"] == len("Hello,")
+        assert explanation["requests"][0]["state"] == "running"
+        assert explanation["requests"][0]["attempts"][0]["ended"] is None
         failed = JobFailed(running.id, 1, decode.script.failure)
         await decode.say(failed)
         await answer
-        told = await explained(client, running.id)
-    assert (told["state"], told["status"], told["error"]) == ("ended", 500, "engine_error")
-    assert told["requests"][0]["state"] == "failed"
+        explanation = await explained(client, running.id)
+    assert (explanation["state"], explanation["status"], explanation["error"]) == (
+        "ended",
+        500,
+        "engine_error",
+    )
+    assert explanation["requests"][0]["state"] == "failed"
 
 
-async def test_a_request_that_waits_says_for_what(running: Any, decode: FakeNode) -> None:
+async def test_a_waiting_request_s_explanation_has_the_reason(
+    running: Any, decode: FakeNode
+) -> None:
     async with running(decode) as client:
         await decode.stop()
         await client.ready(0)
@@ -166,28 +181,34 @@ async def test_a_request_that_waits_says_for_what(running: Any, decode: FakeNode
         assert text(await answer) == REPLY
 
 
-async def test_prompts_of_one_call_are_told_together_or_one_by_one(
+async def test_prompts_of_one_call_are_explained_together_or_one_by_one(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
-        _, body, request_id = await ask(client, prompt=["ab", "cde"])
+        _, body, request_id = await complete(client, prompt=["ab", "cde"])
         for name in (request_id, body["id"]):
-            told = await explained(client, name)
-            assert [one["id"][-2:] for one in told["requests"]] == ["-0", "-1"]
+            explanation = await explained(client, name)
+            assert [request["id"][-2:] for request in explanation["requests"]] == ["-0", "-1"]
         (second,) = (await explained(client, f"{request_id}-1"))["requests"]
         assert (second["id"], second["prompt_tokens"]) == (f"{request_id}-1", 3)
         status, _, _ = await client.get(f"/requests/{request_id}-2")
         assert status == 404
 
 
-async def test_a_refused_call_is_told_by_its_code(running: Any, decode: FakeNode) -> None:
+async def test_a_refused_call_s_explanation_has_the_error_code(
+    running: Any, decode: FakeNode
+) -> None:
     async with running(decode) as client:
-        _, _, request_id = await ask(client, top_p=7)
-        told = await explained(client, request_id)
-    assert (told["status"], told["error"], told["requests"]) == (400, "invalid_value", [])
+        _, _, request_id = await complete(client, top_p=7)
+        explanation = await explained(client, request_id)
+    assert (explanation["status"], explanation["error"], explanation["requests"]) == (
+        400,
+        "invalid_value",
+        [],
+    )
 
 
-async def test_an_unknown_id_is_a_404_that_says_what_is_kept(
+async def test_an_unknown_id_is_a_404_that_states_how_many_requests_are_kept(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode, explain_requests=3) as client:
@@ -197,97 +218,97 @@ async def test_an_unknown_id_is_a_404_that_says_what_is_kept(
     assert len(body["error"]["message"]) < 250
 
 
-async def test_nothing_that_a_client_wrote_is_told(
+async def test_explanations_contain_nothing_from_the_client(
     running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     async with running(decode, prefill, handoff="always") as client:
-        wanted = {"prompt": SECRET, "stop": ["another secret"], "user": SECRET}
-        _, _, good = await ask(client, **wanted)
-        _, _, bad = await ask(client, prompt=SECRET, model=SECRET)
+        fields = {"prompt": SECRET, "stop": ["another secret"], "user": SECRET}
+        _, _, good = await complete(client, **fields)
+        _, _, bad = await complete(client, prompt=SECRET, model=SECRET)
         pages = [await explained(client, good), await explained(client, bad)]
     assert "secret" not in str(pages)
     assert SECRET not in str(pages)
-    assert str(list(SECRET.encode()))[1:-1] not in str(pages)  # its ids
+    assert str(list(SECRET.encode()))[1:-1] not in str(pages)  # the prompt's token ids
 
 
-async def test_an_id_begins_with_the_last_digits_of_its_router_s_name(
+async def test_a_request_id_starts_with_the_last_characters_of_its_router_s_name(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
         _, pool, _ = await client.get("/pool")
-        ids = [(await ask(client))[2] for _ in range(2)]
+        ids = [(await complete(client))[2] for _ in range(2)]
     assert ids[0] != ids[1]
-    assert [one[:8] for one in ids] == [pool["router"][-8:]] * 2
+    assert [request_id[:8] for request_id in ids] == [pool["router"][-8:]] * 2
 
 
-async def test_a_tenant_reads_its_own_requests_only(
+async def test_a_tenant_may_read_only_its_own_requests(
     running: Any, decode: FakeNode, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("acme key-of-acme\nglobex key-of-globex\n")
     async with running(decode, api_keys=str(tmp_path / "keys")) as client:
         acme = {"Authorization": "Bearer key-of-acme"}
         globex = {"Authorization": "Bearer key-of-globex"}
-        _, _, told = await client.post("/v1/completions", {"prompt": "x"}, acme)
-        path = f"{client.url}/requests/{told['x-baton-request-id']}"
-        seen = []
+        _, _, response_headers = await client.post("/v1/completions", {"prompt": "x"}, acme)
+        path = f"{client.url}/requests/{response_headers['x-baton-request-id']}"
+        statuses = []
         for headers in (acme, globex, {}):
             async with client.session.get(path, headers=headers) as response:
-                seen.append(response.status)
+                statuses.append(response.status)
                 body = await response.json()
-        assert seen == [200, 404, 401]
+        assert statuses == [200, 404, 401]
         assert body["error"]["code"] == "invalid_api_key"
 
 
-def kept(most: int, max_bytes: int = 1 << 20) -> ExplanationHistory:
-    return ExplanationHistory(most, lambda: 2.0, max_bytes)
+def make_history(max_requests: int, max_bytes: int = 1 << 20) -> ExplanationHistory:
+    return ExplanationHistory(max_requests, lambda: 2.0, max_bytes)
 
 
-def trail(name: str, tenant: str | None = "") -> RequestLog:
+def make_log(name: str, tenant: str | None = "") -> RequestLog:
     return RequestLog(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
 
 
-def test_an_admin_reads_every_tenant_s() -> None:
-    ring = kept(2)
-    ring.begin(running := trail("a", "acme"))
-    assert ring.find("a", Tenant("root", admin=True))["state"] == "running"
+def test_an_admin_may_read_every_tenant_s_requests() -> None:
+    history = make_history(2)
+    history.begin(running := make_log("a", "acme"))
+    assert history.find("a", Tenant("root", admin=True))["state"] == "running"
     with pytest.raises(NotFound):
-        ring.find("a", Tenant("globex"))
-    ring.end(running, 200)
-    assert ring.find("a", Tenant("root", admin=True))["tenant"] == "acme"
+        history.find("a", Tenant("globex"))
+    history.end(running, 200)
+    assert history.find("a", Tenant("root", admin=True))["tenant"] == "acme"
     with pytest.raises(NotFound):
-        ring.find("a", Tenant("globex"))
+        history.find("a", Tenant("globex"))
 
 
-def test_the_oldest_is_forgotten_for_the_newest() -> None:
-    ring = kept(2)
+def test_the_oldest_explanation_is_forgotten_first() -> None:
+    history = make_history(2)
     for name in "abc":
-        ring.end(trail(name), 200)
+        history.end(make_log(name), 200)
     with pytest.raises(NotFound, match="the last 2 that ended"):
-        ring.find("a", Tenant())
-    assert ring.find("c", Tenant())["total_ms"] == 1000.0
+        history.find("a", Tenant())
+    assert history.find("c", Tenant())["total_ms"] == 1000.0
 
 
-def test_what_is_kept_has_a_bound_in_bytes_too() -> None:
-    ring = kept(1000)
-    ring.end(trail("a"), 200)
-    one = ring.bytes
-    ring = kept(1000, max_bytes=3 * one + one // 2)  # their sizes differ by a digit
+def test_the_history_is_bounded_in_bytes() -> None:
+    history = make_history(1000)
+    history.end(make_log("a"), 200)
+    size = history.bytes
+    history = make_history(1000, max_bytes=3 * size + size // 2)  # the sizes differ by a digit
     for number in range(10):
-        ring.end(trail(str(number)), 200)
-    assert len(ring) == 3
-    assert 2 * one < ring.bytes <= 3 * one + one // 2
+        history.end(make_log(str(number)), 200)
+    assert len(history) == 3
+    assert 2 * size < history.bytes <= 3 * size + size // 2
 
 
-def test_nothing_is_kept_where_none_is_wanted_or_nobody_asked() -> None:
-    ring = kept(0)
-    ring.end(trail("a"), 200)
-    assert len(ring) == 0
-    ring = kept(2)
-    ring.end(trail("a", None), 401)
-    assert len(ring) == 0
+def test_nothing_is_kept_with_limit_0_or_without_a_tenant() -> None:
+    history = make_history(0)
+    history.end(make_log("a"), 200)
+    assert len(history) == 0
+    history = make_history(2)
+    history.end(make_log("a", None), 401)
+    assert len(history) == 0
 
 
-async def test_a_client_that_left_is_told_as_such(running: Any, decode: FakeNode) -> None:
+async def test_the_explanation_shows_a_disconnect(running: Any, decode: FakeNode) -> None:
     decode.script.run = "silent"
     async with running(decode) as client:
         body = {"prompt": "x", "stream": True}
@@ -296,11 +317,11 @@ async def test_a_client_that_left_is_told_as_such(running: Any, decode: FakeNode
         (running,) = client.router.dispatcher.in_flight.values()
         answer.cancel()
         await until_is(client.unfinished, 0)
-        told = await explained(client, running.id)
-    assert (told["status"], told["requests"][0]["state"]) == (499, "left")
+        explanation = await explained(client, running.id)
+    assert (explanation["status"], explanation["requests"][0]["state"]) == (499, "left")
 
 
-async def test_a_bug_in_explaining_costs_no_answer(
+async def test_a_bug_in_the_explanations_does_not_fail_the_answer(
     running: Any,
     decode: FakeNode,
     monkeypatch: pytest.MonkeyPatch,
@@ -311,12 +332,16 @@ async def test_a_bug_in_explaining_costs_no_answer(
 
     async with running(decode) as client:
         monkeypatch.setattr(client.router.api.generation.observers.explanations, "end", broken)
-        status, body, request_id = await ask(client)
+        status, body, request_id = await complete(client)
     assert (status, body["choices"][0]["text"]) == (200, REPLY)
-    (line,) = [one for one in caplog.records if "cannot record the request's explanation" in one.message]
+    (line,) = [
+        record
+        for record in caplog.records
+        if "cannot record the request's explanation" in record.message
+    ]
     assert vars(line)["request"] == request_id
 
 
-def test_numbers_out_of_arrays_are_numbers() -> None:
-    told = json.loads(encoded({"cost": np.float64(1.5), "tokens": np.int64(3)}))
-    assert told == {"cost": 1.5, "tokens": 3}
+def test_numpy_numbers_are_encoded_as_json_numbers() -> None:
+    decoded = json.loads(encoded({"cost": np.float64(1.5), "tokens": np.int64(3)}))
+    assert decoded == {"cost": 1.5, "tokens": 3}

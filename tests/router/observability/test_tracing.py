@@ -1,4 +1,4 @@
-"""The router's spans: a call, its placements, what the nodes are told, and that nothing leaks."""
+"""The router's spans: calls, placements, the trace context of jobs, and that no text leaks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,19 @@ BODY = {"prompt": SECRET, "max_tokens": 3, "user": SECRET}
 
 @asynccontextmanager
 async def traced(spans: list[Span], *nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
-    told = RouterSettings(port=0, nodes=tuple(node.address for node in nodes), **settings)
-    async with Router(told, spans=spans.append) as router, aiohttp.ClientSession() as session:
+    router_settings = RouterSettings(
+        port=0, nodes=tuple(node.address for node in nodes), **settings
+    )
+    async with (
+        Router(router_settings, spans=spans.append) as router,
+        aiohttp.ClientSession() as session,
+    ):
         client = Client(router, session)
         await client.ready(len(nodes))
         yield client
 
 
-async def test_a_call_is_a_span_below_its_client_s_and_its_placement_one_below_it(
+async def test_a_call_is_a_child_span_of_the_client_s_and_its_placement_a_child_of_the_call(
     decode: FakeNode, prefill: FakeNode
 ) -> None:
     spans: list[Span] = []
@@ -56,7 +61,7 @@ async def test_a_call_is_a_span_below_its_client_s_and_its_placement_one_below_i
     assert SECRET not in str(spans)
 
 
-async def test_a_refused_call_is_a_span_with_its_code(decode: FakeNode) -> None:
+async def test_a_refused_call_s_span_has_the_error_code(decode: FakeNode) -> None:
     spans: list[Span] = []
     async with traced(spans, decode) as client:
         await client.post("/v1/completions", BODY | {"top_p": 7})
@@ -67,7 +72,7 @@ async def test_a_refused_call_is_a_span_with_its_code(decode: FakeNode) -> None:
     assert SECRET not in str(spans)
 
 
-async def test_a_client_that_records_nothing_has_nothing_recorded(decode: FakeNode) -> None:
+async def test_an_unsampled_traceparent_creates_no_spans(decode: FakeNode) -> None:
     spans: list[Span] = []
     async with traced(spans, decode) as client:
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
@@ -76,7 +81,7 @@ async def test_a_client_that_records_nothing_has_nothing_recorded(decode: FakeNo
     assert [job.request.traceparent for job in decode.got_of(RunJob)] == [""]
 
 
-async def test_a_router_without_a_sink_tells_nodes_of_no_trace(
+async def test_a_router_without_a_span_sink_sends_no_trace_context(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
