@@ -1,4 +1,4 @@
-"""Workers ask each other over unix sockets; real ones, with handlers that know little."""
+"""Workers query each other over real unix sockets; the handlers behind them are stubs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.integration
 
 
 class Worker:
-    """Knows the request of its own name; `asked` are the requests that came to it."""
+    """A worker that knows only the request with its own name. `received`: requests it got."""
 
     def __init__(self, path: Path, answer_s: float) -> None:
         self.name = path.stem
         self.port = free_port()
-        self.asked: list[web.Request] = []
+        self.received: list[web.Request] = []
         self.has_all = True
         self._path = path
         self._answer_s = answer_s
@@ -43,7 +43,7 @@ class Worker:
         return runner
 
     async def request(self, request: web.Request) -> web.Response:
-        self.asked.append(request)
+        self.received.append(request)
         if request.headers.get("Authorization") != "Bearer key":
             return web.json_response({}, status=401)
         if request.match_info["id"] != self.name:
@@ -51,12 +51,12 @@ class Worker:
         return web.json_response({"request": self.name})
 
     async def ready(self, request: web.Request) -> web.Response:
-        self.asked.append(request)
-        told = {"ready": self.has_all, "reason": "", "not_ready": []}
-        return web.json_response(told, status=200 if self.has_all else 503)
+        self.received.append(request)
+        body = {"ready": self.has_all, "reason": "", "not_ready": []}
+        return web.json_response(body, status=200 if self.has_all else 503)
 
     async def health(self, request: web.Request) -> web.Response:
-        self.asked.append(request)
+        self.received.append(request)
         return web.json_response({})
 
 
@@ -80,26 +80,26 @@ async def get(worker: Worker, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_any_worker_finds_the_request_of_another(tmp_path: Path) -> None:
+async def test_any_worker_finds_another_worker_s_request(tmp_path: Path) -> None:
     async with running(tmp_path, "abc") as workers:
         for worker in workers:
             assert await get(worker, "/requests/b") == (200, '{"request": "b"}')
 
 
-async def test_what_nobody_knows_is_asked_once_of_each_and_not_found(tmp_path: Path) -> None:
+async def test_an_unknown_request_is_queried_once_per_worker_and_not_found(tmp_path: Path) -> None:
     async with running(tmp_path, "abc") as workers:
         status, _ = await get(workers[0], "/requests/x")
-        assert status == 500  # NotFound, which the router's own middleware shapes
-        assert [len(worker.asked) for worker in workers] == [1, 1, 1]
+        assert status == 500  # NotFound; the real router's middleware turns it into a 404
+        assert [len(worker.received) for worker in workers] == [1, 1, 1]
 
 
-async def test_what_is_each_workers_own_is_not_asked_of_others(tmp_path: Path) -> None:
+async def test_health_is_answered_without_querying_other_workers(tmp_path: Path) -> None:
     async with running(tmp_path, "ab") as workers:
         assert (await get(workers[0], "/health"))[0] == 200
-        assert [len(worker.asked) for worker in workers] == [1, 0]
+        assert [len(worker.received) for worker in workers] == [1, 0]
 
 
-async def test_a_worker_that_is_gone_or_silent_is_left_out(
+async def test_a_dead_or_silent_worker_is_left_out(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, "ab", answer_s=0.2) as workers:
@@ -107,21 +107,21 @@ async def test_a_worker_that_is_gone_or_silent_is_left_out(
         with socket.socket(socket.AF_UNIX) as silent:
             silent.bind(str(tmp_path / "silent.sock"))
             silent.listen()
-            async with asyncio.timeout(WAIT_S):  # b itself may not answer in time at first
+            async with asyncio.timeout(WAIT_S):  # at first b may not answer in time
                 while (await get(workers[0], "/requests/b"))[0] != 200:
                     pass
 
 
-async def test_all_are_ready_once_each_worker_says_so(tmp_path: Path) -> None:
+async def test_all_is_ready_once_every_worker_is(tmp_path: Path) -> None:
     async with running(tmp_path, "abc") as workers, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{workers[0].port}/ready"
-        for behind, status in (((), 200), (("b",), 503), (("b", "c"), 503)):
+        for unready, status in (((), 200), (("b",), 503), (("b", "c"), 503)):
             for worker in workers:
-                worker.has_all = worker.name not in behind
+                worker.has_all = worker.name not in unready
             async with session.get(url + "?all=1") as answer:
-                told = await answer.json()
-                assert (answer.status, told["ready"]) == (status, status == 200)
-                assert all(name in told["reason"] for name in behind)
+                body = await answer.json()
+                assert (answer.status, body["ready"]) == (status, status == 200)
+                assert all(name in body["reason"] for name in unready)
             async with session.get(url) as answer:
-                assert answer.status == 200  # whoever answers can serve
-        assert [len(worker.asked) for worker in workers] == [6, 3, 3]
+                assert answer.status == 200  # the worker that answers can serve
+        assert [len(worker.received) for worker in workers] == [6, 3, 3]

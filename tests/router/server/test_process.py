@@ -1,4 +1,4 @@
-"""serve() in a process of its own: signals, deadlines, exit."""
+"""serve() in a separate process: signals, the shutdown deadline, the exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ asyncio.run(serve(settings, lambda host, port: print(port, flush=True)))
 
 @asynccontextmanager
 async def process(node: FakeNode, deadline_s: float) -> AsyncIterator[tuple[Any, str]]:
-    """A router process that is ready, and its URL."""
+    """A ready router process, and its URL."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CODE, node.address, str(deadline_s), stdout=asyncio.subprocess.PIPE
     )
@@ -66,14 +66,14 @@ async def running_stream(node: FakeNode, url: str) -> asyncio.Task[str]:
 async def is_ready(session: aiohttp.ClientSession, url: str) -> bool:
     try:
         return (await session.get(url + "/ready")).status == 200
-    except aiohttp.ClientConnectionError:  # it listens no more
+    except aiohttp.ClientConnectionError:  # the router no longer listens
         return False
 
 
 async def test_an_idle_router_ends_at_the_first_signal(decode: FakeNode) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
         async with process(decode, 60.0) as (child, _):
-            child.send_signal(number)
+            child.send_signal(signal_number)
             async with asyncio.timeout(WAIT_S):
                 assert await child.wait() == 0
 
@@ -88,7 +88,9 @@ async def test_the_first_signal_waits_for_a_running_stream(decode: FakeNode) -> 
             assert await child.wait() == 0
 
 
-async def test_the_second_signal_ends_at_once_with_an_error_and_an_abort(decode: FakeNode) -> None:
+async def test_the_second_signal_ends_the_stream_with_an_error_and_aborts_the_job(
+    decode: FakeNode,
+) -> None:
     decode.script.run = "half"
     async with process(decode, 3600.0) as (child, url):
         task = await running_stream(decode, url)

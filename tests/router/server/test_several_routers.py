@@ -1,4 +1,4 @@
-"""Two routers before the same nodes: each knows what the other has booked, and outlives it."""
+"""Two routers with the same nodes: each sees the other's bookings, and survives its death."""
 
 from __future__ import annotations
 
@@ -55,32 +55,32 @@ async def complete(router: Router, prompt: str, tokens: int) -> None:
         assert answer.status == 200
 
 
-async def test_what_one_router_books_while_the_engine_is_in_a_step_the_other_counts() -> None:
+async def test_a_router_counts_another_router_s_bookings_while_the_engine_is_in_a_step() -> None:
     async with two_routers(SimConfig(prefill_base_ms=5000.0)) as (first, second):
         view = second.view.nodes[NODE]
-        asked = asyncio.create_task(complete(first, "a" * 100, 1))
+        running_call = asyncio.create_task(complete(first, "a" * 100, 1))
         await until(lambda: view.sequences == 1)
-        await asyncio.sleep(0.5)  # the engine is in the step, which takes 5 s
-        more = asyncio.create_task(complete(first, "b" * 200, 1))
+        await asyncio.sleep(0.5)  # the engine is in its step of 5 s
+        queued_call = asyncio.create_task(complete(first, "b" * 200, 1))
         await until(lambda: first.view.nodes[NODE].sequences == 2)
-        await until(lambda: view.sequences == 2 or asked.done())
-        assert not asked.done()
+        await until(lambda: view.sequences == 2 or running_call.done())
+        assert not running_call.done()
         assert 200 <= view.queued_tokens <= 300
-        await asyncio.gather(asked, more)
+        await asyncio.gather(running_call, queued_call)
         await until(lambda: (view.sequences, view.queued_tokens) == (0, 0))
 
 
-async def test_a_router_does_not_take_its_own_booking_for_another_routers() -> None:
+async def test_a_router_does_not_attribute_its_own_bookings_to_others() -> None:
     async with two_routers(SimConfig(prefill_base_ms=2000.0)) as (first, second):
         view = first.view.nodes[NODE]
-        asked = [asyncio.create_task(complete(first, c * 100, 1)) for c in "abc"]
+        calls = [asyncio.create_task(complete(first, c * 100, 1)) for c in "abc"]
         await until(lambda: second.view.nodes[NODE].sequences == 3)
-        seen = set()
-        while not all(task.done() for task in asked):
-            seen.add((view.others_sequences, view.others_tokens))
+        others = set()
+        while not all(task.done() for task in calls):
+            others.add((view.others_sequences, view.others_tokens))
             await asyncio.sleep(0.005)
-        assert seen == {(0, 0)}
-        await asyncio.gather(*asked)
+        assert others == {(0, 0)}
+        await asyncio.gather(*calls)
 
 
 # --- a router that dies ---------------------------------------------------------------------------
@@ -95,7 +95,7 @@ LIMIT_S = 120.0
 
 @dataclass
 class Stream:
-    """`broke`: its connection did, before its end."""
+    """A client's stream. `broke`: the connection broke before the end."""
 
     prompt: str
     placement: str = ""
@@ -104,9 +104,9 @@ class Stream:
 
     @property
     def node(self) -> str:
-        found = re.search(r"decode=(\S+)", self.placement)
-        assert found, self.placement
-        return found[1]
+        match = re.search(r"decode=(\S+)", self.placement)
+        assert match, self.placement
+        return match[1]
 
     async def run(self, session: aiohttp.ClientSession, url: str, tokens: int) -> None:
         body = {"prompt": self.prompt, "max_tokens": tokens, "stream": True, "ignore_eos": True}
@@ -121,50 +121,52 @@ class Stream:
 
 
 @pytest.mark.timeout(600)
-async def test_a_router_is_killed_and_its_clients_find_their_caches_at_the_other() -> None:
+async def test_after_a_router_is_killed_the_other_one_serves_its_clients_from_the_same_caches() -> (
+    None
+):
     flags = {"flags": SLOW, "router_flags": ("--handoff=never",), "watch_answers": False}
     with Cluster(0, 2, routers=2, store=False, **flags) as cluster:  # type: ignore[arg-type]
         dead, alive = (router.url for router in cluster.routers)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
-            await until_whole(session, alive)
+            await until_ready(session, alive)
             await kill_one(cluster, session, dead, alive)
 
 
 async def kill_one(cluster: Cluster, session: aiohttp.ClientSession, dead: str, alive: str) -> None:
     streams = [Stream(f"stream {number} " * 10) for number in range(STREAMS)]
     lost, kept = streams[::2], streams[1::2]
-    # The lost ones would run on for three minutes if their nodes did not drop them.
+    # The lost streams would run for three minutes if their nodes did not drop them.
     tasks = [asyncio.create_task(each.run(session, dead, 1800)) for each in lost]
     tasks += [asyncio.create_task(each.run(session, alive, 60)) for each in kept]
     await until(lambda: all(each.events for each in streams))
-    await view_of(session, alive, lambda others: others >= len(lost))
+    await until_others(session, alive, lambda others: others >= len(lost))
     await asyncio.to_thread(cluster.routers[0].kill)
-    killed = time.monotonic()
+    killed_at = time.monotonic()
     await asyncio.gather(*tasks)
     assert all(each.broke and "[DONE]" not in each.events for each in lost)
     assert all(each.events[-1] == "[DONE]" and not each.broke for each in kept)
-    await view_of(session, alive, lambda others: others == 0)
-    assert time.monotonic() - killed < LIMIT_S
+    await until_others(session, alive, lambda others: others == 0)
+    assert time.monotonic() - killed_at < LIMIT_S
     for each in lost:
-        placement, cached = await again(session, alive, each.prompt)
+        placement, cached = await complete_at(session, alive, each.prompt)
         assert f"decode={each.node}" in placement
         assert cached > 0
 
 
-async def again(session: aiohttp.ClientSession, url: str, prompt: str) -> tuple[str, int]:
-    """Placement, and the prompt's tokens that were in a cache."""
+async def complete_at(session: aiohttp.ClientSession, url: str, prompt: str) -> tuple[str, int]:
+    """Complete the prompt; return the placement and the number of cached prompt tokens."""
     async with session.post(url + PATH, json={"prompt": prompt, "max_tokens": 2}) as answer:
-        told: Any = await answer.json()
-        return answer.headers["x-baton-placement"], cached_of(told)
+        body: Any = await answer.json()
+        return answer.headers["x-baton-placement"], cached_of(body)
 
 
-def cached_of(told: Any) -> int:
-    tokens: int = told["usage"]["prompt_tokens_details"]["cached_tokens"]
+def cached_of(body: Any) -> int:
+    tokens: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
     return tokens
 
 
-async def until_whole(session: aiohttp.ClientSession, url: str) -> None:
+async def until_ready(session: aiohttp.ClientSession, url: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
             pool = await pool_of(session, url)
@@ -173,15 +175,15 @@ async def until_whole(session: aiohttp.ClientSession, url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def view_of(session: aiohttp.ClientSession, url: str, true: Any) -> None:
-    """Until `true` of how many sequences that router takes for others', with no token queued where
-    there are none."""
+async def until_others(session: aiohttp.ClientSession, url: str, holds: Any) -> None:
+    """Wait until `holds` is true of the number of sequences that this router attributes to other
+    routers. With no such sequences, it must also attribute no queued tokens to them."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             nodes = (await pool_of(session, url))["nodes"]
             others = sum(node["others"]["sequences"] for node in nodes)
             tokens = sum(node["others"]["tokens"] for node in nodes)
-            if true(others) and (others or not tokens):
+            if holds(others) and (others or not tokens):
                 return
             await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""`baton router --workers N`: real processes on one port before a fake node."""
+"""`baton router --workers N`: real processes on the same port, with a fake node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READY = re.compile(r"listens on (http://\S+) with (\d+) workers")
 
 
 class Workers:
-    """A parent with its workers; `folder` is its TMPDIR."""
+    """The parent process and its workers. `folder` is its TMPDIR."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder = folder
@@ -47,20 +47,20 @@ class Workers:
 
     @property
     def url(self) -> str:
-        found = READY.search(self.log)
-        assert found, self.log
-        return found[1]
+        match = READY.search(self.log)
+        assert match, self.log
+        return match[1]
 
     def workers(self) -> list[psutil.Process]:
-        found: list[psutil.Process] = psutil.Process(self.process.pid).children()
-        return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children()
+        return [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
 
     async def start(self) -> None:
-        words = [sys.executable, "-m", "baton_cli", "router", "--port=0", *self._flags]
+        command = [sys.executable, "-m", "baton_cli", "router", "--port=0", *self._flags]
         environment = {**os.environ, "TMPDIR": str(self.folder)}
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *words, f"--supervisor-pid={os.getpid()}", stderr=log, env=environment
+                *command, f"--supervisor-pid={os.getpid()}", stderr=log, env=environment
             )
 
     async def end(self) -> None:
@@ -71,7 +71,7 @@ class Workers:
 
 @asynccontextmanager
 async def started_workers(folder: Path, *flags: str) -> AsyncIterator[Workers]:
-    """All its workers listen."""
+    """Workers that all listen, unless the parent has ended."""
     workers = Workers(folder, *flags)
     await workers.start()
     try:
@@ -82,25 +82,25 @@ async def started_workers(folder: Path, *flags: str) -> AsyncIterator[Workers]:
 
 
 async def get(url: str, path: str) -> Any:
-    """On a connection of its own: the kernel may give it to any worker."""
+    """Get a page over a new connection, which the kernel may give to any worker."""
     async with aiohttp.ClientSession() as session, session.get(url + path) as answer:
         return await (answer.json() if path == "/pool" else answer.text())
 
 
-async def when(url: str, path: str, true: Callable[[Any], object]) -> Any:
-    """The first answer of which it is true; connections may break meanwhile."""
+async def until_page(url: str, path: str, holds: Callable[[Any], object]) -> Any:
+    """Get a page until `holds` is true of it. Broken connections are retried."""
     async with asyncio.timeout(120):
         while True:
             with contextlib.suppress(aiohttp.ClientError):
-                if true(told := await get(url, path)):
-                    return told
+                if holds(page := await get(url, path)):
+                    return page
             await asyncio.sleep(0.05)
 
 
-async def all_ready(one: Workers) -> None:
-    """Each worker for itself: a link that is up is not yet a node that is ready."""
-    sockets = sorted(one.folder.rglob("*.sock"))
-    assert len(sockets) == len(one.workers())
+async def all_ready(workers: Workers) -> None:
+    """Wait until each worker is ready; a node whose link is up may not be ready yet."""
+    sockets = sorted(workers.folder.rglob("*.sock"))
+    assert len(sockets) == len(workers.workers())
     async with asyncio.timeout(120):
         for path in sockets:
             connector = aiohttp.UnixConnector(str(path))
@@ -118,94 +118,96 @@ async def complete(url: str, **fields: Any) -> str:
         return await answer.text()
 
 
-def numbers(page: str, metric: str) -> dict[str, float]:
-    """Sums by worker."""
-    found: dict[str, float] = {}
+def sums_by_worker(page: str, metric: str) -> dict[str, float]:
+    """The metric's sum per worker."""
+    sums: dict[str, float] = {}
     for worker, value in re.findall(rf'^{metric}{{worker="(\d+)".*}} (\S+)$', page, re.MULTILINE):
-        found[worker] = found.get(worker, 0.0) + float(value)
-    return found
+        sums[worker] = sums.get(worker, 0.0) + float(value)
+    return sums
 
 
-async def test_any_worker_answers_for_all(tmp_path: Path, decode: FakeNode) -> None:
-    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
+async def test_any_worker_answers_for_all_workers(tmp_path: Path, decode: FakeNode) -> None:
+    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as workers:
         await until(lambda: decode.links == 2)
-        await all_ready(one)
+        await all_ready(workers)
         for _ in range(20):
-            assert '"finish_reason":"stop"' in await complete(one.url)
-        pages = [await get(one.url, "/metrics") for _ in range(10)]
+            assert '"finish_reason":"stop"' in await complete(workers.url)
+        pages = [await get(workers.url, "/metrics") for _ in range(10)]
         for page in pages:
-            answered = numbers(page, "baton_router_requests_total")
+            answered = sums_by_worker(page, "baton_router_requests_total")
             assert sum(answered.values()) == 20
-            assert set(numbers(page, "baton_asyncio_tasks")) == {"0", "1"}
+            assert set(sums_by_worker(page, "baton_asyncio_tasks")) == {"0", "1"}
             assert page.count('baton_node_ready{node="decode-0"') == 1
-        pool = await get(one.url, "/pool")
+        pool = await get(workers.url, "/pool")
         assert [each["worker"] for each in pool["workers"]] == ["0", "1"]
-        assert one.log.count("listens on") == 1
+        assert workers.log.count("listens on") == 1
 
 
 async def test_all_is_ready_once_every_worker_has_every_node(
     tmp_path: Path, decode: FakeNode
 ) -> None:
-    def state(told: str) -> bool:
-        return bool(json.loads(told)["ready"])
+    def is_ready(page: str) -> bool:
+        return bool(json.loads(page)["ready"])
 
     flags = ("--workers=2", f"--nodes={decode.address}", "--expect-nodes=decode-0")
-    async with started_workers(tmp_path, *flags) as one:
-        assert state(await when(one.url, "/ready?all=1", state))
-        await all_ready(one)  # so the other one was asked, too
+    async with started_workers(tmp_path, *flags) as workers:
+        assert is_ready(await until_page(workers.url, "/ready?all=1", is_ready))
+        await all_ready(workers)  # so the answer above included the other worker
         decode.cut_links()
         await decode.stop()
-        told = await when(one.url, "/ready?all=1", lambda told: not state(told))
-        assert '"state":"lost"' in told or "worker" in told
+        page = await until_page(workers.url, "/ready?all=1", lambda page: not is_ready(page))
+        assert '"state":"lost"' in page or "worker" in page
 
 
-async def test_a_worker_that_died_is_started_again_and_the_other_serves_on(
+async def test_a_dead_worker_is_restarted_while_the_other_serves(
     tmp_path: Path, decode: FakeNode
 ) -> None:
-    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
+    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as workers:
         await until(lambda: decode.links == 2)
-        first = {each.pid for each in one.workers()}
+        first = {each.pid for each in workers.workers()}
         os.kill(min(first), signal.SIGKILL)
-        await until(lambda: "was killed by signal 9" in one.log)
-        await when(one.url, "/pool", lambda pool: len(pool["workers"]) == 2)
-        assert len({each.pid for each in one.workers()} & first) == 1
-        for _ in range(20):  # also by the new one, which listens once it has a node
-            assert '"finish_reason":"stop"' in await complete(one.url)
+        await until(lambda: "was killed by signal 9" in workers.log)
+        await until_page(workers.url, "/pool", lambda pool: len(pool["workers"]) == 2)
+        assert len({each.pid for each in workers.workers()} & first) == 1
+        for _ in range(20):  # the new worker serves too: it listens once it has a node
+            assert '"finish_reason":"stop"' in await complete(workers.url)
 
 
-async def test_the_first_signal_drains_and_the_second_ends_at_once(
+async def test_the_first_signal_drains_and_the_second_ends_the_workers_at_once(
     tmp_path: Path, decode: FakeNode
 ) -> None:
     decode.script.run = "half"
     flags = ("--workers=2", f"--nodes={decode.address}", "--drain-timeout=3600")
-    async with started_workers(tmp_path, *flags) as one:
-        await all_ready(one)
-        task = asyncio.create_task(complete(one.url, stream=True))
+    async with started_workers(tmp_path, *flags) as workers:
+        await all_ready(workers)
+        task = asyncio.create_task(complete(workers.url, stream=True))
         await until(lambda: decode.got_of(RunJob))
-        one.process.send_signal(signal.SIGTERM)
-        await until(lambda: len(one.workers()) == 1)  # the idle one has ended
-        assert one.process.returncode is None
-        one.process.send_signal(signal.SIGINT)
+        workers.process.send_signal(signal.SIGTERM)
+        await until(lambda: len(workers.workers()) == 1)  # the idle worker has ended
+        assert workers.process.returncode is None
+        workers.process.send_signal(signal.SIGINT)
         async with asyncio.timeout(120):
-            assert await one.process.wait() == 0
+            assert await workers.process.wait() == 0
             assert '"code":"unavailable"' in await task
         assert [each.name for each in tmp_path.iterdir()] == ["log"]
 
 
 async def test_workers_die_with_their_parent(tmp_path: Path, decode: FakeNode) -> None:
-    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
-        workers = one.workers()
-        one.process.kill()
+    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as workers:
+        children = workers.workers()
+        workers.process.kill()
         await until(
             lambda: (
                 not any(
-                    each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in workers
+                    each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children
                 )
             )
         )
 
 
-async def test_a_worker_that_cannot_start_ends_it_all_with_its_own_line(tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_start_ends_the_parent_and_logs_the_cause(
+    tmp_path: Path,
+) -> None:
     missing = tmp_path / "keys"
     workers = Workers(
         tmp_path, "--workers=2", "--nodes=http://127.0.0.1:1", f"--api-keys={missing}"
@@ -220,7 +222,9 @@ async def test_a_worker_that_cannot_start_ends_it_all_with_its_own_line(tmp_path
         await workers.end()
 
 
-async def test_a_port_in_use_is_one_line(tmp_path: Path, decode: FakeNode) -> None:
+async def test_a_port_in_use_is_one_log_line_without_a_traceback(
+    tmp_path: Path, decode: FakeNode
+) -> None:
     port = decode.address.rpartition(":")[2]
     workers = Workers(tmp_path, "--workers=2", f"--nodes={decode.address}", f"--port={port}")
     await workers.start()
