@@ -1,4 +1,4 @@
-"""The chart's Grafana dashboards ask for metrics that routers and nodes have."""
+"""The chart's Grafana dashboards query only metrics that routers and nodes export."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ TYPE = re.compile(r"^# TYPE (\w+) (\w+)$", re.MULTILINE)
 
 
 def panels(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
-    return found
+    panels: list[dict[str, Any]] = json.loads(path.read_text())["panels"]
+    return panels
 
 
-def asked(path: Path) -> set[str]:
+def queried(path: Path) -> set[str]:
     exprs = [target["expr"] for panel in panels(path) for target in panel["targets"]]
     return {name for expr in exprs for name in NAME.findall(expr)}
 
 
-def named(page: str) -> set[str]:
-    """What can be asked of a page, also of what was not counted yet."""
+def exported(page: str) -> set[str]:
+    """All series names of a metrics page, including those without a sample yet."""
     names: set[str] = set()
     for name, kind in TYPE.findall(page):
-        ends = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
-        names |= {name + end for end in ends}
+        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        names |= {name + end for end in suffixes}
     return names
 
 
-async def pages() -> set[str]:
+async def exported_names() -> set[str]:
+    """The series names of a router and a node."""
     node = NodeSettings(node="n0", role="decode", port=free_port(), engine="sim", kv_blocks=100)
     async with (
         running(node) as [process],
@@ -48,30 +49,32 @@ async def pages() -> set[str]:
         aiohttp.ClientSession() as session,
     ):
         await until(lambda: list(router.view.ready()))
-        found: set[str] = set()
+        names: set[str] = set()
         for url in (process.url, f"http://127.0.0.1:{router.port}"):
             async with session.get(f"{url}/metrics") as answer:
-                found |= named(await answer.text())
-        return found
+                names |= exported(await answer.text())
+        return names
 
 
 @pytest.mark.integration
 async def test_every_metric_of_a_dashboard_exists() -> None:
-    known = await pages()
-    wanted = {name for path in DASHBOARDS for name in asked(path)}
-    assert len(wanted) > 30
-    assert wanted - known == set()
+    existing = await exported_names()
+    names = {name for path in DASHBOARDS for name in queried(path)}
+    assert len(names) > 30
+    assert names - existing == set()
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_a_dashboard_has_panels_that_can_be_told_apart(path: Path) -> None:
-    shown = panels(path)
-    titles = [panel["title"] for panel in shown]
-    assert len(shown) > 10
+def test_the_panels_of_a_dashboard_have_unique_titles_and_positions_and_filter_by_pool(
+    path: Path,
+) -> None:
+    all_panels = panels(path)
+    titles = [panel["title"] for panel in all_panels]
+    assert len(all_panels) > 10
     assert len(set(titles)) == len(titles)
-    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in shown}
-    assert len(places) == len(shown)
-    for panel in shown:
+    positions = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in all_panels}
+    assert len(positions) == len(all_panels)
+    for panel in all_panels:
         assert panel["targets"]
         for target in panel["targets"]:
             expr = target["expr"]
@@ -79,6 +82,6 @@ def test_a_dashboard_has_panels_that_can_be_told_apart(path: Path) -> None:
             assert all('pool=~"$pool"' in part for part in NAME.split(expr)[1:]), expr
 
 
-def test_dashboards_have_names_of_their_own() -> None:
+def test_dashboards_have_unique_uids() -> None:
     dashboards = [json.loads(path.read_text()) for path in DASHBOARDS]
     assert len({each["uid"] for each in dashboards}) == len(dashboards) == 2

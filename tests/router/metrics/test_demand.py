@@ -1,4 +1,4 @@
-"""What a router counts of its clients' requests, and which of them count as held."""
+"""Demand in the load report: counted requests and tokens, latencies, live and held requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 PROMPT = "x" * 64
 
 
-async def test_each_prompt_of_a_call_is_a_request_and_each_choice_s_tokens_are_output(
+async def test_each_prompt_of_a_call_counts_as_a_request_and_all_choices_tokens_as_output(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -36,7 +36,7 @@ async def test_each_prompt_of_a_call_is_a_request_and_each_choice_s_tokens_are_o
     assert (after.live, after.held) == (0, 0)
 
 
-async def test_what_its_node_has_cached_of_a_prompt_is_not_counted_as_uncached(
+async def test_prompt_tokens_that_the_node_has_cached_do_not_count_as_uncached(
     running: Any, decode: FakeNode
 ) -> None:
     root = root_hash(decode.report.fingerprint)
@@ -50,7 +50,7 @@ async def test_what_its_node_has_cached_of_a_prompt_is_not_counted_as_uncached(
     assert report.uncached_tokens_total == len(PROMPT) - 3 * LAYOUT.chunk_tokens
 
 
-async def test_a_request_that_is_placed_again_is_still_one_request(
+async def test_a_request_that_is_placed_again_counts_once(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     for node in (decode, other):
@@ -68,7 +68,7 @@ async def test_a_request_that_is_placed_again_is_still_one_request(
     assert report.output_tokens_total == len("Hello, world!")
 
 
-async def test_a_refused_request_is_no_demand(running: Any, decode: FakeNode) -> None:
+async def test_a_refused_request_does_not_count_as_demand(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         status, _, _ = await client.post("/v1/completions", {"prompt": "x" * 300})
         report = client.router.report()
@@ -76,7 +76,7 @@ async def test_a_refused_request_is_no_demand(running: Any, decode: FakeNode) ->
     assert (report.requests_total, report.prompt_tokens_total) == (0, 0)
 
 
-async def test_latencies_are_the_observations_of_the_metrics_page(
+async def test_latencies_in_the_report_agree_with_the_metrics_page(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
@@ -91,14 +91,14 @@ async def test_latencies_are_the_observations_of_the_metrics_page(
 
 
 @given(st.floats(0.0, 1e6))
-def test_a_latency_counts_for_the_first_bound_that_it_is_within(seconds: float) -> None:
+def test_a_latency_counts_in_the_first_bucket_that_contains_it(seconds: float) -> None:
     demand = Demand("router-1", lambda: 0.0)
     demand.ttft.observe(seconds)
     counts = demand.report(0, 0).ttft_counts
     bounds = (*LATENCY_BOUNDS_S, float("inf"))
     assert sum(counts) == 1
-    [at] = [bound for bound, count in zip(bounds, counts, strict=True) if count]
-    assert at == min(bound for bound in bounds if seconds <= bound)
+    [bucket] = [bound for bound, count in zip(bounds, counts, strict=True) if count]
+    assert bucket == min(bound for bound in bounds if seconds <= bound)
 
 
 async def test_a_request_is_live_while_it_runs_and_held_while_no_node_can_take_it(
@@ -133,7 +133,7 @@ async def test_a_new_request_is_held_while_no_node_of_its_role_is_ready(
         await until_is(client.held, 0)
 
 
-def test_a_router_is_idle_since_it_last_had_a_request() -> None:
+def test_idle_time_starts_when_the_last_request_ended() -> None:
     now = 0.0
     demand = Demand("router-1", lambda: now)
     now = 10.0

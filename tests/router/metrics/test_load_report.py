@@ -1,4 +1,4 @@
-"""What a router tells the index of its clients' requests, and that nothing waits for the index."""
+"""The router's load reports in the index, and that no request waits for the index."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.stores.kvstore import frozen, held_down, plain_client
 pytestmark = pytest.mark.integration
 
 WAIT_S = 180.0
-TTL_S = 600.0  # of the reports of a process, longer than any test
+TTL_S = 600.0  # TTL of a router process's reports; longer than any test
 BODY = {"prompt": "x" * 64, "max_tokens": 8}
 CODE = """
 import asyncio, sys
@@ -49,12 +49,12 @@ def redis() -> Iterator[EmbeddedStore]:
 async def registry(redis: EmbeddedStore) -> AsyncIterator[Registry]:
     with plain_client(redis.index_url) as client:
         client.flushall()
-    async with Registry(redis.index_url, "default") as opened:
-        yield opened
+    async with Registry(redis.index_url, "default") as registry:
+        yield registry
 
 
 def settings_of(redis: EmbeddedStore, *nodes: FakeNode, every_s: float = 0.05) -> RouterSettings:
-    """Of a router that may be asked before its nodes are there."""
+    """Settings of a router that holds requests until its nodes are ready."""
     return RouterSettings(
         port=0,
         index_url=redis.index_url,
@@ -64,17 +64,17 @@ def settings_of(redis: EmbeddedStore, *nodes: FakeNode, every_s: float = 0.05) -
     )
 
 
-async def reported(
-    registry: Registry, wanted: Callable[[list[RouterReport]], object]
+async def until_reported(
+    registry: Registry, holds: Callable[[list[RouterReport]], object]
 ) -> list[RouterReport]:
-    """What the routers say, once it is as wanted."""
+    """Wait until `holds` is true of the routers' reports, and return them."""
     async with asyncio.timeout(WAIT_S):
-        while not wanted(reports := await registry.routers()):
+        while not holds(reports := await registry.routers()):
             await asyncio.sleep(0.02)
     return reports
 
 
-async def ask(url: str, body: Any) -> Any:
+async def complete(url: str, body: Any) -> Any:
     async with (
         aiohttp.ClientSession() as session,
         session.post(url + "/v1/completions", json=body) as response,
@@ -83,37 +83,38 @@ async def ask(url: str, body: Any) -> Any:
         return await response.json()
 
 
-async def test_each_router_says_what_it_was_asked(
+async def test_each_router_reports_its_own_requests(
     redis: EmbeddedStore, registry: Registry, decode: FakeNode
 ) -> None:
     settings = settings_of(redis, decode)
     async with Router(settings) as first, Router(settings) as second:
-        await ask(f"http://127.0.0.1:{first.port}", BODY)
-        reports = await reported(
-            registry, lambda all: sorted(one.requests_total for one in all) == [0, 1]
+        await complete(f"http://127.0.0.1:{first.port}", BODY)
+        reports = await until_reported(
+            registry, lambda all: sorted(report.requests_total for report in all) == [0, 1]
         )
-        asked = max(reports, key=lambda one: one.requests_total)
-        assert (asked.prompt_tokens_total, asked.output_tokens_total) == (64, 8)
-        assert sum(asked.ttft_counts) == 1
-        assert {one.router for one in reports} == {first.report().router, second.report().router}
+        busy = max(reports, key=lambda report: report.requests_total)
+        assert (busy.prompt_tokens_total, busy.output_tokens_total) == (64, 8)
+        assert sum(busy.ttft_counts) == 1
+        names = {report.router for report in reports}
+        assert names == {first.report().router, second.report().router}
 
 
-async def test_a_router_that_ends_is_no_longer_listed(
+async def test_a_router_that_shuts_down_removes_its_report(
     redis: EmbeddedStore, registry: Registry
 ) -> None:
     async with Router(settings_of(redis)):
-        await reported(registry, lambda all: len(all) == 1)
+        await until_reported(registry, lambda all: len(all) == 1)
     assert await registry.routers() == []
 
 
-async def test_the_first_request_that_is_held_is_told_at_once(
+async def test_the_first_held_request_is_reported_at_once(
     redis: EmbeddedStore, registry: Registry
 ) -> None:
-    """The first report is told, and then only what cannot wait for the next one."""
+    """After the first report, only urgent changes are sent within the interval."""
     async with Router(settings_of(redis, every_s=3600.0)) as router:
-        await reported(registry, lambda all: len(all) == 1)
-        answer = asyncio.create_task(ask(f"http://127.0.0.1:{router.port}", BODY))
-        [report] = await reported(registry, lambda all: any(one.held for one in all))
+        await until_reported(registry, lambda all: len(all) == 1)
+        answer = asyncio.create_task(complete(f"http://127.0.0.1:{router.port}", BODY))
+        [report] = await until_reported(registry, lambda all: any(each.held for each in all))
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
     assert (report.held, report.live, report.idle_s, report.requests_total) == (1, 0, 0.0, 0)
@@ -123,27 +124,27 @@ async def test_requests_are_answered_while_the_index_is_frozen(
     redis: EmbeddedStore, registry: Registry, decode: FakeNode
 ) -> None:
     async with Router(settings_of(redis, decode)) as router:
-        await reported(registry, lambda all: len(all) == 1)
+        await until_reported(registry, lambda all: len(all) == 1)
         url = f"http://127.0.0.1:{router.port}"
         with frozen(redis.pid("index")):
             for _ in range(3):
-                assert (await ask(url, BODY))["usage"]["completion_tokens"] == 8
+                assert (await complete(url, BODY))["usage"]["completion_tokens"] == 8
             assert router.report().requests_total == 3
-        await reported(registry, lambda all: any(one.requests_total == 3 for one in all))
+        await until_reported(registry, lambda all: any(each.requests_total == 3 for each in all))
 
 
-async def test_a_router_starts_serves_and_ends_without_an_index_to_report_to(
+async def test_a_router_starts_serves_and_ends_while_the_index_is_down(
     redis: EmbeddedStore, decode: FakeNode
 ) -> None:
     with held_down(redis, "index"):
         async with Router(settings_of(redis, decode)) as router:
-            await ask(f"http://127.0.0.1:{router.port}", BODY)
+            await complete(f"http://127.0.0.1:{router.port}", BODY)
             assert router.report().requests_total == 1
 
 
 @asynccontextmanager
 async def process(index_url: str) -> AsyncIterator[tuple[Any, str]]:
-    """A router that holds requests, in a process of its own, and its URL."""
+    """A router process that holds requests, and its URL."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CODE, index_url, str(TTL_S), stdout=asyncio.subprocess.PIPE
     )
@@ -161,20 +162,21 @@ async def test_a_signal_withdraws_the_report_and_a_kill_leaves_it_to_expire(
     redis: EmbeddedStore, registry: Registry
 ) -> None:
     async with process(redis.index_url) as (first, _), process(redis.index_url) as (second, _):
-        await reported(registry, lambda all: len(all) == 2)
+        await until_reported(registry, lambda all: len(all) == 2)
         first.send_signal(signal.SIGTERM)
         assert await first.wait() == 0
-        [left] = await registry.routers()
+        [remaining] = await registry.routers()
         second.kill()
         await second.wait()
     with plain_client(redis.index_url) as client:
-        assert 0 < client.pttl(router_key("default", left.router)) <= 1000 * TTL_S
+        assert 0 < client.pttl(router_key("default", remaining.router)) <= 1000 * TTL_S
 
 
-async def test_a_node_that_comes_later_answers_what_was_held_exactly(
+async def test_a_node_that_starts_later_answers_the_held_request_exactly(
     redis: EmbeddedStore, registry: Registry
 ) -> None:
-    """Real processes, found by the index alone; asked again, the same pool says the same."""
+    """Real processes that find each other only through the index. The same request later gets the
+    same answer."""
     node = NodeSettings(
         node="decode-0",
         role="decode",
@@ -185,11 +187,13 @@ async def test_a_node_that_comes_later_answers_what_was_held_exactly(
     )
     body = {"prompt": "Once", "max_tokens": 24, "seed": 7, "return_token_ids": True}
     async with process(redis.index_url) as (_, url):
-        answer = asyncio.create_task(ask(url, body))
-        await reported(registry, lambda all: any(one.held for one in all))
+        answer = asyncio.create_task(complete(url, body))
+        await until_reported(registry, lambda all: any(each.held for each in all))
         async with running_nodes(node):
-            held, again = await answer, await ask(url, body)
-        [report] = await reported(registry, lambda all: any(one.requests_total == 2 for one in all))
+            held, later = await answer, await complete(url, body)
+        [report] = await until_reported(
+            registry, lambda all: any(each.requests_total == 2 for each in all)
+        )
     assert len(held["choices"][0]["token_ids"]) == 24
-    assert held["choices"] == again["choices"]
+    assert held["choices"] == later["choices"]
     assert (report.held, report.live) == (0, 0)
