@@ -1,4 +1,4 @@
-"""Settings that make no sense are refused by name; unknown keys are errors."""
+"""Router settings: wrong values are errors that name the setting, and unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_router_with_nodes_or_an_index_may_start() -> None:
         ({"handoff_slack_ms": float("nan")}, "handoff_slack_ms"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_value(changes: dict[str, object], name: str) -> None:
+def test_a_wrong_setting_is_an_error_that_names_it(changes: dict[str, object], name: str) -> None:
     settings = msgspec.convert({"nodes": NODES} | changes, RouterSettings)
     with pytest.raises(InvalidRequest) as caught:
         settings.check()
@@ -42,7 +42,7 @@ def test_a_wrong_setting_is_named_with_its_value(changes: dict[str, object], nam
     assert name in caught.value.message or "node" in caught.value.message
 
 
-def test_an_unknown_key_or_word_is_an_error() -> None:
+def test_an_unknown_key_or_value_is_an_error() -> None:
     with pytest.raises(msgspec.ValidationError, match="hand_off"):
         msgspec.convert({"nodes": NODES, "hand_off": "auto"}, RouterSettings)
     with pytest.raises(msgspec.ValidationError, match="missing_role"):
