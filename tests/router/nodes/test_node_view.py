@@ -168,7 +168,7 @@ def test_the_index_agrees_with_a_dictionary_of_sets(
         else:
             index.drop_slot(slots[node])
             slots[node], held[node] = index.new_slot(), set()
-    prefix = [next((n for n in range(6) if n not in mine), 6) for mine in held]
+    prefix = [next((n for n in range(6) if n not in chunks), 6) for chunks in held]
     expected = {slot: n for slot, n in zip(slots, prefix, strict=True) if n}
     assert prefixes_of(index, names) == expected
 

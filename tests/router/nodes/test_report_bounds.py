@@ -100,7 +100,9 @@ async def test_a_load_out_of_range_is_dropped_and_counted_and_the_last_one_is_ke
             7,
         )
         assert (node["load"]["queued_tokens"], node["state"]) == (0, "ready")
-        warnings = [record for record in caplog.records if "that the router cannot use" in record.message]
+        warnings = [
+            record for record in caplog.records if "that the router cannot use" in record.message
+        ]
         assert [record.levelname for record in warnings] == ["WARNING"]
         assert "decode-0" in warnings[0].message
 

@@ -1,4 +1,4 @@
-"""The record of first attempt: predicted and measured times."""
+"""The record of one attempt: predicted and measured times."""
 
 from __future__ import annotations
 

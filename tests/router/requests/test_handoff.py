@@ -89,7 +89,7 @@ async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
 
 
 @pytest.mark.parametrize("failure", ["fail", "vanish"])
-async def test_a_prefill_node_that_fails_costs_nothing_but_time(
+async def test_a_failed_prefill_node_adds_only_latency(
     running: Any, decode: FakeNode, prefill: FakeNode, failure: str
 ) -> None:
     prefill.script.prefill = "fail" if failure == "fail" else "silent"

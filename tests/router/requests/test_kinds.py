@@ -148,10 +148,10 @@ def test_nodes_are_of_one_kind_if_nothing_that_changes_a_stream_s_tokens_or_end_
     changes: dict[str, Any], parts: list[str]
 ) -> None:
     pool = Pool()
-    one = pool.meet("d1-0", artifacts=FILES)
-    other = pool.meet("d1-1", **({"artifacts": FILES} | changes))
-    assert (one.kind == other.kind) is (parts == [])
-    assert differing(one.report, other.report) == parts
+    first = pool.meet("d1-0", artifacts=FILES)
+    second = pool.meet("d1-1", **({"artifacts": FILES} | changes))
+    assert (first.kind == second.kind) is (parts == [])
+    assert differing(first.report, second.report) == parts
 
 
 def changed_eos() -> dict[str, bytes]:

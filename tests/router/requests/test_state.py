@@ -590,14 +590,14 @@ def test_a_token_or_the_prompt_s_logprobs_mean_that_the_client_has_something(giv
 def test_a_wait_lasts_until_a_placement_or_a_new_reason() -> None:
     clock = Clock(0.0)
     rec = RequestRecord(record().request, clock)
-    for now, why in ((1.0, "nobody"), (2.0, "nobody"), (3.0, "its turn")):
+    for now, why in ((1.0, "no node"), (2.0, "no node"), (3.0, "its turn")):
         clock.now = now
         rec.wait(why)
     assert rec.waits_for == "its turn"
     clock.now = 5.0
     place(rec, DECODE)
     assert [(w.since, w.until, w.why) for w in rec.waits] == [
-        (1.0, 3.0, "nobody"),
+        (1.0, 3.0, "no node"),
         (3.0, 5.0, "its turn"),
     ]
     assert rec.waits_for == ""
@@ -606,7 +606,7 @@ def test_a_wait_lasts_until_a_placement_or_a_new_reason() -> None:
 def test_a_cancelled_request_ends_its_wait() -> None:
     clock = Clock(1.0)
     rec = RequestRecord(record().request, clock)
-    rec.wait("nobody")
+    rec.wait("no node")
     clock.now = 4.0
     rec.cancel(ERROR)
     assert (rec.waits[0].until, rec.attempts, rec.end) == (4.0, [], "failed")

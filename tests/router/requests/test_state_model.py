@@ -257,7 +257,7 @@ class Pool(RuleBasedStateMachine):
             self.put(decode, prefill)
         else:
             self.regrouping = False
-            self.take(self.record.no_first("nobody else"))
+            self.take(self.record.no_first("no other node"))
 
     @precondition(lambda self: self.record.phase == "running")
     @rule(decode=decodes)

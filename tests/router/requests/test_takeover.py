@@ -57,13 +57,13 @@ async def loses_its_link(client: Any, node: FakeNode) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One case.
+    """One case: `event` happens to `node`.
 
-    `at`: when `event` happens to `node`: the router has half of the answer, or both nodes have
-    their jobs of a hand-off. `beside`: more nodes that run from the start. `joins`: nodes that join
-    before the event. `frames`: all frames that each node gets ("run 2 from 6": the second attempt,
-    behind 6 tokens). `placement` and `again`: the last placement in the answer's header, and the
-    reason of the second attempt."""
+    `at`: before the event, the router has half of the answer, or both nodes have their jobs of a
+    hand-off. `beside`: more nodes that run from the start. `joins`: nodes that join before the
+    event. `frames`: all frames that each node gets ("run 2 from 6": the second attempt, behind 6
+    tokens). `placement` and `again`: the last placement in the answer's header, and the reason for
+    the second attempt."""
 
     at: Literal["half", "handing off"]
     node: str
