@@ -67,7 +67,7 @@ class Metrics:
         self._lag = Gauge(
             "baton_operator_watch_lag_seconds",
             "Seconds for which the watches have not shown the operator's own writes; 0 "
-                    "while they keep up.",
+            "while they keep up.",
             registry=registry,
         )
 

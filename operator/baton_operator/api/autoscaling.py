@@ -108,7 +108,7 @@ class RoleBounds(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
             "!has(self.max) || self.min <= self.max",
-            "over max; write a min that is at most max",
+            "above max; write a min that is at most max",
             field=".min",
         ),
     )
@@ -145,12 +145,12 @@ class RatioSpec(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
             f"!has(self.max) || {_number('max')} > 0.0",
-            "0 allows no prefill node; write a number above it",
+            "0 allows no prefill node; write a number above 0",
             field=".max",
         ),
         CelRule(
             f"!has(self.min) || !has(self.max) || {_number('min')} <= {_number('max')}",
-            "over max; write a min that is at most max",
+            "above max; write a min that is at most max",
             field=".min",
         ),
     )
@@ -176,7 +176,7 @@ class ScaleUpSpec(Record, frozen=True, kw_only=True):
         CelRule(
             # The API server also checks the default object {}, before `factor` has its default.
             f"!has(self.factor) || {_number('factor')} > 1.0",
-            "adds nothing; write a number above 1",
+            "a factor of 1 or less adds no nodes; write a number above 1",
             field=".factor",
         ),
     )
@@ -220,20 +220,34 @@ class ScheduleBounds(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
             "!has(self.min) || !has(self.max) || self.min <= self.max",
-            "over max; write a min that is at most max",
+            "above max; write a min that is at most max",
             field=".min",
         ),
     )
 
     min: (
         Annotated[
-            int, Meta(ge=0, description="Minimum number of nodes; the usual minimum if higher.")
+            int,
+            Meta(
+                ge=0,
+                description=(
+                    "Minimum number of nodes while the window applies, if higher than the "
+                    "usual minimum."
+                ),
+            ),
         ]
         | None
     ) = None
     max: (
         Annotated[
-            int, Meta(ge=0, description="Maximum number of nodes; the usual maximum if lower.")
+            int,
+            Meta(
+                ge=0,
+                description=(
+                    "Maximum number of nodes while the window applies, if lower than the usual "
+                    "maximum."
+                ),
+            ),
         ]
         | None
     ) = None
@@ -282,24 +296,24 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             CelRule(
                 f"self.mode == 'external' || (has(self.{role}) && (has(self.{role}.mode)"
                 f" || has(self.{role}.max)))",
-                f"nobody says how many nodes there may be; write {role}.max, or {role}.mode:"
-                " external",
+                f"the number of nodes has no upper bound; write {role}.max, or {role}.mode: "
+                "external",
                 field=f".{role}",
             )
             for role in ROLES
         ),
         CelRule(
             "!has(self.decode) || self.decode.min >= 1",
-            "0: nobody could answer; write at least 1, and for a pool that may sleep"
-            " scaleToZeroAfterSeconds",
+            "0 decode nodes cannot answer; write at least 1, or set scaleToZeroAfterSeconds "
+            "for a pool that may sleep",
             field=".decode",
         ),
         CelRule(
             "!has(self.scaleToZeroAfterSeconds) || (self.mode != 'external'"
             " && !(has(self.prefill) && has(self.prefill.mode))"
             " && !(has(self.decode) && has(self.decode.mode)))",
-            "somebody else says how many nodes there are; leave it out, or write mode: auto for"
-            " both roles",
+            "an external autoscaler sets a number of nodes; leave this field out, or write "
+            "mode: auto for both roles",
             field=".scaleToZeroAfterSeconds",
         ),
     )
@@ -322,8 +336,8 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             int,
             Meta(
                 ge=10,
-                description="Seconds without a request after which the pool scales to zero nodes."
-                " Default: never.",
+                description="Seconds without a request after which the pool scales to zero "
+                "nodes. Default: it never does.",
             ),
         ]
         | None

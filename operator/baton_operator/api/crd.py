@@ -48,8 +48,8 @@ _RULES = (
     CelRule(
         matches(POOL_NAME.pattern, "metadata.name")
         + f" && self.metadata.name.size() <= {LONGEST_POOL_NAME}",
-        "cannot begin the names of services; write at most"
-        f" {LONGEST_POOL_NAME} of a-z, 0-9 and '-', a letter first",
+        f"cannot start the names of Services; write at most {LONGEST_POOL_NAME} of a-z, 0-9 and "
+        "'-', starting with a letter",
         ".metadata.name",
     ),
 )

@@ -45,7 +45,9 @@ def given(path: str) -> str:
 def both(first: str, second: str) -> CelRule:
     """A rule that allows at most one of two optional objects."""
     cel = f"!has(self.{first}) || !has(self.{second})"
-    return CelRule(cel, f"given beside {first}; write one of the two", field=f".{second}")
+    return CelRule(
+        cel, f"must not be set together with {first}; write one of the two", field=f".{second}"
+    )
 
 
 def quoted(text: str) -> str:
@@ -69,7 +71,7 @@ _QUANTITY = re.compile(
 def quantity_bytes(quantity: int | str) -> int:
     """A Kubernetes quantity as an integer, rounded up. Raise ValueError if it is not one."""
     if _QUANTITY.fullmatch(str(quantity)) is None:
-        raise ValueError(f"{quantity!r} is no quantity; write 1Gi, 512Mi or bytes")
+        raise ValueError(f"{quantity!r} is not a quantity; write 1Gi, 512Mi or a number of bytes")
     number: Decimal = parse_quantity(quantity)  # type: ignore[no-untyped-call]
     return math.ceil(number)
 
@@ -133,7 +135,7 @@ ROUTER_FLAGS = (
 LONGEST_NAME = 253
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
-_NOT_A_NAME = "not a name of Kubernetes; write small letters, digits, '-' and '.', such as my-name"
+_NOT_A_NAME = "not a Kubernetes name; write lowercase letters, digits, '-' and '.', such as my-name"
 _NOT_A_KEY = "not a key of a Secret; write letters, digits and any of . _ -, such as api-keys"
 _NOT_A_HOST = "not a host name; write one such as llm.example.com or *.example.com, without a port"
 # Must equal what baton_protocol.model_source parses; a test compares them.
@@ -171,7 +173,7 @@ Folder = Annotated[
     ruled(
         CelRule(
             "self == '' || self.startsWith('/')",
-            "not an absolute path; write one that begins with '/', such as /models/NAME",
+            "not an absolute path; write one that starts with '/', such as /models/NAME",
         ),
         max_length=1024,
     ),
@@ -186,8 +188,7 @@ ModelUri = Annotated[
         CelRule(
             f"!self.startsWith('hf://') || ({matches(_HUB)} && !self.contains('--')"
             f" && !self.contains('..') && {matches('hf://[^@]{1,96}(@.*)?')})",
-            "not a repository of a hub; write hf://ORG/NAME[@REVISION], such as"
-            " hf://Qwen/Qwen3-0.6B",
+            "not a hub repository; write hf://ORG/NAME[@REVISION], such as hf://Qwen/Qwen3-0.6B",
         ),
         CelRule(
             f"!self.startsWith('pvc://') || ({matches(_CLAIM)}"
@@ -203,7 +204,8 @@ ModelName = Annotated[
     ruled(
         CelRule(
             f"self == '' || {matches('[A-Za-z0-9][A-Za-z0-9._:/@+-]*')}",
-            "not one word; write letters, digits and any of . _ : / @ + -, such as org/model",
+            "contains characters that are not allowed; write letters, digits and any "
+            "of . _ : / @ + -, such as org/model",
         ),
         max_length=256,
     ),
@@ -218,8 +220,8 @@ RedisUrl = Annotated[
                 r"rediss?://([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
                 r"(:[1-9][0-9]{0,4})?(/[0-9]{0,4})?"
             ),
-            "not the URL of one Redis; write redis://HOST[:PORT][/DB], or rediss://... for TLS, one"
-            " per item",
+            "not the URL of a Redis server; write redis://HOST[:PORT][/DB], or rediss://... "
+            "for TLS, one per item",
         ),
         max_length=512,
     ),
@@ -231,11 +233,11 @@ def _flag(taken: tuple[str, ...]) -> Meta:
     return ruled(
         CelRule(
             f"self.matches({quoted('^--[a-z][a-z0-9-]*(=|$)')})",
-            "not a flag in one word; write --NAME=VALUE or --NAME",
+            "not a single flag; write --NAME=VALUE or --NAME",
         ),
         CelRule(
             f"!self.matches({quoted(f'^--(no-)?({names})(=|$)')})",
-            "a flag that the operator sets; leave it out and write the spec's own field instead",
+            "the operator sets this flag; leave it out and write the field of the spec instead",
         ),
         max_length=1024,
     )
@@ -282,12 +284,13 @@ Peer = Annotated[
     ruled(
         CelRule(
             "has(self.podSelector) || has(self.namespaceSelector) || has(self.ipBlock)",
-            "selects nothing; write podSelector, namespaceSelector or ipBlock, as in a"
-            " NetworkPolicy",
+            "selects no peer; write podSelector, namespaceSelector or ipBlock, as in a "
+            "NetworkPolicy",
         ),
         CelRule(
             "!has(self.ipBlock) || (!has(self.podSelector) && !has(self.namespaceSelector))",
-            "given beside a selector; write two peers, one with ipBlock and one with the selectors",
+            "must not be set together with a selector; write two peers, one with "
+            "ipBlock and one with the selectors",
             field=".ipBlock",
         ),
         extra_json_schema=_open("NetworkPolicyPeer", "podSelector", "namespaceSelector", "ipBlock"),
@@ -299,8 +302,8 @@ Quantity = Annotated[
     ruled(
         CelRule(
             "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('0')) >= 0",
-            "not a quantity of Kubernetes; write a number with or without a unit, such as 2, 500m,"
-            " 512Mi or 16Gi",
+            "not a Kubernetes quantity; write a number with or without a unit, such as 2, "
+            "500m, 512Mi or 16Gi",
         ),
     ),
 ]
@@ -348,8 +351,8 @@ class Resources(Record, frozen=True, kw_only=True):
             " || !isQuantity(string(self.limits[name]))"
             " || quantity(string(self.requests[name]))"
             ".compareTo(quantity(string(self.limits[name]))) <= 0)",
-            "more is requested than limits allows; write a request that is at most the limit of"
-            " the same name",
+            "a request exceeds its limit; write a request that is at most the limit of the "
+            "same name",
             field=".requests",
         ),
     )
@@ -381,5 +384,5 @@ def gpus_of(limits: Mapping[str, int | str]) -> int:
 def gpus_of_pod(spec: Mapping[str, Any]) -> int:
     """The number of GPUs of a pod spec: of all its containers, including the podTemplate's own."""
     containers = spec.get("containers") or ()
-    limits = [(one.get("resources") or {}).get("limits") or {} for one in containers]
-    return sum(gpus_of(each) for each in limits)
+    limits = [(container.get("resources") or {}).get("limits") or {} for container in containers]
+    return sum(gpus_of(limit) for limit in limits)

@@ -73,8 +73,8 @@ class ModelCache(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
             f"{given('claimName')} != {given('hostPath')}",
-            "says no place, or two; write one of claimName and hostPath, or leave cache out: then"
-            " each pod fetches its own",
+            "needs exactly one place; write claimName or hostPath, or leave cache out, so each "
+            "pod fetches the model itself",
         ),
     )
 
@@ -101,23 +101,23 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
             f"!{given('path')} || !{given('uri')}",
-            "given beside path; write one of the two",
+            "must not be set together with path; write one of the two",
             field=".uri",
         ),
         CelRule(
             f"!has(self.secretRef) || {_fetched}",
-            "only a model from a hub needs a login; write uri: hf://ORG/NAME, or leave it out",
+            "only a model from a hub needs a token; write uri: hf://ORG/NAME, or leave this out",
             field=".secretRef",
         ),
         CelRule(
             f"!has(self.cache) || {_fetched}",
-            "only a model from a hub is fetched; write uri: hf://ORG/NAME, or leave it out",
+            "only a model from a hub is fetched; write uri: hf://ORG/NAME, or leave this out",
             field=".cache",
         ),
         CelRule(
             f"!has(self.storage) || ({_fetched} && !has(self.cache))",
-            "only a model that each pod fetches for itself takes the pod's storage; write uri:"
-            " hf://ORG/NAME without cache, or leave it out",
+            "only a model that each pod fetches uses the pod's storage; write uri: "
+            "hf://ORG/NAME without cache, or leave this out",
             field=".storage",
         ),
     )
@@ -166,7 +166,7 @@ class ModelSpec(Record, frozen=True, kw_only=True):
         if self.storage is not None:
             check_quantity("storage", self.storage)
         if self.path and self.uri:
-            raise ValueError("uri: given beside path; write one of the two")
+            raise ValueError("uri: must not be set together with path; write one of the two")
         if self.uri:
             try:
                 parse_source(self.uri)
@@ -436,33 +436,34 @@ class PoolSpec(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
             f"self.engine.kind != 'torch' || {given('model.path')} || {given('model.uri')}",
-            "says no model; write path or uri, or engine.kind: sim",
+            "names no model; write path or uri, or engine.kind: sim",
             field=".model",
         ),
         CelRule(
             "self.prefill.replicas + self.decode.replicas > 0",
-            "0, and prefill.replicas too: nobody could answer; write at least 1 in one of them",
+            "decode.replicas and prefill.replicas are 0, so no node can answer; write "
+            "at least 1 in one of them",
             field=".decode.replicas",
         ),
         CelRule(
             "self.missingRolePolicy == 'aggregate' || (self.decode.replicas > 0"
             " && (self.handoff == 'never' || self.prefill.replicas > 0))",
-            "requests would wait or fail for ever: a role that they need has 0 replicas; write"
-            " aggregate, or at least 1 in decode.replicas and, without handoff: never, in"
-            " prefill.replicas",
+            "a role that requests need has 0 replicas, so they would wait or fail forever; "
+            "write aggregate, or at least 1 in decode.replicas and, without handoff: never, in "
+            "prefill.replicas",
             field=".missingRolePolicy",
         ),
         CelRule(
             "self.missingRolePolicy == 'aggregate' || self.handoff == 'never'"
             " || !has(self.autoscaling) || !has(self.autoscaling.prefill)"
             " || self.autoscaling.prefill.min > 0",
-            "0, and missingRolePolicy may let requests wait or fail for ever; write at least 1, or"
-            " missingRolePolicy: aggregate",
+            "0 prefill nodes could let requests wait or fail forever under this "
+            "missingRolePolicy; write at least 1, or missingRolePolicy: aggregate",
             field=".autoscaling.prefill",
         ),
         CelRule(
             "self.kvStore.sharing == 'pool' || has(self.router.apiKeysSecret)",
-            "nothing tells tenants apart; write router.apiKeysSecret, or sharing: pool",
+            "needs API keys to tell tenants apart; write router.apiKeysSecret, or sharing: pool",
             field=".kvStore.sharing",
         ),
     )
@@ -482,8 +483,8 @@ class PoolSpec(Record, frozen=True, kw_only=True):
     handoff: Annotated[
         Handoff,
         Meta(
-            description="When a prefill node computes a decode node's prompt. auto: if that"
-            " costs hardly any time. always, never: regardless of the time."
+            description="When a prefill node computes a decode node's prompt. auto: if the "
+            "hand-off costs little time. always, never: regardless of the time."
         ),
     ] = "auto"
     missing_role_policy: Annotated[
@@ -515,7 +516,7 @@ class PoolSpec(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.engine.kind == "torch" and not self.model.path and not self.model.uri:
-            raise ValueError("model: says no model; write path or uri, or engine.kind: sim")
+            raise ValueError("model: names no model; write path or uri, or engine.kind: sim")
 
     @property
     def model_name(self) -> str:
@@ -598,8 +599,8 @@ def read_pool(
     name = metadata["name"]
     if POOL_NAME.fullmatch(name) is None or len(name) > LONGEST_POOL_NAME:
         raise SpecError(
-            f"metadata.name: {name!r} cannot begin the names of services; write at most"
-            f" {LONGEST_POOL_NAME} of a-z, 0-9 and '-', a letter first"
+            f"metadata.name: {name!r} cannot start the names of Services; write at most "
+            f"{LONGEST_POOL_NAME} of a-z, 0-9 and '-', starting with a letter"
         )
     spec = read_spec(resource.get("spec", {}))
     _check_pod_templates(spec)
@@ -630,13 +631,13 @@ def _check_pod_templates(spec: PoolSpec) -> None:
         metadata = metadata if isinstance(metadata, Mapping) else {}
         for kind in ("labels", "annotations"):
             _check_kept(f"spec.{part}.podTemplate.metadata", metadata, kind)
-            words = metadata.get(kind)
-            names = words if isinstance(words, Mapping) else ()
+            entries = metadata.get(kind)
+            names = entries if isinstance(entries, Mapping) else ()
             ours = next((name for name in names if name.startswith(OWN_PREFIX)), None)
             if ours is not None:
                 raise SpecError(
-                    f"spec.{part}.podTemplate.metadata.{kind}: {ours!r} is set by the operator;"
-                    f" write names that do not begin with {OWN_PREFIX}"
+                    f"spec.{part}.podTemplate.metadata.{kind}: {ours!r} is set by the operator; "
+                    f"write names that do not start with {OWN_PREFIX}"
                 )
 
 
@@ -644,8 +645,8 @@ def _check_kept(field: str, parent: Mapping[str, Any], key: str) -> None:
     """Reject null, which would remove what the operator set there."""
     if key in parent and parent[key] is None:
         raise SpecError(
-            f"{field}.{key}: null would remove what the operator set; leave it out, or write names"
-            f" that do not begin with {OWN_PREFIX}"
+            f"{field}.{key}: null would remove a value that the operator sets; leave it out, or "
+            f"write names that do not start with {OWN_PREFIX}"
         )
 
 
@@ -675,8 +676,8 @@ def _explain(message: str, spec: Any, ours: bool) -> str:
     for step in steps:
         spec = spec[step] if isinstance(spec, Mapping) else spec[int(step)]
     # A value in the place of a URL may contain a password.
-    value = "what is written" if "@" in repr(spec) else repr(spec)
-    return f"{field}: {value} is wrong: {what[0].lower()}{what[1:]}{_choices(steps)}"
+    value = "the value" if "@" in repr(spec) else repr(spec)
+    return f"{field}: {value} is invalid: {what[0].lower()}{what[1:]}{_choices(steps)}"
 
 
 def _hint(steps: list[str]) -> Any:

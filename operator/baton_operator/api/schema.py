@@ -28,11 +28,11 @@ def schema_of(record: type[msgspec.Struct], defaults: bool) -> Schema:
 
 def validations(rules: Iterable[CelRule]) -> Schema:
     """The rules as a part of a schema; empty if there are none."""
-    found = []
+    result = []
     for rule in rules:
         where = {"fieldPath": rule.field} if rule.field else {}
-        found.append({"rule": rule.cel, "message": rule.message, **where})
-    return {"x-kubernetes-validations": found} if found else {}
+        result.append({"rule": rule.cel, "message": rule.message, **where})
+    return {"x-kubernetes-validations": result} if result else {}
 
 
 def _object(record: types.StructType, defaults: bool) -> Schema:
@@ -93,7 +93,7 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
             return {"type": "integer", "format": "int32" if defaults else "int64", **bounds}
         case types.StrType():
             return {"type": "string", **_bounds(maxLength=kind.max_length)}
-    raise AssertionError(f"no schema for {kind}")
+    raise AssertionError(f"{kind} has no schema")
 
 
 def _union(kind: types.UnionType, defaults: bool) -> Schema:

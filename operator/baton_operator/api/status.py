@@ -51,7 +51,7 @@ class Condition(_Record, frozen=True, kw_only=True):
     type: Annotated[
         str,
         Meta(
-            description="What the condition is about, in one CamelCase word.",
+            description="Aspect of the pool, in one CamelCase word.",
             extra_json_schema={"maxLength": 316, "pattern": _CONDITION_TYPE},
         ),
     ]
@@ -61,7 +61,7 @@ class Condition(_Record, frozen=True, kw_only=True):
     reason: Annotated[
         str,
         Meta(
-            description="Why it has this status, in one CamelCase word.",
+            description="Reason for the status, in one CamelCase word.",
             extra_json_schema={"minLength": 1, "maxLength": 1024, "pattern": _CONDITION_REASON},
         ),
     ]
@@ -74,7 +74,7 @@ class Condition(_Record, frozen=True, kw_only=True):
     ]
     last_transition_time: Annotated[Moment, Meta(description="When `status` last changed.")]
     observed_generation: Annotated[
-        Generation, Meta(description="Generation of the spec that the condition is about.")
+        Generation, Meta(description="Generation of the spec that the operator observed.")
     ] = 0
 
 
@@ -129,12 +129,12 @@ class PoolStatus(_Record, frozen=True, kw_only=True):
     """What the operator observes of a pool."""
 
     observed_generation: Annotated[
-        Generation, Meta(description="Generation of the spec that this status is about.")
+        Generation, Meta(description="Generation of the spec that the operator observed.")
     ] = 0
     conditions: Annotated[
         tuple[Condition, ...],
         Meta(
-            description="State of the pool, one aspect each. Ready summarises the others.",
+            description="State of the pool, one aspect each. Ready summarizes the others.",
             extra_json_schema=keyed("type"),
         ),
     ] = ()

@@ -29,7 +29,10 @@ from baton_operator.api.fields import (
 
 Sharing = Literal["pool", "tenant"]
 
-_LOGIN = "given with a login, which all could read; leave it out and write secretRef instead"
+_LOGIN = (
+    "contains a login, which anyone who reads the pool would see; leave it out and write "
+    "secretRef instead"
+)
 
 
 def _more_memory(field: str, values: str, words: str) -> CelRule:
@@ -40,8 +43,8 @@ def _more_memory(field: str, values: str, words: str) -> CelRule:
         f"!has(self.{field}) || !has(self.{field}.limits) || !('memory' in self.{field}.limits)"
         f" || !isQuantity(string({limit})) || !isQuantity({values})"
         f" || quantity(string({limit})).compareTo(quantity({values})) > 0",
-        f"too little memory for what the server may hold; write more than {words}, or leave memory"
-        " out",
+        f"memory limit is not above the server's data limit; write more than {words}, or leave "
+        "memory out",
         field=f".{field}",
     )
 
@@ -110,19 +113,19 @@ class ExternalStore(Record, frozen=True, kw_only=True):
         CelRule(
             # Compares URLs without the database. The record also knows the default port.
             "self.dataUrls.all(url, url.find('//[^/]*') != self.indexUrl.find('//[^/]*'))",
-            "the index's server is among them: one must not evict and the other must, which a"
-            " server does for all its databases; write another server",
+            "dataUrls must not name the index's server, because eviction is set per server: "
+            "data servers evict, the index must not; write another server",
             field=".dataUrls",
         ),
         CelRule(
             "self.dataUrls.all(url, self.dataUrls.exists_one(other, other == url))",
-            "an instance is given twice; write each once",
+            "names an instance twice; write each once",
             field=".dataUrls",
         ),
         CelRule(
             "!has(self.caSecretRef) || self.indexUrl.startsWith('rediss://')"
             " || self.dataUrls.exists(url, url.startsWith('rediss://'))",
-            "no server is reached by TLS; write rediss://... URLs, or leave it out",
+            "no URL uses TLS; write rediss://... URLs, or leave this out",
             field=".caSecretRef",
         ),
     )
@@ -186,8 +189,8 @@ class KVStoreSpec(Record, frozen=True, kw_only=True):
 
 def _check_url(name: str, url: str) -> None:
     wrong = (
-        f"{name}: not the URL of one server that a pod reaches; write redis://HOST[:PORT][/DB], or"
-        " rediss://... for TLS"
+        f"{name}: not the URL of a server that a pod can reach; write redis://HOST[:PORT][/DB], "
+        "or rediss://... for TLS"
     )
     if "," in url:
         raise ValueError(wrong)
@@ -196,6 +199,6 @@ def _check_url(name: str, url: str) -> None:
     except StoreMisconfigured as error:
         raise ValueError(f"{name}: {error}") from error
     if endpoint.username or endpoint.password:
-        raise ValueError(f"{name}: {endpoint.label} is given with a login; write secretRef instead")
+        raise ValueError(f"{name}: {endpoint.label} contains a login; write secretRef instead")
     if endpoint.kind == "unix" or endpoint.options:
         raise ValueError(wrong)

@@ -122,13 +122,13 @@ class Autoscaler:
                 for pod in observed.pods
                 if pod.component == "router" and pod.ready and not pod.terminating
             ]
-            memory.history = demand.heard(
+            memory.history = demand.updated(
                 memory.history, answer.routers, len(ready) * workers, at_s
             )
-            memory.gauges = node_metrics.heard(before, answer.nodes, at_s)
+            memory.gauges = node_metrics.updated(before, answer.nodes, at_s)
             found += node_metrics.samples(before, memory.gauges)
         there = {pod.name for pod in observed.pods}
-        memory.gauges = {name: one for name, one in memory.gauges.items() if name in there}
+        memory.gauges = {name: gauges for name, gauges in memory.gauges.items() if name in there}
         if memory.learnt is None and (prior := node_metrics.prior_of(memory.gauges)) is not None:
             memory.learnt = begin(prior)
         if memory.learnt is not None:
@@ -173,7 +173,7 @@ class Autoscaler:
             rolling=rolling,
             now_s=now_s,
         )
-        asked = demand.demand_of(
+        reported_demand = demand.demand_of(
             memory.history,
             now_s,
             policy.percentile,
@@ -185,7 +185,7 @@ class Autoscaler:
             at_s=now_s,
             nodes=nodes,
             desired=desired,
-            demand=asked,
+            demand=reported_demand,
             capability=capability(memory.learnt) if memory.learnt is not None else None,
             rolling=rolling,
         )
@@ -195,34 +195,42 @@ def _with_store(
     situation: Situation, spec: AutoscalingSpec, seen: node_metrics.Gauges
 ) -> Situation:
     """Add the store's read limit from the spec and the measured reads."""
-    asked, able, most = situation.demand, situation.capability, spec.store_read_per_second
-    if asked is None or able is None or most is None:
+    reported_demand, capability, read_limit = (
+        situation.demand,
+        situation.capability,
+        spec.store_read_per_second,
+    )
+    if reported_demand is None or capability is None or read_limit is None:
         return situation
     return replace(
         situation,
-        demand=replace(asked, store_read_bytes=node_metrics.store_read(seen)),
-        capability=replace(able, store_read_limit=float(quantity_bytes(most))),
+        demand=replace(reported_demand, store_read_bytes=node_metrics.store_read(seen)),
+        capability=replace(capability, store_read_limit=float(quantity_bytes(read_limit))),
     )
 
 
 def _rolls(revision: str, observed: Observed) -> bool:
     """Whether nodes of an older revision exist or would be created again."""
-    made = {one.revision for one in observed.workloads if one.component in ROLES and one.desired}
+    revisions = {
+        workload.revision
+        for workload in observed.workloads
+        if workload.component in ROLES and workload.desired
+    }
     there = {
         pod.revision for pod in observed.pods if pod.component in ROLES and pod.stage != "over"
     }
-    return bool((made | there) - {revision})
+    return bool((revisions | there) - {revision})
 
 
 def _holds(observed: Observed) -> bool:
     """Whether ready routers hold requests while there is no node. Routers from before the spec
     allowed scale-to-zero do not, and no longer serve once their Deployment has rolled."""
-    routers = (one for one in observed.workloads if one.component == "router")
-    return any(one.holds and one.rolled and one.ready for one in routers)
+    routers = (router for router in observed.workloads if router.component == "router")
+    return any(router.holds and router.rolled and router.ready for router in routers)
 
 
 def _planned(spec: AutoscalingSpec, decision: Decision) -> Planned:
-    assert spec.mode != "external", "nobody plans for such a pool"
+    assert spec.mode != "external", "mode external has no planner"
     return Planned(
         mode=spec.mode,
         prefill=decision.prefill,

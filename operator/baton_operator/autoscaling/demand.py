@@ -45,9 +45,11 @@ class History:
     growths: tuple[Growth, ...] = ()
 
 
-def heard(history: History, reports: Sequence[RouterReport], routers: int, at_s: float) -> History:
+def updated(
+    history: History, reports: Sequence[RouterReport], routers: int, at_s: float
+) -> History:
     """Add an answer. `routers`: number of ready routers, counting each worker of a pod."""
-    fresh = [one for one in reports if _is_fresh(history, one, at_s)]
+    fresh = [growth for growth in reports if _is_fresh(history, growth, at_s)]
     if not fresh or len(fresh) < routers:
         return history
     now = {report.router: report for report in fresh}
@@ -57,7 +59,7 @@ def heard(history: History, reports: Sequence[RouterReport], routers: int, at_s:
         return replace(history, reports=now)
     span_s = at_s - history.at_s
     pairs = [(_before(history, report, span_s), report) for report in fresh]
-    kept = tuple(one for one in history.growths if one.at_s > at_s - 2 * WINDOW_S)
+    kept = tuple(growth for growth in history.growths if growth.at_s > at_s - 2 * WINDOW_S)
     return History(at_s=at_s, reports=now, growths=(*kept, _growth(pairs, at_s, span_s)))
 
 
@@ -81,8 +83,8 @@ def demand_of(
         return None
     reports = history.reports.values()
     idle = [one.idle_s for one in reports if not asleep or one.requests_total or one.held]
-    seen = _window(history, longest_s)
-    window_s = sum(one.span_s for one in seen)
+    growths = _window(history, longest_s)
+    window_s = sum(one.span_s for one in growths)
     demand = Demand(
         window_s=max(window_s, LEAST_WINDOW_S),
         age_s=max(0.0, now_s - history.at_s),
@@ -93,12 +95,12 @@ def demand_of(
         return demand
     return replace(
         demand,
-        requests=sum(one.requests for one in seen) / window_s,
-        prompt_tokens=sum(one.prompt for one in seen) / window_s,
-        uncached_prompt_tokens=sum(one.uncached for one in seen) / window_s,
-        output_tokens=sum(one.output for one in seen) / window_s,
-        ttft_s=percentile(_total([one.ttft for one in seen]), share),
-        itl_s=percentile(_total([one.itl for one in seen]), share),
+        requests=sum(one.requests for one in growths) / window_s,
+        prompt_tokens=sum(one.prompt for one in growths) / window_s,
+        uncached_prompt_tokens=sum(one.uncached for one in growths) / window_s,
+        output_tokens=sum(one.output for one in growths) / window_s,
+        ttft_s=percentile(_total([one.ttft for one in growths]), share),
+        itl_s=percentile(_total([one.itl for one in growths]), share),
     )
 
 
@@ -115,10 +117,10 @@ def _is_fresh(history: History, report: RouterReport, at_s: float) -> bool:
 def _window(history: History, longest_s: float) -> tuple[Growth, ...]:
     """The newest growths that together cover `longest_s`, and at least LEAST_WINDOW_S."""
     found: list[Growth] = []
-    for one in reversed(history.growths):
+    for growth in reversed(history.growths):
         if sum(other.span_s for other in found) >= max(longest_s, LEAST_WINDOW_S):
             break
-        found.append(one)
+        found.append(growth)
     return tuple(found)
 
 
@@ -153,4 +155,4 @@ def _minus(after: Sequence[int], before: Sequence[int]) -> tuple[int, ...]:
 
 def _total(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     longest = max(map(len, counts), default=0)
-    return tuple(sum(one[at] for one in counts if at < len(one)) for at in range(longest))
+    return tuple(sum(row[index] for row in counts if index < len(row)) for index in range(longest))

@@ -19,7 +19,7 @@ from baton_protocol.store import ROLES, Role
 def desired_now(
     pool: Pool,
     spec: AutoscalingSpec,
-    said: AutoscalingStatus | None,
+    written: AutoscalingStatus | None,
     workloads: Sequence[ObservedWorkload],
 ) -> dict[Role, int]:
     """`spec` is the pool's own. For a role that an external autoscaler scales, and in mode advise,
@@ -27,8 +27,8 @@ def desired_now(
     own = {role: pool.spec.role(role).replicas for role in ROLES}
     if spec.mode != "auto":
         return own
-    if said is not None and said.mode == "auto":
-        known = {"prefill": said.desired_prefill, "decode": said.desired_decode}
+    if written is not None and written.mode == "auto":
+        known = {"prefill": written.desired_prefill, "decode": written.desired_decode}
     else:
         known = {role: _there(role, workloads, own[role]) for role in ROLES}
     return {role: own[role] if spec.is_external(role) else known[role] for role in ROLES}

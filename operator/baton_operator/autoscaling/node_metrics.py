@@ -38,7 +38,7 @@ class Gauge:
 Gauges = Mapping[str, Gauge]
 
 
-def heard(gauges: Gauges, reports: Sequence[NodeReport], at_s: float) -> dict[str, Gauge]:
+def updated(gauges: Gauges, reports: Sequence[NodeReport], at_s: float) -> dict[str, Gauge]:
     """Nodes without a report keep their last gauge."""
     fresh: dict[str, Gauge] = {
         report.node: _gauge(gauges.get(report.node), report, at_s) for report in reports
@@ -55,8 +55,8 @@ def samples(before: Gauges, after: Gauges) -> list[NodeSample]:
 def prior_of(gauges: Gauges) -> Capability | None:
     """The nodes' own measurements; None until prefill and decode speed are both known."""
     reports = [gauge.report for gauge in gauges.values()]
-    prefill = _typical(reports, "prefill", lambda one: one.speeds.prefill_tokens_per_s)
-    step_ms = _typical(reports, "decode", lambda one: one.speeds.decode_step_ms)
+    prefill = _typical(reports, "prefill", lambda report: report.speeds.prefill_tokens_per_s)
+    step_ms = _typical(reports, "decode", lambda report: report.speeds.decode_step_ms)
     if not prefill or not step_ms:
         return None
     capacity = _typical(reports, "decode", kv_capacity)
@@ -89,7 +89,7 @@ def _typical(
     reports: Sequence[NodeReport], role: Role, value: Callable[[NodeReport], float]
 ) -> float | None:
     """The median of the role's nodes, or of all nodes if none of the role reports it."""
-    known = [(one.role, value(one)) for one in reports if value(one) > 0.0]
+    known = [(report.role, value(report)) for report in reports if value(report) > 0.0]
     own = [value for of_role, value in known if of_role == role]
     return median(own or [value for _, value in known]) if known else None
 

@@ -45,7 +45,9 @@ def policy_of(pool: Pool, spec: AutoscalingSpec, now: datetime) -> Policy:
         down_step=spec.scale_down.nodes,
         stale_after_s=spec.stale_after_seconds,
         headroom=spec.headroom_percent / 100.0,
-        schedules=tuple(_held(spec, each) for each in spec.schedules if _holds(each, now)),
+        schedules=tuple(
+            _held(spec, schedule) for schedule in spec.schedules if _holds(schedule, now)
+        ),
     )
     # Of somebody else's number the decision speaks, not the spec.
     ours = not any(map(spec.is_external, ROLES))

@@ -43,7 +43,7 @@ class Scalers:
                 continue
             counts[role] = child.scaler.wanted
             if not pool.spec.paused:
-                await self._tell(pool, role, child, children)
+                await self._write_status(pool, role, child, children)
         return with_replicas(pool, counts)
 
     async def _make(
@@ -59,12 +59,15 @@ class Scalers:
             logger.debug("%s %s: %s", POOL_SCALER.kind, place.name, error)
             return None
 
-    async def _tell(
+    async def _write_status(
         self, pool: Pool, role: Role, child: CachedChild, children: Mapping[ChildKey, CachedChild]
     ) -> None:
         status = {"replicas": nodes_of(role, children), "selector": selector_of(pool, role)}
-        said = child.scaler
-        if said is not None and status == {"replicas": said.replicas, "selector": said.selector}:
+        written = child.scaler
+        if written is not None and status == {
+            "replicas": written.replicas,
+            "selector": written.selector,
+        }:
             return
         metadata = {
             "name": child.key.name,

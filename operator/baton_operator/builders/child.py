@@ -57,9 +57,9 @@ def merged(built: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
 def copied(value: Any) -> Any:
     """A deep copy without nulls. Unlike in deepcopy, a part that occurs twice is copied twice."""
     if isinstance(value, dict):
-        return {key: copied(one) for key, one in value.items() if one is not None}
+        return {key: copied(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
-        return [copied(one) for one in value if one is not None]
+        return [copied(item) for item in value if item is not None]
     return value
 
 
@@ -87,9 +87,9 @@ def _merged_tolerations(
 ) -> list[dict[str, Any]]:
     """Several tolerations may share a key, each with another effect; one without a key matches
     all."""
-    told = copied(override)
-    keys = [item.get("key") for item in told]
-    return [*(item for item in built if item.get("key") not in keys), *told]
+    overrides = copied(override)
+    keys = [item.get("key") for item in overrides]
+    return [*(item for item in built if item.get("key") not in keys), *overrides]
 
 
 def _merged_items(
@@ -129,8 +129,8 @@ class ChildIdentity(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        words = (child_name(self.pool.name, self.component), self.revision, self.instance)
-        return "-".join(word for word in words if word)
+        parts = (child_name(self.pool.name, self.component), self.revision, self.instance)
+        return "-".join(part for part in parts if part)
 
     @property
     def host(self) -> str:

@@ -90,8 +90,8 @@ def storage_mi(pool: Pool) -> int:
     if not isinstance(pool.spec.model.source, HubModel) or cache.claim_name or cache.host_path:
         return 0
     default = SIM_STORAGE if pool.spec.engine.kind == "sim" else STORAGE
-    told = pool.spec.model.storage
-    return -(-quantity_bytes(default if told is None else told) // MIB)
+    requested = pool.spec.model.storage
+    return -(-quantity_bytes(default if requested is None else requested) // MIB)
 
 
 def fetch_s(pool: Pool) -> int:
@@ -143,18 +143,18 @@ def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
     token = pool.spec.model.secret_ref
     login = [secret_variable("HF_TOKEN", token.name, "token")] if token else []
     settings = {"pool": pool.key, "redis-index": store_settings(pool).index_url}
-    words = ["model", "fetch", *literal([str(source)]), f"--to={HUB_FOLDER}", "--json-logs"]
+    args = ["model", "fetch", *literal([str(source)]), f"--to={HUB_FOLDER}", "--json-logs"]
     if pool.spec.engine.kind == "sim":
-        words.append("--no-weights")
+        args.append("--no-weights")
     if own := storage_mi(pool):
         # Otherwise the kubelet would evict the pod each time the volume is full.
-        words.append(f"--room={own}MiB")
+        args.append(f"--room={own}MiB")
     built = container(
         pool,
         FETCH_CONTAINER,
         pool.node_image,
         command=["baton"],
-        args=[*words, "--node=$(POD_NAME)", *flags(settings)],
+        args=[*args, "--node=$(POD_NAME)", *flags(settings)],
         env=variables(POD_NAME, *store_login(pool), *login),
         resources=_without_devices(resources),
         volumeMounts=[
@@ -273,7 +273,7 @@ def revision_of(pool: Pool) -> NodeRevision:
     text = json.dumps(templates, sort_keys=True, separators=(",", ":"))
     name = hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]
     pairs = zip(ROLES, templates, strict=True)
-    return NodeRevision(name, {role: gpus_of_pod(one["spec"]) for role, one in pairs})
+    return NodeRevision(name, {role: gpus_of_pod(template["spec"]) for role, template in pairs})
 
 
 def build_nodes(pool: Pool, role: Role, revision: str, replicas: int) -> Manifest:
@@ -294,7 +294,7 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
     token = link_token_variable(pool)
     place = model_place(pool, wanted)
     mounts = place.mounts + store_certificate(pool)
-    words = [
+    command = [
         role,
         "--json-logs",
         "--node=$(POD_NAME)",
@@ -307,7 +307,7 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
         pool,
         "node",
         pool.node_image,
-        words,
+        command,
         NODE_PORT,
         env=variables(POD_NAME, POD_IP, *store_login(pool), token),
         resources=wanted,
@@ -368,9 +368,9 @@ def _has_gpu(wanted: Resources) -> bool:
 def _start_s(pool: Pool, wanted: Resources) -> int:
     """Seconds until the first successful /ready; liveness probes only start after it. Without a GPU
     the memory limit bounds the model's size, and so the time to load it."""
-    told, memory = pool.spec.engine.start_timeout_seconds, wanted.limits.get("memory")
-    if told is not None:
-        return told
+    timeout_s, memory = pool.spec.engine.start_timeout_seconds, wanted.limits.get("memory")
+    if timeout_s is not None:
+        return timeout_s
     if memory is None or _has_gpu(wanted):
         return UNBOUNDED_START_S
     return max(LEAST_START_S, START_S + READS * quantity_bytes(memory) // READ_BYTES_PER_S)

@@ -125,7 +125,7 @@ def container(pool: Pool, name: str, image: str, **fields: Any) -> Manifest:
 
 
 def http_container(
-    pool: Pool, name: str, image: str, words: list[str], port: int, **fields: Any
+    pool: Pool, name: str, image: str, args: list[str], port: int, **fields: Any
 ) -> Manifest:
     """The container of a `baton` process. /health succeeds as soon as it listens, long before a
     model is loaded; /ready says whether it can serve, and only keeps clients away."""
@@ -134,7 +134,7 @@ def http_container(
         name,
         image,
         command=["baton"],
-        args=words,
+        args=args,
         ports=[{"name": "http", "protocol": "TCP", "containerPort": port}],
         livenessProbe=http_get("/health") | {"periodSeconds": 10, "timeoutSeconds": 5},
         readinessProbe=http_get("/ready") | {"periodSeconds": 2, "timeoutSeconds": 2},
@@ -169,9 +169,9 @@ def flags(values: Mapping[str, str | int | None]) -> list[str]:
     return literal([f"--{name}={value}" for name, value in given.items()])
 
 
-def literal(words: Sequence[str]) -> list[str]:
+def literal(args: Sequence[str]) -> list[str]:
     """Arguments escaped so that Kubernetes passes them on unchanged."""
-    return [word.replace("$", "$$") for word in words]
+    return [arg.replace("$", "$$") for arg in args]
 
 
 def resources(wanted: Resources, default: Resources) -> Manifest:
@@ -214,7 +214,10 @@ def deadline_s(template: Manifest, before_s: int = 0) -> int:
     """A Deployment's progressDeadlineSeconds: the time for scheduling, for what happens before its
     containers start (`before_s`), and for their startup probes, including those of a
     podTemplate."""
-    probes = [one.get("startupProbe") or {} for one in template["spec"].get("containers") or ()]
+    probes = [
+        container.get("startupProbe") or {}
+        for container in template["spec"].get("containers") or ()
+    ]
     starts = [_number(probe, "initialDelaySeconds", 0) + _tries_s(probe) for probe in probes]
     return min(PLACE_S + before_s + max(starts, default=0), LONGEST_DEADLINE_S)
 

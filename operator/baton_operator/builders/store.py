@@ -216,7 +216,7 @@ def _server(pool: Pool, maxmemory: int, policy: str, given: Manifest, users: Mou
         "redis",
         pool.installation.images.redis,
         command=["redis-server"],
-        args=[word for name, value in settings.items() for word in (f"--{name}", *_words(value))],
+        args=[arg for name, value in settings.items() for arg in (f"--{name}", *_words(value))],
         ports=[{"name": "redis", "protocol": "TCP", "containerPort": DEFAULT_PORT}],
         resources=given,
         startupProbe=startup_probe(_CONNECTS),

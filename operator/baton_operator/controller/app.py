@@ -83,7 +83,7 @@ async def _lives(settings: OperatorSettings, metrics: Metrics, stop: asyncio.Eve
         try:
             await _Life(settings, metrics, stop).live()
         except Exception:
-            logger.exception("the operator restarts in %g s", pause)
+            logger.exception("restarting the operator in %g s", pause)
         if time.monotonic() - begun > STEADY_LIFE_S:
             pause = FIRST_PAUSE_S
         try:
@@ -224,7 +224,7 @@ class _Life:
             await lease.release()
         if working in ended:
             working.result()
-        raise LeaseLost("another replica acts, or none could be asked")
+        raise LeaseLost("this replica no longer holds the lease, or cannot renew it")
 
     async def _work(self, cache: Cache, tasks: PoolTasks) -> None:
         self._metrics.leads(True)
@@ -236,7 +236,7 @@ class _Life:
 
 def _fresh(what: str, age_s: float) -> float:
     if age_s > STUCK_S:
-        raise Stuck(f"{what} has been going on for {age_s:.0f} s")
+        raise Stuck(f"{what} has been stuck for {age_s:.0f} s")
     return round(age_s, 3)
 
 

@@ -68,7 +68,7 @@ class IndexPoller:
             try:
                 await self._ask()
             except ApiError as error:
-                logger.info("pool %s: no login for its index: %s", self._key, error)
+                logger.info("pool %s: cannot read the login of its index: %s", self._key, error)
                 self._schedule.failed()
             except Exception:
                 logger.exception("index of pool %s", self._key)

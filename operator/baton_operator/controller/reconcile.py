@@ -132,7 +132,7 @@ def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, CachedChild]) -
     """Children without a manifest that must stay: Deployments of older revisions until their last
     pod is gone, and the store that those nodes use. Older revisions that never served are not
     spared: they would only hold resources that the current one needs."""
-    current = {key_of(one) for one in desired if _revision(one)}
+    current = {key_of(manifest) for manifest in desired if _revision(manifest)}
     serving = {
         key
         for key, child in known.items()
@@ -161,7 +161,9 @@ def manifest_digest(manifest: Manifest) -> str:
 
 logger = logging.getLogger(__name__)
 
-_FOREIGN = "an object with this name exists and is not the pool's; delete it, or rename the pool"
+_FOREIGN = (
+    "an object with this name exists and does not belong to the pool; delete it, or rename the pool"
+)
 # If one of these is refused, no pod may be created: its credentials could be lost, or it would be
 # open to more clients than the policies allow.
 _FIRST = (SECRET.kind, NETWORK_POLICY.kind)
@@ -241,7 +243,9 @@ class Reconciler:
             raise PoolGone
         if self._cache.settles(self._key):
             # The pods' state is unknown: do not report, scale, drain or roll out until they settle.
-            logger.info("pool %s: nodes have not reported since the API server was away", self._key)
+            logger.info(
+                "pool %s: waiting for nodes to report after the API server was away", self._key
+            )
             return SETTLING_AGAIN_S
         parts = self._parts
         credentials, refusals = await self._login()
@@ -290,10 +294,10 @@ class Reconciler:
     def _is_news(self, planned: Planned) -> bool:
         """Whether the counts are to be applied and differ from those in the status."""
         status = read_status(self._cache.pool(self._key) or {})
-        said = status.autoscaling if status is not None else None
+        written = status.autoscaling if status is not None else None
         counts = (planned.mode, planned.prefill, planned.decode)
-        known = said and (said.mode, said.desired_prefill, said.desired_decode)
-        return planned.mode == "auto" and counts != known
+        last = written and (written.mode, written.desired_prefill, written.desired_decode)
+        return planned.mode == "auto" and counts != last
 
     async def _login(self) -> tuple[Credentials, tuple[Refusal, ...]]:
         """The credentials, or the refusal to read them. With a refusal nothing is created."""
@@ -387,7 +391,7 @@ class Reconciler:
         self._cache.lose_pool(key, self._uid)
         if body is not None:
             self._cache.see_pool(body)
-        raise Conflict(f"pool {key} is gone, or another one")
+        raise Conflict(f"pool {key} is gone or was replaced")
 
     async def _check_owner(self, child: ChildKey) -> None:
         """Raise Refused rather than take over an object of another owner."""
@@ -435,7 +439,7 @@ def _again_s(observed: Observed, status: PoolStatus) -> float | None:
 def _ours(body: Body) -> bool:
     """Whether an operator applied the object, although its owner reference is gone."""
     managers = body["metadata"].get("managedFields", ())
-    return any(one.get("manager") == FIELD_MANAGER for one in managers)
+    return any(manager.get("manager") == FIELD_MANAGER for manager in managers)
 
 
 def _version_of(secret: CachedChild | None) -> tuple[str, int]:
@@ -449,11 +453,11 @@ def _secret(key: PoolKey) -> ChildKey:
 def _foreign(owner: str, key: PoolKey) -> ApiError:
     """Conflict for a child of an earlier pool with this name: garbage collection deletes it."""
     if owner == key.name:
-        return Conflict("a child of an earlier pool of this name is still there")
+        return Conflict("an object of an earlier pool with this name still exists")
     return Refused(409, _FOREIGN)
 
 
 def _incomplete(refusals: Sequence[Refusal]) -> Exception:
-    words = f"{len(refusals)} children refused; {refusal_words(refusals[0])}"
+    message = f"{len(refusals)} objects refused; {refusal_words(refusals[0])}"
     failed = all(refusal.code >= 500 for refusal in refusals)
-    return Unavailable(words) if failed else Incomplete(words)
+    return Unavailable(message) if failed else Incomplete(message)

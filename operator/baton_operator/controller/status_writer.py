@@ -114,4 +114,4 @@ class StatusWriter:
         try:
             await self._api.create(body)
         except ApiError as error:
-            logger.warning("pool %s: event %s was not posted: %s", key, event.reason, error)
+            logger.warning("pool %s: cannot post event %s: %s", key, event.reason, error)

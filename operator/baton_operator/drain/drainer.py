@@ -35,9 +35,9 @@ from baton_protocol.store import Kind, Role, kind_of
 class DrainView(msgspec.Struct, frozen=True, kw_only=True):
     """The inputs of a drain decision for one pool at one moment.
 
-    `now` is the time of day, `now_s` the clock of `FirstSeen`. `unasked`: why the nodes' reports
-    are unavailable, "" while the index is being read. `kinds`: those of the nodes of the current
-    `revision`. `unheard`: its ready nodes that have not reported yet.
+    `now` is the time of day, `now_s` the clock of `FirstSeen`. `unreachable`: why the nodes'
+    reports are unavailable, "" while the index is being read. `kinds`: those of the nodes of the
+    current `revision`. `unreported`: its ready nodes that have not reported yet.
     """
 
     key: PoolKey
@@ -45,12 +45,12 @@ class DrainView(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     children: Mapping[ChildKey, CachedChild]
     reports: Reports | None
-    unasked: str
+    unreachable: str
     routers: tuple[str, ...]
     now: datetime
     now_s: float
     kinds: frozenset[Kind]
-    unheard: tuple[str, ...]
+    unreported: tuple[str, ...]
 
 
 class DeploymentNodes(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class DeploymentNodes(msgspec.Struct, frozen=True, kw_only=True):
         return bool(pod.drain_since) and bool(pod.replaced_by) == bool(self.replaced_by)
 
 
-def look_at(
+def view_of(
     key: PoolKey,
     pool: Pool,
     revision: str,
@@ -83,15 +83,15 @@ def look_at(
     now: datetime,
     now_s: float,
 ) -> DrainView:
-    told = observed.nodes
-    names = {report.node for report in told or ()}
+    reports = observed.nodes
+    reported = {report.node for report in reports or ()}
     return DrainView(
         key=key,
         pool=pool,
         revision=revision,
         children=children,
-        reports={report.node: report for report in told} if told is not None else None,
-        unasked=_unasked(pool, observed),
+        reports={report.node: report for report in reports} if reports is not None else None,
+        unreachable=_why_unreachable(pool, observed),
         routers=tuple(
             pod.address
             for pod in observed.pods
@@ -99,53 +99,53 @@ def look_at(
         ),
         now=now,
         now_s=now_s,
-        kinds=frozenset(kind_of(report) for report in told or () if report.revision == revision),
-        unheard=tuple(
+        kinds=frozenset(kind_of(report) for report in reports or () if report.revision == revision),
+        unreported=tuple(
             pod.name
             for pod in observed.pods
-            if pod.revision == revision and pod.ready and pod.name not in names
+            if pod.revision == revision and pod.ready and pod.name not in reported
         ),
     )
 
 
-def current_nodes(look: DrainView, role: Role, replicas: int) -> DeploymentNodes | None:
+def current_nodes(view: DrainView, role: Role, replicas: int) -> DeploymentNodes | None:
     """The nodes of the role's current Deployment, which should have `replicas`. None if no node
     has to go."""
-    for child in look.children.values():
-        made = child.workload is not None and child.owner == look.pool.uid
-        if made and (child.component, child.revision) == (role, look.revision):
-            return _nodes(look, child, role, replicas)
+    for child in view.children.values():
+        made = child.workload is not None and child.owner == view.pool.uid
+        if made and (child.component, child.revision) == (role, view.revision):
+            return _nodes(view, child, role, replicas)
     return None
 
 
-def old_nodes(look: DrainView, goal: OldGoal) -> DeploymentNodes | None:
+def old_nodes(view: DrainView, goal: OldGoal) -> DeploymentNodes | None:
     """The nodes of an older Deployment; None if there is nothing to do."""
-    return _nodes(look, goal.child, goal.role, goal.replicas, look.revision)
+    return _nodes(view, goal.child, goal.role, goal.replicas, view.revision)
 
 
 def leave_for(
-    look: DrainView, nodes: DeploymentNodes, pod: ObservedPod, going: Collection[str]
+    view: DrainView, nodes: DeploymentNodes, pod: ObservedPod, going: Collection[str]
 ) -> LeaveTerms:
     """The terms for one leaving node. If a node with interchangeable KV stays (a new one, or an old
     one that is not in `going`), requests move to it after the same time as in a scale-down."""
     if not nodes.replaced_by:
         return LeaveTerms()
-    told = look.pool.spec.rollout.max_drain_seconds
-    longest_s = told or look.pool.spec.router.request_s
-    known = look.reports or {}
-    stay = [one.name for one in nodes.pods if one.ready and one.name not in going]
-    takers = look.kinds | {kind_of(known[name]) for name in stay if name in known}
+    limit_s = view.pool.spec.rollout.max_drain_seconds
+    longest_s = limit_s or view.pool.spec.router.request_s
+    known = view.reports or {}
+    stay = [other.name for other in nodes.pods if other.ready and other.name not in going]
+    takers = view.kinds | {kind_of(known[name]) for name in stay if name in known}
     if pod.name in known and kind_of(known[pod.name]) in takers:
         return LeaveTerms(min(DRAIN_S, longest_s), nodes.replaced_by)
     return LeaveTerms(longest_s, nodes.replaced_by)
 
 
 def _nodes(
-    look: DrainView, child: CachedChild, role: Role, wanted: int, new: str = ""
+    view: DrainView, child: CachedChild, role: Role, wanted: int, new: str = ""
 ) -> DeploymentNodes | None:
     if child.workload is None:
         return None
-    pods = tuple(pod for pod in pods_of(look.children, role, child.revision) if not pod.terminating)
+    pods = tuple(pod for pod in pods_of(view.children, role, child.revision) if not pod.terminating)
     current = child.workload.desired
     if current <= wanted and not any(pod.drain_since for pod in pods):
         return None
@@ -154,11 +154,11 @@ def _nodes(
     )
 
 
-def _unasked(pool: Pool, observed: Observed) -> str:
+def _why_unreachable(pool: Pool, observed: Observed) -> str:
     index = any(pod.component == "kv-index" and pod.ready for pod in observed.pods)
     if pool.spec.kv_store.owned is not None and not index:
         return "no index is ready"
-    return "the index does not answer the operator" if observed.silent else ""
+    return "the operator cannot reach the index" if observed.silent else ""
 
 
 Tell = Callable[[str, PoolEvent], Awaitable[None]]
@@ -192,7 +192,7 @@ class Drainer:
         self._api = api
         self._cache = cache
         self._routers = routers
-        self._tell = tell
+        self._post_event = tell
         self._now = now
 
     async def step(
@@ -205,34 +205,34 @@ class Drainer:
         """`revision` is the current one. Raise Conflict if a pod was replaced meanwhile,
         Unavailable if the API server does not answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
-        look = look_at(key, pool, revision.name, children, observed, self._now(), now_s)
+        view = view_of(key, pool, revision.name, children, observed, self._now(), now_s)
         goal = goal_of(pool, revision, children, now_s)
         done: list[_Done] = []
         replicas = dict(goal.replicas)
         for role in replicas:
-            if (nodes := current_nodes(look, role, replicas[role])) is not None:
-                done.append(await self._deployment(look, nodes))
+            if (nodes := current_nodes(view, role, replicas[role])) is not None:
+                done.append(await self._deployment(view, nodes))
                 replicas[role] = done[-1].replicas
         lowers: list[Lower] = []
         for old in goal.old:
-            if (nodes := old_nodes(look, old)) is not None:
-                done.append(await self._deployment(look, nodes))
+            if (nodes := old_nodes(view, old)) is not None:
+                done.append(await self._deployment(view, nodes))
                 if done[-1].replicas < nodes.current:
                     lowers.append(_lower(old.child, done[-1].replicas))
         return DrainStep(
             replicas,
             tuple(lowers),
-            tuple(each for one in done for each in one.departures),
-            tuple(each for one in done for each in one.ends),
+            tuple(item for result in done for item in result.departures),
+            tuple(item for result in done for item in result.ends),
             goal.roll,
         )
 
-    async def _deployment(self, look: DrainView, nodes: DeploymentNodes) -> _Done:
+    async def _deployment(self, view: DrainView, nodes: DeploymentNodes) -> _Done:
         surplus = len(nodes.pods) - nodes.wanted
         lowers = nodes.current > nodes.wanted
         # Whether a new node can take over requests is unknown until all new nodes have reported.
-        patient = bool(nodes.replaced_by) and not look.unasked
-        reports = None if patient and look.unheard else look.reports
+        patient = bool(nodes.replaced_by) and not view.unreachable
+        reports = None if patient and view.unreported else view.reports
         victims = [
             victim
             for victim in choose_victims(nodes.pods, reports, surplus, patient=patient)
@@ -241,49 +241,49 @@ class Drainer:
         ]
         going = {victim.pod.name for victim in victims}
         back = [pod for pod in nodes.pods if pod.drain_since and pod.name not in going]
-        held = await self._resume(look, nodes, back)
+        held = await self._resume(view, nodes, back)
         if not lowers:
             return _Done(max(nodes.current, nodes.wanted), held)
-        waits = await self._drain(look, nodes, victims)
+        waits = await self._drain(view, nodes, victims)
         held += tuple(
-            Departure(nodes.role, f"{name}: {wait.words}", held=True)
+            Departure(nodes.role, f"{name}: {wait.message}", held=True)
             for name, wait in waits.items()
-            if wait.words
+            if wait.message
         )
         if surplus > len(victims):
-            held += (_unchosen(look, nodes, surplus - len(victims)),)
+            held += (_unchosen(view, nodes, surplus - len(victims)),)
         leaving = leavers(victims, waits.keys())
         replicas = allowed_replicas(nodes.current, nodes.wanted, len(nodes.pods), len(leaving))
         return _Done(replicas, held, _ends(nodes, replicas, leaving))
 
     async def _resume(
-        self, look: DrainView, nodes: DeploymentNodes, pods: Sequence[ObservedPod]
+        self, view: DrainView, nodes: DeploymentNodes, pods: Sequence[ObservedPod]
     ) -> tuple[Departure, ...]:
         """These nodes stay after all. A node that no router knows joins like any new node."""
-        token = look.pool.credentials.link_token
-        told = await asyncio.gather(
-            *(self._routers.resume(look.routers, token, pod.name) for pod in pods)
+        token = view.pool.credentials.link_token
+        answers = await asyncio.gather(
+            *(self._routers.resume(view.routers, token, pod.name) for pod in pods)
         )
         held = []
-        for pod, answer in zip(pods, told, strict=True):
-            untold = answer.outcome in ("failed", "unable")
-            words = answer.words if untold else await self._unmark(look, pod)
-            if words:
-                again = f"{pod.name} is wanted again: {words}"
-                held.append(Departure(nodes.role, again, held=True))
+        for pod, answer in zip(pods, answers, strict=True):
+            failed = answer.outcome in ("failed", "unable")
+            problem = answer.message if failed else await self._unmark(view, pod)
+            if problem:
+                message = f"{pod.name} is needed again, but cannot resume: {problem}"
+                held.append(Departure(nodes.role, message, held=True))
             else:
-                await self._tell(look.pool.uid, drain_undone(nodes.role, pod.name))
+                await self._post_event(view.pool.uid, drain_undone(nodes.role, pod.name))
         return tuple(held)
 
     async def _drain(
-        self, look: DrainView, nodes: DeploymentNodes, victims: Sequence[Victim]
+        self, view: DrainView, nodes: DeploymentNodes, victims: Sequence[Victim]
     ) -> dict[str, DrainWait]:
         """Nodes that must wait, by name. The requests to routers run concurrently, so that one
         without an answer delays no other."""
         going = {victim.pod.name for victim in victims}
         served = [victim for victim in victims if is_served(victim.pod)]
         fresh = {
-            victim.pod.name: leave_for(look, nodes, victim.pod, going)
+            victim.pod.name: leave_for(view, nodes, victim.pod, going)
             for victim in served
             if not nodes.is_marked(victim.pod)
         }
@@ -291,36 +291,36 @@ class Drainer:
             victim.pod.name: wait
             for victim in served
             if victim.pod.name in fresh
-            and (wait := await self._mark(look, nodes, victim, fresh[victim.pod.name])) is not None
+            and (wait := await self._mark(view, nodes, victim, fresh[victim.pod.name])) is not None
         }
         marked = [victim.pod for victim in served if victim.pod.name not in refused]
         leaves = [fresh.get(pod.name) or leave_of(pod) for pod in marked]
-        token = look.pool.credentials.link_token
-        told = await asyncio.gather(
+        token = view.pool.credentials.link_token
+        answers = await asyncio.gather(
             *(
-                self._routers.drain(look.routers, token, pod.name, leave)
+                self._routers.drain(view.routers, token, pod.name, leave)
                 for pod, leave in zip(marked, leaves, strict=True)
             )
         )
         waits = {}
-        for pod, leave, answer in zip(marked, leaves, told, strict=True):
-            drained_s = 0.0 if pod.name in fresh else look.now_s - pod.seen.drain
-            waits[pod.name] = wait_of(pod, answer, look.reports, drained_s, leave.seconds)
+        for pod, leave, answer in zip(marked, leaves, answers, strict=True):
+            drained_s = 0.0 if pod.name in fresh else view.now_s - pod.seen.drain
+            waits[pod.name] = wait_of(pod, answer, view.reports, drained_s, leave.seconds)
         return refused | {name: wait for name, wait in waits.items() if wait is not None}
 
     async def _mark(
-        self, look: DrainView, nodes: DeploymentNodes, victim: Victim, leave: LeaveTerms
+        self, view: DrainView, nodes: DeploymentNodes, victim: Victim, leave: LeaveTerms
     ) -> DrainWait | None:
-        child = _pod_child(look, victim.pod)
-        words = await self._annotate(mark(child.key, child.uid, look.now, victim.why, leave))
-        if words:
-            return DrainWait(words)
+        child = _pod_child(view, victim.pod)
+        problem = await self._annotate(mark(child.key, child.uid, view.now, victim.why, leave))
+        if problem:
+            return DrainWait(problem)
         event = drain_begun(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
-        await self._tell(look.pool.uid, event)
+        await self._post_event(view.pool.uid, event)
         return None
 
-    async def _unmark(self, look: DrainView, pod: ObservedPod) -> str:
-        child = _pod_child(look, pod)
+    async def _unmark(self, view: DrainView, pod: ObservedPod) -> str:
+        child = _pod_child(view, pod)
         return await self._annotate(unmark(child.key, child.uid))
 
     async def _annotate(self, body: Manifest) -> str:
@@ -328,7 +328,7 @@ class Drainer:
         try:
             self._cache.see_child(await self._api.apply(body), ours=True)
         except (Refused, ServerFailed) as error:
-            return f"its mark cannot be written: {error}"
+            return f"the API server refused its drain annotations: {error}"
         return ""
 
 
@@ -336,15 +336,15 @@ def _lower(child: CachedChild, replicas: int) -> Lower:
     return Lower(key=child.key, uid=child.uid, version=child.version, replicas=replicas)
 
 
-def _pod_child(look: DrainView, pod: ObservedPod) -> CachedChild:
-    return next(child for child in look.children.values() if child.pod == pod)
+def _pod_child(view: DrainView, pod: ObservedPod) -> CachedChild:
+    return next(child for child in view.children.values() if child.pod == pod)
 
 
-def _unchosen(look: DrainView, nodes: DeploymentNodes, count: int) -> Departure:
-    words = look.unasked or "the index is asked"
-    if nodes.replaced_by and look.reports is not None and look.unheard:
-        words = f"nothing is heard yet of {', '.join(look.unheard)}"
-    return Departure(nodes.role, f"{count} too many: {words}", held=bool(look.unasked))
+def _unchosen(view: DrainView, nodes: DeploymentNodes, count: int) -> Departure:
+    reason = view.unreachable or "the operator is querying the index"
+    if nodes.replaced_by and view.reports is not None and view.unreported:
+        reason = f"the index has no report yet of {', '.join(view.unreported)}"
+    return Departure(nodes.role, f"{count} more to remove: {reason}", held=bool(view.unreachable))
 
 
 def _ends(

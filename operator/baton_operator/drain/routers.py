@@ -58,44 +58,44 @@ class Routers:
         self, addresses: Sequence[str], token: str, node: str, leave: LeaveTerms
     ) -> DrainAnswer:
         """Requests that run longer than `leave` allows move to other nodes."""
-        words = {"deadline_s": leave.seconds, "reason": "scale-down"}
+        body = {"deadline_s": leave.seconds, "reason": "scale-down"}
         if leave.replaced_by:
-            words |= {"reason": "roll-out", "replaced_by": leave.replaced_by}
-        return await self._tell(addresses, token, f"/nodes/{node}/drain", words)
+            body |= {"reason": "roll-out", "replaced_by": leave.replaced_by}
+        return await self._ask_all(addresses, token, f"/nodes/{node}/drain", body)
 
     async def resume(self, addresses: Sequence[str], token: str, node: str) -> DrainAnswer:
-        return await self._tell(addresses, token, f"/nodes/{node}/resume", {})
+        return await self._ask_all(addresses, token, f"/nodes/{node}/resume", {})
 
-    async def _tell(
-        self, addresses: Sequence[str], token: str, path: str, words: Mapping[str, Any]
+    async def _ask_all(
+        self, addresses: Sequence[str], token: str, path: str, body: Mapping[str, Any]
     ) -> DrainAnswer:
         if not addresses:
-            return DrainAnswer("failed", "no router is ready to be told")
+            return DrainAnswer("failed", "no router is ready to drain or resume the node")
         answers = await asyncio.gather(
-            *(self._ask(address, token, path, words) for address in addresses)
+            *(self._ask(address, token, path, body) for address in addresses)
         )
         return min(answers, key=lambda answer: _RANK.index(answer.outcome))
 
     async def _ask(
-        self, address: str, token: str, path: str, words: Mapping[str, Any]
+        self, address: str, token: str, path: str, body: Mapping[str, Any]
     ) -> DrainAnswer:
         host = f"[{address}]" if ":" in address else address
-        where = f"the router at {host}:{self._port}"
-        body: dict[str, Any] = {"json": words} if words else {}
+        router = f"the router at {host}:{self._port}"
+        content: dict[str, Any] = {"json": body} if body else {}
         try:
             async with self._session.post(
                 f"http://{host}:{self._port}{path}",
                 headers={"Authorization": f"Bearer {token}"},
                 allow_redirects=False,
-                **body,
+                **content,
             ) as answer:
                 outcome: Outcome = _OUTCOMES.get(answer.status, "failed")
-                said = _words(await _beginning(answer))
-                return DrainAnswer(outcome, f"{where} answered {answer.status}: {said}")
+                message = _error_message(await _beginning(answer))
+                return DrainAnswer(outcome, f"{router} answered {answer.status}: {message}")
         except TimeoutError:
-            return DrainAnswer("failed", f"{where} did not answer within {self._answer_s:g} s")
+            return DrainAnswer("failed", f"{router} did not answer within {self._answer_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return DrainAnswer("failed", f"{where}: {error}")
+            return DrainAnswer("failed", f"{router}: {error}")
 
 
 async def _beginning(answer: aiohttp.ClientResponse) -> str:
@@ -108,10 +108,10 @@ async def _beginning(answer: aiohttp.ClientResponse) -> str:
     return data.decode(errors="replace")
 
 
-def _words(text: str) -> str:
+def _error_message(text: str) -> str:
     """The message of an OpenAI error, else the whole text; as one line."""
     try:
-        said = str(json.loads(text)["error"]["message"])
+        message = str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        said = text
-    return " ".join(said.split())[:LONGEST_WORDS]
+        message = text
+    return " ".join(message.split())[:LONGEST_WORDS]

@@ -31,18 +31,18 @@ class DrainAnswer(msgspec.Struct, frozen=True):
     it now. failed: no router could be asked. `words` explains the last two."""
 
     outcome: Outcome
-    words: str = ""
+    message: str = ""
 
 
 class DrainWait(msgspec.Struct, frozen=True):
     """`words`: what is in the way; "" if only the node's requests are."""
 
-    words: str = ""
+    message: str = ""
 
 
 def wait_of(
     pod: ObservedPod,
-    told: DrainAnswer,
+    answer: DrainAnswer,
     reports: Reports | None,
     drained_s: float,
     limit_s: float = DRAIN_S,
@@ -53,12 +53,12 @@ def wait_of(
     report = (reports or {}).get(pod.name)
     if report is not None and report.state == "draining" and not live_requests(report):
         return None
-    gone = told.outcome == "unknown" or (reports is not None and report is None)
+    gone = answer.outcome == "unknown" or (reports is not None and report is None)
     if not is_served(pod) or (gone and not pod.ready):
         return None
-    if told.outcome == "failed":
-        return DrainWait(told.words)
-    if told.outcome == "unknown":
+    if answer.outcome == "failed":
+        return DrainWait(answer.message)
+    if answer.outcome == "unknown":
         limit_s = min(limit_s, DRAIN_S)
     # It has handed back the requests that are left, or will at SIGTERM.
     return None if drained_s >= limit_s else DrainWait()

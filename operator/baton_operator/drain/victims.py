@@ -81,9 +81,9 @@ def _why(pod: ObservedPod, report: NodeReport | None, everybody: bool) -> str:
     if not pod.ready:
         return "it is not ready"
     if everybody:
-        return "no node of its role is to stay"
+        return "its role scales to 0 nodes"
     if report is None:
-        return "nothing is known of it, nor of the others"
-    what = "drained by hand, with" if report.state == "draining" else "least to lose:"
+        return "no node of its role has a report"
+    what = "drained by hand, with" if report.state == "draining" else "least loaded:"
     live, cached = live_requests(report), report.load.cached_blocks
     return f"{what} {live} live requests, {cached} cached blocks"

@@ -109,7 +109,9 @@ class Api:
         except Refused as error:
             if error.code == 404 and "page not found" in error.message:
                 what = f"{body['kind']} of {body['apiVersion']}"
-                raise Refused(404, f"this cluster knows no {what}; install it") from error
+                raise Refused(
+                    404, f"the cluster does not have {what}; install its CustomResourceDefinition"
+                ) from error
             raise
 
     async def apply_status(self, body: Body) -> Body:
@@ -134,7 +136,7 @@ class Api:
         except Refused as error:
             another = error.code == 422 and _ANOTHER_UID in error.message
             if error.code == 404 or another:
-                raise Conflict(f"{key.kind} {key.name} is gone, as the watch will show") from error
+                raise Conflict(f"{key.kind} {key.name} is gone") from error
             raise
 
     async def get(self, key: ChildKey) -> Body | None:
@@ -158,7 +160,7 @@ class Api:
         try:
             await self._send("delete", path, body)
         except Conflict:
-            logger.debug("%s was replaced by another object", key)
+            logger.debug("another object replaced %s", key)
         except Refused as error:
             if error.code != 404:
                 raise
@@ -225,12 +227,12 @@ class Api:
             "User-Agent": self._client.user_agent,
         }
         settings = (await self._client.configuration.auth_settings()).values()
-        headers |= {one["key"]: one["value"] for one in settings}
-        words = {
+        headers |= {setting["key"]: setting["value"] for setting in settings}
+        parameters = {
             key: str(value).lower() if value is True else value for key, value in query.items()
         }
         url = self._client.configuration.host + quote(path)
-        url += f"?{urlencode(words)}" if words else ""
+        url += f"?{urlencode(parameters)}" if parameters else ""
         response = await self._client.call_api(
             _METHODS.get(verb, "GET"), url, header_params=headers, body=body
         )

@@ -40,8 +40,8 @@ async def load(environ: Mapping[str, str] = os.environ) -> Configuration:
             )
     except (config.ConfigException, OSError, ValueError) as error:
         raise ConnectionFailed(
-            f"no login for a Kubernetes API server: {error}; run as a pod with a service account,"
-            " or name a kubeconfig file by KUBECONFIG"
+            f"no login for a Kubernetes API server: {error}; run as a pod with a service "
+            "account, or set KUBECONFIG to a kubeconfig file"
         ) from error
     configuration.connection_pool_maxsize = MOST_CONNECTIONS
     # As in kopf; otherwise each request would read ~/.netrc.

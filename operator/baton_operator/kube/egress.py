@@ -32,17 +32,17 @@ class AddressRefused(Exception):
 def look_up(host: str, port: int) -> tuple[Address, ...]:
     """All addresses of a host. Blocks on DNS; raise OSError if the host is unknown."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return tuple(ip_address(str(one[4][0])) for one in found)
+    return tuple(ip_address(str(entry[4][0])) for entry in found)
 
 
 def allowed(host: str, addresses: Sequence[Address], networks: Sequence[Network]) -> list[str]:
     """The addresses to which the operator may connect: those in one of `networks`, or without
     `networks` those that `refusal` accepts. Raise AddressRefused if there are none."""
     refusals = {address: refusal(address, networks) for address in addresses}
-    found = [str(address) for address, words in refusals.items() if not words]
-    if not found:
+    accepted = [str(address) for address, reason in refusals.items() if not reason]
+    if not accepted:
         raise AddressRefused(f"{host} is {next(iter(refusals.values()))}")
-    return found
+    return accepted
 
 
 def refusal(address: Address, networks: Sequence[Network] = ()) -> str:
@@ -56,9 +56,9 @@ def refusal(address: Address, networks: Sequence[Network] = ()) -> str:
     if address.is_loopback or address.is_unspecified or address in _THIS_HOST:
         return "a loopback address"
     if address.is_link_local or address in _METADATA:
-        return "a link-local address, or a cloud's metadata service"
+        return "a link-local address, such as a cloud's metadata service"
     if address.is_multicast or address.is_reserved:
-        return "no address of one server"
+        return "a multicast or reserved address"
     return ""
 
 

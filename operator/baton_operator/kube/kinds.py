@@ -67,7 +67,7 @@ CHILDREN = (
 WATCHED = tuple(kind for kind in CHILDREN if kind.watched)
 EVENT = ObjectKind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 LEASE = ObjectKind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
-_BY_NAME = {(one.api_version, one.kind): one for one in (*CHILDREN, POOL, EVENT, LEASE)}
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in (*CHILDREN, POOL, EVENT, LEASE)}
 
 
 def kind_of(body: Any) -> ObjectKind:

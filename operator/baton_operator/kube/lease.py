@@ -48,7 +48,7 @@ class Lease:
         logger.info("waiting for lease %s/%s", self._key.namespace, NAME)
         while not await self._try():
             await asyncio.sleep(PERIOD_S)
-        logger.info("%s leads", self._identity)
+        logger.info("%s is now the leader", self._identity)
 
     async def keep(self) -> None:
         """Renew the lease. Return when another replica holds it, or after RENEW_FOR_S without a
@@ -66,7 +66,7 @@ class Lease:
                 renewed = begun
             elif self._holder() not in ("", self._identity):
                 break
-        logger.warning("%s no longer leads", self._identity)
+        logger.warning("%s is no longer the leader", self._identity)
 
     async def release(self) -> None:
         """Release the lease, so that the next leader need not wait for its expiry. Best effort."""
@@ -77,7 +77,7 @@ class Lease:
                     body["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                     await self._api.update(body)
         except (ApiError, TimeoutError) as error:
-            logger.info("the lease was not released: %s", error)
+            logger.info("cannot release the lease: %s", error)
 
     async def _try(self) -> bool:
         """Acquire or renew the lease if it is free or ours. Return whether that succeeded."""

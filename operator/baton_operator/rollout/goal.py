@@ -61,7 +61,7 @@ class RoleNodes(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def held_gpus(self) -> int:
         new = (max(self.desired, self.alive) + self.ending) * self.gpus
-        return new + sum(one.places * one.gpus for one in self.old)
+        return new + sum(old_nodes.places * old_nodes.gpus for old_nodes in self.old)
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +94,8 @@ def fitted(roles: Sequence[RoleNodes], budget: int | None) -> dict[Role, int]:
     The wanted numbers if there is room. Otherwise at least one of each wanted role; if there is no
     room even for these, prefill nodes go first, because decode nodes work without them.
     """
-    wanted = {one.role: one.wanted for one in roles}
-    gpus = {one.role: one.gpus for one in roles}
+    wanted = {nodes.role: nodes.wanted for nodes in roles}
+    gpus = {nodes.role: nodes.gpus for nodes in roles}
     need = _sum(wanted, gpus)
     if budget is None or need <= budget:
         return wanted
@@ -146,8 +146,8 @@ def targets(roles: Sequence[RoleNodes], surge: int, budget: int | None) -> Targe
         new        wanted + surge, less the old ones that take a place, and within the budget
     """
     allowed = fitted(roles, budget)
-    rolling = any(old.holding for one in roles for old in one.old)
-    begun = any(one.desired and one.wanted for one in roles)
+    rolling = any(old.holding for nodes in roles for old in nodes.old)
+    begun = any(nodes.desired and nodes.wanted for nodes in roles)
     wanted = _while_rolling(roles, allowed, budget) if rolling and begun and budget else allowed
     share = _share(roles, wanted)
     old = _old(roles, wanted, share)
@@ -155,7 +155,8 @@ def targets(roles: Sequence[RoleNodes], surge: int, budget: int | None) -> Targe
     limits = dict(allowed)
     if rolling:
         limits |= {
-            one.role: _limit(one, allowed[one.role], wanted[one.role], surge) for one in roles
+            nodes.role: _limit(nodes, allowed[nodes.role], wanted[nodes.role], surge)
+            for nodes in roles
         }
     if budget is None:
         new = limits
@@ -168,7 +169,7 @@ def targets(roles: Sequence[RoleNodes], surge: int, budget: int | None) -> Targe
         allowed=allowed,
         rolling=rolling,
         needed_gpus=needed,
-        held_gpus=sum(one.held_gpus for one in roles),
+        held_gpus=sum(nodes.held_gpus for nodes in roles),
     )
 
 
@@ -179,9 +180,9 @@ def _while_rolling(
     for it. Existing ones stay: with these alone the roll-out ends in any case."""
     if _needed(roles, allowed, _share(roles, allowed)) <= budget:
         return allowed
-    there = {one.role: min(one.desired, allowed[one.role]) for one in roles}
-    for room in range(min(budget, sum(allowed[one.role] * one.gpus for one in roles)), 0, -1):
-        fewer = {role: max(count, there[role]) for role, count in fitted(roles, room).items()}
+    current = {nodes.role: min(nodes.desired, allowed[nodes.role]) for nodes in roles}
+    for room in range(min(budget, sum(allowed[nodes.role] * nodes.gpus for nodes in roles)), 0, -1):
+        fewer = {role: max(count, current[role]) for role, count in fitted(roles, room).items()}
         serves = all(fewer[role] for role, count in allowed.items() if count)
         if serves and _needed(roles, fewer, _share(roles, fewer)) <= budget:
             return fewer
@@ -189,28 +190,28 @@ def _while_rolling(
 
 
 def _share(roles: Sequence[RoleNodes], wanted: Mapping[Role, int]) -> Fraction:
-    shares = [Fraction(one.ready, wanted[one.role]) for one in roles if wanted[one.role]]
+    shares = [Fraction(nodes.ready, wanted[nodes.role]) for nodes in roles if wanted[nodes.role]]
     return min([Fraction(1), *shares])
 
 
 def _old(roles: Sequence[RoleNodes], wanted: Mapping[Role, int], share: Fraction) -> OldTargets:
     order = _by_size(roles)
-    found: OldTargets = {}
-    for one in roles:
-        left = math.ceil(wanted[one.role] * (1 - share))
-        for old in sorted(one.old, key=lambda old: order.index(old.revision)):
+    counts: OldTargets = {}
+    for nodes in roles:
+        left = math.ceil(wanted[nodes.role] * (1 - share))
+        for old in sorted(nodes.old, key=lambda old: order.index(old.revision)):
             least = 1 if share < 1 and old.revision == order[0] else 0
             count = min(old.kept, max(left, least))
-            found[one.role, old.revision] = count
+            counts[nodes.role, old.revision] = count
             left = max(0, left - count)
-    return found
+    return counts
 
 
 def _by_size(roles: Sequence[RoleNodes]) -> list[str]:
     """The older revisions, the one with most nodes first."""
     sizes: dict[str, int] = {}
-    for one in roles:
-        for old in one.old:
+    for nodes in roles:
+        for old in nodes.old:
             sizes[old.revision] = sizes.get(old.revision, 0) + old.kept
     return sorted(sizes, key=lambda revision: (-sizes[revision], revision))
 
@@ -221,7 +222,9 @@ def _needed(roles: Sequence[RoleNodes], wanted: Mapping[Role, int], share: Fract
     if share == 1:
         return 0
     steps = {
-        Fraction(count, wanted[one.role]) for one in roles for count in range(wanted[one.role])
+        Fraction(count, wanted[nodes.role])
+        for nodes in roles
+        for count in range(wanted[nodes.role])
     }
     left = {share, *(step for step in steps if step > share)}
     return max(_at(roles, wanted, step) for step in left)
@@ -229,16 +232,23 @@ def _needed(roles: Sequence[RoleNodes], wanted: Mapping[Role, int], share: Fract
 
 def _at(roles: Sequence[RoleNodes], wanted: Mapping[Role, int], share: Fraction) -> int:
     old = _old(roles, wanted, share)
-    kept = sum(old[one.role, each.revision] * each.gpus for one in roles for each in one.old)
+    kept = sum(
+        old[nodes.role, old_nodes.revision] * old_nodes.gpus
+        for nodes in roles
+        for old_nodes in nodes.old
+    )
     more = {role: math.floor(count * share) + 1 for role, count in wanted.items()}
-    new = [min(wanted[one.role], max(one.desired, more[one.role])) * one.gpus for one in roles]
+    new = [
+        min(wanted[nodes.role], max(nodes.desired, more[nodes.role])) * nodes.gpus
+        for nodes in roles
+    ]
     return kept + sum(new)
 
 
-def _limit(one: RoleNodes, allowed: int, wanted: int, surge: int) -> int:
+def _limit(nodes: RoleNodes, allowed: int, wanted: int, surge: int) -> int:
     """New nodes allowed in a roll-out if GPUs were unlimited. Existing ones stay."""
-    old = sum(each.places for each in one.old)
-    return max(min(one.desired, allowed), min(wanted, wanted + surge - old))
+    old = sum(old_nodes.places for old_nodes in nodes.old)
+    return max(min(nodes.desired, allowed), min(wanted, wanted + surge - old))
 
 
 def _within(
@@ -251,9 +261,9 @@ def _within(
 ) -> dict[Role, int]:
     """As many of `limits` as there are GPUs for now. The role that is behind comes first, and no
     other takes what it waits for. The `first` step is one of each role or none."""
-    room = budget - sum(one.held_gpus for one in roles)
-    gpus = {one.role: one.gpus for one in roles}
-    new = {one.role: min(one.desired, limits[one.role]) for one in roles}
+    room = budget - sum(nodes.held_gpus for nodes in roles)
+    gpus = {nodes.role: nodes.gpus for nodes in roles}
+    new = {nodes.role: min(nodes.desired, limits[nodes.role]) for nodes in roles}
     step = sum(gpus[role] for role in new if limits[role] > new[role])
     if first and (needed > budget or room < step):
         return new
@@ -331,18 +341,22 @@ def goal_of(pool: Pool, revision: NodeRevision, children: Children, now_s: float
     roles = [
         _role_nodes(role, pool.spec.role(role).replicas, revision, groups, now_s) for role in ROLES
     ]
-    found = targets(roles, pool.spec.rollout.surge, pool.spec.gpu_budget)
+    targeted = targets(roles, pool.spec.rollout.surge, pool.spec.gpu_budget)
     return Goal(
-        replicas=found.new,
+        replicas=targeted.new,
         old=tuple(
-            OldGoal(child=one.deployment, role=one.role, replicas=found.old[one.role, one.revision])
-            for one in groups
-            if one.deployment is not None
-            and (one.role, one.revision) in found.old
+            OldGoal(
+                child=group.deployment,
+                role=group.role,
+                replicas=targeted.old[group.role, group.revision],
+            )
+            for group in groups
+            if group.deployment is not None
+            and (group.role, group.revision) in targeted.old
             # Otherwise it is deleted.
-            and has_served(one.deployment, one.pods)
+            and has_served(group.deployment, group.pods)
         ),
-        roll=_roll(pool, found, roles),
+        roll=_roll(pool, targeted, roles),
     )
 
 
@@ -370,17 +384,17 @@ def _groups(pool: Pool, children: Children) -> list[_Group]:
 def _role_nodes(
     role: Role, wanted: int, revision: NodeRevision, groups: Sequence[_Group], now_s: float
 ) -> RoleNodes:
-    own = [one for one in groups if one.role == role]
-    new = [one for one in own if one.revision == revision.name]
+    own = [group for group in groups if group.role == role]
+    new = [group for group in own if group.revision == revision.name]
     return RoleNodes(
         role=role,
         wanted=wanted,
-        desired=sum(one.desired for one in new),
-        alive=sum(len(one.alive) for one in new),
-        ending=sum(one.ending for one in new),
-        ready=sum(pod.ready and not pod.ends for one in new for pod in one.pods),
+        desired=sum(group.desired for group in new),
+        alive=sum(len(group.alive) for group in new),
+        ending=sum(group.ending for group in new),
+        ready=sum(pod.ready and not pod.ends for group in new for pod in group.pods),
         gpus=revision.gpus[role],
-        old=tuple(_old_nodes(one, now_s) for one in own if one.revision != revision.name),
+        old=tuple(_old_nodes(group, now_s) for group in own if group.revision != revision.name),
     )
 
 
@@ -407,13 +421,13 @@ def _holds(pod: ObservedPod, now_s: float) -> bool:
     return now_s - pod.seen.readiness < UNREADY_S
 
 
-def _roll(pool: Pool, found: Targets, roles: Sequence[RoleNodes]) -> Roll:
+def _roll(pool: Pool, targeted: Targets, roles: Sequence[RoleNodes]) -> Roll:
     budget = pool.spec.gpu_budget
-    short = tuple(one.role for one in roles if found.allowed[one.role] < one.wanted)
+    short = tuple(nodes.role for nodes in roles if targeted.allowed[nodes.role] < nodes.wanted)
     no_room = ""
-    if budget is not None and found.needed_gpus > budget:
+    if budget is not None and targeted.needed_gpus > budget:
         no_room = (
-            f"{found.needed_gpus} GPUs are needed for old and new nodes beside each other,"
-            f" {found.held_gpus} are held, and gpuBudget is {budget}"
+            f"old and new nodes together need {targeted.needed_gpus} GPUs,"
+            f" {targeted.held_gpus} are held, and gpuBudget is {budget}"
         )
-    return Roll(rolling=found.rolling, no_room=no_room, short=short)
+    return Roll(rolling=targeted.rolling, no_room=no_room, short=short)

@@ -216,10 +216,10 @@ class Cache:
 def keys_of(kind: ObjectKind, listed: Iterable[Body]) -> dict[ChildKey, int]:
     """The resource versions in a listing of metadata."""
     return {
-        ChildKey(kind.api_version, kind.kind, one["namespace"], one["name"]): int(
-            one["resourceVersion"]
+        ChildKey(kind.api_version, kind.kind, metadata["namespace"], metadata["name"]): int(
+            metadata["resourceVersion"]
         )
-        for one in listed
+        for metadata in listed
     }
 
 
@@ -262,15 +262,18 @@ def pods_of(
 
 def _owner(metadata: Body) -> Body:
     """The owner reference to a pool of our API group, or an empty one."""
-    for one in metadata.get("ownerReferences", ()):
-        if one["kind"] == POOL.kind and one["apiVersion"].partition("/")[0] == POOL.group:
-            return dict(one)
+    for reference in metadata.get("ownerReferences", ()):
+        if (
+            reference["kind"] == POOL.kind
+            and reference["apiVersion"].partition("/")[0] == POOL.group
+        ):
+            return dict(reference)
     return {"uid": "", "name": ""}
 
 
 def _proven(body: Body) -> bool:
     conditions = body.get("status", {}).get("conditions") or ()
-    return any(one.get("reason") == "NewReplicaSetAvailable" for one in conditions)
+    return any(condition.get("reason") == "NewReplicaSetAvailable" for condition in conditions)
 
 
 def digest_of(body: Body) -> str:

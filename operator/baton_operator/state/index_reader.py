@@ -140,7 +140,7 @@ class Lookups:
         and a name server may never answer. Raise TimeoutError while an earlier one still runs."""
         running = self._running.get(namespace)
         if running is not None and not running.done():
-            raise TimeoutError("an earlier lookup of this namespace has not ended")
+            raise TimeoutError("an earlier DNS lookup for this namespace is still running")
         running = self._threads.submit(self._resolve, host, port)
         self._running[namespace] = running
         found = await asyncio.wrap_future(running)
@@ -195,7 +195,7 @@ class IndexReader:
         except AddressRefused as error:
             refused = str(error)
             if refused != before.refused:
-                logger.warning("index of pool %s is not asked: %s", pool.key, refused)
+                logger.warning("not querying the index of pool %s: %s", pool.key, refused)
         failures = 0 if answer else before.failures + 1
         self._last_query = LastQuery(self._clock(), failures, refused)
         return answer

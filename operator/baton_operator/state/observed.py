@@ -120,8 +120,8 @@ def problem_of(pod: Body) -> Problem | None:
 def unprepared_problem(events: Iterable[Body]) -> Problem | None:
     """The problem of a pod that is scheduled but not prepared, from its Warning events
     (events.k8s.io)."""
-    told = [event for event in events if event.get("reason") != "FailedScheduling"]
-    newest = max(told, key=_weight, default=None)
+    warnings = [event for event in events if event.get("reason") != "FailedScheduling"]
+    newest = max(warnings, key=_weight, default=None)
     if newest is None:
         return None
     note = _SANDBOX_ID.sub("", newest.get("note") or "")
@@ -142,8 +142,8 @@ def _weight(event: Body) -> tuple[bool, str]:
 
 def _problems(pod: Body, status: Body) -> Iterator[Problem]:
     if status.get("phase") == "Failed":
-        words = [status.get("reason") or "Failed", status.get("message") or ""]
-        yield Problem("Evicted", ": ".join(word for word in words if word))
+        parts = [status.get("reason") or "Failed", status.get("message") or ""]
+        yield Problem("Evicted", ": ".join(part for part in parts if part))
     yield from _placement(condition(status, "PodScheduled"))
     containers = {item["name"]: item for item in _containers(pod["spec"])}
     for key in ("initContainerStatuses", "containerStatuses"):
@@ -170,9 +170,9 @@ def _waiting(container: Body) -> Iterator[Problem]:
     reason, message = waiting.get("reason") or "", waiting.get("message") or ""
     name = f"container {container['name']}: "
     if reason in _PULLS:
-        words = _PULL_NOISE.sub("", message) or reason
+        detail = _PULL_NOISE.sub("", message) or reason
         image = container.get("image", "")
-        yield Problem("ImagePullFailing", words if image in words else f"{image}: {words}")
+        yield Problem("ImagePullFailing", detail if image in detail else f"{image}: {detail}")
     elif reason == "CreateContainerConfigError" and _MISSING.search(message):
         yield Problem("ConfigMissing", name + message)
     elif reason in _REFUSALS:
@@ -189,18 +189,18 @@ def _ended(container: Body, spec: Body) -> Iterator[Problem]:
     name = container["name"]
     if end.get("reason") == "OOMKilled":
         limit = ((spec.get("resources") or {}).get("limits") or {}).get("memory")
-        beyond = f"its memory limit of {limit}" if limit else "its node's memory"
-        yield Problem("OutOfMemory", f"container {name} was killed beyond {beyond}")
+        exceeded = f"its memory limit of {limit}" if limit else "its node's memory"
+        yield Problem("OutOfMemory", f"container {name} exceeded {exceeded} and was killed")
         return
-    what = f"container {name} ended with {_exit(end)}"
-    last = _last_words(end.get("message") or "")
+    message = f"container {name} ended with {_exit(end)}"
+    last_line = _last_line(end.get("message") or "")
     reason = "ModelFetchFailing" if name == FETCH_CONTAINER else "Crashing"
     if end.get("reason") in ("StartError", "ContainerCannotRun"):
-        reason, what = "ContainerRefused", f"container {name} did not start"
-    elif end["exitCode"] in _CONFIG_ERRORS and last:
+        reason, message = "ContainerRefused", f"container {name} did not start"
+    elif end["exitCode"] in _CONFIG_ERRORS and last_line:
         reason = reason if name == FETCH_CONTAINER else "ConfigInvalid"
-        what = f"container {name}"
-    yield Problem(reason, f"{what}: {last}" if last else what)
+        message = f"container {name}"
+    yield Problem(reason, f"{message}: {last_line}" if last_line else message)
 
 
 def _exit(end: Body) -> str:
@@ -209,18 +209,18 @@ def _exit(end: Body) -> str:
     return f"exit code {code}" + (f" ({_SIGNALS[signal]})" if signal in _SIGNALS else "")
 
 
-def _last_words(message: str) -> str:
+def _last_line(text: str) -> str:
     """The last line of a termination message, which may be the end of the log. For a JSON log line
     its message."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return ""
     try:
         record = json.loads(lines[-1])
     except ValueError:
         return lines[-1]
-    said = record.get("message") if isinstance(record, dict) else None
-    return said if isinstance(said, str) and said else lines[-1]
+    message = record.get("message") if isinstance(record, dict) else None
+    return message if isinstance(message, str) and message else lines[-1]
 
 
 def _silence(status: Body) -> Iterator[Problem]:
@@ -229,7 +229,7 @@ def _silence(status: Body) -> Iterator[Problem]:
     ready = condition(status, "Ready")
     well = _all_ready(status.get("containerStatuses") or ())
     if ready.get("status") == "False" and not ready.get("reason") and well:
-        yield Problem(NODE_LOST, "its node does not answer Kubernetes any more")
+        yield Problem(NODE_LOST, "its node no longer reports to Kubernetes")
 
 
 def _all_ready(containers: Iterable[Body]) -> bool:
@@ -355,7 +355,7 @@ class Departure(msgspec.Struct, frozen=True):
     intervention."""
 
     role: Role
-    words: str
+    message: str
     held: bool
 
 
@@ -409,7 +409,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def held(self) -> bool:
         """Whether nodes must go and cannot."""
-        return any(each.held for each in self.departures)
+        return any(departure.held for departure in self.departures)
 
 
 def read_workload(body: Body) -> ObservedWorkload:
@@ -528,8 +528,8 @@ def _annotation(metadata: Body, name: str) -> str:
 
 
 def _holds(pod: Body) -> bool:
-    words = (word for one in pod.get("containers") or () for word in one.get("args") or ())
-    return any(word.startswith(f"--{WAKE_WAIT_FLAG}") for word in words)
+    args = (arg for container in pod.get("containers") or () for arg in container.get("args") or ())
+    return any(arg.startswith(f"--{WAKE_WAIT_FLAG}") for arg in args)
 
 
 def _stage(body: Body) -> Stage:

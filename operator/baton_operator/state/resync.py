@@ -77,24 +77,27 @@ class Resync:
                 if not silent:
                     logger.info("waiting for the API server: %s", error)
                 late, silent = self._clock() + FIRST_S, True
-                await asyncio.sleep(max(SETTLE_S, _asked_s(error)))
+                await asyncio.sleep(max(SETTLE_S, _retry_after_s(error)))
                 continue
             silent = False
             if not missing:
                 return
             if self._clock() > late:
-                logger.warning("%s are not watched: may they be?", ", ".join(missing))
+                logger.warning(
+                    "the operator sees no events of %s; check that it may watch them",
+                    ", ".join(missing),
+                )
                 return
             await asyncio.sleep(SETTLE_S / 4)
 
     async def _missing(self) -> list[str]:
         """Kinds that cannot be listed, or with objects that are not in the cache."""
-        found = [await self._lacking(kind) for kind in (*WATCHED, POOL)]
-        return [words for words in found if words]
+        names = [await self._describe_missing(kind) for kind in (*WATCHED, POOL)]
+        return [name for name in names if name]
 
-    async def _lacking(self, kind: ObjectKind) -> str:
+    async def _describe_missing(self, kind: ObjectKind) -> str:
         try:
-            return kind.plural if await self._lacks(kind) else ""
+            return kind.plural if await self._is_incomplete(kind) else ""
         except Refused as error:
             return f"{kind.plural} ({error})"
 
@@ -103,18 +106,18 @@ class Resync:
         selector = "" if kind == POOL else POOL_LABEL
         listed = await self._api.list_metadata(kind, namespace, selector)
         if was_missing and kind not in self._api.missing and namespace is not None:
-            raise KindInstalled(f"{kind.plural} were missing and can be watched now")
+            raise KindInstalled(f"{kind.plural} are now installed and can be watched")
         return listed
 
-    async def _lacks(self, kind: ObjectKind) -> bool:
+    async def _is_incomplete(self, kind: ObjectKind) -> bool:
         for namespace in self._namespaces:
             listed = await self._list(kind, namespace)
             if kind == POOL:
-                found = {PoolKey(one["namespace"], one["name"]) for one in listed}
-                lacking: set[Any] = found - set(self._cache.pools())
+                keys = {PoolKey(metadata["namespace"], metadata["name"]) for metadata in listed}
+                missing: set[Any] = keys - set(self._cache.pools())
             else:
-                lacking = keys_of(kind, listed).keys() - self._cache.of_kind(kind, namespace).keys()
-            if lacking:
+                missing = keys_of(kind, listed).keys() - self._cache.of_kind(kind, namespace).keys()
+            if missing:
                 return True
         return False
 
@@ -155,7 +158,7 @@ class Resync:
                 self._failed.add(kind)
                 unanswered.append(error)
             except ApiError as error:
-                logger.warning("%s were not compared: %s", kind.plural, error)
+                logger.warning("comparing %s with the API server failed: %s", kind.plural, error)
 
         self._plan_retry(unanswered)
 
@@ -167,11 +170,11 @@ class Resync:
             return
         if not self._failures:
             kinds = ", ".join(sorted(kind.plural for kind in self._failed))
-            logger.info("%s are to be compared again: %s", kinds, unanswered[0])
+            logger.info("cannot compare %s with the API server; retrying: %s", kinds, unanswered[0])
         pause = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        asked = max(_asked_s(error) for error in unanswered)
-        self._retry_at = self._clock() + max(pause, asked) * random.uniform(1.0, 1.25)
+        retry_after_s = max(_retry_after_s(error) for error in unanswered)
+        self._retry_at = self._clock() + max(pause, retry_after_s) * random.uniform(1.0, 1.25)
 
     async def _compare_children(self, kind: ObjectKind, namespace: str | None) -> None:
         known = self._cache.of_kind(kind, namespace)
@@ -184,11 +187,11 @@ class Resync:
     async def _compare_pools(self, namespace: str | None) -> None:
         known = {key: self._cache.pool(key) for key in self._cache.pools()}
         listed = await self._list(POOL, namespace)
-        found = {PoolKey(one["namespace"], one["name"]): one for one in listed}
+        pools = {PoolKey(metadata["namespace"], metadata["name"]): metadata for metadata in listed}
         for key, pool in known.items():
-            if pool is not None and key not in found and namespace in (None, key.namespace):
+            if pool is not None and key not in pools and namespace in (None, key.namespace):
                 self._cache.lose_pool(key, pool["metadata"]["uid"])
-        for key, metadata in found.items():
+        for key, metadata in pools.items():
             if _newer(metadata, known.get(key)):
                 place = ChildKey(POOL.api_version, POOL.kind, key.namespace, key.name)
                 body = await self._api.get(place)
@@ -196,7 +199,7 @@ class Resync:
                     self._cache.see_pool(body)
 
 
-def _asked_s(error: Unavailable) -> float:
+def _retry_after_s(error: Unavailable) -> float:
     """Seconds for which the server asked clients to wait."""
     return error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
 

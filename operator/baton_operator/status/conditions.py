@@ -40,75 +40,80 @@ def _unknown(name: str, meaning: str, remedy: str) -> Reason:
 # Reasons of pods, worst first; the names are those of `observed`.
 PODS_REFUSED = _false(
     "PodsRefused",
-    "Kubernetes lets no pod be made: a quota, a LimitRange, Pod Security or a webhook",
-    "the message says which; raise the quota, or change podTemplate or the namespace's labels",
+    "Kubernetes refuses to create pods: because of a quota, a LimitRange, Pod Security "
+    "or a webhook",
+    "see the message; raise the quota, or change podTemplate or the namespace's labels",
 )
 OUT_OF_MEMORY = _false(
     "OutOfMemory",
-    "a container was killed because it needed more memory than it may have",
-    "raise `resources.limits.memory`, or give the engine less (`engine.extraArgs`)",
+    "a container was killed because it exceeded its memory limit",
+    "raise `resources.limits.memory`, or reduce the engine's memory (`engine.extraArgs`)",
 )
 MODEL_FETCH_FAILING = _false(
     "ModelFetchFailing",
-    "the model cannot be fetched; Kubernetes tries again",
-    "check `model.uri`, the token in `model.secretRef`, the way to the hub, the room on the volume",
+    "fetching the model fails; Kubernetes tries again",
+    "check `model.uri`, the token in `model.secretRef`, the connection to the hub, and "
+    "the free space on the volume",
 )
 CONFIG_INVALID = _false(
     "ConfigInvalid",
-    "a container says that its flags, variables or files are wrong, and ends",
-    "the message is its last line; correct what it names: `extraArgs`, podTemplate, or a Secret",
+    "a container ended because its flags, variables or files are wrong",
+    "the message is its last log line; correct what it names: `extraArgs`, "
+    "podTemplate, or a Secret",
 )
 CRASHING = _false(
     "Crashing",
-    "a container ended, and Kubernetes starts it again",
-    "the message has its last words; `kubectl logs --previous` has the rest",
+    "a container ended, and Kubernetes restarts it",
+    "the message has its last log line; for more see `kubectl logs --previous`",
 )
 CONTAINER_REFUSED = _false(
     "ContainerRefused",
-    "the container runtime cannot make or start the container",
-    "the message is the runtime's; mostly the image or podTemplate is wrong",
+    "the container runtime cannot create or start the container",
+    "the message is the runtime's; usually the image or podTemplate is wrong",
 )
 CONFIG_MISSING = _false(
     "ConfigMissing",
-    "a Secret or ConfigMap that a container or volume names, or a key of it, is not there",
+    "a Secret or ConfigMap that a container or volume needs, or a key of it, does not exist",
     "create it in the pool's namespace",
 )
 IMAGE_PULL_FAILING = _false(
     "ImagePullFailing",
     "an image cannot be pulled; Kubernetes tries again",
-    "check the image's name, the way to its registry and the pull secrets",
+    "check the image's name, the connection to its registry and the pull secrets",
 )
 VOLUME_MISSING = _false(
     "VolumeMissing",
-    "a PersistentVolumeClaim is not there, not bound, or on another node",
+    "a PersistentVolumeClaim does not exist, is not bound, or is bound on another node",
     "create the claim, or name another one in the pool",
 )
 NOT_PREPARED = _false(
     "NotPrepared",
-    "a node cannot make a pod's volumes, secrets or network",
-    "the message is the kubelet's; where it has none, `kubectl describe pod` may say more",
+    "a cluster node cannot set up a pod's volumes, secrets or network",
+    "the message is the kubelet's; if it is empty, see `kubectl describe pod`",
 )
 UNSCHEDULABLE = _false(
     "Unschedulable",
-    "no node of the cluster has room for a pod; the message is the scheduler's",
-    "add nodes (GPUs), or ask for less in `resources`",
+    "no cluster node has room for a pod; the message is the scheduler's",
+    "add cluster nodes (GPUs), or request less in `resources`",
 )
 NODE_LOST = _false(
     "NodeLost",
-    "a pod's node is silent; after 30 s the pod is made again elsewhere",
-    "look after the node",
+    "a pod's cluster node does not report to Kubernetes; after 30 s Kubernetes creates "
+    "the pod elsewhere",
+    "check the cluster node",
 )
 EVICTED = _false(
     "Evicted",
-    "a pod is over, since its node ran short of something or refused it; another one is made",
-    "the message says what was short; ask for it in `resources.requests`",
+    "a pod was evicted or refused because its cluster node ran short of a resource; "
+    "Kubernetes creates another",
+    "the message says what was short; request it in `resources.requests`",
 )
 START_OVERDUE = _false(
     "StartOverdue",
-    "no pod got ready in the time that a start may take (`progressDeadlineSeconds` of the"
-    " Deployment), and nothing says why; Kubernetes goes on trying",
-    "`kubectl describe pod` and the pod's log say what it waits for: mostly the pull of a large"
-    " image, or a readiness probe that fails",
+    "no pod became ready within the start deadline (`progressDeadlineSeconds` of the "
+    "Deployment), for no known reason; Kubernetes keeps trying",
+    "`kubectl describe pod` and the pod's log show what it waits for: usually the pull of a "
+    "large image, or a failing readiness probe",
 )
 POD_PROBLEMS = (
     PODS_REFUSED,
@@ -134,201 +139,202 @@ class ConditionKind(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     says: str
     source: str
-    absent: str = "while no valid spec was ever seen"
+    absent: str = "as long as no valid spec was seen"
     reasons: tuple[Reason, ...]
 
 
-ALL_READY = _true("AllReady", "every condition that it sums up is True")
-SPEC_VALID = _true("SpecValid", "the spec can be obeyed")
+ALL_READY = _true("AllReady", "every condition that it summarizes is True")
+SPEC_VALID = _true("SpecValid", "the spec is valid")
 SPEC_INVALID = _false(
     "SpecInvalid",
-    "the spec cannot be obeyed; what was made from the last good one stays as it is",
+    "the spec is invalid; objects made from the last valid spec stay as they are",
     "the message names the field, its value and what to write; edit the pool",
 )
-AS_SPECIFIED = _true("AsSpecified", "the API server has taken all that the pool consists of")
+AS_SPECIFIED = _true("AsSpecified", "the API server has accepted all objects of the pool")
 PAUSED = _unknown(
     "Paused",
-    "`paused` is true: nothing is created, changed or deleted",
+    "`paused` is true: the operator creates, changes and deletes nothing",
     "set `paused` to false when you are done",
 )
 NOTHING_APPLIED = _unknown(
-    "NothingApplied", "nothing is made from an invalid spec", "see condition Valid"
+    "NothingApplied", "the operator applies nothing from an invalid spec", "see condition Valid"
 )
 APPLY_FORBIDDEN = _false(
     "ApplyForbidden",
     "the operator may not create or change an object (403)",
-    "the message says why: the operator's RBAC (the chart makes it), a quota, or a policy",
+    "the message says why: the operator's RBAC (from the chart), a quota, or a policy",
 )
 KIND_MISSING = _false(
     "KindMissing",
     "the cluster does not know a kind of object (404)",
-    "install what defines it; for HTTPRoute that is the Gateway API",
+    "install its CustomResourceDefinition; for HTTPRoute install the Gateway API",
 )
 APPLY_REFUSED = _false(
     "ApplyRefused",
-    "the API server, or an admission webhook, does not take an object",
-    "the message is theirs; mostly podTemplate or annotations are wrong; with 5xx one fails itself",
+    "the API server or an admission webhook rejects an object",
+    "the message is theirs; usually podTemplate or annotations are wrong; with a 5xx "
+    "code the server or webhook itself fails",
 )
 STORE_ANSWERS = _true("StoreAnswers", "all Redis servers of the pool are ready")
-EXTERNAL_ANSWERS = _true("ExternalAnswers", "the operator has asked the external index")
+EXTERNAL_ANSWERS = _true("ExternalAnswers", "the external index answers the operator")
 EXTERNAL_IN_USE = _true(
-    "ExternalInUse", "the operator cannot ask the external index, but a router found nodes by it"
+    "ExternalInUse", "the operator cannot reach the external index, but a router uses it"
 )
 EXTERNAL_UNASKED = _wait(
     "ExternalUnasked",
-    "nobody has reached the external index yet; the operator may have no way to it",
-    "if it stays: check `kvStore.external`, and the routers' logs",
+    "neither the operator nor a router has reached the external index yet; the "
+    "operator may have no network path to it",
+    "if this persists, check `kvStore.external`, and the routers' logs",
     "Unknown",
 )
 EXTERNAL_SILENT = _unknown(
     "ExternalSilent",
-    "the external index has answered the operator, and no longer does: three times in a row so far",
-    "check the index and the way to it; the routers' logs say whether they still reach it",
+    "the external index answered the operator before, but not the last three times or more",
+    "check the index and the network path to it; the routers' logs say whether they still reach it",
 )
 NODES_CUT_OFF = _false(
     "NodesCutOff",
-    "nodes report that they cannot use the store; prompts are computed where they are answered",
-    "look at the Redis servers: memory, network, and the login of an external store",
+    "nodes report that they cannot use the store; decode nodes compute prompts themselves",
+    "check the Redis servers: memory, network, and the login of an external store",
 )
 FINGERPRINTS_DIFFER = _false(
     "FingerprintsDiffer",
-    "no prefill node makes KV that a decode node can use: nothing is handed over",
+    "no prefill node produces KV that a decode node can use, so nothing is handed off",
     "give both roles the same `dtype` and device: set `engine.dtype`",
 )
 NOTHING_TO_FETCH = _true(
-    "NothingToFetch", "the model is in the image or on a volume, or there is none"
+    "NothingToFetch", "the model is in the image or on a volume, or the engine needs none"
 )
-FETCHED = _true("Fetched", "the nodes that are needed have their model")
+FETCHED = _true("Fetched", "the required nodes have their model")
 FETCHING = _wait(
-    "Fetching", "a node fetches the model; the message says how far the slowest is", "wait"
+    "Fetching", "a node fetches the model; the message shows the progress of the slowest", "wait"
 )
 FETCH_NOT_BEGUN = _wait(
-    "FetchNotBegun", "no node has begun to fetch", "see PrefillReady and DecodeReady", "Unknown"
+    "FetchNotBegun", "no node has started to fetch", "see PrefillReady and DecodeReady", "Unknown"
 )
-NODES_READY = _true("NodesReady", "as many nodes of the role are ready as the spec says")
+NODES_READY = _true("NodesReady", "the number of ready nodes of the role matches the spec")
 NONE_WANTED = _true(
-    "NoneWanted", "no node of the role is wanted: the spec says 0 replicas, or the pool sleeps"
+    "NoneWanted", "the role needs no nodes: the spec says 0 replicas, or the pool is scaled to zero"
 )
 ASLEEP = _true(
     "Asleep",
-    "the pool has no nodes, since nobody asked for anything for `scaleToZeroAfterSeconds`; a"
-    " request wakes it and is held meanwhile",
+    "the pool has no nodes, because no request arrived for `scaleToZeroAfterSeconds`; routers "
+    "hold the next request and it wakes the pool",
 )
 WAKING = _wait(
     "Waking",
-    "nodes of a pool that may sleep are on their way, and requests are held until one is ready",
-    "wait; if it stays: see PrefillReady and DecodeReady",
+    "the pool scales up from zero, and routers hold requests until a node is ready",
+    "wait; if this persists, see PrefillReady and DecodeReady",
 )
 GPU_BUDGET_REACHED = _false(
     "GpuBudgetReached",
     "`gpuBudget` leaves no room for more nodes of the role",
-    "raise `gpuBudget`, or want fewer nodes",
+    "raise `gpuBudget`, or reduce the number of nodes",
 )
 STARTING = _wait(
-    "Starting", "pods are being made, start or load their model, and nothing is wrong", "wait"
+    "Starting", "pods are created, start or load their model, without a known problem", "wait"
 )
-ROUTERS_READY = _true("RoutersReady", "as many routers are ready as the spec says")
+ROUTERS_READY = _true("RoutersReady", "the number of ready routers matches the spec")
 WAITING_FOR_NODES = _wait(
     "WaitingForNodes",
-    "a router is ready only while a node is, and none is",
+    "a router is ready only while a node is, and no node is ready",
     "see PrefillReady and DecodeReady",
 )
-ROUTE_ACCEPTED = _true("RouteAccepted", "Gateways or an ingress controller have taken the route")
+ROUTE_ACCEPTED = _true("RouteAccepted", "Gateways or an ingress controller have accepted the route")
 ROUTE_UNCONFIRMED = _true(
     "RouteUnconfirmed",
-    "the Ingress is there and has no address yet; some ingress controllers never write one",
+    "the Ingress has no address yet; some ingress controllers never write one",
 )
 ROUTE_PENDING = _wait(
     "RoutePending",
-    "the route is not there yet, or no Gateway has said anything about it",
-    "if it stays: check `router.httpRoute.parentRefs`, and whether a controller serves the Gateway",
+    "the route does not exist yet, or no Gateway has reported its status",
+    "if this persists, check `router.httpRoute.parentRefs`, and whether a controller "
+    "serves the Gateway",
     "Unknown",
 )
 ROUTE_REFUSED = _false(
     "RouteRefused",
-    "a Gateway does not take the HTTPRoute",
-    "the message is the Gateway's; mostly its listener allows no routes of this namespace",
+    "a Gateway rejects the HTTPRoute",
+    "the message is the Gateway's; usually its listener allows no routes from this namespace",
 )
-ONE_REVISION = _true("OneRevision", "all pods are made from what the spec says now")
-ROLLING_OUT = _wait(
-    "RollingOut", "pods made from an older spec are still there, and may serve", "wait"
-)
+ONE_REVISION = _true("OneRevision", "all pods run the current spec")
+ROLLING_OUT = _wait("RollingOut", "pods of an older spec still exist, and may serve", "wait")
 NOT_ROLLING = _false("NotRolling", "no node of an older spec is left", "nothing")
 ROLLING = _false(
     "Rolling",
-    "old nodes give way to new ones as these get ready; the message says how far it is",
+    "new nodes replace old ones as they become ready; the message shows the progress",
     "wait",
 )
 GPU_BUDGET_TOO_SMALL = _true(
     "GpuBudgetTooSmall",
-    "`gpuBudget` leaves no room for one more node of each role, so the roll-out does not start, or"
-    " does not go on; the old nodes serve",
-    "raise `gpuBudget`, or want fewer nodes until it is over",
+    "`gpuBudget` leaves no room for one more node of each role, so the roll-out cannot start "
+    "or continue; the old nodes serve",
+    "raise `gpuBudget`, or reduce the number of nodes until the roll-out ends",
 )
 NEW_NODES_FAILING = _true(
     "NewNodesFailing",
-    "new nodes do not get ready, so no more old ones go and these serve; the message says which"
-    " and why",
-    "mend what the message says, or set the spec back: then the new nodes go",
+    "new nodes do not become ready, so the remaining old ones keep serving; the message names "
+    "them and the reason",
+    "fix what the message names, or restore the spec: then the new nodes are removed",
 )
 OLD_NODES_HELD = _true(
     "OldNodesHeld",
-    "old nodes are to go and cannot be drained; they serve",
-    "as for `DrainHeld` of condition Scaled",
+    "the operator cannot drain old nodes; they keep serving",
+    "see `DrainHeld` of condition Scaled",
 )
 NONE_TOO_MANY = _true("NoneTooMany", "no role has more nodes than the spec says")
 DRAINING = _wait(
     "Draining",
-    "nodes are too many: they take no new requests, end those they have or hand them on, and go;"
-    " the message says which and why they",
+    "surplus nodes drain: they take no new requests, finish or hand over those they have, and "
+    "end; the message names them and the reason",
     "wait",
 )
 DRAIN_HELD = _false(
     "DrainHeld",
-    "nodes are too many and stay, since the operator cannot reach the index or a router to drain"
-    " them, or may not mark their pods; none is stopped with requests on it",
-    "the message says what is in the way: look after that, or after the NetworkPolicy before it",
+    "surplus nodes stay, because the operator cannot reach the index or a router to drain "
+    "them, or may not annotate their pods; it stops no node that has requests",
+    "the message names the obstacle: fix it, or the NetworkPolicy that causes it",
 )
-ANSWERING = _true("Answering", "a router and the nodes that it needs are ready")
-NO_ROUTER = _false("NoRouter", "no router is ready: clients get no connection", "see RouterReady")
+ANSWERING = _true("Answering", "a router and the required nodes are ready")
+NO_ROUTER = _false("NoRouter", "no router is ready: clients cannot connect", "see RouterReady")
 NO_NODE = _false("NoNode", "no node is ready", "see PrefillReady and DecodeReady")
 NO_PREFILL_NODE = _false(
     "NoPrefillNode",
-    "no prefill node is ready, and `missingRolePolicy` lets no other do its work",
+    "no prefill node is ready, and `missingRolePolicy` lets no other node do its work",
     "see PrefillReady, or set `missingRolePolicy: aggregate`",
 )
 NO_DECODE_NODE = _false(
     "NoDecodeNode",
-    "no decode node is ready, and `missingRolePolicy` lets no other do its work",
+    "no decode node is ready, and `missingRolePolicy` lets no other node do its work",
     "see DecodeReady, or set `missingRolePolicy: aggregate`",
 )
 
 READY = ConditionKind(
     name=READY_TYPE,
     absent="never",
-    says="the pool is as its spec says, and all of it works",
-    source="all conditions but Updated, RolloutBlocked, Scaled and Serving: their first problem,"
-    " else what they wait for",
+    says="the pool matches its spec, and all parts work",
+    source="all conditions except Updated, RolloutBlocked, Scaled and Serving: their first "
+    "problem, else what they wait for",
     reasons=(ALL_READY,),
 )
 VALID = ConditionKind(
     name="Valid",
     absent="never",
-    says="the spec can be obeyed",
+    says="the spec is valid",
     source="the spec",
     reasons=(SPEC_VALID, SPEC_INVALID),
 )
 APPLIED = ConditionKind(
     name="Applied",
     absent="never",
-    says="the API server has taken what the spec asks for",
+    says="the API server has accepted all objects that the spec requires",
     source="the API server's answers to the operator",
     reasons=(AS_SPECIFIED, PAUSED, NOTHING_APPLIED, APPLY_FORBIDDEN, KIND_MISSING, APPLY_REFUSED),
 )
 STORE_READY = ConditionKind(
     name="StoreReady",
     says="the KV store is up and in use",
-    source="the Redis pods of a managed store; the index itself, where the operator can ask it",
+    source="the Redis pods of a managed store; the index itself, if the operator can reach it",
     reasons=(
         STORE_ANSWERS,
         EXTERNAL_ANSWERS,
@@ -343,33 +349,33 @@ STORE_READY = ConditionKind(
 )
 MODEL_READY = ConditionKind(
     name="ModelReady",
-    says="the nodes that are needed have their model",
-    source="the nodes' init containers; how far they are is on the index",
+    says="the required nodes have their model",
+    source="the nodes' init containers; their progress is in the index",
     reasons=(NOTHING_TO_FETCH, FETCHED, FETCHING, FETCH_NOT_BEGUN, ASLEEP, MODEL_FETCH_FAILING),
 )
 PREFILL_READY = ConditionKind(
     name="PrefillReady",
-    says="as many prefill nodes are ready as the spec says",
+    says="the number of ready prefill nodes matches the spec",
     source="the role's pods",
     reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
 DECODE_READY = ConditionKind(
     name="DecodeReady",
-    says="as many decode nodes are ready as the spec says",
+    says="the number of ready decode nodes matches the spec",
     source="the role's pods",
     reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
 ROUTER_READY = ConditionKind(
     name="RouterReady",
-    says="as many routers are ready as the spec says",
+    says="the number of ready routers matches the spec",
     source="the routers' pods",
     reasons=(ROUTERS_READY, WAITING_FOR_NODES, STARTING, *POD_PROBLEMS),
 )
 ROUTE_READY = ConditionKind(
     name="RouteReady",
-    says="nothing says that the way in from outside does not work",
+    says="no known problem prevents access from outside",
     source="the status of Ingress and HTTPRoute",
-    absent="while the pool has neither `router.ingress` nor `router.httpRoute`",
+    absent="if the pool has neither `router.ingress` nor `router.httpRoute`",
     reasons=(ROUTE_ACCEPTED, ROUTE_UNCONFIRMED, ROUTE_PENDING, ROUTE_REFUSED),
 )
 UPDATED = ConditionKind(
@@ -380,14 +386,14 @@ UPDATED = ConditionKind(
 )
 ROLLOUT_BLOCKED = ConditionKind(
     name="RolloutBlocked",
-    says="a roll-out has stopped, and the nodes of the older spec serve on",
-    source="the nodes' pods, `gpuBudget`, and what routers and index answer the operator",
+    says="a roll-out is blocked, and the nodes of the older spec keep serving",
+    source="the nodes' pods, `gpuBudget`, and the answers of routers and index",
     reasons=(NOT_ROLLING, ROLLING, GPU_BUDGET_TOO_SMALL, NEW_NODES_FAILING, OLD_NODES_HELD),
 )
 SCALED = ConditionKind(
     name="Scaled",
     says="no role has more nodes than the spec says",
-    source="the marks of the nodes' pods, and what routers and index answer the operator",
+    source="the drain annotations of the nodes' pods, and the answers of routers and index",
     reasons=(NONE_TOO_MANY, DRAINING, DRAIN_HELD),
 )
 SERVING = ConditionKind(

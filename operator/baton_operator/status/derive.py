@@ -142,7 +142,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         nodes = self.observed.nodes or ()
         return [report for report in nodes if report.revision == self.revision]
 
-    def said(self, kind: str) -> Condition | None:
+    def last_condition(self, kind: str) -> Condition | None:
         return self.before.condition(kind)
 
     def trouble(self, pods: Iterable[ObservedPod], *components: str) -> Finding | None:
@@ -167,7 +167,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             return None
         if self.now_s - pod.seen.unprepared < PREPARING_S:
             return None
-        return Finding(NOT_PREPARED, f"{pod.name}: volumes, secrets or network are not there yet")
+        return Finding(NOT_PREPARED, f"{pod.name}: its volumes, secrets or network are not ready")
 
 
 def revision_now(pool: Pool | None, revision: str, observed: Observed, before: PoolStatus) -> str:
@@ -188,7 +188,9 @@ def applied_finding(view: View) -> Finding:
     if view.pool is None:
         return Finding(c.NOTHING_APPLIED)
     if view.pool.spec.paused:
-        return Finding(c.PAUSED, "spec.paused is true: nothing is applied until it is false")
+        return Finding(
+            c.PAUSED, "spec.paused is true: the operator applies nothing until it is false"
+        )
     if not view.observed.refusals:
         return Finding(c.AS_SPECIFIED)
     refusals = sorted(view.observed.refusals, key=lambda refusal: refusal.child)
@@ -200,8 +202,12 @@ def applied_finding(view: View) -> Finding:
 def refusal_words(refusal: Refusal) -> str:
     """The refusal for people. A Secret's message is hidden: it may quote the Secret."""
     child = f"{refusal.child.kind} {refusal.child.name}"
-    said = "its message is kept back" if refusal.child.kind == "Secret" else refusal.message
-    return f"{child}: {refusal.code}: {said}"
+    message = (
+        "message hidden because it may contain secret data"
+        if refusal.child.kind == "Secret"
+        else refusal.message
+    )
+    return f"{child}: {refusal.code}: {message}"
 
 
 def store_finding(view: View) -> Finding:
@@ -227,10 +233,10 @@ def _managed_store(view: View) -> Finding:
 def _external_store(view: View) -> Finding:
     if view.observed.nodes is not None:
         return Finding(c.EXTERNAL_ANSWERS)
-    said = view.said(c.STORE_READY.name)
-    if said is not None and said.reason == c.EXTERNAL_SILENT.name:
+    last = view.last_condition(c.STORE_READY.name)
+    if last is not None and last.reason == c.EXTERNAL_SILENT.name:
         return Finding(c.EXTERNAL_SILENT)
-    if said is not None and said.reason == c.EXTERNAL_ANSWERS.name:
+    if last is not None and last.reason == c.EXTERNAL_ANSWERS.name:
         return Finding(c.EXTERNAL_SILENT if view.observed.silent else c.EXTERNAL_ANSWERS)
     return Finding(c.EXTERNAL_IN_USE if view.ready("router") else c.EXTERNAL_UNASKED)
 
@@ -239,10 +245,10 @@ def _disagreement(view: View) -> Finding | None:
     """A problem that only nodes know: they cannot use a store that is up, or their KV does not
     match. Their last report holds while the index is not read."""
     if view.observed.nodes is None:
-        said = view.said(c.STORE_READY.name)
-        words = (c.NODES_CUT_OFF, c.FINGERPRINTS_DIFFER)
-        reason = next((word for word in words if said and word.name == said.reason), None)
-        return Finding(reason, said.message) if said and reason else None
+        last = view.last_condition(c.STORE_READY.name)
+        reasons = (c.NODES_CUT_OFF, c.FINGERPRINTS_DIFFER)
+        reason = next((reason for reason in reasons if last and reason.name == last.reason), None)
+        return Finding(reason, last.message) if last and reason else None
     reports = [report for report in view.reports() if report.state == "ready"]
     cut_off = sorted(report.node for report in reports if report.store == "down")
     if cut_off:
@@ -276,8 +282,8 @@ def model_finding(view: View) -> Finding:
 def _is_fetched(view: View, pods: list[ObservedPod]) -> bool:
     if view.pool is not None:
         return isinstance(view.pool.spec.model.source, HubModel)
-    said = view.said(c.MODEL_READY.name)
-    held = said is not None and said.reason != c.NOTHING_TO_FETCH.name
+    last = view.last_condition(c.MODEL_READY.name)
+    held = last is not None and last.reason != c.NOTHING_TO_FETCH.name
     return held or any(pod.fetch for pod in pods)
 
 
@@ -296,25 +302,25 @@ def _name(view: View) -> str:
     """The spec's model name. While the spec is not applied, the nodes' name, else the last one."""
     if view.pool is not None and not view.pool.spec.paused:
         return view.pool.spec.model_name
-    said = sorted({report.model for report in view.reports()})
-    held = view.before.model.name
-    return said[0] if said and held not in said else held
+    models = sorted({report.model for report in view.reports()})
+    known = view.before.model.name
+    return models[0] if models and known not in models else known
 
 
 def _progress(view: View) -> tuple[str, str | UnsetType]:
     names = {pod.name for pod in _fetching_pods(view)}
     none: tuple[str, str | UnsetType] = ("", UNSET)
     # Older versions of the operator wrote "" for no time.
-    held = view.before.model.progress, view.before.model.progress_time or UNSET
+    last = view.before.model.progress, view.before.model.progress_time or UNSET
     if not names:
         return none
-    if view.observed.fetches is None or is_fresh(held[1] or "", view.now, PROGRESS_EVERY_S):
-        return held
+    if view.observed.fetches is None or is_fresh(last[1] or "", view.now, PROGRESS_EVERY_S):
+        return last
     reports = [report for report in view.observed.fetches if report.node in names]
     if not reports:
         return none
-    words = progress_words(min(reports, key=_share))
-    return held if words == held[0] else (words, stamp(view.now))
+    text = progress_words(min(reports, key=_share))
+    return last if text == last[0] else (text, stamp(view.now))
 
 
 def _share(report: FetchReport) -> float:
@@ -386,18 +392,18 @@ def updated_finding(view: View) -> Finding:
     if not old and not rolling:
         return Finding(c.ONE_REVISION)
     fresh = [pod for pod in view.pods(*ROLES) if view.is_current(pod)]
-    words = []
+    parts = []
     if old:
         ready = sum(pod.ready for pod in fresh)
-        words.append(f"{old} {OLD_NODES}; {count_words(ready, view.desired(*ROLES))}")
+        parts.append(f"{old} {OLD_NODES}; {count_words(ready, view.desired(*ROLES))}")
     if rolling:
-        words.append("new pods for " + ", ".join(rolling))
+        parts.append("new pods for " + ", ".join(rolling))
     if view.model.progress:
-        words.append(f"model: {view.model.progress}")
+        parts.append(f"model: {view.model.progress}")
     names = (*ROLES, "router", *STORE)
     unready = [pod for pod in view.unready(*names) if view.is_current(pod)]
     found = view.trouble(unready, *names) or Finding(c.ROLLING_OUT)
-    return Finding(found.reason, "; ".join([*words, *filter(None, [found.message])]))
+    return Finding(found.reason, "; ".join([*parts, *filter(None, [found.message])]))
 
 
 def old_nodes(view: View) -> int:
@@ -415,14 +421,18 @@ def rollout_blocked_finding(view: View) -> Finding:
     left = old_nodes(view)
     if not left:
         return Finding(c.NOT_ROLLING)
-    seen = view.observed
-    if seen.roll.no_room:
-        return Finding(c.GPU_BUDGET_TOO_SMALL, seen.roll.no_room)
+    observed = view.observed
+    if observed.roll.no_room:
+        return Finding(c.GPU_BUDGET_TOO_SMALL, observed.roll.no_room)
     new = [pod for pod in view.pods(*ROLES) if view.is_current(pod)]
     trouble = view.trouble([pod for pod in new if not pod.ready], *ROLES)
     if trouble is not None:
         return Finding(c.NEW_NODES_FAILING, f"{trouble.reason.name}: {trouble.message}")
-    held = [f"{each.role}: {each.words}" for each in seen.departures if each.held]
+    held = [
+        f"{departure.role}: {departure.message}"
+        for departure in observed.departures
+        if departure.held
+    ]
     if held:
         return Finding(c.OLD_NODES_HELD, "; ".join(held))
     ready = count_words(sum(pod.ready for pod in new), view.desired(*ROLES))
@@ -430,20 +440,20 @@ def rollout_blocked_finding(view: View) -> Finding:
 
 
 def _rolling(view: View) -> list[str]:
-    there = [item for item in view.workloads("router", *STORE) if item.pods]
-    return sorted(item.name for item in there if not item.rolled)
+    workloads = [item for item in view.workloads("router", *STORE) if item.pods]
+    return sorted(item.name for item in workloads if not item.rolled)
 
 
 def scaled_finding(view: View) -> Finding:
     """The marks are on the pods, so this also works for a paused pool."""
-    held = [each for each in view.observed.departures if each.held]
-    others = [each for each in view.observed.departures if not each.held]
+    held = [departure for departure in view.observed.departures if departure.held]
+    others = [departure for departure in view.observed.departures if not departure.held]
     marked = [pod for pod in view.observed.pods if pod.drain_since and not pod.terminating]
-    words = [f"{each.role}: {each.words}" for each in (*held, *others)]
-    words += [f"{pod.name} since {pod.drain_since}: {pod.drain_reason}" for pod in marked]
-    if not words:
+    parts = [f"{departure.role}: {departure.message}" for departure in (*held, *others)]
+    parts += [f"{pod.name} since {pod.drain_since}: {pod.drain_reason}" for pod in marked]
+    if not parts:
         return Finding(c.NONE_TOO_MANY)
-    return Finding(c.DRAIN_HELD if held else c.DRAINING, "; ".join(words))
+    return Finding(c.DRAIN_HELD if held else c.DRAINING, "; ".join(parts))
 
 
 def serving_finding(view: View) -> Finding:
@@ -453,12 +463,12 @@ def serving_finding(view: View) -> Finding:
     if not any(ready.values()):
         return _without_nodes(view)
     if spec is not None and spec.missing_role_policy != "aggregate":
-        then = {"queue": "new requests wait", "fail": "new requests fail"}
-        what = then[spec.missing_role_policy]
+        effects = {"queue": "new requests wait", "fail": "new requests fail"}
+        effect = effects[spec.missing_role_policy]
         if not ready["decode"]:
-            return Finding(c.NO_DECODE_NODE, what)
+            return Finding(c.NO_DECODE_NODE, effect)
         if not ready["prefill"] and spec.handoff != "never":
-            return Finding(c.NO_PREFILL_NODE, f"{what} if their prompts are to be handed over")
+            return Finding(c.NO_PREFILL_NODE, f"{effect} if their prompts need a hand-off")
     if not view.ready("router"):
         return Finding(c.NO_ROUTER)
     return Finding(c.ANSWERING)
@@ -477,8 +487,8 @@ def count_words(ready: int, wanted: int) -> str:
 
 
 def _counted(finding: Finding, ready: int, wanted: int) -> Finding:
-    words = [count_words(ready, wanted), finding.message]
-    return Finding(finding.reason, "; ".join(word for word in words if word))
+    parts = [count_words(ready, wanted), finding.message]
+    return Finding(finding.reason, "; ".join(part for part in parts if part))
 
 
 LONGEST_MESSAGE = 1000
@@ -554,7 +564,7 @@ def _ready(findings: dict[str, Finding]) -> Finding:
     open_ = [(name, part) for name, part in named if part.reason.status != "True"]
     if not open_:
         rolling = c.UPDATED.name in findings and findings[c.UPDATED.name].reason.status != "True"
-        return Finding(c.ALL_READY, "a roll-out is under way: see Updated" if rolling else "")
+        return Finding(c.ALL_READY, "a roll-out is in progress: see Updated" if rolling else "")
     name, worst = min(open_, key=lambda item: _rank(item[1].reason))
     fails = any(part.reason.status == "False" for _, part in open_)
     reason = msgspec.structs.replace(worst.reason, status="False" if fails else "Unknown")
@@ -569,14 +579,14 @@ def _rank(reason: Reason) -> int:
 def _condition(
     kind: c.ConditionKind, finding: Finding, generation: int, before: PoolStatus, now: datetime
 ) -> Condition:
-    said = before.condition(kind.name)
-    same = said is not None and said.status == finding.reason.status
+    last = before.condition(kind.name)
+    same = last is not None and last.status == finding.reason.status
     return Condition(
         type=kind.name,
         status=finding.reason.status,
         reason=finding.reason.name,
         message=finding.message[:LONGEST_MESSAGE],
-        last_transition_time=said.last_transition_time if said and same else stamp(now),
+        last_transition_time=last.last_transition_time if last and same else stamp(now),
         observed_generation=generation,
     )
 
@@ -600,11 +610,11 @@ def _role(view: View, component: str) -> RoleStatus:
 
 def _fingerprint(view: View) -> str:
     """The fingerprint of most nodes of the current revision; the last one while any node has it."""
-    held = view.before.fingerprint if view.revision == view.before.revision else ""
-    said = Counter(report.fingerprint for report in view.reports())
-    if not said or held in said:
-        return held
-    return min(said, key=lambda fingerprint: (-said[fingerprint], fingerprint))
+    known = view.before.fingerprint if view.revision == view.before.revision else ""
+    counts = Counter(report.fingerprint for report in view.reports())
+    if not counts or known in counts:
+        return known
+    return min(counts, key=lambda fingerprint: (-counts[fingerprint], fingerprint))
 
 
 def _endpoint(pool: Pool) -> str:
@@ -632,12 +642,12 @@ def _base(scheme: str, host: str, port: int) -> str:
 
 def _autoscaling(view: View) -> AutoscalingStatus | None:
     """The planner's decision; without one (pool paused or invalid) the last one."""
-    said, planned = view.before.autoscaling, view.observed.planned
+    last, planned = view.before.autoscaling, view.observed.planned
     spec = view.pool.spec.autoscaling if view.pool is not None else None
     if view.pool is not None and (spec is None or not spec.is_planned):
         return None
     if planned is None:
-        return said
+        return last
     now = AutoscalingStatus(
         mode=planned.mode,
         desired_prefill=planned.prefill,
@@ -648,11 +658,11 @@ def _autoscaling(view: View) -> AutoscalingStatus | None:
         since=stamp(view.now),
         time=stamp(view.now),
     )
-    if said is None or _gist(said) != _gist(now):
+    if last is None or _gist(last) != _gist(now):
         return now
-    if is_fresh(said.time, view.now, NUMBERS_EVERY_S):
-        return said
-    return msgspec.structs.replace(now, since=said.since)
+    if is_fresh(last.time, view.now, NUMBERS_EVERY_S):
+        return last
+    return msgspec.structs.replace(now, since=last.since)
 
 
 def _gist(status: AutoscalingStatus) -> tuple[str, int, int, str]:

@@ -84,10 +84,10 @@ class PodEvents:
             queries[pod.name] = known
         self._queries = queries
         if queries:
-            due = min(one.due for one in queries.values())
+            due = min(query.due for query in queries.values())
             self._again(max(0.0, due - self._clock()))
-        said = {name: one.problem for name, one in queries.items()}
-        return tuple(_with_problem(pod, said.get(pod.name)) for pod in pods)
+        problems = {name: query.problem for name, query in queries.items()}
+        return tuple(_with_problem(pod, problems.get(pod.name)) for pod in pods)
 
     async def _ask(self, pod: str) -> Problem | None:
         """The pod's problem. None also if the events cannot be listed; the condition then says that
@@ -98,10 +98,10 @@ class PodEvents:
                 await self._api.list_where(EVENT, self._key.namespace, fields)
             )
         except Unavailable as error:
-            logger.info("events of pod %s/%s: %s", self._key.namespace, pod, error)
+            logger.info("cannot read the events of pod %s/%s: %s", self._key.namespace, pod, error)
         except ApiError as error:
             if not self._refused:
-                logger.warning("pool %s: events of pods are not read: %s", self._key, error)
+                logger.warning("pool %s: cannot read the events of its pods: %s", self._key, error)
             self._refused = True
         return None
 
@@ -155,18 +155,19 @@ def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEv
 
 def drain_begun(role: str, pod: str, why: str, replaced_by: str) -> PoolEvent:
     """`replaced_by` is the revision that replaces the node, "" in a scale-down."""
-    what = f"gives way to revision {replaced_by}" if replaced_by else "is one too many"
+    what = f"makes room for revision {replaced_by}" if replaced_by else "is no longer needed"
     return _normal("Draining", f"{role} node {pod} {what} and drains: {why}")
 
 
 def drain_ended(nodes: str, replicas: int, fewer: int, pods: Sequence[str]) -> PoolEvent:
     """`replicas` is the previous number of such `nodes`, `fewer` the new one."""
     names = ", ".join(pods)
-    return _normal("Drained", f"{nodes}: {replicas} to {fewer} replicas, without {names}")
+    message = f"{nodes}: scaled from {replicas} to {fewer} replicas, without {names}"
+    return _normal("Drained", message)
 
 
 def drain_undone(role: str, pod: str) -> PoolEvent:
-    return _normal("Resumed", f"{role} node {pod} is wanted again, and drains no more")
+    return _normal("Resumed", f"{role} node {pod} is needed again and no longer drains")
 
 
 def _normal(reason: str, message: str) -> PoolEvent:
@@ -222,17 +223,17 @@ def _rolled_out(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
     was, now = before.condition(c.UPDATED.name), after.condition(c.UPDATED.name)
     if was is None or now is None or OLD_NODES not in was.message or OLD_NODES in now.message:
         return None
-    return _normal("RolledOut", f"all nodes are of revision {after.revision}")
+    return _normal("RolledOut", f"all nodes run revision {after.revision}")
 
 
 def _planned(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
     """An event with the planner's own reason, if its decision is applied."""
-    said, now = before.autoscaling, after.autoscaling
+    last, now = before.autoscaling, after.autoscaling
     if now is None or now.mode != "auto" or not before.revision:
         return None
     was = before.prefill.desired, before.decode.desired
-    if said is not None and said.mode == "auto":
-        was = said.desired_prefill, said.desired_decode
+    if last is not None and last.mode == "auto":
+        was = last.desired_prefill, last.desired_decode
     # If only an external autoscaler changed its role's count, the planner decided nothing.
     if was == (now.desired_prefill, now.desired_decode) or MOVE not in now.message:
         return None

@@ -57,19 +57,19 @@ def _without_later(value: Any) -> Any:
 
 
 REFUSED: list[tuple[str, Any, str]] = [
-    ("no spec", None, "spec: None is wrong: expected `object`"),
-    ("no model", {}, "spec.model: says no model; write path or uri, or engine.kind: sim"),
+    ("no spec", None, "spec: None is invalid: expected `object`"),
+    ("no model", {}, "spec.model: names no model; write path or uri, or engine.kind: sim"),
     (
         "two models",
         model(path="/m", uri="hf://a/b"),
-        "spec.model.uri: given beside path; write one",
+        "spec.model.uri: must not be set together with path; write one",
     ),
     (
         "a bucket",
         model(uri="s3://b/m"),
         "spec.model.uri: model source 's3://b/m' is unknown: write",
     ),
-    ("a wrong kind", {"engine": {"kind": "vllm"}}, "spec.engine.kind: 'vllm' is wrong"),
+    ("a wrong kind", {"engine": {"kind": "vllm"}}, "spec.engine.kind: 'vllm' is invalid"),
     ("the valid kinds", {"engine": {"kind": "vllm"}}, "; write torch or sim"),
     ("a wrong sharing", SIM | {"kvStore": {"sharing": "user"}}, "; write pool or tenant"),
     (
@@ -80,30 +80,30 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "a list for a number",
         SIM | {"prefill": {"resources": {"limits": {"cpu": [1]}}}},
-        "spec.prefill.resources.limits[...]: {'cpu': [1]} is wrong: expected",
+        "spec.prefill.resources.limits[...]: {'cpu': [1]} is invalid: expected",
     ),
     ("text for a number", SIM | {"prefill": {"replicas": "two"}}, "spec.prefill.replicas: 'two'"),
     ("true for a number", SIM | {"prefill": {"replicas": True}}, "spec.prefill.replicas: True"),
-    ("a negative number", SIM | {"decode": {"replicas": -1}}, "spec.decode.replicas: -1 is wrong"),
+    ("a negative number", SIM | {"decode": {"replicas": -1}}, "spec.decode.replicas: -1 is invalid"),
     (
         "a block size of 0",
         {"engine": {"kind": "sim", "blockSize": 0}},
         "spec.engine.blockSize: 0 is",
     ),
-    ("a wrong hand-off", SIM | {"handoff": "maybe"}, "spec.handoff: 'maybe' is wrong"),
+    ("a wrong hand-off", SIM | {"handoff": "maybe"}, "spec.handoff: 'maybe' is invalid"),
     ("a wrong policy", SIM | {"missingRolePolicy": "wait"}, "; write aggregate or queue or fail"),
     (
         "a wrong unit in a limit",
         SIM | {"prefill": {"resources": {"limits": {"memory": "1GiB"}}}},
-        "spec.prefill.resources.limits.memory: '1GiB' is no quantity; write",
+        "spec.prefill.resources.limits.memory: '1GiB' is not a quantity; write",
     ),
     ("a wrong unit in a size", managed(memory="1GiB"), "spec.kvStore.managed.memory: '1GiB' is no"),
     (
         "no data instance",
         managed(dataInstances=0),
-        "spec.kvStore.managed.dataInstances: 0 is wrong",
+        "spec.kvStore.managed.dataInstances: 0 is invalid",
     ),
-    ("no data URL", external("redis://i"), "spec.kvStore.external.dataUrls: [] is wrong"),
+    ("no data URL", external("redis://i"), "spec.kvStore.external.dataUrls: [] is invalid"),
     ("no URL", external("index:6379", "redis://d"), "spec.kvStore.external.indexUrl: Redis URL"),
     (
         "one server for index and data",
@@ -111,8 +111,8 @@ REFUSED: list[tuple[str, Any, str]] = [
         "external.dataUrls: index and",
     ),
     ("two databases of one server", external("redis://i/1", "redis://i/2"), "write another server"),
-    ("a number as URL", external("redis://i", "redis://d", 3), "external.dataUrls[1]: 3 is wrong"),
-    ("a socket", external("unix:///run/r", "redis://d"), "external.indexUrl: not the URL of one"),
+    ("a number as URL", external("redis://i", "redis://d", 3), "external.dataUrls[1]: 3 is invalid"),
+    ("a socket", external("unix:///run/r", "redis://d"), "external.indexUrl: not the URL of a"),
     (
         "options in a URL",
         external("rediss://i?ssl_cert_reqs=none", "redis://d"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from baton_operator.autoscaling.demand import LEAST_WINDOW_S, WINDOW_S, History, demand_of, heard
+from baton_operator.autoscaling.demand import LEAST_WINDOW_S, WINDOW_S, History, demand_of, updated
 from baton_operator.autoscaling.latency import percentile
 from baton_operator.autoscaling.planner.records import Demand
 from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
@@ -38,7 +38,7 @@ def history_of(*answers: tuple[RouterReport, ...], routers: int = 0) -> History:
     """Return the history of answers that arrive every LOOK_S, the first at 0."""
     history = History()
     for number, reports in enumerate(answers):
-        history = heard(history, later(reports, number), routers, LOOK_S * number)
+        history = updated(history, later(reports, number), routers, LOOK_S * number)
     return history
 
 
@@ -51,7 +51,7 @@ def demand_now(history: History, after_s: float = 0.0, **more: Any) -> Demand:
 
 def test_without_reports_demand_is_unknown_and_not_zero() -> None:
     assert demand_of(History(), 0.0, 0.99) is None
-    assert demand_of(heard(History(), (), 0, 0.0), 0.0, 0.99) is None
+    assert demand_of(updated(History(), (), 0, 0.0), 0.0, 0.99) is None
 
 
 def test_rates_are_the_increase_of_counters_in_the_window() -> None:
@@ -110,7 +110,7 @@ def test_a_silent_router_makes_the_demand_stale_and_not_zero() -> None:
     history = history_of(*both, routers=2)
     for number in range(4, 20):
         alone = later((report("a", total=50 * number),), number)
-        history = heard(history, alone, 2, LOOK_S * number)
+        history = updated(history, alone, 2, LOOK_S * number)
     demand = demand_of(history, LOOK_S * 19, 0.99)
     assert demand is not None
     assert (demand.age_s, demand.requests) == (80.0, 20.0)
@@ -119,30 +119,30 @@ def test_a_silent_router_makes_the_demand_stale_and_not_zero() -> None:
 def test_a_leftover_report_of_a_lost_router_is_ignored() -> None:
     history = history_of(*((report(total=50 * n),) for n in range(4)), routers=1)
     last = later((report(total=150),), 3)
-    assert heard(history, last, 1, 20.0) == history
+    assert updated(history, last, 1, 20.0) == history
     [one] = last
     barely = structs.replace(one, uptime_s=one.uptime_s + 1.0, output_tokens_total=160)
-    assert heard(history, (barely,), 1, 20.0) == history
+    assert updated(history, (barely,), 1, 20.0) == history
 
 
 def test_a_removed_router_does_not_make_the_demand_stale() -> None:
     both = [(report("a", total=50 * n), report("b", total=50 * n)) for n in range(4)]
     history = history_of(*both, routers=2)
-    history = heard(history, later((report("a", total=200),), 4), 1, 20.0)
+    history = updated(history, later((report("a", total=200),), 4), 1, 20.0)
     assert demand_now(history).age_s == 0.0
     assert demand_now(history).requests == (3 * 100 + 50) / 20
 
 
 def test_after_a_long_silence_the_history_restarts() -> None:
     history = history_of(*((report(total=50 * n),) for n in range(4)))
-    history = heard(history, later((report(total=10_000_000),), 16), 1, 80.0)
+    history = updated(history, later((report(total=10_000_000),), 16), 1, 80.0)
     assert demand_now(history).requests is None
     assert demand_now(history).age_s == 0.0
 
 
 def test_a_second_answer_at_the_same_time_changes_no_rate() -> None:
     history = history_of(*((report(total=50 * n),) for n in range(4)))
-    again = heard(history, (report(total=150, held=7),), 1, 15.0)
+    again = updated(history, (report(total=150, held=7),), 1, 15.0)
     assert demand_now(again).requests == 10.0
     assert demand_now(again).held == 7
 
@@ -205,7 +205,7 @@ def test_nothing_is_counted_twice_or_below_zero(steps: list[tuple[int, bool]]) -
         if number:
             grown += more
         one = report(f"a-{born}", uptime_s=at_s - born, total=total)
-        history = heard(history, (one,), 1, at_s)
+        history = updated(history, (one,), 1, at_s)
     demand = demand_now(history, longest_s=1e9)
     assert demand.requests is not None
     assert demand.requests * demand.window_s == pytest.approx(grown)

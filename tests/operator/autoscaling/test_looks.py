@@ -167,7 +167,7 @@ def test_a_silent_index_keeps_the_counts_and_is_reported() -> None:
     operator.looks(16, HEAVY)
     assert operator.silence(20) == (4, 1)
     assert operator.decision.reason == "DemandStale"
-    assert re.search("last heard [0-9]+ s ago, over 30 s", operator.decision.message)
+    assert re.search("load report is [0-9]+ s old, over the limit of 30 s", operator.decision.message)
 
 
 def test_silent_routers_keep_the_counts_and_are_reported() -> None:

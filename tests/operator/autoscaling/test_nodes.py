@@ -150,15 +150,15 @@ def test_ready_since_is_read_from_the_pod_s_condition() -> None:
 
 
 def test_a_silent_node_keeps_its_last_gauges() -> None:
-    first = node_metrics.heard({}, [report("a"), report("b")], 10.0)
-    then = node_metrics.heard(first, [report("b", running=4)], 15.0)
+    first = node_metrics.updated({}, [report("a"), report("b")], 10.0)
+    then = node_metrics.updated(first, [report("b", running=4)], 15.0)
     assert (then["a"].at_s, then["b"].at_s) == (10.0, 15.0)
     assert then["b"].report.load.running == 4
 
 
 def heard_twice(role: Role, before: dict[str, int], after: dict[str, int]) -> dict[str, Gauge]:
-    first = node_metrics.heard({}, [report("n", role, **before)], 10.0)
-    return node_metrics.heard(first, [report("n", role, **after)], 15.0)
+    first = node_metrics.updated({}, [report("n", role, **before)], 10.0)
+    return node_metrics.updated(first, [report("n", role, **after)], 15.0)
 
 
 def test_the_busy_share_of_a_node_follows_from_its_counters_and_speeds() -> None:
@@ -168,48 +168,48 @@ def test_the_busy_share_of_a_node_follows_from_its_counters_and_speeds() -> None
     assert steps["n"].busy == pytest.approx(0.2)
     assert heard_twice("decode", {}, {"engine_steps_total": 5000})["n"].busy == 1.0
     assert heard_twice("decode", {}, {})["n"].busy == 0.0
-    assert node_metrics.heard({}, [report("n")], 10.0)["n"].busy is None
+    assert node_metrics.updated({}, [report("n")], 10.0)["n"].busy is None
 
 
 def test_the_read_rate_of_the_store_comes_from_nodes_with_two_reports() -> None:
     twice = heard_twice("prefill", {"fetched_bytes_total": 500}, {"fetched_bytes_total": 2500})
     assert node_metrics.store_read(twice) == 400.0
-    assert node_metrics.store_read(node_metrics.heard(twice, [report("m")], 15.0)) == 400.0
-    assert node_metrics.store_read(node_metrics.heard({}, [report("m")], 15.0)) is None
+    assert node_metrics.store_read(node_metrics.updated(twice, [report("m")], 15.0)) == 400.0
+    assert node_metrics.store_read(node_metrics.updated({}, [report("m")], 15.0)) is None
 
 
 def test_reports_of_different_epochs_are_not_compared() -> None:
-    first = node_metrics.heard({}, [report("n", engine_steps_total=900)], 10.0)
+    first = node_metrics.updated({}, [report("n", engine_steps_total=900)], 10.0)
     restarted = msgspec.structs.replace(report("n"), epoch=Epoch("epoch-2"))
-    then = node_metrics.heard(first, [restarted], 15.0)
+    then = node_metrics.updated(first, [restarted], 15.0)
     assert then["n"].busy is None
     assert node_metrics.samples(first, then) == []
 
 
 def test_step_times_are_learnt_only_while_a_batch_runs() -> None:
-    first = node_metrics.heard({}, [report("n", running=4, free_blocks=80)], 10.0)
+    first = node_metrics.updated({}, [report("n", running=4, free_blocks=80)], 10.0)
     newest = report("n", running=6, free_blocks=60, engine_steps_total=100)
-    [sample] = node_metrics.samples(first, node_metrics.heard(first, [newest], 15.0))
+    [sample] = node_metrics.samples(first, node_metrics.updated(first, [newest], 15.0))
     assert (sample.batch, sample.step_s) == (5.0, 0.02)
     assert sample.kv_tokens == 30 * LAYOUT.block_size
     few = report("n", running=6, free_blocks=60, engine_steps_total=3)
-    [sample] = node_metrics.samples(first, node_metrics.heard(first, [few], 15.0))
+    [sample] = node_metrics.samples(first, node_metrics.updated(first, [few], 15.0))
     assert (sample.batch, sample.step_s, sample.kv_tokens) == (None, None, None)
 
 
 def test_prefill_speeds_are_learnt_only_if_prompts_were_computed() -> None:
-    first = node_metrics.heard({}, [report("n", "prefill")], 10.0)
-    idle = node_metrics.samples(first, node_metrics.heard(first, [report("n", "prefill")], 15.0))
+    first = node_metrics.updated({}, [report("n", "prefill")], 10.0)
+    idle = node_metrics.samples(first, node_metrics.updated(first, [report("n", "prefill")], 15.0))
     assert idle == [NodeSample()]
     worked = report("n", "prefill", computed_prompt_tokens_total=900)
-    [sample] = node_metrics.samples(first, node_metrics.heard(first, [worked], 15.0))
+    [sample] = node_metrics.samples(first, node_metrics.updated(first, [worked], 15.0))
     assert sample == NodeSample(prefill_tokens_per_s=1000.0)
 
 
 def test_the_prior_takes_each_speed_from_nodes_of_its_role() -> None:
     slow = Speeds(prefill_tokens_per_s=10.0, decode_step_ms=90.0)
     prefill = msgspec.structs.replace(report("p", "prefill"), speeds=slow)
-    prior = node_metrics.prior_of(node_metrics.heard({}, [prefill, report("d")], 0.0))
+    prior = node_metrics.prior_of(node_metrics.updated({}, [prefill, report("d")], 0.0))
     assert prior is not None
     assert (prior.prefill_tokens, prior.step_base_s) == (10.0, 0.02)
     assert prior.step_per_seq_s == 0.02 / BATCH
@@ -217,21 +217,21 @@ def test_the_prior_takes_each_speed_from_nodes_of_its_role() -> None:
 
 
 def test_without_prefill_nodes_the_prior_takes_the_prefill_speed_of_decode_nodes() -> None:
-    prior = node_metrics.prior_of(node_metrics.heard({}, [report("d")], 0.0))
+    prior = node_metrics.prior_of(node_metrics.updated({}, [report("d")], 0.0))
     assert prior is not None
     assert prior.prefill_tokens == 1000.0
 
 
 def test_nodes_without_measurements_give_no_prior() -> None:
     unmeasured = msgspec.structs.replace(report("d"), speeds=Speeds())
-    assert node_metrics.prior_of(node_metrics.heard({}, [unmeasured], 0.0)) is None
+    assert node_metrics.prior_of(node_metrics.updated({}, [unmeasured], 0.0)) is None
     assert node_metrics.prior_of({}) is None
 
 
 def test_decreasing_counters_and_too_many_free_blocks_count_as_zero() -> None:
     before = report(fetched_bytes_total=100, free_blocks=500, engine_steps_total=9)
-    first = node_metrics.heard({}, [before], 10.0)
-    second = node_metrics.heard(first, [report(free_blocks=500)], 20.0)
+    first = node_metrics.updated({}, [before], 10.0)
+    second = node_metrics.updated(first, [report(free_blocks=500)], 20.0)
     assert (second["d"].busy, second["d"].fetched) == (0.0, 0.0)
     assert node_metrics.kv_tokens(before) == 0
     assert node_metrics.store_read(second) == 0.0

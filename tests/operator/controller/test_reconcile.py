@@ -415,7 +415,7 @@ async def test_a_new_pool_of_the_same_name_waits_until_the_old_children_are_gone
 
 async def test_no_pod_is_created_without_its_network_policies(harness: Harness) -> None:
     harness.server.refuses = lambda method, path: 422 * ("networkpolicies" in path)
-    with pytest.raises(Incomplete, match="1 children refused"):
+    with pytest.raises(Incomplete, match="1 objects refused"):
         await harness.look()
     assert harness.writes() == ["PATCH secrets/demo-auth"]
     assert harness.verdict("Applied")[0] == "False"

@@ -112,8 +112,8 @@ async def test_a_refusal_has_the_router_s_message_in_one_line() -> None:
     async with fake_routers("127.0.0.1") as (servers, routers):
         servers.statuses = {"127.0.0.1": 403}
         result = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
-    assert result.words.startswith("the router at 127.0.0.1:")
-    assert result.words.endswith("answered 403: two lines of text")
+    assert result.message.startswith("the router at 127.0.0.1:")
+    assert result.message.endswith("answered 403: two lines of text")
 
 
 async def test_a_drain_without_a_ready_router_fails() -> None:
@@ -142,7 +142,7 @@ async def test_the_message_about_an_unreachable_router_has_its_address() -> None
     result = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
     await routers.close()
     assert result.outcome == "failed"
-    assert result.words.startswith(f"the router at 127.0.0.1:{port}: ")
+    assert result.message.startswith(f"the router at 127.0.0.1:{port}: ")
 
 
 @asynccontextmanager
@@ -198,8 +198,8 @@ async def test_only_a_limited_part_of_a_router_s_answer_is_read(
             assert tracemalloc.get_traced_memory()[1] < 32 << 20
         finally:
             tracemalloc.stop()
-    assert "did not answer within" not in result.words
-    assert len(result.words) < 1000
+    assert "did not answer within" not in result.message
+    assert len(result.message) < 1000
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -9,7 +9,7 @@ import pytest
 
 from baton_operator.api.pool import Pool, RolloutSpec
 from baton_operator.builders.nodes import revision_of
-from baton_operator.drain.drainer import DeploymentNodes, DrainView, leave_for, look_at
+from baton_operator.drain.drainer import DeploymentNodes, DrainView, leave_for, view_of
 from baton_operator.drain.marks import LeaveTerms
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import DRAIN_S
@@ -38,7 +38,7 @@ def new_reports(fingerprint: Fingerprint) -> tuple[NodeReport, ...]:
 
 def look(*reports: NodeReport, pool: Pool = DEMO, answered: bool = True) -> DrainView:
     seen = o.observed(nodes=reports if answered else None)
-    return look_at(KEY, pool, NEW, {}, seen, NOW, 0.0)
+    return view_of(KEY, pool, NEW, {}, seen, NOW, 0.0)
 
 
 def nodes(*pods: Any, wanted: int = 0, replaced_by: str = NEW) -> DeploymentNodes:
@@ -105,9 +105,9 @@ def test_a_surplus_old_node_has_no_replacement() -> None:
 
 
 def test_ready_new_nodes_without_a_report_are_listed() -> None:
-    assert look(*new_reports(SAME)).unheard == ()
+    assert look(*new_reports(SAME)).unreported == ()
     [prefill] = o.role_pods(DEMO, "prefill")
-    assert look(new_reports(SAME)[1]).unheard == (prefill.name,)
+    assert look(new_reports(SAME)[1]).unreported == (prefill.name,)
 
 
 def test_marks_of_scale_downs_and_of_roll_outs_do_not_count_for_each_other() -> None:

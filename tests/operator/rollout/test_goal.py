@@ -143,7 +143,7 @@ def test_without_gpus_for_one_more_pair_a_roll_out_does_not_start_and_reports_th
     assert new(found) == {"prefill": 0, "decode": 0}
     assert old(found) == {"prefill": 1, "decode": 1}
     assert found.roll.no_room == (
-        "4 GPUs are needed for old and new nodes beside each other, 2 are held, and gpuBudget is 3"
+        "old and new nodes together need 4 GPUs, 2 are held, and gpuBudget is 3"
     )
     found = goal(*bodies, pool=enough)
     assert new(found) == {"prefill": 1, "decode": 1}

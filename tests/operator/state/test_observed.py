@@ -178,7 +178,7 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
             status={"conditions": b.conditions(Ready={}, PodScheduled="True")},
         ),
         "NodeLost",
-        "does not answer",
+        "no longer reports",
     ),
 ]
 

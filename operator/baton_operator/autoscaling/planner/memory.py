@@ -59,30 +59,30 @@ class Memory:
             return Memory(since_s=now_s)
         return replace(
             self,
-            seen=tuple(one for one in self.seen if _within(one.at_s, now_s, keep_s)),
-            needed=tuple(one for one in self.needed if _within(one.at_s, now_s, keep_s)),
-            misses=tuple(one for one in self.misses if _within(one.at_s, now_s, keep_s)),
+            seen=tuple(entry for entry in self.seen if _within(entry.at_s, now_s, keep_s)),
+            needed=tuple(entry for entry in self.needed if _within(entry.at_s, now_s, keep_s)),
+            misses=tuple(entry for entry in self.misses if _within(entry.at_s, now_s, keep_s)),
         )
 
     def with_seen(self, seen: DemandSample) -> Memory:
         """Add the sample, unless it is already present: several calls may see the same report."""
-        before = tuple(one for one in self.seen if one.at_s < seen.at_s)
-        return replace(self, seen=(*before, seen)[-MOST_ENTRIES:])
+        earlier = tuple(sample for sample in self.seen if sample.at_s < seen.at_s)
+        return replace(self, seen=(*earlier, seen)[-MOST_ENTRIES:])
 
     def points(self, name: str) -> list[tuple[float, float]]:
         """(time, value) of a field of `DemandSample`, where it is known."""
-        values = ((one.at_s, getattr(one, name)) for one in self.seen)
+        values = ((sample.at_s, getattr(sample, name)) for sample in self.seen)
         return [(at_s, value) for at_s, value in values if value is not None]
 
     def with_needed(self, needed: WantedNodes) -> Memory:
         return replace(self, needed=(*self.needed, needed)[-MOST_ENTRIES:])
 
     def with_miss(self, miss: TargetMiss) -> Memory:
-        others = tuple(one for one in self.misses if one.role != miss.role)
+        others = tuple(other for other in self.misses if other.role != miss.role)
         return replace(self, misses=(*others, miss))
 
     def miss(self, role: Role) -> TargetMiss | None:
-        return next((one for one in self.misses if one.role == role), None)
+        return next((miss for miss in self.misses if miss.role == role), None)
 
 
 def _within(at_s: float, now_s: float, keep_s: float) -> bool:

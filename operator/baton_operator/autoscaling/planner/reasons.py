@@ -20,47 +20,49 @@ class Explained:
 
 REASONS = MappingProxyType(
     {
-        Reason.STEADY: Explained("there are as many nodes as the load needs"),
-        Reason.DEMAND_ROSE: Explained("the load of now needs more nodes to hold the targets"),
+        Reason.STEADY: Explained("the number of nodes matches the load"),
+        Reason.DEMAND_ROSE: Explained("the current load needs more nodes to meet the targets"),
         Reason.TREND_ROSE: Explained(
-            "the load grows, and will need more nodes by the time that a new one serves"
+            "the load grows and needs more nodes by the time that a new node can serve"
         ),
         Reason.BACKLOG_GREW: Explained(
-            "prompts are queued that the nodes cannot work off by the time that a new one serves"
+            "the nodes cannot compute the queued prompts by the time that a new node can serve"
         ),
         Reason.TARGET_MISSED: Explained(
-            "clients measure more than a target although the numbers say there are enough nodes; "
-            "one more is tried",
-            "if it comes often: something else slows the nodes down; look at their step times",
+            "clients measure more than a target although the planner's model says that there "
+            "are enough nodes; the planner adds one",
+            "if this happens often, something else slows the nodes down: check their step times",
         ),
         Reason.TARGET_UNREACHABLE: Explained(
-            "one request alone on a node takes longer than a target: more nodes help only the wait",
+            "a single request on a node misses a target, so more nodes only shorten the queue",
             "raise the target, use faster GPUs or tensor parallelism, or send shorter prompts",
         ),
-        Reason.DEMAND_FELL: Explained("fewer nodes hold the targets, for the whole down window"),
+        Reason.DEMAND_FELL: Explained(
+            "fewer nodes have met the targets for the whole scale-down window"
+        ),
         Reason.STORE_LIMITED: Explained(
-            "the KV store is read as fast as it can be: more prefill nodes would only wait too",
+            "reads from the KV store are at their limit: more prefill nodes would only wait for it",
             "add data servers or give them more network, and raise `storeReadPerSecond`",
         ),
         Reason.CAPACITY_COMING: Explained(
-            "more nodes are needed than serve, and they are on their way",
-            "if it stays: see conditions PrefillReady and DecodeReady",
+            "more nodes are needed than are ready, and they are starting",
+            "if this persists, see conditions PrefillReady and DecodeReady",
         ),
         Reason.DEMAND_UNKNOWN: Explained(
-            "nobody says what clients ask for: the nodes stay as they are",
-            "check that routers and nodes reach the index, and the operator too",
+            "no router has reported its load: the number of nodes stays",
+            "check that routers, nodes and the operator can reach the index",
         ),
         Reason.DEMAND_STALE: Explained(
-            "what clients ask for is known from too long ago: the nodes stay as they are",
-            "check that routers and nodes reach the index, and the operator too",
+            "the latest load reports are too old: the number of nodes stays",
+            "check that routers, nodes and the operator can reach the index",
         ),
         Reason.CAPABILITY_UNKNOWN: Explained(
-            "no node has reported yet how fast it is: the nodes stay as they are",
-            "wait for the first node to be ready; if it stays, look at the nodes' logs",
+            "no node has reported its speed yet: the number of nodes stays",
+            "wait for the first node to be ready; if this persists, check the nodes' logs",
         ),
         Reason.NODES_SILENT: Explained(
-            "a ready node sends no reports, so nobody knows what it does: its role does not shrink",
-            "look at the node that the message names",
+            "a ready node sends no reports, so its load is unknown: its role does not shrink",
+            "check the node that the message names",
         ),
         Reason.AT_MINIMUM: Explained("the load needs fewer nodes than the minimum"),
         Reason.AT_MAXIMUM: Explained(
@@ -71,54 +73,66 @@ REASONS = MappingProxyType(
             "a schedule allows fewer nodes than the load needs", "change the schedule"
         ),
         Reason.RATIO_RAISED: Explained(
-            "the other role's number asks for more nodes of this one, by the ratio",
-            "widen the ratio if the nodes are idle",
+            "the ratio to the other role requires more nodes of this role",
+            "widen the ratio if these nodes are idle",
         ),
         Reason.RATIO_LIMITED: Explained(
-            "the other role's number allows fewer nodes of this one, by the ratio",
+            "the ratio to the other role allows fewer nodes of this role",
             "raise the other role's maximum, or widen the ratio",
         ),
         Reason.BUDGET_LIMITED: Explained(
-            "both roles together need more GPUs than the budget; each gets about the same share",
+            "both roles together need more GPUs than the budget; each gets about the "
+            "same share of its need",
             "raise the GPU budget",
         ),
         Reason.BUDGET_SHIFT: Explained(
-            "the budget is spent, and the other role needs this one's nodes more"
+            "the budget is used up, and the other role needs this role's GPUs more"
         ),
         Reason.BUDGET_WAITS: Explained(
-            "nodes that are to go still hold GPUs of the budget; the others come after them",
-            "if it stays: see what drains, and for how long",
+            "draining nodes still hold GPUs of the budget; new nodes follow once they are gone",
+            "if this persists, check which nodes drain, and for how long",
         ),
         Reason.BUDGET_TOO_SMALL: Explained(
-            "the minima need more GPUs than the budget", "raise the budget, or lower a minimum"
+            "the minimums need more GPUs than the budget", "raise the budget, or lower a minimum"
         ),
         Reason.UP_STABILISING: Explained(
-            "more nodes are needed, but not yet for the whole up window"
+            "more nodes are needed, but not yet for the whole scale-up window"
         ),
-        Reason.UP_STEP: Explained("more nodes are needed than may be added at once; more follow"),
+        Reason.UP_STEP: Explained("more nodes are needed than one step may add; more follow"),
         Reason.DOWN_STABILISING: Explained(
-            "fewer nodes would do, but not yet for the whole down window"
+            "fewer nodes would suffice, but not yet for the whole scale-down window"
         ),
-        Reason.DOWN_STEP: Explained("fewer nodes are needed than may go at once; more follow"),
+        Reason.DOWN_STEP: Explained("fewer nodes are needed than one step may remove; more follow"),
         Reason.CONSOLIDATION_REFUSED: Explained(
-            "by the rates fewer nodes would do; by what the nodes hold and clients measure they "
-            "would miss a target"
+            "the rates need fewer nodes, but their current load and the clients' latencies "
+            "show that fewer would miss a target"
         ),
         Reason.DRAIN_RUNNING: Explained(
-            "fewer nodes would do, and the one that was chosen before is not gone yet",
-            "if it stays: the message names the node",
+            "fewer nodes would suffice, but the node chosen before is still draining",
+            "if this persists, check the node that the message names",
         ),
-        Reason.ROLL_OUT_RUNNING: Explained("fewer nodes would do, but not while a roll-out runs"),
-        Reason.IDLE: Explained("nobody asked for anything for long enough: the pool goes to sleep"),
-        Reason.ASLEEP: Explained("the pool sleeps; a request wakes it and is held meanwhile"),
-        Reason.WOKEN: Explained("a request came, or a schedule began: the pool wakes"),
+        Reason.ROLL_OUT_RUNNING: Explained(
+            "fewer nodes would suffice, but a roll-out is in progress"
+        ),
+        Reason.IDLE: Explained(
+            "no request arrived for scaleToZeroAfterSeconds: the pool scales to zero"
+        ),
+        Reason.ASLEEP: Explained(
+            "the pool is scaled to zero; routers hold the next request and it wakes the pool"
+        ),
+        Reason.WOKEN: Explained(
+            "a request arrived or a schedule began: the pool scales up from zero"
+        ),
     }
 )
 
 
 def table() -> str:
     """The table in Markdown."""
-    rows = [f"| `{reason}` | {one.meaning} | {one.remedy} |" for reason, one in REASONS.items()]
+    rows = [
+        f"| `{reason}` | {explained.meaning} | {explained.remedy} |"
+        for reason, explained in REASONS.items()
+    ]
     return "\n".join(("| reason | what it means | what to do |", "|---|---|---|", *rows))
 
 

@@ -368,10 +368,10 @@ def test_a_contradictory_policy_is_reported(bad: str) -> None:
         "none": replace(STEADY_POLICY, ratio_max=0.0),
     }
     messages = {
-        "minimum": "prefill: minimum 5 is over maximum 2; lower the minimum",
-        "budget": "gpuBudget 1 is less than the minima need: 2; raise it or lower a minimum",
-        "ratio": "ratio: minimum 2 is over maximum 1; lower the minimum",
-        "none": "ratio: maximum 0 allows no prefill node; it must be over 0",
+        "minimum": "prefill: minimum 5 exceeds maximum 2; lower the minimum",
+        "budget": "gpuBudget 1 is less than the 2 GPUs of the minimums; raise it or lower a minimum",
+        "ratio": "ratio: minimum 2 exceeds maximum 1; lower the minimum",
+        "none": "ratio: maximum 0 allows no prefill node; write a number above 0",
     }
     assert problems(policies_[bad]) == (messages[bad],)
     assert problems(STEADY_POLICY) == ()

@@ -41,21 +41,21 @@ QUIET = frozenset({Reason.AT_MINIMUM, Reason.SCHEDULE_MINIMUM})
 def decision(
     courses: Courses,
     fleets: Mapping[Role, RoleCounts],
-    look: PlannerView,
+    view: PlannerView,
     policy: Policy,
     bounds: Mapping[Role, Range],
 ) -> Decision:
-    speaker = max(courses, key=_weight)
-    reason = speaker.reason
-    woken = all(course.now == 0 for course in courses) and any(one.value for one in courses)
-    if woken:
+    main_course = max(courses, key=_weight)
+    reason = main_course.reason
+    wakes = all(course.now == 0 for course in courses) and any(course.value for course in courses)
+    if wakes:
         reason = Reason.WOKEN
     return Decision(
         prefill=courses[0].value,
         decode=courses[1].value,
         reason=reason,
         message="; ".join(_sentence(course) for course in courses),
-        numbers=numbers(courses, fleets, look, policy, bounds),
+        numbers=numbers(courses, fleets, view, policy, bounds),
         acts=any(course.value != course.now for course in courses),
     )
 

@@ -136,15 +136,16 @@ def _text(
 ) -> str:
     parts = [f"{view.output or 0.0:,.0f} output tokens/s"]
     if (view.output_ahead or 0.0) > 1.01 * (view.output or 0.0):
-        parts.append(f"{view.output_ahead:,.0f} in {capability.start_s:.0f} s by the trend")
+        parts.append(f"{view.output_ahead:,.0f} predicted in {capability.start_s:.0f} s")
     if view.live:
         parts.append(f"{view.live:,.0f} live requests with {step.context:,.0f} tokens of KV each")
     if step.each_s > 0.0:
         parts.append(f"a node holds {step.most_live:,.0f} at ITL {1e3 * step.target_s:.0f} ms")
     if not reachable:
         parts.append(
-            f"a request alone takes {1e3 * (step.base_s + step.each_s):.0f} ms a token, over the "
-            f"ITL target of {1e3 * policy.itl_s:.0f} ms, which no number of nodes changes"
+            f"a single request takes {1e3 * (step.base_s + step.each_s):.0f} ms per token, "
+            f"which exceeds the ITL target of {1e3 * policy.itl_s:.0f} ms with any number of "
+            "nodes"
         )
     parts.append(f"{good} needed")
     return ", ".join(parts)

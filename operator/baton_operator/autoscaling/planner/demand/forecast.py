@@ -87,7 +87,7 @@ def jump_of(memory: Memory, window_s: float) -> float:
     """How many times the mean of the window the requests of its newest part are; 1 but after a jump
     upwards. With means w over W seconds, D apart: w(t) W - w(t - D) W is what came in the newest D
     seconds less what came in the D seconds before the window."""
-    seen = [(one.at_s, one.requests) for one in memory.seen if one.requests is not None]
+    seen = [(sample.at_s, sample.requests) for sample in memory.seen if sample.requests is not None]
     if len(seen) < 2:
         return 1.0
     (before_s, before), (now_s, now) = seen[-2:]
@@ -107,9 +107,9 @@ def _usual_answer(memory: Memory) -> float:
     as their answers are still to come."""
     since = memory.seen[-1].at_s - LOOKBACK_S
     lengths = [
-        one.output / one.requests
-        for one in memory.seen
-        if one.at_s >= since and one.requests and one.output is not None
+        sample.output / sample.requests
+        for sample in memory.seen
+        if sample.at_s >= since and sample.requests and sample.output is not None
     ]
     return median(lengths) if lengths else 0.0
 
@@ -118,7 +118,7 @@ def live_of(demand: Demand, decode: RoleCounts) -> float | None:
     """Requests that generate or wait for room: the larger of the two reports, None without any."""
     running = decode.total(lambda node: node.running)
     waiting = decode.total(lambda node: node.waiting) or 0.0
-    known = [float(one) for one in (demand.live_requests,) if one is not None]
+    known = [float(requests) for requests in (demand.live_requests,) if requests is not None]
     if running is not None:
         known.append(running + waiting)
     return max(known) if known else None

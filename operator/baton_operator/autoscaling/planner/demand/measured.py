@@ -53,14 +53,14 @@ def _missed(
     if course.role == "prefill":
         slow = demand.ttft_s is not None and demand.ttft_s > policy.ttft_s
         if slow and not _waits(decode) and _busy(fleet):
-            return f"TTFT {demand.ttft_s:.2f} s is over {policy.ttft_s:g} s and the nodes are busy"
+            return f"TTFT {demand.ttft_s:.2f} s exceeds {policy.ttft_s:g} s and the nodes are busy"
         return None
     running = fleet.total(lambda node: node.running)
     shared = running is not None and running >= SHARED * len(fleet.ready)
     if shared and demand.itl_s is not None and demand.itl_s > policy.itl_s:
-        return f"ITL {1e3 * demand.itl_s:.0f} ms is over {1e3 * policy.itl_s:.0f} ms"
+        return f"ITL {1e3 * demand.itl_s:.0f} ms exceeds {1e3 * policy.itl_s:.0f} ms"
     if demand.ttft_s is not None and demand.ttft_s > policy.ttft_s and _waits(fleet):
-        return f"TTFT {demand.ttft_s:.2f} s is over {policy.ttft_s:g} s and requests wait for KV"
+        return f"TTFT {demand.ttft_s:.2f} s exceeds {policy.ttft_s:g} s and requests wait for KV"
     return None
 
 
@@ -82,5 +82,5 @@ def reading_bound(course: Course, look: PlannerView, policy: Policy) -> Course:
     read, most = look.demand.store_read_bytes, look.capability.store_read_limit
     if read is None or not most or read < (1.0 - policy.headroom) * most:
         return course
-    bound = f"the store is read at {read / 1e9:.2f} of {most / 1e9:.2f} GB/s: that is what binds"
+    bound = f"reads from the store are the bottleneck: {read / 1e9:.2f} of {most / 1e9:.2f} GB/s"
     return course.to(min(course.value, course.now), Reason.STORE_LIMITED, bound)

@@ -51,14 +51,14 @@ def why_unknown(situation: Situation, policy: Policy) -> tuple[Reason, str] | No
     """Why the load cannot be judged; None if it can."""
     demand, capability = situation.demand, situation.capability
     if demand is None:
-        return Reason.DEMAND_UNKNOWN, "nobody says what clients ask for"
+        return Reason.DEMAND_UNKNOWN, "no router has reported its load"
     if demand.age_s > policy.stale_after_s:
         return Reason.DEMAND_STALE, (
-            f"what clients ask for was last heard {demand.age_s:.0f} s ago, "
-            f"over {policy.stale_after_s:g} s"
+            f"the latest load report is {demand.age_s:.0f} s old, over the limit of "
+            f"{policy.stale_after_s:g} s"
         )
     if capability is None or capability.prefill_tokens <= 0.0 or capability.step_base_s <= 0.0:
-        return Reason.CAPABILITY_UNKNOWN, "no node has measured yet what it can do"
+        return Reason.CAPABILITY_UNKNOWN, "no node has measured its speed yet"
     return None
 
 
@@ -71,19 +71,21 @@ def needed(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Po
     view = look.view
     if fleet.role == "prefill":
         if view.prompt is None:
-            return _stay(fleet, Reason.DEMAND_UNKNOWN, "uncached prompt tokens are not known")
+            return _stay(
+                fleet, Reason.DEMAND_UNKNOWN, "the rate of uncached prompt tokens is unknown"
+            )
         course = _from_need(fleet, prefill_need(view, fleet, look.capability, policy))
         complete = _knows_all_of_prefill(view)
     else:
         if view.output is None and view.live is None:
-            return _stay(fleet, Reason.DEMAND_UNKNOWN, "output tokens are not known")
+            return _stay(fleet, Reason.DEMAND_UNKNOWN, "the rate of output tokens is unknown")
         course = _from_need(fleet, decode_need(view, prefill, look.capability, policy))
         complete = _knows_all_of_decode(view)
     if not complete:
-        return _no_less(course, Reason.DEMAND_UNKNOWN, "not all that clients ask for is known")
+        return _no_less(course, Reason.DEMAND_UNKNOWN, "part of the load is unknown")
     if fleet.silent:
         names = ", ".join(fleet.silent[:3])
-        return _no_less(course, Reason.NODES_SILENT, f"no fresh report of {names}")
+        return _no_less(course, Reason.NODES_SILENT, f"no recent report from {names}")
     return course
 
 
@@ -121,7 +123,7 @@ def _from_need(fleet: RoleCounts, need: Need) -> Course:
     elif fleet.coming and need.good > len(fleet.ready):
         reason = Reason.CAPACITY_COMING
         oldest = max(node.since_s for node in fleet.coming)
-        bounds = (f"{len(fleet.coming)} are on their way, the first for {oldest:.0f} s",)
+        bounds = (f"{len(fleet.coming)} starting, the oldest for {oldest:.0f} s",)
     else:
         reason = Reason.STEADY
     return Course(

@@ -85,15 +85,15 @@ def _text(
 ) -> str:
     parts = [f"{view.prompt or 0.0:,.0f} uncached prompt tokens/s"]
     if (view.prompt_ahead or 0.0) > 1.01 * (view.prompt or 0.0):
-        parts.append(f"{view.prompt_ahead:,.0f} in {capability.start_s:.0f} s by the trend")
+        parts.append(f"{view.prompt_ahead:,.0f} predicted in {capability.start_s:.0f} s")
     if left > 0.0:
-        parts.append(f"{left:,.0f} tokens would still wait then")
-    parts.append(f"a node computes {capability.prefill_tokens:,.0f}/s")
+        parts.append(f"{left:,.0f} tokens would still be queued then")
+    parts.append(f"a node computes {capability.prefill_tokens:,.0f} tokens/s")
     if not reachable:
         alone = (view.prompt_mean or 0.0) / capability.prefill_tokens
         parts.append(
-            f"a prompt alone takes {alone:.2f} s, over the TTFT target of {policy.ttft_s:g} s, "
-            "which no number of nodes changes"
+            f"a single prompt takes {alone:.2f} s, which exceeds the TTFT target of "
+            f"{policy.ttft_s:g} s with any number of nodes"
         )
     parts.append(f"{good} needed for TTFT {policy.ttft_s:g} s")
     return ", ".join(parts)

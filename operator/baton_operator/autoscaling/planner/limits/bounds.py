@@ -60,17 +60,17 @@ def allowed(
     low, high = box_of(bounds)
     rules = rules_of(policy, bounds)
     want = (courses[0].value, courses[1].value)
-    unpaid = fit(want, low, high, replace(rules, budget=None)) or want
-    courses = _ratio(courses, unpaid, policy)
-    if rules.budget is None or gpus_of(unpaid, rules) <= rules.budget:
+    without_budget = fit(want, low, high, replace(rules, budget=None)) or want
+    courses = _ratio(courses, without_budget, policy)
+    if rules.budget is None or gpus_of(without_budget, rules) <= rules.budget:
         return courses
-    return _paid(courses, low, high, rules, policy, memory, at_s)
+    return _within_budget(courses, low, high, rules, policy, memory, at_s)
 
 
 def _ratio(courses: Courses, pair: Pair, policy: Policy) -> Courses:
     low = 0.0 if policy.ratio_min is None else policy.ratio_min
     high = "any" if policy.ratio_max is None else f"{policy.ratio_max:g}"
-    bound = f"prefill nodes per decode node are to be {low:g} to {high}"
+    bound = f"the ratio of prefill to decode nodes must be {low:g} to {high}"
 
     def to(course: Course, value: int) -> Course:
         up = value > course.value
@@ -79,7 +79,7 @@ def _ratio(courses: Courses, pair: Pair, policy: Policy) -> Courses:
     return to(courses[0], pair[0]), to(courses[1], pair[1])
 
 
-def _paid(
+def _within_budget(
     courses: Courses,
     low: Pair,
     high: Pair,
@@ -92,22 +92,24 @@ def _paid(
     the whole down window."""
     now = (courses[0].now, courses[1].now)
     window = SHIFT_SHARE * policy.down_stabilisation_s
-    lately = tuple(
+    recent_needs = tuple(
         min(course.value, max(within(memory, course.role, at_s, window))) for course in courses
     )
-    want = (max(low[0], lately[0]), max(low[1], lately[1]))
+    want = (max(low[0], recent_needs[0]), max(low[1], recent_needs[1]))
     pair, reason = _best(want, low, high, rules), Reason.BUDGET_LIMITED
     bound = f"the budget is {rules.budget} GPUs"
     if pair is None:
         pair, reason = fit(want, (0, 0), high, _loose(rules)) or (0, 0), Reason.BUDGET_TOO_SMALL
-        bound = f"the minima need more than the budget of {rules.budget} GPUs"
+        bound = f"the minimums need more than the budget of {rules.budget} GPUs"
     else:
         pair = _kept(pair, want, now, low, high, rules)
 
     def to(course: Course, value: int) -> Course:
         shifts = reason == Reason.BUDGET_LIMITED and value < course.now
         if shifts:
-            return course.to(value, Reason.BUDGET_SHIFT, f"{bound}, and the other role is short")
+            return course.to(
+                value, Reason.BUDGET_SHIFT, f"{bound}, and the other role needs nodes more"
+            )
         return course.to(value, reason, bound)
 
     return to(courses[0], pair[0]), to(courses[1], pair[1])

@@ -28,8 +28,8 @@ def refusal(
     load = load_of(course, look) / left
     if miss is not None and load >= NEAR_MISS * miss.load:
         return (
-            f"{left} would have {load:,.0f} tokens/s each, and at {miss.load:,.0f} "
-            "the target was missed"
+            f"the remaining {left} would get {load:,.0f} tokens/s each, and the target was missed"
+            f" at {miss.load:,.0f}"
         )
     if course.role == "prefill":
         return _prefill(fleet, left, look.demand, look.capability, policy)
@@ -40,16 +40,16 @@ def _prefill(
     fleet: RoleCounts, left: int, demand: Demand, capability: Capability, policy: Policy
 ) -> str | None:
     if demand.ttft_s is not None and demand.ttft_s > policy.ttft_s:
-        return f"TTFT {demand.ttft_s:.2f} s is over {policy.ttft_s:g} s now"
+        return f"TTFT {demand.ttft_s:.2f} s exceeds {policy.ttft_s:g} s"
     queued = fleet.total(lambda node: node.queued_tokens)
     busy = fleet.total(lambda node: node.busy)
     if queued is None and busy is None and demand.ttft_s is None:
-        return "neither queues nor TTFT are known"
+        return "queue lengths and TTFT are unknown"
     wait_s = (queued or 0.0) / left / capability.prefill_tokens
     if wait_s > policy.ttft_s:
-        return f"what is queued would keep {left} busy for {wait_s:.1f} s"
+        return f"the remaining {left} would need {wait_s:.1f} s for the queued tokens"
     if busy is not None and busy / left > 1.0 - policy.headroom / 2.0:
-        return f"{left} would be busy {100.0 * busy / left:.0f} % of the time"
+        return f"the remaining {left} would be busy {100.0 * busy / left:.0f} % of the time"
     return None
 
 
@@ -58,23 +58,29 @@ def _decode(fleet: RoleCounts, left: int, look: PlannerView, policy: Policy) -> 
     assert demand is not None
     assert capability is not None
     if demand.itl_s is not None and demand.itl_s > policy.itl_s:
-        return f"ITL {1e3 * demand.itl_s:.0f} ms is over {1e3 * policy.itl_s:.0f} ms now"
+        return f"ITL {1e3 * demand.itl_s:.0f} ms exceeds {1e3 * policy.itl_s:.0f} ms"
     running = _first(fleet.total(lambda node: node.running), view.live if view else None)
     context = view.context if view else None
     by_context = running * context if running and context else running
     kv = _first(fleet.total(lambda node: node.kv_tokens), demand.live_kv_tokens, by_context)
     if running is None or kv is None:
-        return "batches and KV are not known"
+        return "batch sizes and KV usage are unknown"
     step_s = (
         capability.step_base_s
         + running / left * capability.step_per_seq_s
         + kv / left * capability.step_per_kv_token_s
     )
     if step_s > policy.itl_s and running > left:
-        return f"a step of {left} would take {1e3 * step_s:.0f} ms, over {1e3 * policy.itl_s:.0f}"
+        return (
+            f"a step on the remaining {left} would take {1e3 * step_s:.0f} ms, over "
+            f"{1e3 * policy.itl_s:.0f}"
+        )
     room = 1.0 - policy.headroom / 2.0
     if capability.kv_capacity and kv / left > room * capability.kv_capacity:
-        return f"KV would fill {100.0 * kv / left / capability.kv_capacity:.0f} % of {left}"
+        return (
+            f"KV would fill {100.0 * kv / left / capability.kv_capacity:.0f} % of the "
+            f"remaining {left}"
+        )
     return None
 
 

@@ -39,7 +39,8 @@ def gpus_of(pair: Pair, rules: Rules) -> int:
 def share(pair: Pair, want: Pair) -> tuple[float, float]:
     """Shares of what the roles want: of the worse served role, and of both together."""
     parts = [
-        min(1.0, have / asked) if asked > 0 else 1.0 for have, asked in zip(pair, want, strict=True)
+        min(1.0, available / wanted) if wanted > 0 else 1.0
+        for available, wanted in zip(pair, want, strict=True)
     ]
     return round(min(parts), 9), round(sum(parts), 9)
 

@@ -40,13 +40,16 @@ def reason_for_zero(
 
 def _asleep(demand: Demand | None, after: float) -> tuple[Reason, str] | None:
     if demand is None:
-        return Reason.DEMAND_UNKNOWN, "the pool sleeps, and nobody says what clients ask for"
+        return (
+            Reason.DEMAND_UNKNOWN,
+            "the pool is scaled to zero, and no router has reported its load",
+        )
     idle = (demand.idle_s is None and not demand.requests) or (
         demand.idle_s is not None and demand.idle_s >= after
     )
     if demand.held or not idle:
         return None
-    return Reason.ASLEEP, "the pool sleeps until a request comes"
+    return Reason.ASLEEP, "the pool is scaled to zero until a request arrives"
 
 
 def _quiet(demand: Demand, fleets: Mapping[Role, RoleCounts]) -> bool:

@@ -68,7 +68,7 @@ def stepped(
     tops = tuple(_top(course, fleets[course.role], policy) for course in courses)
     rules = replace(
         rules_of(policy, bounds),
-        there=(_there(fleets["prefill"]), _there(fleets["decode"])),
+        there=(_current_nodes(fleets["prefill"]), _current_nodes(fleets["decode"])),
         draining=(len(fleets["prefill"].draining), len(fleets["decode"].draining)),
     )
     spans = Spans(
@@ -79,10 +79,10 @@ def stepped(
         high=high,
     )
     pair = _pair(courses, spans, rules)
-    unpaid = _pair(courses, spans, replace(rules, budget=None))
+    without_budget = _pair(courses, spans, replace(rules, budget=None))
     return (
-        _explained(courses[0], pair[0], floors[0], tops[0], pair[0] < unpaid[0]),
-        _explained(courses[1], pair[1], floors[1], tops[1], pair[1] < unpaid[1]),
+        _explained(courses[0], pair[0], floors[0], tops[0], pair[0] < without_budget[0]),
+        _explained(courses[1], pair[1], floors[1], tops[1], pair[1] < without_budget[1]),
     )
 
 
@@ -90,7 +90,7 @@ def _within(pair: Pair, low: Pair, high: Pair) -> Pair:
     return max(low[0], min(high[0], pair[0])), max(low[1], min(high[1], pair[1]))
 
 
-def _there(fleet: RoleCounts) -> int:
+def _current_nodes(fleet: RoleCounts) -> int:
     return max(fleet.desired, fleet.alive)
 
 
@@ -98,14 +98,14 @@ def _low(course: Course, fleet: RoleCounts, policy: Policy, rolling: bool) -> Bo
     """The minimum that may be set now, regardless of the load, and the rule that prevents a lower
     one."""
     if rolling:
-        return course.now, Reason.ROLL_OUT_RUNNING, "a roll-out runs"
+        return course.now, Reason.ROLL_OUT_RUNNING, "a roll-out is in progress"
     if course.blind is not None:
         return course.now, *course.blind
     if fleet.draining:
         names = ", ".join(node.name for node in fleet.draining[:3])
-        return course.now, Reason.DRAIN_RUNNING, f"{names} still drains"
+        return course.now, Reason.DRAIN_RUNNING, f"{names} still draining"
     step = policy.down_step
-    return max(0, course.now - step), Reason.DOWN_STEP, f"at most {step} at once"
+    return max(0, course.now - step), Reason.DOWN_STEP, f"at most {step} removed at once"
 
 
 def _floor(
@@ -123,9 +123,9 @@ def _floor(
 
 
 def _top(course: Course, fleet: RoleCounts, policy: Policy) -> int:
-    there = max(1, fleet.alive)
-    most = max(there + 1, ceil(there * policy.up_step - 1e-9))
-    return min(course.value, max(course.now, most)) if course.value > course.now else course.now
+    alive = max(1, fleet.alive)
+    limit = max(alive + 1, ceil(alive * policy.up_step - 1e-9))
+    return min(course.value, max(course.now, limit)) if course.value > course.now else course.now
 
 
 def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
@@ -135,7 +135,7 @@ def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
     want = (courses[0].value, courses[1].value)
     loose = replace(rules, ratio_min=None, ratio_max=None)
     below = (min(courses[0].now, spans.low[0]), min(courses[1].now, spans.low[1]))
-    ways = (
+    options = (
         (spans.floor, spans.top, rules),
         (spans.floor, spans.high, rules),
         (spans.lowest, spans.high, rules),
@@ -145,22 +145,24 @@ def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
         (below, spans.high, loose),
         ((0, 0), spans.high, loose),
     )
-    for least, most, by in ways:
-        pair = fit(want, least, most, by)
+    for lower, upper, option_rules in options:
+        pair = fit(want, lower, upper, option_rules)
         if pair is not None:
             return pair
     return 0, 0
 
 
-def _explained(course: Course, value: int, floor: Bound, top: int, unpaid: bool) -> Course:
+def _explained(course: Course, value: int, floor: Bound, top: int, budget_limits: bool) -> Course:
     """`unpaid`: the value would be higher without the budget."""
     if value < course.value:
-        if unpaid:
-            held = "the GPUs are held by nodes that are not gone yet"
+        if budget_limits:
+            held = "removed nodes still hold the GPUs"
             return course.to(value, Reason.BUDGET_WAITS, held)
         if value >= top:
-            return course.to(value, Reason.UP_STEP, f"at most {top} at once")
-        return course.to(value, Reason.RATIO_LIMITED, "the other role is not so far yet")
+            return course.to(value, Reason.UP_STEP, f"at most {top} nodes in this step")
+        return course.to(
+            value, Reason.RATIO_LIMITED, "the other role must grow first to keep the ratio"
+        )
     if value == floor[0]:
         return course.to(value, floor[1], floor[2])
-    return course.to(value, Reason.RATIO_RAISED, "the ratio to the other role is kept")
+    return course.to(value, Reason.RATIO_RAISED, "the ratio to the other role must be kept")

@@ -77,18 +77,18 @@ def problems(policy: Policy) -> tuple[str, ...]:
         own = policy.bounds[role]
         if own.minimum > own.maximum:
             found.append(
-                f"{role}: minimum {own.minimum} is over maximum {own.maximum}; lower the minimum"
+                f"{role}: minimum {own.minimum} exceeds maximum {own.maximum}; lower the minimum"
             )
     if policy.gpu_budget is not None:
-        least = sum(one.minimum * one.gpus for one in policy.bounds.values())
+        least = sum(role_range.minimum * role_range.gpus for role_range in policy.bounds.values())
         if least > policy.gpu_budget:
             found.append(
-                f"gpuBudget {policy.gpu_budget} is less than the minima need: {least}; "
+                f"gpuBudget {policy.gpu_budget} is less than the {least} GPUs of the minimums; "
                 "raise it or lower a minimum"
             )
     low, high = policy.ratio_min, policy.ratio_max
     if high is not None and high <= 0.0:
-        found.append(f"ratio: maximum {high:g} allows no prefill node; it must be over 0")
+        found.append(f"ratio: maximum {high:g} allows no prefill node; write a number above 0")
     if low is not None and high is not None and low > high:
-        found.append(f"ratio: minimum {low:g} is over maximum {high:g}; lower the minimum")
+        found.append(f"ratio: minimum {low:g} exceeds maximum {high:g}; lower the minimum")
     return tuple(found)

@@ -20,20 +20,20 @@ def stabilised(course: Course, memory: Memory, policy: Policy, at_s: float) -> C
             return course  # a request to a sleeping pool has waited long enough
         window = policy.up_stabilisation_s
         value = max(course.now, min(within(memory, course.role, at_s, window)))
-        bound = f"fewer were needed in the last {window:g} s"
+        bound = f"fewer were needed within the last {window:g} s"
         return course.to(value, Reason.UP_STABILISING, bound)
     if course.value < course.now:
         window = policy.down_stabilisation_s
         seen_s = at_s - (at_s if memory.since_s is None else memory.since_s)
         value = min(course.now, max(within(memory, course.role, at_s, window)))
         if seen_s < window:
-            bound = f"watched for {seen_s:.0f} s of {window:g} s"
+            bound = f"observed for {seen_s:.0f} s of {window:g} s"
             return course.to(course.now, Reason.DOWN_STABILISING, bound)
-        bound = f"{value} were needed in the last {window:g} s"
+        bound = f"{value} were needed within the last {window:g} s"
         return course.to(value, Reason.DOWN_STABILISING, bound)
     return course
 
 
 def within(memory: Memory, role: Role, at_s: float, window_s: float) -> Iterator[int]:
     """The needs in the window, including the current one."""
-    return (one.of(role) for one in memory.needed if one.at_s >= at_s - window_s)
+    return (need.of(role) for need in memory.needed if need.at_s >= at_s - window_s)
