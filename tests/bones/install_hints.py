@@ -46,9 +46,9 @@ MENTION = re.compile(
 
 
 class Hint(NamedTuple):
-    """`words` are the arguments of `pip install`; `place` is the file with the hint."""
+    """`arguments` are those of `pip install`; `place` is the file with the hint."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     place: str
 
 

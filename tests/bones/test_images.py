@@ -45,10 +45,10 @@ def target(room: str, name: str) -> list[Stage]:
 
 
 def pip_commands(room: str, *subcommands: str) -> list[list[str]]:
-    """The words of each pip command that contains one of `subcommands`."""
+    """The arguments of each pip command that contains one of `subcommands`."""
     runs = [text for stage in stages_of(FILES[room]) for text in stage.texts("RUN")]
     commands = [command.split() for run in runs for command in run.split("&&")]
-    pips = [words for words in commands if words[0] == "pip" and {*subcommands} & {*words}]
+    pips = [command for command in commands if command[0] == "pip" and {*subcommands} & {*command}]
     assert pips
     return pips
 
@@ -104,8 +104,8 @@ def test_an_image_holds_no_build_tool(room: str, name: str) -> None:
         assert stage.texts("RUN") == []
         for text in stage.texts("COPY"):
             assert text.startswith("--from=")
-    for words in pip_commands(room, "install", "wheel"):
-        assert "--no-cache-dir" in words
+    for command in pip_commands(room, "install", "wheel"):
+        assert "--no-cache-dir" in command
 
 
 @pytest.mark.parametrize("room", FILES)
@@ -150,12 +150,12 @@ def test_an_image_installs_exactly_its_requirements_file(room: str, name: str) -
 def test_only_baton_is_installed_without_hashes(room: str) -> None:
     """Packages come as wheels only: a source archive would run an unpinned build backend. The next
     test checks the values of "$@"."""
-    for words in pip_commands(room, "install"):
-        if words[-1] == "/wheels/baton_serve-*.whl":
-            assert "--no-deps" in words
+    for command in pip_commands(room, "install"):
+        if command[-1] == "/wheels/baton_serve-*.whl":
+            assert "--no-deps" in command
         else:
-            assert "--only-binary=:all:" in words
-            assert "--require-hashes" in words or (room == "node" and words[-1] == '"$@"')
+            assert "--only-binary=:all:" in command
+            assert "--require-hashes" in command or (room == "node" and command[-1] == '"$@"')
 
 
 @pytest.mark.integration

@@ -20,9 +20,9 @@ ROOMS = (
 HEAVY = ("torch", "transformers")
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, *args], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
 
 

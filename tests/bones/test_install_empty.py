@@ -37,7 +37,7 @@ def test_an_installation_by_the_quick_start_answers_a_question(
     cache = {"XDG_CACHE_HOME": str(empty.folder / "cache")}
     fetched = empty.run("baton", "model", "fetch-demo", **cache)
     assert fetched.returncode == 0, fetched.stderr
-    words = ("--model", fetched.stdout.strip(), "--port", "0")
-    answered = empty.run("baton", "up", *words, "--once", "What is the capital of France?", **cache)
+    flags = ("--model", fetched.stdout.strip(), "--port", "0")
+    answered = empty.run("baton", "up", *flags, "--once", "What is the capital of France?", **cache)
     assert answered.returncode == 0, answered.stderr
     assert answered.stdout.startswith("The capital of France is Paris.\n"), answered.stdout

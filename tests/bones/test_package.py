@@ -25,12 +25,12 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 SITE = "https://baton.dev"
 
 
-def run(*words: str) -> str:
+def run(*args: str) -> str:
     """The command's output. A failed command fails the test."""
     # If make runs these tests, its own flags are in the environment.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     done = subprocess.run(
-        words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
+        args, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -42,8 +42,8 @@ def test_deptry_and_pyroma_pass_as_make_check_runs_them() -> None:
     needs("make")
     planned = re.findall(r"^\S+/(deptry|pyroma) (.*)$", run("make", "-n", "check"), re.MULTILINE)
     assert [name for name, _ in planned] == ["deptry", "deptry", "pyroma"]
-    for name, words in planned:
-        run(str(Path(sys.executable).with_name(name)), *words.split())
+    for name, args in planned:
+        run(str(Path(sys.executable).with_name(name)), *args.split())
 
 
 @pytest.mark.integration

@@ -34,7 +34,7 @@ def flag(request: pytest.FixtureRequest) -> bool:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("letter", ["a", "b", "c"])
 @pytest.mark.parametrize(("number", "same"), [(1, 1), (2, 2), (3, 3)])
-def test_of_a_product(letter: str, number: int, same: int, flag: bool) -> None:
+def test_a_product_of_parameters(letter: str, number: int, same: int, flag: bool) -> None:
     assert number == same
 
 
@@ -43,7 +43,7 @@ def test_cases_of_a_marked_test_that_add_no_pair_are_long(
 ) -> None:
     module = request.node.getparent(pytest.Module)
     assert module is not None
-    product_of_18 = [item for item in module.collect() if "test_of_a_product[" in item.nodeid]
-    mark_the_rest_long([item for item in product_of_18 if isinstance(item, pytest.Item)])
-    short = [item for item in product_of_18 if not item.get_closest_marker("long")]
-    assert (len(product_of_18), len(short)) == (18, 9)
+    cases = [item for item in module.collect() if "test_a_product_of_parameters[" in item.nodeid]
+    mark_the_rest_long([item for item in cases if isinstance(item, pytest.Item)])
+    short = [item for item in cases if not item.get_closest_marker("long")]
+    assert (len(cases), len(short)) == (18, 9)

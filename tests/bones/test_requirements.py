@@ -34,7 +34,7 @@ MACHINES = ("x86_64", "aarch64")
     r"^ARG BASE=python:(3\.\d+)\.", (ROOT / "router/Dockerfile").read_text(), re.M
 )
 ENTRY = re.compile(r"(?P<name>\S+)==(?P<version>[^\s;]+)(?P<hashes>( --hash=sha256:[0-9a-f]{64})+)")
-STALE = "pyproject.toml or constraints.txt has changed: `make requirements` writes this file anew"
+STALE = "pyproject.toml or constraints.txt has changed: run `make requirements`"
 
 
 def pins() -> dict[str, str]:

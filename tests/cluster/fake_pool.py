@@ -262,7 +262,7 @@ class FakePool:
         return found[-1] if found else {}
 
     def wait_calls(self, action: str, count: int = 3) -> None:
-        """Wait for `count` more calls of this action, which the operator repeats at each look."""
+        """Wait for `count` more calls of this action, repeated at each reconcile."""
         before = len(self.router.targets(action))
         until(lambda: len(self.router.targets(action)) >= before + count, f"{count} times {action}")
 

@@ -84,7 +84,7 @@ class Operator:
         self._log = folder / "logs" / f"{NAME}.log"
         self._ports = [reserve_port("127.0.0.1", 0) for _ in range(2)]
         self.health_port, self.metrics_port = (one.getsockname()[1] for one in self._ports)
-        self._words = [
+        self._command = [
             "env",
             f"KUBECONFIG={kubeconfig}",
             f"POD_NAMESPACE={system}",
@@ -108,7 +108,7 @@ class Operator:
             port.close()
 
     def start(self) -> None:
-        self.pid = self._processes.start(NAME, self._words)
+        self.pid = self._processes.start(NAME, self._command)
 
     def kill(self) -> None:
         self._processes.stop(NAME)
@@ -170,11 +170,11 @@ class ApiClient:
         self._url = f"http://127.0.0.1:{held.getsockname()[1]}"
         self._held = held
         port = held.getsockname()[1]
-        words = [f"--kubeconfig={kubeconfig}", "proxy", f"--port={port}"]
-        self._words = [str(programs / "kubectl"), *words]
+        args = [f"--kubeconfig={kubeconfig}", "proxy", f"--port={port}"]
+        self._command = [str(programs / "kubectl"), *args]
 
     def __enter__(self) -> ApiClient:
-        self._processes.start("proxy", self._words)
+        self._processes.start("proxy", self._command)
         until(self._answers, "kubectl proxy")
         return self
 
@@ -255,8 +255,8 @@ class Pool:
     def delete(self) -> None:
         self.kubectl("delete", "bpool", self.name, "--wait=false", "--ignore-not-found")
 
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        return self._cluster.kubectl("-n", self.namespace, *words, stdin=stdin)
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        return self._cluster.kubectl("-n", self.namespace, *args, stdin=stdin)
 
     def body(self) -> Body:
         return self._api_client.get(self._path)

@@ -41,11 +41,11 @@ class ChartSite:
         self.kubernetes = kubernetes
         self.namespace = kubernetes.new_namespace()
 
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        return self.kubernetes.kubectl("-n", self.namespace, *words, stdin=stdin)
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        return self.kubernetes.kubectl("-n", self.namespace, *args, stdin=stdin)
 
-    def helm(self, *words: str) -> str:
-        return self.kubernetes.helm(*words, f"--namespace={self.namespace}")
+    def helm(self, *args: str) -> str:
+        return self.kubernetes.helm(*args, f"--namespace={self.namespace}")
 
     def install(self, *flags: str, chart: Path = CHART) -> str:
         """Install or upgrade the chart; return Helm's output."""
@@ -207,7 +207,7 @@ def test_uninstalling_keeps_the_crd_and_the_pools_which_can_then_be_deleted(
     uid = site.make_pool()
     assert f"[CustomResourceDefinition] {CRD}" in site.uninstall()
     assert site.uid_of_pool() == uid
-    # Waits for the deletion. A finalizer would block it for ever, as no operator is left.
+    # Waits for the deletion. A finalizer would block it forever, as no operator is left.
     site.kubectl("delete", "bpool/kept", "--timeout=120s")
 
 
@@ -217,8 +217,8 @@ def test_after_uninstalling_only_the_crds_are_left(site: ChartSite) -> None:
         kinds += ",poddisruptionbudgets,networkpolicies"
         rights = "roles,rolebindings,clusterroles,clusterrolebindings,crd"
         names = "{.kind}/{.metadata.name} {.metadata.namespace}{'\\n'}"
-        words = ("--all-namespaces", f"-o=jsonpath={{range .items[*]}}{names}{{end}}")
-        found = site.kubernetes.kubectl("get", f"{kinds},{rights}", *words).splitlines()
+        args = ("--all-namespaces", f"-o=jsonpath={{range .items[*]}}{names}{{end}}")
+        found = site.kubernetes.kubectl("get", f"{kinds},{rights}", *args).splitlines()
         elsewhere = {one for one in found if not one.endswith((" ", f" {site.namespace}"))}
         return set(found) - elsewhere
 
@@ -284,8 +284,8 @@ def test_editors_of_a_namespace_may_edit_its_pools_and_viewers_may_read_them(
 ) -> None:
     site.install()
     for role in ("view", "edit"):
-        words = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
-        site.kubectl(*words)
+        args = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
+        site.kubectl(*args)
 
     def may(user: str, verb: str) -> bool:
         try:

@@ -79,7 +79,7 @@ ROWS = (
     Row("get watch delete", "events.events.k8s.io", "nowhere"),
     Row("create", "leases.coordination.k8s.io", "own"),
     Row("get update", "leases.coordination.k8s.io", "own", "baton-operator"),
-    Row("get update", "leases.coordination.k8s.io", "nowhere", "somebody-elses"),
+    Row("get update", "leases.coordination.k8s.io", "nowhere", "foreign-lease"),
     Row("list patch delete", "leases.coordination.k8s.io", "nowhere"),
     Row("list watch", "customresourcedefinitions.apiextensions.k8s.io", "all"),
     Row("create patch delete", "customresourcedefinitions.apiextensions.k8s.io", "nowhere"),
@@ -142,12 +142,12 @@ def allowed(kubernetes: Kubernetes, namespace: str, checks: list[AccessCheck]) -
     return {one for one, answer in zip(checks, decisions, strict=True) if answer == "true"}
 
 
-def apply_rights(kubernetes: Kubernetes, namespace: str, *words: str) -> None:
+def apply_rights(kubernetes: Kubernetes, namespace: str, *args: str) -> None:
     """Apply the chart's service account, roles and bindings, and nothing else of it."""
     needs("own_cluster")  # some of these objects are cluster-wide
     kinds = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}
     found = [
-        one for one in manifests(kubernetes, *words, namespace=namespace) if one["kind"] in kinds
+        one for one in manifests(kubernetes, *args, namespace=namespace) if one["kind"] in kinds
     ]
     kubernetes.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(found))
 
@@ -189,8 +189,8 @@ def test_an_operator_of_some_namespaces_has_no_rights_in_others(
     """It may not read Secrets even in its own namespace."""
     needs("own_cluster")
     watched = control_plane.new_namespace()
-    words = (f'--set-json=watchNamespaces=["{watched}"]', "--set=operator.replicas=2")
-    apply_rights(control_plane, namespace, *words)
+    args = (f'--set-json=watchNamespaces=["{watched}"]', "--set=operator.replicas=2")
+    apply_rights(control_plane, namespace, *args)
     table = access_checks([watched, namespace, "default"])
     expected = {
         check
@@ -249,10 +249,10 @@ def with_token(
         for name, template in pods.items()
     ]
     path = "{.metadata.name} {.spec.volumes[*].projected.sources[*].serviceAccountToken}{'\\n'}"
-    words = ("create", "--dry-run=server", f"-o=jsonpath={path}", "-f", "-")
+    args = ("create", "--dry-run=server", f"-o=jsonpath={path}", "-f", "-")
     # JSON, because kubectl's YAML reads a digest such as 12e34567 as a number.
     stdin = "".join(f"{json.dumps(one)}\n---\n" for one in pod_manifests)
-    lines = kubernetes.kubectl(*words, stdin=stdin).splitlines()
+    lines = kubernetes.kubectl(*args, stdin=stdin).splitlines()
     return {line.split()[0]: len(line.split()) > 1 for line in lines}
 
 
@@ -315,8 +315,8 @@ def test_the_security_page_lists_the_rights_that_the_chart_gives_users(
 
 
 def test_only_the_operator_is_bound_to_roles(control_plane: Kubernetes) -> None:
-    for words in (("--set=operator.replicas=2",), ('--set-json=watchNamespaces=["blue"]',)):
-        found = manifests(control_plane, *words)
+    for args in (("--set=operator.replicas=2",), ('--set-json=watchNamespaces=["blue"]',)):
+        found = manifests(control_plane, *args)
         bindings = [one for one in found if one["kind"].endswith("Binding")]
         assert bindings
         for one in bindings:

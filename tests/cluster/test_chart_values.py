@@ -169,8 +169,8 @@ def test_a_changed_value_changes_the_manifests(
     assert fragment in render(control_plane, *set_words(before | {path: value}))
 
 
-def kinds(kubernetes: Kubernetes, *words: str) -> set[tuple[str, str]]:
-    found = manifests(kubernetes, *words)
+def kinds(kubernetes: Kubernetes, *args: str) -> set[tuple[str, str]]:
+    found = manifests(kubernetes, *args)
     return {(one["kind"], one["metadata"]["name"]) for one in found}
 
 
@@ -224,8 +224,8 @@ def test_the_registry_prefixes_baton_s_images_but_not_redis(
     control_plane: Kubernetes,
 ) -> None:
     """`make images` builds exactly these names for a registry."""
-    words = ("--set=images.registry=registry.example/team/", "--set=images.tag=1.2.3")
-    deployment = one_of(manifests(control_plane, *words), "Deployment")
+    args = ("--set=images.registry=registry.example/team/", "--set=images.tag=1.2.3")
+    deployment = one_of(manifests(control_plane, *args), "Deployment")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/team/baton-operator:1.2.3"
     assert [one for one in container["args"] if "-image=" in one] == [
@@ -277,8 +277,8 @@ def test_several_operators_are_evicted_one_at_a_time(control_plane: Kubernetes) 
 def test_several_operators_prefer_different_machines_unless_affinity_is_set(
     control_plane: Kubernetes,
 ) -> None:
-    def affinity(*words: str) -> Any:
-        deployment = one_of(manifests(control_plane, *words), "Deployment")["spec"]
+    def affinity(*args: str) -> Any:
+        deployment = one_of(manifests(control_plane, *args), "Deployment")["spec"]
         return deployment["template"]["spec"].get("affinity"), deployment["selector"]
 
     several = "--set=operator.replicas=2"
@@ -294,9 +294,9 @@ def test_several_operators_prefer_different_machines_unless_affinity_is_set(
     assert affinity(several, *set_words({"operator.affinity": own}))[0] == own
 
 
-def operator_policies(kubernetes: Kubernetes, *words: str) -> tuple[list[Manifest], Place]:
+def operator_policies(kubernetes: Kubernetes, *args: str) -> tuple[list[Manifest], Place]:
     """The chart's NetworkPolicies, and the operator's pod as their target."""
-    found = manifests(kubernetes, *words)
+    found = manifests(kubernetes, *args)
     labels = one_of(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
     policies = [one for one in found if one["kind"] == "NetworkPolicy"]
     return policies, Place("baton-system", labels)
@@ -306,14 +306,14 @@ PROMETHEUS = Place("monitoring", {"app.kubernetes.io/name": "prometheus"})
 NEIGHBOUR = Place("baton-system", {"app": "neighbour"})
 
 
-@pytest.mark.parametrize(("words", "callers"), [
+@pytest.mark.parametrize(("args", "callers"), [
     ((), [PROMETHEUS, NEIGHBOUR]),
     (set_words({"networkPolicy.monitoring": [MONITORING]}), [PROMETHEUS]),
 ], ids=["default", "monitoring"])  # fmt: skip
 def test_the_network_policy_allows_only_metrics_and_only_from_monitoring_if_given(
-    control_plane: Kubernetes, words: list[str], callers: list[Place]
+    control_plane: Kubernetes, args: list[str], callers: list[Place]
 ) -> None:
-    policies, operator = operator_policies(control_plane, *words)
+    policies, operator = operator_policies(control_plane, *args)
     places = (PROMETHEUS, NEIGHBOUR)
     assert [one for one in places if may_connect(policies, one, operator, 8081)] == callers
     assert not any(may_connect(policies, one, operator, 8080) for one in places)

@@ -46,10 +46,10 @@ def body_of(spec: Any, name: str) -> Body:
     return body if spec is None else body | {"spec": spec}
 
 
-def create(cluster: Kubernetes, text: str, *words: str) -> dict[str, Any]:
+def create(cluster: Kubernetes, text: str, *args: str) -> dict[str, Any]:
     """Create the resource and return it with its defaults. Raise CommandFailed if it is refused."""
     created: dict[str, Any] = json.loads(
-        cluster.kubectl("create", "-f", "-", "-o", "json", *words, stdin=text)
+        cluster.kubectl("create", "-f", "-", "-o", "json", *args, stdin=text)
     )
     return created
 
@@ -64,9 +64,9 @@ def dry_run(api_client: ApiClient, case: Bad | Good) -> Body:
 def accepted(cluster: Kubernetes, specs: list[Any]) -> list[bool]:
     """Whether each spec is accepted, by one command for all."""
     texts = [resource(spec, name=f"p-{number}") for number, spec in enumerate(specs)]
-    words = ("create", "-f", "-", "--dry-run=server", "-o", "name")
+    args = ("create", "-f", "-", "--dry-run=server", "-o", "name")
     with pytest.raises(CommandFailed) as caught:
-        cluster.kubectl(*words, stdin="\n---\n".join(texts))
+        cluster.kubectl(*args, stdin="\n---\n".join(texts))
     admitted = {int(each) for each in re.findall(r"/p-(\d+)", caught.value.output)}
     refused = {int(each) for each in re.findall(r'"p-(\d+)" is invalid', caught.value.error)}
     assert admitted ^ refused == set(range(len(specs))), caught.value
@@ -247,8 +247,8 @@ def test_the_api_server_accepts_each_definition_without_a_warning(
     cluster: Kubernetes, plural: str
 ) -> None:
     manifest = yaml.safe_dump(DEFINITIONS[plural]())
-    words = ("--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors")
-    cluster.kubectl("apply", *words, "-f", "-", stdin=manifest)
+    args = ("--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors")
+    cluster.kubectl("apply", *args, "-f", "-", stdin=manifest)
 
 
 def test_our_pools_and_the_gateway_api_s_inference_pools_coexist(

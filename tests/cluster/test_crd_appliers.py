@@ -28,12 +28,12 @@ def pool(name: str, spec: Json | None) -> Json:
     return body if spec is None else body | {"spec": spec}
 
 
-def apply(cluster: Kubernetes, namespace: str, manager: str, spec: Json, *words: str) -> Json:
+def apply(cluster: Kubernetes, namespace: str, manager: str, spec: Json, *args: str) -> Json:
     """Apply `spec` server-side as all fields of this manager; return the pool's whole spec."""
     body = pool("demo", spec)
     command = ("apply", "--server-side", f"--field-manager={manager}", "-n", namespace)
     found = json.loads(
-        cluster.kubectl(*command, *words, "-f", "-", "-o", "json", stdin=json.dumps(body))
+        cluster.kubectl(*command, *args, "-f", "-", "-o", "json", stdin=json.dumps(body))
     )
     spec_now: Json = found["spec"]
     return spec_now
@@ -110,7 +110,7 @@ ATOMIC = (
         [{"from": "09:00", "to": "17:00"}],
     ),
 )
-# Other fields that the paths of WHOLE require.
+# Other fields that paths in ATOMIC require.
 REQUIRED: dict[str, Json] = {
     "model.secretRef": {"model": {"uri": "hf://a/b"}},
     "autoscaling.schedules": {"autoscaling": {"mode": "external"}},
@@ -165,8 +165,8 @@ def test_duplicate_items_of_a_shared_list_are_refused(
 
 
 def write_status(cluster: Kubernetes, namespace: str, status: Json) -> None:
-    words = ("patch", "bpool/demo", "-n", namespace, "--subresource=status", "--type=merge")
-    cluster.kubectl(*words, "-p", json.dumps({"status": status}))
+    args = ("patch", "bpool/demo", "-n", namespace, "--subresource=status", "--type=merge")
+    cluster.kubectl(*args, "-p", json.dumps({"status": status}))
 
 
 @pytest.mark.parametrize(

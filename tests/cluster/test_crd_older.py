@@ -106,8 +106,8 @@ def test_a_pool_of_an_older_definition_can_still_be_edited(
         }
         command = ("apply", "--server-side", "--subresource=status", "--force-conflicts")
         text = json.dumps(pool("demo", None) | {"status": status_fields})
-        words = ("--field-manager=baton-operator", "-n", namespace, "-f", "-", "-o", "json")
-        status = json.loads(control_plane.kubectl(*command, *words, stdin=text))["status"]
+        args = ("--field-manager=baton-operator", "-n", namespace, "-f", "-", "-o", "json")
+        status = json.loads(control_plane.kubectl(*command, *args, stdin=text))["status"]
         assert status["conditions"] == status_fields["conditions"]
 
 

@@ -60,8 +60,8 @@ class DocsReader:
             return ask_by_openai(url, chat("Hello", temperature=0, max_tokens=16)).choices
 
     def pods(self) -> list[str]:
-        words = ("get", "pods", "-l", "baton.dev/pool=hello", "-o=name")
-        return sorted(self.kubernetes.kubectl(*words).split())
+        args = ("get", "pods", "-l", "baton.dev/pool=hello", "-o=name")
+        return sorted(self.kubernetes.kubectl(*args).split())
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,8 @@ def test_two_operators_run_on_different_machines_and_only_one_can_be_evicted(
     needs("own_cluster")
     reader.run_block(BLOCKS[1])
     selector = "app.kubernetes.io/name=baton-operator"
-    words = ("get", "pods", "-n", NAMESPACE, "-l", selector, "-o=json")
-    pods = json.loads(reader.kubernetes.kubectl(*words))["items"]
+    args = ("get", "pods", "-n", NAMESPACE, "-l", selector, "-o=json")
+    pods = json.loads(reader.kubernetes.kubectl(*args))["items"]
     machines = {
         one["metadata"]["name"]: one["spec"]["nodeName"]
         for one in pods

@@ -125,8 +125,8 @@ def test_a_killed_prefill_pod_costs_no_token(
 ) -> None:
     def kill(streams: Streams) -> Pod:
         victim = ready_pool.busiest("prefill")
-        words = ("exec", victim.name, "--container=node", "--", "python3", "-c", KILL)
-        ready_pool.kubectl(*words)
+        args = ("exec", victim.name, "--container=node", "--", "python3", "-c", KILL)
+        ready_pool.kubectl(*args)
         return victim
 
     victim = _stream_through(ready_pool, reference_pool, questions, kill)

@@ -41,8 +41,8 @@ signal.pause()
 """
 
 
-def python(script: str, *words: str, **container: Any) -> Manifest:
-    return pod_spec("python3", "-c", script, *words, **container)
+def python(script: str, *args: str, **container: Any) -> Manifest:
+    return pod_spec("python3", "-c", script, *args, **container)
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -59,8 +59,8 @@ class Pods:
         self.cluster = cluster
         self.namespace = namespace
 
-    def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        return self.cluster.kubectl(*words, "-n", self.namespace, stdin=stdin)
+    def kubectl(self, *args: str, stdin: str | None = None) -> str:
+        return self.cluster.kubectl(*args, "-n", self.namespace, stdin=stdin)
 
     def apply(self, *manifests: Manifest) -> None:
         whole = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}

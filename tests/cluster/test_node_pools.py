@@ -62,10 +62,10 @@ def restricted(with_operator: Kubernetes) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def started(with_operator: Kubernetes, restricted: str) -> Iterator[Watched]:
-    words = ("get", "bpool", "--watch", f"-o=jsonpath={SUMMARIES}", "-n", restricted)
+    args = ("get", "bpool", "--watch", f"-o=jsonpath={SUMMARIES}", "-n", restricted)
     with (
         ClusterPool(with_operator, restricted, "sample") as pool,
-        with_operator.following(*words) as summaries,
+        with_operator.following(*args) as summaries,
     ):
         watched = Watched(pool, summaries)
         pool.apply(sim_spec())

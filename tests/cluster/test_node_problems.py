@@ -106,7 +106,7 @@ FAILING_PODS = (
         rf".*{re.escape(UNREACHABLE_IMAGE)}.*",
     ),
     FailingPod(
-        pod("gpu-that-nobody-has", resources={"limits": {"nvidia.com/gpu": "64"}}),
+        pod("too-many-gpus", resources={"limits": {"nvidia.com/gpu": "64"}}),
         "Unschedulable",
         r".*Insufficient nvidia\.com/gpu.*",
     ),
@@ -183,10 +183,10 @@ def test_a_secret_that_a_volume_lacks_is_read_from_events(
     first = watch_pod(cluster, pod_namespace, body, lambda observed: observed.unprepared_since)
     filters = {"type": "Warning", "regarding.kind": "Pod", "regarding.name": "mount"}
     selector = ",".join(f"{key}={value}" for key, value in filters.items())
-    words = ("get", "events.events.k8s.io", "-n", pod_namespace, f"--field-selector={selector}")
+    args = ("get", "events.events.k8s.io", "-n", pod_namespace, f"--field-selector={selector}")
     problem = wait_for(
         "the kubelet's event",
-        lambda: unprepared_problem(json.loads(cluster.kubectl(*words, "-o", "json"))["items"]),
+        lambda: unprepared_problem(json.loads(cluster.kubectl(*args, "-o", "json"))["items"]),
         lambda problem: problem,
     )
     assert problem is not None

@@ -76,8 +76,8 @@ def last_decision(pool: ClusterPool) -> Json:
 
 def held_gpus(pool: ClusterPool) -> int:
     """The GPUs of all scheduled node pods that have not ended; each has one."""
-    words = ("pods", "-l", f"baton.dev/pool={pool.name},baton.dev/component in (prefill,decode)")
-    pods = pool.read(*words)["items"]
+    args = ("pods", "-l", f"baton.dev/pool={pool.name},baton.dev/component in (prefill,decode)")
+    pods = pool.read(*args)["items"]
     return sum(
         "nodeName" in pod["spec"] and pod["status"]["phase"] in ("Pending", "Running")
         for pod in pods

@@ -72,7 +72,7 @@ def shrink_and_grow(pool: ClusterPool, roles: Iterable[str]) -> None:
         pool.patch({role: {"replicas": 1}})
         wait_for_one(pool, role)
         [gone] = before - names(pool, role)
-        wait_for_choice(pool, gone)
+        wait_for_drain_event(pool, gone)
         pool.patch({role: {"replicas": 2}})
 
 
@@ -84,7 +84,7 @@ def wait_for_one(pool: ClusterPool, role: str) -> None:
     pool.wait(lambda: len(names(pool, role)) == 1, f"have one {role} node")
 
 
-def wait_for_choice(pool: ClusterPool, gone: str) -> None:
+def wait_for_drain_event(pool: ClusterPool, gone: str) -> None:
     """Check by the operator's events that the removed node is the one that was drained."""
     pool.wait(lambda: gone in drained_nodes(pool), f"report that {gone} was drained", 60)
 
@@ -111,11 +111,11 @@ def test_draining_a_cluster_node_costs_no_token(
     cluster: Kubernetes, ready_pool: ClusterPool, loads: Loads, record_property: Report
 ) -> None:
     safe, drained = cluster.nodes
-    words = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=390s")
+    args = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=390s")
     assert drained in hosts(ready_pool), "the node runs no pod of the pool"
     try:
         with loads.running("kubectl drain", record_property, SHAPE):
-            cluster.kubectl("drain", drained, *words)
+            cluster.kubectl("drain", drained, *args)
             settle(ready_pool, 2, 2)
             assert hosts(ready_pool) == {safe}
     finally:

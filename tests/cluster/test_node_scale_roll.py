@@ -79,7 +79,7 @@ def roller(pool: ClusterPool) -> Roller:
 
 
 class Roller:
-    """Rolls a pool out, and checks meanwhile that there is always a pair that can serve."""
+    """Rolls a pool out, and checks all the time that a pair of nodes can serve."""
 
     def __init__(self, pool: ClusterPool) -> None:
         self._pool = pool

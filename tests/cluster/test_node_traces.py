@@ -53,8 +53,8 @@ def traces(slot: Slot) -> list[str]:
 
 def boot_and_kill(programs: Path, disk: Path, slot: Slot) -> None:
     """Boot a cluster in another process, and kill that process once the cluster is up."""
-    words = [str(programs), str(disk), str(slot.addresses.slot), str(slot.state)]
-    command = [sys.executable, "-c", BOOT_AND_WAIT, *words]
+    args = [str(programs), str(disk), str(slot.addresses.slot), str(slot.state)]
+    command = [sys.executable, "-c", BOOT_AND_WAIT, *args]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"

@@ -185,8 +185,8 @@ def test_drift_is_repaired_without_waiting_for_the_resync(
     operator: Operator, drifting: Drifting, drift: Drift
 ) -> None:
     before = desired(drifting.child(drift.child))
-    words = ("--type=merge", f"--patch={json.dumps(drift.patch)}", "-o", "json")
-    drifted = json.loads(drifting.pools[0].kubectl("patch", drift.child, *words))
+    args = ("--type=merge", f"--patch={json.dumps(drift.patch)}", "-o", "json")
+    drifted = json.loads(drifting.pools[0].kubectl("patch", drift.child, *args))
     assert desired(drifted) != before
     until(lambda: desired(drifting.child(drift.child)) == before, "the repair", REPAIR_S)
 
@@ -246,8 +246,8 @@ def tamper(tampered: dict[str, TamperedPool]) -> None:
     """Change the Secrets first, so that the operator's wait passes during the other tests."""
     for name, key in (("drifted", "users.acl"), ("damaged", "link-token")):
         patch = json.dumps({"data": {key: "eA=="}})
-        words = ("--type=merge", f"--patch={patch}", "-o", "json")
-        output = tampered[name].pool.kubectl("patch", "secret", f"{name}-auth", *words)
+        args = ("--type=merge", f"--patch={patch}", "-o", "json")
+        output = tampered[name].pool.kubectl("patch", "secret", f"{name}-auth", *args)
         assert json.loads(output)["data"] != tampered[name].before["data"]
     tampered["deleted"].pool.kubectl("delete", "secret", "deleted-auth")
 

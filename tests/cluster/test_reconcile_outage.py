@@ -51,7 +51,7 @@ def restart(fake_pool: FakePool, operator: Operator, proxy: FaultProxy) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [outage, pytest.param(restart, marks=pytest.mark.long)])
-def test_nodes_that_have_not_reported_since_an_outage_are_neither_lost_nor_drained(
+def test_until_nodes_report_after_an_outage_they_are_neither_lost_nor_drained(
     fake_pool: FakePool,
     operator: Operator,
     proxy: FaultProxy,

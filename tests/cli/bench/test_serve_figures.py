@@ -28,12 +28,12 @@ def delta(**fields: Any) -> bytes:
     return event(choices=[{"index": 0, "delta": fields}])
 
 
-def read(*pieces: tuple[float, bytes], begun: float = 100.0) -> Outcome:
+def read(*pieces: tuple[float, bytes], sent_at: float = 100.0) -> Outcome:
     """The outcome of a stream whose pieces arrive at these seconds after the request was sent."""
     outcome = Outcome(0.0, asked_tokens=3, prompt_tokens=5)
-    reader = AnswerReader(outcome, begun)
+    reader = AnswerReader(outcome, sent_at)
     for at, piece in pieces:
-        reader.feed(piece, begun + at)
+        reader.feed(piece, sent_at + at)
     reader.close()
     return outcome
 

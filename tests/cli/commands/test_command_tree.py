@@ -16,9 +16,9 @@ from baton_protocol import PROTOCOL_VERSION
 from tests.support.project.command import baton, baton_process
 
 
-def help_of(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as ending:
-        build_parser().parse_args([*words.split(), "--help"])
+        build_parser().parse_args([*command.split(), "--help"])
     assert ending.value.code == 0
     return capsys.readouterr().out
 

@@ -115,18 +115,18 @@ def test_a_hidden_flag_has_no_variable() -> None:
 
 
 def _values(item: Flag) -> st.SearchStrategy[Any]:
-    words = st.text("ab-_/:. ", min_size=1, max_size=8).map(str.strip)
-    words = words.filter(lambda text: text not in ("", "--"))  # argparse swallows a lone "--"
+    texts = st.text("ab-_/:. ", min_size=1, max_size=8).map(str.strip)
+    texts = texts.filter(lambda text: text not in ("", "--"))  # argparse swallows a lone "--"
     if item.choices:
         return st.sampled_from(item.choices)
     if typing.get_origin(item.hint) is tuple:
-        return st.lists(words, max_size=3).map(tuple)
+        return st.lists(texts, max_size=3).map(tuple)
     if item.hint is bool:
         return st.booleans()
     if item.hint == Device:
         return st.sampled_from(["cpu", "cuda", "cuda:3"])
     if item.hint is str:
-        return words
+        return texts
     low = item.least or 0
     high = item.most if item.most is not None else low + 10**6
     if item.hint is float:

@@ -41,16 +41,16 @@ class Facts:
 class Buildah:
     folder: Path
 
-    def run(self, *words: str) -> str:
+    def run(self, *args: str) -> str:
         """Run a buildah command and return its output."""
         store = (f"--root={self.folder / 'images'}", f"--runroot={self.folder / 'run'}")
         done = subprocess.run(
-            ["buildah", "--storage-driver=overlay", *store, *words],
+            ["buildah", "--storage-driver=overlay", *store, *args],
             env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
             capture_output=True,
             text=True,
         )
-        assert not done.returncode, f"buildah {' '.join(words)}:\n{done.stdout}{done.stderr}"
+        assert not done.returncode, f"buildah {' '.join(args)}:\n{done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def import_base(self, name: str, archive: Path) -> None:
@@ -108,7 +108,7 @@ class Buildah:
 
 def _pip_settings() -> str:
     """A pip.conf with this machine's registry, used only during the build."""
-    words = [sys.executable, "-m", "pip", "config", "list"]
-    settings = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    args = [sys.executable, "-m", "pip", "config", "list"]
+    settings = subprocess.run(args, capture_output=True, text=True, check=True).stdout
     lines = [f"{name} = {value}" for name, value in _PIP_SETTING.findall(settings)]
     return "\n".join(["[global]", f"cert = {CERTIFICATES}", *lines, ""])

@@ -72,13 +72,13 @@ class Target:
     @property
     def requirements(self) -> list[Path]:
         """The files that list the packages to install: all .txt files that the stages copy."""
-        words = [
+        args = [
             one
             for stage in self.stages
             for text in stage.texts("COPY")
             for one in text.split()[:-1]
         ]
-        names = dict.fromkeys(one for one in words if one.endswith(".txt"))
+        names = dict.fromkeys(one for one in args if one.endswith(".txt"))
         return [CHECKOUT / name for name in names]
 
 
@@ -256,10 +256,10 @@ def _base(name: str, progress: Progress) -> Path:
         progress(f"making {name} of Debian's packages (250 MB, half a minute)")
         hook = folder / "prepare.sh"
         hook.write_text(script)
-        words = ("--variant=minbase", f"--include={','.join(packages)}")
+        args = ("--variant=minbase", f"--include={','.join(packages)}")
         subprocess.run(
             [
-                *("mmdebstrap", "--quiet", *words, f'--customize-hook=sh {hook} "$1"'),
+                *("mmdebstrap", "--quiet", *args, f'--customize-hook=sh {hook} "$1"'),
                 *(known["suite"], str(folder / "base.tar")),
             ],
             check=True,

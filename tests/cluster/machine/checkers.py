@@ -48,8 +48,8 @@ def build_checkers(progress: Progress) -> Path:
 
 
 def _digest() -> str:
-    words = f"{module_digest(SOURCE)} {sys.version_info[:2]} {_PACKAGES.read_text()}"
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
+    args = f"{module_digest(SOURCE)} {sys.version_info[:2]} {_PACKAGES.read_text()}"
+    return hashlib.sha256(args.encode()).hexdigest()[:16]
 
 
 def _build(folder: Path, progress: Progress) -> None:
@@ -96,8 +96,8 @@ def trivy(checkers: Path, folder: Path) -> list[Finding]:
 def checkov(checkers: Path, folder: Path) -> list[Finding]:
     python = str(checkers / "checkov" / "bin" / "python")
     flags = ["--framework=kubernetes", "--framework=dockerfile", "--skip-download", "--output=json"]
-    words = [python, "-m", "checkov.main", f"--directory={folder}", *flags, "--compact", "--quiet"]
-    found, output = [], _run_json(words, {0, 1})
+    args = [python, "-m", "checkov.main", f"--directory={folder}", *flags, "--compact", "--quiet"]
+    found, output = [], _run_json(args, {0, 1})
     # checkov prints a list of reports, or a single report.
     for report in output if isinstance(output, list) else [output]:
         assert not report["summary"]["parsing_errors"]
@@ -111,8 +111,8 @@ def _name(folder: Path, file: str | Path) -> str:
     return Path(file).relative_to(folder).with_suffix("").as_posix()
 
 
-def _run_json(words: list[str], codes: set[int]) -> Any:
+def _run_json(args: list[str], codes: set[int]) -> Any:
     """Run a checker and parse its JSON. Some exit with 1 if they have findings."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+    done = subprocess.run(args, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    assert done.returncode in codes, f"{args}: {done.returncode}\n{done.stdout}{done.stderr}"
     return json.loads(done.stdout)

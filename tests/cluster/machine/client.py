@@ -25,8 +25,8 @@ COMMAND_TIMEOUT_S = 400.0
 class CommandFailed(Exception):
     """kubectl or helm exited with a code other than 0."""
 
-    def __init__(self, words: Sequence[str], code: int, output: str, error: str) -> None:
-        super().__init__(f"{' '.join(words)}: code {code}: {error.strip()}")
+    def __init__(self, args: Sequence[str], code: int, output: str, error: str) -> None:
+        super().__init__(f"{' '.join(args)}: code {code}: {error.strip()}")
         self.code = code
         self.output = output
         self.error = error
@@ -39,13 +39,13 @@ class Kubernetes:
         self._state = state
 
     def kubectl(
-        self, *words: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+        self, *args: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> str:
         """Run kubectl and return its output. `stdin` is for `apply -f -`."""
-        return _run(self._words(*words), stdin, {"KUBERC": "off"}, timeout_s)
+        return _run(self._kubectl_command(*args), stdin, {"KUBERC": "off"}, timeout_s)
 
     @contextmanager
-    def following(self, *words: str) -> Iterator[list[str]]:
+    def following(self, *args: str) -> Iterator[list[str]]:
         """Run kubectl while the block runs. The list grows with the lines that it prints."""
         lines: list[str] = []
 
@@ -54,7 +54,10 @@ class Kubernetes:
                 lines.append(line.rstrip("\n"))
 
         with subprocess.Popen(
-            self._words(*words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+            self._kubectl_command(*args),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as process:
             assert process.stdout is not None
             reader = threading.Thread(target=read, args=(process.stdout,))
@@ -66,13 +69,13 @@ class Kubernetes:
                 reader.join()
 
     def helm(
-        self, *words: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+        self, *args: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> str:
         homes = {
             f"HELM_{kind.upper()}_HOME": str(self._state / "helm" / kind)
             for kind in ("cache", "config", "data")
         }
-        command = [str(self._programs / "helm"), f"--kubeconfig={self.kubeconfig}", *words]
+        command = [str(self._programs / "helm"), f"--kubeconfig={self.kubeconfig}", *args]
         return _run(command, stdin, homes, timeout_s)
 
     def new_namespace(self, **labels: str) -> str:
@@ -130,8 +133,10 @@ class Kubernetes:
     @contextmanager
     def reach(self, namespace: str, service: str, port: int) -> Iterator[str]:
         """The URL of a service from this machine: here by a port forward."""
-        words = self._words("port-forward", "-n", namespace, f"service/{service}", f":{port}")
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forward:
+        args = self._kubectl_command(
+            "port-forward", "-n", namespace, f"service/{service}", f":{port}"
+        )
+        with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as forward:
             assert forward.stdout is not None
             line = forward.stdout.readline()
             try:
@@ -141,9 +146,9 @@ class Kubernetes:
             finally:
                 forward.kill()
 
-    def _words(self, *words: str) -> list[str]:
+    def _kubectl_command(self, *args: str) -> list[str]:
         cache = f"--cache-dir={self._state / 'kubectl'}"
-        return [str(self._programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", cache, *words]
+        return [str(self._programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", cache, *args]
 
 
 def _run(
@@ -158,6 +163,6 @@ def _run(
         timeout=timeout_s,
     )
     if done.returncode:
-        words = [Path(command[0]).name, *command[2:]]
-        raise CommandFailed(words, done.returncode, done.stdout, done.stderr)
+        args = [Path(command[0]).name, *command[2:]]
+        raise CommandFailed(args, done.returncode, done.stdout, done.stderr)
     return done.stdout

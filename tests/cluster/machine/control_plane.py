@@ -104,14 +104,14 @@ class ControlPlane(Kubernetes):
             reserved.close()
         shutil.rmtree(self._state, ignore_errors=True)
 
-    def _start(self, name: str, words: list[str]) -> None:
-        program = str(self._programs / words[0])
-        self._processes.start(name, [*self._site.enter, program, *words[1:]])
+    def _start(self, name: str, args: list[str]) -> None:
+        program = str(self._programs / args[0])
+        self._processes.start(name, [*self._site.enter, program, *args[1:]])
 
-    def _wait_for(self, what: str, *words: str) -> None:
+    def _wait_for(self, what: str, *args: str) -> None:
         def answered() -> str:
             try:
-                self.kubectl(*words)
+                self.kubectl(*args)
             except (CommandFailed, subprocess.TimeoutExpired) as error:
                 return str(error)
             return ""

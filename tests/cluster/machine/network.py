@@ -95,8 +95,8 @@ class Network:
         cleaned = [route.removesuffix("linkdown").strip() for route in listed]
         return sorted(cleaned, key=lambda route: route.startswith("blackhole"))
 
-    def _ip(self, namespace: str, *words: str) -> None:
-        run(*self.enter(namespace), "ip", *words)
+    def _ip(self, namespace: str, *args: str) -> None:
+        run(*self.enter(namespace), "ip", *args)
 
     def _new_namespace(self, name: str) -> None:
         (self._folder / name).touch()
@@ -106,7 +106,7 @@ class Network:
         run(*self.enter(name), "sh", "-c", forward)
 
 
-def run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert not done.returncode, f"{' '.join(words)}: {done.stderr.strip()}"
+def run(*args: str) -> str:
+    done = subprocess.run(args, capture_output=True, text=True)
+    assert not done.returncode, f"{' '.join(args)}: {done.stderr.strip()}"
     return done.stdout

@@ -109,18 +109,18 @@ class Node:
         pause = context.programs / "pause"
         script = node_files.init_script(self._folder, pause)
         unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-        words = [*context.network.enter(self.name), *unshare, "sh", "-c", script]
-        outer = psutil.Process(context.processes.start(self._process("init"), words))
+        args = [*context.network.enter(self.name), *unshare, "sh", "-c", script]
+        outer = psutil.Process(context.processes.start(self._process("init"), args))
         # The script makes all mounts before it replaces itself by `pause`.
         self._until(lambda: [one.name() for one in outer.children()] == [pause.name], "init")
         target = outer.children()[0].pid
         return ("nsenter", f"--target={target}", "--mount", "--pid", "--net")
 
-    def _run(self, what: str, *words: str) -> None:
-        self._context.processes.start(self._process(what), [*self._enter, *words])
+    def _run(self, what: str, *args: str) -> None:
+        self._context.processes.start(self._process(what), [*self._enter, *args])
 
-    def _ctr(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [*self._enter, "ctr", *words]
+    def _ctr(self, *args: str) -> subprocess.CompletedProcess[str]:
+        command = [*self._enter, "ctr", *args]
         return subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_S)
 
     def _process(self, what: str) -> str:

@@ -30,10 +30,10 @@ class Processes:
         self._spawner = ThreadPoolExecutor(1)
         logs.mkdir(parents=True, exist_ok=True)
 
-    def start(self, name: str, words: Sequence[str]) -> int:
+    def start(self, name: str, args: Sequence[str]) -> int:
         """Start a process; return its id. `name` may be used again after `stop`."""
         assert name not in self._running, f"{name} runs already"
-        self._running[name] = self._spawner.submit(self._spawn, name, words).result()
+        self._running[name] = self._spawner.submit(self._spawn, name, args).result()
         return self._running[name].pid
 
     def stop(self, name: str) -> None:
@@ -61,10 +61,10 @@ class Processes:
         path = self._logs / f"{name}.log"
         return path.read_text(errors="replace")[-LOG_TAIL:] if path.exists() else ""
 
-    def _spawn(self, name: str, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, args: Sequence[str]) -> subprocess.Popen[bytes]:
         with open(self._logs / f"{name}.log", "ab") as log:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", *words],
+                ["setpriv", "--pdeathsig", "KILL", *args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

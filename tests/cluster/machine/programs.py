@@ -82,14 +82,14 @@ def _version_flags() -> tuple[str, str]:
 
 
 def run_go(
-    source: Path, words: list[str], progress: Progress, total: int = 0, *, experiment: str = ""
+    source: Path, args: list[str], progress: Progress, total: int = 0, *, experiment: str = ""
 ) -> list[str]:
     """Run go in the module `source`; return its output lines. The lines of a build with -v are the
     compiled packages, `total` at most. `experiment` is a value of GOEXPERIMENT."""
     started = reported = time.monotonic()
     lines = []
     with subprocess.Popen(
-        ["go", *words],
+        ["go", *args],
         cwd=source,
         env={**os.environ, "CGO_ENABLED": "0", "GOEXPERIMENT": experiment},
         stdout=subprocess.PIPE,
@@ -103,7 +103,7 @@ def run_go(
                 reported = time.monotonic()
                 progress(f"{len(lines)} of at most {total} packages, {reported - started:.0f} s")
     if process.returncode:
-        raise SystemExit(f"go {words[0]} failed:\n{''.join(lines[-30:])}")
+        raise SystemExit(f"go {args[0]} failed:\n{''.join(lines[-30:])}")
     return lines
 
 
