@@ -15,7 +15,7 @@ from baton_protocol.link import PrefillJob, RunJob
 from baton_router.server.router import Router
 from baton_router.settings import Bounds, RouterSettings
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import completing, half_said
+from tests.support.pools.failing_pool import completing, half_sent
 from tests.support.waiting import WAIT_S, until
 
 # Short retries keep the tests fast. The drain timeout is long enough for a slow machine.
@@ -157,7 +157,7 @@ def half_answered() -> Any:
         decode.script.run = "half"
         async with _running(decode, *more, **settings) as client:
             answer = completing(client)
-            await half_said(client)
+            await half_sent(client)
             yield client, answer
 
     return opened

@@ -11,7 +11,7 @@ import pytest
 
 from baton_protocol.link import RunJob
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, completing, half_said, join
+from tests.support.pools.failing_pool import REPLY, completing, half_sent, join
 
 pytestmark = pytest.mark.integration
 
@@ -92,7 +92,7 @@ async def test_text_offsets_continue_when_another_node_takes_over(
     async with running(decode, link_patience_s=600.0) as client:
         fields = {"prompt": [256, 72], "echo": True, "logprobs": 0, "n": 2}
         answer = completing(client, **fields)
-        await half_said(client)
+        await half_sent(client)
         await join(client, other)
         await decode.stop()
         status, body, _ = await answer

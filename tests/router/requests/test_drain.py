@@ -24,7 +24,7 @@ from tests.support.pools.failing_pool import (
     REPLY,
     completing,
     figure,
-    half_said,
+    half_sent,
     join,
     only,
     ready,
@@ -300,7 +300,7 @@ async def test_past_the_drain_deadline_a_stream_moves_to_another_node_without_a_
     decode.script.run = "half"
     async with running(decode) as client:
         answer = asyncio.create_task(streamed(client))
-        await half_said(client)
+        await half_sent(client)
         await join(client, other)
         await decode.say_load("draining", leaving=True)
         await until(lambda: other.got_of(RunJob))

@@ -14,7 +14,7 @@ from tests.support.pools.failing_pool import (
     REPLY,
     completing,
     figure,
-    half_said,
+    half_sent,
     join,
     only,
     ready,
@@ -37,7 +37,7 @@ async def test_a_stream_continues_on_another_node_when_its_node_dies(
         decode, link_patience_s=600.0
     ) as client:  # refused connections do not wait for it
         answer = asyncio.create_task(streamed(client))
-        await half_said(client)
+        await half_sent(client)
         await join(client, other)
         await decode.stop()
         assert await answer == REPLY
@@ -60,7 +60,7 @@ async def test_finished_choices_are_not_run_again(
     decode.script.run = "half"
     async with running(decode) as client:
         answer = completing(client, n=2)
-        await half_said(client)
+        await half_sent(client)
         (record,) = records(client)
         rest = tuple(REPLY.encode()[len(record.outputs[1]) :])
         last = Delta(record.request.id, 1, 1, 6, rest, REPLY[6:], finish="stop")
@@ -184,7 +184,7 @@ async def test_losing_a_node_that_froze_before_it_got_the_request_is_no_strike(
         assert (record.attempt, record.strikes) == (2, 0)
 
 
-# --- an engine stands still -----------------------------------------------------------------------
+# --- an engine stalls -----------------------------------------------------------------------------
 
 
 async def test_a_stalled_engine_loses_its_requests_and_gets_no_new_ones(
@@ -194,7 +194,7 @@ async def test_a_stalled_engine_loses_its_requests_and_gets_no_new_ones(
     async with running(decode, stall_timeout_s=0.5) as client:
         await decode.say_load(running=1, engine_steps_total=7)
         answer = completing(client)
-        await half_said(client)
+        await half_sent(client)
         reporting = asyncio.create_task(report_loads(other))
         await join(client, other)
         assert text(await answer) == REPLY

@@ -38,7 +38,7 @@ async def stream(client: Any, **more: Any) -> list[Any]:
     return [json.loads(event) if event.startswith("{") else event for event in events]
 
 
-def half_said(client: Any) -> bool:
+def half_sent(client: Any) -> bool:
     """True once the router has everything that a node sends before it falls silent mid-reply."""
     in_flight = client.router.dispatcher.in_flight.values()
     return any(bytes(request.record.outputs[0]) == b"Hello," for request in in_flight)
@@ -244,7 +244,7 @@ async def test_past_the_shutdown_deadline_a_stream_ends_with_an_error_event(
     decode.script.run = "half"
     async with running(decode, shutdown_deadline_s=0.1) as client:
         answer = asyncio.create_task(stream(client))
-        await until(lambda: half_said(client))
+        await until(lambda: half_sent(client))
         await client.router.drain(asyncio.Event())
         await client.router._close()
         events = await answer

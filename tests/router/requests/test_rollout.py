@@ -19,7 +19,7 @@ from tests.support.pools.failing_pool import (
     ask,
     completing,
     figure,
-    half_said,
+    half_sent,
     join,
     only,
     ready,
@@ -218,7 +218,7 @@ async def test_a_stream_past_the_drain_deadline_ends_with_an_error_that_names_th
     async with running(decode) as client:
         body = ask(stream=True)
         async with client.session.post(client.url + "/v1/completions", json=body) as response:
-            await half_said(client)
+            await half_sent(client)
             await join(client, new)
             await replace(client, decode)
             events = [line for line in (await response.text()).split("\n\n") if line]
@@ -254,7 +254,7 @@ async def test_before_the_drain_deadline_a_request_finishes_on_its_node(
     decode.script.token_s = 0.03
     async with running(decode) as client:
         answer = completing(client)
-        await half_said(client)
+        await half_sent(client)
         await join(client, new)
         await replace(client, decode, leaving=False)
         assert text(await answer) == REPLY

@@ -51,7 +51,7 @@ def records(client: Any) -> list[Any]:
     return [request.record for request in client.router.dispatcher.in_flight.values()]
 
 
-async def half_said(client: Any) -> None:
+async def half_sent(client: Any) -> None:
     """Wait until the router has everything that a node sends before it falls silent mid-reply."""
     half = list(REPLY.encode()[: len(REPLY) // 2])
     await until(lambda: any(all(ids == half for ids in r.outputs) for r in records(client)))
