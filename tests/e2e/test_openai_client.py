@@ -1,4 +1,4 @@
-"""The official client against a disaggregated pool with a real model."""
+"""The official OpenAI client against a disaggregated pool with a real model."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ def pool(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
 
 @pytest.fixture
 def client(pool: Pool) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as api:
+        yield api
 
 
-def test_the_model_is_listed(client: openai.OpenAI) -> None:
+def test_the_served_model_is_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-def test_a_chat_answer_has_text_usage_and_a_finish_reason(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
+def test_a_chat_completion_has_text_usage_and_a_finish_reason(client: openai.OpenAI) -> None:
+    completion = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_completion_tokens=12, temperature=0
     )
-    [choice] = answer.choices
+    [choice] = completion.choices
     assert choice.message.role == "assistant"
     assert choice.message.content
     assert choice.finish_reason in ("stop", "length")
-    assert answer.usage is not None
-    assert 0 < answer.usage.completion_tokens <= 12
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert completion.usage is not None
+    assert 0 < completion.usage.completion_tokens <= 12
+    assert (
+        completion.usage.total_tokens
+        == completion.usage.prompt_tokens + completion.usage.completion_tokens
+    )
 
 
-def test_the_streamed_text_is_the_whole_text(client: openai.OpenAI) -> None:
+def test_streamed_text_equals_unstreamed_text(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=40, temperature=0, seed=3
     )
@@ -76,8 +79,8 @@ def test_the_streamed_text_is_the_whole_text(client: openai.OpenAI) -> None:
     )
 
 
-def test_two_choices_of_a_completion_differ_and_stream_apart(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {
+def test_two_choices_of_a_completion_differ_and_stream_separately(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {
         "model": "tiny",
         "prompt": PROMPT,
         "n": 2,
@@ -85,110 +88,114 @@ def test_two_choices_of_a_completion_differ_and_stream_apart(client: openai.Open
         "temperature": 1.0,
         "seed": 5,
     }
-    whole = client.completions.create(**asked)
+    whole = client.completions.create(**fields)
     texts = {choice.index: choice.text for choice in whole.choices}
     assert sorted(texts) == [0, 1]
     assert texts[0] != texts[1]
     streamed = {0: "", 1: ""}
-    for event in client.completions.create(**asked, stream=True):
+    for event in client.completions.create(**fields, stream=True):
         for choice in event.choices:
             streamed[choice.index] += choice.text
     assert streamed == texts
 
 
-def test_logprobs_name_the_sampled_token_among_the_likeliest(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
+def test_chat_logprobs_include_the_sampled_token_among_the_top_tokens(
+    client: openai.OpenAI,
+) -> None:
+    completion = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=3
     )
-    logprobs = answer.choices[0].logprobs
+    logprobs = completion.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
-    assert answer.usage is not None
-    assert len(logprobs.content) == answer.usage.completion_tokens
+    assert completion.usage is not None
+    assert len(logprobs.content) == completion.usage.completion_tokens
     for position in logprobs.content:
         assert len(position.top_logprobs) == 3
         assert position.top_logprobs[0].logprob == pytest.approx(position.logprob)
         assert position.logprob <= 0
 
 
-def test_a_prompts_logprobs_are_those_its_tokens_were_said_with(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "logprobs": 0, "temperature": 0}
+def test_echoed_prompt_logprobs_equal_those_of_the_generated_tokens(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "logprobs": 0, "temperature": 0}
     extra = {"return_token_ids": True, "ignore_eos": True}
-    [said] = client.completions.create(
-        prompt=PROMPT, max_tokens=12, extra_body=extra, **asked
+    [generated] = client.completions.create(
+        prompt=PROMPT, max_tokens=12, extra_body=extra, **fields
     ).choices
-    told: Any = said
-    whole = [*told.prompt_token_ids, *told.token_ids]
-    answer = client.completions.create(prompt=whole, max_tokens=0, echo=True, **asked)
-    scores = answer.choices[0].logprobs
+    ids: Any = generated
+    whole = [*ids.prompt_token_ids, *ids.token_ids]
+    completion = client.completions.create(prompt=whole, max_tokens=0, echo=True, **fields)
+    scores = completion.choices[0].logprobs
     assert scores is not None
     assert scores.token_logprobs is not None
-    assert said.logprobs is not None
+    assert generated.logprobs is not None
     assert len(scores.token_logprobs) == len(whole)
-    assert scores.token_logprobs[-12:] == pytest.approx(said.logprobs.token_logprobs, abs=1e-4)
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens == 0
+    assert scores.token_logprobs[-12:] == pytest.approx(generated.logprobs.token_logprobs, abs=1e-4)
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 0
 
 
-def test_a_bad_words_token_is_not_said(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+def test_the_token_of_a_bad_word_is_not_generated(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
     extra: dict[str, Any] = {"return_token_ids": True, "logprobs": 0}
-    free: Any = client.completions.create(**asked, extra_body=extra).choices[0]
-    said = list(zip(free.token_ids, free.logprobs.tokens, strict=True))
-    token, text = next(one for one in said if len(one[1].strip()) > 1 and one[1].strip().isalpha())
+    free: Any = client.completions.create(**fields, extra_body=extra).choices[0]
+    tokens = zip(free.token_ids, free.logprobs.tokens, strict=True)
+    token, text = next(
+        (id, text) for id, text in tokens if len(text.strip()) > 1 and text.strip().isalpha()
+    )
     extra["bad_words"] = [text.strip()]
-    cut: Any = client.completions.create(**asked, extra_body=extra).choices[0]
+    cut: Any = client.completions.create(**fields, extra_body=extra).choices[0]
     place = free.token_ids.index(token)
     assert cut.token_ids[:place] == free.token_ids[:place]
     assert token not in cut.token_ids
 
 
-def test_a_bias_of_a_hundred_forces_a_token(client: openai.OpenAI) -> None:
-    answer: Any = client.completions.create(
+def test_a_logit_bias_of_100_forces_a_token(client: openai.OpenAI) -> None:
+    completion: Any = client.completions.create(
         model="tiny",
         prompt=PROMPT,
         max_tokens=6,
         logit_bias={"40": 100},
         extra_body={"return_token_ids": True},
     )
-    assert answer.choices[0].token_ids == [40] * 6
+    assert completion.choices[0].token_ids == [40] * 6
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
-    free = client.completions.create(**asked)
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
+    free = client.completions.create(**fields)
     text = free.choices[0].text
     stop = text[len(text) // 2 : len(text) // 2 + 2]
-    cut = client.completions.create(**asked, stop=[stop])
+    cut = client.completions.create(**fields, stop=[stop])
     assert cut.choices[0].text == text[: text.index(stop)]
     assert cut.choices[0].finish_reason == "stop"
     assert cut.usage.completion_tokens <= free.usage.completion_tokens
 
 
 def test_a_prompt_that_is_too_long_is_a_bad_request(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="1024") as caught:
+    with pytest.raises(openai.BadRequestError, match="1024") as error:
         client.completions.create(model="tiny", prompt=[5] * 1100, max_tokens=4)
-    assert caught.value.code == "context_length_exceeded"
+    assert error.value.code == "context_length_exceeded"
 
 
-def test_an_unknown_model_is_not_found_by_name(client: openai.OpenAI) -> None:
+def test_the_error_for_an_unknown_model_names_it(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="gpt-17"):
         client.chat.completions.create(model="gpt-17", messages=MESSAGES)
 
 
-def test_a_wrong_field_is_named_with_its_value(client: openai.OpenAI) -> None:
+def test_the_error_for_an_invalid_field_names_it_with_its_value(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"top_p.*1\.5"):
         client.completions.create(model="tiny", prompt=PROMPT, top_p=1.5)
 
 
-def test_malformed_json_is_a_bad_request_in_openais_shape(pool: Pool) -> None:
-    answer = exchange(pool.url, "/v1/chat/completions", b'{"messages": [')
-    assert answer.status == 400
-    assert answer.body["error"]["type"] == "invalid_request_error"
-    assert answer.body["error"]["message"]
+def test_malformed_json_is_a_bad_request_with_an_openai_error(pool: Pool) -> None:
+    response = exchange(pool.url, "/v1/chat/completions", b'{"messages": [')
+    assert response.status == 400
+    assert response.body["error"]["type"] == "invalid_request_error"
+    assert response.body["error"]["message"]
 
 
-def test_the_answers_came_from_both_nodes(pool: Pool, client: openai.OpenAI) -> None:
+def test_requests_use_both_nodes(pool: Pool, client: openai.OpenAI) -> None:
     raw = client.completions.with_raw_response.create(model="tiny", prompt=PROMPT, max_tokens=4)
     assert "prefill-0" in raw.headers["x-baton-placement"]
     assert "decode-0" in raw.headers["x-baton-placement"]

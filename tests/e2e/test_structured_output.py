@@ -1,5 +1,5 @@
-"""Answers that match a schema, a regex or a grammar, through the official client and a
-disaggregated pool: each request is handed off after its first token."""
+"""Outputs that match a schema, a regex or a grammar, through the official client and a
+disaggregated pool. Each request is handed off after its first token."""
 
 from __future__ import annotations
 
@@ -72,26 +72,26 @@ def client() -> Iterator[openai.OpenAI]:
     flags = ["--engine", "sim", "--prefill", "1", "--decode", "1", "--sim-eos-every", "5"]
     with (
         Pool([*flags, "--handoff", "always", "--chunk-blocks", "1"]) as pool,
-        openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as made,
+        openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as api,
     ):
-        yield made
+        yield api
 
 
-def ask(client: openai.OpenAI, endpoint: str, **fields: Any) -> list[tuple[str, str]]:
-    """Text and finish reason of each choice."""
+def generate(client: openai.OpenAI, endpoint: str, **fields: Any) -> list[tuple[str, str]]:
+    """The text and the finish reason of each choice."""
     create: Any = client.completions.create
     prompt: dict[str, Any] = {"prompt": PROMPT}
     if endpoint.startswith("chat"):
         create = client.chat.completions.create
         prompt = {"messages": [{"role": "user", "content": PROMPT}]}
     stream = endpoint.endswith("stream")
-    answer = create(model="sim", stream=stream, **prompt, extra_body=fields)
+    response = create(model="sim", stream=stream, **prompt, extra_body=fields)
     texts: dict[int, str] = {}
     finishes: dict[int, str] = {}
-    for part in answer if stream else [answer]:
+    for part in response if stream else [response]:
         for choice in part.choices:
-            shown = getattr(choice, "delta" if stream else "message", None)
-            text = choice.text if shown is None else shown.content
+            message = getattr(choice, "delta" if stream else "message", None)
+            text = choice.text if message is None else message.content
             texts[choice.index] = texts.get(choice.index, "") + (text or "")
             if choice.finish_reason:
                 finishes[choice.index] = choice.finish_reason
@@ -100,31 +100,33 @@ def ask(client: openai.OpenAI, endpoint: str, **fields: Any) -> list[tuple[str, 
 
 @pytest.mark.parametrize("endpoint", ["chat", "chat-stream", "completions", "completions-stream"])
 @pytest.mark.parametrize("case", CASES)
-def test_an_answer_matches(client: openai.OpenAI, case: str, endpoint: str) -> None:
+def test_output_matches_its_constraint_on_each_endpoint(
+    client: openai.OpenAI, case: str, endpoint: str
+) -> None:
     fields, check = CASES[case]
-    found = ask(client, endpoint, n=2, temperature=1.0, seed=4, max_tokens=120, **fields)
-    assert len(found) == 2
-    for text, finish in found:
+    outputs = generate(client, endpoint, n=2, temperature=1.0, seed=4, max_tokens=120, **fields)
+    assert len(outputs) == 2
+    for text, finish in outputs:
         if finish == "stop":
             check(text)
-        else:  # cut: what it would have become cannot be seen from its text alone
+        else:  # cut off by max_tokens, so the text alone cannot be checked
             assert finish == "length"
             assert case in ("json_object", "structural_tag"), text
 
 
-def test_a_model_of_the_client_is_parsed(client: openai.OpenAI) -> None:
-    """The client makes the schema, and an object of the answer."""
+def test_the_client_parses_the_output_into_its_own_model(client: openai.OpenAI) -> None:
+    """The client sends the model's schema, and parses the output into an object."""
 
     class Order(pydantic.BaseModel):
         pieces: int
         express: bool
 
-    answer = client.chat.completions.parse(
+    response = client.chat.completions.parse(
         model="sim",
         messages=[{"role": "user", "content": PROMPT}],
         response_format=Order,
         max_tokens=120,
         temperature=0,
     )
-    parsed = answer.choices[0].message.parsed
+    parsed = response.choices[0].message.parsed
     assert isinstance(parsed, Order)

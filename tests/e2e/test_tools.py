@@ -1,5 +1,5 @@
-"""Calls that are asked for, and reasoning, through the official client and a disaggregated pool
-whose template shows both: each request is handed off after its first token."""
+"""Tool calls and reasoning through the official client and a disaggregated pool, whose chat
+template has both. Each request is handed off after its first token."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ CONTENT = {"type": "json_schema", "json_schema": {"name": "light", "schema": FLA
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    made = byte_artifacts()
-    backend = Backend.from_buffer(made[TOKENIZER])
+    artifacts = byte_artifacts()
+    backend = Backend.from_buffer(artifacts[TOKENIZER])
     backend.add_tokens([AddedToken(text, special=False) for text in MARKERS])
-    more = {TOKENIZER: backend.to_str().encode(), CHAT_TEMPLATE: TEMPLATE.encode()}
-    folder = write_artifacts(made | more, tmp_path_factory.mktemp("thinking"))
+    changes = {TOKENIZER: backend.to_str().encode(), CHAT_TEMPLATE: TEMPLATE.encode()}
+    folder = write_artifacts(artifacts | changes, tmp_path_factory.mktemp("thinking"))
     flags = ["--engine", "sim", "--model", str(folder), "--sim-eos-every", "5"]
     with (
         Pool([*flags, *HANDING_OFF]) as pool,
@@ -65,10 +65,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
         yield api
 
 
-def ask(client: openai.OpenAI, stream: bool, **fields: Any) -> list[Any]:
-    """The choices; of a stream, as OpenAI's own client puts them together."""
+def chat(client: openai.OpenAI, stream: bool, **fields: Any) -> list[Any]:
+    """The choices of a chat completion. OpenAI's client puts the choices of a stream together."""
     model = client.models.list().data[0].id
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
         "max_tokens": 300,
@@ -77,8 +77,8 @@ def ask(client: openai.OpenAI, stream: bool, **fields: Any) -> list[Any]:
         **fields,
     }
     if not stream:
-        return list(client.chat.completions.create(**asked).choices)
-    with client.chat.completions.stream(**asked) as events:
+        return list(client.chat.completions.create(**body).choices)
+    with client.chat.completions.stream(**body) as events:
         return list(events.get_final_completion().choices)
 
 
@@ -90,15 +90,15 @@ def calls_of(choice: Any) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("stream", "parallel"), [(False, True), (False, False), (True, False)])
-def test_required_calls_are_made_behind_reasoning_and_match_their_schemas(
+def test_required_calls_follow_reasoning_and_match_their_schemas(
     client: openai.OpenAI, stream: bool, parallel: bool
 ) -> None:
-    asked: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel}
-    choices = ask(client, stream, n=3, **asked)
+    fields: Any = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": parallel}
+    choices = chat(client, stream, n=3, **fields)
     assert len(choices) == 3
     for choice in choices:
         if parallel and choice.finish_reason == "length":
-            continue  # one call after the other
+            continue  # parallel calls may go on until max_tokens
         assert choice.finish_reason == "tool_calls"
         assert not choice.message.content
         assert choice.message.reasoning_content
@@ -110,7 +110,7 @@ def test_required_calls_are_made_behind_reasoning_and_match_their_schemas(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_named_function_is_called_once(client: openai.OpenAI, stream: bool) -> None:
-    [choice] = ask(client, stream, tools=TOOLS, tool_choice=LIGHT)
+    [choice] = chat(client, stream, tools=TOOLS, tool_choice=LIGHT)
     assert choice.finish_reason == "stop"
     [(name, arguments)] = calls_of(choice)
     assert name == "light"
@@ -118,45 +118,45 @@ def test_a_named_function_is_called_once(client: openai.OpenAI, stream: bool) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_wants_no_call_gets_none(client: openai.OpenAI, stream: bool) -> None:
-    [choice] = ask(client, stream, tools=TOOLS, tool_choice="none")
+def test_with_tool_choice_none_no_tool_is_called(client: openai.OpenAI, stream: bool) -> None:
+    [choice] = chat(client, stream, tools=TOOLS, tool_choice="none")
     assert choice.finish_reason == "stop"
     assert not choice.message.tool_calls
     assert choice.message.content or choice.message.reasoning_content
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_content_that_must_match_comes_behind_reasoning(
+def test_structured_content_follows_reasoning_and_matches_its_schema(
     client: openai.OpenAI, stream: bool
 ) -> None:
-    [choice] = ask(client, stream, response_format=CONTENT)
+    [choice] = chat(client, stream, response_format=CONTENT)
     assert choice.finish_reason == "stop"
     assert choice.message.reasoning_content
     jsonschema_rs.validate(FLAG, json.loads(choice.message.content))
 
 
-def test_reasoning_is_counted_told_and_left_out_as_asked(client: openai.OpenAI) -> None:
+def test_reasoning_is_counted_returned_hidden_or_disabled_on_request(client: openai.OpenAI) -> None:
     model = client.models.list().data[0].id
     body: Any = {
         **{"model": model, "messages": [{"role": "user", "content": PROMPT}]},
         **{"seed": 4, "max_tokens": 20},
     }
-    # Nothing ends it: random text hardly ever says the marker.
-    answer = client.chat.completions.create(**body, extra_body={"ignore_eos": True})
-    [choice] = answer.choices
+    # The reasoning never ends, because random text hardly ever contains the closing marker.
+    completion = client.chat.completions.create(**body, extra_body={"ignore_eos": True})
+    [choice] = completion.choices
     assert (choice.finish_reason, choice.message.content) == ("length", None)
     assert choice.message.model_extra is not None
     assert choice.message.model_extra["reasoning"]
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens_details is not None
-    # White space at either end is not reasoning.
-    assert 15 <= (answer.usage.completion_tokens_details.reasoning_tokens or 0) <= 20
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens_details is not None
+    # Whitespace at either end does not count as reasoning.
+    assert 15 <= (completion.usage.completion_tokens_details.reasoning_tokens or 0) <= 20
     [hidden] = client.chat.completions.create(
         **body, extra_body={"ignore_eos": True, "include_reasoning": False}
     ).choices
     assert hidden.message.model_extra is not None
     assert not hidden.message.model_extra.get("reasoning")
-    # The template closes the reasoning, so all is content.
+    # The template closes the reasoning, so the whole output is content.
     [off] = client.chat.completions.create(
         **body, extra_body={"ignore_eos": True}, reasoning_effort="none"
     ).choices
