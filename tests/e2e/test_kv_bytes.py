@@ -1,12 +1,12 @@
-"""Every page's bytes go prefill-gather -> Redis -> decode-scatter, and no other byte changes.
+"""KV bytes from a prefill node through Redis to a decode node: every page arrives unchanged, and no
+other byte changes.
 
-Real engines' memory (tiny models on torch, and the simulated one), a real index and two real data
-servers. Torch's pages on a CPU, in one shard, are sent from and received into as they lie; all
-others go through staging buffers. One node computes prompts of odd lengths and publishes them;
-another fetches each second chunk; then both end, and two others of new epochs, with pools of other
-sizes and other blocks in use, fetch everything. After each fetch the whole pool is compared with
-what it has to be: the source's bytes in the pages fetched, and in all others the noise that was
-there before.
+The tests use the memory of real engines (tiny models on torch, and the simulated engine), a real
+index and two real data servers. Torch pages on a CPU without head shards are sent and received in
+place. All others go through staging buffers. One node computes prompts of odd lengths and publishes
+them, and another fetches every second chunk. Then both end, and two nodes with new epochs, other
+pool sizes and other blocks in use fetch all chunks. After each fetch, the whole pool must have the
+source's bytes in the fetched pages and unchanged noise in all other pages.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from tests.support.stores.kvstore import plain_client
 
 BLOCK, CHUNK_BLOCKS = 16, 3
 CHUNK = BLOCK * CHUNK_BLOCKS
-# Less than a chunk; one more, one less than some; an odd number of them; long, with an odd tail.
+# In tokens: around one chunk, one less than two chunks, three chunks and a tail, and long prompts
+# with odd tails.
 LENGTHS = (CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 3 * CHUNK + 5, 333, 601)
-WARM = 5 * BLOCK + 3  # a request that has other blocks in use first
+WARM = 5 * BLOCK + 3  # length of a request that occupies other blocks first
 BLOCKS = 150
-FIRST_ID, END_ID = 32, 127  # both engines' vocabularies have them
+FIRST_ID, END_ID = 32, 127  # ids that are in both engines' vocabularies
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-# Make an engine of this many blocks.
-Build = Callable[[int], EngineCore]
+Build = Callable[[int], EngineCore]  # number of blocks -> engine
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`model` "" is the simulated engine with `heads` KV heads."""
+    """One engine and KV layout. `model` "" is the simulated engine. `heads` is its number of KV
+    heads."""
 
     model: str
     heads: int
@@ -60,7 +61,8 @@ class Shape:
         return f"{self.model or 'sim'}-{self.dtype}-{self.shards}-{self.device}"
 
 
-# Query heads per KV head 1, 2, 4 and 2; head_dim 16, 16, 24 and 32.
+# (model, KV heads). The torch models have 1, 2, 4 and 2 query heads per KV head, and head_dim 16,
+# 16, 24 and 32.
 MODELS = (("llama-gqa1", 4), ("llama-gqa2-tied", 2), ("llama-gqa4", 1), ("qwen3-gqa2", 2), ("", 4))
 SHAPES = [
     Shape(model, heads, dtype, shards)
@@ -112,7 +114,7 @@ def builder(shape: Shape, tiny_model: Callable[[str], Path]) -> Build:
 
 
 def request_of(name: str, length: int) -> Request:
-    """The same ids for the same length and name."""
+    """A request whose ids depend only on its name and length."""
     rng = random.Random(f"{name}/{length}")
     ids = [rng.randrange(FIRST_ID, END_ID) for _ in range(length)]
     return make_request(f"{name}-{length}", ids, GREEDY)
@@ -124,21 +126,24 @@ def requests_of(shape: Shape) -> list[Request]:
 
 @dataclass
 class Source:
-    """What a prompt's chunks were, page by page, on the node that computed it."""
+    """The pages of a prompt's chunks on the node that computed it, the generated ids, and the data
+    servers that hold the chunks."""
 
     chunks: list[Pages]
-    said: list[int]
-    servers: set[int]  # that hold them
+    output: list[int]
+    servers: set[int]
 
 
-def published(end: End, request: Request, store: EmbeddedStore) -> Source:
-    """Compute, publish, destroy the source as soon as that is allowed, and look at what the data
-    servers hold: of each shard its heads of each page."""
-    reservation, said = end.compute(request)
+def publish(end: End, request: Request, store: EmbeddedStore) -> Source:
+    """Compute and publish a prompt, overwrite the source's memory as soon as that is allowed, and
+    check the data servers' values: for each shard, its heads of each page."""
+    reservation, output = end.compute(request)
     before = dump(end.engine.memory)
     refs = end.refs(reservation)
     chunks = [before[list(end.pages_of(reservation, ref.index))] for ref in refs]
-    assert all(len(np.unique(chunk)) > 1 for chunk in chunks), "there is nothing to compare"
+    assert all(len(np.unique(chunk)) > 1 for chunk in chunks), (
+        "a chunk with one value only proves nothing"
+    )
     markers = end.publish(reservation, gone=lambda: flood(end.engine.memory, seed=1))
     for ref, marker, chunk in zip(refs, markers, chunks, strict=True):
         with plain_client(store.data_urls[marker.instance]) as client:
@@ -147,18 +152,19 @@ def published(end: End, request: Request, store: EmbeddedStore) -> Source:
                 assert isinstance(value, bytes)
                 assert value[VALUE_HEADER_BYTES:] == heads_of(chunk, end.layout, shard)
     end.engine.release(reservation)
-    return Source(chunks, said, {marker.instance for marker in markers})
+    return Source(chunks, output, {marker.instance for marker in markers})
 
 
 def heads_of(pages: Pages, layout: KVLayout, shard: int) -> bytes:
-    """`[block][layer][K,V][head of the shard][token][dim]` of whole pages."""
+    """The bytes `[block][layer][K,V][head of the shard][token][dim]`, cut from whole pages."""
     each = layout.num_kv_heads // layout.kv_shards
     whole = pages.reshape(len(pages), layout.num_layers, 2, layout.num_kv_heads, -1)
     return whole[:, :, :, shard * each : (shard + 1) * each].tobytes()
 
 
-def fetched(end: End, request: Request, source: Source, step: int) -> Reservation:
-    """Fetch each `step`-th chunk of a prompt among noise, and compare the whole pool."""
+def fetch_and_compare(end: End, request: Request, source: Source, step: int) -> Reservation:
+    """Fetch every `step`-th chunk of a prompt into a pool full of noise, and compare the whole
+    pool."""
     reservation = end.reserve(request)
     assert reservation.cached == 0
     markers = end.look_up(reservation)
@@ -174,7 +180,7 @@ def fetched(end: End, request: Request, source: Source, step: int) -> Reservatio
 
 def assert_equal(pages: Pages, expected: Pages) -> None:
     wrong = np.flatnonzero((pages != expected).any(axis=1))
-    assert wrong.tolist() == [], "these pages are not as they have to be"
+    assert wrong.tolist() == [], "these pages have wrong bytes"
 
 
 def round_trip(shape: Shape, store: EmbeddedStore, build: Build) -> None:
@@ -183,35 +189,35 @@ def round_trip(shape: Shape, store: EmbeddedStore, build: Build) -> None:
         End(store, "prefill", f"{shape} 1", build(BLOCKS)) as prefill,
         End(store, "decode", f"{shape} 1", build(BLOCKS)) as decode,
     ):
-        sources = [published(prefill, request, store) for request in requests]
+        sources = [publish(prefill, request, store) for request in requests]
         for end in (prefill, decode):
-            lies = end.engine.memory.views([BlockId(1)]) is not None
-            assert lies == bool(shape.model and shape.shards == 1 and shape.device == "cpu")
+            in_place = end.engine.memory.views([BlockId(1)]) is not None
+            assert in_place == bool(shape.model and shape.shards == 1 and shape.device == "cpu")
         assert set[int]().union(*(source.servers for source in sources)) == {0, 1}
         for request, source in zip(requests, sources, strict=True):
-            decode.engine.release(fetched(decode, request, source, step=2))
-        places = {request.id: decode.reserve(request).blocks for request in requests[:2]}
-    # What was published outlives both. The new ones' pages are others.
+            decode.engine.release(fetch_and_compare(decode, request, source, step=2))
+        old_blocks = {request.id: decode.reserve(request).blocks for request in requests[:2]}
+    # The chunks outlive both nodes. The new nodes have other blocks for them.
     for name, blocks in (("decode", BLOCKS + 7), ("prefill", BLOCKS - 30)):
         with End(store, name, f"{shape} 2", build(blocks)) as end:
             warm, _ = end.compute(request_of("warm", WARM))
             for request, source in zip(requests, sources, strict=True):
-                reservation = fetched(end, request, source, step=1)
-                assert reservation.blocks != places.get(request.id)
+                reservation = fetch_and_compare(end, request, source, step=1)
+                assert reservation.blocks != old_blocks.get(request.id)
                 end.engine.release(reservation)
             end.engine.release(warm)
             end.engine.check_integrity()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_page_arrives_as_it_was_and_no_other_is_touched(
+def test_every_page_arrives_unchanged_and_no_other_page_changes(
     shape: Shape, store: EmbeddedStore, tiny_model: Callable[[str], Path]
 ) -> None:
     round_trip(shape, store, builder(shape, tiny_model))
 
 
 @pytest.mark.parametrize("shape", ON_CUDA)
-def test_every_page_arrives_as_it_was_on_a_gpu(
+def test_every_page_arrives_unchanged_on_a_gpu(
     shape: Shape, store: EmbeddedStore, tiny_model: Callable[[str], Path]
 ) -> None:
     round_trip(shape, store, builder(shape, tiny_model))
@@ -219,15 +225,15 @@ def test_every_page_arrives_as_it_was_on_a_gpu(
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("model", ["llama-gqa1", ""])
-def test_pages_that_are_there_already_are_left_out_of_a_fetch(
+def test_a_fetch_does_not_write_blocks_that_are_already_cached(
     model: str, shards: int, store: EmbeddedStore, tiny_model: Callable[[str], Path]
 ) -> None:
-    """Of a chunk whose leading blocks are cached only the others are written."""
+    """The leading blocks of the chunk are cached, so the fetch writes only the last block."""
     shape = Shape(model, 4, "float32", shards)
     build = builder(shape, tiny_model)
     request = request_of("part", CHUNK)
     with End(store, "prefill", "part 1", build(BLOCKS)) as prefill:
-        source = published(prefill, request, store)
+        source = publish(prefill, request, store)
     with End(store, "decode", "part 1", build(BLOCKS)) as decode:
         reservation = decode.reserve(request)
         markers = decode.look_up(reservation)
@@ -235,25 +241,25 @@ def test_pages_that_are_there_already_are_left_out_of_a_fetch(
         expected = dump(decode.engine.memory)
         last = reservation.blocks[CHUNK_BLOCKS - 1]
         expected[last] = source.chunks[0][-1]
-        places = [*[PADDING] * (CHUNK_BLOCKS - 1), last]
-        decode.fetch(reservation, markers, [0], into=lambda chunk: places)
+        targets = [*[PADDING] * (CHUNK_BLOCKS - 1), last]
+        decode.fetch(reservation, markers, [0], into=lambda chunk: targets)
         assert_equal(dump(decode.engine.memory), expected)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_node_that_fetched_goes_on_as_the_one_that_computed(
+def test_a_node_with_fetched_chunks_generates_the_same_ids_as_the_source(
     shards: int, store: EmbeddedStore
 ) -> None:
-    """On the simulated engine, whose next token depends on every byte; with a hole, too."""
+    """The simulated engine's ids depend on every byte. Some cases have holes between the chunks."""
     build = builder(Shape("", 4, "float32", shards), lambda name: Path())
-    request = request_of("goes on", 3 * CHUNK + 5)
-    with End(store, "prefill", "goes on 1", build(BLOCKS)) as prefill:
-        source = published(prefill, request, store)
+    request = request_of("continues", 3 * CHUNK + 5)
+    with End(store, "prefill", "continues 1", build(BLOCKS)) as prefill:
+        source = publish(prefill, request, store)
     for chunks in ([0, 1, 2], [0, 2], [1], []):
-        with End(store, "decode", f"goes on {chunks}", build(BLOCKS)) as decode:
+        with End(store, "decode", f"continues {chunks}", build(BLOCKS)) as decode:
             reservation = decode.reserve(request)
             flood(decode.engine.memory, seed=4)
             decode.fetch(reservation, decode.look_up(reservation), chunks)
             landed = [(chunk * CHUNK_BLOCKS, (chunk + 1) * CHUNK_BLOCKS) for chunk in chunks]
             decode.engine.submit(request, reservation=reservation, landed=landed)
-            assert decode.run() == source.said
+            assert decode.run() == source.output

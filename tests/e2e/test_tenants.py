@@ -1,4 +1,5 @@
-"""Tenants over several nodes and a store: what one computed serves no other, unless they share."""
+"""Tenants in a pool with several nodes and a store: a tenant reuses the KV of another only if the
+pool shares."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ SECRET = "known to this test, and to no client"
 ADMIN = "the-admins-key"
 TOKENS = 200
 OWNER = "t0"
-OTHERS = 5  # how many more tenants ask: more than there are nodes
-# Of who computes prompts: each says that something was there already.
+OTHERS = 5  # number of other tenants, more than there are nodes
+# Counters of the nodes that compute prompts. Each increases with a cache hit.
 HITS = (
     "cached_prompt_tokens_total",
     "fetched_prompt_tokens_total",
@@ -35,14 +36,14 @@ HITS = (
 )
 SIM = ("--engine", "sim", "--sim-prefill-ms-per-token", "0.2")
 TORCH = ("--dtype", "float32", "--threads", "1", "--kv-blocks", "800")
-# Nodes that publish what they computed as they go, and pairs of nodes that hand over.
+# Decode nodes that write their chunks behind, and prefill and decode nodes with hand-offs.
 WHOLE = ("--prefill", "0", "--decode", "3", "--write-behind-bandwidth", "1GiB")
 PAIRS = ("--prefill", "2", "--decode", "2", "--handoff", "always")
 LAYOUTS = {"whole": (WHOLE, "decode"), "pairs": (PAIRS, "prefill")}
 
 
 def prompt_of(seed: int) -> list[int]:
-    """Ids that the byte tokenizer knows too."""
+    """Ids that are also in the byte tokenizer's vocabulary."""
     return [token % 250 for token in ids_of(TOKENS, seed=seed)]
 
 
@@ -51,8 +52,8 @@ def key_of(tenant: str) -> str:
 
 
 class Service:
-    """A pool with TENANTS tenants, OWNER and `fresh()` ones; `computing` is the role of the nodes
-    that compute prompts."""
+    """A pool with TENANTS tenants: OWNER, and unused ones from `fresh()`. `computing` is the role
+    of the nodes that compute prompts."""
 
     def __init__(self, pool: Pool, computing: str) -> None:
         self.pool = pool
@@ -60,7 +61,7 @@ class Service:
         self._numbers = itertools.count(1)
 
     def fresh(self) -> str:
-        """A tenant that has never asked."""
+        """A tenant that has not sent a request yet."""
         number = next(self._numbers)
         assert number < TENANTS
         return f"t{number}"
@@ -73,66 +74,67 @@ class Service:
         headers: dict[str, str] | None = None,
         path: str = COMPLETIONS,
     ) -> tuple[Answer, float]:
-        """The answer, and after how many milliseconds its one token came."""
+        """Send a request for one token. Returns the response and its duration in milliseconds."""
         body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
         key = {"authorization": f"Bearer {key_of(tenant)}"}
-        began = time.perf_counter()
-        answer = exchange(self.pool.url, path, body | (fields or {}), key | (headers or {}))
-        return answer, 1000 * (time.perf_counter() - began)
+        started = time.perf_counter()
+        response = exchange(self.pool.url, path, body | (fields or {}), key | (headers or {}))
+        return response, 1000 * (time.perf_counter() - started)
 
     def counters(self) -> Json:
-        """Those in HITS, of the nodes that compute prompts, and what all have published."""
-        published = self.pool.totals()["published_chunks_total"]  # waits until all is told
+        """The HITS of the nodes that compute prompts, and the published chunks of all nodes."""
+        # totals() waits until all nodes have reported.
+        published = self.pool.totals()["published_chunks_total"]
         nodes = [one for one in self.pool.pool()["nodes"] if one["role"] == self._computing]
-        told = {name: sum(node["load"][name] for node in nodes) for name in HITS}
-        return told | {"published_chunks_total": published}
+        totals = {name: sum(node["load"][name] for node in nodes) for name in HITS}
+        return totals | {"published_chunks_total": published}
 
 
 def hits(counters: Json) -> Json:
     return {name: counters[name] for name in HITS}
 
 
-def cached(answer: Answer) -> int:
-    assert answer.status == 200, answer.body
-    tokens: int = answer.body["usage"]["prompt_tokens_details"]["cached_tokens"]
+def cached(response: Answer) -> int:
+    assert response.status == 200, response.body
+    tokens: int = response.body["usage"]["prompt_tokens_details"]["cached_tokens"]
     return tokens
 
 
-def is_all_new(answer: Answer) -> bool:
-    """To who computed it, and to the router's prediction before."""
-    placement = answer.headers["x-baton-placement"]
+def is_all_new(response: Answer) -> bool:
+    """Whether the node used no cached token, and the router predicted none."""
+    placement = response.headers["x-baton-placement"]
     predicted = (
         f"uncached {TOKENS} of {TOKENS} tokens" in placement and "store has" not in placement
     )
-    return cached(answer) == 0 and predicted
+    return cached(response) == 0 and predicted
 
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pool]:
-    """`serve(sharing, flags)`: a pool that is not started yet."""
+    """`serve(sharing, flags)` makes a pool, which the caller starts."""
     path = tmp_path_factory.mktemp("tenants") / "keys"
     names = [f"t{number}" for number in range(TENANTS)]
     path.write_text("".join(f"{name} {key_of(name)}\n" for name in names))
 
-    def made(sharing: str, *flags: str) -> Pool:
-        words = (*flags, "--fetch", "always", "--chunk-blocks", "1")
-        words += ("--api-keys", str(path), "--sharing", sharing)
+    def make_pool(sharing: str, *flags: str) -> Pool:
+        arguments = (*flags, "--fetch", "always", "--chunk-blocks", "1")
+        arguments += ("--api-keys", str(path), "--sharing", sharing)
         secrets = {"BATON_TENANT_SECRET": SECRET, "BATON_ADMIN_KEY": ADMIN}
-        return Pool(words, environment=secrets)
+        return Pool(arguments, environment=secrets)
 
-    return made
+    return make_pool
 
 
 @pytest.fixture(
     scope="module",
     params=["sim whole", "sim pairs", pytest.param("torch pairs", marks=pytest.mark.long)],
 )
-def apart(
+def isolated(
     request: pytest.FixtureRequest,
     serve: Callable[..., Pool],
     tiny_model: Callable[[str], Path],
 ) -> Iterator[Service]:
-    """Tenants that share nothing."""
+    """A pool whose tenants do not share KV."""
     engine, layout = request.param.split()
     flags = SIM if engine == "sim" else (*TORCH, "--model", str(tiny_model("llama-gqa4")))
     roles, computing = LAYOUTS[layout]
@@ -140,38 +142,38 @@ def apart(
         yield Service(pool, computing)
 
 
-def test_no_counter_counts_a_hit_across_tenants_and_one_tenant_hits(
-    apart: Service, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+def test_a_tenant_hits_only_its_own_cached_blocks(
+    isolated: Service, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
     prompt = prompt_of(seed=61)
-    start = apart.counters()
-    first, first_ms = apart.send(OWNER, prompt)
+    start = isolated.counters()
+    first, first_ms = isolated.send(OWNER, prompt)
     assert is_all_new(first), first.headers
-    before = apart.counters()
+    before = isolated.counters()
     assert before["published_chunks_total"] - start["published_chunks_total"] == TOKENS // 16
     assert hits(before) == hits(start)
-    others = [apart.send(apart.fresh(), prompt) for _ in range(OTHERS)]
-    for answer, _ in others:
-        assert is_all_new(answer), (answer.headers, answer.body)
-    assert hits(apart.counters()) == hits(before)
-    again = [apart.send(OWNER, prompt) for _ in range(OTHERS)]
-    for answer, _ in again:
-        # All but the tail behind the last full block; at least one token is computed.
-        assert cached(answer) == TOKENS - TOKENS % 16, answer.headers
-        assert not is_all_new(answer)
-    after = apart.counters()
+    others = [isolated.send(isolated.fresh(), prompt) for _ in range(OTHERS)]
+    for response, _ in others:
+        assert is_all_new(response), (response.headers, response.body)
+    assert hits(isolated.counters()) == hits(before)
+    again = [isolated.send(OWNER, prompt) for _ in range(OTHERS)]
+    for response, _ in again:
+        # All tokens up to the last full block are cached.
+        assert cached(response) == TOKENS - TOKENS % 16, response.headers
+        assert not is_all_new(response)
+    after = isolated.counters()
     assert after["matched_blocks_total"] >= before["matched_blocks_total"] + OTHERS * (TOKENS // 16)
     assert len({tuple(one.body["choices"][0]["token_ids"]) for one, _ in others + again}) == 1
     with capsys.disabled():
-        shown = [" ".join(f"{ms:.0f}" for _, ms in told) for told in (others, again)]
+        times = [" ".join(f"{ms:.0f}" for _, ms in calls) for calls in (others, again)]
         print(
             f"\nfirst token, {request.node.callspec.id}: {first_ms:.0f} ms when it is new;", end=""
         )
-        print(f" other tenants {shown[0]}; the same tenant {shown[1]}")
+        print(f" other tenants {times[0]}; the same tenant {times[1]}")
 
 
 @pytest.mark.parametrize("layout", ["pairs", pytest.param("whole", marks=pytest.mark.long)])
-def test_tenants_that_share_find_what_another_computed(
+def test_with_sharing_tenants_reuse_the_kv_of_other_tenants(
     serve: Callable[..., Pool], layout: str
 ) -> None:
     roles, computing = LAYOUTS[layout]
@@ -181,14 +183,14 @@ def test_tenants_that_share_find_what_another_computed(
         assert is_all_new(shared.send(OWNER, prompt)[0])
         before = shared.counters()
         for _ in range(OTHERS):
-            answer, _ = shared.send(shared.fresh(), prompt)
-            assert cached(answer) == TOKENS - TOKENS % 16
+            response, _ = shared.send(shared.fresh(), prompt)
+            assert cached(response) == TOKENS - TOKENS % 16
         after = shared.counters()
         assert after["matched_blocks_total"] > before["matched_blocks_total"]
 
 
-class Try(NamedTuple):
-    """What a client sends to be taken for OWNER, and the status of its answer."""
+class Attempt(NamedTuple):
+    """A request that tries to act as OWNER, and the expected status."""
 
     title: str
     fields: Json | None = None
@@ -197,7 +199,7 @@ class Try(NamedTuple):
     status: int = 200
 
 
-SALT = tenant_salt(SECRET.encode(), OWNER)  # no client knows it; not even that would help
+SALT = tenant_salt(SECRET.encode(), OWNER)  # unknown to clients, but even knowing it must not help
 KEY = key_of(OWNER)
 REFUSED: Json = {
     "cache_salt": SALT,
@@ -218,7 +220,7 @@ REFUSED: Json = {
     "request": {"salt": SALT, "tenant": OWNER},
     "sharing": "pool",
 }
-READ_PAST: Json = {
+IGNORED: Json = {
     "user": OWNER,
     "metadata": {"tenant": OWNER, "cache_salt": SALT},
     "prompt_cache_key": SALT,
@@ -242,33 +244,33 @@ HEADERS = {
     "openai-project": OWNER,
     "cookie": f"tenant={OWNER}; salt={SALT}",
 }
-TRIES = (
-    *(Try(f"field {name}", {name: value}, status=400) for name, value in REFUSED.items()),
-    *(Try(f"field {name}", {name: value}) for name, value in READ_PAST.items()),
-    *(Try(f"header {name}", headers={name: value}) for name, value in HEADERS.items()),
-    Try("a query", query=f"?tenant={OWNER}&cache_salt={SALT}&api_key={KEY}"),
+ATTEMPTS = (
+    *(Attempt(f"field {name}", {name: value}, status=400) for name, value in REFUSED.items()),
+    *(Attempt(f"field {name}", {name: value}) for name, value in IGNORED.items()),
+    *(Attempt(f"header {name}", headers={name: value}) for name, value in HEADERS.items()),
+    Attempt("a query", query=f"?tenant={OWNER}&cache_salt={SALT}&api_key={KEY}"),
 )
 
 
-@pytest.mark.parametrize("apart", ["sim whole"], indirect=True)
-def test_no_field_and_no_header_takes_a_client_for_another_tenant(apart: Service) -> None:
-    pool, prompt = apart.pool, prompt_of(seed=63)
-    assert is_all_new(apart.send(OWNER, prompt)[0])
-    before = apart.counters()
-    for title, fields, headers, query, status in TRIES:
+@pytest.mark.parametrize("isolated", ["sim whole"], indirect=True)
+def test_no_field_header_or_query_makes_a_client_another_tenant(isolated: Service) -> None:
+    pool, prompt = isolated.pool, prompt_of(seed=63)
+    assert is_all_new(isolated.send(OWNER, prompt)[0])
+    before = isolated.counters()
+    for title, fields, headers, query, status in ATTEMPTS:
         path = COMPLETIONS + query
-        answer, _ = apart.send(apart.fresh(), prompt, fields, headers, path)
-        assert answer.status == status, (title, answer.body)
+        response, _ = isolated.send(isolated.fresh(), prompt, fields, headers, path)
+        assert response.status == status, (title, response.body)
         if status == 200:
-            assert is_all_new(answer), (title, answer.headers, answer.body)
+            assert is_all_new(response), (title, response.headers, response.body)
         else:
-            assert answer.body["error"]["param"] in title
-    assert hits(apart.counters()) == hits(before)
-    # They are still there for who computed them.
-    assert cached(apart.send(OWNER, prompt)[0]) > 0
-    shown = pool.log() + pool.get("/pool") + pool.get("/metrics")
-    shown += "".join(" ".join(one.cmdline()) for one in pool.processes())
-    assert "400: 0 prompt and 0 completion tokens" in shown
+            assert response.body["error"]["param"] in title
+    assert hits(isolated.counters()) == hits(before)
+    # The owner's blocks are still cached.
+    assert cached(isolated.send(OWNER, prompt)[0]) > 0
+    exposed = pool.log() + pool.get("/pool") + pool.get("/metrics")
+    exposed += "".join(" ".join(one.cmdline()) for one in pool.processes())
+    assert "400: 0 prompt and 0 completion tokens" in exposed
     secrets = [SECRET, ADMIN, *(key_of(f"t{number}") for number in range(TENANTS))]
     secrets += [tenant_salt(SECRET.encode(), f"t{number}") for number in range(TENANTS)]
-    assert [word for word in secrets if word in shown] == []
+    assert [secret for secret in secrets if secret in exposed] == []
