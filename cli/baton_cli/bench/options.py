@@ -29,15 +29,16 @@ class BenchOptions(EngineOptions):
     TITLE = "bench"
 
     # Only the result is printed, not the engine's info lines.
-    log_level: LogLevel = flag("warning", "how much to log on stderr")
+    log_level: LogLevel = flag("warning", "log level on stderr")
     model: str = flag(
-        "", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured), or demo", metavar="MODEL"
+        "", "Hugging Face folder, hub id (HF_ENDPOINT selects the hub), or demo", metavar="MODEL"
     )
     load_format: LoadFormat = flag(
-        "auto", "dummy: random weights, from the folder's config.json alone, to time a shape"
+        "auto",
+        "dummy: random weights, from the folder's config.json alone, to time a model's shape",
     )
-    seed: int = flag(0, "the same seed gives the same prompts and the same random numbers")
-    output_json: str = flag("", "write the figures there too", metavar="FILE")
+    seed: int = flag(0, "seed of the prompts and of the sampling")
+    output_json: str = flag("", "file to which the figures are written too", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,27 +47,31 @@ class ThroughputOptions(BenchOptions):
 
     preset: Preset | None = flag(
         None,
-        "a workload that others have published figures for: 256 prompts of 100 to 1024 random ids,"
+        "workload with figures published by other projects: 256 prompts of 100 to 1024 random ids,"
         " 100 to 1024 new tokens each, temperature 0.6",
     )
-    dataset_name: Dataset = flag("random", "where prompts come from")
-    dataset_path: str = flag("", "ShareGPT's JSON: a list of conversations", metavar="FILE")
+    dataset_name: Dataset = flag("random", "source of the prompts")
+    dataset_path: str = flag(
+        "", "file in ShareGPT's format: a JSON list of conversations", metavar="FILE"
+    )
     num_prompts: int | None = flag(
-        None, "requests, all sent at once (default: 1000, or all of the preset's)", least=1
+        None, "number of requests, all sent at once (default: 1000, or all of the preset)", least=1
     )
     input_len: int | None = flag(
         None, "tokens of a random prompt, without the prefix (default: 1024)", least=1
     )
     output_len: int | None = flag(
-        None, "new tokens (default: 128, or as many as the dataset's answer has)", least=1
+        None, "new tokens (default: 128, or the length of the dataset's answer)", least=1
     )
     random_range_ratio: float = flag(
         0.0,
-        "random lengths vary by so much, up and down: 0.5 is from half to one and a half",
+        "share by which random lengths vary up and down; 0.5: from half to one and a half",
         least=0,
         most=1,
     )
-    random_prefix_len: int = flag(0, "tokens that all random prompts begin with", least=0)
+    random_prefix_len: int = flag(
+        0, "number of tokens that all random prompts have in common at their start", least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,7 @@ class LatencyOptions(BenchOptions):
     TITLE = "latency"
 
     input_len: int = flag(32, "tokens of a prompt", least=1)
-    output_len: int = flag(128, "new tokens of a prompt", least=1)
+    output_len: int = flag(128, "new tokens per prompt", least=1)
     batch_size: int = flag(8, "prompts sent together", least=1)
-    num_iters_warmup: int = flag(10, "batches before those that count", least=0)
-    num_iters: int = flag(30, "batches that count", least=1)
+    num_iters_warmup: int = flag(10, "number of unmeasured batches at the start", least=0)
+    num_iters: int = flag(30, "number of measured batches", least=1)

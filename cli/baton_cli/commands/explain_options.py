@@ -12,12 +12,12 @@ from baton_cli.options.records import CommonOptions
 class ExplainOptions(CommonOptions):
     TITLE = "explain"
 
-    id: str = flag("", "a request's x-baton-request-id", metavar="ID", positional=True)
-    url: str = flag("http://127.0.0.1:8000", "the router that served it", metavar="URL")
+    id: str = flag("", "the request's x-baton-request-id", metavar="ID", positional=True)
+    url: str = flag("http://127.0.0.1:8000", "URL of the router that served it", metavar="URL")
     api_key: str = flag(
         "",
-        "the request's tenant's, or the admin's (better by the variable; default: none)",
+        "key of the request's tenant or of the admin (use the variable; default: none)",
         metavar="KEY",
         secret=True,
     )
-    json: bool = flag(False, "all of it, as the router says it")
+    json: bool = flag(False, "print the router's complete answer as JSON")

@@ -14,20 +14,22 @@ class FetchOptions(StoreLoginOptions):
     TITLE = "fetch"
 
     source: str = flag("", "hf://ORG/NAME[@REVISION]", metavar="SOURCE", positional=True)
-    to: str = flag("", "the folder that gets the model's folder", metavar="DIR")
+    to: str = flag("", "folder in which the model's folder is created", metavar="DIR")
     node: str = flag(
-        "", "the node that it is for, told to the pool (default: the host's name)", metavar="NAME"
+        "",
+        "name of the node that needs the model, for progress reports (default: host name)",
+        metavar="NAME",
     )
     room: ByteSize | None = flag(
         None,
-        "what the folder may take: a larger model is refused before it is fetched (default: what"
-        " the disk has free)",
+        "maximum size of the model; a larger one is refused before it is fetched (default: the"
+        " free disk space)",
         least=0,
     )
-    weights: bool = flag(True, "fetch the weights too; the sim engine needs none")
+    weights: bool = flag(True, "fetch the weights too; the simulated engine needs none")
     pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
     redis_index: str = flag(
-        "", "Redis that hears of the progress (default: none does)", metavar="URL", secret=True
+        "", "Redis to which progress is reported (default: none)", metavar="URL", secret=True
     )
 
 

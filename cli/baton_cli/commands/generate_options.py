@@ -14,12 +14,12 @@ from baton_engine.config.engine_config import EngineConfig
 class GenerateOptions(CommonOptions, EngineConfig):
     TITLE = "generate"
 
-    log_level: LogLevel = flag("warning", "how much to log on stderr")
-    model: str = flag("", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured)")
-    prompt: str = flag("", "the text to continue", metavar="TEXT")
+    log_level: LogLevel = flag("warning", "log level on stderr")
+    model: str = flag("", "Hugging Face folder, or hub id (HF_ENDPOINT selects the hub)")
+    prompt: str = flag("", "text to continue", metavar="TEXT")
     prompts_file: str = flag(
         "",
-        "a file with one prompt per line, instead of --prompt",
+        "file with one prompt per line, instead of --prompt",
         metavar="FILE",
         excludes="prompt",
     )
@@ -27,18 +27,22 @@ class GenerateOptions(CommonOptions, EngineConfig):
     json: bool = flag(False, "one JSON object per prompt")
     n: int = flag(1, "answers per prompt", least=1)
     temperature: float | None = flag(
-        None, "0 is greedy (default: the model's own, else 1)", least=0
+        None, "sampling temperature; 0: greedy (default: the model's own, else 1)", least=0
     )
-    top_k: int | None = flag(None, "keep the likeliest N tokens; -1 is off", least=-1)
-    top_p: float | None = flag(None, "keep tokens up to this share of probability", least=0, most=1)
-    min_p: float | None = flag(None, "keep tokens of this share of the best one's", least=0, most=1)
+    top_k: int | None = flag(None, "keep the N likeliest tokens; -1: off", least=-1)
+    top_p: float | None = flag(
+        None, "keep the likeliest tokens up to this total probability", least=0, most=1
+    )
+    min_p: float | None = flag(
+        None, "keep tokens with at least this share of the best one's probability", least=0, most=1
+    )
     seed: int | None = flag(
-        None, "keys the random numbers: the same prompts and seed give the same tokens"
+        None, "seed of the sampling: the same prompts and seed give the same tokens"
     )
-    max_tokens: int = flag(128, "longest answer in tokens", least=1)
-    min_tokens: int = flag(0, "shortest answer in tokens", least=0)
+    max_tokens: int = flag(128, "maximum length of an answer in tokens", least=1)
+    min_tokens: int = flag(0, "minimum length of an answer in tokens", least=0)
     stop: tuple[str, ...] = flag((), "texts that end an answer", metavar="TEXT,...")
-    ignore_eos: bool = flag(False, "go on past the model's end-of-text token")
+    ignore_eos: bool = flag(False, "continue after the model's end-of-text token")
     logprobs: int | None = flag(
         None, "log-probabilities of the N likeliest tokens", least=0, most=20
     )

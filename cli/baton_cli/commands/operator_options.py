@@ -16,7 +16,7 @@ class OperatorOptions(CommonOptions):
     TITLE = "operator"
 
     namespace: tuple[str, ...] = flag(
-        (), "namespaces whose pools are looked after (default: all)", metavar="NAME,..."
+        (), "namespaces whose pools the operator serves (default: all)", metavar="NAME,..."
     )
     node_image: str = flag("", "image of prefill and decode nodes", metavar="IMAGE")
     sim_image: str = flag(
@@ -25,19 +25,19 @@ class OperatorOptions(CommonOptions):
     router_image: str = flag("", "image of routers", metavar="IMAGE")
     redis_image: str = flag("", "image with redis-server 7 or later", metavar="IMAGE")
     pull_policy: PullPolicy | None = flag(
-        None, "of these images (default: what Kubernetes makes of their tags)"
+        None, "pull policy of these images (default: Kubernetes decides by their tags)"
     )
     pull_secrets: tuple[str, ...] = flag(
-        (), "secrets with registry logins, in the pools' namespaces", metavar="NAME,..."
+        (), "Secrets with registry logins, in the pools' namespaces", metavar="NAME,..."
     )
     index_networks: tuple[str, ...] = flag(
         (),
-        "networks in which the operator asks external indexes"
-        " (default: all but loopback, link-local and metadata addresses)",
+        "networks in which the operator connects to external indexes"
+        " (default: all except loopback, link-local and metadata addresses)",
         metavar="CIDR,...",
     )
-    leader_elect: bool = flag(False, "act only while holding the lease: for several replicas")
-    workers: int = flag(4, "pools looked at at a time", least=1)
+    leader_elect: bool = flag(False, "act only while holding the lease; for several replicas")
+    workers: int = flag(4, "number of pools reconciled at a time", least=1)
     host: str = flag("127.0.0.1", "address to listen on")
-    health_port: int = flag(8080, "port of /healthz; 0 opens none", least=0, most=MAX_PORT)
-    metrics_port: int = flag(8081, "port of /metrics; 0 opens none", least=0, most=MAX_PORT)
+    health_port: int = flag(8080, "port of /healthz; 0: none", least=0, most=MAX_PORT)
+    metrics_port: int = flag(8081, "port of /metrics; 0: none", least=0, most=MAX_PORT)

@@ -15,27 +15,31 @@ from baton_cli.options.flag import flag
 class AdmissionOptions:
     TITLE: ClassVar[str] = "admission"
 
-    tenants: str = flag("", "TOML: what each tenant may (default: all it wants)", metavar="FILE")
+    tenants: str = flag(
+        "", "TOML file with the limits of each tenant (default: no limits)", metavar="FILE"
+    )
     admin_key: str = flag(
         "",
-        "opens /pool, /metrics and /nodes, as do keys of the file marked admin (by the variable)",
+        "key for /pool, /metrics and /nodes, in addition to keys marked admin (use the variable)",
         metavar="WORD",
         secret=True,
     )
     admission_queue_ms: float = flag(
         1000.0,
-        "a node with prompts for so long before it is full, and requests wait in the router while"
-        " all are; 0: none waits there",
+        "milliseconds of queued prompts that fill a node; while all nodes are full, requests wait"
+        " in the router; 0: none waits there",
         metavar="MS",
         least=0,
     )
     max_inflight: int = flag(
-        0, "sequences that fill a node; 0: as many as it computes at once", least=0
+        0, "number of sequences that fill a node; 0: as many as it computes at once", least=0
     )
-    max_queued: int = flag(1000, "calls that wait in the router to begin, at most", least=0)
+    max_queued: int = flag(
+        1000, "maximum number of calls that wait in the router to start", least=0
+    )
     queue_timeout: float = flag(
-        30.0, "how long a call waits there, at most", metavar="SECONDS", least=0.1
+        30.0, "maximum seconds that a call waits to start", metavar="SECONDS", least=0.1
     )
     max_call_sequences: int = flag(
-        2048, "sequences that one call may ask for: its prompts times n", least=1
+        2048, "maximum number of sequences of one call: its prompts times n", least=1
     )

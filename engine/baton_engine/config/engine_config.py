@@ -62,21 +62,21 @@ class EngineConfig:
     TITLE: ClassVar[str] = "engine"
 
     dtype: DType = option(
-        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
+        "auto", "auto: bfloat16 if the device computes in it and the model is not float32"
     )
-    device: Device = option("cpu", "where the engine computes; cuda is the first GPU")
+    device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(
         0.9,
-        "share of a GPU's memory that may be in use, by whomever: KV gets what weights and the"
-        " largest step leave of it",
+        "share of a GPU's memory that may be in use, including that of other processes; KV gets"
+        " what weights and the largest step leave",
         metavar="SHARE",
         least=0.01,
         most=1,
     )
     kv_memory: ByteSize | None = option(
         None,
-        "memory for the KV cache of each engine (default: see --gpu-memory-utilization; on cpu 1GiB"
-        " or what is free)",
+        "memory of each engine's KV cache (default: see --gpu-memory-utilization; on cpu 1GiB or"
+        " the free memory)",
         least=1,
     )
     kv_blocks: int | None = option(
@@ -87,25 +87,24 @@ class EngineConfig:
     )
     host_kv_memory: ByteSize = option(
         0,
-        "host memory of each engine for KV blocks that its cache evicts; 0 keeps none",
+        "host memory of each engine for KV blocks that its cache evicts; 0: none",
         least=0,
     )
     block_size: int = option(16, "tokens per KV block", least=1)
     chunk_blocks: int | None = option(
         None,
-        "KV blocks moved as one chunk (default: so many that a value has 1 to 4 MiB and Redis'"
-        " allocator wastes least)",
+        "KV blocks moved as one chunk (default: the number whose value has 1 to 4 MiB and wastes"
+        " least in Redis' allocator)",
         least=1,
     )
     kv_shards: int = option(
         1,
-        "values per chunk, split by KV heads, which it must divide; for readers of some heads",
+        "values per chunk, split by KV heads; must divide their number",
         least=1,
     )
     overcommit: bool = option(
         False,
-        "believe sizes that the memory of this machine or container cannot hold, such as"
-        " --kv-memory's",
+        "accept sizes, such as --kv-memory, that exceed the memory of this machine or container",
     )
     max_batched_tokens: int | None = option(
         None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
@@ -113,24 +112,24 @@ class EngineConfig:
     max_num_seqs: int = option(256, "sequences computed in one step", least=1)
     max_model_len: int | None = option(
         None,
-        "longest prompt + answer in tokens (default: the model's own, or what the KV cache holds)",
+        "maximum tokens of prompt and answer (default: the model's, or what the KV cache holds)",
         least=1,
     )
     threads: int | None = option(
-        None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
+        None, "CPU threads of each engine (default: the cores divided among the engines)", least=1
     )
     kernels: Kernels = option(
         "auto",
-        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
+        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, with TRITON_INTERPRET=1",
     )
     enforce_eager: bool = option(
-        False, "record no CUDA graphs: a faster start, less memory, slower steps"
+        False, "record no CUDA graphs: faster start, less memory, slower steps"
     )
     overlap: Overlap = option(
-        "auto", "begin a step before the one before it is read: auto is on with cuda, else off"
+        "auto", "launch a step before the previous one is read; auto: on with cuda, else off"
     )
     verify_weights: bool = option(
-        False, "hash the weights again at the start, whatever .baton-digests.json says of them"
+        False, "hash the weights again at the start, even if .baton-digests.json has their digests"
     )
 
     def engine_options(self) -> dict[str, Any]:
@@ -160,15 +159,15 @@ class SimConfig:
 
     TITLE: ClassVar[str] = "simulated engine (--engine sim); milliseconds"
 
-    prefill_base_ms: float = option(0.0, "cost of a step that holds prompt tokens", least=0)
-    prefill_ms_per_token: float = option(0.0, "cost of a prompt token", least=0)
-    decode_ms: float = option(0.0, "cost of a step", least=0)
-    decode_ms_per_seq: float = option(0.0, "cost of a generating sequence", least=0)
-    layers: int = option(2, "layers of KV", least=1)
-    kv_heads: int = option(2, "KV heads", least=1)
+    prefill_base_ms: float = option(0.0, "time of a step with prompt tokens", least=0)
+    prefill_ms_per_token: float = option(0.0, "additional time per prompt token", least=0)
+    decode_ms: float = option(0.0, "time of a step with generating sequences", least=0)
+    decode_ms_per_seq: float = option(0.0, "additional time per generating sequence", least=0)
+    layers: int = option(2, "number of layers with KV", least=1)
+    kv_heads: int = option(2, "number of KV heads", least=1)
     head_dim: int = option(16, "values per KV head", least=1)
-    vocab_size: int = option(0, "ids (default: those of a byte tokenizer)", least=0)
-    eos_every: int = option(0, "end an answer at each Nth position (default: never)", least=0)
+    vocab_size: int = option(0, "number of token ids (default: those of a byte tokenizer)", least=0)
+    eos_every: int = option(0, "end an answer at every Nth position (default: never)", least=0)
     # For failover tests. Must not be an id that the simulated model generates.
     poison_token: int | None = option(
         None, "a prompt with this token id ends the engine process (default: none)", least=0
