@@ -15,7 +15,7 @@ from baton_protocol.errors import QueueFull
 from baton_router.admission.fair_queue import FairQueue, Waiter
 
 
-def of(tenant: str, tokens: int = 10, **changes: float) -> Waiter:
+def make_waiter(tenant: str, tokens: int = 10, **changes: float) -> Waiter:
     return Waiter(tenant, tokens, **changes)  # type: ignore[arg-type]
 
 
@@ -35,7 +35,7 @@ def take_all(queue: FairQueue) -> list[Waiter]:
 
 
 def test_one_tenant_s_requests_go_in_order_of_arrival() -> None:
-    queue, waiters = FairQueue(100), [of("acme", tokens) for tokens in (5, 500, 1, 50)]
+    queue, waiters = FairQueue(100), [make_waiter("acme", tokens) for tokens in (5, 500, 1, 50)]
     for waiter in waiters:
         assert queue.add(waiter) is None
     assert take_all(queue) == waiters
@@ -44,7 +44,7 @@ def test_one_tenant_s_requests_go_in_order_of_arrival() -> None:
 
 def test_a_higher_priority_goes_first_whatever_its_arrival() -> None:
     queue = FairQueue(100)
-    waiters = [of("acme", priority=level) for level in (0, 10, -5, 10)]
+    waiters = [make_waiter("acme", priority=level) for level in (0, 10, -5, 10)]
     for waiter in waiters:
         queue.add(waiter)
     assert queue.lengths() == {0: 1, 10: 2, -5: 1}
@@ -55,8 +55,8 @@ def test_a_higher_priority_goes_first_whatever_its_arrival() -> None:
 def test_tenants_share_tokens_by_their_weights(weights: tuple[float, float]) -> None:
     queue = FairQueue(10_000)
     for _ in range(1000):
-        queue.add(of("acme", 30, weight=weights[0]))
-        queue.add(of("globex", 10, weight=weights[1]))
+        queue.add(make_waiter("acme", 30, weight=weights[0]))
+        queue.add(make_waiter("globex", 10, weight=weights[1]))
     served: Counter[str] = Counter()
     for _ in range(600):
         waiter = take(queue)
@@ -68,33 +68,33 @@ def test_tenants_share_tokens_by_their_weights(weights: tuple[float, float]) -> 
 def test_a_late_tenant_gets_its_share_but_no_credit_for_the_past() -> None:
     queue = FairQueue(1000)
     for _ in range(100):
-        queue.add(of("acme"))
+        queue.add(make_waiter("acme"))
     for _ in range(50):
         take(queue)
     for _ in range(20):
-        queue.add(of("globex"))
+        queue.add(make_waiter("globex"))
     turns = [waiter.tenant for waiter in take_all(queue)]
     assert turns[:20].count("globex") == pytest.approx(10, abs=1)
 
 
 def test_a_returning_tenant_keeps_its_recorded_usage() -> None:
     queue = FairQueue(1000)
-    queue.add(of("acme", 1000))
-    queue.add(of("globex", 10))
+    queue.add(make_waiter("acme", 1000))
+    queue.add(make_waiter("globex", 10))
     take(queue)  # acme's only waiter
-    queue.add(of("acme", 1))
+    queue.add(make_waiter("acme", 1))
     for _ in range(9):
-        queue.add(of("globex", 10))
+        queue.add(make_waiter("globex", 10))
     assert [waiter.tenant for waiter in take_all(queue)][-1] == "acme"
 
 
 def test_a_removed_waiter_frees_its_place_and_does_not_change_the_order() -> None:
-    queue, waiters = FairQueue(3), [of("acme"), of("acme"), of("globex")]
+    queue, waiters = FairQueue(3), [make_waiter("acme"), make_waiter("acme"), make_waiter("globex")]
     for waiter in waiters:
         queue.add(waiter)
     assert queue.remove(waiters[0])
     assert not queue.remove(waiters[0])
-    last = of("globex")
+    last = make_waiter("globex")
     assert queue.add(last) is None
     assert take_all(queue) == [waiters[1], waiters[2], last]
 
@@ -102,56 +102,56 @@ def test_a_removed_waiter_frees_its_place_and_does_not_change_the_order() -> Non
 def test_a_full_queue_refuses_the_tenant_with_the_largest_share() -> None:
     queue = FairQueue(3)
     for _ in range(3):
-        queue.add(of("acme"))
+        queue.add(make_waiter("acme"))
     with pytest.raises(QueueFull, match="already holds 3 requests"):
-        queue.add(of("acme"))
+        queue.add(make_waiter("acme"))
     assert len(queue) == 3
 
 
 def test_in_a_full_queue_a_new_tenant_replaces_the_largest_tenant_s_last_waiter() -> None:
-    queue, flood = FairQueue(3), [of("acme") for _ in range(3)]
+    queue, flood = FairQueue(3), [make_waiter("acme") for _ in range(3)]
     for waiter in flood:
         queue.add(waiter)
-    other = of("globex")
+    other = make_waiter("globex")
     assert queue.add(other) is flood[2]
     with pytest.raises(QueueFull):  # acme no longer has more than globex would have
-        queue.add(of("globex"))
+        queue.add(make_waiter("globex"))
     assert set(take_all(queue)) == {flood[0], flood[1], other}
 
 
 def test_in_a_full_queue_a_higher_priority_replaces_a_lower_one_and_not_vice_versa() -> None:
-    queue, low = FairQueue(1), of("acme")
+    queue, low = FairQueue(1), make_waiter("acme")
     queue.add(low)
-    high = of("acme", priority=1)
+    high = make_waiter("acme", priority=1)
     assert queue.add(high) is low
     with pytest.raises(QueueFull):
-        queue.add(of("globex", priority=0))
+        queue.add(make_waiter("globex", priority=0))
     assert take_all(queue) == [high]
 
 
 def test_a_tenant_may_have_its_own_bound() -> None:
     queue = FairQueue(100)
-    queue.add(of("acme", max_queued=1))
+    queue.add(make_waiter("acme", max_queued=1))
     with pytest.raises(
         QueueFull, match="this tenant already has 1 waiting requests and may have at most 1"
     ):
-        queue.add(of("acme", max_queued=1))
-    queue.add(of("globex", max_queued=1))
+        queue.add(make_waiter("acme", max_queued=1))
+    queue.add(make_waiter("globex", max_queued=1))
 
 
 def test_calls_that_have_begun_do_not_count_in_the_bounds_and_are_never_replaced() -> None:
-    queue, begun = FairQueue(1), [of("acme", max_queued=1, begun=True) for _ in range(3)]
+    queue, begun = FairQueue(1), [make_waiter("acme", max_queued=1, begun=True) for _ in range(3)]
     for waiter in begun:
         assert queue.add(waiter) is None
-    new = of("acme", max_queued=1)
+    new = make_waiter("acme", max_queued=1)
     assert queue.add(new) is None
     with pytest.raises(QueueFull, match="this tenant already has 1 waiting"):
-        queue.add(of("acme", max_queued=1))
-    assert queue.add(of("acme", begun=True)) is None
-    high = of("globex", priority=1)
+        queue.add(make_waiter("acme", max_queued=1))
+    assert queue.add(make_waiter("acme", begun=True)) is None
+    high = make_waiter("globex", priority=1)
     assert queue.add(high) is new
     with pytest.raises(QueueFull, match="already holds 1 requests"):
-        queue.add(of("globex"))
+        queue.add(make_waiter("globex"))
     assert take_all(queue)[:4] == [high, *begun]
 
 
@@ -207,11 +207,15 @@ def _lane(waiter: Waiter) -> tuple[str, int, bool]:
 
 def test_each_lane_of_a_tenant_has_a_head_and_its_latest_waiter_is_replaced() -> None:
     queue = FairQueue(3)
-    long, longer, short = of("acme", splits=True), of("acme", splits=True), of("acme")
+    long, longer, short = (
+        make_waiter("acme", splits=True),
+        make_waiter("acme", splits=True),
+        make_waiter("acme"),
+    )
     for waiter in (long, longer, short):
         queue.add(waiter)
     assert list(queue.heads()) == [long, short]
-    assert queue.add(of("globex")) is short
+    assert queue.add(make_waiter("globex")) is short
     assert queue.of("acme") == 2
     assert next(queue.heads()) is long
     queue.take(long)
@@ -220,14 +224,18 @@ def test_each_lane_of_a_tenant_has_a_head_and_its_latest_waiter_is_replaced() ->
 
 def test_a_tenant_that_passes_another_is_charged_and_delays_no_newcomer() -> None:
     queue = FairQueue(10)
-    acme, first, second = of("acme", 100), of("globex", 10), of("globex", 10)
+    acme, first, second = (
+        make_waiter("acme", 100),
+        make_waiter("globex", 10),
+        make_waiter("globex", 10),
+    )
     for waiter in (acme, first, second):
         queue.add(waiter)
     assert list(queue.heads()) == [acme, first]
     queue.take(first)
     assert list(queue.heads()) == [acme, second]
     queue.take(second)
-    later, newcomer = of("globex", 10), of("ops", 10)
+    later, newcomer = make_waiter("globex", 10), make_waiter("ops", 10)
     queue.add(later)
     queue.add(newcomer)
     assert list(queue.heads()) == [acme, newcomer, later]
@@ -260,7 +268,7 @@ def first_tokens(requests: list[tuple[float, str]], fair: bool) -> list[float]:
         free = busy[0]
         while at < len(events) and (events[at][0] <= free or not len(queue)):
             tenant = events[at][1]
-            waiter = of(tenant if fair else "all", 1000)
+            waiter = make_waiter(tenant if fair else "all", 1000)
             arrived[waiter] = events[at]
             queue.add(waiter)
             at += 1

@@ -32,7 +32,7 @@ class Pool:
     def __init__(self) -> None:
         self.view = PoolView(lambda: 100.0, max_chunks=10)
 
-    def meet(self, name: str, **changes: Any) -> NodeView:
+    def add_node(self, name: str, **changes: Any) -> NodeView:
         role: Role = "decode" if name[0] == "d" else "prefill"
         report = {"fingerprint": Fingerprint(name[1] * 32)} | changes
         node = self.view.hello(make_report(name, role, **report))
@@ -75,7 +75,7 @@ def test_kinds_with_all_roles_of_the_kind_served_longest_get_new_requests(
 ) -> None:
     pool = Pool()
     for name in nodes.split():
-        pool.meet(name)
+        pool.add_node(name)
         pool.view.kind()
     assert pool.whole() == whole.split()
 
@@ -100,7 +100,7 @@ def test_nodes_can_be_spared_if_one_kind_keeps_all_its_roles_without_them(
 ) -> None:
     pool = Pool()
     for name in nodes.split():
-        pool.meet(name)
+        pool.add_node(name)
         pool.view.kind()
     assert pool.view.can_spare([NodeId(name) for name in going.split()]) is spared
 
@@ -108,10 +108,10 @@ def test_nodes_can_be_spared_if_one_kind_keeps_all_its_roles_without_them(
 def test_the_kind_served_longest_stays_while_one_of_its_nodes_is_ready() -> None:
     pool = Pool()
     assert pool.view.kind() is None
-    pool.meet("d1-0")
+    pool.add_node("d1-0")
     for name in ("p1-0", "d2-0", "d2-1", "p3-0", "p3-1", "p3-2"):
         assert pool.view.kind() == pool.kinds["d1-0"]
-        pool.meet(name)
+        pool.add_node(name)
     pool.drain("p1-0")
     assert pool.view.kind() == pool.kinds["d1-0"]
     pool.drain("d1-0")
@@ -148,8 +148,8 @@ def test_nodes_are_of_one_kind_if_nothing_that_changes_a_stream_s_tokens_or_end_
     changes: dict[str, Any], parts: list[str]
 ) -> None:
     pool = Pool()
-    first = pool.meet("d1-0", artifacts=FILES)
-    second = pool.meet("d1-1", **({"artifacts": FILES} | changes))
+    first = pool.add_node("d1-0", artifacts=FILES)
+    second = pool.add_node("d1-1", **({"artifacts": FILES} | changes))
     assert (first.kind == second.kind) is (parts == [])
     assert differing(first.report, second.report) == parts
 
@@ -202,7 +202,7 @@ async def test_a_node_of_another_kind_is_logged_and_shown_with_the_differences(
 def test_a_kind_is_rolled_out_once_each_of_its_nodes_reports_a_replacement() -> None:
     pool = Pool()
     for name in ("d1-0", "p1-0", "d2-0"):
-        pool.meet(name)
+        pool.add_node(name)
     revisions = [pool.rolled_out()]
     for name in ("d1-0", "p1-0"):
         pool.drain(name, "r2")
@@ -216,21 +216,21 @@ def test_a_kind_is_rolled_out_once_each_of_its_nodes_reports_a_replacement() -> 
 
 def test_a_rolled_out_kind_stays_so_when_all_its_nodes_are_forgotten() -> None:
     pool = Pool()
-    kind = pool.meet("d1-0").kind
-    pool.meet("d2-0")
+    kind = pool.add_node("d1-0").kind
+    pool.add_node("d2-0")
     pool.drain("d1-0", "r2")
     pool.view.forget(NodeId("d1-0"))
     assert pool.view.rolled_out(kind) == "r2"
-    pool.meet("d1-1")
+    pool.add_node("d1-1")
     pool.view.forget(NodeId("d1-1"))
     assert pool.view.rolled_out(kind) == ""
 
 
 def test_a_kind_is_not_rolled_out_if_its_last_forgotten_node_reported_no_replacement() -> None:
     pool = Pool()
-    kind = pool.meet("d1-0").kind
+    kind = pool.add_node("d1-0").kind
     for name in ("d1-1", "d2-0"):
-        pool.meet(name)
+        pool.add_node(name)
     pool.drain("d1-0", "r2")
     for name in ("d1-0", "d1-1"):
         pool.view.forget(NodeId(name))
@@ -239,7 +239,7 @@ def test_a_kind_is_not_rolled_out_if_its_last_forgotten_node_reported_no_replace
 
 def test_a_rolled_out_kind_stays_so_when_its_last_node_returns_as_another_kind() -> None:
     pool = Pool()
-    kind = pool.meet("d1-0").kind
+    kind = pool.add_node("d1-0").kind
     pool.drain("d1-0", "r2")
     pool.view.hello(make_report("d1-0", "decode", epoch=Epoch("e2"), fingerprint=NEW)).usable = True
     assert pool.view.rolled_out(kind) == "r2"
@@ -249,7 +249,7 @@ def test_a_rolled_out_kind_stays_so_when_its_last_node_returns_as_another_kind()
 def test_a_kind_is_not_rolled_out_while_one_of_its_nodes_may_come_back(how: str) -> None:
     pool = Pool()
     for name in ("d1-0", "d1-1", "d2-0"):
-        pool.meet(name)
+        pool.add_node(name)
     pool.drain("d1-0", "r2")
     if how == "starting":
         pool.view.nodes[NodeId("d1-1")].usable = False
@@ -267,12 +267,12 @@ def test_a_kind_is_not_rolled_out_while_one_of_its_nodes_may_come_back(how: str)
 def test_a_kind_is_not_rolled_out_while_no_other_kind_is_ready() -> None:
     """The replacements may be of the same kind and not discovered yet."""
     pool = Pool()
-    pool.meet("d1-0")
+    pool.add_node("d1-0")
     pool.drain("d1-0", "r2")
     assert pool.rolled_out() == ""
-    pool.meet("d2-0").usable = False
+    pool.add_node("d2-0").usable = False
     assert pool.rolled_out() == ""
-    pool.meet("d2-0").usable = True
+    pool.add_node("d2-0").usable = True
     assert pool.rolled_out() == "r2"
 
 

@@ -246,42 +246,42 @@ class Pool(RuleBasedStateMachine):
             self.chunks, self.strikes = chunks, 0
         verdict = self.record.check_strikes(chunks)
         assert bool(verdict) == (self.strikes >= MAX_STRIKES)
-        self.take(verdict)
+        self.apply(verdict)
         if not verdict:
-            self.put(decode, prefill)
+            self.place_on(decode, prefill)
 
     @precondition(lambda self: self.regrouping)
     @rule(decode=decodes, prefill=prefills, pair=st.booleans())
     def regroup(self, decode: NodeId, prefill: NodeId, pair: bool) -> None:
         if pair:
-            self.put(decode, prefill)
+            self.place_on(decode, prefill)
         else:
             self.regrouping = False
-            self.take(self.record.no_first("no other node"))
+            self.apply(self.record.no_first("no other node"))
 
     @precondition(lambda self: self.record.phase == "running")
     @rule(decode=decodes)
     def move(self, decode: NodeId) -> None:
         """The request's node drains, and the request moves to another node."""
         if decode not in self.serving[self.record.attempt]:
-            self.put(decode, None)
+            self.place_on(decode, None)
 
     @rule(name=prefills)
     def leave_prefill(self, name: NodeId) -> None:
-        self.take(self.record.on_leaving(name))
+        self.apply(self.record.on_leaving(name))
 
     @rule(name=decodes)
     def roll_out(self, name: NodeId) -> None:
         """The node drains, and no node of its kind is left or expected."""
-        self.take(self.record.on_rolled_out(name))
+        self.apply(self.record.on_rolled_out(name))
 
-    def put(self, decode: NodeId, prefill: NodeId | None) -> None:
+    def place_on(self, decode: NodeId, prefill: NodeId | None) -> None:
         self.regrouping = False
         pair = {decode} if prefill is None else {decode, prefill}
         for name in pair:
             self.nodes[name].link_up()
         self.serving[self.record.attempt + 1] = pair
-        self.take(self.record.placed(placement_on(decode, prefill), Epoch("e"), BASIS))
+        self.apply(self.record.placed(placement_on(decode, prefill), Epoch("e"), BASIS))
 
     # --- nodes at work ----------------------------------------------------------------------------
 
@@ -338,7 +338,7 @@ class Pool(RuleBasedStateMachine):
         actions = self.pass_to_record(name, frame)
         assert not (late and actions)
         self.may_fail = frame.error if isinstance(frame, JobFailed) else None
-        self.take(actions)
+        self.apply(actions)
         self.may_fail = None
 
     def pass_to_record(self, name: NodeId, frame: NodeMessage) -> list[Action]:
@@ -359,7 +359,7 @@ class Pool(RuleBasedStateMachine):
             resumed = not node.lost
             node.link_up()
             if resumed:
-                self.take(self.record.on_resumed(name))
+                self.apply(self.record.on_resumed(name))
 
     @rule(name=any_node, dead=st.booleans())
     def lose(self, name: NodeId, dead: bool) -> None:
@@ -367,21 +367,21 @@ class Pool(RuleBasedStateMachine):
         if dead:
             self.nodes[name].die()
         self.nodes[name].lost = True
-        self.take(self.record.on_lost(name, "link" if dead else "stalled"))
+        self.apply(self.record.on_lost(name, "link" if dead else "stalled"))
 
     @precondition(lambda self: self.record.attempt > 2)  # earlier, most histories would be short
     @rule(error=st.none() | st.just(LATE))
     def leave(self, error: ErrorRecord | None) -> None:
         self.may_fail = error
         was_over = self.over
-        self.take(self.record.cancel(error))
+        self.apply(self.record.cancel(error))
         self.may_fail = None
         self.over = was_over or self.over or "left"
         self.regrouping = False
 
     # --- the record's actions ---------------------------------------------------------------------
 
-    def take(self, actions: Sequence[Action]) -> None:
+    def apply(self, actions: Sequence[Action]) -> None:
         assert not (self.over and actions), actions
         for action in actions:
             if isinstance(action, Emit):

@@ -51,7 +51,7 @@ class Workers:
         assert match, self.log
         return match[1]
 
-    def workers(self) -> list[psutil.Process]:
+    def children(self) -> list[psutil.Process]:
         children: list[psutil.Process] = psutil.Process(self.process.pid).children()
         return [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
 
@@ -100,7 +100,7 @@ async def until_page(url: str, path: str, holds: Callable[[Any], object]) -> Any
 async def all_ready(workers: Workers) -> None:
     """Wait until each worker is ready; a node whose link is up may not be ready yet."""
     sockets = sorted(workers.folder.rglob("*.sock"))
-    assert len(sockets) == len(workers.workers())
+    assert len(sockets) == len(workers.children())
     async with asyncio.timeout(120):
         for path in sockets:
             connector = aiohttp.UnixConnector(str(path))
@@ -164,11 +164,11 @@ async def test_a_dead_worker_is_restarted_while_the_other_serves(
 ) -> None:
     async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as workers:
         await until(lambda: decode.links == 2)
-        first = {each.pid for each in workers.workers()}
+        first = {each.pid for each in workers.children()}
         os.kill(min(first), signal.SIGKILL)
         await until(lambda: "was killed by signal 9" in workers.log)
         await until_page(workers.url, "/pool", lambda pool: len(pool["workers"]) == 2)
-        assert len({each.pid for each in workers.workers()} & first) == 1
+        assert len({each.pid for each in workers.children()} & first) == 1
         for _ in range(20):  # the new worker serves too: it listens once it has a node
             assert '"finish_reason":"stop"' in await complete(workers.url)
 
@@ -183,7 +183,7 @@ async def test_the_first_signal_drains_and_the_second_ends_the_workers_at_once(
         task = asyncio.create_task(complete(workers.url, stream=True))
         await until(lambda: decode.got_of(RunJob))
         workers.process.send_signal(signal.SIGTERM)
-        await until(lambda: len(workers.workers()) == 1)  # the idle worker has ended
+        await until(lambda: len(workers.children()) == 1)  # the idle worker has ended
         assert workers.process.returncode is None
         workers.process.send_signal(signal.SIGINT)
         async with asyncio.timeout(120):
@@ -194,7 +194,7 @@ async def test_the_first_signal_drains_and_the_second_ends_the_workers_at_once(
 
 async def test_workers_die_with_their_parent(tmp_path: Path, decode: FakeNode) -> None:
     async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as workers:
-        children = workers.workers()
+        children = workers.children()
         workers.process.kill()
         await until(
             lambda: (
