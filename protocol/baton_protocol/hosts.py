@@ -32,10 +32,10 @@ class Hosts:
 
     def __init__(self, listens: str, allowed: Iterable[str] = ()) -> None:
         local = is_loopback(listens)
-        more = [_bracketed(one.lower()) for one in allowed]
-        self._any = ANY in more or not (local or more)
+        names = [_bracketed(host.lower()) for host in allowed]
+        self._any = ANY in names or not (local or names)
         self._addresses = not local
-        self._known = frozenset([*_THIS_MACHINE, _bracketed(listens.lower()), *more])
+        self._known = frozenset([*_THIS_MACHINE, _bracketed(listens.lower()), *names])
 
     def allows(self, host: str) -> bool:
         """Return whether the server accepts a request with this `Host` header.
@@ -45,9 +45,9 @@ class Hosts:
         return self._any or host in self._known or self._knows(host)
 
     def _knows(self, host: str) -> bool:
-        whole = host.lower()
-        name = _PORT.sub("", whole)
-        known = not whole or whole in self._known or name in self._known
+        lower = host.lower()
+        name = _PORT.sub("", lower)
+        known = not lower or lower in self._known or name in self._known
         return known or (self._addresses and _ADDRESS.fullmatch(name) is not None)
 
 

@@ -100,9 +100,9 @@ def default_chunk_blocks(block_bytes: int, kv_shards: int = 1) -> int:
     number if there are none. The result is the smallest candidate whose waste is within 3
     percentage points of the least.
     """
-    share = block_bytes // kv_shards
-    least = min(CHUNK_MAX_BLOCKS, -(-CHUNK_LEAST_BYTES // share))
-    most = max(least, min(CHUNK_MAX_BLOCKS, CHUNK_MOST_BYTES // share))
-    wastes = {blocks: value_waste(blocks * share) for blocks in range(least, most + 1)}
+    value_bytes = block_bytes // kv_shards
+    low = min(CHUNK_MAX_BLOCKS, -(-CHUNK_LEAST_BYTES // value_bytes))
+    high = max(low, min(CHUNK_MAX_BLOCKS, CHUNK_MOST_BYTES // value_bytes))
+    wastes = {blocks: value_waste(blocks * value_bytes) for blocks in range(low, high + 1)}
     accepted = min(wastes.values()) + CHUNK_SLACK
     return next(blocks for blocks, waste in wastes.items() if waste <= accepted)

@@ -68,7 +68,7 @@ def link_headers(token: str, router: str = "") -> dict[str, str]:
     return headers | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
-def says_token(authorization: str, token: str) -> bool:
+def has_token(authorization: str, token: str) -> bool:
     """Return whether an Authorization header ("" if missing) holds the link token. `token` must not
     be empty. The comparison takes constant time."""
     expected = link_headers(token)["Authorization"].encode()
@@ -329,5 +329,5 @@ def rescued(data: bytes) -> ToRouter | None:
 
 def _without_stats(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_stats(each) for key, each in value.items() if key != "stats"}
-    return [_without_stats(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_stats(item) for key, item in value.items() if key != "stats"}
+    return [_without_stats(item) for item in value] if isinstance(value, list) else value

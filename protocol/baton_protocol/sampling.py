@@ -92,7 +92,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _within("min_p", self.min_p, 0.0, 1.0)
         if self.max_tokens < 1:
             raise InvalidRequest(
-                f"max_tokens is {self.max_tokens}; at least 1 token", param="max_tokens"
+                f"max_tokens is {self.max_tokens}; use 1 or more", param="max_tokens"
             )
         _within("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.logprobs is not None:
@@ -103,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest("stop holds an empty string", param="stop")
         if self.stop and not self.detokenize:
             raise InvalidRequest(
-                "stop looks at text, and detokenize is false; leave out one of both", param="stop"
+                "stop needs text, but detokenize is false; leave out one of the two", param="stop"
             )
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_CHARS:
@@ -133,12 +133,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest(
-                "allowed_token_ids is empty; nothing could be generated", param="allowed_token_ids"
+                "allowed_token_ids is empty; name at least one token id", param="allowed_token_ids"
             )
         if self.allowed_token_ids is not None and self.structured is not None:
             raise InvalidRequest(
-                "allowed_token_ids and a grammar are both given, which may leave nothing to "
-                "generate; leave out one of both",
+                "allowed_token_ids and a grammar are both given, which may leave no token to "
+                "generate; leave out one of the two",
                 param="allowed_token_ids",
             )
         _at_most("logit_bias", len(self.logit_bias), MAX_BIASED, "ids")
@@ -151,9 +151,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest("bad_words holds an empty word", param="bad_words")
 
 
-def _at_most(name: str, count: int, most: int, what: str) -> None:
-    if count > most:
-        raise InvalidRequest(f"{name} holds {count} {what}; at most {most}", param=name)
+def _at_most(name: str, count: int, limit: int, noun: str) -> None:
+    if count > limit:
+        raise InvalidRequest(f"{name} holds {count} {noun}; at most {limit}", param=name)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

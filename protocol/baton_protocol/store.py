@@ -233,17 +233,21 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def kind_of(report: NodeReport) -> Kind:
-    named = msgspec.json.encode(report.artifacts, order="sorted")
-    files = hashlib.sha256(named).hexdigest()
+    artifacts = msgspec.json.encode(report.artifacts, order="sorted")
+    files = hashlib.sha256(artifacts).hexdigest()
     return Kind(report.fingerprint, report.artifacts.get("tokenizer.json", ""), files)
 
 
-def differing(one: NodeReport, other: NodeReport) -> list[str]:
+def differing(first: NodeReport, second: NodeReport) -> list[str]:
     """Return what makes two nodes differ in Kind: "fingerprint" and names of artifacts. Empty if
     they are of one Kind."""
-    files, others = one.artifacts, other.artifacts
-    names = [name for name in sorted({*files, *others}) if files.get(name) != others.get(name)]
-    return ["fingerprint"] * (one.fingerprint != other.fingerprint) + names
+    first_files, second_files = first.artifacts, second.artifacts
+    names = [
+        name
+        for name in sorted({*first_files, *second_files})
+        if first_files.get(name) != second_files.get(name)
+    ]
+    return ["fingerprint"] * (first.fingerprint != second.fingerprint) + names
 
 
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):

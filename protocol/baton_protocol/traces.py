@@ -67,11 +67,11 @@ def below(place: Place) -> Place:
 def _parse(traceparent: str) -> tuple[str, str, bool] | None:
     """Return trace id, span id and the sampled flag; None if invalid. Versions after 00 may have
     more fields at the end; version ff and all-zero ids are invalid."""
-    found = _PARENT.fullmatch(traceparent.strip())
-    if found is None:
+    match = _PARENT.fullmatch(traceparent.strip())
+    if match is None:
         return None
-    version, trace_id, span_id, flags, more = found.groups()
-    wrong = version == "ff" or (version == "00" and more) or not int(trace_id, 16)
-    if wrong or not int(span_id, 16):
+    version, trace_id, span_id, flags, more = match.groups()
+    invalid = version == "ff" or (version == "00" and more) or not int(trace_id, 16)
+    if invalid or not int(span_id, 16):
         return None
     return trace_id, span_id, bool(int(flags, 16) & _SAMPLED)

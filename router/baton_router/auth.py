@@ -18,7 +18,7 @@ from pathlib import Path
 
 from baton_protocol.errors import Forbidden, Unauthorized
 from baton_protocol.hashing import tenant_salt
-from baton_protocol.link import is_loopback, says_token
+from baton_protocol.link import is_loopback, has_token
 from baton_router.errors import StartError
 from baton_router.settings import RouterSettings
 
@@ -104,7 +104,7 @@ class Tenants:
         return Tenant(admin=True)
 
     def _has_link_token(self, authorization: str | None) -> bool:
-        return bool(self._link_token) and says_token(authorization or "", self._link_token)
+        return bool(self._link_token) and has_token(authorization or "", self._link_token)
 
     def _tenant_of_key(self, authorization: str | None) -> Tenant:
         scheme, _, key = (authorization or "").strip().partition(" ")

@@ -80,7 +80,7 @@ class ReplyReader:
             self._parser.feed(piece)
             reply = self._parser.gets()
         except hiredis.ProtocolError as error:
-            raise ProtocolBroken(f"{self._label}: not a Redis reply: {error}") from error
+            raise ProtocolBroken(f"{self._label} sent an invalid Redis reply: {error}") from error
         if reply is False:
             return False
         if self._parser.has_data():
@@ -93,13 +93,15 @@ class ReplyReader:
         self._before = seen[-OVERLAP:]
         long = len(piece) > LONGEST_STRING_DIGITS and piece[1 : 2 + LONGEST_STRING_DIGITS].isdigit()
         if seen.startswith(b"\r\n$") and long and len(seen) == len(piece) + 2:
-            raise ProtocolBroken(f"{self._label}: a string that is too long: {piece!r:.60}")
+            raise ProtocolBroken(f"{self._label} sent a string that is too long: {piece!r:.60}")
         for head in LIST_HEADS:
             at = seen.find(head)
             while at >= 0:
                 digits = seen[at + len(head) : at + len(head) + MOST_ITEMS_DIGITS + 1]
                 if len(digits) > MOST_ITEMS_DIGITS and digits.isdigit():
-                    raise ProtocolBroken(f"{self._label}: a list that is too long: {digits!r}...")
+                    raise ProtocolBroken(
+                        f"{self._label} sent a list that is too long: {digits!r}..."
+                    )
                 at = seen.find(head, at + 1)
 
     def _checked(self, reply: object) -> Reply:
@@ -110,7 +112,7 @@ class ReplyReader:
                 return reply
             case bytes() | int() | None if not isinstance(reply, bool):
                 return reply
-        raise ProtocolBroken(f"{self._label}: unexpected type of reply: {reply!r:.60}")
+        raise ProtocolBroken(f"{self._label} sent a reply of an unexpected type: {reply!r:.60}")
 
 
 SCRATCH_BYTES = 16 << 10  # every reply but a value must fit (INFO server has about 600 bytes)
@@ -242,7 +244,7 @@ class RespConnection:
                 raise ValueTooLong(f"corrupt: {length} bytes, expected {room}")
             self._receive(deadline, *leading(into, length), self._tail)
             if self._tail != CRLF:
-                raise ProtocolBroken(f"{self._endpoint.label}: no CRLF after a value")
+                raise ProtocolBroken(f"{self._endpoint.label} sent a value without CRLF at its end")
             return length
 
     def abort(self) -> None:
@@ -393,7 +395,7 @@ class RespConnection:
         room = min(limit, SCRATCH_BYTES - self._end)
         if room <= 0:
             raise ProtocolBroken(
-                f"{self._endpoint.label}: a reply of more than {SCRATCH_BYTES} bytes"
+                f"{self._endpoint.label} sent a reply of more than {SCRATCH_BYTES} bytes"
             )
         view = memoryview(self._scratch)[self._end : self._end + room]
         self._end += self._receive_some(deadline, [view])
@@ -405,7 +407,7 @@ class RespConnection:
                 line = bytes(self._scratch[self._start : stop])
                 self._start = stop + 2
                 if not line:
-                    raise ProtocolBroken(f"{self._endpoint.label}: an empty reply")
+                    raise ProtocolBroken(f"{self._endpoint.label} sent an empty reply")
                 return line
             self._fill(deadline, limit)
 
@@ -413,7 +415,7 @@ class RespConnection:
         try:
             return int(line[1:])
         except ValueError:
-            raise ProtocolBroken(f"{self._endpoint.label}: not a number: {line!r:.60}") from None
+            raise ProtocolBroken(f"{self._endpoint.label} sent no number: {line!r:.60}") from None
 
     def _refusal(self, line: bytes) -> ServerRefused:
         return ServerRefused(f"{line[1:].decode(errors='replace')} [{self._endpoint.label}]")

@@ -129,17 +129,17 @@ def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> C
     """Apply or check the settings, without I/O: yield commands and receive their replies (or
     refusals) by send(). At the end, log what was changed and what should be."""
     changed: list[WantedSetting] = []
-    left: list[WantedSetting] = []
+    unchanged: list[WantedSetting] = []
     refusal = ""
     settings = yield from _read_settings()
     for wanted in wanted_settings(role, settings, value_bytes):
         if mode == "check" or not wanted.ours:
-            left.append(wanted)
+            unchanged.append(wanted)
             continue
         answer = yield (b"CONFIG", b"SET", wanted.name.encode(), wanted.value.encode())
         if isinstance(answer, ServerRefused):
             refusal = f" ({answer})"
-            left.append(wanted)
+            unchanged.append(wanted)
         else:
             changed.append(wanted)
     if changed:
@@ -147,8 +147,8 @@ def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> C
             f"{wanted.name} {wanted.value!r} (was {wanted.was})" for wanted in changed
         )
         logger.info("%s server %s: set %s", role, label, names)
-    if left:
-        lines = "; ".join(f"{wanted.line} (now {wanted.was}: {wanted.why})" for wanted in left)
+    if unchanged:
+        lines = "; ".join(f"{wanted.line} (now {wanted.was}: {wanted.why})" for wanted in unchanged)
         logger.warning("%s server %s needs other settings%s: %s", role, label, refusal, lines)
 
 
@@ -163,19 +163,22 @@ def wanted_settings(
     `settings` maps names to current values. A missing name is unknown to the server and is not
     wanted; None is a setting that the server does not show.
     """
-    found = [
+    settings_to_change = [
         _exactly("save", "", settings, "a cache needs no snapshots, and they stall it"),
         _exactly("appendonly", "no", settings, "a cache needs no log of its writes"),
     ]
     if role == "index":
         why = "an evicted marker is a lost chunk"
-        found.append(_exactly("maxmemory-policy", "noeviction", settings, why))
+        settings_to_change.append(_exactly("maxmemory-policy", "noeviction", settings, why))
     else:
-        found += [_eviction(settings), _bound(settings)]
+        settings_to_change += [_eviction(settings), _bound(settings)]
         # Unread replies count as used memory: a single client that does not read makes the server
         # evict chunks for them.
-        found += [_of_each_client(settings, value_bytes), _of_all_clients(settings, value_bytes)]
-    return tuple(wanted for wanted in found if wanted is not None)
+        settings_to_change += [
+            _of_each_client(settings, value_bytes),
+            _of_all_clients(settings, value_bytes),
+        ]
+    return tuple(wanted for wanted in settings_to_change if wanted is not None)
 
 
 def _exactly(

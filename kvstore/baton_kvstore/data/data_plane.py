@@ -398,7 +398,9 @@ class DataPlane:
         if not 0 <= marker.instance < len(self._instances):
             wrong = f"{MISSING}: no data instance {marker.instance} among {len(self._instances)}"
         elif (marker.payload_bytes, marker.shards) != (layout.chunk_bytes, layout.kv_shards):
-            wrong = f"{MISSING}: {marker.payload_bytes} bytes in {marker.shards} shards stored"
+            wrong = (
+                f"{MISSING}: the store has {marker.payload_bytes} bytes in {marker.shards} shards"
+            )
         if wrong:
             operation.settle(operation.lost(wrong), 0.0)
             return
@@ -452,13 +454,15 @@ class DataPlane:
         """
         if self.draining:
             return True
-        now = self.instances()
-        bounded = [each for each in now if each.limit_bytes]
+        instances = self.instances()
+        bounded = [instance for instance in instances if instance.limit_bytes]
         return self._behind.take(
             size,
             put_bytes_per_s=self.put_bytes_per_s,
-            fullest=max((each.used_bytes / each.limit_bytes for each in bounded), default=0.0),
-            others=any(each.put_trouble for each in now)
+            fullest=max(
+                (instance.used_bytes / instance.limit_bytes for instance in bounded), default=0.0
+            ),
+            others=any(instance.put_trouble for instance in instances)
             or any(instance.puts_wait for instance in self._instances),
         )
 

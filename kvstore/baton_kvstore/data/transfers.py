@@ -434,7 +434,7 @@ class PriorityQueues:
     def __init__(
         self, threads: int, limit_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._lanes: dict[Priority, deque[Operation]] = {each: deque() for each in Priority}
+        self._lanes: dict[Priority, deque[Operation]] = {priority: deque() for priority in Priority}
         # Most busy threads when write-behind starts: one thread takes it, and one stays free.
         self._most_busy = max(0, threads - 2)
         self._limit_s = limit_s

@@ -191,7 +191,7 @@ class Registry(ClosesItself):
         if wrong and wrong[0] != self._complaint:  # the same invalid report is read every second
             self._complaint = wrong[0]
             logger.warning(
-                "registry %s: %d reports left out: %s", self._client.label, len(wrong), wrong[0]
+                "registry %s: ignoring %d reports: %s", self._client.label, len(wrong), wrong[0]
             )
         return reports
 

@@ -61,7 +61,9 @@ def build_engine(settings: NodeSettings) -> EngineCore:
             f"the torch engine needs {error.name}: pip install 'baton-serve[node]'"
         ) from error
     except MemoryError as error:
-        raise SetupError("not enough memory for the engine: use a smaller --kv-memory") from error
+        raise SetupError(
+            "the machine has not enough memory for the engine: use a smaller --kv-memory"
+        ) from error
 
 
 def torch_settings(settings: NodeSettings) -> TorchSettings:
@@ -147,7 +149,7 @@ def measure_transfers(
         shards = range(layout.kv_shards)
         keys = [chunk_key(fingerprint, chunk, shard) for shard in shards]
         _delete(urls[number], keys, budget_s)
-    latencies = [each.get_latency_ms for each in plane.instances()]
+    latencies = [instance.get_latency_ms for instance in plane.instances()]
     return put_rate, get_rate, max(latencies, default=0.0)
 
 

@@ -175,7 +175,7 @@ class CompilingJobs:
             except Exception as error:
                 logger.exception("the tokenizer cannot be used for grammars")
                 raise Unavailable(
-                    f"this node cannot use its tokenizer for grammars: {error}; its log says why"
+                    f"this node cannot use its tokenizer for grammars: {error}; see its log"
                 ) from error
         from baton_text.grammar import GrammarError
 
@@ -184,7 +184,5 @@ class CompilingJobs:
         except GrammarError as error:
             raise InvalidRequest(f"the grammar cannot be compiled: {error}") from error
         except BaseException as error:  # a panic in llguidance is not an Exception
-            logger.exception("a grammar of %d bytes was not compiled", len(grammar.encode()))
-            raise InternalError(
-                "the grammar could not be compiled; the node's log says why"
-            ) from error
+            logger.exception("compiling a grammar of %d bytes failed", len(grammar.encode()))
+            raise InternalError("compiling the grammar failed; see the node's log") from error

@@ -219,11 +219,13 @@ def check_request(request: Request, info: EngineInfo) -> None:
     """Raise InvalidRequest for token ids outside the vocabulary, a wrong number of outputs, or too
     many prompt logprobs. The engine checks the rest when the request is submitted."""
     if request.outputs and len(request.outputs) != request.params.n:
-        raise InvalidRequest(f"{len(request.outputs)} outputs for n={request.params.n}", param="n")
-    asked = request.params.prompt_logprobs
-    if asked is not None and len(request.prompt_ids) * (1 + asked) > MAX_PROMPT_CANDIDATES:
         raise InvalidRequest(
-            f"prompt_logprobs is {asked} for {len(request.prompt_ids)} prompt tokens; "
+            f"the request has {len(request.outputs)} outputs for n={request.params.n}", param="n"
+        )
+    requested = request.params.prompt_logprobs
+    if requested is not None and len(request.prompt_ids) * (1 + requested) > MAX_PROMPT_CANDIDATES:
+        raise InvalidRequest(
+            f"prompt_logprobs is {requested} for {len(request.prompt_ids)} prompt tokens; "
             f"(1 + prompt_logprobs) x prompt tokens may be at most {MAX_PROMPT_CANDIDATES}",
             param="prompt_logprobs",
         )

@@ -94,14 +94,14 @@ class Reporter:
     @property
     def next_due(self) -> float:
         """When to call due() next, in seconds of the loop's clock."""
-        news = self._soon if self._requests.stamp != self._stamp else self._next_load
-        return min(news, self._next_load, self._next_events)
+        next_report = self._soon if self._requests.stamp != self._stamp else self._next_load
+        return min(next_report, self._next_load, self._next_events)
 
     def load(self) -> Load:
         """Return the node's figures now. The state is always "ready"; the server replaces it."""
         instances = self._connector.instances()
         # A prompt's chunks lie on all data servers, so a fetch waits for the slowest server.
-        latency_ms = max((each.get_latency_ms for each in instances), default=0.0)
+        latency_ms = max((instance.get_latency_ms for instance in instances), default=0.0)
         speeds, requests = self._context.speeds, self._requests
         speeds.transfers(*self._connector.rates(), latency_ms)
         return Load(
@@ -300,7 +300,7 @@ class EngineLoop:
                 self._saving = self._draining = False
                 self._write_behind.drain(False)
             case Start():
-                logger.error("a second start frame is ignored")
+                logger.error("ignoring a second start frame")
 
     def _accept(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
@@ -311,7 +311,7 @@ class EngineLoop:
         if latest > request.attempt or is_here:
             return  # an older attempt, or a duplicate
         if self._fetching.is_settling(key):
-            self._fail(key, Unavailable("fetches of this attempt still end; try again"))
+            self._fail(key, Unavailable("fetches of this attempt are still ending; try again"))
             return
         try:
             check_request(request, self._engine.info)
@@ -412,7 +412,7 @@ class EngineLoop:
         jobs = (*self._compiling.jobs(), *self._fetching.jobs(), *self._batch.jobs())
         for job in [job for job in jobs if job.is_late(now)]:
             self._abort(job.key)
-            self._fail(job.key, DeadlineExceeded("the request was not finished by its deadline"))
+            self._fail(job.key, DeadlineExceeded("the request did not finish by its deadline"))
 
     def _abort(self, key: JobKey) -> None:
         if self._compiling.drop(key):

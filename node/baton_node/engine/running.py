@@ -84,14 +84,16 @@ class OutgoingBlocks:
         self._counters.published_bytes += event.bytes
         if self._is_refusing:
             self._is_refusing = False
-            logger.warning("chunks are published again, %s first", event.chunk.hash.hex())
+            logger.warning(
+                "the store accepts chunks again, starting with %s", event.chunk.hash.hex()
+            )
 
     def refused(self, chunk: BlockHash, reason: str) -> None:
         """Log a refused put. Only the first is a warning: a store that is down refuses
         thousands."""
         level = logging.DEBUG if self._is_refusing else logging.WARNING
         self._is_refusing = True
-        logger.log(level, "chunk %s was not published: %s", chunk.hex(), reason)
+        logger.log(level, "the store did not accept chunk %s: %s", chunk.hex(), reason)
 
 
 class RunningBatch:

@@ -66,7 +66,7 @@ class EngineProcess:
 
     async def next(self) -> ToServer:
         """Return the engine's next frame. Raise EngineLost as soon as the engine closes its socket;
-        epitaph() then says how the process ended."""
+        describe_end() then tells how the process ended."""
         while not self._frames:
             data = await self._read()
             if not data:
@@ -95,7 +95,7 @@ class EngineProcess:
         except ConnectionError:
             return b""
 
-    async def epitaph(self) -> str:
+    async def describe_end(self) -> str:
         """Return a message about how a lost engine ended. Wait END_S at most, then kill it."""
         try:
             async with asyncio.timeout(END_S):
@@ -103,8 +103,8 @@ class EngineProcess:
         except TimeoutError:
             self.kill()
             return f"the engine process {self.pid} closed its socket and did not end"
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"the engine process {self.pid} ended: {how}; its log says why"
+        outcome = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the engine process {self.pid} ended: {outcome}; see its log"
 
 
 async def start_engine(
@@ -142,12 +142,14 @@ async def start_engine(
             return engine, frame
         if isinstance(frame, SetupFailed):
             raise SetupError(frame.message)
-        raise SetupError(f"the engine began with {type(frame).__name__} instead of Ready")
+        raise SetupError(
+            f"the engine sent {type(frame).__name__} as its first frame instead of Ready"
+        )
     except TimeoutError as error:
         await engine.stop()
-        raise SetupError(f"the engine was not ready in {settings.start_wait_s:g} s") from error
+        raise SetupError(f"the engine was not ready within {settings.start_wait_s:g} s") from error
     except EngineLost as error:
-        how = await engine.epitaph()
+        how = await engine.describe_end()
         await engine.stop()
         raise EngineLost(how) from error
     except BaseException:

@@ -175,7 +175,7 @@ class Unpacker:
         while len(self._buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
             if length > MAX_FRAME:
-                raise FrameError(f"frame of {length} bytes; at most {MAX_FRAME}")
+                raise FrameError(f"frame of {length} bytes exceeds the limit of {MAX_FRAME} bytes")
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break

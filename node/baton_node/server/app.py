@@ -56,7 +56,7 @@ from baton_protocol.link import (
     ROUTER_HEADER,
     Load,
     is_loopback,
-    says_token,
+    has_token,
     to_node_codec,
 )
 from baton_protocol.store import NodeLoad, Speeds
@@ -86,9 +86,9 @@ class NodeServer:
         self._by_digest = {digests[name]: data for name, data in artifacts.items()}
         self.metrics = NodeMetrics(NodeId(settings.node), self._figures)
         self.service: Node | None = None
-        told = urlsplit(settings.address).hostname
-        named = (told,) if told is not None and is_loopback(settings.host) else ()
-        self._hosts = Hosts(settings.host, named)
+        hostname = urlsplit(settings.address).hostname
+        names = (hostname,) if hostname is not None and is_loopback(settings.host) else ()
+        self._hosts = Hosts(settings.host, names)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._for_us])
@@ -119,7 +119,7 @@ class NodeServer:
         """Refuse requests with a foreign Host header: with DNS rebinding, a page in a browser can
         reach a loopback address under its own name."""
         if not self._hosts.allows(request.headers.get("Host", "")):
-            raise web.HTTPForbidden(text="this node answers to the names of its machine only\n")
+            raise web.HTTPForbidden(text="this node answers only requests to its machine's names\n")
         return await handler(request)
 
     async def health(self, request: web.Request) -> web.Response:
@@ -141,24 +141,26 @@ class NodeServer:
     def _admit(self, request: web.Request) -> None:
         """Raise 401 unless the request has the link token, if the node has one."""
         token = self._settings.link_token
-        if token and not says_token(request.headers.get("Authorization", ""), token):
+        if token and not has_token(request.headers.get("Authorization", ""), token):
             raise web.HTTPUnauthorized(
                 headers={"WWW-Authenticate": "Bearer"},
-                text="this node wants its pool's link token (--link-token)\n",
+                text="this node requires its pool's link token (--link-token)\n",
             )
 
     async def artifact(self, request: web.Request) -> web.Response:
         self._admit(request)
         data = self._by_digest.get(request.match_info["digest"])
         if data is None:
-            raise web.HTTPNotFound(text="no artifact of this digest; the hello names them\n")
+            raise web.HTTPNotFound(
+                text="no artifact has this digest; the hello frame lists the digests\n"
+            )
         return web.Response(body=data, content_type="application/octet-stream")
 
     async def link(self, request: web.Request) -> web.StreamResponse:
         """Serve one router's link. Handle its frames in order; send ours through the link's
         queue."""
         if "Origin" in request.headers:  # a browser lets any page open a WebSocket to any host
-            raise web.HTTPForbidden(text="links are for routers, not for pages in a browser\n")
+            raise web.HTTPForbidden(text="links are for routers, not for browser pages\n")
         self._admit(request)
         service = self.service
         if service is None:
@@ -170,20 +172,20 @@ class NodeServer:
         link = RouterLink(socket, str(request.remote), request.headers.get(ROUTER_HEADER, ""))
         codec = to_node_codec()
         writer = asyncio.create_task(link.write())
-        service.joined(link)
+        service.connected(link)
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
                     if message.type is WSMsgType.ERROR:  # for example a frame that is too large
                         logger.error("router %s: %s", link.peer, message.data)
                     break
-                service.heard(link, codec.decode(message.data))
+                service.handle_router_frame(link, codec.decode(message.data))
         except WireError as error:
             logger.error("router %s: %s", link.peer, error)
         except ConnectionError as error:  # a pong to a router that has disconnected
             logger.info("router %s: %s", link.peer, error)
         finally:
-            service.left(link)
+            service.disconnected(link)
             link.lose()
             await writer
         return socket
@@ -213,7 +215,7 @@ async def run_node(
     except asyncio.CancelledError:
         if not ending.is_set():
             raise
-        logger.warning("ended at once by a second signal")
+        logger.warning("a second signal ended the node at once")
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -264,14 +266,14 @@ async def _serve(
             try:
                 following.result()
             except EngineLost as error:
-                raise EngineLost(await engine.epitaph()) from error
+                raise EngineLost(await engine.describe_end()) from error
 
 
 def _warn_if_open(settings: NodeSettings) -> None:
     if not settings.link_token and not is_loopback(settings.host):
         logger.warning(
-            "%s listens on %s and has no link token: whoever reaches it can run requests here, have"
-            " it drained and read its tokenizer; give it and its routers one (--link-token)",
+            "%s listens on %s without a link token, so anyone who reaches it can run requests, "
+            "drain it and read its tokenizer; give it and its routers one (--link-token)",
             *(settings.node, settings.host or "all addresses"),
         )
 

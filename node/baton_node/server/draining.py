@@ -44,25 +44,25 @@ class EndWaits:
 class Draining:
     """The drain state of one node.
 
-    `tell` sends a frame to the engine. `changed` is called when the state for routers changes.
+    `send` sends a frame to the engine. `changed` is called when the state for routers changes.
     `limit_s` is the time that running requests get if a router sets no deadline, and on shutdown.
     `save_s` is as in EndWaits.
     """
 
     def __init__(
         self,
-        tell: Callable[[ToEngine], None],
+        send: Callable[[ToEngine], None],
         changed: Callable[[], None],
         limit_s: float,
         save_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tell = tell
+        self._send = send
         self._changed = changed
         self._limit_s = limit_s
         self._save_s = save_s
         self._clock = clock
-        self._words: DrainNode | None = None
+        self._frame: DrainNode | None = None
         self._until = 0.0
         self._due = False
         self._ending = False
@@ -72,14 +72,14 @@ class Draining:
         self.replaced_by = ""
         self.leaving = False
 
-    def drain(self, words: DrainNode) -> None:
+    def drain(self, frame: DrainNode) -> None:
         """Drain, as a router asks. Idempotent for equal frames; ignored during shutdown."""
-        if self._ending or words == self._words:
+        if self._ending or frame == self._frame:
             return
-        self._words = words
-        limit_s = self._limit_s if words.deadline_s is None else words.deadline_s
-        self.replaced_by = words.replaced_by
-        self._begin(self._clock() + limit_s, words.reason)
+        self._frame = frame
+        limit_s = self._limit_s if frame.deadline_s is None else frame.deadline_s
+        self.replaced_by = frame.replaced_by
+        self._begin(self._clock() + limit_s, frame.reason)
 
     def end(self) -> None:
         """Drain because the process shuts down."""
@@ -94,11 +94,11 @@ class Draining:
         if self._ending or self.state == "ready":
             return
         self._cancel()
-        self._words, self._due = None, False
+        self._frame, self._due = None, False
         self.state, self.leaving = "ready", False
         self.reason = self.replaced_by = ""
-        self._tell(Undrain())
-        logger.info("takes requests again")
+        self._send(Undrain())
+        logger.info("taking requests again")
         self._changed()
 
     def saved(self) -> None:
@@ -115,14 +115,18 @@ class Draining:
         self._cancel()
         self._until, self._due = until, False
         self.state, self.reason, self.leaving = "draining", reason, self.leaving and left <= 0
-        self._tell(Drain())  # now, so that a request that moves finds its KV in the store
-        logger.info("drains (%s): what runs may end here for %.1f s", reason or "no reason", left)
+        self._send(Drain())  # now, so that a request that moves finds its KV in the store
+        logger.info(
+            "draining (%s): running requests may finish here for %.1f s",
+            reason or "no reason",
+            left,
+        )
         self._changed()
         self._timer = asyncio.get_running_loop().call_later(left, self._deadline)
 
     def _deadline(self) -> None:
         self._due = True
-        self._tell(Drain())
+        self._send(Drain())
         self._timer = asyncio.get_running_loop().call_later(self._save_s, self._leave)
 
     def _leave(self) -> None:

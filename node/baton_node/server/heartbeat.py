@@ -44,4 +44,4 @@ async def leave(registry: Registry, node: NodeId, epoch: Epoch) -> None:
         async with asyncio.timeout(LEAVE_S):
             await registry.unregister(node, epoch)
     except (StoreError, TimeoutError) as error:
-        logger.info("not unregistered: %s", error or "no answer in time")
+        logger.info("cannot unregister: %s", error or "timeout")

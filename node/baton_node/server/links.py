@@ -50,7 +50,7 @@ class RouterLink:
         self._queued += len(data)
         self._filled.set()
         if self._queued > MAX_QUEUED_BYTES:
-            logger.error("router %s does not read: its link is closed", self.peer)
+            logger.error("closing the link to router %s, which does not read", self.peer)
             self.lose()
 
     def lose(self) -> None:

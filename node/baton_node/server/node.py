@@ -21,7 +21,7 @@ from baton_node.server.metrics import NodeMetrics
 from baton_node.server.request_table import RequestTable
 from baton_node.server.role import NodeRole, saturated
 from baton_node.server.spans import NodeSpans
-from baton_node.server.unacknowledged_jobs import Soon, UnacknowledgedJobs
+from baton_node.server.unacknowledged_jobs import LoadThrottle, UnacknowledgedJobs
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (
@@ -50,18 +50,18 @@ DRAIN_POLL_S = 0.02
 MAX_UNREAD_BYTES = 64 << 20
 
 DRAINING = ErrorRecord(
-    message="this node is draining and takes nothing new",
+    message="this node is draining and takes no new requests",
     code="draining",
     status=503,
     retryable=True,
 )
 TAKEN = ErrorRecord(
-    message="another router has a request of this id here",
+    message="another router already runs a request with this id here",
     code="request_taken",
     status=409,
 )
 HANDED_BACK = ErrorRecord(
-    message="this node has ended before the request",
+    message="this node shut down before the request ended",
     code=DRAINED,
     status=503,
     retryable=True,
@@ -87,14 +87,14 @@ class Node:
         grace_s = identity.settings.link_grace_s
         self._table = RequestTable(tokenizer, self._send, metrics, grace_s, spans=spans)
         self._unacknowledged = UnacknowledgedJobs()
-        self._soon = Soon(self._say_load)
+        self._load_throttle = LoadThrottle(self._send_load)
         self._links: set[RouterLink] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
         self._events = 0  # number of the last CacheEvents frame
         self._drained = asyncio.Event()
         self._waits = waits or EndWaits()
         limit_s, save_s = identity.settings.drain_s, self._waits.save_s
-        self._draining = Draining(engine.send, self._say_load, limit_s, save_s)
+        self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
         ready = identity.ready
         self._figures = Load(identity.epoch, "ready", ready.speeds, ready.load, ready.store)
 
@@ -130,7 +130,7 @@ class Node:
 
     # --- routers --------------------------------------------------------------------------------
 
-    def joined(self, link: RouterLink) -> None:
+    def connected(self, link: RouterLink) -> None:
         """A router has connected: send it the report, the cached chunks and the load."""
         link.send(Hello(self.report()))
         self._list_chunks(link)
@@ -141,7 +141,7 @@ class Node:
         chunks, seq = tuple(self._chunks), self._events
         link.send(CacheEvents(self.epoch, stored=chunks, reset=True, seq=seq))
 
-    def left(self, link: RouterLink) -> None:
+    def disconnected(self, link: RouterLink) -> None:
         """A link is lost. Its requests are aborted unless their router reconnects within
         `link_grace_s`."""
         self._links.discard(link)
@@ -149,7 +149,7 @@ class Node:
             grace = self._identity.settings.link_grace_s
             asyncio.get_running_loop().call_later(grace, self._table.tidy)
 
-    def heard(self, link: RouterLink, frame: ToNode) -> None:
+    def handle_router_frame(self, link: RouterLink, frame: ToNode) -> None:
         """Handle a router's frame."""
         match frame:
             case PrefillJob() | RunJob():
@@ -180,7 +180,7 @@ class Node:
             return
         self._table.open(job, link)
         if len(self._links) > 1:  # tell other routers; the sender has booked the job itself
-            self._soon.changed()
+            self._load_throttle.changed()
 
     def _send(self, frame: ToEngine) -> None:
         if isinstance(frame, PrefillJob | RunJob):
@@ -191,7 +191,9 @@ class Node:
         if self.state == "draining":
             return DRAINING
         if (unread := self._engine.unread_bytes) > MAX_UNREAD_BYTES:
-            return saturated(f"{unread} bytes of jobs wait for this node's engine", retry_after=1.0)
+            return saturated(
+                f"{unread} bytes of jobs already wait for this node's engine", retry_after=1.0
+            )
         return self._role.refuse(job, self.load)
 
     # --- the engine -----------------------------------------------------------------------------
@@ -199,9 +201,9 @@ class Node:
     async def follow_engine(self) -> None:
         """Handle the engine's frames until the engine ends, which raises EngineLost."""
         while True:
-            self.said(await self._engine.next())
+            self.handle_engine_frame(await self._engine.next())
 
-    def said(self, frame: ToServer) -> None:
+    def handle_engine_frame(self, frame: ToServer) -> None:
         """Handle a frame from the engine."""
         match frame:
             case Step():
@@ -211,7 +213,7 @@ class Node:
             case Load():
                 self._figures = frame
                 self._unacknowledged.taken(frame.load.jobs_total)
-                self._say_load()
+                self._send_load()
                 self._table.tidy()
             case CacheEvents():
                 self._chunks.update(frame.stored)
@@ -223,8 +225,8 @@ class Node:
             case Drained():
                 self._drained.set()
 
-    def _say_load(self) -> None:
-        self._soon.said()
+    def _send_load(self) -> None:
+        self._load_throttle.sent()
         broadcast(self._links, self.load)
 
     # --- shutdown -------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ class Node:
             async with asyncio.timeout(self._waits.publish_s):
                 await self._drained.wait()
         except TimeoutError:
-            logger.warning("chunks were still on their way into the store")
+            logger.warning("shutting down before the store has accepted all chunks")
 
     async def close_links(self) -> None:
         """Close all links in parallel, so that a router that does not read delays no other."""
@@ -261,6 +263,6 @@ class Node:
 
     def lose_links(self) -> None:
         """Drop the remaining links without waiting for their queues."""
-        self._soon.close()
+        self._load_throttle.close()
         for link in self._links:
             link.lose()

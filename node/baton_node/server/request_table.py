@@ -43,7 +43,7 @@ from baton_text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 HISTORY_LOST = ErrorRecord(
-    message="this node has not kept all that the router missed",
+    message="this node no longer has all the output that the router missed",
     code="history_lost",
     status=503,
     retryable=True,
@@ -102,7 +102,7 @@ class RequestTable:
         live = self._live.get(request) or self._ended.get(request)
         if live is None or live.router == router:
             return False
-        logger.warning("a router was refused what is another's", extra=live.about)
+        logger.warning("refused a frame for another router's request", extra=live.about)
         return True
 
     def goes_on(self, job: PrefillJob | RunJob, link: RouterLink) -> bool:
@@ -120,7 +120,7 @@ class RequestTable:
             return False
         same = live.attempt == request.attempt and live.prefill == isinstance(job, PrefillJob)
         if same and live.link is not link:
-            logger.info("a router is back for its request", extra=live.about)
+            logger.info("the router reconnected to its request", extra=live.about)
             live.link = link
             self._catch_up(live, job, link)
         return True
@@ -135,40 +135,38 @@ class RequestTable:
             self._live[live.id] = live
             self._send(job)
 
-    def first(self, word: FirstTokens, router: str = "") -> None:
+    def first(self, frame: FirstTokens, router: str = "") -> None:
         """The router has the prefill node's first tokens: continue after them."""
-        live = self._awaiting(word.request, word.attempt, router)
+        live = self._awaiting(frame.request, frame.attempt, router)
         if live is None:
             return
-        if len(word.outputs) != live.request.params.n:
-            reason = (
-                f"FirstTokens brought {len(word.outputs)} outputs for n={live.request.params.n}"
-            )
-            self.no_first(NoFirstTokens(word.request, word.attempt, reason), router)
+        if len(frame.outputs) != live.request.params.n:
+            reason = f"FirstTokens has {len(frame.outputs)} outputs for n={live.request.params.n}"
+            self.no_first(NoFirstTokens(frame.request, frame.attempt, reason), router)
             return
         self._stop_waiting(live)
-        live.start(self._tokenizer, word.outputs)
-        live.open_choices -= set(word.finished)
-        self._send(word)
+        live.start(self._tokenizer, frame.outputs)
+        live.open_choices -= set(frame.finished)
+        self._send(frame)
         if not live.open_choices:
             self._end(live)
 
-    def no_first(self, word: NoFirstTokens, router: str = "") -> None:
-        live = self._awaiting(word.request, word.attempt, router)
+    def no_first(self, frame: NoFirstTokens, router: str = "") -> None:
+        live = self._awaiting(frame.request, frame.attempt, router)
         if live is not None:
             self._stop_waiting(live)
-            self._send(word)
+            self._send(frame)
 
-    def abort(self, word: Abort, router: str = "") -> None:
+    def abort(self, frame: Abort, router: str = "") -> None:
         """Forget the request now. The engine waits for its transfers in flight. Remember the abort,
         in case it arrived before its job."""
-        if self.is_anothers(word.request, router):
+        if self.is_anothers(frame.request, router):
             return
-        key = (router, word.request)
-        self._aborted[key] = max(word.attempt, self._aborted.pop(key, -1))
+        key = (router, frame.request)
+        self._aborted[key] = max(frame.attempt, self._aborted.pop(key, -1))
         if len(self._aborted) > self._bounds.aborted:
             self._aborted.popitem(last=False)
-        if (live := self._get(word.request, word.attempt)) is not None:
+        if (live := self._get(frame.request, frame.attempt)) is not None:
             self._give_up(live)
 
     # --- from the engine ------------------------------------------------------------------------
@@ -222,19 +220,19 @@ class RequestTable:
     def orphan(self, link: RouterLink) -> bool:
         """A link is lost: its requests have no link from now on. Return True if any of them still
         runs; the caller then calls tidy() after `grace_s`."""
-        live = [each for each in self._live.values() if each.link is link]
-        ended = [each for each in self._ended.values() if each.link is link]
-        for each in (*live, *ended):
-            each.link, each.until = None, self._clock() + self._grace_s
+        live = [stream for stream in self._live.values() if stream.link is link]
+        ended = [stream for stream in self._ended.values() if stream.link is link]
+        for stream in (*live, *ended):
+            stream.link, stream.until = None, self._clock() + self._grace_s
         return bool(live)
 
     def tidy(self) -> None:
         """Abort requests whose router has not reconnected in time, and forget ended requests after
         the grace period."""
         now = self._clock()
-        for live in [each for each in self._live.values() if each.link is None]:
+        for live in [stream for stream in self._live.values() if stream.link is None]:
             if live.until <= now:
-                logger.warning("aborted: its router stayed away", extra=live.about)
+                logger.warning("aborted: its router did not reconnect", extra=live.about)
                 self._give_up(live)
         self._forget_ended(now)
 
@@ -249,16 +247,18 @@ class RequestTable:
         elif job.await_first:
             return  # the router has no FirstTokens or NoFirstTokens yet
         elif any(job.request.outputs):
-            word = FirstTokens(live.id, live.attempt, job.request.outputs, job.finished)
-            self.first(word, live.router)
+            frame = FirstTokens(live.id, live.attempt, job.request.outputs, job.finished)
+            self.first(frame, live.router)
         else:
-            none = NoFirstTokens(live.id, live.attempt, "the router has no first token")
+            none = NoFirstTokens(live.id, live.attempt, "the router received no first token")
             self.no_first(none, live.router)
 
     def _send_missed(self, live: RequestStream, job: RunJob, link: RouterLink) -> None:
         missed = live.missed(job)
         if missed is None:
-            logger.warning("what its router missed is not kept any more", extra=live.about)
+            logger.warning(
+                "the output that the router missed is no longer available", extra=live.about
+            )
             self._give_up(live)
             link.send(JobFailed(live.id, live.attempt, HISTORY_LOST))
         elif missed:

@@ -48,19 +48,19 @@ class NodeSpans:
                 round(now * 1e9),
                 served=True,
                 error=failed,
-                attributes=self._told(live, aborted),
+                attributes=self._attributes(live, aborted),
             )
         )
 
-    def _told(self, live: RequestStream, aborted: bool) -> dict[str, Attribute]:
-        told: dict[str, Attribute] = {
+    def _attributes(self, live: RequestStream, aborted: bool) -> dict[str, Attribute]:
+        attributes: dict[str, Attribute] = {
             "baton.request": live.id,
             "baton.attempt": live.attempt,
             "baton.node": self._node,
             "baton.aborted": aborted,
         }
         if (stats := live.stats) is not None:
-            told |= {
+            attributes |= {
                 "baton.handoff_ms": stats.handoff_ms,
                 "baton.queue_ms": stats.queue_ms,
                 "baton.fetch_ms": stats.fetch_ms,
@@ -71,4 +71,4 @@ class NodeSpans:
                 "baton.fetched_tokens": stats.fetched_tokens,
                 "baton.computed_tokens": stats.computed_tokens,
             }
-        return told
+        return attributes

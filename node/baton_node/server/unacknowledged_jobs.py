@@ -19,7 +19,7 @@ import msgspec
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
 
-SAY_EVERY_S = 0.02
+SEND_EVERY_S = 0.02
 
 
 class UnacknowledgedJobs:
@@ -64,26 +64,26 @@ def _sequences(job: PrefillJob | RunJob) -> int:
     return job.request.params.n - finished
 
 
-class Soon:
-    """Calls `say` after changed(), at once but at most every SAY_EVERY_S seconds. Call said() for
-    each report, including those from `say`."""
+class LoadThrottle:
+    """Calls `send` after changed(), at once but at most every SEND_EVERY_S seconds. Call sent() for
+    each report, including those from `send`."""
 
     def __init__(
-        self, say: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self, send: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._say = say
+        self._send = send
         self._clock = clock
-        self._said_at = float("-inf")
+        self._sent_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
     def changed(self) -> None:
         if self._timer is None:
-            wait_s = max(0.0, self._said_at + SAY_EVERY_S - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._say)
+            wait_s = max(0.0, self._sent_at + SEND_EVERY_S - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._send)
 
-    def said(self) -> None:
+    def sent(self) -> None:
         self.close()
-        self._said_at = self._clock()
+        self._sent_at = self._clock()
 
     def close(self) -> None:
         if self._timer is not None:

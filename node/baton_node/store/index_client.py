@@ -369,7 +369,7 @@ class IndexClient:
         try:
             await self._check.ask(lambda: self._idx.drop_inbox(node, epoch), adds=False)
         except StoreError as error:
-            logger.debug("inbox left behind: %s", error)
+            logger.debug("cannot delete the inbox: %s", error)
         await self._idx.close()
 
     async def _probe(self) -> None:
@@ -407,35 +407,43 @@ class IndexClient:
 
     def _gather(self, stored: Stored) -> None:
         if not self._markers.add(None, stored):
-            reason = f"{MAX_PENDING_MARKERS} markers wait for the index already"
+            reason = f"the queue of markers for the index is full ({MAX_PENDING_MARKERS})"
             self._emit(Published(stored.chunk, None, 0, reason))
 
     async def _mark(self, _: None, batch: list[Stored]) -> None:
         """Write a batch of markers in one round trip. Emit Published for each, even if the write
         fails or is cancelled."""
-        marks = [(each.chunk.hash, each.marker, ttl_ms(each.marker.depth)) for each in batch]
+        marks = [
+            (stored.chunk.hash, stored.marker, ttl_ms(stored.marker.depth)) for stored in batch
+        ]
         reason = "cancelled"
         try:
             await self._check.ask(lambda: self._idx.mark_all(self._address.fingerprint, marks))
             reason = ""
-            self._tell(batch)
+            self._announce(batch)
         except StoreError as error:
             reason = str(error)
         finally:
-            for each in batch:
-                marker, size = (None, 0) if reason else (each.marker, each.bytes)
-                self._emit(Published(each.chunk, marker, size, reason))
+            for stored in batch:
+                marker, size = (None, 0) if reason else (stored.marker, stored.bytes)
+                self._emit(Published(stored.chunk, marker, size, reason))
 
-    def _tell(self, batch: list[Stored]) -> None:
-        for each in batch:
-            if each.inbox is not None:
-                request, attempt, index = each.chunk.request, each.chunk.attempt, each.chunk.index
-                entry = InboxEntry(request, attempt, "chunks", index, (each.marker,))
-                self._enqueue(each.inbox, entry)
+    def _announce(self, batch: list[Stored]) -> None:
+        for stored in batch:
+            if stored.inbox is not None:
+                request, attempt, index = (
+                    stored.chunk.request,
+                    stored.chunk.attempt,
+                    stored.chunk.index,
+                )
+                entry = InboxEntry(request, attempt, "chunks", index, (stored.marker,))
+                self._enqueue(stored.inbox, entry)
 
     def _prolong(self, chunk: ChunkRef) -> None:
         if not self._fetched.add(None, chunk):
-            logger.debug("marker of chunk %s is not prolonged: too many wait", chunk.hash.hex())
+            logger.debug(
+                "not prolonging the marker of chunk %s: too many are queued", chunk.hash.hex()
+            )
 
     async def _refresh(self, _: None, batch: list[ChunkRef]) -> None:
         lifetimes = [(chunk.hash, ttl_ms(chunk.index)) for chunk in batch]
@@ -444,7 +452,7 @@ class IndexClient:
                 lambda: self._idx.refresh(self._address.fingerprint, lifetimes), adds=False
             )
         except StoreError as error:
-            logger.debug("%d markers were not prolonged: %s", len(batch), error)
+            logger.debug("cannot prolong %d markers: %s", len(batch), error)
 
     async def _unmark(self, chunk: BlockHash, marker: Marker) -> None:
         try:
@@ -452,13 +460,13 @@ class IndexClient:
                 lambda: self._idx.unmark(self._address.fingerprint, chunk, marker), adds=False
             )
         except StoreError as error:
-            logger.debug("marker of chunk %s stays: %s", chunk.hex(), error)
+            logger.debug("cannot delete the marker of chunk %s: %s", chunk.hex(), error)
 
     # --- inboxes ----------------------------------------------------------------------------------
 
     def _enqueue(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
         if not self._outboxes.add(inbox, entry):
-            logger.debug("an announcement to %s is dropped: too many wait", inbox[0])
+            logger.debug("dropping an announcement to %s: too many are queued", inbox[0])
 
     async def _send(self, inbox: tuple[str, str], batch: list[InboxEntry]) -> None:
         node, epoch = NodeId(inbox[0]), Epoch(inbox[1])
@@ -466,7 +474,7 @@ class IndexClient:
             await self._check.ask(partial(self._idx.announce, node, epoch, batch))
         except StoreError as error:
             # The decode node computes chunks that are not announced to it.
-            logger.debug("%d announcements to %s lost: %s", len(batch), node, error)
+            logger.debug("cannot deliver %d announcements to %s: %s", len(batch), node, error)
 
     async def _read_inbox(self) -> None:
         run_id, broken, warned = "", True, False
@@ -485,13 +493,13 @@ class IndexClient:
             except StoreError as error:
                 # IndexCheck has already warned if the index is away.
                 if isinstance(error, ServerRefused) and not warned:
-                    logger.warning("the inbox cannot be read: %s", error)
+                    logger.warning("cannot read the inbox: %s", error)
                     warned = True
                 broken = True
                 await asyncio.sleep(RETRY_S)
                 continue
             except Exception:  # a task's outer edge: if it ended, each hand-off would time out
-                logger.exception("the inbox cannot be read")
+                logger.exception("reading the inbox failed")
                 await asyncio.sleep(RETRY_S)
                 continue
             for entry in entries:

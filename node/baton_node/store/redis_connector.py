@@ -141,7 +141,7 @@ class StoreConnector:
             if result.ok:
                 self._index.refresh(chunk)
             if result.gone:
-                logger.debug("chunk %s is not to be used: %s", chunk.hash.hex(), result.reason)
+                logger.debug("not using chunk %s: %s", chunk.hash.hex(), result.reason)
                 self._index.unmark(chunk.hash, marker)
 
         self._plane.submit_get(chunk.hash, marker, chunk.index, sink, done, priority, direct)

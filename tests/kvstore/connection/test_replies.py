@@ -86,7 +86,7 @@ def test_the_header_of_a_huge_list_is_refused_at_any_depth_and_split_at_any_byte
         reader = ReplyReader("label")
         if cut:
             assert not reader.feed(head[:cut])
-        with pytest.raises(ProtocolBroken, match="label: a list that is too long"):
+        with pytest.raises(ProtocolBroken, match="label sent a list that is too long"):
             reader.feed(head[cut:])
 
 

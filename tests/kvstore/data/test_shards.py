@@ -130,7 +130,7 @@ def test_a_marker_of_another_number_of_shards_is_a_miss(
     marker = make_transfers(single.data_urls, layout=LAYOUT).stored(ONE)
     result, payload = make_transfers(single.data_urls, layout=SHARDED).get(ONE, marker)
     assert (result.ok, result.gone, payload) == (False, True, b"")
-    assert "in 1 shards stored" in result.reason
+    assert "bytes in 1 shards" in result.reason
 
 
 def test_a_server_restarted_between_two_shards_gives_no_marker(

@@ -79,7 +79,7 @@ def refusals(link: FakeLink) -> list[tuple[str, bool]]:
 
 def test_the_hello_and_the_first_load_have_the_store_s_health(node: Node) -> None:
     link = FakeLink()
-    node.joined(link)
+    node.connected(link)
     hello, load = link.frames[0], link.frames[2]
     assert isinstance(hello, Hello)
     assert isinstance(load, Load)
@@ -91,10 +91,10 @@ def test_a_node_refuses_jobs_while_its_engine_has_too_many_unread_bytes(
 ) -> None:
     link = FakeLink()
     engine.unread = MAX_UNREAD_BYTES + 1
-    node.heard(link, RunJob(make_request("r", b"p")))
+    node.handle_router_frame(link, RunJob(make_request("r", b"p")))
     assert (refusals(link), engine.received) == ([("saturated", True)], [])
     engine.unread = 0
-    node.heard(link, RunJob(make_request("r", b"p")))
+    node.handle_router_frame(link, RunJob(make_request("r", b"p")))
     assert engine.received == [RunJob(make_request("r", b"p"))]
 
 
@@ -103,38 +103,38 @@ async def test_a_draining_node_refuses_new_requests_and_continues_its_own(
 ) -> None:
     request = make_request("r", b"p", max_tokens=3)
     first, second = FakeLink(), FakeLink()
-    node.heard(first, RunJob(request))
-    node.heard(first, DrainNode(60.0, "scale-down"))
-    node.said(Step(tuple(tokens_of(request, 0, b"abc"))))
-    node.heard(second, RunJob(make_request("late", b"p")))
-    node.heard(second, RunJob(request))
+    node.handle_router_frame(first, RunJob(request))
+    node.handle_router_frame(first, DrainNode(60.0, "scale-down"))
+    node.handle_engine_frame(Step(tuple(tokens_of(request, 0, b"abc"))))
+    node.handle_router_frame(second, RunJob(make_request("late", b"p")))
+    node.handle_router_frame(second, RunJob(request))
     assert refusals(second) == [("draining", True)]
     assert [delta.text for delta in second.deltas()] == ["a", "b", "c"]
 
 
 async def test_a_draining_node_reports_its_state_the_reason_and_its_requests(node: Node) -> None:
-    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
-    node.heard(FakeLink(), DrainNode(60.0, "scale-down"))
+    node.handle_router_frame(FakeLink(), RunJob(make_request("r", b"p")))
+    node.handle_router_frame(FakeLink(), DrainNode(60.0, "scale-down"))
     for report in (node.load, node.report()):
         assert (report.state, report.reason, report.load.requests) == ("draining", "scale-down", 1)
     assert not node.load.leaving
 
 
 async def test_a_draining_node_reports_its_replacement_until_it_resumes(node: Node) -> None:
-    node.heard(FakeLink(), DrainNode(60.0, "roll-out", "r2"))
+    node.handle_router_frame(FakeLink(), DrainNode(60.0, "roll-out", "r2"))
     assert (node.load.replaced_by, node.report().replaced_by) == ("r2", "r2")
-    node.heard(FakeLink(), DrainNode(60.0, "roll-out"))
+    node.handle_router_frame(FakeLink(), DrainNode(60.0, "roll-out"))
     assert node.load.replaced_by == ""
-    node.heard(FakeLink(), DrainNode(60.0, "roll-out", "r3"))
-    node.heard(FakeLink(), ResumeNode())
+    node.handle_router_frame(FakeLink(), DrainNode(60.0, "roll-out", "r3"))
+    node.handle_router_frame(FakeLink(), ResumeNode())
     assert (node.load.replaced_by, node.report().replaced_by) == ("", "")
 
 
 async def test_a_draining_node_publishes_its_chunks_while_requests_still_run(
     node: Node, engine: FakeEngine
 ) -> None:
-    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
-    node.heard(FakeLink(), DrainNode())
+    node.handle_router_frame(FakeLink(), RunJob(make_request("r", b"p")))
+    node.handle_router_frame(FakeLink(), DrainNode())
     assert node.requests == 1
     assert engine.received[-1] == Drain()
 
@@ -143,33 +143,33 @@ async def test_a_repeated_drain_frame_is_idempotent_and_a_different_one_applies(
     node: Node, engine: FakeEngine
 ) -> None:
     for _ in range(2):
-        node.heard(FakeLink(), DrainNode(60.0, "roll-out"))
+        node.handle_router_frame(FakeLink(), DrainNode(60.0, "roll-out"))
     assert engine.received == [Drain()]
-    node.heard(FakeLink(), DrainNode(0.0, "spot"))
+    node.handle_router_frame(FakeLink(), DrainNode(0.0, "spot"))
     await until(lambda: len(engine.received) == 3)
-    node.said(Saved())
+    node.handle_engine_frame(Saved())
     assert (node.load.reason, node.load.leaving) == ("spot", True)
-    node.heard(FakeLink(), DrainNode(60.0, "later"))
+    node.handle_router_frame(FakeLink(), DrainNode(60.0, "later"))
     assert not node.load.leaving
 
 
 async def test_after_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
     node: Node, engine: FakeEngine
 ) -> None:
-    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
-    node.heard(FakeLink(), DrainNode(0.0))
-    node.said(Saved())  # the answer to the first Drain: more chunks may have filled since
+    node.handle_router_frame(FakeLink(), RunJob(make_request("r", b"p")))
+    node.handle_router_frame(FakeLink(), DrainNode(0.0))
+    node.handle_engine_frame(Saved())  # the answer to the first Drain: more chunks may have filled since
     await until(lambda: engine.received[1:] == [Drain(), Drain()])
     assert not node.load.leaving
-    node.said(Saved())
+    node.handle_engine_frame(Saved())
     assert (node.load.leaving, node.requests) == (True, 1)
 
 
 async def test_a_drain_without_a_deadline_uses_the_node_s_own_limit(engine: FakeEngine) -> None:
     node = make_node(engine, drain_s=0.0)
-    node.heard(FakeLink(), DrainNode())
+    node.handle_router_frame(FakeLink(), DrainNode())
     await until(lambda: len(engine.received) == 2)
-    node.said(Saved())
+    node.handle_engine_frame(Saved())
     assert node.load.leaving
 
 
@@ -177,7 +177,7 @@ async def test_a_store_that_saves_nothing_does_not_delay_leaving_for_long(
     engine: FakeEngine,
 ) -> None:
     node = make_node(engine, EndWaits(save_s=0.01))
-    node.heard(FakeLink(), DrainNode(0.0))
+    node.handle_router_frame(FakeLink(), DrainNode(0.0))
     await until(lambda: node.load.leaving)
 
 
@@ -185,15 +185,15 @@ async def test_a_node_that_resumes_accepts_requests_and_publishes_as_before(
     node: Node, engine: FakeEngine
 ) -> None:
     link = FakeLink()
-    node.heard(link, DrainNode(0.0, "by mistake"))
+    node.handle_router_frame(link, DrainNode(0.0, "by mistake"))
     await until(lambda: len(engine.received) == 2)
-    node.heard(link, ResumeNode())
-    node.said(Saved())
+    node.handle_router_frame(link, ResumeNode())
+    node.handle_engine_frame(Saved())
     assert (node.state, node.load.reason, node.load.leaving) == ("ready", "", False)
     job = RunJob(make_request("r", b"p"))
-    node.heard(link, job)
+    node.handle_router_frame(link, job)
     assert (refusals(link), engine.received[2:]) == ([], [Undrain(), job])
-    node.heard(link, DrainNode(60.0, "by mistake"))
+    node.handle_router_frame(link, DrainNode(60.0, "by mistake"))
     assert node.state == "draining"
 
 
@@ -204,16 +204,16 @@ async def test_a_node_that_shuts_down_hands_back_remaining_requests_and_cannot_r
     waits = EndWaits(save_s=600.0, move_s=0.05, publish_s=600.0)
     node, link = make_node(engine, waits, drain_s=0.0), FakeLink()
     request = make_request("r", b"p")
-    node.heard(link, RunJob(request))
+    node.handle_router_frame(link, RunJob(request))
     ending = asyncio.create_task(node.drain())
     await until(lambda: engine.received[1:] == [Drain(), Drain()])
-    node.heard(link, ResumeNode())
-    node.said(Saved())
+    node.handle_router_frame(link, ResumeNode())
+    node.handle_engine_frame(Saved())
     await until(lambda: node.requests == 0)
     assert refusals(link) == [("drained", True)]
     assert engine.received[3:] == [Abort(request.id, request.attempt)]
     assert not ending.done()
-    node.said(Drained())
+    node.handle_engine_frame(Drained())
     await ending
 
 
@@ -221,15 +221,15 @@ async def test_shutdown_keeps_the_deadline_of_an_earlier_drain_if_it_is_sooner(
     engine: FakeEngine,
 ) -> None:
     node = make_node(engine, drain_s=600.0)
-    node.heard(FakeLink(), RunJob(make_request("r", b"p")))
-    node.heard(FakeLink(), DrainNode(0.0, "scale-down"))
+    node.handle_router_frame(FakeLink(), RunJob(make_request("r", b"p")))
+    node.handle_router_frame(FakeLink(), DrainNode(0.0, "scale-down"))
     await until(lambda: len(engine.received) == 3)
-    node.said(Saved())
+    node.handle_engine_frame(Saved())
     ending = asyncio.create_task(node.drain())
     await until(lambda: len(engine.received) > 3)
     assert (node.load.leaving, node.load.reason) == (True, "scale-down")
-    node.heard(FakeLink(), Abort(RequestId("r"), 1))  # a router has moved the request
-    node.said(Drained())
+    node.handle_router_frame(FakeLink(), Abort(RequestId("r"), 1))  # a router has moved the request
+    node.handle_engine_frame(Drained())
     await ending
 
 
@@ -238,7 +238,7 @@ def test_a_refusal_is_logged_with_request_and_attempt(
 ) -> None:
     engine.unread = MAX_UNREAD_BYTES + 1
     with caplog.at_level("INFO"):
-        node.heard(FakeLink(), RunJob(make_request("r", b"p")))
+        node.handle_router_frame(FakeLink(), RunJob(make_request("r", b"p")))
     (record,) = caplog.records
     assert (vars(record)["request"], vars(record)["attempt"]) == ("r", 1)
 
@@ -264,15 +264,15 @@ async def test_a_router_cannot_change_the_request_of_another_router(
     node: Node, engine: FakeEngine, frame: ToNode, away: bool
 ) -> None:
     owner, other = FakeLink("a"), FakeLink("b")
-    node.heard(owner, RunJob(REQUEST, await_first=True))
+    node.handle_router_frame(owner, RunJob(REQUEST, await_first=True))
     if away:
-        node.left(owner)
-    node.heard(other, frame)
+        node.disconnected(owner)
+    node.handle_router_frame(other, frame)
     if away:
         owner = FakeLink("a")
-        node.heard(owner, RunJob(REQUEST, await_first=True))
-    node.heard(owner, FirstTokens(REQUEST.id, 1, ((97,),)))
-    node.said(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
+        node.handle_router_frame(owner, RunJob(REQUEST, await_first=True))
+    node.handle_router_frame(owner, FirstTokens(REQUEST.id, 1, ((97,),)))
+    node.handle_engine_frame(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
     assert [delta.text for delta in owner.deltas()] == ["b", "c"]
     assert engine.received == [
         RunJob(REQUEST, await_first=True),
@@ -286,14 +286,14 @@ async def test_a_router_cannot_change_the_request_of_another_router(
 def test_an_early_abort_does_not_cancel_the_job_of_another_router(
     node: Node, engine: FakeEngine
 ) -> None:
-    node.heard(FakeLink("b"), Abort(REQUEST.id, 1 << 40))
-    node.heard(FakeLink("a"), RunJob(REQUEST))
+    node.handle_router_frame(FakeLink("b"), Abort(REQUEST.id, 1 << 40))
+    node.handle_router_frame(FakeLink("a"), RunJob(REQUEST))
     assert engine.received == [RunJob(REQUEST)]
 
 
 def test_a_router_can_abort_its_request_through_a_new_link(node: Node, engine: FakeEngine) -> None:
-    node.heard(FakeLink("a"), RunJob(REQUEST))
-    node.heard(FakeLink("a"), Abort(REQUEST.id, 1))
+    node.handle_router_frame(FakeLink("a"), RunJob(REQUEST))
+    node.handle_router_frame(FakeLink("a"), Abort(REQUEST.id, 1))
     assert engine.received == [RunJob(REQUEST), Abort(REQUEST.id, 1)]
 
 

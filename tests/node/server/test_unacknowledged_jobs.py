@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from baton_node.server.unacknowledged_jobs import SAY_EVERY_S, Soon, UnacknowledgedJobs
+from baton_node.server.unacknowledged_jobs import SEND_EVERY_S, LoadThrottle, UnacknowledgedJobs
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
@@ -65,20 +65,20 @@ async def test_many_changes_are_reported_once_and_within_the_interval() -> None:
     clock = Clock()
 
     def report() -> None:
-        soon.said()
+        soon.sent()
         reported_at.append(clock.now)
 
-    soon = Soon(report, clock)
+    soon = LoadThrottle(report, clock)
     for _ in range(5):
         soon.changed()
     await until(lambda: reported_at == [100.0])
     for _ in range(5):
         soon.changed()
-    clock.advance(SAY_EVERY_S)
+    clock.advance(SEND_EVERY_S)
     report()  # for another reason; it covers the changes, too
-    await asyncio.sleep(5 * SAY_EVERY_S)
+    await asyncio.sleep(5 * SEND_EVERY_S)
     assert len(reported_at) == 2
     soon.changed()
     soon.close()
-    await asyncio.sleep(5 * SAY_EVERY_S)
+    await asyncio.sleep(5 * SEND_EVERY_S)
     assert len(reported_at) == 2

@@ -349,7 +349,7 @@ async def test_the_total_size_of_a_call_s_prompts_is_bounded(
         texts, ids = (json.dumps({"prompt": [prompt] * 20}) for prompt in prompts)
         status, reply = await (await connect(client, head(len(texts)) + texts.encode())).answer()
         assert (status, reply["error"]["param"]) == (400, "prompt")
-        assert "the first 18 of these have 1062000" in reply["error"]["message"]
+        assert "the first 18 already have 1062000" in reply["error"]["message"]
         status, reply = await (await connect(client, head(len(ids)) + ids.encode())).answer()
         assert (status, reply["error"]["code"]) == (413, "request_too_large")
     await node.stop()

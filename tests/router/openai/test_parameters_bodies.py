@@ -159,7 +159,7 @@ def test_detokenize_false_requires_return_token_ids(parse: Any) -> None:
     assert caught.value.param == "detokenize"
     sampling = parse(detokenize=False, return_token_ids=True, stop="x").sampling
     assert sampling["detokenize"] is False
-    with pytest.raises(InvalidRequest, match="looks at text") as caught:
+    with pytest.raises(InvalidRequest, match="stop needs text") as caught:
         SamplingParams(**sampling).check()
     assert caught.value.param == "stop"
 
