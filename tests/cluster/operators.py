@@ -166,10 +166,10 @@ class ApiClient:
 
     def __init__(self, kubeconfig: Path, programs: Path, folder: Path) -> None:
         self._processes = Processes(folder / "api-client", str(folder))
-        held = reserve_port("127.0.0.1", 0)
-        self._url = f"http://127.0.0.1:{held.getsockname()[1]}"
-        self._held = held
-        port = held.getsockname()[1]
+        reserved = reserve_port("127.0.0.1", 0)
+        self._url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        self._reserved = reserved
+        port = reserved.getsockname()[1]
         args = [f"--kubeconfig={kubeconfig}", "proxy", f"--port={port}"]
         self._command = [str(programs / "kubectl"), *args]
 
@@ -180,7 +180,7 @@ class ApiClient:
 
     def __exit__(self, *_: object) -> None:
         self._processes.close()
-        self._held.close()
+        self._reserved.close()
 
     def get(self, path: str) -> Body:
         """Read an object or a list. Retry while the answer is 429, which the server gives until the

@@ -141,11 +141,13 @@ def test_the_api_server_accepts_every_manifest_unchanged(
     site: ChartSite, flags: tuple[str, ...]
 ) -> None:
     site.install()
-    found = manifests(site.kubernetes, *flags, namespace=site.namespace)
+    objects = manifests(site.kubernetes, *flags, namespace=site.namespace)
     # With --validate=strict, unknown and duplicate fields are errors too.
     strict = ("--dry-run=server", "--validate=strict", "--server-side", "--force-conflicts")
-    printed = site.kubernetes.kubectl("apply", *strict, "-f", "-", stdin=yaml.safe_dump_all(found))
-    assert printed.count("serverside-applied (server dry run)") == len(found)
+    printed = site.kubernetes.kubectl(
+        "apply", *strict, "-f", "-", stdin=yaml.safe_dump_all(objects)
+    )
+    assert printed.count("serverside-applied (server dry run)") == len(objects)
 
 
 def test_pod_security_restricted_admits_the_operator_s_pod(
@@ -154,10 +156,10 @@ def test_pod_security_restricted_admits_the_operator_s_pod(
     namespace = site.kubernetes.new_namespace(
         **{"pod-security.kubernetes.io/enforce": "restricted"}
     )
-    found = manifests(site.kubernetes, namespace=namespace)
-    account = json.dumps(one_of(found, "ServiceAccount"))
+    objects = manifests(site.kubernetes, namespace=namespace)
+    account = json.dumps(one_of(objects, "ServiceAccount"))
     site.kubernetes.kubectl("apply", "-f", "-", stdin=account)
-    template = one_of(found, "Deployment")["spec"]["template"]
+    template = one_of(objects, "Deployment")["spec"]["template"]
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] |= {"name": "operator", "namespace": namespace}
     site.kubernetes.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
@@ -218,9 +220,9 @@ def test_after_uninstalling_only_the_crds_are_left(site: ChartSite) -> None:
         rights = "roles,rolebindings,clusterroles,clusterrolebindings,crd"
         names = "{.kind}/{.metadata.name} {.metadata.namespace}{'\\n'}"
         args = ("--all-namespaces", f"-o=jsonpath={{range .items[*]}}{names}{{end}}")
-        found = site.kubernetes.kubectl("get", f"{kinds},{rights}", *args).splitlines()
-        elsewhere = {one for one in found if not one.endswith((" ", f" {site.namespace}"))}
-        return set(found) - elsewhere
+        objects = site.kubernetes.kubectl("get", f"{kinds},{rights}", *args).splitlines()
+        elsewhere = {one for one in objects if not one.endswith((" ", f" {site.namespace}"))}
+        return set(objects) - elsewhere
 
     before = everything()
     site.install("--set=operator.replicas=2")

@@ -146,10 +146,10 @@ def apply_rights(kubernetes: Kubernetes, namespace: str, *args: str) -> None:
     """Apply the chart's service account, roles and bindings, and nothing else of it."""
     needs("own_cluster")  # some of these objects are cluster-wide
     kinds = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}
-    found = [
+    objects = [
         one for one in manifests(kubernetes, *args, namespace=namespace) if one["kind"] in kinds
     ]
-    kubernetes.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(found))
+    kubernetes.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
 
 
 def access_checks(namespaces: Iterable[str]) -> list[tuple[AccessCheck, Where]]:
@@ -226,11 +226,11 @@ def as_table(rules: Iterable[PermissionRule]) -> RuleTable:
 def test_the_chart_s_rules_are_those_of_the_operator_s_permissions(
     control_plane: Kubernetes,
 ) -> None:
-    found = manifests(control_plane, "--set=operator.replicas=2")
-    assert rules_of(one_of(found, "ClusterRole")) == as_table((*POOL_RULES, *CLUSTER_RULES))
-    assert rules_of(one_of(found, "Role", f"{OPERATOR}-lease")) == as_table(LEASE_RULES)
-    found = manifests(control_plane, '--set-json=watchNamespaces=["blue"]')
-    assert rules_of(one_of(found, "Role")) == as_table(POOL_RULES)
+    objects = manifests(control_plane, "--set=operator.replicas=2")
+    assert rules_of(one_of(objects, "ClusterRole")) == as_table((*POOL_RULES, *CLUSTER_RULES))
+    assert rules_of(one_of(objects, "Role", f"{OPERATOR}-lease")) == as_table(LEASE_RULES)
+    objects = manifests(control_plane, '--set-json=watchNamespaces=["blue"]')
+    assert rules_of(one_of(objects, "Role")) == as_table(POOL_RULES)
 
 
 def test_no_rule_has_a_wildcard(control_plane: Kubernetes) -> None:
@@ -263,8 +263,8 @@ def test_only_the_operator_s_pod_has_an_api_token(
     operator = one_of(manifests(control_plane, namespace=namespace), "Deployment")
     pods = {"operator": operator["spec"]["template"]}
     for number, sample in enumerate(SAMPLES):
-        found = templates(build_pool(sample_pool(sample)))
-        pods |= {f"{name}-{number}": template for name, template in found.items()}
+        pod_templates = templates(build_pool(sample_pool(sample)))
+        pods |= {f"{name}-{number}": template for name, template in pod_templates.items()}
     assert len(pods) > 3 * len(SAMPLES)
     tokens = with_token(control_plane, namespace, pods)
     assert tokens == dict.fromkeys(pods, False) | {"operator": True}
@@ -308,16 +308,18 @@ def test_the_security_page_lists_the_rights_that_the_chart_grants(
 def test_the_security_page_lists_the_rights_that_the_chart_gives_users(
     control_plane: Kubernetes,
 ) -> None:
-    page, found = documented("Users"), manifests(control_plane)
-    assert rules_of(one_of(found, "ClusterRole", "baton-pools-edit")) == page["`edit` and `admin`"]
+    page, objects = documented("Users"), manifests(control_plane)
+    assert (
+        rules_of(one_of(objects, "ClusterRole", "baton-pools-edit")) == page["`edit` and `admin`"]
+    )
     viewers = page["`view`, `edit` and `admin`"]
-    assert rules_of(one_of(found, "ClusterRole", "baton-pools-view")) == viewers
+    assert rules_of(one_of(objects, "ClusterRole", "baton-pools-view")) == viewers
 
 
 def test_only_the_operator_is_bound_to_roles(control_plane: Kubernetes) -> None:
     for args in (("--set=operator.replicas=2",), ('--set-json=watchNamespaces=["blue"]',)):
-        found = manifests(control_plane, *args)
-        bindings = [one for one in found if one["kind"].endswith("Binding")]
+        objects = manifests(control_plane, *args)
+        bindings = [one for one in objects if one["kind"].endswith("Binding")]
         assert bindings
         for one in bindings:
             assert [subject["name"] for subject in one["subjects"]] == [OPERATOR]

@@ -170,8 +170,8 @@ def test_a_changed_value_changes_the_manifests(
 
 
 def kinds(kubernetes: Kubernetes, *args: str) -> set[tuple[str, str]]:
-    found = manifests(kubernetes, *args)
-    return {(one["kind"], one["metadata"]["name"]) for one in found}
+    objects = manifests(kubernetes, *args)
+    return {(one["kind"], one["metadata"]["name"]) for one in objects}
 
 
 def test_without_the_crds_the_roles_for_their_users_are_left_out_too(
@@ -211,11 +211,11 @@ def test_the_chart_has_baton_s_version(control_plane: Kubernetes) -> None:
 
 
 def test_pools_network_policies_find_the_operator_by_its_label(control_plane: Kubernetes) -> None:
-    found = manifests(control_plane)
-    deployment = one_of(found, "Deployment")
+    objects = manifests(control_plane)
+    deployment = one_of(objects, "Deployment")
     label = {"app.kubernetes.io/name": "baton-operator"}
     assert label.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
-    service = one_of(found, "Service")
+    service = one_of(objects, "Service")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
 
@@ -256,20 +256,20 @@ ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavail
 def test_one_operator_is_recreated_and_several_elect_a_leader(
     control_plane: Kubernetes, replicas: int, strategy: dict[str, Any], elects: bool
 ) -> None:
-    found = manifests(control_plane, f"--set=operator.replicas={replicas}")
-    spec = one_of(found, "Deployment")["spec"]
+    objects = manifests(control_plane, f"--set=operator.replicas={replicas}")
+    spec = one_of(objects, "Deployment")["spec"]
     assert spec["strategy"] == strategy
     [container] = spec["template"]["spec"]["containers"]
     assert ("--leader-elect" in container["args"]) is elects
-    names = {(one["kind"], one["metadata"]["name"]) for one in found}
+    names = {(one["kind"], one["metadata"]["name"]) for one in objects}
     assert (("Role", "baton-operator-lease") in names) is elects
 
 
 def test_several_operators_are_evicted_one_at_a_time(control_plane: Kubernetes) -> None:
     assert ("PodDisruptionBudget", OPERATOR) not in kinds(control_plane)
-    found = manifests(control_plane, "--set=operator.replicas=2")
-    budget = one_of(found, "PodDisruptionBudget")["spec"]
-    assert budget["selector"] == one_of(found, "Deployment")["spec"]["selector"]
+    objects = manifests(control_plane, "--set=operator.replicas=2")
+    budget = one_of(objects, "PodDisruptionBudget")["spec"]
+    assert budget["selector"] == one_of(objects, "Deployment")["spec"]["selector"]
     assert budget["maxUnavailable"] == 1
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
@@ -296,9 +296,9 @@ def test_several_operators_prefer_different_machines_unless_affinity_is_set(
 
 def operator_policies(kubernetes: Kubernetes, *args: str) -> tuple[list[Manifest], Place]:
     """The chart's NetworkPolicies, and the operator's pod as their target."""
-    found = manifests(kubernetes, *args)
-    labels = one_of(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    policies = [one for one in found if one["kind"] == "NetworkPolicy"]
+    objects = manifests(kubernetes, *args)
+    labels = one_of(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    policies = [one for one in objects if one["kind"] == "NetworkPolicy"]
     return policies, Place("baton-system", labels)
 
 
@@ -327,8 +327,8 @@ def test_the_operator_s_network_policy_can_be_disabled(control_plane: Kubernetes
 def test_the_operator_s_network_policy_names_the_ports_that_the_pod_opens(
     control_plane: Kubernetes,
 ) -> None:
-    found = manifests(control_plane)
-    [container] = one_of(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    objects = manifests(control_plane)
+    [container] = one_of(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert ports == {"health": 8080, "metrics": 8081}
     assert container["startupProbe"]["httpGet"]["port"] == "health"

@@ -32,10 +32,10 @@ def apply(cluster: Kubernetes, namespace: str, manager: str, spec: Json, *args: 
     """Apply `spec` server-side as all fields of this manager; return the pool's whole spec."""
     body = pool("demo", spec)
     command = ("apply", "--server-side", f"--field-manager={manager}", "-n", namespace)
-    found = json.loads(
+    stored = json.loads(
         cluster.kubectl(*command, *args, "-f", "-", "-o", "json", stdin=json.dumps(body))
     )
-    spec_now: Json = found["spec"]
+    spec_now: Json = stored["spec"]
     return spec_now
 
 
@@ -51,8 +51,8 @@ def spec_with(path: str, value: Any) -> Json:
     """A spec with only this value at this path."""
     for step in reversed(path.split(".")):
         value = {step: value}
-    found: Json = value
-    return found
+    spec: Json = value
+    return spec
 
 
 class Merged(NamedTuple):
@@ -79,10 +79,10 @@ MERGED = (
 
 def spec_with_required(case: Merged, items: list[Any]) -> Json:
     """A spec with the case's list and the fields that the list requires."""
-    found = spec_with(case.path, items)
+    spec = spec_with(case.path, items)
     if case.path == "router.httpRoute.hostnames":
-        found["router"]["httpRoute"]["parentRefs"] = [{"name": "public"}]
-    return found
+        spec["router"]["httpRoute"]["parentRefs"] = [{"name": "public"}]
+    return spec
 
 
 @pytest.mark.parametrize("case", MERGED, ids=lambda case: case.path)
@@ -139,13 +139,13 @@ def test_an_atomic_field_has_one_manager_and_a_conflict_names_it(
 
 
 def merged(one: Json, other: Json) -> Json:
-    found = dict(one)
+    result = dict(one)
     for key, value in other.items():
-        known = found.get(key)
+        known = result.get(key)
         if isinstance(known, dict) and isinstance(value, dict):
             value = merged(known, value)
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 DUPLICATES = (

@@ -25,8 +25,8 @@ DUPLICATE_HOSTNAMES = {
 
 def older_definition(definition: Json) -> Json:
     """An older definition, in which lists were atomic and times any text."""
-    found = copy.deepcopy(definition)
-    [version] = found["spec"]["versions"]
+    older = copy.deepcopy(definition)
+    [version] = older["spec"]["versions"]
 
     def remove_list_types(schema: Any) -> None:
         if isinstance(schema, list):
@@ -49,7 +49,7 @@ def older_definition(definition: Json) -> Json:
     route = properties["spec"]["properties"]["router"]["properties"]["httpRoute"]["properties"]
     for key in ("namespace", "sectionName"):
         del route["parentRefs"]["items"]["properties"][key]["default"]
-    return found
+    return older
 
 
 def test_a_pool_of_an_older_definition_can_still_be_edited(

@@ -51,8 +51,8 @@ mount -o remount,bind,ro {root}
 mount -t tmpfs tmpfs {root}/tmp
 mount -t proc proc {root}/proc
 mount --rbind /dev {root}/dev
-mkdir {root}/tmp/given
-mount --bind -o ro {given} {root}/tmp/given
+mkdir {root}/tmp/volume
+mount --bind -o ro {volume} {root}/tmp/volume
 setpriv --no-new-privs chroot --userspec={uid}:{uid} --groups= {root} env -i "$@"
 exit
 """
@@ -66,9 +66,9 @@ def small() -> Build:
 
 
 @pytest.fixture
-def given(tmp_path: Path, tiny_model: Callable[[str], Path]) -> Path:
+def volume(tmp_path: Path, tiny_model: Callable[[str], Path]) -> Path:
     """Files in place of a volume, readable by every user."""
-    folder = tmp_path / "given"
+    folder = tmp_path / "volume"
     folder.mkdir()
     (folder / "kubeconfig").write_text(KUBECONFIG)
     shutil.copytree(tiny_model("llama-gqa1"), folder / "model")
@@ -101,12 +101,12 @@ class RunningImage:
 
 @contextmanager
 def run_image(
-    build: Build, target: Target, given: Path, command: list[str], log: Path
+    build: Build, target: Target, volume: Path, command: list[str], log: Path
 ) -> Iterator[RunningImage]:
     """Run `command` in the image's files, instead of its entry point and command."""
     with build.files_of(target) as root, log.open("wb") as output:
-        script = START.format(root=root, given=given, uid=UNKNOWN_UID)
-        variables = [*build.facts(target).config["Env"], "KUBECONFIG=/tmp/given/kubeconfig"]
+        script = START.format(root=root, volume=volume, uid=UNKNOWN_UID)
+        variables = [*build.facts(target).config["Env"], "KUBECONFIG=/tmp/volume/kubeconfig"]
         # Each of them dies with the process that started it.
         isolated = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork")
         with subprocess.Popen(
@@ -122,15 +122,15 @@ def run_image(
                 process.wait(END_S)
 
 
-def check(build: Build, target: Target, names: list[str], given: Path, report: Report) -> None:
+def check(build: Build, target: Target, names: list[str], volume: Path, report: Report) -> None:
     """Start each entry point of an image, and report the image's size and user."""
     facts = build.facts(target)
-    log = given.parent / "log"
+    log = volume.parent / "log"
     for name in names:
         with reserve_port("127.0.0.1", 0) as reserved:
-            arguments, url = words_of(name, reserved.getsockname()[1], "/tmp/given/model")
+            arguments, url = words_of(name, reserved.getsockname()[1], "/tmp/volume/model")
             command = [*facts.config["Entrypoint"], *arguments]
-            with run_image(build, target, given, command, log) as one:
+            with run_image(build, target, volume, command, log) as one:
                 wait_until_it_answers(url, one.ended, one.log)
                 assert one.users() == {UNKNOWN_UID}
     stage = f" (target {target.stage})" if target.stage else ""
@@ -147,21 +147,21 @@ def check(build: Build, target: Target, names: list[str], given: Path, report: R
     (OPERATOR, ["operator"]), (ROUTER, ["router"]), (SIM, ["sim prefill", "sim decode"]),
 ], ids=["operator", "router", "sim"])  # fmt: skip
 def test_an_image_starts_as_any_user_with_a_read_only_root(
-    target: Target, names: list[str], small: Build, given: Path, record_property: Report
+    target: Target, names: list[str], small: Build, volume: Path, record_property: Report
 ) -> None:
-    check(small, target, names, given, record_property)
+    check(small, target, names, volume, record_property)
     assert sum(small.facts(target).sizes[1:]) < MAX_ADDED_BYTES
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_the_image_with_torch_starts_as_any_user_with_a_read_only_root(
-    given: Path, record_property: Report
+    volume: Path, record_property: Report
 ) -> None:
     needs("cluster")
     install_needed(print_progress)
     check(
-        build_torch(print_progress), TORCH, ["torch decode", "sim decode"], given, record_property
+        build_torch(print_progress), TORCH, ["torch decode", "sim decode"], volume, record_property
     )
 
 
@@ -188,10 +188,10 @@ def test_bytecode_in_an_image_is_checked_by_hash_and_holds_no_time(
     assert kinds == {3}
 
 
-def test_only_tmp_is_writable(small: Build, given: Path, tmp_path: Path) -> None:
+def test_only_tmp_is_writable(small: Build, volume: Path, tmp_path: Path) -> None:
     shell = "id -u; true > /tmp/new && echo written; true > /opt/baton/new; true > /new; echo end"
     log = tmp_path / "log"
-    with run_image(small, SIM, given, ["sh", "-c", shell], log) as one:
+    with run_image(small, SIM, volume, ["sh", "-c", shell], log) as one:
         one.wait()
     lines = one.log().splitlines()
     assert lines[:2] == [str(UNKNOWN_UID), "written"]

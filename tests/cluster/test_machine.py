@@ -64,8 +64,8 @@ def test_an_object_that_breaks_a_validation_rule_is_refused_with_its_message(
 def test_controllers_turn_a_deployment_into_pods(control_plane: Kubernetes, namespace: str) -> None:
     args = ("create", "deployment", "web", "--image=web.test/none:1", "--replicas=2")
     control_plane.kubectl(*args, "-n", namespace)
-    made = "--for=jsonpath={.status.replicas}=2"
-    control_plane.kubectl("wait", made, "deployment/web", "-n", namespace, "--timeout=180s")
+    condition = "--for=jsonpath={.status.replicas}=2"
+    control_plane.kubectl("wait", condition, "deployment/web", "-n", namespace, "--timeout=180s")
 
 
 def test_helm_works_with_the_version_that_the_server_reports(control_plane: Kubernetes) -> None:

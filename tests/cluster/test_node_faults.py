@@ -209,7 +209,7 @@ def test_a_killed_operator_costs_no_token_and_its_successor_applies_edits(
     ready_pool.patch({"decode": {"replicas": 2}})
     ready_pool.wait(lambda: ready_pool.row().decode == "2/2", "have two decode nodes again")
     ready_pool.wait(
-        lambda: ready_pool.conditions()["Scaled"]["status"] == "True", "let the third one go"
+        lambda: ready_pool.conditions()["Scaled"]["status"] == "True", "remove the third node"
     )
 
 

@@ -235,8 +235,8 @@ def test_pods_survive_a_restart_of_their_kubelet(cluster: Kubernetes, web: Pods)
 
 def containers(web: Pods) -> set[tuple[str, str, int]]:
     """The node, container id and number of restarts of each pod."""
-    found = json.loads(web.kubectl("get", "pods", "-o", "json"))["items"]
-    statuses = [(one["spec"]["nodeName"], one["status"]["containerStatuses"][0]) for one in found]
+    pods = json.loads(web.kubectl("get", "pods", "-o", "json"))["items"]
+    statuses = [(one["spec"]["nodeName"], one["status"]["containerStatuses"][0]) for one in pods]
     return {(node, one["containerID"], one["restartCount"]) for node, one in statuses}
 
 

@@ -113,14 +113,16 @@ def test_a_client_gets_the_same_answers_as_from_baton_up(started: Watched) -> No
 def test_the_columns_follow_an_edit_of_the_replicas(started: Watched) -> None:
     pool, before = started.pool, len(started.summaries)
     pool.patch({"decode": {"replicas": 2}})
-    pool.wait(lambda: "sample 1/1 1/2" in started.summaries[before:], "say that a node is missing")
+    pool.wait(
+        lambda: "sample 1/1 1/2" in started.summaries[before:], "report that a node is missing"
+    )
     row = pool.row()
     assert (row.ready, row.reason) in {("False", "Starting"), ("True", "AllReady")}
     pool.wait(started.is_ready, "have two decode nodes")
     assert started.rows[-1].decode == "2/2"
     pool.patch({"decode": {"replicas": 1}})
     pool.wait(lambda: pool.row().decode == "1/1", "have one decode node again")
-    pool.wait(lambda: pool.conditions()["Scaled"]["status"] == "True", "let the other one go")
+    pool.wait(lambda: pool.conditions()["Scaled"]["status"] == "True", "remove the second node")
     pool.wait_ready()
 
 

@@ -75,19 +75,22 @@ async def wait_observed(api: Api, key: ChildKey) -> dict[str, Any]:
     """The Deployment once its controller has observed it. Until then its version may change."""
     async with asyncio.timeout(120.0):
         while True:
-            found = await api.get(key)
-            assert found is not None
-            if found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]:
-                return found
+            stored = await api.get(key)
+            assert stored is not None
+            if (
+                stored.get("status", {}).get("observedGeneration")
+                == stored["metadata"]["generation"]
+            ):
+                return stored
             await asyncio.sleep(0.05)
 
 
 async def test_apply_creates_and_changes_as_our_field_manager(
     api: Api, namespace: str, requests: list[tuple[str, str]]
 ) -> None:
-    made = await api.apply(service(namespace))
+    created = await api.apply(service(namespace))
     changed = await api.apply(service(namespace, 81))
-    assert changed["metadata"]["uid"] == made["metadata"]["uid"]
+    assert changed["metadata"]["uid"] == created["metadata"]["uid"]
     assert changed["spec"]["ports"][0]["port"] == 81
     [manager] = changed["metadata"]["managedFields"]
     assert (manager["manager"], manager["operation"]) == (FIELD_MANAGER, "Apply")
@@ -101,9 +104,9 @@ async def test_apply_overrides_other_managers_and_keeps_their_own_fields(
     patch = {"spec": {"selector": {"a": "x"}, "sessionAffinity": "ClientIP"}}
     text = f"--patch={json.dumps(patch)}"
     control_plane.kubectl("patch", "service", "one", "-n", namespace, "--type=merge", text)
-    found = await api.apply(service(namespace))
-    assert found["spec"]["selector"] == {"a": "b"}
-    assert found["spec"]["sessionAffinity"] == "ClientIP"
+    stored = await api.apply(service(namespace))
+    assert stored["spec"]["selector"] == {"a": "b"}
+    assert stored["spec"]["sessionAffinity"] == "ClientIP"
 
 
 async def test_a_missing_object_is_none(api: Api, namespace: str) -> None:
@@ -113,28 +116,28 @@ async def test_a_missing_object_is_none(api: Api, namespace: str) -> None:
 
 
 async def test_delete_removes_only_the_object_with_this_uid(api: Api, namespace: str) -> None:
-    made = await api.apply(service(namespace))
-    key = key_of(made)
+    created = await api.apply(service(namespace))
+    key = key_of(created)
     await api.delete(key, "another uid")
     assert await api.get(key) is not None
-    await api.delete(key, made["metadata"]["uid"])
+    await api.delete(key, created["metadata"]["uid"])
     assert await api.get(key) is None
-    await api.delete(key, made["metadata"]["uid"])
+    await api.delete(key, created["metadata"]["uid"])
 
 
 async def test_set_replicas_changes_only_replicas_and_only_of_this_uid_and_version(
     api: Api, namespace: str, requests: list[tuple[str, str]]
 ) -> None:
-    made = await wait_observed(api, key_of(await api.apply(deployment(namespace))))
-    uid, version = made["metadata"]["uid"], int(made["metadata"]["resourceVersion"])
-    lowered = await api.set_replicas(key_of(made), uid, version, 0)
-    assert lowered["spec"] == made["spec"] | {"replicas": 0}
+    created = await wait_observed(api, key_of(await api.apply(deployment(namespace))))
+    uid, version = created["metadata"]["uid"], int(created["metadata"]["resourceVersion"])
+    lowered = await api.set_replicas(key_of(created), uid, version, 0)
+    assert lowered["spec"] == created["spec"] | {"replicas": 0}
     with pytest.raises(Conflict):
-        await api.set_replicas(key_of(made), uid, version, 2)
+        await api.set_replicas(key_of(created), uid, version, 2)
     # The controller writes no more, so only the uid is wrong.
     newest = int((await wait_observed(api, key_of(lowered)))["metadata"]["resourceVersion"])
     with pytest.raises(Conflict):
-        await api.set_replicas(key_of(made), "another", newest, 2)
+        await api.set_replicas(key_of(created), "another", newest, 2)
     assert [verb for verb, _ in requests if verb != "get"] == ["apply", "patch", "patch", "patch"]
 
 
@@ -146,8 +149,8 @@ async def test_set_replicas_of_a_deleted_object_is_a_conflict(api: Api, namespac
 async def test_a_listing_holds_metadata_selected_by_label(api: Api, namespace: str) -> None:
     await api.apply(service(namespace))
     await api.apply(service(namespace, name="two", labels={}))
-    [found] = await api.list_metadata(SERVICE, namespace, "mine")
-    assert found["name"] == "one"
+    [stored] = await api.list_metadata(SERVICE, namespace, "mine")
+    assert stored["name"] == "one"
     assert len(await api.list_metadata(SERVICE, namespace)) == 2
 
 
@@ -157,10 +160,10 @@ async def test_a_listing_can_be_empty(api: Api, namespace: str) -> None:
 
 
 async def test_an_update_of_a_changed_object_is_a_conflict(api: Api, namespace: str) -> None:
-    made = await api.apply(service(namespace))
+    created = await api.apply(service(namespace))
     await api.apply(service(namespace, 81))
     with pytest.raises(Conflict):
-        await api.update(made)
+        await api.update(created)
     with pytest.raises(Conflict):
         await api.create(service(namespace))
 

@@ -227,15 +227,15 @@ def tampered(
     operator: Operator, control_plane: Kubernetes, api_client: ApiClient
 ) -> Iterator[dict[str, TamperedPool]]:
     """Three pools at once, because the operator rereads a Secret only after half a minute."""
-    namespace, found = control_plane.new_namespace(), dict[str, TamperedPool]()
+    namespace, pools = control_plane.new_namespace(), dict[str, TamperedPool]()
     try:
         for name in ("drifted", "deleted", "damaged"):
             pool = Pool(control_plane, api_client, namespace, name)
             create(pool)
             secret, status = pool.one(f"Secret/{name}-auth"), pool.body()["status"]
-            found[name] = TamperedPool(pool, secret, status["revision"])
-        yield found
-        for one in found.values():
+            pools[name] = TamperedPool(pool, secret, status["revision"])
+        yield pools
+        for one in pools.values():
             one.pool.delete()
     finally:
         control_plane.delete_namespace(namespace)

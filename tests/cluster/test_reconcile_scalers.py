@@ -75,8 +75,8 @@ def test_a_scaler_starts_with_the_spec_s_replicas_and_reports_the_current_ones(p
     assert scale(pool)["spec"] == {"replicas": 2}
     selector = scale(pool)["status"]["selector"]
     assert selector == "baton.dev/pool=pool,baton.dev/component=decode"
-    found = pool.kubectl("get", "pods", "-l", selector, "-o", "name").split()
-    assert len(found) == 2
+    pods = pool.kubectl("get", "pods", "-l", selector, "-o", "name").split()
+    assert len(pods) == 2
 
 
 def test_nodes_follow_kubectl_scale_instead_of_the_pool_s_own_replicas(pool: Pool) -> None:

@@ -46,11 +46,11 @@ def documents(name: str, namespace: str, **spec: Any) -> list[dict[str, Any]]:
     """The sample's manifests for the test's namespace. They have no owner references, because
     Kubernetes would delete objects whose owner does not exist. HTTPRoutes are left out, because
     Kubernetes alone does not know them."""
-    found = [one for one in build_pool(sample_pool(name, **spec)) if one["kind"] != "HTTPRoute"]
-    for manifest in found:
+    objects = [one for one in build_pool(sample_pool(name, **spec)) if one["kind"] != "HTTPRoute"]
+    for manifest in objects:
         manifest["metadata"]["namespace"] = namespace
         del manifest["metadata"]["ownerReferences"]
-    return found
+    return objects
 
 
 def pods(manifests: list[dict[str, Any]], namespace: str) -> list[dict[str, Any]]:

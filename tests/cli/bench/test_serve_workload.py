@@ -54,8 +54,8 @@ def write_trace(path: Path, *lines: tuple[float, int, int, list[int]]) -> Path:
 
 
 def read(path: Path, **more: Any) -> tuple[tuple[Ask, ...], list[float]]:
-    given = {"count": 100, "vocab_size": 256, "output_len": None, "seed": 0} | more
-    workload, times = trace(path, **given)
+    arguments = {"count": 100, "vocab_size": 256, "output_len": None, "seed": 0} | more
+    workload, times = trace(path, **arguments)
     return workload.asks, times
 
 

@@ -23,12 +23,12 @@ def lengths(workload: Workload) -> list[tuple[int, int]]:
 
 
 def test_the_preset_has_the_published_totals() -> None:
-    whole = nano_vllm(VOCAB)
-    assert len(whole.asks) == 256
-    assert (whole.prompt_tokens, whole.output_tokens) == (142_827, 133_966)
-    assert whole.longest_answer == 1_024
-    assert max(prompt + new for prompt, new in lengths(whole)) == 2_011
-    assert whole.requests(0)[0].params.temperature == 0.6
+    preset = nano_vllm(VOCAB)
+    assert len(preset.asks) == 256
+    assert (preset.prompt_tokens, preset.output_tokens) == (142_827, 133_966)
+    assert preset.longest_answer == 1_024
+    assert max(prompt + new for prompt, new in lengths(preset)) == 2_011
+    assert preset.requests(0)[0].params.temperature == 0.6
 
 
 def test_num_prompts_takes_the_preset_s_first_requests() -> None:

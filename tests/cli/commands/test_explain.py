@@ -110,8 +110,8 @@ EXPLANATION: dict[str, Any] = {
 }
 
 
-def options(**given: Any) -> ExplainOptions:
-    return ExplainOptions(**({"id": EXPLANATION["id"]} | given))
+def options(**flags: Any) -> ExplainOptions:
+    return ExplainOptions(**({"id": EXPLANATION["id"]} | flags))
 
 
 def test_the_text_lists_the_candidates_and_compares_prediction_with_measurement() -> None:
@@ -160,17 +160,17 @@ async def test_explain_prints_a_router_s_explanation_of_a_request(
             body, headers = {"prompt": "Hello"}, {"Authorization": "Bearer the-key"}
             async with session.post(f"{url}/v1/completions", json=body, headers=headers) as answer:
                 request_id = answer.headers["x-baton-request-id"]
-            given = {"id": request_id, "url": url, "api_key": "the-key"}
-            assert await asyncio.to_thread(run, options(**given)) == 0
+            flags = {"id": request_id, "url": url, "api_key": "the-key"}
+            assert await asyncio.to_thread(run, options(**flags)) == 0
             text = capsys.readouterr().out
             assert "attempt 1: decode decode-0 (no_prefill)" in text
             assert "measured" in text
-            assert await asyncio.to_thread(run, options(**given, json=True)) == 0
+            assert await asyncio.to_thread(run, options(**flags, json=True)) == 0
             assert json.loads(capsys.readouterr().out)["id"] == request_id
             with pytest.raises(CommandError, match=r"is unknown; .* \(HTTP 404\)"):
-                await asyncio.to_thread(ask, options(**given | {"id": "../pool"}))
+                await asyncio.to_thread(ask, options(**flags | {"id": "../pool"}))
             with pytest.raises(CommandError, match=r"unknown.* \(HTTP 401\)"):
-                await asyncio.to_thread(ask, options(**given | {"api_key": "other"}))
+                await asyncio.to_thread(ask, options(**flags | {"api_key": "other"}))
 
 
 @pytest.mark.integration

@@ -14,13 +14,13 @@ from baton_cli.errors import UsageError
 IMAGES = {"node_image": "node:1", "router_image": "router:1", "redis_image": "redis:7"}
 
 
-def options(**given: Any) -> OperatorOptions:
-    return OperatorOptions(**(IMAGES | given))
+def options(**flags: Any) -> OperatorOptions:
+    return OperatorOptions(**(IMAGES | flags))
 
 
 def test_flags_become_the_installation() -> None:
-    given = options(pull_policy="Never", pull_secrets=("login",), namespace=("a", "b"))
-    settings = settings_of(given, {"POD_NAMESPACE": "baton-system"})
+    flags = options(pull_policy="Never", pull_secrets=("login",), namespace=("a", "b"))
+    settings = settings_of(flags, {"POD_NAMESPACE": "baton-system"})
     installation = settings.installation
     assert (installation.images.node, installation.images.redis) == ("node:1", "redis:7")
     assert settings_of(options(sim_image="sim:1"), {}).installation.images.sim == "sim:1"

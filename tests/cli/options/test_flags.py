@@ -148,8 +148,8 @@ def test_a_record_survives_a_round_trip_through_argv_and_variables(options: Comm
     """A child of `up` parses exactly the options that `up` passes to it."""
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_flags(parser, type(options))
-    given = vars(parser.parse_args(to_argv(options)))
-    assert merge(type(options), given, to_variables(options)) == options
+    parsed = vars(parser.parse_args(to_argv(options)))
+    assert merge(type(options), parsed, to_variables(options)) == options
 
 
 def test_secrets_are_in_no_repr_and_on_no_command_line() -> None:

@@ -158,9 +158,9 @@ def _make(
     context: Path,
     progress: Progress,
 ) -> None:
-    made = buildah.folder / "made"
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir()
+    unfinished = buildah.folder / "made"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
     for target in targets:
         for stage in target.stages[:-1]:
             # A tag keeps the stage's layers in the cache.
@@ -173,13 +173,13 @@ def _make(
         file = context / target.room / "Dockerfile"
         buildah.build(file, target.stage, target.base, context, tag)
         if target in SMALL:
-            _write(buildah, target, source, made / f"{target.name}.tar", whole=False)
+            _write(buildah, target, source, unfinished / f"{target.name}.tar", whole=False)
         progress(f"built {image_name(target)}")
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(finish, targets))
     _folder(buildah, source).parent.mkdir(exist_ok=True)
-    made.rename(_folder(buildah, source))
+    unfinished.rename(_folder(buildah, source))
 
 
 def _write(buildah: Buildah, target: Target, source: str, archive: Path, *, whole: bool) -> None:

@@ -77,19 +77,20 @@ def kube_score(checkers: Path, folder: Path) -> list[Finding]:
     """One check covers several rules, so the comment is part of the check's name."""
     files = sorted(str(path) for path in folder.rglob("*.yaml"))
     flags = ["--output-format=json", f"--kubernetes-version={_KUBERNETES}"]
-    found = _run_json([str(checkers / "kube-score"), "score", *flags, *files], {0, 1})
+    reports = _run_json([str(checkers / "kube-score"), "score", *flags, *files], {0, 1})
     return [
         Finding(f"{one['check']['id']}: {comment['summary']}", _name(folder, file), "")
-        for file, one in ((each["file_name"], one) for each in found for one in each["checks"])
+        for file, one in ((each["file_name"], one) for each in reports for one in each["checks"])
         if not one["skipped"] and one["grade"] < _GRADE_OK
         for comment in one["comments"]
     ]
 
 
 def trivy(checkers: Path, folder: Path) -> list[Finding]:
-    found = _run_json([str(checkers / "trivy"), str(folder)], {0})
+    failures = _run_json([str(checkers / "trivy"), str(folder)], {0})
     return [
-        Finding(one["check"], _name(folder, folder / one["file"]), one["message"]) for one in found
+        Finding(one["check"], _name(folder, folder / one["file"]), one["message"])
+        for one in failures
     ]
 
 
@@ -97,14 +98,14 @@ def checkov(checkers: Path, folder: Path) -> list[Finding]:
     python = str(checkers / "checkov" / "bin" / "python")
     flags = ["--framework=kubernetes", "--framework=dockerfile", "--skip-download", "--output=json"]
     args = [python, "-m", "checkov.main", f"--directory={folder}", *flags, "--compact", "--quiet"]
-    found, output = [], _run_json(args, {0, 1})
+    findings, output = [], _run_json(args, {0, 1})
     # checkov prints a list of reports, or a single report.
     for report in output if isinstance(output, list) else [output]:
         assert not report["summary"]["parsing_errors"]
         for one in report["results"]["failed_checks"]:
             name = _name(folder, one["file_abs_path"])
-            found.append(Finding(one["check_id"], name, one["check_name"]))
-    return found
+            findings.append(Finding(one["check_id"], name, one["check_name"]))
+    return findings
 
 
 def _name(folder: Path, file: str | Path) -> str:

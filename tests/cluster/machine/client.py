@@ -86,8 +86,8 @@ class Kubernetes:
             pairs = [f"{key}={value}" for key, value in labels.items()]
             self.kubectl("label", "namespace", name, *pairs)
         # Controllers create these objects in each namespace; after that it stays unchanged.
-        made = ("serviceaccount/default", "configmap/kube-root-ca.crt")
-        self.kubectl("wait", "--for=create", *made, "-n", name, "--timeout=180s")
+        defaults = ("serviceaccount/default", "configmap/kube-root-ca.crt")
+        self.kubectl("wait", "--for=create", *defaults, "-n", name, "--timeout=180s")
         return name
 
     def delete_namespace(self, name: str) -> None:
@@ -140,9 +140,9 @@ class Kubernetes:
             assert forward.stdout is not None
             line = forward.stdout.readline()
             try:
-                found = re.search(r"127\.0\.0\.1:(\d+)", line)
-                assert found, f"kubectl port-forward to {service} printed {line!r}"
-                yield f"http://127.0.0.1:{found[1]}"
+                forwarded = re.search(r"127\.0\.0\.1:(\d+)", line)
+                assert forwarded, f"kubectl port-forward to {service} printed {line!r}"
+                yield f"http://127.0.0.1:{forwarded[1]}"
             finally:
                 forward.kill()
 
