@@ -79,9 +79,9 @@ def node_report(node: str = "node-1", epoch: str = "epoch-1") -> NodeReport:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < until, f"waited {PATIENCE_S:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s for {what}"
         time.sleep(0.005)
 
 
@@ -153,15 +153,15 @@ def _urls(store: EmbeddedStore) -> tuple[str, ...]:
 
 def _state(store: EmbeddedStore) -> list[object]:
     """The servers' run ids and settings; empty if one is unreachable."""
-    found: list[object] = []
+    state: list[object] = []
     try:
         for url in _urls(store):
             run_id = check_reachable(url).run_id
             with plain_client(url) as client:
-                found.append((run_id, client.config_get("*"), client.acl_list()))
+                state.append((run_id, client.config_get("*"), client.acl_list()))
     except StoreError:
         return []
-    return [store.is_alive, *found]
+    return [store.is_alive, *state]
 
 
 class Transfers:
@@ -252,15 +252,15 @@ class Transfers:
 
     def got_at_last(self, chunk: BlockHash, marker: Marker) -> bytes:
         """Get until it succeeds, or until the chunk is gone, which returns no bytes."""
-        found: list[bytes] = []
+        payloads: list[bytes] = []
 
         def get() -> bool:
             result, payload = self.get(chunk, marker)
-            found.append(payload)
+            payloads.append(payload)
             return result.ok or result.gone
 
         wait_until(get, "the chunk")
-        return found[-1]
+        return payloads[-1]
 
     def _settle(self, results: list[Any], result: PutResult | GetResult) -> None:
         with self._changed:

@@ -1,9 +1,8 @@
-"""The store of a cluster, and what can befall it.
+"""The store of a cluster, with faults that a test injects.
 
 In: "index", "data" (every data server), "both", or one data server's name. Out: servers that die
-(and come back empty, as their guardian starts them again), stay away, freeze, or have no byte left;
-and, where each stands behind a link, links that are slow, stalled, cut or lossy. mend() undoes all
-of it.
+(and restart empty by their guardian), stay down, freeze, or are full; and, with links, links that
+are slow, stalled, cut or lossy. mend() ends all faults.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ Which = Literal["index", "data", "both", "data0", "data1", "data2"]
 WAIT_S = 120.0
 JUNK = "junk"
 MIB = 1 << 20
-# Left over what is used when a server is to become full; its own buffers take part of it.
+# The free memory that a server gets before it is filled. Its own buffers take a part of it.
 HEADROOM = MIB
-# A simulated chunk of 8 KiB takes an eighth of a second on a slow link; a lossy one has a mishap
-# with about every second.
+# A simulated chunk of 8 KiB takes 1/8 s on a slow link. A lossy link has a mishap in about every
+# second chunk.
 SLOW_BYTES_PER_S, LOSSY_BYTES = 64 << 10, 16 << 10
 
 
 class FaultyStore:
-    """An EmbeddedStore, of the `binary` given or the one that users have. With `links` nodes and
-    router reach each server over a link that can be hit; without they use its socket."""
+    """An EmbeddedStore, of this `binary` or the default one. With `links`, nodes and routers reach
+    each server through a LinkProxy, otherwise through its socket."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class FaultyStore:
         self.links: dict[str, LinkProxy] = {}
         self._loop = WireLoop() if links else None
         self._frozen: set[int] = set()
-        self._full: dict[str, int] = {}  # and the maxmemory that it had before
+        self._full: dict[str, int] = {}  # full server -> its maxmemory before that
 
     def start(self) -> None:
         self.servers.start()
@@ -68,14 +67,14 @@ class FaultyStore:
         self.servers.stop()
 
     def names(self, which: Which) -> tuple[str, ...]:
-        """The servers meant."""
+        """Return the names of the selected servers."""
         groups = {"index": ("index",), "data": self.data, "both": ("index", *self.data)}
         names = groups.get(which, (which,))
         assert set(names) <= {"index", *self.data}, f"{which}: this store has {self.data}"
         return names
 
     def url(self, name: str) -> str:
-        """Where nodes and router reach a server."""
+        """The URL of a server for nodes and routers."""
         return self.links[name].url if self.links else self.servers.url(name)
 
     def flags(self) -> list[str]:
@@ -88,16 +87,16 @@ class FaultyStore:
         with redis.Redis(unix_socket_path=path, socket_timeout=WAIT_S) as client:
             yield client
 
-    # --- what befalls it --------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------
 
     def kill(self, which: Which) -> None:
-        """The guardian starts it again after a moment, empty."""
+        """Kill servers. Their guardian restarts them after a moment, empty."""
         for name in self.names(which):
-            with contextlib.suppress(ProcessLookupError):  # it is on its way back already
+            with contextlib.suppress(ProcessLookupError):  # it is being restarted already
                 os.kill(self.servers.pid(name), signal.SIGKILL)
 
     def take_away(self, which: Which) -> None:
-        """Killed, and nobody starts it again until mend()."""
+        """Kill servers, and prevent their restart until mend()."""
         self._stop_process(self._guardian())
         self.kill(which)
 
@@ -106,13 +105,13 @@ class FaultyStore:
             self._stop_process(self.servers.pid(name))
 
     def fill(self, which: Which) -> None:
-        """Write until a server refuses the next kilobyte, as one does that reached maxmemory."""
+        """Write until the servers refuse writes, because they have reached maxmemory."""
         for name in self.names(which):
             with self.client(name) as client:
                 self._full.setdefault(name, int(client.config_get("maxmemory")["maxmemory"] or 0))
                 client.config_set("maxmemory", _used(client) + HEADROOM)
                 _write_junk(client)
-                # What expires or disconnects now makes no room.
+                # Keys that expire and clients that disconnect must not make room.
                 client.config_set("maxmemory", _used(client) - HEADROOM // 2)
 
     def slow_link(self, which: Which) -> None:
@@ -148,26 +147,26 @@ class FaultyStore:
         self._full.clear()
 
     def await_up(self) -> None:
-        until = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S
         for name in self.names("both"):
             while not self._answers(name):
-                assert time.monotonic() < until, f"redis {name} did not come back"
+                assert time.monotonic() < deadline, f"redis {name} did not restart"
                 time.sleep(0.02)
 
-    # --- what is in it ----------------------------------------------------------------------------
+    # --- contents ---------------------------------------------------------------------------------
 
     def immortal_keys(self) -> list[str]:
-        """Keys that would stay for ever."""
-        found = []
+        """Return the keys without a TTL."""
+        immortal = []
         for name in self.names("both"):
             with self.client(name) as client:
                 keys = list(client.scan_iter(count=1000))
                 pipeline = client.pipeline(transaction=False)
                 for key in keys:
                     pipeline.pttl(key)
-                lives = zip(keys, pipeline.execute(), strict=True)
-                found += [f"{name}: {key.decode()}" for key, ttl in lives if ttl == -1]
-        return found
+                ttls = zip(keys, pipeline.execute(), strict=True)
+                immortal += [f"{name}: {key.decode()}" for key, ttl in ttls if ttl == -1]
+        return immortal
 
     def _answers(self, name: str) -> bool:
         try:
@@ -187,10 +186,10 @@ class FaultyStore:
         self._frozen.add(pid)
 
 
-def which(word: str) -> Which:
-    """The word, checked."""
+def which(name: str) -> Which:
+    """Return the name as a Which; raise ValueError if it is not one."""
     known: tuple[Which, ...] = get_args(Which)
-    return known[known.index(word)]
+    return known[known.index(name)]
 
 
 def _used(client: redis.Redis) -> int:
@@ -203,5 +202,5 @@ def _write_junk(client: redis.Redis) -> None:
         try:
             client.set(f"{JUNK}:{number}", b"x" * size)
             number += 1
-        except redis.ResponseError:  # OOM: smaller pieces still fit
+        except redis.ResponseError:  # OOM: a smaller value may still fit
             size //= 4

@@ -1,16 +1,16 @@
-"""The link between a node and one Redis server, in the hands of a test.
+"""A TCP proxy between a node and one Redis server, which a test can slow, hold, cut or corrupt.
 
-In: the server's URL. Out: a TCP URL for the node; what passes is slowed, held, cut or spoilt, in
-both directions alike unless it says otherwise:
+In: the server's URL. Out: a TCP URL for the node. The faults affect both directions unless stated:
 
-    slow       so many bytes per second in each direction, all connections together
-    hold       nothing flows, nothing is refused: a dead switch
-    hold_at    the first command that fits goes no further than so many of its bytes
-    hold_replies  so many bytes more of answers, then none
-    lossy      about every so many bytes a mishap: a cut, a stall, or one bit flipped
-    cut        connections are reset once; refuse: new ones too
+    slow          limits the bytes per second of all connections together, in each direction
+    hold          no bytes flow, and no connection is refused: a dead switch
+    hold_at       holds the first matching command after a number of its bytes
+    hold_replies  forwards a number of bytes of replies, and then none
+    lossy         has a mishap about every `mean_bytes`: a cut, a stall, or one flipped bit
+    cut           resets the open connections once
+    refuse        resets the open connections, and also new ones
 
-`mishaps` counts what happened, so that a test can show that something did. mend() undoes all.
+`mishaps` counts the mishaps, so a test can check that there were some. mend() ends all faults.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PIECE_BYTES = 1 << 14
 
 @dataclass(slots=True, eq=False)
 class _Trap:
-    """Holds the connection that says a command that fits, or (None) all answers, `left` bytes
-    further on, until it is `open`."""
+    """Holds the connection that sends a command for which `fits` is true, after `left` more bytes,
+    until `open`. Without `fits` it holds all replies."""
 
     fits: Fits | None
     left: int
@@ -49,7 +49,7 @@ class _Trap:
 
 
 class _Loss:
-    """When the next mishap comes, and which: each kind in turn."""
+    """Draws the distances between mishaps. The kinds take turns."""
 
     def __init__(
         self, mean_bytes: int, kinds: Sequence[Mishap], seed: object, stall_s: float
@@ -64,7 +64,7 @@ class _Loss:
         return 1 + int(self._rng.expovariate(1.0 / self._mean))
 
     def next(self, size: int) -> tuple[int, Mishap] | None:
-        """After how many of the next `size` bytes something happens."""
+        """Return the mishap in the next `size` bytes and the number of bytes before it, or None."""
         if self._left > size:
             self._left -= size
             return None
@@ -76,7 +76,7 @@ class _Loss:
 
 
 class LinkProxy:
-    """Forwards to `target`. Its methods may be called from any thread."""
+    """Forwards connections to `target`. Any thread may call its methods."""
 
     def __init__(self, loop: WireLoop, target: str) -> None:
         self._loop = loop
@@ -90,8 +90,8 @@ class LinkProxy:
         self._flowing.set()
         self._refusing = False
         self._loss: _Loss | None = None
-        self._traps: list[_Trap] = []  # whose command has not come yet
-        self._set: list[_Trap] = []  # all of them
+        self._traps: list[_Trap] = []  # traps whose command has not been sent yet
+        self._set: list[_Trap] = []  # all traps, also those that hold a connection
         self._brake: _Trap | None = None
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._listener.setblocking(False)
@@ -105,8 +105,9 @@ class LinkProxy:
         self._loop.call(self._flowing.clear)
 
     def hold_at(self, fits: Fits, after: int = 0) -> threading.Event:
-        """Hold the connection that first sends a command whose first two words fit, behind `after`
-        bytes of it. The event says that it is caught."""
+        """Hold the first connection that sends a command for which `fits` is true, after `after`
+        bytes of it. `fits` gets the command's name and first argument. The event is set when it
+        holds."""
         trap = _Trap(fits, after, threading.Event())
 
         def act() -> None:
@@ -141,7 +142,7 @@ class LinkProxy:
         self._loop.call(lambda: setattr(self, "_loss", loss))
 
     def mend(self) -> None:
-        """Let everything flow that is held, unharmed."""
+        """End all faults. Held bytes are forwarded unchanged."""
         self._loop.call(self._mend)
 
     def close(self) -> None:
@@ -178,7 +179,7 @@ class LinkProxy:
             task.add_done_callback(lambda _: near.close())
 
     async def _serve(self, near: socket.socket) -> None:
-        """One connection, until either end has closed it or it was reset."""
+        """Serve one connection until either end closes it or it is reset."""
         far: socket.socket | None = None
         pumps: list[asyncio.Task[None]] = []
         try:
@@ -193,7 +194,7 @@ class LinkProxy:
             ]
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         except OSError:
-            pass  # the server is away: so is the link
+            pass  # the server is down, and thus the link
         finally:
             for pump in pumps:
                 pump.cancel()
@@ -222,10 +223,10 @@ class LinkProxy:
         held: _Trap | None = None
         while data := await loop.sock_recv(source, PIECE_BYTES):
             for piece in splitter.feed(data) if way == "up" else [StreamPart(data)]:
-                held = self._sprung(piece.words) or held
+                held = self._triggered(piece.words) or held
                 await self._pass(sink, piece.data, way, held if way == "up" else self._brake)
 
-    def _sprung(self, words: tuple[bytes, ...] | None) -> _Trap | None:
+    def _triggered(self, words: tuple[bytes, ...] | None) -> _Trap | None:
         for trap in self._traps if words is not None else ():
             if trap.fits is not None and trap.fits(words or ()):
                 self._traps.remove(trap)
@@ -257,9 +258,9 @@ class LinkProxy:
             self.passed[way] += len(ahead)
             data = data[len(ahead) :]
             if mishap is not None:
-                await self._meet(mishap[1])
+                await self._have_mishap(mishap[1])
 
-    async def _meet(self, mishap: Mishap) -> None:
+    async def _have_mishap(self, mishap: Mishap) -> None:
         self.mishaps[mishap] += 1
         if mishap == "cut":
             raise ConnectionResetError

@@ -1,8 +1,7 @@
-"""Where the commands begin in what a client says to a Redis server.
+"""Finds the beginnings of commands in the bytes that a client sends to a Redis server.
 
-In: bytes as they come, in pieces of any size. Out: the same bytes in pieces; one that begins a
-command carries its first two words, and comes before any other byte of that command. A long value
-is passed on as it comes, never collected.
+In: bytes in pieces of any size. Out: the same bytes in pieces. The first piece of a command carries
+its first two words. Long values are forwarded as they arrive, and never collected.
 """
 
 from __future__ import annotations
@@ -13,20 +12,20 @@ CRLF = b"\r\n"
 
 
 class StreamPart(NamedTuple):
-    """A piece of the stream. `words` are a command's first two where it begins here (its name in
-    capitals), else None."""
+    """A piece of the stream. If a command begins here, `words` are its name in capitals and its
+    first argument; otherwise None."""
 
     data: bytes
     words: tuple[bytes, ...] | None = None
 
 
 class CommandSplitter:
-    """One connection's requests; arrays of bulk strings, as every client sends them."""
+    """Splits one connection's commands, which are arrays of bulk strings."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._words_left = 0
-        self._skip = 0  # bytes of the word that is being passed on
+        self._skip = 0  # remaining bytes of the word that is being forwarded
 
     def feed(self, data: bytes) -> list[StreamPart]:
         self._buffer += data
@@ -39,7 +38,7 @@ class CommandSplitter:
         return pieces
 
     def _next(self) -> StreamPart | None:
-        """None: more bytes are needed to know what comes."""
+        """Return the next piece, or None if more bytes are needed."""
         if self._skip:
             size = min(self._skip, len(self._buffer))
             self._skip -= size

@@ -1,6 +1,6 @@
-"""TLS before a Redis server that has none: a forwarder that terminates it.
+"""A proxy that terminates TLS in front of a Redis server without TLS.
 
-In: a unix socket's URL and a certificate made for the test. Out: a `rediss://` URL.
+In: a unix socket's URL and a certificate made for the test. Out: the proxy's address.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ READ_BYTES = 1 << 16
 
 
 def make_certificate(folder: Path) -> Path:
-    """Key and certificate of localhost, in one file."""
+    """Make a key and a certificate for localhost, in one file."""
     needs("openssl")
-    made = folder / "server.pem"
+    file = folder / "server.pem"
     subprocess.run(
         f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
-        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {made} -out {made}",
+        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {file} -out {file}",
         shell=True,
         check=True,
         capture_output=True,
         timeout=CALL_S,
     )
-    return made
+    return file
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -45,7 +45,7 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 @contextmanager
 def tls_before(loop: WireLoop, url: str, certificate: Path) -> Iterator[str]:
-    """The place (`localhost:PORT`) of a forwarder to the server at `url`."""
+    """Yield the address (`localhost:PORT`) of a proxy to the server at `url`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     path = parse_endpoint(url).path
@@ -68,7 +68,7 @@ def tls_before(loop: WireLoop, url: str, certificate: Path) -> Iterator[str]:
         return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
 
     async def end(server: asyncio.Server) -> None:
-        """No connection is left open: one that nobody closes is a warning of Python's."""
+        """Close all connections: Python warns of open ones."""
         server.close()
         left = [task for task in serving if task is not None]
         for task in left:

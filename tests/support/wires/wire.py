@@ -1,13 +1,13 @@
-"""The wire between the router and one node, in the hands of a test.
+"""A TCP proxy between the router and one node, which a test can hold, break or close.
 
-In: the node's port. Out: a port for the router. What passes is decoded and shown to `watch`, frame
-by frame, while the frame waits: what the watch does (kill a process, cut this wire) is done before
-the frame goes on, or instead of it. So a fault hits exactly between two frames, on any machine.
+In: the node's port. Out: a port for the router. Each frame is decoded and passed to `watch` before
+it is forwarded. The watch may kill a process or cut this wire first, and the frame may then be
+lost. So a fault hits exactly between two frames, on any machine.
 
     open      bytes flow
-    held      nothing flows, nothing is refused: a partition, or a dead switch
-    broken    connections are reset, and new ones too as soon as they are made
-    refused   connections are reset and nobody listens: what a dead process looks like
+    held      no bytes flow, and no connection is refused: a partition, or a dead switch
+    broken    connections are reset, also new ones as soon as they are accepted
+    refused   connections are reset and new ones refused, as by a dead process
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Passing(NamedTuple):
     frame: ToNode | ToRouter
 
 
-# Called in the loop's thread before a frame goes on. What it returns is called after the frame was
-# forwarded; a wire that is no longer open loses the frame.
+# Called in the loop's thread before a frame is forwarded. It may return a function, which is called
+# after the frame was forwarded. A wire that is no longer open loses the frame.
 Watch = Callable[[Passing], Callable[[], None] | None]
 
 
@@ -53,7 +53,7 @@ class WireLoop:
         self._thread.start()
 
     def call(self, act: Callable[[], T]) -> T:
-        """Run `act` in the loop's thread and return what it does; callable from any thread."""
+        """Run `act` in the loop's thread and return its result. Callable from any thread."""
         if threading.current_thread() is self._thread:
             return act()
 
@@ -63,22 +63,22 @@ class WireLoop:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(CALL_S)
 
     def close(self) -> None:
-        async def end() -> None:
-            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in others:
+        async def cancel_tasks() -> None:
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(end(), self.loop).result(CALL_S)
+        asyncio.run_coroutine_threadsafe(cancel_tasks(), self.loop).result(CALL_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(CALL_S)
         self.loop.close()
 
 
 class Wire:
-    """Between the router and `node`, which listens on `upstream`. Its methods may be called from
-    any thread; with the watch they run in the loop's. Without `answers` the watch is shown only
-    what the router says: decoding each step of a busy node takes a core from the pool."""
+    """The wire between the router and `node`, which listens on the port `upstream`. Any thread may
+    call its methods; the watch runs in the loop's thread. Without `answers`, the watch sees only
+    the router's frames: decoding every step of a busy node takes a whole core."""
 
     def __init__(
         self, wires: WireLoop, node: str, upstream: int, watch: Watch, *, answers: bool = True
@@ -92,7 +92,7 @@ class Wire:
         self._held_port = reserve_port("127.0.0.1", 0)
         self.port: int = self._held_port.getsockname()[1]
         self._listener: socket.socket | None = None
-        self._answered = False  # the node did, since the wire was opened
+        self._answered = False  # the node has accepted a connection since the wire was opened
         self._flowing = asyncio.Event()
         self._sockets: set[socket.socket] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ class Wire:
         self._wires.call(lambda: self._become("refused"))
 
     def blip(self) -> None:
-        """Reset what is connected; who connects again finds the wire open."""
+        """Reset the open connections; new ones are accepted."""
         self._wires.call(self._reset)
 
     def mend(self) -> None:
@@ -127,7 +127,7 @@ class Wire:
     def _become(self, state: State) -> None:
         self.state, self._answered = state, False
         if state == "refused":
-            self._deafen()
+            self._stop_listening()
         elif self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
             self._listener.setblocking(False)
@@ -139,7 +139,7 @@ class Wire:
         else:
             self._flowing.set()
 
-    def _deafen(self) -> None:
+    def _stop_listening(self) -> None:
         if self._listener is not None:
             self._wires.loop.remove_reader(self._listener)
             self._listener.close()
@@ -156,12 +156,12 @@ class Wire:
             task.add_done_callback(lambda _: near.close())
 
     def _reset(self) -> None:
-        for one in list(self._sockets):
+        for connection in list(self._sockets):
             with contextlib.suppress(OSError):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                # Ends the pumps, which close the socket; closed here, its number could be reused
-                # under them.
-                one.shutdown(socket.SHUT_RD)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                # This ends the pumps, which close the socket. If it was closed here, its file
+                # descriptor could be reused while they still use it.
+                connection.shutdown(socket.SHUT_RD)
         self._sockets.clear()
 
     async def _serve(self, near: socket.socket) -> None:
@@ -171,8 +171,8 @@ class Wire:
         try:
             if self.state == "broken":
                 return
-            for one in (near, far):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._connect(far)
             self._sockets |= {near, far}
             up = _Pump(self, near, far, to_node_codec())
@@ -187,23 +187,23 @@ class Wire:
         except ConnectionError:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         finally:
-            for one in (near, far):
-                self._sockets.discard(one)
-                one.close()
+            for end in (near, far):
+                self._sockets.discard(end)
+                end.close()
 
     async def _connect(self, far: socket.socket) -> None:
         try:
             await self._wires.loop.sock_connect(far, ("127.0.0.1", self._upstream))
             self._answered = True
         except ConnectionRefusedError:
-            if self._answered and self.state == "open":  # it has ended by itself
+            if self._answered and self.state == "open":  # the node has ended by itself
                 self._become("refused")
             raise
 
     async def carry(
         self, target: socket.socket, raw: bytes, frame: ToNode | ToRouter | None
     ) -> bool:
-        """Show a frame and send its bytes on. False where the wire has lost them."""
+        """Pass a frame to the watch, and forward its bytes. Return False if the wire lost them."""
         after = self._watch(Passing(self.node, frame)) if frame is not None else None
         await self._flowing.wait()
         if target not in self._sockets:

@@ -1,7 +1,7 @@
-"""What passed on a cluster's wires: which node got which attempt of which request, and when.
+"""Records the frames on a cluster's wires: which node got which attempt of a request, and when.
 
-In: frames, as the wires show them. Out: placements by request, found by its prompt; and one armed
-fault: the first frame that fits it is held while its act is done.
+In: frames from the wires. Out: the placements of a request, found by its prompt. It also holds the
+first frame that matches a trap, until the trap's action is done.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class Trap:
-    """Springs at the first frame for which `fits` holds. Then `act` is called while the frame
-    waits, or, where `after` is set, when it has been forwarded."""
+    """Triggered by the first frame for which `fits` is true. `act` is called while this frame waits
+    or, with `after`, once it has been forwarded."""
 
     fits: Callable[[Passing], bool]
     act: Callable[[], None]
@@ -36,7 +36,7 @@ class Trap:
 
 
 class Witness:
-    """`saw` is called in the wires' thread; the rest from any."""
+    """The recorder. The wires' thread calls `saw`; any thread may call the other methods."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[int, ...], RequestId] = {}
@@ -49,7 +49,7 @@ class Witness:
         self._traps.append(trap)
 
     def forget(self) -> None:
-        """Take traps away and forget what was seen."""
+        """Remove all traps and records."""
         self._traps.clear()
         self._requests.clear()
         self._placed.clear()
@@ -59,7 +59,7 @@ class Witness:
     def saw(self, passing: Passing) -> Callable[[], None] | None:
         frame = passing.frame
         if isinstance(frame, PrefillJob | RunJob):
-            self._note(passing.node, frame)
+            self._record(passing.node, frame)
         elif isinstance(frame, Hello):
             self._hellos.append((time.monotonic(), passing.node))
         for trap in list(self._traps):
@@ -71,7 +71,7 @@ class Witness:
         return None
 
     def request(self, prompt: Sequence[int]) -> RequestId | None:
-        """The request with this prompt, once a node was sent it."""
+        """The id of the request with this prompt, None before it was sent to a node."""
         return self._requests.get(tuple(prompt))
 
     def placements(self, prompt: Sequence[int]) -> list[Placed]:
@@ -80,26 +80,25 @@ class Witness:
         return [] if request is None else list(self._placed[request])
 
     def seed(self, prompt: Sequence[int]) -> int | None:
-        """What the noise of the request with this prompt is keyed by: the router's where the client
-        names none."""
+        """The seed of the request with this prompt: the router's if the client gave none."""
         request = self.request(prompt)
-        assert request is not None, "no node was sent this prompt"
+        assert request is not None, "this prompt was not sent to a node"
         return self._seeds[request]
 
     def of(self, request: RequestId) -> list[Placed]:
         return list(self._placed.get(request, ()))
 
     def where(self, prompt: Sequence[int], role: Role) -> str:
-        """The node that was last sent this role's job of the request."""
+        """The node to which this role's job of the request was last sent."""
         nodes = [placed.node for placed in self.placements(prompt) if placed.role == role]
         assert nodes, f"no {role} job of the request was seen: {self.placements(prompt)}"
         return nodes[-1]
 
     def linked_again(self, node: str, since: float) -> float | None:
-        """When the node's next hello passed."""
+        """The time of the node's first hello after `since`, None if there was none."""
         return next((at for at, name in self._hellos if name == node and at > since), None)
 
-    def _note(self, node: str, job: PrefillJob | RunJob) -> None:
+    def _record(self, node: str, job: PrefillJob | RunJob) -> None:
         request = job.request
         role: Role = "prefill" if isinstance(job, PrefillJob) else "decode"
         self._placed.setdefault(request.id, []).append(

@@ -1,8 +1,8 @@
-"""Cuts the bytes of one direction of a connection into pieces that can be shown and forwarded.
+"""Splits the bytes of one direction of a connection into pieces that can be decoded and forwarded.
 
-In: bytes as they come. Out: pieces in order, raw, and with a WebSocket's binary messages also the
-message. What is no WebSocket (a GET of an artifact) comes out as it went in. Just enough of RFC
-6455 for links: whole messages, no extensions.
+In: bytes in pieces of any size. Out: raw pieces in order; a piece with a binary WebSocket message
+also has the message. Other HTTP, such as a GET of an artifact, passes unchanged. It supports only
+the parts of RFC 6455 that links use: unfragmented messages without extensions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 HEAD_END = b"\r\n\r\n"
-# What a head begins with that ends in frames: the router's and the node's.
+# The beginnings of the heads after which frames follow: the router's and the node's.
 UPGRADES = (b"GET /link ", b"HTTP/1.1 101 ")
 BINARY = 2
 
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 class Splitter:
-    """One direction of one connection."""
+    """Splits one direction of one connection."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -36,7 +36,8 @@ class Splitter:
             yield piece
 
     def _plain(self) -> Iterator[Piece]:
-        """HTTP, passed on as it comes; until, maybe on a connection used before, frames follow."""
+        """Yield HTTP bytes unchanged, up to the head after which frames follow. The connection may
+        have been used for other requests before."""
         if self._buffer.startswith(UPGRADES):
             end = self._buffer.find(HEAD_END)
             if end >= 0:
@@ -46,7 +47,7 @@ class Splitter:
             yield Piece(self._take(len(self._buffer)))
 
     def _frame(self) -> Piece | None:
-        """The next frame, or None until all of it is here."""
+        """Return the next frame, or None if it is incomplete."""
         buffer = self._buffer
         if len(buffer) < 2:
             return None
