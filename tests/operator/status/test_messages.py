@@ -12,7 +12,7 @@ from baton_operator.state.observed import FirstSeen, Observed, ObservedRoute
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
-from tests.support.planner.observations import DEMO, HUB, observed, said, status_of, verdict
+from tests.support.planner.observations import DEMO, HUB, condition_of, observed, status_of, verdict
 
 EXTERNAL = sample_pool("external")
 QUEUE = sample_pool("sim", missingRolePolicy="queue")
@@ -170,12 +170,12 @@ def test_a_condition_describes_what_was_observed(row: Row) -> None:
     _, pool, changes, kind, truth, reason, message = row
     status = status_of(observed(pool, **changes), pool)
     assert verdict(status, kind) == (truth, reason)
-    assert message in said(status, kind).message
+    assert message in condition_of(status, kind).message
 
 
 def test_the_message_about_a_refused_secret_is_hidden() -> None:
     seen = observed(refusals=(o.refusal("Secret", "demo-auth", 422, "value hunter2 is wrong"),))
-    message = said(status_of(seen), "Applied").message
+    message = condition_of(status_of(seen), "Applied").message
     assert message == "Secret demo-auth: 422: message hidden because it may contain secret data"
 
 
@@ -215,9 +215,9 @@ def test_old_nodes_are_a_roll_out_until_the_last_has_ended() -> None:
     seen = observed(decode=(*o.role_pods(DEMO, "decode"), ending))
     status = status_of(seen)
     assert verdict(status, "Updated") == ("False", "RollingOut")
-    assert said(status, "Updated").message == "1 old nodes are left; 2 of 2 ready"
+    assert condition_of(status, "Updated").message == "1 old nodes are left; 2 of 2 ready"
     assert verdict(status, "Ready") == ("True", "AllReady")
-    assert "roll-out" in said(status, "Ready").message
+    assert "roll-out" in condition_of(status, "Ready").message
     assert verdict(status_of(observed(), before=status), "Updated") == ("True", "OneRevision")
 
 
@@ -225,7 +225,7 @@ def test_a_stuck_roll_out_reports_its_cause_and_the_pool_stays_ready() -> None:
     crashing = o.role_pods(DEMO, "decode", ready=False, problem="Crashing", message="boom")
     status = status_of(observed(decode=(*crashing, o.pod("decode", 0, o.OLD))))
     assert verdict(status, "Updated") == ("False", "Crashing")
-    assert said(status, "Updated").message.endswith(": boom")
+    assert condition_of(status, "Updated").message.endswith(": boom")
     assert verdict(status, "Ready") == ("True", "AllReady")
 
 
@@ -244,7 +244,7 @@ def test_new_pods_of_a_router_are_a_roll_out(changes: dict[str, Any]) -> None:
     router = o.workload("demo-router", "router", **changes)
     status = status_of(observed(workloads=(*made, router)))
     assert verdict(status, "Updated") == ("False", "RollingOut")
-    assert said(status, "Updated").message == "new pods for demo-router"
+    assert condition_of(status, "Updated").message == "new pods for demo-router"
 
 
 def test_a_new_pool_is_no_roll_out() -> None:

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from baton_operator.state.observed import Observed
 from baton_operator.status.derive import progress_words
 from tests.support.planner import observations as o
-from tests.support.planner.observations import GIB, HUB, observed, said, status_of, verdict
+from tests.support.planner.observations import GIB, HUB, condition_of, observed, status_of, verdict
 
 MIB = 1 << 20
 
@@ -46,7 +46,7 @@ def test_the_slowest_fetch_is_shown() -> None:
     )
     status = status_of(seen, HUB)
     assert status.model.progress == "4.0 of 16.0 GiB (25 %)"
-    assert said(status, "ModelReady").message == "4.0 of 16.0 GiB (25 %)"
+    assert condition_of(status, "ModelReady").message == "4.0 of 16.0 GiB (25 %)"
     assert verdict(status, "Ready") == ("False", "Fetching")
 
 
@@ -94,7 +94,7 @@ def test_a_fetch_in_a_roll_out_leaves_the_model_ready_and_is_shown_by_updated() 
     )
     status = status_of(seen, HUB)
     assert verdict(status, "ModelReady") == ("True", "Fetched")
-    assert "model: 4.0 of 16.0 GiB (25 %)" in said(status, "Updated").message
+    assert "model: 4.0 of 16.0 GiB (25 %)" in condition_of(status, "Updated").message
     assert status.model.progress == "4.0 of 16.0 GiB (25 %)"
 
 

@@ -9,7 +9,7 @@ import msgspec
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import events_between
 from tests.support.planner import observations as o
-from tests.support.planner.observations import DEMO, observed, said, status_of, verdict
+from tests.support.planner.observations import DEMO, condition_of, observed, status_of, verdict
 
 NO_ROOM = "4 GPUs are needed"
 
@@ -35,13 +35,13 @@ def test_a_pool_of_one_revision_does_not_roll() -> None:
 def test_a_roll_out_in_progress_is_not_blocked_and_reports_how_far_it_is() -> None:
     status = status_of(rolling(*starting(), roll=Roll(rolling=True)))
     assert verdict(status, "RolloutBlocked") == ("False", "Rolling")
-    assert said(status, "RolloutBlocked").message == "1 old nodes are left; 1 of 2 ready"
+    assert condition_of(status, "RolloutBlocked").message == "1 old nodes are left; 1 of 2 ready"
 
 
 def test_a_gpu_budget_without_room_blocks_a_roll_out() -> None:
     status = status_of(rolling(roll=Roll(rolling=True, no_room=NO_ROOM)))
     assert verdict(status, "RolloutBlocked") == ("True", "GpuBudgetTooSmall")
-    assert said(status, "RolloutBlocked").message == NO_ROOM
+    assert condition_of(status, "RolloutBlocked").message == NO_ROOM
     assert verdict(status, "Ready") == ("True", "AllReady")
 
 
@@ -49,7 +49,7 @@ def test_a_failing_new_node_blocks_a_roll_out_with_its_cause() -> None:
     status = status_of(rolling(*starting(problem="Unschedulable", message="0/2 nodes")))
     assert verdict(status, "RolloutBlocked") == ("True", "NewNodesFailing")
     [pod] = starting()
-    message = said(status, "RolloutBlocked").message
+    message = condition_of(status, "RolloutBlocked").message
     assert message == f"Unschedulable: {pod.name}: 0/2 nodes"
 
 
@@ -57,7 +57,7 @@ def test_old_nodes_that_cannot_be_drained_block_a_roll_out() -> None:
     departure = Departure("decode", "1 more to remove: no index is ready", held=True)
     status = status_of(rolling(*o.role_pods(DEMO, "decode"), departures=(departure,)))
     assert verdict(status, "RolloutBlocked") == ("True", "OldNodesHeld")
-    assert "no index is ready" in said(status, "RolloutBlocked").message
+    assert "no index is ready" in condition_of(status, "RolloutBlocked").message
 
 
 def test_slow_drains_of_old_nodes_do_not_block_a_roll_out() -> None:
@@ -85,4 +85,4 @@ def test_a_role_that_the_gpu_budget_limits_reports_it() -> None:
     seen = observed(pool, decode=(one,), roll=Roll(short=("decode",)))
     status = status_of(seen, pool)
     assert verdict(status, "DecodeReady") == ("False", "GpuBudgetReached")
-    assert said(status, "DecodeReady").message == "1 of 3 ready"
+    assert condition_of(status, "DecodeReady").message == "1 of 3 ready"

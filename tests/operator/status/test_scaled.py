@@ -9,7 +9,7 @@ from baton_operator.api.status import PoolStatus
 from baton_operator.state.observed import Departure, Observed, ObservedPod
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
-from tests.support.planner.observations import DEMO, observed, said, status_of, verdict
+from tests.support.planner.observations import DEMO, condition_of, observed, status_of, verdict
 
 SINCE = "2026-05-04T11:59:30Z"
 HELD = Departure("prefill", "1 more to remove: the operator cannot reach the index", held=True)
@@ -35,7 +35,7 @@ def test_a_pool_without_surplus_nodes_is_scaled() -> None:
 def test_a_draining_node_is_shown_with_its_time_and_reason() -> None:
     status = with_leaving()
     assert verdict(status, "Scaled") == ("False", "Draining")
-    assert said(status, "Scaled").message == f"{leaving().name} since {SINCE}: least loaded"
+    assert condition_of(status, "Scaled").message == f"{leaving().name} since {SINCE}: least loaded"
 
 
 def test_a_pool_stays_ready_during_a_drain() -> None:
@@ -47,7 +47,7 @@ def test_a_pool_stays_ready_during_a_drain() -> None:
 def test_a_held_drain_comes_first_in_the_message() -> None:
     status = with_leaving(READING, HELD)
     assert verdict(status, "Scaled") == ("False", "DrainHeld")
-    held, reading, draining = said(status, "Scaled").message.split("; ")
+    held, reading, draining = condition_of(status, "Scaled").message.split("; ")
     assert held == "prefill: 1 more to remove: the operator cannot reach the index"
     assert reading == "decode: 1 more to remove: the operator is querying the index"
     assert draining.startswith(leaving().name)
@@ -56,7 +56,7 @@ def test_a_held_drain_comes_first_in_the_message() -> None:
 def test_the_surplus_is_shown_until_a_node_is_chosen() -> None:
     status = status_of(observed(departures=(READING,)))
     assert verdict(status, "Scaled") == ("False", "Draining")
-    assert "1 more to remove" in said(status, "Scaled").message
+    assert "1 more to remove" in condition_of(status, "Scaled").message
 
 
 def test_a_draining_node_does_not_replace_a_missing_one() -> None:

@@ -25,7 +25,7 @@ from baton_operator.status.events import events_between
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
-from tests.support.planner.observations import said
+from tests.support.planner.observations import condition_of
 
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 POOLS: list[Pool | SpecError] = [
@@ -198,7 +198,7 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
         now = after.condition(kind)
         return (was.status if was else "") != (now.status if now else "")
 
-    condition_of = {
+    conditions = {
         "SpecInvalid": "Valid",
         "ApplyForbidden": "Applied",
         "KindMissing": "Applied",
@@ -212,10 +212,10 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
             assert before is None or before.revision != after.revision
         elif reason == "RolledOut":
             assert before is not None
-            assert OLD_NODES in said(before, "Updated").message
+            assert OLD_NODES in condition_of(before, "Updated").message
         elif reason == "NotReady":
             was = before.condition("Ready") if before is not None else None
             # While a pool stays not ready, the event reports another problem.
-            assert changed("Ready") or (was and was.reason) != said(after, "Ready").reason
+            assert changed("Ready") or (was and was.reason) != condition_of(after, "Ready").reason
         else:
-            assert changed(condition_of[reason]), reason
+            assert changed(conditions[reason]), reason

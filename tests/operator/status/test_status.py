@@ -14,7 +14,14 @@ from baton_operator.state.observed import Observed, ObservedRoute
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
-from tests.support.planner.observations import DEMO, observed, replaced, said, status_of, verdict
+from tests.support.planner.observations import (
+    DEMO,
+    condition_of,
+    observed,
+    replaced,
+    status_of,
+    verdict,
+)
 
 CRASH: dict[str, Any] = {"ready": False, "problem": "Crashing", "message": "container node ended"}
 UNREADY: dict[str, Any] = {"ready": False}
@@ -60,11 +67,13 @@ def test_a_transition_time_changes_only_with_the_status() -> None:
     first = status_of(observed(decode=o.role_pods(DEMO, "decode", **UNREADY)))
     crash = status_of(observed(decode=o.role_pods(DEMO, "decode", **CRASH)), DEMO, first, after_s=5)
     well = status_of(observed(), DEMO, crash, after_s=9, generation=2)
-    times = [said(status, "DecodeReady").last_transition_time for status in (first, crash, well)]
+    times = [
+        condition_of(status, "DecodeReady").last_transition_time for status in (first, crash, well)
+    ]
     assert times == ["2026-05-04T12:00:00Z", "2026-05-04T12:00:00Z", "2026-05-04T12:00:09Z"]
-    assert said(crash, "DecodeReady").reason == "Crashing"
-    assert said(well, "Valid").last_transition_time == "2026-05-04T12:00:00Z"
-    assert said(well, "Valid").observed_generation == well.observed_generation == 2
+    assert condition_of(crash, "DecodeReady").reason == "Crashing"
+    assert condition_of(well, "Valid").last_transition_time == "2026-05-04T12:00:00Z"
+    assert condition_of(well, "Valid").observed_generation == well.observed_generation == 2
 
 
 def test_ready_shows_a_problem_before_parts_that_only_start() -> None:
@@ -78,13 +87,15 @@ def test_ready_shows_a_problem_before_parts_that_only_start() -> None:
     assert verdict(status, "StoreReady") == ("False", "Starting")
     assert verdict(status, "PrefillReady") == ("False", "Starting")
     assert verdict(status, "Ready") == ("False", "Crashing")
-    assert said(status, "Ready").message.startswith("DecodeReady: 0 of 1 ready; demo-decode-")
+    assert condition_of(status, "Ready").message.startswith(
+        "DecodeReady: 0 of 1 ready; demo-decode-"
+    )
 
 
 def test_ready_shows_the_first_part_that_starts_if_there_is_no_problem() -> None:
     status = status_of(Observed())
     assert verdict(status, "Ready") == ("False", "Starting")
-    assert said(status, "Ready").message.startswith("StoreReady: ")
+    assert condition_of(status, "Ready").message.startswith("StoreReady: ")
 
 
 def test_the_nodes_of_each_role_are_counted() -> None:
@@ -194,11 +205,11 @@ def test_an_invalid_spec_is_reported_and_the_existing_parts_keep_their_condition
     good = status_of(observed(nodes=o.reports()))
     status = status_of(observed(), SpecError("spec.model: wrong"), good, generation=2)
     assert verdict(status, "Valid") == ("False", "SpecInvalid")
-    assert said(status, "Valid").message == "spec.model: wrong"
+    assert condition_of(status, "Valid").message == "spec.model: wrong"
     assert verdict(status, "Applied") == ("Unknown", "NothingApplied")
     assert verdict(status, "Ready") == ("False", "SpecInvalid")
     for kind in ("StoreReady", "ModelReady", "PrefillReady", "DecodeReady", "Serving", "Updated"):
-        assert said(status, kind).status == "True", kind
+        assert condition_of(status, kind).status == "True", kind
     kept = ("prefill", "decode", "router", "model", "endpoint", "url", "revision", "fingerprint")
     assert [getattr(status, name) for name in kept] == [getattr(good, name) for name in kept]
 
@@ -236,7 +247,7 @@ def test_the_condition_route_ready_exists_only_with_a_route() -> None:
 
 def test_a_long_message_of_the_api_server_is_cut() -> None:
     seen = observed(refusals=(o.refusal("Deployment", "d", 422, "no " * 9000),))
-    assert len(said(status_of(seen), "Applied").message) == 1000
+    assert len(condition_of(status_of(seen), "Applied").message) == 1000
 
 
 def test_fields_of_a_newer_operator_are_ignored() -> None:

@@ -1,7 +1,7 @@
-"""Looks at a pool for planner tests: nodes, demand and gauges that belong together.
+"""Makes consistent situations of a pool for planner tests: nodes, demand and gauges.
 
-In: how many nodes and requests. Out: a Situation in which every gauge is what the load model gives,
-so that a test changes only what it is about.
+In: the numbers of nodes and requests. Out: a Situation whose gauges follow from the load model, so
+a test sets only the values that it is about.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from baton_operator.autoscaling.planner.records import (
 )
 from baton_protocol.store import Role
 
-# A node computes 10,000 prompt tokens/s; a decode step takes 10 ms and 0.2 ms per request of 1,000
-# tokens: 200 requests hold an ITL of 50 ms.
+# A node computes 10,000 prompt tokens/s. A decode step takes 10 ms, and 0.2 ms per request of 1,000
+# tokens, so 200 requests have an ITL of 50 ms.
 NODE = Capability(
     prefill_tokens=10_000.0,
     step_base_s=0.010,
@@ -40,7 +40,7 @@ NOW = 10_000.0
 
 
 def bounded(prefill: tuple[int, int], decode: tuple[int, int], **changes: Any) -> Policy:
-    """POLICY with these minima and maxima."""
+    """POLICY with these minima and maxima of nodes."""
     bounds: dict[Role, Bounds] = {
         "prefill": Bounds(minimum=prefill[0], maximum=prefill[1]),
         "decode": Bounds(minimum=decode[0], maximum=decode[1]),
@@ -49,7 +49,8 @@ def bounded(prefill: tuple[int, int], decode: tuple[int, int], **changes: Any) -
 
 
 def demand(requests: float, decode: int = 2, answer: float = ANSWER, **changes: Any) -> Demand:
-    """So many requests per second of PROMPT uncached tokens, spread over so many decode nodes."""
+    """The demand of `requests` requests per second, each with a prompt of PROMPT uncached tokens
+    and an answer of `answer` tokens, spread over `decode` decode nodes."""
     output = requests * answer
     context = PROMPT + answer / 2.0
     live = round(output * step_s(output / max(1, decode), context))
@@ -71,7 +72,8 @@ def demand(requests: float, decode: int = 2, answer: float = ANSWER, **changes: 
 
 
 def step_s(tokens_per_s: float, context: float) -> float:
-    """Of a node that gives so many tokens per second; it gives at most 90 % of what it could."""
+    """The seconds of a decode step of a node that generates `tokens_per_s`, at 90 % of its capacity
+    at most."""
     each = NODE.step_per_seq_s + context * NODE.step_per_kv_token_s
     return NODE.step_base_s / max(0.1, 1.0 - tokens_per_s * each)
 
@@ -90,11 +92,11 @@ def node(role: Role, number: int, phase: Phase = Phase.READY, **changes: Any) ->
     return NodeView(name=f"{role}-{number}", role=role, phase=phase, **(fields | changes))
 
 
-def nodes(asked: Demand, prefill: int, decode: int) -> tuple[NodeView, ...]:
-    """Ready ones that share the load evenly."""
-    busy = min(1.0, (asked.uncached_prompt_tokens or 0.0) / NODE.prefill_tokens / max(1, prefill))
-    running = (asked.live_requests or 0) // max(1, decode)
-    kv = (asked.live_kv_tokens or 0) // max(1, decode)
+def nodes(served: Demand, prefill: int, decode: int) -> tuple[NodeView, ...]:
+    """Ready nodes that share the demand evenly."""
+    busy = min(1.0, (served.uncached_prompt_tokens or 0.0) / NODE.prefill_tokens / max(1, prefill))
+    running = (served.live_requests or 0) // max(1, decode)
+    kv = (served.live_kv_tokens or 0) // max(1, decode)
     return (
         *(node("prefill", i, busy=busy) for i in range(prefill)),
         *(node("decode", i, running=running, kv_tokens=kv) for i in range(decode)),
@@ -102,20 +104,21 @@ def nodes(asked: Demand, prefill: int, decode: int) -> tuple[NodeView, ...]:
 
 
 def look(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: Any) -> Situation:
-    """Of a pool that has what it is set to."""
-    asked = changes.pop("demand", demand(requests, decode))
+    """The situation of a pool with as many ready nodes as it should have."""
+    given = changes.pop("demand", demand(requests, decode))
     fields: dict[str, Any] = {
         "at_s": NOW,
-        "nodes": nodes(asked or demand(requests, decode), prefill, decode),
+        "nodes": nodes(given or demand(requests, decode), prefill, decode),
         "desired": {"prefill": prefill, "decode": decode},
-        "demand": asked,
+        "demand": given,
         "capability": NODE,
     }
     return Situation(**(fields | changes))
 
 
 def watched(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0) -> Memory:
-    """Of an operator that has watched so long, and needed so many all the time."""
+    """The memory of an operator that has observed the pool for `seconds`, and always needed these
+    nodes."""
     needs = tuple(
         WantedNodes(at_s=NOW - before, prefill=prefill, decode=decode)
         for before in range(600, 0, -15)
@@ -125,5 +128,6 @@ def watched(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0) -> Memo
 
 
 def decide(situation: Situation, policy: Policy = POLICY, memory: Memory | None = None) -> Decision:
-    """The decision of an operator that has long needed as few as can be."""
+    """Return the planner's decision; without `memory`, that of an operator that has needed no nodes
+    for an hour."""
     return plan(situation, policy, watched() if memory is None else memory)[0]

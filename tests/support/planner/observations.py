@@ -1,6 +1,6 @@
-"""What an operator might observe of a pool, and the status it derives from that.
+"""Observations of a pool, and the status that the operator derives from them.
 
-In: a pool and what differs from a pool in which all is well. Out: `Observed`, statuses.
+In: a pool, and the differences from a healthy pool. Out: `Observed` records, statuses.
 """
 
 from __future__ import annotations
@@ -24,40 +24,45 @@ from tests.support.nodes.fake_node import make_report
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 OLD = "0123456789"
 GIB = 1 << 30
-# One of each, simulated: the pool of most tests.
+# A simulated pool with one node of each role, for most tests.
 DEMO = sample_pool("sim")
 HUB = sample_pool("hub")
 
 
 def stamp(after_s: float) -> str:
-    """The moment so many seconds after NOW, as the API writes it."""
+    """The time `after_s` seconds after NOW, in the format of the Kubernetes API."""
     return (NOW + timedelta(seconds=after_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def workload(
     name: str, component: str, desired: int = 1, revision: str = "", **changes: Any
 ) -> ObservedWorkload:
-    """All of its pods are there, of the newest template, and ready."""
-    facts: dict[str, Any] = {"pods": desired, "ready": desired, "updated": desired, "current": True}
+    """A workload whose pods all exist, have the newest template and are ready."""
+    fields: dict[str, Any] = {
+        "pods": desired,
+        "ready": desired,
+        "updated": desired,
+        "current": True,
+    }
     return ObservedWorkload(
-        name=name, component=component, revision=revision, desired=desired, **(facts | changes)
+        name=name, component=component, revision=revision, desired=desired, **(fields | changes)
     )
 
 
 def pod(component: str, number: int = 0, revision: str = "", **changes: Any) -> ObservedPod:
-    facts: dict[str, Any] = {"ready": True, "terminating": False}
+    fields: dict[str, Any] = {"ready": True, "terminating": False}
     name = f"demo-{component}-{revision}-{number}" if revision else f"demo-{component}-{number}"
-    return ObservedPod(name=name, component=component, revision=revision, **(facts | changes))
+    return ObservedPod(name=name, component=component, revision=revision, **(fields | changes))
 
 
 def role_pods(pool: Pool, role: Role, **changes: Any) -> tuple[ObservedPod, ...]:
-    """As many as the spec wants, of the current revision."""
+    """The role's pods: as many as the spec says, of the current revision."""
     replicas = {"prefill": pool.spec.prefill, "decode": pool.spec.decode}[role].replicas
     return tuple(pod(role, number, revision_of(pool).name, **changes) for number in range(replicas))
 
 
 def shared_pods(pool: Pool) -> tuple[ObservedPod, ...]:
-    """Router and Redis, all ready."""
+    """The pods of router and Redis, all ready."""
     routers = tuple(pod("router", number) for number in range(pool.spec.router.replicas))
     if pool.spec.kv_store.external is not None:
         return routers
@@ -65,7 +70,7 @@ def shared_pods(pool: Pool) -> tuple[ObservedPod, ...]:
 
 
 def instances(pool: Pool) -> int:
-    """Servers for KV bytes of the pool's own."""
+    """The number of data servers that the pool manages."""
     managed = pool.spec.kv_store.owned
     return managed.data_instances if managed is not None else 0
 
@@ -81,59 +86,60 @@ def may_sleep(pool: Pool) -> bool:
 
 def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
     revision = revision_of(pool).name
-    made = (
+    nodes_and_router = (
         workload(f"demo-prefill-{revision}", "prefill", pool.spec.prefill.replicas, revision),
         workload(f"demo-decode-{revision}", "decode", pool.spec.decode.replicas, revision),
         workload("demo-router", "router", pool.spec.router.replicas, holds=may_sleep(pool)),
     )
     if pool.spec.kv_store.external is not None:
-        return made
+        return nodes_and_router
     data = (
         workload(f"demo-kv-data-{number}", "kv-data", instance=str(number))
         for number in range(instances(pool))
     )
-    return (*made, workload("demo-kv-index", "kv-index"), *data)
+    return (*nodes_and_router, workload("demo-kv-index", "kv-index"), *data)
 
 
 def observed(pool: Pool = DEMO, **changes: Any) -> Observed:
-    """Everything is as it shall be, and the index was not asked. `prefill` and `decode` replace
-    that role's pods, `others` those of router and store; the rest replaces fields."""
+    """The observation of a healthy pool whose index was not read. `prefill` and `decode` replace
+    that role's pods, `others` those of router and store; other changes replace fields."""
     pods = (
         *changes.pop("prefill", role_pods(pool, "prefill")),
         *changes.pop("decode", role_pods(pool, "decode")),
         *changes.pop("others", shared_pods(pool)),
     )
-    facts: dict[str, Any] = {"workloads": workloads(pool), "pods": pods}
-    return Observed(**(facts | changes))
+    fields: dict[str, Any] = {"workloads": workloads(pool), "pods": pods}
+    return Observed(**(fields | changes))
 
 
 def status_of(
-    seen: Observed,
+    observation: Observed,
     pool: Pool | SpecError = DEMO,
     before: PoolStatus | None = None,
     *,
     generation: int = 1,
     after_s: float = 0.0,
 ) -> PoolStatus:
-    """The operator's own clock stands at 0 at NOW."""
+    """Derive the status `after_s` seconds after NOW, which is 0 on the operator's monotonic
+    clock."""
     revision = revision_of(pool).name if isinstance(pool, Pool) else ""
     when = NOW + timedelta(seconds=after_s)
-    return derive(pool, revision, generation, seen, before, when, after_s)
+    return derive(pool, revision, generation, observation, before, when, after_s)
 
 
-def said(status: PoolStatus, kind: str) -> Condition:
-    found = status.condition(kind)
-    assert found is not None, f"no condition {kind}"
-    return found
+def condition_of(status: PoolStatus, kind: str) -> Condition:
+    condition = status.condition(kind)
+    assert condition is not None, f"no condition {kind}"
+    return condition
 
 
 def verdict(status: PoolStatus, kind: str) -> tuple[str, str]:
-    condition = said(status, kind)
+    condition = condition_of(status, kind)
     return condition.status, condition.reason
 
 
 def report(pool: Pool, role: Role, number: int = 0, **changes: Any) -> NodeReport:
-    """What a ready node of the current revision registers."""
+    """The report that a ready node of the current revision registers."""
     revision = revision_of(pool).name
     changes = {"revision": revision, "fingerprint": Fingerprint("f" * 32)} | changes
     return make_report(pod(role, number, revision).name, role, **changes)

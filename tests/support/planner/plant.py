@@ -1,9 +1,9 @@
-"""A pool made of numbers, for closing the loop with the planner: nodes that start and drain, a
-queue of prompt tokens, batches by Little's law. No clock but its own.
+"""A simulated pool for tests of the planner in a closed loop, on its own clock. It has nodes that
+start and drain, a queue of prompt tokens, and decode batches by Little's law.
 
-In: requests per second and decisions. Out: what a planner sees. Clients come as a Poisson process
-and ask for prompts and answers of exponential length, so that each window of observation differs
-from the last; `random` is the caller's.
+In: requests per second and decisions. Out: a planner's situations. Requests arrive as a Poisson
+process with prompts and answers of exponential length, so each observed window is different.
+`random` is the caller's.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Plant:
     queued: float = 0.0
     held: float = 0.0
     idle_s: float = 0.0
-    made: int = 0
+    num_started: int = 0
     recent: list[tuple[float, float, float]] = field(default_factory=list)
 
     def begin(self, prefill: int, decode: int) -> Plant:
-        """With nodes that are ready."""
+        """Start with ready nodes, and return this plant."""
         self.desired = {"prefill": prefill, "decode": decode}
         self._follow()
         self.views = [replace(one, phase=Phase.READY, since_s=3_600.0) for one in self.views]
         return self
 
     def look(self, requests: float, answer: float = ANSWER) -> Situation:
-        """One tick of load, then what is seen."""
+        """Simulate one tick of load, and return the situation after it."""
         self._age()
         count, prompts, answers = self._arrivals(requests, answer)
         ready = self._ready("prefill")
@@ -62,19 +62,19 @@ class Plant:
         self.recent = [*self.recent, (count, prompts, answers)][-round(WINDOW_S / TICK_S) :]
         return self._situation()
 
-    def act(self, found: Decision) -> None:
-        self.desired = {"prefill": found.prefill, "decode": found.decode}
+    def act(self, decision: Decision) -> None:
+        self.desired = {"prefill": decision.prefill, "decode": decision.decode}
         self._follow()
 
     def _arrivals(self, requests: float, answer: float) -> tuple[float, float, float]:
         count = 0
-        until = self.random.expovariate(requests) if requests else TICK_S
+        next_arrival_s = self.random.expovariate(requests) if requests else TICK_S
         prompts = answers = 0.0
-        while until < TICK_S:
+        while next_arrival_s < TICK_S:
             count += 1
             prompts += self.random.expovariate(1.0 / PROMPT)
             answers += self.random.expovariate(1.0 / answer)
-            until += self.random.expovariate(requests)
+            next_arrival_s += self.random.expovariate(requests)
         return float(count), prompts, answers
 
     def _age(self) -> None:
@@ -89,15 +89,15 @@ class Plant:
         self.views = aged
 
     def _follow(self) -> None:
-        """New nodes start; the youngest go."""
+        """Start new nodes, or drain the youngest, to get the desired numbers."""
         for role in ROLES:
             alive = [one for one in self.views if one.role == role and one.phase != Phase.DRAINING]
             for one in alive[self.desired[role] :]:
                 at = self.views.index(one)
                 self.views[at] = replace(one, phase=Phase.DRAINING, since_s=0.0)
             for _ in range(self.desired[role] - len(alive)):
-                self.made += 1
-                name = f"{role}-{self.made}"
+                self.num_started += 1
+                name = f"{role}-{self.num_started}"
                 self.views.append(NodeView(name=name, role=role, phase=Phase.STARTING))
 
     def _ready(self, role: Role) -> list[NodeView]:
