@@ -1,8 +1,8 @@
-"""What is made once and kept in the user's cache, outside every checkout.
+"""Folders that are built once and kept in the user's cache, outside every checkout.
 
-In: the name of a folder, which ends with a digest of what it is made from, and a function that
-fills it. Out: that folder, filled once even if several processes ask at the same time. Others of
-its kind that nobody has asked for in a month are removed when a new one is made.
+In: a folder's kind, a digest of its inputs, and a function that fills it. Out: the folder, built
+once even if several processes request it at the same time. When a new one is built, folders of its
+kind that were not used for a month are removed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def cache_folder() -> Path:
 
 
 def made_once(kind: str, digest: str, fill: Callable[[Path], None]) -> Path:
-    """The folder KIND-DIGEST. `fill` is called with it, empty: whatever it writes may hold the
-    folder's path. What it leaves when it fails is not taken for the whole."""
+    """Return the folder KIND-DIGEST. If it is missing or incomplete, `fill` gets it empty; the
+    files may contain its path, which never changes."""
     folder = cache_folder() / f"{kind}-{digest}"
     complete = folder / ".complete"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def made_once(kind: str, digest: str, fill: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock; the kernel gives it back for whoever dies."""
+    """Hold a file's lock. The kernel releases it if the process dies."""
     with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

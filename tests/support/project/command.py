@@ -1,7 +1,7 @@
-"""`baton` as a user types it, until it ends: in this process, or in one of its own.
+"""Runs a `baton` command to its end, in this process or in its own.
 
-In: the words after `baton`, its stdin, its working folder, BATON_ variables. Out: its exit code and
-what it said. It sees no BATON_ variable but those given, and no API key.
+In: its arguments, stdin, working folder and BATON_ variables. Out: its exit code, stdout and
+stderr. It sees no other BATON_ variables, and no API key.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ END_S = 280.0
 
 
 def baton(
-    *words: str,
+    *arguments: str,
     given: str = "",
     where: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> CompletedProcess[str]:
-    """In this process, which saves the start of Python and its imports. Not for roles: they set up
-    logging for the whole process."""
+    """Run a command in this process, which saves Python's start and imports. Not for roles, because
+    they configure the logging of the whole process."""
     out, err = io.StringIO(), io.StringIO()
     root = logging.getLogger()
     with (
-        patch.object(root, "handlers", list(root.handlers)),  # none stays that writes to `err`
+        patch.object(root, "handlers", list(root.handlers)),  # remove handlers that write to `err`
         patch.object(root, "level", root.level),
         patch.dict(os.environ, _environment(variables), clear=True),
         patch.object(sys, "stdin", io.StringIO(given)),
@@ -44,21 +44,21 @@ def baton(
         chdir(where or "."),
     ):
         try:
-            code = main(words)
-        except SystemExit as ending:  # argparse's
-            code = int(ending.code or 0)
-    return CompletedProcess(words, code, out.getvalue(), err.getvalue())
+            code = main(arguments)
+        except SystemExit as exit_:  # by argparse
+            code = int(exit_.code or 0)
+    return CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def baton_process(
-    *words: str,
+    *arguments: str,
     given: str = "",
     where: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> CompletedProcess[str]:
-    """In a process of its own, as in a shell."""
+    """Run a command in its own process, as in a shell."""
     return subprocess.run(
-        [sys.executable, "-m", "baton_cli", *words],
+        [sys.executable, "-m", "baton_cli", *arguments],
         input=given,
         env=_environment(variables),
         cwd=where,
@@ -69,13 +69,13 @@ def baton_process(
     )
 
 
-def figures(path: Path, *words: str) -> dict[str, Any]:
-    """What a run of `baton bench` that went well, and was silent on stderr, has written to
-    `path`."""
-    done = baton("bench", *words, "--output-json", str(path))
+def figures(path: Path, *arguments: str) -> dict[str, Any]:
+    """Run `baton bench`, which must succeed without output on stderr, and return the JSON that it
+    wrote to `path`."""
+    done = baton("bench", *arguments, "--output-json", str(path))
     assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    written: dict[str, Any] = json.loads(path.read_text())
+    return written
 
 
 def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Debian packages: what nodes run with is installed, what goes into an image is only unpacked."""
+"""Debian packages: installs those that cluster nodes need, and unpacks those for images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.support.project.cache import Progress
 
-# A file that proves it is there, and the package that brings it.
+# A file that shows that the package is installed -> the package.
 NEEDED = {
     "/usr/bin/containerd": "containerd",
     "/usr/sbin/runc": "runc",
@@ -22,7 +22,7 @@ NEEDED = {
     "/usr/bin/mmdebstrap": "mmdebstrap",
 }
 REDIS = ("redis-server", "redis-tools")
-# As root in root's own folders; and whoever else installs something now ends some time.
+# Downloads may go into root's folders; wait for another apt to end.
 _APT = ("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=300")
 _DEPENDS = re.compile(r"^ +Depends: ((?:lib|lua)\S+)$", re.MULTILINE)
 
@@ -35,14 +35,14 @@ def install_needed(progress: Progress) -> None:
 
 
 def unpack_redis(folder: Path, progress: Progress) -> None:
-    """Redis and the libraries that it names, below `folder`. Not installed: the tests that start
-    Redis themselves would find it on PATH and no longer test what the checkout brings."""
+    """Unpack Redis and the libraries that it depends on below `folder`. It is not installed: tests
+    that start Redis would find it on PATH, and no longer test the one that the checkout brings."""
     progress("fetching Redis")
     archives = folder / "archives"
     archives.mkdir()
     _apt("download", *REDIS, folder=archives)
     known = _run(["apt-cache", "depends", *REDIS], archives)
-    # The C library is this machine's, whose loader says what else is needed.
+    # Use this machine's C library, because its loader loads the others.
     libraries = sorted(set(_DEPENDS.findall(known)) - {"libc6"})
     _apt("download", *libraries, folder=archives)
     for archive in sorted(archives.glob("*.deb")):
@@ -51,7 +51,7 @@ def unpack_redis(folder: Path, progress: Progress) -> None:
 
 
 def unpack_faketime(folder: Path, progress: Progress) -> None:
-    """The library that gives a process another time of day. It needs nothing but the C library."""
+    """Unpack libfaketime below `folder`. It depends only on the C library."""
     progress("fetching libfaketime")
     _apt("download", "libfaketime", folder=folder)
     for archive in sorted(folder.glob("*.deb")):
@@ -59,18 +59,18 @@ def unpack_faketime(folder: Path, progress: Progress) -> None:
         archive.unlink()
 
 
-def _apt(*words: str, folder: Path) -> None:
-    """Once more with fresh lists where it fails: those of a new machine are empty, or old."""
+def _apt(*arguments: str, folder: Path) -> None:
+    """Run apt. If it fails, update the package lists, which may be empty or old, and retry."""
     try:
-        _run([*_APT, *words], folder)
+        _run([*_APT, *arguments], folder)
     except subprocess.CalledProcessError:
         _run([*_APT, "update"], folder)
-        _run([*_APT, *words], folder)
+        _run([*_APT, *arguments], folder)
 
 
-def _run(words: list[str], folder: Path) -> str:
+def _run(command: list[str], folder: Path) -> str:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     return done.stdout

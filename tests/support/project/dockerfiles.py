@@ -1,8 +1,8 @@
 """Dockerfiles as data, for tests on machines that cannot build images.
 
-In: a Dockerfile's text. Out: its stages with their instructions. Only the grammar that ours use:
-comments, continuation lines, one instruction each, and ARG before the first FROM, whose default
-stands for `${NAME}` in each FROM. `in_context` says what .dockerignore lets in.
+In: a Dockerfile's text. Out: its stages with their instructions. Supports only the grammar that our
+Dockerfiles use: comments, continued lines, and ARG before the first FROM, whose default replaces
+`${NAME}` in each FROM. `in_context` applies .dockerignore.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Stage(NamedTuple):
 
 
 def stages_of(text: str) -> list[Stage]:
-    """Raise ValueError for a line that is no instruction, and for one before the first FROM that
-    is no ARG."""
+    """Return the stages. Raise ValueError for a line that is no instruction, and for an instruction
+    other than ARG before the first FROM."""
     stages: list[Stage] = []
     defaults: dict[str, str] = {}
     for word, rest in _instructions(text):
@@ -53,7 +53,7 @@ def stages_of(text: str) -> list[Stage]:
 
 
 def lineage(stages: list[Stage], stage: Stage) -> Iterator[Stage]:
-    """The stage, the one that it begins from, and so on: what ends up in its image."""
+    """Yield the stage, the stage that it is built from, and so on."""
     yield stage
     for one in stages:
         if one.name and one.name == stage.image:
@@ -61,17 +61,17 @@ def lineage(stages: list[Stage], stage: Stage) -> Iterator[Stage]:
 
 
 def in_context(patterns: Iterable[str], path: str) -> bool:
-    """Whether a file is sent to the builder: the last pattern that matches it decides."""
-    sent = True
+    """Return whether a file is included to the builder. The last matching pattern decides."""
+    included = True
     folders = [path[: slash.start()] for slash in re.finditer("/", path)]
     for pattern in patterns:
-        chosen = pattern.removeprefix("!").rstrip("/")
-        anywhere = chosen.startswith("**/")
-        for one in [path, *folders]:
-            name = one.rpartition("/")[2] if anywhere else one
-            if fnmatch.fnmatchcase(name, chosen.removeprefix("**/")):
-                sent = pattern.startswith("!")
-    return sent
+        glob = pattern.removeprefix("!").rstrip("/")
+        anywhere = glob.startswith("**/")
+        for candidate in [path, *folders]:
+            name = candidate.rpartition("/")[2] if anywhere else candidate
+            if fnmatch.fnmatchcase(name, glob.removeprefix("**/")):
+                included = pattern.startswith("!")
+    return included
 
 
 def _instructions(text: str) -> Iterator[Instruction]:

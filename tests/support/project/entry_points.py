@@ -1,7 +1,8 @@
-"""Each entry point of Baton, and how one sees that it runs.
+"""Baton's entry points, and a path of each that shows that it serves.
 
-In: a port, a model's folder. Out: words for `baton`, and a path that answers 200 as soon as it
-serves. None needs another server: the operator's Kubernetes (`KUBECONFIG`) refuses connections.
+In: a port, a model's folder. Out: arguments for `baton`, and a path that answers 200 as soon as the
+process serves. No entry point needs another server: KUBECONFIG names a Kubernetes that refuses
+connections.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ ENTRY_POINTS = {
 
 
 def words_of(name: str, port: int, model: str = "") -> tuple[list[str], str]:
-    """For `baton`, and the address that answers."""
-    *words, path = (word.format(port=port, model=model) for word in ENTRY_POINTS[name])
-    return words, f"http://127.0.0.1:{port}{path}"
+    """Return the arguments for `baton`, and the URL that answers when it serves."""
+    *arguments, path = (argument.format(port=port, model=model) for argument in ENTRY_POINTS[name])
+    return arguments, f"http://127.0.0.1:{port}{path}"
 
 
 def wait_until_it_answers(url: str, ended: Callable[[], bool], log: Callable[[], str]) -> None:
@@ -50,7 +51,7 @@ def wait_until_it_answers(url: str, ended: Callable[[], bool], log: Callable[[],
 
 def _answers(url: str) -> bool:
     try:
-        with urlopen(url, timeout=20) as answer:
-            return bool(answer.status == 200)
+        with urlopen(url, timeout=20) as response:
+            return bool(response.status == 200)
     except (URLError, OSError):
         return False

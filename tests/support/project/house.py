@@ -1,12 +1,12 @@
-"""Print the shape of the code: for each room its folders, its import graph and its sizes.
+"""Print statistics of the code: for each room its folders, its import graph and its sizes.
 
 In: the files that git tracks. Out: a table on stdout, then each folder with more than SIDE_BY_SIDE
-modules, each import cycle, and each room that is deeper than FLOORS. `make house` runs it; it
-judges nothing beyond these three, for which it exits with 1.
+modules, each import cycle, and each room with more than FLOORS floors. Exit code 1 if there are
+any. `make house` runs it.
 
-A module's floor is 1 where it imports nothing of its room, else 1 more than the highest that it
-imports; imports inside functions and under TYPE_CHECKING count. Tests count for the room whose name
-their folder has.
+A module's floor is 1 if it imports nothing of its room, otherwise 1 more than the highest floor
+that it imports. Imports inside functions and under TYPE_CHECKING count. Tests in tests/ROOM count
+for the room.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLOORS = 12
 
 
 class Module(NamedTuple):
-    """`name` is dotted; a package's is that of its folder."""
+    """`name` is the dotted name; that of an `__init__` is its folder's."""
 
     name: str
     path: PurePosixPath
@@ -45,20 +45,20 @@ Graph = dict[str, set[str]]
 
 
 def modules(root: Path, files: Iterable[str]) -> dict[str, list[Module]]:
-    """Those of each room."""
-    found: dict[str, list[Module]] = {room: [] for room in ROOMS}
+    """Return the modules of each room."""
+    rooms: dict[str, list[Module]] = {room: [] for room in ROOMS}
     for file in files:
         path = PurePosixPath(file)
-        if path.parts[0] in found and path.suffix == ".py":
+        if path.parts[0] in rooms and path.suffix == ".py":
             text = (root / path).read_text(encoding="utf-8")
             parts = path.with_suffix("").parts[1:]
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[path.parts[0]].append(Module(name, path, text.count("\n"), ast.parse(text)))
-    return found
+            rooms[path.parts[0]].append(Module(name, path, text.count("\n"), ast.parse(text)))
+    return rooms
 
 
 def graph(room: Sequence[Module]) -> Graph:
-    """Which modules of the room each of them imports."""
+    """Return for each module the modules of its room that it imports."""
     names = {module.name for module in room}
     return {
         module.name: {name for name in _imported(module.tree, names) if name != module.name}
@@ -78,7 +78,7 @@ def _imported(tree: ast.Module, names: set[str]) -> Iterator[str]:
 
 
 def floors(imports: Mapping[str, set[str]]) -> int:
-    """Of a graph without cycles: how many lie on each other at most."""
+    """Return the number of floors of a graph without cycles."""
     heights: dict[str, int] = {}
     for name in TopologicalSorter(imports).static_order():
         heights[name] = 1 + max((heights[below] for below in imports[name]), default=0)
@@ -86,7 +86,7 @@ def floors(imports: Mapping[str, set[str]]) -> int:
 
 
 def cycle(imports: Mapping[str, set[str]]) -> list[str]:
-    """The modules of one cycle, the first one again at its end; none where there is no cycle."""
+    """Return the modules of one cycle, with the first one again at the end; [] without a cycle."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -101,9 +101,9 @@ def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Without `self` and `cls`."""
-    words = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    return sum(word.arg not in ("self", "cls") for word in words)
+    """Return the number of parameters without `self` and `cls`."""
+    arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in arguments)
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -111,12 +111,12 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def folders(room: Iterable[Module]) -> dict[str, int]:
-    """Each folder, and how many modules lie in it side by side; `__init__` is none of them."""
-    found: dict[str, int] = {}
+    """Return the number of modules directly in each folder, without `__init__`."""
+    counts: dict[str, int] = {}
     for module in room:
         folder = str(module.path.parent)
-        found[folder] = found.get(folder, 0) + (not module.is_package)
-    return found
+        counts[folder] = counts.get(folder, 0) + (not module.is_package)
+    return counts
 
 
 def test_lines(root: Path, files: Iterable[str], room: str) -> int:
@@ -138,23 +138,23 @@ def main(root: Path) -> int:
     files = [file for file in listed.stdout.splitlines() if (root / file).is_file()]
     rows: list[Sequence[object]] = [HEAD]
     problems: list[str] = []
-    for room, found in modules(root, files).items():
-        imports, inside = graph(found), folders(found)
-        circle = cycle(imports)
-        deep = 0 if circle else floors(imports)
-        sizes = [module.lines for module in found]
-        every = [function for module in found for function in functions(module)]
-        lengths = [length(function) for function in every]
-        problems += [f"{folder}: {n} modules" for folder, n in inside.items() if n > SIDE_BY_SIDE]
-        if circle:
-            problems.append(f"{room}: a cycle: {' -> '.join(circle)}")
-        if deep > FLOORS:
-            problems.append(f"{room}: {deep} floors")
+    for room, room_modules in modules(root, files).items():
+        imports, counts = graph(room_modules), folders(room_modules)
+        import_cycle = cycle(imports)
+        height = 0 if import_cycle else floors(imports)
+        sizes = [module.lines for module in room_modules]
+        all_functions = [function for module in room_modules for function in functions(module)]
+        lengths = [length(function) for function in all_functions]
+        problems += [f"{folder}: {n} modules" for folder, n in counts.items() if n > SIDE_BY_SIDE]
+        if import_cycle:
+            problems.append(f"{room}: a cycle: {' -> '.join(import_cycle)}")
+        if height > FLOORS:
+            problems.append(f"{room}: {height} floors")
         rows.append(
             (
-                *(room, len(inside), max(inside.values()), deep or "cycle"),
+                *(room, len(counts), max(counts.values()), height or "cycle"),
                 *(median(sizes), max(sizes), median(lengths), max(lengths)),
-                *(max(map(parameters, every)), sum(sizes), test_lines(root, files, room)),
+                *(max(map(parameters, all_functions)), sum(sizes), test_lines(root, files, room)),
             )
         )
     widths = [max(len(str(row[i])) for row in rows) for i in range(len(HEAD))]

@@ -1,4 +1,4 @@
-"""What requirements bring, by the metadata of what is installed here; no registry is asked."""
+"""Resolves requirements by the metadata of installed packages, without a package registry."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from importlib.metadata import PackageNotFoundError, requires
 
 from packaging.requirements import Requirement
 
-# A package's canonical name, and one of its extras or "": lines as metadata has them.
+# Takes a package's canonical name, and one of its extras or ""; gives Requires-Dist lines.
 NeedsOf = Callable[[str, str], Iterable[str]]
 
 
 def canonical(name: str) -> str:
-    """As package registries compare names."""
+    """Return the name as package registries compare names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed_needs(name: str, extra: str) -> list[str]:
-    """Of all extras: markers say which. None of a package that is missing: it is for another Python
-    or platform than this one."""
+    """Return the requirements of all extras; their markers name the extra. Return [] for a package
+    that is not installed, because it is for another Python or platform."""
     try:
         return requires(name) or []
     except PackageNotFoundError:
@@ -27,21 +27,25 @@ def installed_needs(name: str, extra: str) -> list[str]:
 
 
 def closure(
-    asked: Iterable[str],
+    requirements: Iterable[str],
     needs_of: NeedsOf = installed_needs,
     environment: Mapping[str, str] | None = None,
 ) -> set[str]:
-    """The canonical names of all packages that these requirements bring, themselves included.
+    """Return the canonical names of the required packages and of all that they require.
 
-    `environment` is what markers are about, where it is not this machine."""
-    waiting = [Requirement(one) for one in asked]
+    `environment` replaces values of this machine's marker environment."""
+    waiting = [Requirement(each) for each in requirements]
     seen: set[tuple[str, str]] = set()
     while waiting:
-        wanted = waiting.pop()
-        name = canonical(wanted.name)
-        for extra in {"", *wanted.extras} - {extra for one, extra in seen if one == name}:
+        requirement = waiting.pop()
+        name = canonical(requirement.name)
+        for extra in {"", *requirement.extras} - {extra for each, extra in seen if each == name}:
             seen.add((name, extra))
-            where = {**(environment or {}), "extra": extra}
+            marker_environment = {**(environment or {}), "extra": extra}
             needed = [Requirement(line) for line in needs_of(name, extra)]
-            waiting += [one for one in needed if one.marker is None or one.marker.evaluate(where)]
+            waiting += [
+                each
+                for each in needed
+                if each.marker is None or each.marker.evaluate(marker_environment)
+            ]
     return {name for name, _ in seen}

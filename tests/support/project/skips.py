@@ -1,6 +1,6 @@
 """Print each skipped test with its reason; fail if it should have run on this machine.
 
-In: JUnit files that pytest wrote. Out: lines on stdout, exit code 1 where a skip is not accepted.
+In: JUnit files that pytest wrote. Out: lines on stdout; exit code 1 if a skip is not accepted.
 Used by .ci/run: `python -m tests.support.project.skips REPORT...`.
 """
 
@@ -22,13 +22,13 @@ class Skip(NamedTuple):
 
 def skips_of(report: Path) -> list[Skip]:
     """The skipped tests of one JUnit file. An expected failure is not a skip."""
-    found = []
+    skips = []
     for case in xml.parse(report).getroot().iter("testcase"):
         for skipped in case.iter("skipped"):
             if skipped.get("type") != "pytest.xfail":
                 name = f"{case.get('classname')}::{case.get('name')}"
-                found.append(Skip(name, skipped.get("message") or "no reason"))
-    return found
+                skips.append(Skip(name, skipped.get("message") or "no reason"))
+    return skips
 
 
 def main(reports: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
-"""Print where the time of test runs went: counts, the slowest tests, the slowest files.
+"""Print how test runs spent their time: counts, the slowest tests, the slowest files.
 
-In: JUnit files that pytest wrote, one of each run. Out: lines on stdout. A test's time holds its
-set-up and teardown; a fixture that several tests share counts for the first and the last of them.
+In: JUnit files that pytest wrote, one per run. Out: lines on stdout. A test's time includes its
+setup and teardown. The setup of a shared fixture counts for the first of its tests, its teardown
+for the last.
 Used by .ci/run: `python -m tests.support.project.slowest REPORT...`.
 """
 
@@ -20,7 +21,7 @@ OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped")
 
 
 class Test(NamedTuple):
-    """`file` is the module's path, `name` the function's with its parameters."""
+    """`file` is the module's path, `name` the function's name with its parameters."""
 
     file: str
     name: str
@@ -29,7 +30,7 @@ class Test(NamedTuple):
 
 
 class Run(NamedTuple):
-    """`wall_s` is the run's own time, with as many workers as it had."""
+    """`wall_s` is the run's wall-clock time with all its workers."""
 
     name: str
     wall_s: float
@@ -37,13 +38,13 @@ class Run(NamedTuple):
 
     def __str__(self) -> str:
         counts = Counter(test.outcome for test in self.tests)
-        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+        outcomes = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
         worker_s = sum(test.seconds for test in self.tests)
-        return f"{self.name}: {told} in {self.wall_s:.0f} s ({worker_s:.0f} worker-seconds)"
+        return f"{self.name}: {outcomes} in {self.wall_s:.0f} s ({worker_s:.0f} worker-seconds)"
 
 
 def run_of(report: Path) -> Run:
-    """What one JUnit file says. An expected failure counts as passed."""
+    """Read one JUnit file. An expected failure counts as passed."""
     root = xml.parse(report).getroot()
     tests: dict[tuple[str, str], Test] = {}
     for case in root.iter("testcase"):
@@ -60,16 +61,16 @@ def run_of(report: Path) -> Run:
 
 
 def slowest(tests: Iterable[Test]) -> list[tuple[str, float]]:
-    """The names and seconds of the slowest tests, the slowest first."""
+    """Return the names and seconds of the slowest tests, slowest first."""
     return _longest((f"{test.file}::{test.name}", test.seconds) for test in tests)[:SHOWN]
 
 
 def totals(tests: Iterable[Test]) -> list[tuple[str, float]]:
-    """The slowest files and the seconds of their tests together, the slowest first."""
-    found: dict[str, float] = defaultdict(float)
+    """Return the slowest files with the total seconds of their tests, slowest first."""
+    seconds: dict[str, float] = defaultdict(float)
     for test in tests:
-        found[test.file] += test.seconds
-    return _longest(found.items())[:SHOWN]
+        seconds[test.file] += test.seconds
+    return _longest(seconds.items())[:SHOWN]
 
 
 def _longest(timed: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
