@@ -1,10 +1,10 @@
-"""Disaggregated = aggregated = Hugging Face, token for token, over HTTP on real processes.
+"""Disaggregated and aggregated pools give the ids of transformers, over HTTP on real processes.
 
-Axes: model x nodes x prefill pieces x size of the KV pool x overlapping steps x host tier;
-inside each cell every prompt length, alone and 16 at once, cold and warm; in a tight pool also a
-crowd that outgrows it. `make test` runs one cell of each number of nodes, in which each switch is
-on and off, `make test-long` the full product. References are `transformers generate` in fp32 (see
-tests/support/engines/exactness).
+The axes of the matrix are model, nodes, chunked prefill, size of the KV pool, overlap and host
+tier. Each cell runs every prompt length, alone and 16 at once, cold and warm. A cell with a tight
+KV pool also runs more requests at once than the pool holds. `make test` runs one cell for each
+number of nodes, and each switch is on in one cell and off in another. `make test-long` runs all
+cells. The references are `transformers generate` in fp32 (see tests/support/engines/exactness).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CHUNK_BLOCKS = 2
 CHUNK = BLOCK * CHUNK_BLOCKS
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 NODES = ((0, 1), (1, 1), (2, 2))
-# A prompt of 600 and its 64 new tokens take 42 blocks. Of a crowd seven on a node are enough: they
-# are admitted with 2 blocks each and grow to 10, so that some are preempted whatever the timing.
+# A prompt of 600 tokens and its 64 new tokens take 42 blocks. Seven requests of the crowd on one
+# node cause preemptions with any timing: they start with 2 blocks each and grow to 10.
 CROWD, CROWD_TOKENS = range(17, 31), 128
 ROOMY_BLOCKS, TIGHT_BLOCKS = 1200, 44
 HOST_MEMORY = "8MiB"
@@ -75,14 +75,14 @@ SHORT = [
 ]
 
 
-def test_the_short_matrix_holds_each_number_of_nodes_and_each_switch_on_and_off() -> None:
+def test_the_short_matrix_has_each_number_of_nodes_and_each_switch_on_and_off() -> None:
     for axis in ("nodes", "pieces", "tight", "overlap", "host"):
         short, whole = ({getattr(cell, axis) for cell in cells} for cells in (SHORT, ALL_CELLS))
         assert short == whole, axis
 
 
 def run_cell(cell: Cell, folder: Path, report: Callable[[str], None]) -> None:
-    """Every phase of one cell against the references; raise on the first wrong token."""
+    """Run all phases of one cell, and compare all ids with the references."""
     alone = [prompt_of(length, seed=1) for length in LENGTHS]
     together = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (2, 3)]
     crowd = [prompt_of(length, seed=4) for length in CROWD] if cell.tight else []
@@ -106,10 +106,12 @@ def run_cell(cell: Cell, folder: Path, report: Callable[[str], None]) -> None:
 def check(
     pool: Pool, folder: Path, prompts: list[list[int]], new_tokens: int, tally: Tally
 ) -> None:
-    """Ask for all prompts at once and compare each answer's ids."""
-    answers = all_at_once(pool.url, prompts, max_tokens=new_tokens, temperature=0, ignore_eos=True)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        [ids] = ids_of(answer)
+    """Send all prompts at once and compare the ids of each completion."""
+    completions = all_at_once(
+        pool.url, prompts, max_tokens=new_tokens, temperature=0, ignore_eos=True
+    )
+    for prompt, completion in zip(prompts, completions, strict=True):
+        [ids] = ids_of(completion)
         label = f"prompt of {len(prompt)}, one of {len(prompts)}"
         compare(reference(folder, prompt, new_tokens), ids, tally, label)
 
@@ -117,20 +119,20 @@ def check(
 def check_handoff(
     cell: Cell, before: dict[str, int], after: dict[str, int], prompts: list[list[int]]
 ) -> None:
-    """The cold prompts' full chunks were handed over, and no others; without prefill nodes none
-    was. What decode nodes write behind comes on top."""
+    """With prefill nodes, exactly the full chunks of the cold prompts were handed over; without,
+    none. Chunks that decode nodes write behind are not counted."""
     full = sum(len(prompt) // CHUNK for prompt in prompts)
 
-    def grown(name: str) -> int:
+    def increase(name: str) -> int:
         return after[name] - before[name]
 
-    handed_over = grown("published_chunks_total") - grown("behind_chunks_total")
+    handed_over = increase("published_chunks_total") - increase("behind_chunks_total")
     assert handed_over == (full if cell.nodes[0] else 0)
     if cell.nodes[0]:
-        # With a tight pool a parked request may give its blocks back and fetch again.
-        assert min(grown("reused_chunks_total"), grown("fetched_chunks_total")) >= full
+        # In a tight pool a parked request may lose its blocks and fetch them again.
+        assert min(increase("reused_chunks_total"), increase("fetched_chunks_total")) >= full
     else:
-        assert grown("handoffs_total") == 0
+        assert increase("handoffs_total") == 0
 
 
 @pytest.mark.parametrize("cell", SHORT, ids=str)

@@ -1,9 +1,9 @@
-"""A soak: many requests of all kinds on a pool that is far too small, and nothing wrong or left.
+"""A soak test: many requests of all kinds on a pool that is far too small.
 
-The pool has 2 prefill and 2 decode nodes with the simulated engine, whose next token depends on
-every byte of the KV blocks before it, and hardly more blocks than one request needs: requests are
-preempted, parked ones give blocks back, clients hang up. Each answer must be the one that a roomy
-pool of one node gives, and at the end no block, booking, connection or file descriptor may be held.
+The tight pool has 2 prefill and 2 decode nodes with the simulated engine, whose ids depend on every
+byte of KV, and hardly more blocks than one request needs. Requests are preempted, parked requests
+lose their blocks, and clients hang up. Each result must equal that of a roomy pool with one node.
+At the end no block, booking, connection or file descriptor may remain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ SIM = [
     *("--sim-eos-every", "60", "--max-batched-tokens", "128"),
 ]
 TIGHT_BLOCKS = 46
-# Connections of pools grow with what was in flight at most; a leak grows with each request.
+# The number of pooled connections grows with the most requests in flight at one time. A leak grows
+# with every request.
 SPARE_FDS = 16
 SETTLE_S = 120.0
 
@@ -51,44 +52,44 @@ def tight() -> Iterator[Pool]:
         yield pool
 
 
-def plain(pool: Pool, asked: ClientCall) -> Result:
-    """The answer in one piece."""
-    answer = exchange(pool.url, asked.path, asked.body)
-    assert answer.status == 200, (asked, answer.body)
-    return result_of([answer.body])
+def send_unstreamed(pool: Pool, call: ClientCall) -> Result:
+    """Send the call without streaming."""
+    response = exchange(pool.url, call.path, call.body)
+    assert response.status == 200, (call, response.body)
+    return result_of([response.body])
 
 
-def delivered(pool: Pool, asked: ClientCall) -> Result:
-    """The answer as the client asked for it; of one that left, what it had until then."""
-    streamed = {**asked.body, "stream": True, "stream_options": {"include_usage": True}}
-    if asked.leave == 0:
-        body = streamed if asked.stream else asked.body
-        hang_up(pool.url, asked.path, body, after_s=0.01)
+def send(pool: Pool, call: ClientCall) -> Result:
+    """Send the call as the client would. If the client hangs up, return what it received until
+    then."""
+    streamed = {**call.body, "stream": True, "stream_options": {"include_usage": True}}
+    if call.leave == 0:
+        body = streamed if call.stream else call.body
+        hang_up(pool.url, call.path, body, after_s=0.01)
         return Result()
-    if asked.leave is not None:
-        stream = events(pool.url, asked.path, streamed)
-        seen = list(islice(stream, asked.leave))
+    if call.leave is not None:
+        stream = events(pool.url, call.path, streamed)
+        received = list(islice(stream, call.leave))
         stream.close()
-        return result_of(seen)
-    if asked.stream:
-        return result_of(events(pool.url, asked.path, streamed))
-    return plain(pool, asked)
+        return result_of(received)
+    if call.stream:
+        return result_of(events(pool.url, call.path, streamed))
+    return send_unstreamed(pool, call)
 
 
-def check(got: Result, reference: Result, asked: ClientCall) -> None:
-    if asked.leave is not None:
-        got.check_begins(reference)
+def check(actual: Result, reference: Result, call: ClientCall) -> None:
+    if call.leave is not None:
+        actual.check_begins(reference)
         return
-    assert got == reference, f"{asked}\ngot       {got}\nreference {reference}"
+    assert actual == reference, f"{call}\nactual    {actual}\nreference {reference}"
 
 
-def run_round(tight: Pool, roomy: Pool, asked: list[ClientCall]) -> None:
+def run_round(tight: Pool, roomy: Pool, calls: list[ClientCall]) -> None:
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
-        wanted = threads.map(lambda one: plain(roomy, one), asked)
-        references = list(wanted)
-        answers = list(threads.map(lambda one: delivered(tight, one), asked))
-    for one, got, reference in zip(asked, answers, references, strict=True):
-        check(got, reference, one)
+        references = list(threads.map(lambda call: send_unstreamed(roomy, call), calls))
+        results = list(threads.map(lambda call: send(tight, call), calls))
+    for call, actual, reference in zip(calls, results, references, strict=True):
+        check(actual, reference, call)
 
 
 def settle(pool: Pool) -> None:
@@ -99,14 +100,14 @@ def settle(pool: Pool) -> None:
 
 
 def handles(pool: Pool) -> dict[int, tuple[int, int]]:
-    """File descriptors and threads of each process."""
-    found = {}
+    """(file descriptors, threads) of each process by pid."""
+    counts = {}
     for one in pool.processes():
         try:
-            found[one.pid] = (one.num_fds(), one.num_threads())
+            counts[one.pid] = (one.num_fds(), one.num_threads())
         except psutil.NoSuchProcess:
             continue
-    return found
+    return counts
 
 
 def soak(tight: Pool, roomy: Pool, seed: int, rounds: int, requests: int) -> None:
@@ -115,19 +116,19 @@ def soak(tight: Pool, roomy: Pool, seed: int, rounds: int, requests: int) -> Non
     for _ in range(rounds + 1):
         run_round(tight, roomy, [mix.request() for _ in range(requests)])
         settle(tight)
-        before = before or handles(tight)  # after one round: pools of connections are filled
+        before = before or handles(tight)  # after one round, when the connection pools are filled
     totals = tight.totals()
     assert totals["preemptions_total"] > 0
     assert totals["reused_chunks_total"] > 0
     after = handles(tight)
-    assert after.keys() == before.keys(), "processes came or went"
+    assert after.keys() == before.keys(), "processes started or ended"
     for pid, (fds, threads) in after.items():
         name = psutil.Process(pid).cmdline()
         assert fds <= before[pid][0] + SPARE_FDS, f"{name}: {before[pid]} then {after[pid]}"
         assert threads <= before[pid][1] + SPARE_FDS, f"{name}: {before[pid]} then {after[pid]}"
 
 
-def test_a_crowded_pool_gives_the_answers_of_a_roomy_one_and_keeps_nothing(
+def test_an_overloaded_pool_gives_the_results_of_a_roomy_one_and_leaks_nothing(
     tight: Pool, roomy: Pool
 ) -> None:
     soak(tight, roomy, seed=1, rounds=1, requests=60)
@@ -135,7 +136,7 @@ def test_a_crowded_pool_gives_the_answers_of_a_roomy_one_and_keeps_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_a_crowded_pool_stays_exact_and_leaks_nothing_for_minutes(
+def test_an_overloaded_pool_stays_exact_and_leaks_nothing_for_minutes(
     tight: Pool, roomy: Pool, seed: int
 ) -> None:
     soak(tight, roomy, seed=seed, rounds=20, requests=150)

@@ -1,19 +1,19 @@
-"""A soak without a fault: minutes of mixed traffic, and no process has more memory at the end.
+"""A soak test of memory: after minutes of mixed traffic, no process uses more memory.
 
-The pool's caches are so small that all of them are full, and evicting, after the warm-up: it ends
-when each data server of the store has evicted and each node has computed or fetched more tokens
-than its cache has room for, and not before its time. Then the resident memory of each node process
-and each Redis, and each Redis' own count, have to stay level: the mean of the last quarter within
-5 % of the first's, or 1 MiB where that is more (an index has 6 MiB). Two things are still on their
-way to their bound by then:
+The pool's caches are so small that all are full and evict after the warm-up. The warm-up ends when
+its time is over, each data server of the store has evicted, and each node has computed or fetched
+more tokens than its cache holds. After that, the resident memory of each node process and each
+Redis, and each Redis' own count, must stay level: the mean of the last quarter is within 5 % of the
+mean of the first, or within 1 MiB if that is more (an index has 6 MiB). Two things still grow
+towards their limit at that time:
 
-- torch compiles a product for each number of rows it meets, and keeps 1,024 of them, 0.4 MB each;
-  the pool's nodes are told to keep 128.
-- glibc's heap in the router gets holes: what is allocated stays level, and some MiB are not given
-  back to the kernel. It may grow by ROUTER_SPARE.
+- torch compiles a matrix product for each number of rows, and keeps 1,024 of them with 0.4 MB each.
+  The nodes of this pool keep only 128.
+- glibc's heap in the router fragments: allocated memory stays level, but some MiB are not returned
+  to the kernel. The router may grow by ROUTER_SPARE.
 
-The short form only finds what grows fast. All of it is for `make test-long`: it takes its time, and
-what it compares depends on how much traffic the machine serves.
+The short form finds only fast growth. Both forms run in `make test-long` only, because they take
+minutes and depend on how much traffic the machine serves.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ SIM = [
 TORCH_MODEL = "llama-gqa2-tied"
 FEW_PRODUCTS = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
 ROUTER, ROUTER_SPARE = "baton router", 12 * MIB
-FULL_S = 180.0  # the caches are full by then
-OVER_LIMIT = 1.1  # a client's buffers may lie beside the values
+FULL_S = 180.0  # time limit until the caches are full
+OVER_LIMIT = 1.1  # client buffers add to the memory of the values
 
 
 @dataclass(frozen=True)
 class Length:
-    """Seconds; `spare`: as a share of what was there first, and in bytes, whichever is more."""
+    """Durations in seconds. Memory may change by `spare` (a share of its first value) or by
+    `spare_bytes`, whichever is more."""
 
     warm_s: float
     measured_s: float
@@ -59,13 +60,13 @@ class Length:
     marker_life_s: float
 
     def allowed(self, name: str, course: Course) -> float:
-        """Bytes that may have come or gone."""
+        """Bytes by which the memory of this process may change."""
         return max(
             self.spare * course.first, self.spare_bytes, ROUTER_SPARE if ROUTER in name else 0
         )
 
 
-# What shows growth in half a minute is a leak of megabytes.
+# Growth that is visible after half a minute is a leak of megabytes.
 SHORT = Length(warm_s=10.0, measured_s=30.0, spare=0.25, spare_bytes=8 * MIB, marker_life_s=5.0)
 LONG = Length(warm_s=90.0, measured_s=600.0, spare=0.05, spare_bytes=MIB, marker_life_s=10.0)
 
@@ -97,21 +98,21 @@ def soak(pool: Pool, seed: int, length: Length, *, exact: bool) -> str:
         courses = watch.courses()
         after = {name: watch.evicted(name) for name in watch.data}
     traffic.check()
-    pool.wait(lambda: not held_by_pool(pool.pool()), "give everything back")
-    told = "\n".join(f"  {name}: {course}" for name, course in courses.items())
-    print(f"{traffic.done}\n{told}")
+    pool.wait(lambda: not held_by_pool(pool.pool()), "release everything")
+    report = "\n".join(f"  {name}: {course}" for name, course in courses.items())
+    print(f"{traffic.done}\n{report}")
     assert min(vars(traffic.done).values()) > 0, traffic.done
     for name in watch.data:
-        assert after[name] > before[name], f"{name} was not at its bound"
+        assert after[name] > before[name], f"{name} did not evict"
         assert watch.highest(used(name)) < OVER_LIMIT * watch.limit(name)
     grown = {
         name: str(course)
         for name, course in courses.items()
         if abs(course.last - course.first) > length.allowed(name, course)
     }
-    assert grown == {}, f"{traffic.done}\n{told}"
+    assert grown == {}, f"{traffic.done}\n{report}"
     worst = max(courses.values(), key=lambda course: abs(course.growth))
-    return f"{length.measured_s:g} s: {traffic.done}; the most that changed: {worst}"
+    return f"{length.measured_s:g} s: {traffic.done}; the largest change: {worst}"
 
 
 def caches_are_full(pool: Pool, watch: MemoryWatch) -> bool:
@@ -125,7 +126,7 @@ def caches_are_full(pool: Pool, watch: MemoryWatch) -> bool:
 
 
 @pytest.mark.long
-def test_half_a_minute_of_traffic_leaves_memory_where_it_was(
+def test_memory_stays_level_over_half_a_minute_of_traffic(
     sim_pool: Pool, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("soak", f"sim, {soak(sim_pool, 1, SHORT, exact=True)}")
@@ -133,7 +134,7 @@ def test_half_a_minute_of_traffic_leaves_memory_where_it_was(
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_ten_minutes_of_traffic_leave_memory_where_it_was(
+def test_memory_stays_level_over_ten_minutes_of_traffic(
     sim_pool: Pool, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("soak", f"sim, {soak(sim_pool, 2, LONG, exact=True)}")
@@ -141,8 +142,8 @@ def test_ten_minutes_of_traffic_leave_memory_where_it_was(
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_ten_minutes_of_traffic_leave_memory_where_it_was_with_a_real_model(
+def test_memory_stays_level_over_ten_minutes_of_traffic_with_a_real_model(
     torch_pool: Pool, record_property: Callable[[str, object], None]
 ) -> None:
-    """Not `exact`: another batch may round a logit, and so say another token."""
+    """Not `exact`, because another batch may round a logit differently and change an id."""
     record_property("soak", f"torch, {soak(torch_pool, 3, LONG, exact=False)}")
