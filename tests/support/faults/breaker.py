@@ -98,8 +98,8 @@ class Breaker:
             self._hit_node(node, fault.how)
         if not nodes:
             self._hit_store(fault)
-        until = time.monotonic() - self.began + fault.lasts
-        self._plan(until, partial(self._mend, nodes), f"{fault.what} mended")
+        end = time.monotonic() - self.began + fault.lasts
+        self._plan(end, partial(self._mend, nodes), f"{fault.what} repaired")
 
     def _nodes(self, fault: Fault) -> list[Node]:
         """The nodes that the fault hits; an empty list for a fault of the store."""

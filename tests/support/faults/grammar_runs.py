@@ -49,16 +49,16 @@ class Run:
     def body(self, turn: int) -> Json:
         """The request's body, with a prompt that is unique to this run and turn."""
         rng = random.Random(f"{self}/{turn}")
-        asked: Structure = STRUCTURES[self.structure]
+        structure: Structure = STRUCTURES[self.structure]
         return {
             "prompt": [rng.randrange(32, 127) for _ in range(PROMPT)],
             "max_tokens": SHORT if rng.random() < 0.2 else LONG,
             "n": self.n,
             "temperature": 0 if self.sampling == "greedy" else 1.0,
             **({"seed": rng.getrandbits(31)} if self.sampling == "seeded" else {}),
-            **({"logit_bias": asked.bias} if asked.bias else {}),
+            **({"logit_bias": structure.bias} if structure.bias else {}),
             **{"stream": True, "stream_options": {"include_usage": True}},
-            **{"return_token_ids": True, **asked.fields},
+            **{"return_token_ids": True, **structure.fields},
         }
 
 
@@ -80,12 +80,12 @@ def selection(count: int) -> list[Run]:
     of_structure = {
         structure: kinds[number % len(kinds)] for number, structure in enumerate(STRUCTURES)
     }
-    found = [
+    selected = [
         run
         for run in all_runs()
         if run.draw == 0 and of_structure[run.structure] == (run.sampling, run.n)
     ]
-    return found[:count]
+    return selected[:count]
 
 
 @dataclass
@@ -128,15 +128,15 @@ class PartRun:
         for node in self._pool.of_role("decode"):
             witness.set_trap(self._trap(node, self._rng.randrange(1, LATEST[turn % len(LATEST)])))
         with ThreadPoolExecutor(len(runs)) as threads:
-            told = dict(zip(runs, threads.map(self._ask, bodies.values()), strict=True))
+            answers = dict(zip(runs, threads.map(self._ask, bodies.values()), strict=True))
             moved = {
                 run
                 for run, body in bodies.items()
                 if witness.placements(body["prompt"])[-1].attempt > 1
             }
-            wanted = dict(zip(runs, threads.map(self._reference, bodies.values()), strict=True))
+            expected = dict(zip(runs, threads.map(self._reference, bodies.values()), strict=True))
         for run in runs:
-            self._check(run, told[run], wanted[run])
+            self._check(run, answers[run], expected[run])
         self._pool.repair()
         settle(self._pool)
         return moved
@@ -162,19 +162,21 @@ class PartRun:
                 and any(delta.offset + len(delta.ids) >= tokens for delta in frame.items)
             )
 
-        def strike() -> None:
+        def kill() -> None:
             node.kill()
             self.counts.kills += 1
 
-        return Trap(fits, strike, after=True)
+        return Trap(fits, kill, after=True)
 
-    def _check(self, run: Run, told: StreamedAnswer, wanted: StreamedAnswer) -> None:
-        for each in (told, wanted):
+    def _check(self, run: Run, answer: StreamedAnswer, expected: StreamedAnswer) -> None:
+        for each in (answer, expected):
             assert (each.status, each.error, each.whole) == (200, None, True), f"{run}: {each}"
-        assert told.result == wanted.result, f"{run}:\ngot    {told.result}\nwanted {wanted.result}"
+        assert answer.result == expected.result, (
+            f"{run}:\ngot    {answer.result}\nexpected {expected.result}"
+        )
         structure = STRUCTURES[run.structure]
-        assert len(told.result.choices) == run.n
-        for choice in told.result.choices.values():
+        assert len(answer.result.choices) == run.n
+        for choice in answer.result.choices.values():
             matcher = self._grammars.matcher(structure.grammar)
             ids = [id for id in choice.ids if id not in TOKENIZER.eos_ids]
             assert matcher.accept(ids), f"{run}: {choice}"

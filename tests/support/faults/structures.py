@@ -181,32 +181,32 @@ def _calls(
     `content`."""
 
     def check(text: str) -> None:
-        one = reader(tools, HERMES, reasoning, begun=begun)
-        pieces: list[Piece] = [*one.push(text), *one.finish()]
+        answer_reader = reader(tools, HERMES, reasoning, begun=begun)
+        pieces: list[Piece] = [*answer_reader.push(text), *answer_reader.finish()]
         calls: list[tuple[str, str]] = []
-        said = ""
+        content_text = ""
         for piece in pieces:
             if piece.kind == "call":
                 calls.append((piece.text, ""))
             elif piece.kind == "arguments":
                 calls[piece.call] = calls[piece.call][0], calls[piece.call][1] + piece.text
             elif piece.kind == "content":
-                said += piece.text
+                content_text += piece.text
         for name, arguments in calls:
             jsonschema_rs.validate(dict(tools[name]), json.loads(arguments))
         assert len(calls) <= most
         if content is not None and not calls:
-            content(said)
+            content(content_text)
         else:
             assert calls
-            assert not said
+            assert not content_text
 
     return check
 
 
 def _tilde_calls(text: str) -> None:
-    for found in re.finditer(r"~(\{.*?\})~", text):
-        call = json.loads(found.group(1))
+    for match in re.finditer(r"~(\{.*?\})~", text):
+        call = json.loads(match.group(1))
         jsonschema_rs.validate(dict(TOOLS[call["name"]]), call["arguments"])
 
 
