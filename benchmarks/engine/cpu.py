@@ -1,12 +1,12 @@
-"""Our engine on a CPU against vLLM's CPU build and transformers' generate, in the same run.
+"""Baton's engine on a CPU, beside vLLM's CPU build and transformers' generate in the same run.
 
-Workloads: `standard`, 16 prompts of 64-256 random ids and 64 new tokens each; `decode-heavy`, 32
-prompts of 32 ids and 256 new tokens; `shared-prefix`, 16 prompts of 64 ids behind 1,000 that all
-share. Greedy, end of text ignored, on a random 116M-parameter model of Qwen3's shape. Passes of
-all sides are interleaved, so that a slow minute of the machine hits all; medians are compared.
-Prints each side's tokens per second, the ratio of our speed to it, the speed of its matrix products
-and the machine's, and how many answers are ours to the letter. vLLM takes part where `make peers`
-put it. `--quick` runs one short pass on a tiny model, without vLLM.
+Workloads: `standard`, 16 prompts of 64-256 random ids with 64 new tokens each; `decode-heavy`, 32
+prompts of 32 ids with 256 new tokens; `shared-prefix`, 16 prompts of 64 ids after 1,000 common
+ones. Sampling is greedy and ignores the end of text. The model has 116M random parameters in
+Qwen3's shape. The passes of all sides are interleaved, so a slow minute of the machine affects all;
+medians are compared. Prints each side's tokens per second, Baton's ratio to it, the speed of its
+matrix products and of the machine's, and how many answers equal Baton's. vLLM takes part if `make
+peers` has installed it. `--quick` runs one short pass on a tiny model, without vLLM.
 """
 
 from __future__ import annotations

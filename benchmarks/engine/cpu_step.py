@@ -1,14 +1,14 @@
-"""Where a decode step's time goes on a CPU, part by part.
+"""The parts of a decode step's time on a CPU.
 
     python -m benchmarks.engine.cpu_step [--rows 16] [--keys 256] [--shared 0] [--dtype bfloat16]
 
-Rows generate behind prompts of so many random ids, of which the first `--shared` may be the same
-for all; the model is the 116M-parameter one of `benchmarks.engine.cpu` with random weights. Every
-part is timed without what it calls, so that parts add up to the step. Printed are the steps of the
-pass whose time is the middle one. Products stand beside the bare product of the same shapes, as
-many weights in turn as there are layers; attention beside a plain copy, which reads and writes.
-Both are run right after the steps; what else the machine does between them is in the ratio. With
-`--threads 1` all times are the thread's CPU time, which others on the machine disturb least.
+`--rows` requests generate after prompts of `--keys` random ids, of which the first `--shared` are
+common to all. The model is the 116M-parameter one of `benchmarks.engine.cpu` with random weights.
+The time of each part excludes the parts that it calls, so the parts add up to the step. The pass
+with the median time is printed. For comparison, the same matrix products run alone on as many
+weights in turn as there are layers, and a plain copy that reads and writes runs beside attention;
+both run right after the steps, so changes of the machine in between are in the ratio. With
+`--threads 1` all times are the thread's CPU time, which other programs disturb least.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PARTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a step computes: rows with so many keys each when timing begins, some of them common."""
+    """What a step computes: `rows` with `keys` keys each at the start, `shared` of them common."""
 
     rows: int
     keys: int

@@ -1,16 +1,15 @@
-"""What a decode step costs beside the model: 256 live requests, the model's own call stubbed out.
+"""The host's work in a decode step: 256 running requests, with a stub for the forward pass.
 
     python -m benchmarks.engine.host_overhead [--quick] [--profile]
 
-Two goals. A step's host work (schedule, batch, update) takes at most 0.5 ms of one core: for the
-core alone, over a runner that says the same token for every row, with one step under way and with
-two; and with the torch runner, whose model gives zeros. Prefix-cache bookkeeping that finds nothing
-(naming blocks, registering them, forgetting what their places held) takes under 1 % of a step; that
-step is one of 3.4 ms, the mean of the byte floor of Qwen3-0.6B's reference workload on an H200.
+Two goals. The host work of a step (schedule, batch, update) takes at most 0.5 ms of one core: for
+the core alone, with a runner that returns the same token for every row, with one step in flight and
+with two; and with the torch runner, whose model returns zeros. Prefix-cache bookkeeping that finds
+nothing (naming blocks, registering them, forgetting the previous content) takes under 1 % of a step
+of 3.4 ms, the mean of the lower bound of Qwen3-0.6B's reference workload on an H200.
 
-Times are the thread's CPU time, median of passes: others on the machine make no step cheaper or
-dearer. Every block taken held something else before. --profile prints the lines of code where the
-time goes.
+Times are the thread's CPU time, the median of the passes, so other programs do not change them.
+Every allocated block held something before. --profile prints the lines of code that take most time.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""What compiling schemas costs those who stream meanwhile: the token gaps of a running answer.
+"""The effect of compiling schemas on concurrent streams: token gaps of a running answer.
 
     python -m benchmarks.engine.new_schemas [--passes 5] [--seconds 12] [--quick]
 
-Claim: requests whose JSON schema of 2 KB nobody has seen before lengthen the token gaps of an
-answer that streams beside them by at most 10 %, at the median and at p99, against requests without
-a schema.
+Claim: requests with new JSON schemas of 2 KB lengthen the token gaps of an answer that streams
+beside them by at most 10 %, at the median and at p99, compared with requests without a schema.
 
-A router and a node are processes; the node serves the demo model. One client streams an answer for
+Router and node are processes; the node serves the demo model. One client streams an answer for
 `--seconds`. Every 200 ms another request for 2 tokens arrives, whether or not the last one is
-answered: in turns with no schema, with a new one each, and with one that is known (which tells what
-is due to masks). Gaps are taken from the client's socket. `--quick` runs one pass of 4 s.
+answered: in turn without a schema, with a new one each time, and with a known one, which shows the
+cost of the masks alone. Gaps are measured at the client's socket. `--quick` runs one pass of 4 s.
 """
 
 from __future__ import annotations
@@ -111,12 +110,12 @@ class Client:
             serial = next(self._serial) if kind == "new" else -1
             fields["structured_outputs"] = {"json": new_schema(serial)}
         async with self._session.post(self._url, json=self._body(fields)) as answer:
-            told = await answer.text()
+            text = await answer.text()
             if answer.status != 200:
                 raise SystemExit(
-                    f"a request with {kind} schema is answered {answer.status}: {told}"
+                    f"a request with {kind} schema is answered {answer.status}: {text}"
                 )
-            assert json.loads(told)["usage"]["completion_tokens"] == 2, told
+            assert json.loads(text)["usage"]["completion_tokens"] == 2, text
 
     def _body(self, fields: JSON) -> JSON:
         prompt = f"{next(self._serial)}. {PROMPT}"
@@ -146,8 +145,8 @@ def run(options: argparse.Namespace) -> Mapping[str, list[list[float]]]:
         )
         stack.enter_context(decode_node(settings))
         answer_of(f"http://{HOST}:{node}/ready")
-        told = RouterSettings(port=port, nodes=(f"http://{HOST}:{node}",))
-        stack.enter_context(router(told))
+        router_settings = RouterSettings(port=port, nodes=(f"http://{HOST}:{node}",))
+        stack.enter_context(router(router_settings))
         answer_of(f"http://{HOST}:{port}/ready")
         return asyncio.run(measure(port, options.passes, options.seconds))
 

@@ -1,11 +1,11 @@
-"""What a grammar costs: the demo model's tokens per second with a JSON schema and without.
+"""The cost of a grammar: the demo model's tokens per second with a JSON schema and without.
 
-`--batch` requests (32) of the demo model generate `--tokens` (128) tokens each, once as they are
-and once with a JSON schema that no answer ends within. Passes are interleaved and medians compared:
-goal at least 0.85 of the speed without. Also the time to the first token of one request whose
-schema was compiled before, against one without: goal at most 5 ms later. And what a mask takes, and
-to compile a new schema of 2 KB; what that costs those who stream meanwhile, `new_schemas` measures.
-`--quick` runs one short pass.
+`--batch` requests (32) of the demo model generate `--tokens` (128) tokens each, without a schema
+and with one that no answer ends within. Passes are interleaved and medians compared: the goal is at
+least 0.85 of the speed without. Also the time to the first token of a request whose schema is
+already compiled, compared with none: the goal is at most 5 ms later. Also the time of a mask, and
+of compiling a new schema of 2 KB; `new_schemas` measures its effect on other streams. `--quick`
+runs one short pass.
 """
 
 from __future__ import annotations

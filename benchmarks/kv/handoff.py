@@ -1,16 +1,16 @@
-"""How much of a hand-off's transfer is hidden behind the prefill.
+"""The share of a hand-off's transfer that the prefill hides.
 
     python -m benchmarks.kv.handoff [--quick] [--step-tokens 256]
 
 Claim: from 1,024 prompt tokens on, the exposed time, from the prefill node's first token to the
-last chunk in the decode node's blocks, is at most half of what the same number of chunks takes
-published and then fetched. Two engine processes of nodes hand over through a redis-server of this
-machine; both ways take turns, and each pass has a new prompt.
+last chunk in the decode node's blocks, is at most half of the time that the same number of chunks
+takes if they are published first and fetched then. Two engine processes hand off through a
+redis-server on this machine. Both ways take turns, and each pass has a new prompt.
 
 The simulated engines have the KV of a 7B model with grouped heads (28 layers, 4 KV heads of 128,
-bfloat16: 56 KiB per token, 1.75 MiB per chunk of 32 tokens) and the prefill speed that such a model
-has on one A100 (9,200 tokens/s), in steps of --step-tokens. Writing their KV costs real time, which
-is part of the step's.
+bfloat16: 56 KiB per token, 1.75 MiB per chunk of 32 tokens) and the prefill speed of such a model
+on one A100 (9,200 tokens/s), in steps of --step-tokens. The real time of writing their KV is part
+of a step.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ def report(found: dict[int, Passes], tokens: Notes, fetched: Notes, chunk: int) 
         hidden = statistics.median(
             1 - e / (p + f) for e, p, f in zip(exposed, publish, fetch, strict=True)
         )
-        said = ""
+        verdict_text = ""
         if length >= HIDES_FROM:
             verdicts.append(Verdict(hidden >= HIDDEN, ""))
-            said = f"goal {HIDDEN:.0%} {'met' if hidden >= HIDDEN else 'MISSED'}"
+            verdict_text = f"goal {HIDDEN:.0%} {'met' if hidden >= HIDDEN else 'MISSED'}"
         print(
             f"{length:>6} {spread(publish, 1):>20} {spread(fetch, 1):>20} {spread(exposed, 1):>20}"
-            f"  {hidden:6.0%}  {said}"
+            f"  {hidden:6.0%}  {verdict_text}"
         )
     return verdicts
 

@@ -1,13 +1,13 @@
-"""What moving KV does to a node that decodes: how late its server's loop is, how long a step takes.
+"""The effect of KV transfers on a decoding node: lag of its server's loop, length of a step.
 
     python -m benchmarks.kv.interference [--quick]
 
-Claims: while 2 GiB move, puts and gets in turns, the event loop of the node's server is less than
-5 ms late at p99, and a decode step grows by less than 10 %. The node is a real one: a server
-process and an engine process on the simulated engine, whose device takes 10 ms a step and whose
-host work is real; 8 requests decode all the time. Its own connector moves the KV, to a redis-server
-of this machine (see benchmarks/support/kv/busy_engine.py). Quiet times and busy ones take turns; a
-step is one whole turn of the step loop.
+Claims: while 2 GiB are put and fetched in turn, the event loop of the node's server is less than 5
+ms late at p99, and a decode step grows by less than 10 %. The node is real: a server process and an
+engine process with the simulated engine, whose device takes 10 ms a step and whose host work is
+real. 8 requests decode all the time. The node's own connector moves the KV, to a redis-server on
+this machine (see benchmarks/support/kv/busy_engine.py). Quiet and busy times take turns. A step is
+one whole iteration of the step loop.
 """
 
 from __future__ import annotations

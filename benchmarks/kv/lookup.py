@@ -2,9 +2,9 @@
 
     python -m benchmarks.kv.lookup [--quick]
 
-Claim: one round trip, under 1 ms at the median. Both ask for the same names over one connection, in
-turns: ours in the event loop, the answer as markers; redis-py as it is, the answer as bytes. None,
-half and all of the prefix is there. Round trips are counted by the server.
+Claim: one round trip, under 1 ms at the median. Both look up the same names over one connection, in
+turn: Baton's in the event loop, with markers as the result; redis-py's as it is, with bytes as the
+result. None, half or all of the prefix is stored. The server counts the round trips.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ async def compare(
     trips = await commands_of(client, ours, 10)
     print(f"{present} of {CHUNKS} there: {trips:g} command per lookup")
     for name in sides:
-        said = verdict.text if name == "baton" else ""
+        goal = verdict.text if name == "baton" else ""
         print(
             f"  {name:9} median {spread(middles[name]):>18}   p99 {spread(tails[name]):>18} ms"
-            f"   {said}"
+            f"   {goal}"
         )
     return [verdict, Verdict(trips == 1.0, "")]
 

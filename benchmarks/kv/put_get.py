@@ -2,16 +2,17 @@
 
     python -m benchmarks.kv.put_get [--quick] [--unix] [--server PROGRAM]
 
-Claims, for 1, 2 and 4 MiB, checksum included: at least LMCache's C++ client, 1.5 times
-redis-py's gets, 0.8 times a bare socket loop with as many threads and connections. All put and get
-the same number of values of one server over TCP, in turns, after one pass that warms up: fresh keys
-pay page faults that overwritten ones do not. Then the library on two data servers beside one.
+Claims for 1, 2 and 4 MiB, checksum included: at least the rate of LMCache's C++ client, 1.5 times
+redis-py's gets, and 0.8 times a bare socket loop with as many threads and connections. All put and
+get the same number of values on one server over TCP, in turn, after one warm-up pass: new keys cost
+page faults that overwritten ones do not. Then the library runs on two data servers beside one.
 
-"staged" is the library with memory that sockets cannot reach, as a GPU's: it copies each value.
+"staged" is the library with memory that sockets cannot reach, such as a GPU's: it copies each
+value.
 
-Printed: GB/s of payload, median and range of the passes; how many times it the library is.
+Prints GB/s of payload, median and range of the passes, and the library's ratio to each contender.
 redis-py parses with hiredis, which Baton installs. LMCache, and redis-py in an environment of its
-own, take part where `make peers` has installed them.
+own, take part if `make peers` has installed them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ CORES_FOR_TWO = 4  # two servers, and on our side as much work as they have
 
 @dataclass(frozen=True)
 class Contender:
-    """`goals`: so many times it the library should be, per act."""
+    """`goals`: the least ratio of the library's rate to this one's, per act."""
 
     side: Side
     goals: dict[Act, float]
@@ -104,12 +105,12 @@ def compare(
         print(f"{mib} MiB {act}  {OURS:44} {spread(ours):>18}")
         for each in contenders[1:]:
             theirs = rates[each.side.name, act]
-            said = f"{ratio(ours, theirs):5.2f}x"
+            comparison = f"{ratio(ours, theirs):5.2f}x"
             if act in each.goals:
                 verdict = at_least(ours, theirs, each.goals[act])
                 verdicts.append(verdict)
-                said = verdict.text
-            print(f"{'':10} {each.side.name:44} {spread(theirs):>18}  {said}")
+                comparison = verdict.text
+            print(f"{'':10} {each.side.name:44} {spread(theirs):>18}  {comparison}")
     for each in contenders:
         each.side.close()
     empty([server.tcp])
@@ -130,12 +131,14 @@ def compare_servers(servers: Sequence[Server], options: argparse.Namespace) -> l
         rates = measure([both, one], options.values * mib * MIB, options.passes)
         for act in ("put", "get"):
             two_rates, one_rates = rates["two", act], rates["one", act]
-            said = f"{ratio(two_rates, one_rates):5.2f}x"
+            comparison = f"{ratio(two_rates, one_rates):5.2f}x"
             if able:
                 verdict = at_least(two_rates, one_rates, 1.5)
                 verdicts.append(verdict)
-                said = verdict.text
-            print(f"{mib} MiB {act}  two {spread(two_rates)}  one {spread(one_rates)}  {said}")
+                comparison = verdict.text
+            print(
+                f"{mib} MiB {act}  two {spread(two_rates)}  one {spread(one_rates)}  {comparison}"
+            )
         both.close()
         one.close()
         empty(urls)

@@ -1,23 +1,25 @@
-"""Autoscalers on the same simulated pool: how many requests attain their targets, at which cost.
+"""Autoscalers on the same simulated pool: the requests that meet their targets, and the cost.
 
     python -m benchmarks.operator.autoscaling [--quick] [--seed 1] [--drop 0.0] [--load day]
 
-Claim: Baton's planner attains more and costs fewer GPU-hours than autoscalers that look at each
-role's queue, and than the best fixed split; where it does not, the table says so. Loads: a day, a
-shift of the mix, a burst of ten times as many, and noise around a constant. Everything runs under a
-clock of its own and depends on the seed alone; the planner's defaults, no tuning per load.
+Claim: with Baton's planner more requests meet their targets at fewer GPU-hours than with
+autoscalers that watch each role's queue, and than with the best fixed split; the table shows where
+that is not so. Loads: a day, a shift of the mix, a burst of ten times the load, and noise around a
+constant. Everything runs in simulated time and depends on the seed alone. The planner has its
+defaults, with no tuning per load.
 
-The nodes are an 8B model's in bfloat16, each on about a quarter of an H200: 8,000 prompt tokens/s
-and 1.2 TB/s, so that loads of a few requests per second need 2 to 20 of them. Start-ups take 90 s,
-give or take a quarter. Targets: 2 s to the first token, 50 ms between tokens (each request's mean).
+The nodes are those of an 8B model in bfloat16, each on about a quarter of an H200: 8,000 prompt
+tokens/s and 1.2 TB/s, so loads of a few requests per second need 2 to 20 nodes. A start takes 90 s,
+plus or minus a quarter. Targets: 2 s to the first token, 50 ms between tokens (each request's
+mean).
 
-    hpa, kpa      with the usual targets; "best" with those that hindsight would choose per load
+    hpa, kpa      with the usual targets; "best" with those that are best per load in hindsight
                   (requests per prefill node / per decode node)
-    static        the fewest nodes that attain what the most would, chosen in hindsight
-    same cost     the fixed split that attains most with Baton's GPU-hours, up to whole nodes
+    static        the fewest nodes that reach what the most would, chosen in hindsight
+    same cost     the best fixed split with Baton's GPU-hours, up to whole nodes
 
-A share --drop of all gatherings of metrics fails. The quick form has shorter loads, and rivals with
-their usual targets only: a minute instead of three.
+A share --drop of all metric scrapes fails. The quick form has shorter loads, and rivals with their
+usual targets only: a minute instead of three.
 """
 
 from __future__ import annotations

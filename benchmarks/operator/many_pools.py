@@ -1,20 +1,20 @@
-"""The operator with 100 pools: how soon a change is in the children, and what it costs meanwhile.
+"""The operator with 100 pools: the delay until a change reaches the children, and its cost.
 
     python -m benchmarks.operator.many_pools [--pools 100] [--changes 100] [--idle 60]
 
-A control plane of its own (etcd, API server, controllers; the tests' programs, built by
-`make cluster-tools`), one operator process, and at first a proxy between the two that counts. Pools
-have a simulated engine and a store of their own: 17 children each. Printed:
+A control plane of its own (etcd, API server, controllers; the tests' programs, built by `make
+cluster-tools`), one operator process, and at first a proxy between the two that counts requests.
+Each pool has a simulated engine and its own store: 17 children. Prints:
 
     create   from the creation of all pools to the last child of each
     change   an edit of nodes, router and store of one pool after the other, until all four
              workloads have it; then the same edit of all pools at once
-    idle     requests per second when nothing happens, watches' renewals included
-    restart  the operator is killed and started again, now without the proxy: until it is idle
-    memory   the operator's resident memory, highest value ever
+    idle     requests per second while nothing happens, including renewals of watches
+    restart  the operator is killed and started again, without the proxy: the time until it is idle
+    memory   the operator's maximum resident memory
 
-All of it shares the machine's cores. Its name is not operator.py: beside a script that would stand
-before Python's own `operator`.
+All of it shares the machine's cores. The file is not called operator.py: a script beside it would
+then import it instead of Python's own `operator`.
 """
 
 from __future__ import annotations

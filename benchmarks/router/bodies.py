@@ -1,4 +1,4 @@
-"""What large bodies cost the router in memory, and its other clients in time.
+"""The effect of large bodies on the router's memory, and on the latency of its other clients.
 
     python -m benchmarks.router.bodies [--seconds 20] [--clients 16] [--kinds text ...] [--quick]
 
@@ -6,13 +6,12 @@ Claim: 16 clients of one tenant that each send a body of 16 MB at the same momen
 the router's resident memory by at most 256 MB at its peak, and another tenant's p99 of the time to
 the first token by at most 1.5x.
 
-The router is a process of its own in front of a node on the simulated engine, which serves the demo
-model's tokenizer (`baton model fetch-demo`). Each kind of body has a router of its own. The small
-tenant asks in the same way alone, then while the same senders send the same bytes to a process that
-throws them away (on few cores this alone takes time from everybody), then while they send them to
-the router: the goal is for the last against the second. Memory is the kernel's count (VmHWM, set
-back before the bodies come; VmRSS 5 s after them). Exit 1 where a goal is missed. `--quick` sends
-one kind for 6 s.
+The router is a process in front of a node with the simulated engine, which serves the demo model's
+tokenizer (`baton model fetch-demo`). Each kind of body has a new router. The small tenant sends the
+same requests alone, then while the senders send the same bytes to a process that discards them (on
+few cores this alone delays others), then while they send them to the router: the goal compares the
+last with the second. Memory is the kernel's count (VmHWM, reset before the bodies arrive; VmRSS 5 s
+after them). Exit 1 if a goal is missed. `--quick` sends one kind for 6 s.
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ def send(port: int, kind: str, clients: int, seconds: float) -> None:
             try:
                 connection.request("POST", PATHS.get(kind, "/v1/completions"), data, headers)
                 answer = connection.getresponse()
-                told = json.loads(answer.read())
-                code = told["error"]["code"] if "error" in told else ""
+                response = json.loads(answer.read())
+                code = response["error"]["code"] if "error" in response else ""
                 answers[f"{answer.status} {code}".strip()] += 1
             except (OSError, http.client.HTTPException) as error:
                 answers[type(error).__name__] += 1
@@ -125,7 +124,7 @@ def sink(port: int) -> None:
 
 
 async def firsts(port: int, seconds: float) -> list[float]:
-    """The small tenant's times to the first token, at random times for so long."""
+    """The small tenant's times to the first token, of requests at random times for `seconds`."""
     rng, tasks = random.Random(1), []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
@@ -173,10 +172,10 @@ def measure(kind: str, options: argparse.Namespace, model: Path) -> Verdict:
         )
         stack.enter_context(decode_node(settings))
         answer_of(f"http://{HOST}:{node}/ready")
-        told = RouterSettings(
+        router_settings = RouterSettings(
             port=port, nodes=(f"http://{HOST}:{node}",), api_keys=str(folder / "keys")
         )
-        router = stack.enter_context(role_processes.router(told))
+        router = stack.enter_context(role_processes.router(router_settings))
         answer_of(f"http://{HOST}:{port}/ready")
         asyncio.run(firsts(port, 3.0))  # the node's speeds are measured
         alone = asyncio.run(firsts(port, options.seconds))

@@ -1,15 +1,15 @@
-"""How soon a router knows what another router has booked on a node, and that it is over.
+"""The delay until a router knows what another router has booked on a node, and that it has ended.
 
-Two routers, each with its own link to one node process on the simulated engine. A request goes
-through the first router; what is timed is from its booking there until the second router's view of
-the node counts it, and from its release until that view counts it no more. Meanwhile the engine is
-in steps of --step-ms, kept busy by another request: it hears of nothing between two of them, and
-the node's server has to tell. The end of a request is a step's end, so there no step is waited for.
+Two routers have a link each to one node process with the simulated engine. A request goes through
+the first router. Measured are the time from its booking there until the second router's view of the
+node counts it, and from its release until that view no longer does. Meanwhile another request keeps
+the engine in steps of --step-ms: it reads no message between two of them, so the node's server must
+report. The end of a request is the end of a step, so it waits for no other step.
 
     python -m benchmarks.router.bookings [--requests 200] [--step-ms 300] [--limit-ms 50] [--quick]
 
-Prints median, p99 and the longest of both; exit 1 if a p99 is over the limit. The routers share
-this process, which looks every half millisecond.
+Prints median, p99 and maximum of both; exit 1 if a p99 exceeds the limit. The routers share this
+process, which polls every half millisecond.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""What a tenant feels of another one that floods a real pool: its time to the first token.
+"""The effect of a tenant that floods a real pool on another tenant's time to the first token.
 
     python -m benchmarks.router.fairness [--passes 2] [--seconds 30] [--quick]
 
-Claim: a tenant that asks for ten times its usual share leaves another tenant's p99 within 1.5x of
-being alone, and so does one whose single call asks for 16,384 sequences: 256 prompts with n 64. The
-baseline is the same flood by that tenant itself, which nothing holds back.
+Claim: a tenant that sends ten times its usual load leaves another tenant's p99 within 1.5x of that
+without it, and so does one whose single call asks for 16,384 sequences: 256 prompts with n 64. The
+baseline is the same flood by the measured tenant itself, which nothing limits.
 
-A pool is `baton up` on the simulated engine, a process tree with a real store; the clients are here
-and open loop: requests come at random times, whatever becomes of those before. Usual is about a
-fifth of what the pool can. Prompts are new, answers take 0.5 to 1.5 of the tokens named. Phases of
-the same pool take turns: alone, beside the other tenant's flood, beside its own; in each phase of a
-pass requests come at the same times. A flood is under way before anybody is timed, and how many
-answers it gets is told. The large call is made again whenever it ends; of its answers those are
-told that ended by then. Who waits for 30 s is refused, and counts with that. Exit 1 where a ratio
-misses the goal.
+A pool is `baton up` with the simulated engine, a process tree with a real store. The clients run
+here in an open loop: requests are sent at random times, whatever happens to earlier ones. The usual
+load is about a fifth of the pool's capacity. Prompts are new, and answers have 0.5 to 1.5 times the
+given number of tokens. Phases on the same pool take turns: alone, beside the other tenant's flood,
+beside its own; in each phase of a pass requests are sent at the same times. A flood has started
+before anything is measured, and the number of its answers is printed. The large call is sent again
+whenever it ends; its answers that ended in time are counted. A request that waits for 30 s is
+refused and counts with that time. Exit 1 if a ratio misses the goal.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Client:
         return first
 
     async def call(self, key: str, prompts: int, n: int) -> None:
-        """Calls of so many prompts and choices, one after the other, until cancelled."""
+        """Send calls with `prompts` prompts and `n` choices one after the other until cancelled."""
         load, rng = self._load, self._rng
         headers = {"Authorization": f"Bearer {key}"}
         while True:
@@ -152,7 +152,7 @@ class Client:
     async def stream(
         self, key: str, per_s: float, seconds: float, seed: int
     ) -> list[asyncio.Task[float]]:
-        """Requests at random times for so long."""
+        """Send requests at random times for `seconds`."""
         rng, began, at = random.Random(seed), time.perf_counter(), 0.0
         tasks = []
         while (at := at + rng.expovariate(per_s)) < seconds:
@@ -230,18 +230,18 @@ def main() -> int:
         alone = percentile(found["alone"].firsts, 0.99)
         print(f"{load.name}, {load.per_s:g} requests/s, flood {load.flood}")
         for name, phase in found.items():
-            firsts, told = phase.firsts, ""
+            firsts, summary = phase.firsts, ""
             p50, p99 = percentile(firsts, 0.5), percentile(firsts, 0.99)
             if name != "alone":
                 rate = statistics.median(phase.flood_per_s)
-                told = f"   {p99 / alone:5.2f}x   flood gets {rate:5.1f} answers/s"
+                summary = f"   {p99 / alone:5.2f}x   flood gets {rate:5.1f} answers/s"
             if name == "flood of another":
                 fair = p99 < GOAL * alone
-                told += f"   goal < {GOAL:g}x {'met' if fair else 'MISSED'}"
+                summary += f"   goal < {GOAL:g}x {'met' if fair else 'MISSED'}"
                 met = met and fair
             print(
                 f"  {name:<17} n={len(firsts):<4} p50 {1e3 * p50:7.0f} ms"
-                f"   p99 {1e3 * p99:7.0f}{told}",
+                f"   p99 {1e3 * p99:7.0f}{summary}",
                 flush=True,
             )
     return 0 if met else 1

@@ -1,28 +1,28 @@
-"""What a router adds to each request: latency, and CPU time. Ours, and others in the same run.
+"""What a router adds to each request in latency and CPU time: Baton's, and rivals in the same run.
 
-Closed loop: so many clients, each with one request at a time: a prompt of 500 tokens of its own, 64
-streamed tokens. Servers answer at once (0 ms), or a token each 10 ms. Clients that begin together
-stay in step, as each request takes as many steps of the server: 32 prompts come at one moment, over
-and over. "spread" is the same load with beginnings a 32nd of a request apart. Latency added is
-against the same server asked directly: for ours the node's link, for others the mock backend. CPU
-time is user and system of the processes, per request: of ours the router and the node's server
-process, which makes text of tokens; of others the router. Passes of all sides are interleaved; each
-figure is the median of its passes.
+Closed loop: each of `clients` has one request at a time, with a prompt of its own of 500 tokens and
+64 streamed tokens. Servers answer at once (0 ms) or with a token every 10 ms. Clients that start
+together stay in step, because each request takes as many steps of the server: 32 prompts arrive at
+one moment, again and again. "spread" is the same load with starts a 32nd of a request apart. Added
+latency is relative to the same server without a router: for Baton the node's link, for rivals the
+mock backend. CPU time is user and system time of the processes per request: for Baton the router
+and the node's server process, which detokenizes; for rivals the router. The passes of all sides are
+interleaved; each figure is the median of its passes.
 
     python -m benchmarks.router.overhead [--passes 3] [--rivals NAME ...] [--quick] [--profile FILE]
 
-vllm-router, sglang-router and envoy forward text; Dynamo's frontend tokenizes, as ours does, and
-has a simulated worker of its own, so nothing is subtracted from its latency. "ids" is our router
-with token ids in and out, and no text. Goals (exit 1): p50 under 1.5 ms added for one client, p99
-under 10 ms for 32; CPU at most 1.5x Dynamo's, and with ids at most 3x vllm-router's. --profile
-writes the router's cProfile to FILE.0ms and FILE.10ms, and makes it slower. Rivals take part where
-`make peers-routers` has installed them.
+vllm-router, sglang-router and envoy forward text. Dynamo's frontend tokenizes, as Baton does, and
+has its own simulated worker, so nothing is subtracted from its latency. "ids" is Baton's router
+with token ids in and out, and no text. Goals (exit 1): at most 1.5 ms added at p50 for one client,
+10 ms at p99 for 32; CPU at most 1.5x Dynamo's, and with ids at most 3x vllm-router's. --profile
+writes the router's cProfile to FILE.0ms and FILE.10ms, and slows it down. Rivals take part if `make
+peers-routers` has installed them.
 
     python -m benchmarks.router.overhead --workers 1 2 [--passes 3] [--quick]
 
-shows instead what `baton router --workers` brings: requests per second at 64 clients and 0 ms, and
-CPU time per request, for each number of workers; no goal, since router, nodes and clients share the
-cores, and the table says how many those are.
+shows instead the gain from `baton router --workers`: requests per second at 64 clients and 0 ms,
+and CPU time per request, for each number of workers. There is no goal, because router, nodes and
+clients share the cores; the table says how many there are.
 """
 
 from __future__ import annotations
@@ -217,19 +217,19 @@ def table(found: Mapping[Place, Figures]) -> list[str]:
 
 def goals(found: Mapping[Place, Figures]) -> list[tuple[str, bool]]:
     """Each with whether it is met; those about rivals only where they ran."""
-    told = []
+    verdicts = []
     for load in REQUESTS:
         more = added(found, (load, OURS))
         assert more is not None
         if load.clients == 1:
-            told.append((f"{load}: p50 {more.p50:+.2f} ms", more.p50 < GOAL_P50_MS))
+            verdicts.append((f"{load}: p50 {more.p50:+.2f} ms", more.p50 < GOAL_P50_MS))
         else:
-            told.append((f"{load}: p99 {more.p99:+.2f} ms", more.p99 < GOAL_P99_MS))
+            verdicts.append((f"{load}: p99 {more.p99:+.2f} ms", more.p99 < GOAL_P99_MS))
     for mine, other, most in ((OURS, "dynamo", GOAL_DYNAMO), (IDS, "vllm-router", GOAL_VLLM)):
         if (BUSY, other) in found:
             ratio = found[BUSY, mine].cpu / found[BUSY, other].cpu
-            told.append((f"CPU of {mine} {ratio:.2f}x {other}'s (goal {most}x)", ratio <= most))
-    return told
+            verdicts.append((f"CPU of {mine} {ratio:.2f}x {other}'s (goal {most}x)", ratio <= most))
+    return verdicts
 
 
 def count_of_workers(text: str) -> int:
@@ -264,10 +264,10 @@ def main() -> int:
     found = asyncio.run(measure(options, folder))
     print(f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
     print("\n".join(table(found)))
-    told = goals(found)
-    for text, met in told:
+    verdicts = goals(found)
+    for text, met in verdicts:
         print(f"{'met   ' if met else 'MISSED'} {text}")
-    return 0 if all(met for _, met in told) else 1
+    return 0 if all(met for _, met in verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Finding a place for an 8,192-token prompt among 1,000 nodes, with a million chunks known.
+"""The time to place an 8,192-token prompt among 1,000 nodes, with a million known chunks.
 
     python -m benchmarks.router.placement [--quick]
 
-Claims: Places.find whole (prefixes, prices of all nodes and pairs, the choice, what was weighed)
-under 300 us of one core at p99, in chunks of 16 and of 128 tokens; 100,000 chunk events a second;
-memory within what `baton_router.nodes.prefix_index` states. Hashing the same prompt is printed
-beside it.
+Claims: the whole of Places.find (prefixes, costs of all nodes and pairs, the choice, its
+explanation) takes under 300 us of one core at p99, in chunks of 16 and of 128 tokens; 100,000 chunk
+events per second are applied; memory stays within what `baton_router.nodes.prefix_index` states.
+The time to hash the same prompt is printed beside it.
 
-300 prefill and 700 decode nodes with drawn loads and speeds. Each prompt is another conversation:
-its first eighth is a system prompt that a third of the nodes hold, of the rest two nodes hold all
-but the last eighth, and the store holds that too. Times are of the thread's own CPU, so that a busy
-machine counts less; wall times are beside them, and so is what is the prompts' own: percentiles
-over prompts, each with the median of its passes ("each at rest"). Events come as frames of 64
-chunks, decoded, that are new to the index, which is full: each makes an older entry go.
+300 prefill and 700 decode nodes have random loads and speeds. Each prompt is another conversation:
+a third of the nodes hold its first eighth, a system prompt; two nodes hold the rest except the last
+eighth, and so does the store. Times are the thread's own CPU time, so a busy machine matters less.
+Wall times are printed too, and percentiles over prompts of each prompt's median over the passes
+("each at rest"). Events arrive as decoded frames of 64 chunks that are new to the index. The index
+is full, so each chunk evicts an older one.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def finding(chunk_blocks: int, options: argparse.Namespace) -> Verdict:
     print(f"{TOKENS // (16 * chunk_blocks)} chunks of {16 * chunk_blocks} tokens")
     for name, passes in (("find, CPU", own), ("find, wall", wall)):
         middle, tail = (spread([percentile(each, q) for each in passes], 0) for q in (0.5, 0.99))
-        told = verdict.text if passes is own else ""
-        print(f"  {name:12} p50 {middle:>16}   p99 {tail:>16} us   {told}")
+        goal = verdict.text if passes is own else ""
+        print(f"  {name:12} p50 {middle:>16}   p99 {tail:>16} us   {goal}")
     quiet = [statistics.median(times) for times in zip(*own, strict=True)]
     middle, tail = (f"{percentile(quiet, q):.0f}" for q in (0.5, 0.99))
     print(f"  {'each at rest':12} p50 {middle:>16}   p99 {tail:>16} us")
@@ -155,7 +155,7 @@ def memory(chunks: int) -> Verdict:
     """Both ends: chunks of an event that share their nodes, and each chunk with its own."""
     bound = ENTRY_BYTES + (1000 + SCRUB_AT) / 7.5
     worst = 0.0
-    for told, run in (("500 chunks an event", 500), ("1 chunk an event, no two alike", 1)):
+    for label, run in (("500 chunks an event", 500), ("1 chunk an event, no two alike", 1)):
         rng, index, before = random.Random(3), ChunkIndex(chunks), resident()
         slots = [index.new_slot() for _ in range(1000)]
         while len(index) < chunks:
@@ -164,7 +164,7 @@ def memory(chunks: int) -> Verdict:
                 index.store(slot, stored)
         each = (resident() - before) / chunks
         worst = max(worst, each)
-        print(f"  memory, {told}: {each:.0f} bytes an entry, {each * chunks / 2**20:.0f} MiB")
+        print(f"  memory, {label}: {each:.0f} bytes an entry, {each * chunks / 2**20:.0f} MiB")
         del index
     print(f"  stated: at most {bound:.0f} bytes an entry")
     return Verdict(worst <= bound, "")

@@ -3,14 +3,14 @@
     python -m benchmarks.router.placement_replay [--quick]
 
 Claim: placement by predicted cost beats random, round-robin, least-request and prefix on mean and
-p99 TTFT and on goodput, which is the share of requests with their first token within --ttft and a
-mean inter-token latency within --itl.
+p99 TTFT and on goodput, the share of requests with their first token within --ttft and a mean
+inter-token latency within --itl.
 
 Router: PoolView, Places and place() as they are, on a simulated clock. Nodes: the timing model of
-benchmarks.support.router.replay_nodes. Trace: seeded, in the manner of Mooncake's. Sessions begin
-at random; each has one of a few system prompts, the popular ones far oftener than the rest, and
-some turns; a turn's prompt is all that came before and new words, of which one in six is a long
-document. The same turns arrive at the same times whatever the policy.
+benchmarks.support.router.replay_nodes. Trace: seeded, in the style of Mooncake's. Sessions start at
+random. Each has one of a few system prompts, of which few are popular, and some turns. A turn's
+prompt is all earlier text and new text; one turn in six is a long document. The same turns arrive
+at the same times with every policy.
 """
 
 from __future__ import annotations

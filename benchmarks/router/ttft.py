@@ -1,17 +1,17 @@
-"""What the router adds to the time to the first token, against asking the node's link directly.
+"""What the router adds to the time to the first token, compared with the node's link alone.
 
-Closed loop: so many clients, each with one request at a time, no pause. Prompts of one kind go in
-alternating rounds straight down the nodes' links (RunJob) and through the router's HTTP API; both
-are timed from sending to the first token. The nodes are real processes on the simulated engine,
-20 ms of prefill and 5 ms a token; the store is a real Redis, so that the router's lookups count.
+Closed loop: each client has one request at a time, without a pause. Prompts of one kind go in
+alternating rounds directly over the nodes' links (RunJob) and through the router's HTTP API. Both
+are timed from sending to the first token. The nodes are real processes with the simulated engine,
+20 ms of prefill and 5 ms per token; the store is a real Redis, so the router's lookups count.
 
-There are as many nodes as clients: a client has one to itself, directly, and the router spreads
-requests over them. With fewer, requests wait for each other's 20 ms steps, and whether two of them
-catch the same step is worth more than all that the router does.
+There are as many nodes as clients: directly, each client has its own node, and the router spreads
+requests over them. With fewer nodes, requests wait for each other's 20 ms steps, and it matters
+more whether two of them share a step than what the router does.
 
     python -m benchmarks.router.ttft [--clients 8] [--requests 800] [--limit-ms 3] [--quick]
 
-Prints medians and tails of both and the difference of the medians; exit 1 if it is over the limit.
+Prints medians and tails of both and the difference of the medians; exit 1 if it exceeds the limit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def question(rng: random.Random) -> Question:
 
 
 async def firsts(asks: Sequence[Ask], rng: random.Random, count: int) -> list[float]:
-    """Milliseconds to the first token, of so many questions."""
+    """Milliseconds to the first token of `count` questions."""
     timings = await closed_loop(asks, [question(rng) for _ in range(count)])
     return [timing.first_ms for timing in timings]
 

@@ -1,12 +1,12 @@
-"""What it takes to tell reasoning, content and calls apart, for each tool parser.
+"""The time to separate reasoning, content and calls, for each tool parser.
 
     python -m benchmarks.text.parsers [--passes 9]
 
-Claim: each parser takes under 10 us per delta of 4 characters, in the median, on an answer with
-reasoning, text and two calls in the family's form (in its own syntax where it has no JSON form).
-Where calls stand at the beginning only, the answer has no text. And its time is linear: a text of
+Claim: each parser takes under 10 us per delta of 4 characters, at the median, on an answer with
+reasoning, text and two calls in the family's form (in its own syntax if it has no JSON form). If
+calls are allowed only at the beginning, the answer has no text. The time is linear: a text of
 `--long` characters (100,000) that begins as a call and does not end takes under 10 us per delta
-too. Garbage collection is on. Exit 1 where a goal is missed; `--quick` runs one pass.
+too. Garbage collection is on. Exit 1 if a goal is missed; `--quick` runs one pass.
 """
 
 from __future__ import annotations
@@ -70,20 +70,20 @@ def main(words: Sequence[str] | None = None) -> int:
     options.add_argument("--passes", type=int, default=9)
     options.add_argument("--long", type=int, default=100_000, help="characters")
     options.add_argument("--quick", action="store_true")
-    told = options.parse_args(words)
-    passes = 1 if told.quick else told.passes
+    args = options.parse_args(words)
+    passes = 1 if args.quick else args.passes
     print(machine())
     verdicts: list[Verdict] = []
     for name, parser in TOOL_PARSERS.items():
         reasoning = "" if parser.reads_reasoning else f"<think>\n{REASONING}\n</think>\n\n"
         answer = f"{reasoning}{answer_of(parser)}"
-        long = reasoning + endless(parser, told.long)
+        long = reasoning + endless(parser, args.long)
         usual = [us_per_delta(parser, answer, REPEATS) for _ in range(passes)]
         longest = [us_per_delta(parser, long, 1) for _ in range(passes)]
         for kind, found in ("answer", usual), ("long", longest):
             verdicts.append(at_most(found, GOAL_US, "us"))
             print(f"{name:<14} {kind:<7} {spread(found)} us per delta  {verdicts[-1].text}")
-    return exit_code(verdicts, quick=told.quick)
+    return exit_code(verdicts, quick=args.quick)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Scaler(Protocol):
 
 
 class Static:
-    """The same count for ever."""
+    """Always the same count."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts

@@ -54,7 +54,7 @@ class Baton:
         )
 
     def run(self, work: Workload) -> tuple[float, Ids]:
-        """A new salt names the blocks anew, so that none is found."""
+        """A new salt gives all blocks new names, so no cached one is found."""
         params = SamplingParams(temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True)
         salt = str(self._engine.load().engine_steps_total)
         began = time.perf_counter()

@@ -36,7 +36,7 @@ def _number(request: RequestId) -> int:
 
 
 class RecordingConnector(StoreConnector):
-    """Notes a fetch when the step loop hears of it."""
+    """Records a fetch when the step loop receives its result."""
 
     def __init__(self, address: StoreAddress, memory: KVMemory) -> None:
         super().__init__(address, memory)

@@ -117,7 +117,7 @@ class DirectLink:
 async def http_clients(
     port: int, model: str, clients: int, *, as_ids: bool = False
 ) -> AsyncIterator[list[Ask]]:
-    """So many connections; `as_ids`: prompts and answers are token ids."""
+    """Open a connection per client. `as_ids`: prompts and answers are token ids."""
     opened = [await asyncio.open_connection(HOST, port, limit=LIMIT_BYTES) for _ in range(clients)]
     try:
         yield [HttpClient(*ends, model, as_ids=as_ids).ask for ends in opened]

@@ -60,7 +60,7 @@ class Timeline:
 
 
 class Chunks:
-    """A bounded set of chunks; `news` are what came and what went since it was asked for last."""
+    """A bounded set of chunks. `news` are the chunks added and removed since it was last read."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -125,7 +125,7 @@ class Job:
 
 @dataclass(slots=True)
 class Node:
-    """One engine. `on_first` hears of a first token, `on_end` of the last."""
+    """One engine. It calls `on_first` at a first token and `on_end` at the last."""
 
     name: str
     role: Role

@@ -95,8 +95,8 @@ def mock(stack: ExitStack, delay_ms: float) -> Side:
 
 
 def rivals(stack: ExitStack, names: Sequence[str], delay_ms: float, model: Path) -> list[Side]:
-    """Those named, and what they have behind them; Dynamo's mocker is told a speed, not a delay, so
-    it is there only where there is none."""
+    """The named rivals and their backends. Dynamo's mocker has a speed instead of a delay, so it
+    takes part only without a delay."""
     if not names:
         return []
     backend = mock(stack, delay_ms)

@@ -1,9 +1,9 @@
-"""What more workers of a router bring: requests per second under all the load that it takes.
+"""Requests per second of a router by its number of workers, at the highest load that it serves.
 
-As many clients as saturate it, in a closed loop, in this process; nodes that answer at once, in all
-passes two for each of the most workers that are tried, since an engine takes as much CPU time per
-request as a worker does. Each pass has processes of its own: a router that only looks on would be
-told all that the nodes do.
+Enough clients to saturate it run in a closed loop in this process. Nodes answer at once; all passes
+have two nodes for each worker of the largest number that is tried, because an engine takes as much
+CPU time per request as a worker. Each pass has new processes: an idle router would receive all
+events of the nodes.
 
 In: numbers of workers, questions. Out: `Load`s by number of workers, and their table.
 """
@@ -83,7 +83,7 @@ def started(stack: ExitStack, workers: int, nodes: int, model: Path) -> Pool:
 
 
 def complete(page: Mapping[str, list[object]], workers: int, nodes: int) -> bool:
-    """Whether /pool lists so many; a router that is alone lists no workers."""
+    """Whether /pool lists these numbers. A router without workers lists none."""
     return len(page.get("workers", [None])) == workers and len(page["nodes"]) == nodes
 
 
@@ -119,7 +119,7 @@ def scaling_table(found: Mapping[int, Sequence[Load]], cores: int) -> list[str]:
         *lines,
         f"{cores} cores for the router, {NODES_PER_WORKER * max(found)} nodes and {CLIENTS} clients"
         " together; CPU ms are per request;",
-        "at most/s: what so many cores can do at that CPU time, and the clients on one of them",
+        "at most/s: what that many cores can do at that CPU time, and the clients on one of them",
     ]
 
 
