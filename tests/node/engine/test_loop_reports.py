@@ -48,7 +48,7 @@ def test_a_load_follows_each_arrival_each_computed_prompt_and_each_end(node: Loo
     node.close()
 
 
-def test_loads_that_arrivals_cause_are_at_least_soon_s_apart(node: LoopNode) -> None:
+def test_arrivals_within_soon_s_share_a_load(node: LoopNode) -> None:
     turn(node)
     for number in range(5):
         node.take(RunJob(make_request(f"r{number}", b"p" * 10, max_tokens=1)))

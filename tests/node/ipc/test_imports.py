@@ -19,6 +19,6 @@ build_engine(NodeSettings(node="n", role="decode", engine="sim"))
 
 
 @pytest.mark.parametrize("code", [SERVER, SIM_ENGINE])
-def test_torch_is_not_imported(code: str) -> None:
+def test_server_processes_and_simulated_engines_do_not_import_torch(code: str) -> None:
     check = "import sys; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", f"{code}\n{check}"], check=True, timeout=240)

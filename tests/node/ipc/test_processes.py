@@ -41,13 +41,13 @@ from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.processes import (
     LinkClient,
     NodeProcess,
-    Standby,
+    SharedNodes,
     free_port,
-    gone,
     is_alive,
     linked,
     make_request,
     running,
+    until_gone,
 )
 from tests.support.stores.kvstore import frozen
 
@@ -74,16 +74,16 @@ def settings(store: EmbeddedStore | None, role: Role = "decode", **fields: Any) 
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def standby() -> AsyncIterator[Standby]:
-    nodes = Standby()
+async def shared_nodes() -> AsyncIterator[SharedNodes]:
+    nodes = SharedNodes()
     yield nodes
     await nodes.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def slow(standby: Standby) -> NodeProcess:
+async def slow(shared_nodes: SharedNodes) -> NodeProcess:
     """A node without a store, with slow steps and long timeouts."""
-    return await standby.node(
+    return await shared_nodes.node(
         "slow",
         lambda: settings(
             None, sim=SLOW, drain_s=600.0, link_grace_s=600.0, max_model_len=MAX_MODEL_LEN
@@ -92,21 +92,21 @@ async def slow(standby: Standby) -> NodeProcess:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def hasty(standby: Standby) -> NodeProcess:
+async def impatient(shared_nodes: SharedNodes) -> NodeProcess:
     """A node without a store, with slow steps and short timeouts."""
-    return await standby.node(
-        "hasty", lambda: settings(None, sim=SLOW, drain_s=0.2, link_grace_s=0.2)
+    return await shared_nodes.node(
+        "impatient", lambda: settings(None, sim=SLOW, drain_s=0.2, link_grace_s=0.2)
     )
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def prefill(standby: Standby, store: EmbeddedStore) -> NodeProcess:
-    return await standby.node(f"prefill {store.index_url}", lambda: settings(store, "prefill"))
+async def prefill(shared_nodes: SharedNodes, store: EmbeddedStore) -> NodeProcess:
+    return await shared_nodes.node(f"prefill {store.index_url}", lambda: settings(store, "prefill"))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def decode(standby: Standby, store: EmbeddedStore) -> NodeProcess:
-    return await standby.node(f"decode {store.index_url}", lambda: settings(store))
+async def decode(shared_nodes: SharedNodes, store: EmbeddedStore) -> NodeProcess:
+    return await shared_nodes.node(f"decode {store.index_url}", lambda: settings(store))
 
 
 async def get(node: NodeProcess, path: str) -> tuple[int, bytes]:
@@ -288,11 +288,13 @@ async def test_an_aborted_request_sends_no_last_delta(slow: NodeProcess) -> None
         assert all(delta.finish is None for delta in link.of("aborted"))
 
 
-async def test_a_lost_link_aborts_its_requests_after_the_grace_period(hasty: NodeProcess) -> None:
-    async with linked(hasty) as link:
+async def test_a_lost_link_aborts_its_requests_after_the_grace_period(
+    impatient: NodeProcess,
+) -> None:
+    async with linked(impatient) as link:
         await link.send(RunJob(make_request("orphan", PROMPT, max_tokens=4000)))
         await link.until(lambda: len(link.of("orphan")) > 2)
-    async with linked(hasty) as later:
+    async with linked(impatient) as later:
         await later.load()
         await later.until(lambda: later.last_load().load.running == 0)
 
@@ -403,55 +405,55 @@ async def test_a_second_signal_ends_a_node_at_once(slow: NodeProcess) -> None:
         await link.until(lambda: link.last_load().state == "draining")
         slow.process.send_signal(signal.SIGINT)
         assert await slow.ended() == 0
-        await gone(engine)
+        await until_gone(engine)
 
 
 async def test_a_terminated_node_hands_back_requests_that_outlive_its_deadline(
-    hasty: NodeProcess,
+    impatient: NodeProcess,
 ) -> None:
-    async with linked(hasty) as link:
+    async with linked(impatient) as link:
         await link.send(RunJob(make_request("outlives", PROMPT, max_tokens=4000)))
         await link.until(lambda: len(link.of("outlives")) > 2)
-        hasty.process.send_signal(signal.SIGTERM)
+        impatient.process.send_signal(signal.SIGTERM)
         await link.until(lambda: link.last_load().leaving)
         error = (await link.failure("outlives")).error
         assert (error.code, error.retryable) == ("drained", True)
-        assert await hasty.ended() == 0
+        assert await impatient.ended() == 0
 
 
 async def test_a_node_with_a_frozen_engine_still_reads_its_links_and_shuts_down(
-    hasty: NodeProcess,
+    impatient: NodeProcess,
 ) -> None:
-    async with linked(hasty) as link, linked(hasty) as other:
+    async with linked(impatient) as link, linked(impatient) as other:
         request = make_request("r", PROMPT, max_tokens=4000)
         await link.send(RunJob(request))
         await link.until(lambda: len(link.of("r")) > 2)
-        engine = hasty.engine_pid()
+        engine = impatient.engine_pid()
         os.kill(engine, signal.SIGSTOP)
         for number in range(40):  # far more than the sockets between the processes buffer
             await other.send(RunJob(make_request(f"more{number}", bytes([200]) * 60_000)))
         await other.send(RunJob(request))
         await other.until(lambda: len(other.of("r")) > 2)
-        hasty.process.send_signal(signal.SIGTERM)
-        assert await hasty.ended() == 0
-        await gone(engine)
+        impatient.process.send_signal(signal.SIGTERM)
+        assert await impatient.ended() == 0
+        await until_gone(engine)
 
 
-async def test_the_engine_dies_with_its_server(hasty: NodeProcess) -> None:
-    engine = hasty.engine_pid()
+async def test_the_engine_dies_with_its_server(impatient: NodeProcess) -> None:
+    engine = impatient.engine_pid()
     assert is_alive(engine)
-    await hasty.kill()
-    await gone(engine)
+    await impatient.kill()
+    await until_gone(engine)
 
 
-async def test_the_server_ends_when_its_engine_dies(hasty: NodeProcess) -> None:
-    async with linked(hasty) as link:
-        os.kill(hasty.engine_pid(), signal.SIGKILL)
+async def test_the_server_ends_when_its_engine_dies(impatient: NodeProcess) -> None:
+    async with linked(impatient) as link:
+        os.kill(impatient.engine_pid(), signal.SIGKILL)
         await link.until(lambda: link.closed)
         with pytest.raises(aiohttp.ClientConnectionError):  # new connections are refused, too
-            await get(hasty, "/health")
-        assert await hasty.ended() == 1
-        assert "killed by signal 9" in await hasty.errors()
+            await get(impatient, "/health")
+        assert await impatient.ended() == 1
+        assert "killed by signal 9" in await impatient.errors()
 
 
 # --- failed starts --------------------------------------------------------------------------------

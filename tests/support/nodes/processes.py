@@ -129,7 +129,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z" and os.path.exists(f"/proc/{pid}")
 
 
-async def gone(pid: int) -> None:
+async def until_gone(pid: int) -> None:
     """Wait until a killed process is gone."""
     async with asyncio.timeout(PATIENCE_S):
         while is_alive(pid):
@@ -151,7 +151,7 @@ async def running(*settings: NodeSettings) -> AsyncIterator[list[NodeProcess]]:
             await node.kill()
 
 
-class Standby:
+class SharedNodes:
     """Nodes that several tests share, by name. A node that a test has ended is restarted."""
 
     def __init__(self) -> None:
