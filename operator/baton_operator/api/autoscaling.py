@@ -130,8 +130,8 @@ class RoleBounds(Record, frozen=True, kw_only=True):
         Annotated[
             RoleMode,
             Meta(
-                description="external: this role's PoolScaler sets the number of nodes, for HPA,"
-                " KEDA and `kubectl scale`, whatever autoscaling.mode is. Default: as"
+                description="Who sets this role's number of nodes. external: its PoolScaler, for"
+                " HPA, KEDA and `kubectl scale`, whatever autoscaling.mode is. Default: as"
                 " autoscaling.mode."
             ),
         ]

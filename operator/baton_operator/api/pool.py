@@ -145,18 +145,18 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     ] = ""
     secret_ref: Annotated[
         SecretRef | None,
-        Meta(description="hf:// only: a Secret whose key `token` holds the hub's access token."),
+        Meta(description="Secret whose key `token` holds the hub's access token. Only for hf://."),
     ] = None
     cache: Annotated[
-        ModelCache | None, Meta(description="hf:// only: where the fetched model is kept.")
+        ModelCache | None, Meta(description="Where the fetched model is kept. Only for hf://.")
     ] = None
     storage: (
         Annotated[
             Quantity,
             Meta(
-                description="hf:// without cache: ephemeral storage that each node's pod"
-                " requests for the fetched model, and the model's maximum size. Default: 20Gi, or"
-                " 1Gi for a simulated engine, which fetches no weights."
+                description="Ephemeral storage that each node's pod requests for the fetched model,"
+                " and the model's maximum size. Only for hf:// without cache. Default: 20Gi, or 1Gi"
+                " for a simulated engine, which fetches no weights."
             ),
         ]
         | None
@@ -183,7 +183,7 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     """Engine settings that all nodes share, so that their KV is interchangeable."""
 
     kind: Annotated[
-        EngineKind, Meta(description="torch: the real engine. sim: a simulated engine.")
+        EngineKind, Meta(description="Kind of engine. torch: the real one. sim: a simulated one.")
     ] = "torch"
     dtype: Annotated[
         DType,

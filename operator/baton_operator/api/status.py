@@ -108,7 +108,7 @@ class AutoscalingStatus(_Record, frozen=True, kw_only=True):
 
     mode: Annotated[
         PlannedMode,
-        Meta(description="auto: the operator applies the decision. advise: it only reports it."),
+        Meta(description="Effect of the decision. auto: the operator applies it. advise: none."),
     ]
     desired_prefill: Annotated[Count, Meta(description="Desired number of prefill nodes.")]
     desired_decode: Annotated[Count, Meta(description="Desired number of decode nodes.")]

@@ -151,8 +151,8 @@ class ExternalStore(Record, frozen=True, kw_only=True):
     ca_secret_ref: Annotated[
         SecretRef | None,
         Meta(
-            description="rediss:// only: Secret whose key `ca.crt` holds the CA of the servers'"
-            " certificates."
+            description="Secret whose key `ca.crt` holds the CA of the servers' certificates. Only"
+            " for rediss://."
         ),
     ] = None
 

@@ -111,6 +111,12 @@ def test_every_field_is_described() -> None:
     assert [path for path in undescribed if not path.endswith("]")] == []
 
 
+def test_every_description_is_a_sentence() -> None:
+    texts = [(path, one["description"]) for path, one in ALL_NODES if "description" in one]
+    sentence = re.compile(r"[A-Z].*\.", re.DOTALL)
+    assert [path for path, text in texts if not sentence.fullmatch(text)] == []
+
+
 def test_the_description_of_an_enumeration_mentions_each_value() -> None:
     found = [(path, one) for path, one in ALL_NODES if "enum" in one and not path.endswith("]")]
     assert len(found) > 10
