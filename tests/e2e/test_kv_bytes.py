@@ -31,7 +31,7 @@ from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.torch_engines import make_request, small_engine
-from tests.support.nodes.node_ends import End, Pages, dump, flood
+from tests.support.nodes.node_ends import NodeEnd, Pages, dump, flood
 from tests.support.stores.kvstore import plain_client
 
 BLOCK, CHUNK_BLOCKS = 16, 3
@@ -134,7 +134,7 @@ class Source:
     servers: set[int]
 
 
-def publish(end: End, request: Request, store: EmbeddedStore) -> Source:
+def publish(end: NodeEnd, request: Request, store: EmbeddedStore) -> Source:
     """Compute and publish a prompt, overwrite the source's memory as soon as that is allowed, and
     check the data servers' values: for each shard, its heads of each page."""
     reservation, output = end.compute(request)
@@ -144,7 +144,7 @@ def publish(end: End, request: Request, store: EmbeddedStore) -> Source:
     assert all(len(np.unique(chunk)) > 1 for chunk in chunks), (
         "a chunk with one value only proves nothing"
     )
-    markers = end.publish(reservation, gone=lambda: flood(end.engine.memory, seed=1))
+    markers = end.publish(reservation, on_copied=lambda: flood(end.engine.memory, seed=1))
     for ref, marker, chunk in zip(refs, markers, chunks, strict=True):
         with plain_client(store.data_urls[marker.instance]) as client:
             for shard in range(end.layout.kv_shards):
@@ -162,7 +162,7 @@ def heads_of(pages: Pages, layout: KVLayout, shard: int) -> bytes:
     return whole[:, :, :, shard * each : (shard + 1) * each].tobytes()
 
 
-def fetch_and_compare(end: End, request: Request, source: Source, step: int) -> Reservation:
+def fetch_and_compare(end: NodeEnd, request: Request, source: Source, step: int) -> Reservation:
     """Fetch every `step`-th chunk of a prompt into a pool full of noise, and compare the whole
     pool."""
     reservation = end.reserve(request)
@@ -186,8 +186,8 @@ def assert_equal(pages: Pages, expected: Pages) -> None:
 def round_trip(shape: Shape, store: EmbeddedStore, build: Build) -> None:
     requests = requests_of(shape)
     with (
-        End(store, "prefill", f"{shape} 1", build(BLOCKS)) as prefill,
-        End(store, "decode", f"{shape} 1", build(BLOCKS)) as decode,
+        NodeEnd(store, "prefill", f"{shape} 1", build(BLOCKS)) as prefill,
+        NodeEnd(store, "decode", f"{shape} 1", build(BLOCKS)) as decode,
     ):
         sources = [publish(prefill, request, store) for request in requests]
         for end in (prefill, decode):
@@ -199,7 +199,7 @@ def round_trip(shape: Shape, store: EmbeddedStore, build: Build) -> None:
         old_blocks = {request.id: decode.reserve(request).blocks for request in requests[:2]}
     # The chunks outlive both nodes. The new nodes have other blocks for them.
     for name, blocks in (("decode", BLOCKS + 7), ("prefill", BLOCKS - 30)):
-        with End(store, name, f"{shape} 2", build(blocks)) as end:
+        with NodeEnd(store, name, f"{shape} 2", build(blocks)) as end:
             warm, _ = end.compute(request_of("warm", WARM))
             for request, source in zip(requests, sources, strict=True):
                 reservation = fetch_and_compare(end, request, source, step=1)
@@ -232,9 +232,9 @@ def test_a_fetch_does_not_write_blocks_that_are_already_cached(
     shape = Shape(model, 4, "float32", shards)
     build = builder(shape, tiny_model)
     request = request_of("part", CHUNK)
-    with End(store, "prefill", "part 1", build(BLOCKS)) as prefill:
+    with NodeEnd(store, "prefill", "part 1", build(BLOCKS)) as prefill:
         source = publish(prefill, request, store)
-    with End(store, "decode", "part 1", build(BLOCKS)) as decode:
+    with NodeEnd(store, "decode", "part 1", build(BLOCKS)) as decode:
         reservation = decode.reserve(request)
         markers = decode.look_up(reservation)
         flood(decode.engine.memory, seed=3)
@@ -253,10 +253,10 @@ def test_a_node_with_fetched_chunks_generates_the_same_ids_as_the_source(
     """The simulated engine's ids depend on every byte. Some cases have holes between the chunks."""
     build = builder(Shape("", 4, "float32", shards), lambda name: Path())
     request = request_of("continues", 3 * CHUNK + 5)
-    with End(store, "prefill", "continues 1", build(BLOCKS)) as prefill:
+    with NodeEnd(store, "prefill", "continues 1", build(BLOCKS)) as prefill:
         source = publish(prefill, request, store)
     for chunks in ([0, 1, 2], [0, 2], [1], []):
-        with End(store, "decode", f"continues {chunks}", build(BLOCKS)) as decode:
+        with NodeEnd(store, "decode", f"continues {chunks}", build(BLOCKS)) as decode:
             reservation = decode.reserve(request)
             flood(decode.engine.memory, seed=4)
             decode.fetch(reservation, decode.look_up(reservation), chunks)

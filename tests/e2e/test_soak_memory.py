@@ -89,12 +89,12 @@ def soak(pool: Pool, seed: int, length: Length, *, exact: bool) -> str:
         MemoryWatch(pool, length.marker_life_s) as watch,
         Traffic(pool.url, seed, CLIENTS, exact=exact) as traffic,
     ):
-        traffic.go_on(length.warm_s)
-        traffic.go_on(FULL_S, enough=lambda: caches_are_full(pool, watch))
+        traffic.run_for(length.warm_s)
+        traffic.run_for(FULL_S, enough=lambda: caches_are_full(pool, watch))
         assert caches_are_full(pool, watch), f"not after {FULL_S:g} s: {traffic.done}"
         watch.begin()
         before = {name: watch.evicted(name) for name in watch.data}
-        traffic.go_on(length.measured_s)
+        traffic.run_for(length.measured_s)
         courses = watch.courses()
         after = {name: watch.evicted(name) for name in watch.data}
     traffic.check()

@@ -82,7 +82,7 @@ class Traffic:
     def check(self) -> None:
         assert self._wrong == [], self._wrong[0]
 
-    def go_on(self, duration_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+    def run_for(self, duration_s: float, enough: Callable[[], bool] = lambda: False) -> None:
         """Let the clients run for `duration_s`, or until `enough()`. Raise AssertionError for a
         wrong answer."""
         deadline = time.monotonic() + duration_s

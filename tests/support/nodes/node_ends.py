@@ -35,8 +35,8 @@ PATIENCE_S = 120.0
 STEP_LIMIT = 1000
 
 
-class End:
-    """An engine with its connector: `with End(store, name, epoch, engine) as end:`."""
+class NodeEnd:
+    """An engine with its connector: `with NodeEnd(store, name, epoch, engine) as end:`."""
 
     def __init__(self, store: EmbeddedStore, name: str, epoch: str, engine: EngineCore) -> None:
         self.engine = engine
@@ -52,7 +52,7 @@ class End:
         )
         self._connector = StoreConnector(address, engine.memory)
 
-    def __enter__(self) -> End:
+    def __enter__(self) -> NodeEnd:
         self._connector.start()
         return self
 
@@ -91,14 +91,14 @@ class End:
         size = self.layout.chunk_blocks
         return reservation.blocks[chunk * size : (chunk + 1) * size]
 
-    def publish(self, reservation: Reservation, gone: Callable[[], None]) -> list[Marker]:
-        """Publish all chunks of a prompt, and return their markers in order. `gone` is called
+    def publish(self, reservation: Reservation, on_copied: Callable[[], None]) -> list[Marker]:
+        """Publish all chunks of a prompt, and return their markers in order. `on_copied` is called
         once the source pages are copied, which is before the bytes are known to be stored."""
         refs = self.refs(reservation)
         for ref in refs:
             self._connector.publish(ref, self.pages_of(reservation, ref.index), Priority.HANDOFF)
         self._await(Copied, len(refs))
-        gone()
+        on_copied()
         events = sorted(self._await(Published, len(refs)), key=lambda event: event.chunk.index)
         markers = [event.marker for event in events if event.marker is not None]
         assert len(markers) == len(refs), [event.reason for event in events]
