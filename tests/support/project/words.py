@@ -73,7 +73,7 @@ PHRASES: Mapping[str, str] = {
     r"who (?:waits|asks|comes|goes|left|leaves)": "a request that waits, a client that asks",
     r"whoever": "any client, any node, a user who",
     r"what came": "the result, the chunks",
-    r"that there is|what there is": "existing, all",
+    r"what there is|all that there is": "existing, all",
     r"as good as": "almost, equivalent to",
     r"(?:is|are) to be (?:said|told|had|hoped)": "say it with a subject",
     r"for ever": "forever",
