@@ -84,7 +84,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("text for a number", SIM | {"prefill": {"replicas": "two"}}, "spec.prefill.replicas: 'two'"),
     ("true for a number", SIM | {"prefill": {"replicas": True}}, "spec.prefill.replicas: True"),
-    ("a negative number", SIM | {"decode": {"replicas": -1}}, "spec.decode.replicas: -1 is invalid"),
+    (
+        "a negative number",
+        SIM | {"decode": {"replicas": -1}},
+        "spec.decode.replicas: -1 is invalid",
+    ),
     (
         "a block size of 0",
         {"engine": {"kind": "sim", "blockSize": 0}},
@@ -111,7 +115,11 @@ REFUSED: list[tuple[str, Any, str]] = [
         "external.dataUrls: index and",
     ),
     ("two databases of one server", external("redis://i/1", "redis://i/2"), "write another server"),
-    ("a number as URL", external("redis://i", "redis://d", 3), "external.dataUrls[1]: 3 is invalid"),
+    (
+        "a number as URL",
+        external("redis://i", "redis://d", 3),
+        "external.dataUrls[1]: 3 is invalid",
+    ),
     ("a socket", external("unix:///run/r", "redis://d"), "external.indexUrl: not the URL of a"),
     (
         "options in a URL",

@@ -167,7 +167,8 @@ def test_a_silent_index_keeps_the_counts_and_is_reported() -> None:
     operator.looks(16, HEAVY)
     assert operator.silence(20) == (4, 1)
     assert operator.decision.reason == "DemandStale"
-    assert re.search("load report is [0-9]+ s old, over the limit of 30 s", operator.decision.message)
+    pattern = "load report is [0-9]+ s old, over the limit of 30 s"
+    assert re.search(pattern, operator.decision.message)
 
 
 def test_silent_routers_keep_the_counts_and_are_reported() -> None:

@@ -76,7 +76,9 @@ def test_an_external_count_over_the_budget_is_not_an_error() -> None:
 
 
 def test_the_error_for_minima_over_the_budget_says_what_to_do() -> None:
-    with pytest.raises(SpecError, match="gpuBudget 5 is less than the 6 GPUs of the minimums; raise it"):
+    with pytest.raises(
+        SpecError, match="gpuBudget 5 is less than the 6 GPUs of the minimums; raise it"
+    ):
         policy(pool(prefill=GPU, decode=GPU, gpuBudget=5))
 
 

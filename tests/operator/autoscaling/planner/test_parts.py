@@ -186,8 +186,9 @@ def test_a_pool_without_prefill_nodes_has_no_ratio() -> None:
 def test_the_message_explains_the_numbers_of_both_roles() -> None:
     found = decide(look(2, 2, 20.0))
     assert found.message == (
-        "prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s, a node computes 10,000 tokens/s, "
-        "3 needed for TTFT 2 s); decode 2 (Steady: 4,000 output tokens/s, 67 live requests with "
+        "prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s, "
+        "a node computes 10,000 tokens/s, 3 needed for TTFT 2 s); "
+        "decode 2 (Steady: 4,000 output tokens/s, 67 live requests with "
         "1,015 tokens of KV each, a node holds 198 at ITL 50 ms, 2 needed)"
     )
     assert found.numbers["prefill_tokens_per_s"] == 18_000.0
@@ -201,7 +202,11 @@ def test_the_message_explains_the_numbers_of_both_roles() -> None:
         ({}, {"busy": 0.6}, "the remaining 1 would be busy 120 % of the time"),
         ({}, {"queued_tokens": 15_000}, "the remaining 1 would need 3.0 s for the queued tokens"),
         ({"ttft_s": 2.5}, {}, "TTFT 2.50 s exceeds 2 s"),
-        ({"ttft_s": None}, {"busy": None, "queued_tokens": None}, "queue lengths and TTFT are unknown"),
+        (
+            {"ttft_s": None},
+            {"busy": None, "queued_tokens": None},
+            "queue lengths and TTFT are unknown",
+        ),
     ],
 )
 def test_prefill_nodes_stay_if_fewer_would_miss_a_target(

@@ -369,7 +369,9 @@ def test_a_contradictory_policy_is_reported(bad: str) -> None:
     }
     messages = {
         "minimum": "prefill: minimum 5 exceeds maximum 2; lower the minimum",
-        "budget": "gpuBudget 1 is less than the 2 GPUs of the minimums; raise it or lower a minimum",
+        "budget": (
+            "gpuBudget 1 is less than the 2 GPUs of the minimums; raise it or lower a minimum"
+        ),
         "ratio": "ratio: minimum 2 exceeds maximum 1; lower the minimum",
         "none": "ratio: maximum 0 allows no prefill node; write a number above 0",
     }
