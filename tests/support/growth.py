@@ -39,7 +39,7 @@ def grown(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tupl
     }
 
 
-def broken_numbers(root: object) -> list[str]:
+def nan_paths(root: object) -> list[str]:
     """Return the paths of NaN values, which come from an overflow or a division of 0 by 0."""
     return [path for path, value in _walk(root) if isinstance(value, float) and math.isnan(value)]
 

@@ -12,7 +12,7 @@ from baton_kvstore.data.transfers import Average, RateMeter
 from baton_kvstore.data.write_behind_budget import BURST_S, TokenBucket, WriteBehindBudget
 from baton_kvstore.keys import ttl_ms
 from tests.support.clock import Clock
-from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
+from tests.support.growth import WEEK_S, YEAR_S, grown, nan_paths, sizes
 
 MIB = 1 << 20
 
@@ -67,7 +67,7 @@ def test_rates_stay_finite_over_a_week_of_extreme_measurements() -> None:
         average.add(rng.choice((0.0, 1e-300, 1.0, 1e300)))
     assert 0.0 < meter.bytes_per_s < math.inf
     assert 0.0 <= average.value < math.inf
-    assert broken_numbers(meter) == []
+    assert nan_paths(meter) == []
     assert grown(before, sizes(meter)) == {}
 
 

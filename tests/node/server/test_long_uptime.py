@@ -15,7 +15,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, JobFailed, Load, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
-from tests.support.growth import HOUR_S, YEAR_S, broken_numbers, grown, sizes
+from tests.support.growth import HOUR_S, YEAR_S, grown, nan_paths, sizes
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.request_tables import FakeLink, TableNode, tokens_of
 from tests.support.nodes.step_loops import LoopNode, hand_off, run_alone, settle, spin, store_node
@@ -71,7 +71,7 @@ def test_a_node_without_work_for_years_serves_as_before() -> None:
         speeds = loads[-1].speeds
         assert speeds.prefill_tokens_per_s > 0
         assert speeds.decode_step_ms > 0
-        assert broken_numbers(node.loop) == []
+        assert nan_paths(node.loop) == []
     finally:
         settle([node])
         node.close()
@@ -88,7 +88,7 @@ def check_growth(node: LoopNode, hours: int) -> None:
     # _attempts is bounded by baton_node.engine.loop.REMEMBERED.
     grew = {path: size for path, size in grown(*samples).items() if not path.endswith("._attempts")}
     assert grew == {}
-    assert broken_numbers(node.loop) == []
+    assert nan_paths(node.loop) == []
 
 
 def test_a_node_does_not_grow_in_a_day_of_work() -> None:

@@ -25,7 +25,7 @@ from tests.operator.autoscaling.planner.test_learn import PRIOR, sample
 from tests.operator.autoscaling.test_looks import HEAVY, Operator
 from tests.operator.state.test_cache import pod, pool
 from tests.support.clock import Clock
-from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
+from tests.support.growth import WEEK_S, YEAR_S, grown, nan_paths, sizes
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner.observations import observed, status_of
 from tests.support.waiting import until
@@ -48,7 +48,7 @@ def look_for(operator: Operator, looks: int) -> None:
         if number + 1 in (looks // 2, looks):
             snapshots.append(sizes(operator.autoscaler))
     assert grown(*snapshots) == {}
-    assert broken_numbers(operator.autoscaler) == []
+    assert nan_paths(operator.autoscaler) == []
 
 
 def test_the_planner_s_memory_stays_within_its_windows_for_40_minutes() -> None:
@@ -68,7 +68,7 @@ def test_a_planner_plans_as_before_after_a_year_without_looks() -> None:
     assert operator.silence(1) == before  # stale demand changes no count
     assert operator.looks(200) == (1, 1)
     assert operator.looks(16, HEAVY) == (4, 1)
-    assert broken_numbers(operator.autoscaler) == []
+    assert nan_paths(operator.autoscaler) == []
 
 
 def test_the_true_values_are_learnt_after_a_year_of_samples() -> None:
@@ -85,7 +85,7 @@ def test_the_true_values_are_learnt_after_a_year_of_samples() -> None:
     found = capability(learnt)
     figures = (found.prefill_tokens, found.step_base_s, found.step_per_seq_s, found.start_s)
     assert all(math.isfinite(one) and one >= 0.0 for one in figures)
-    assert broken_numbers(learnt) == []
+    assert nan_paths(learnt) == []
 
 
 @pytest.mark.parametrize("load", [1e-300, 0.5, 999.9999999999999, 1000.0, 1e6, 1e300])

@@ -24,7 +24,7 @@ from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
 from tests.support.clock import Clock
-from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, broken_numbers, grown, sizes
+from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, grown, nan_paths, sizes
 from tests.support.nodes.fake_node import FakeNode, make_report
 from tests.support.waiting import until_is
 
@@ -101,7 +101,7 @@ async def test_a_router_serves_each_tenant_as_before_after_a_long_idle_time(
         for turn in range(3):
             clock.ahead_s += idle_s
             await send_calls(client, 12 * (turn + 1), 12)
-        assert broken_numbers(client.router) == []
+        assert nan_paths(client.router) == []
         ops = {"Authorization": f"Bearer {KEYS['ops']}"}
         assert " nan" not in (await client.text("/metrics", ops)).lower()
         status, pool, _ = await client.get("/pool", ops)
@@ -120,7 +120,7 @@ async def run_for(hours: int, folder: Path, *nodes: FakeNode) -> None:
             if hour + 1 in (hours // 2, hours):
                 snapshots.append(sizes(client.router))
         assert grown(*snapshots) == {}
-        assert broken_numbers(client.router) == []
+        assert nan_paths(client.router) == []
 
 
 @pytest.mark.integration
@@ -209,7 +209,7 @@ def test_nothing_is_kept_of_tenants_that_have_gone() -> None:
         if hour + 1 in (HOURS // 2, HOURS):
             snapshots.append(sum(map(sizes, (shares, running, buckets, queue)), sizes(())))
     assert grown(*snapshots) == {}
-    assert [broken_numbers(each) for each in (shares, running, buckets, queue)] == [[]] * 4
+    assert [nan_paths(each) for each in (shares, running, buckets, queue)] == [[]] * 4
 
 
 def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
