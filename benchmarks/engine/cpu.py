@@ -86,10 +86,10 @@ def parse_options() -> argparse.Namespace:
         nargs="+",
         choices=DTYPES,
         default=list(DTYPES),
-        help="ours, one side each; the rivals run in the first (default both)",
+        help="dtypes of Baton, one side each; the rivals run in the first (default both)",
     )
     add("--rivals", nargs="*", choices=RIVALS, help="(default all; with --quick not vllm)")
-    add("--max-batched-tokens", type=int, help="our engine's token budget (default: its own)")
+    add("--max-batched-tokens", type=int, help="token budget of Baton's engine (default: its own)")
     return parser.parse_args()
 
 

@@ -157,10 +157,12 @@ def profile(
             tokens: list[TokenOut] = []
             for _ in range(steps):
                 tokens += engine.step().tokens
-            assert len(tokens) == load.rows * steps, "a request ended: the pass measured less"
+            assert len(tokens) == load.rows * steps, (
+                "a request ended during the pass, so its steps are not comparable"
+            )
             spent = timer.take()
             parts = {part: spent.get(part, 0.0) * 1e3 / steps for part in PARTS}
-            assert not spent.keys() - parts.keys(), f"parts without a line: {spent.keys()}"
+            assert not spent.keys() - parts.keys(), f"parts missing from PARTS: {spent.keys()}"
             whole_ms = sum(spent.values()) * 1e3 / steps
             found.append(Profile(whole_ms, parts, keys + number * steps))
     return found
@@ -272,16 +274,16 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="a tiny model, one pass of 4 steps")
-    add("--rows", type=int, default=16, help="(default 16)")
-    add("--keys", type=int, default=256, help="of each row (default 256)")
-    add("--shared", type=int, default=0, help="of those, common to all rows (default 0)")
+    add("--rows", type=int, default=16, help="rows of the batch (default 16)")
+    add("--keys", type=int, default=256, help="keys of each row (default 256)")
+    add("--shared", type=int, default=0, help="keys that all rows share (default 0)")
     add("--dtype", nargs="+", choices=list(ITEM_BYTES), default=["float32"])
-    add("--threads", type=int, default=2, help="(default 2)")
-    add("--steps", type=int, default=16, help="per pass (default 16)")
-    add("--passes", type=int, default=5, help="(default 5)")
+    add("--threads", type=int, default=2, help="threads of the engine (default 2)")
+    add("--steps", type=int, default=16, help="steps per pass (default 16)")
+    add("--passes", type=int, default=5, help="passes (default 5)")
     options = parser.parse_args()
     if not 0 <= options.shared < options.keys:
-        parser.error(f"--shared {options.shared} is not below --keys {options.keys}")
+        parser.error(f"--shared {options.shared} must be below --keys {options.keys}")
     return options
 
 

@@ -213,7 +213,9 @@ def host_ms(
         for _ in range(steps):
             engine.step()
         found.append((clock() - began) * 1e3 / steps)
-    assert engine.load().running == LIVE, "a request ended: the last pass measured less"
+    assert engine.load().running == LIVE, (
+        "a request ended during the pass, so its steps are not comparable"
+    )
     return found
 
 
@@ -336,8 +338,8 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="3 passes of 20 steps")
     parser.add_argument("--passes", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=100, help="per pass")
-    parser.add_argument("--profile", action="store_true", help="also say where the time goes")
+    parser.add_argument("--steps", type=int, default=100, help="steps per pass")
+    parser.add_argument("--profile", action="store_true", help="also print where the time goes")
     return parser.parse_args()
 
 

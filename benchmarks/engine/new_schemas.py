@@ -102,7 +102,7 @@ class Client:
                 last = now
                 if now - begun > seconds:
                     return gaps
-        raise SystemExit(f"the answer ended within {seconds:g} s; take fewer --seconds")
+        raise SystemExit(f"the answer ended within {seconds:g} s; use fewer --seconds")
 
     async def _ask(self, kind: str) -> None:
         fields: JSON = {"max_tokens": 2, "ignore_eos": True}
@@ -112,9 +112,7 @@ class Client:
         async with self._session.post(self._url, json=self._body(fields)) as answer:
             text = await answer.text()
             if answer.status != 200:
-                raise SystemExit(
-                    f"a request with {kind} schema is answered {answer.status}: {text}"
-                )
+                raise SystemExit(f"a request with {kind} schema got {answer.status}: {text}")
             assert json.loads(text)["usage"]["completion_tokens"] == 2, text
 
     def _body(self, fields: JSON) -> JSON:
@@ -177,8 +175,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--passes", type=int, default=5, help="of each kind (default 5)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each pass (default 12)")
+    parser.add_argument("--passes", type=int, default=5, help="passes of each kind (default 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=12.0, help="seconds of each pass (default 12)"
+    )
     parser.add_argument("--quick", action="store_true", help="one pass of 4 s")
     options = parser.parse_args()
     if options.quick:

@@ -66,7 +66,7 @@ def parse_options() -> argparse.Namespace:
     add = parser.add_argument
     add("--quick", action="store_true", help="one pass of 4 requests and 16 tokens")
     add("--batch", type=int, default=32, help="requests at a time (default 32)")
-    add("--tokens", type=int, default=128, help="tokens of each (default 128)")
+    add("--tokens", type=int, default=128, help="tokens of each request (default 128)")
     add("--passes", type=int, default=3, help="passes of each side (default 3)")
     add("--threads", type=int, default=2, help="threads of the engine (default 2)")
     options = parser.parse_args()

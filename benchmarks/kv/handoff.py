@@ -214,7 +214,7 @@ def run(options: argparse.Namespace, place: Path) -> list[Verdict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--passes", type=int, default=9)
-    parser.add_argument("--step-tokens", type=int, default=256, help="of a prefill step")
+    parser.add_argument("--step-tokens", type=int, default=256, help="tokens of a prefill step")
     parser.add_argument("--quick", action="store_true", help="3 passes")
     options = parser.parse_args()
     if options.quick:

@@ -170,7 +170,7 @@ def _say(what: str, met: bool, goal: str) -> Verdict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--passes", type=int, default=9)
-    parser.add_argument("--mib", type=int, default=2048, help="moved in each pass")
+    parser.add_argument("--mib", type=int, default=2048, help="MiB moved in each pass")
     parser.add_argument("--quick", action="store_true", help="3 passes of 256 MiB")
     options = parser.parse_args()
     if options.quick:

@@ -90,7 +90,7 @@ async def compare(
                 tails[name].append(percentile(found, 0.99))
     verdict = at_most(middles["baton"], LIMIT_MS, "ms")
     trips = await commands_of(client, ours, 10)
-    print(f"{present} of {CHUNKS} there: {trips:g} command per lookup")
+    print(f"{present} of {CHUNKS} chunks stored: {trips:g} command per lookup")
     for name in sides:
         goal = verdict.text if name == "baton" else ""
         print(
@@ -114,7 +114,7 @@ async def run(options: argparse.Namespace) -> list[Verdict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--passes", type=int, default=9)
-    parser.add_argument("--lookups", type=int, default=200, help="per pass and side")
+    parser.add_argument("--lookups", type=int, default=200, help="lookups per pass and side")
     parser.add_argument("--quick", action="store_true", help="3 passes of 50 lookups")
     options = parser.parse_args()
     if options.quick:

@@ -121,7 +121,7 @@ def compare_servers(servers: Sequence[Server], options: argparse.Namespace) -> l
     """Two data servers beside one: a goal only where there are cores for them."""
     cores = os.cpu_count() or 1
     able = cores >= CORES_FOR_TWO
-    why = "goal 1.5x" if able else "no goal, one server and its client keep them busy"
+    why = "goal 1.5x" if able else "no goal: one server and its client use all cores"
     print(f"\ntwo data servers beside one: {cores} cores, {why}")
     verdicts = []
     names, urls = names_of(options.values), [address(server, options) for server in servers]
@@ -153,10 +153,12 @@ def main() -> int:
         "--threads",
         type=int,
         default=Tuning().threads_per_instance,
-        help="of ours, per server, and of redis-py",
+        help="transfer threads of Baton, per server, and threads of redis-py",
     )
     parser.add_argument(
-        "--unix", action="store_true", help="unix sockets, but for the peers: they know TCP only"
+        "--unix",
+        action="store_true",
+        help="use unix sockets, except for the peers, which support only TCP",
     )
     parser.add_argument("--server", type=Path, help="redis-server to start, default: the bundled")
     parser.add_argument("--quick", action="store_true", help="3 passes of 8 values")

@@ -103,7 +103,7 @@ def compare(mine: Outcome, row: Row) -> Verdict:
     more, dearer = mine.both - row.outcome.both, mine.gpu_hours / row.outcome.gpu_hours - 1.0
     attains = "the same" if abs(more) <= EQUAL else f"{100 * more:+.1f} points"
     met = more >= -EQUAL and dearer < 0.0
-    word = "better" if met and more > EQUAL else "as good, cheaper" if met else "NOT on both"
+    word = "better" if met and more > EQUAL else "as good and cheaper" if met else "NOT both"
     text = f"{row.name:18} attainment {attains}, GPU-hours {100 * dearer:+.0f} %: {word}"
     return Verdict(met, text)
 
@@ -152,14 +152,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="shorter loads, usual targets")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--drop", type=float, default=0.0, help="share of failed gatherings")
-    parser.add_argument("--load", help="this one only")
+    parser.add_argument("--drop", type=float, default=0.0, help="share of metric scrapes that fail")
+    parser.add_argument("--load", help="run only this load")
     arguments = parser.parse_args()
     every = loads(quick=arguments.quick)
     chosen = [load for load in every if arguments.load in (None, load.name)]
     if not chosen:
         names = ", ".join(load.name for load in every)
-        parser.error(f"--load: no load is called {arguments.load!r}; there are {names}")
+        parser.error(f"--load {arguments.load!r} is unknown; use one of {names}")
     print(f"autoscaling, seed {arguments.seed}, bounds 1 to {MOST} nodes per role")
     verdicts = [verdict for load in chosen for verdict in run(load, arguments)]
     return exit_code(verdicts, quick=arguments.quick)

@@ -88,7 +88,7 @@ class Bench:
                     times.append(time.monotonic() - begun)
                     del waiting[number]
             if time.monotonic() - begun > PATIENCE_S:
-                raise SystemExit(f"{len(waiting)} pools never got there")
+                raise SystemExit(f"{len(waiting)} pools did not become ready")
         return times
 
     def _children(self) -> int:
@@ -125,7 +125,7 @@ def wait(done: Callable[[], object], pause_s: float = 0.05) -> float:
     deadline = time.monotonic() + PATIENCE_S
     while not done():
         if time.monotonic() > deadline:
-            raise SystemExit("the operator never got there")
+            raise SystemExit("the operator did not reach the expected state")
         time.sleep(pause_s)
     return time.monotonic()
 
@@ -150,7 +150,7 @@ def until_idle(operator: Operator) -> float:
     process = psutil.Process(operator.pid)
     while process.cpu_percent(IDLE_S) > IDLE_PERCENT:
         if time.monotonic() - begun > PATIENCE_S:
-            raise SystemExit("the operator never gets idle")
+            raise SystemExit("the operator did not become idle")
     return time.monotonic() - begun
 
 
@@ -206,7 +206,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--pools", type=int, default=100)
     parser.add_argument("--changes", type=int, default=100)
-    parser.add_argument("--idle", type=float, default=60.0, help="seconds to count requests for")
+    parser.add_argument(
+        "--idle", type=float, default=60.0, help="seconds during which requests are counted"
+    )
     parser.add_argument("--quick", action="store_true", help="10 pools, 10 changes, 10 s")
     arguments = parser.parse_args()
     if arguments.quick:

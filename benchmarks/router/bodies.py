@@ -152,7 +152,7 @@ def memory_mb(pid: int, name: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024 / 1e6
-    raise SystemExit(f"the kernel does not tell {name}")
+    raise SystemExit(f"the kernel does not report {name}")
 
 
 def measure(kind: str, options: argparse.Namespace, model: Path) -> Verdict:
@@ -219,7 +219,7 @@ def beside(
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="alone, and beside the bodies")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each phase")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--kinds", nargs="+", choices=list(BODIES), default=list(BODIES))
     parser.add_argument("--quick", action="store_true", help="one kind, 6 s")

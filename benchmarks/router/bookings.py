@@ -122,7 +122,9 @@ def line(name: str, found: Sequence[float]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--step-ms", type=float, default=300.0, help="of the busy engine")
+    parser.add_argument(
+        "--step-ms", type=float, default=300.0, help="milliseconds of a step of the busy engine"
+    )
     parser.add_argument("--limit-ms", type=float, default=50.0)
     parser.add_argument("--quick", action="store_true", help="a quarter of the requests")
     options = parser.parse_args()

@@ -217,7 +217,9 @@ def run(load: Load, options: argparse.Namespace) -> Mapping[str, Phase]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each phase of a pass")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="seconds of each phase of a pass"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="one pass of 10 s of the first two loads"
     )

@@ -234,7 +234,9 @@ def goals(found: Mapping[Place, Figures]) -> list[tuple[str, bool]]:
 
 def count_of_workers(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= MAX_WORKERS:
-        raise argparse.ArgumentTypeError(f"{text} workers cannot be; give 1 to {MAX_WORKERS}")
+        raise argparse.ArgumentTypeError(
+            f"{text} workers are not possible; give 1 to {MAX_WORKERS}"
+        )
     return int(text)
 
 

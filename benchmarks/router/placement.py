@@ -197,9 +197,9 @@ def events(options: argparse.Namespace) -> Verdict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--passes", type=int, default=7)
-    parser.add_argument("--prompts", type=int, default=300, help="per pass")
-    parser.add_argument("--chunks", type=int, default=1_000_000, help="known to the index")
-    parser.add_argument("--frames", type=int, default=2000, help="of events, per pass")
+    parser.add_argument("--prompts", type=int, default=300, help="prompts per pass")
+    parser.add_argument("--chunks", type=int, default=1_000_000, help="chunks in the index")
+    parser.add_argument("--frames", type=int, default=2000, help="event frames per pass")
     parser.add_argument("--quick", action="store_true", help="3 passes of 100, 200,000 chunks")
     options = parser.parse_args()
     if options.quick:

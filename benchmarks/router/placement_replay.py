@@ -171,11 +171,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--prefills", type=int, default=4)
     parser.add_argument("--decodes", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=300.0, help="of arrivals, simulated")
-    parser.add_argument("--sessions", type=float, default=2.2, help="that begin, per second")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="simulated seconds of arrivals"
+    )
+    parser.add_argument(
+        "--sessions", type=float, default=2.2, help="sessions that start per second"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="traces")
-    parser.add_argument("--ttft", type=float, default=1000.0, help="milliseconds of goodput")
-    parser.add_argument("--itl", type=float, default=30.0, help="milliseconds of goodput")
+    parser.add_argument(
+        "--ttft", type=float, default=1000.0, help="TTFT limit of goodput in milliseconds"
+    )
+    parser.add_argument(
+        "--itl", type=float, default=30.0, help="ITL limit of goodput in milliseconds"
+    )
     parser.add_argument("--quick", action="store_true", help="one trace of 60 s")
     options = parser.parse_args()
     if options.quick:

@@ -124,7 +124,9 @@ def line(name: str, found: Sequence[float]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=800, help="per way, in all rounds")
+    parser.add_argument(
+        "--requests", type=int, default=800, help="requests per side, in all rounds"
+    )
     parser.add_argument("--limit-ms", type=float, default=3.0)
     parser.add_argument("--quick", action="store_true", help="a quarter of the requests")
     options = parser.parse_args()

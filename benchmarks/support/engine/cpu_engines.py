@@ -75,7 +75,7 @@ class Baton:
                 return time.perf_counter() - began, found
             for token in self._engine.step().tokens:
                 found[int(token.request)].append(token.id)
-        raise RuntimeError(f"not finished after {STEP_LIMIT} steps")
+        raise RuntimeError(f"the engine did not finish within {STEP_LIMIT} steps")
 
     def close(self) -> None:
         """Nothing of it outlives the process."""
@@ -150,7 +150,7 @@ class Vllm:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"vLLM's process ended; try {self._again} by hand")
+            raise SystemExit(f"vLLM's process ended; run {self._again} by hand to see why")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -168,5 +168,5 @@ class Vllm:
 def vllm_is_there() -> bool:
     if PYTHON.exists():
         return True
-    print("no .venv-peers: no vLLM to compare with (make peers: 6 GB)", file=sys.stderr)
+    print(".venv-peers is missing, so vLLM is not compared (make peers: 6 GB)", file=sys.stderr)
     return False

@@ -83,7 +83,7 @@ class Countdown:
 
     def wait(self) -> None:
         if not self._done.wait(PATIENCE_S):
-            raise SystemExit("a transfer never settled")
+            raise SystemExit("a transfer did not end")
         if self._reasons:
             raise SystemExit(f"a transfer failed: {self._reasons[0]}")
 
@@ -228,7 +228,7 @@ class Bare:
         while have < len(into):
             have += link.recv_into(into[have:], 0, socket.MSG_WAITALL)
         if into[: len(self._head)] != self._head:
-            raise SystemExit("GETEX brought something else")
+            raise SystemExit("GETEX returned other bytes")
 
     def close(self) -> None:
         self._lanes.close()
@@ -257,7 +257,7 @@ class RedisPy:
     def _get(self, lane: int, key: bytes) -> None:
         value = self._clients[lane].getex(key, px=LIFETIME_MS)
         if not isinstance(value, bytes):
-            raise SystemExit("redis-py got nothing")
+            raise SystemExit("redis-py returned no value")
         self._targets[lane][:] = value
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class EnginePipe:
             frame = self._next()
             if wanted(frame):
                 return frame
-        raise SystemExit(f"{self.node} did not say what was waited for")
+        raise SystemExit(f"{self.node} did not send the expected frame")
 
     def _next(self) -> ToServer:
         while not self._frames:

@@ -44,7 +44,9 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the peers' process ended; try {PYTHON} {WORKER} PORT by hand")
+            raise SystemExit(
+                f"the peers' process ended; run {PYTHON} {WORKER} PORT by hand to see why"
+            )
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -71,7 +73,7 @@ class Peer:
 @contextmanager
 def peers(port: int) -> Iterator[Worker | None]:
     if not PYTHON.exists():
-        print("no .venv-peers: nothing to compare with beside redis-py (make peers: 6 GB)")
+        print(".venv-peers is missing, so redis-py is the only rival (make peers: 6 GB)")
         yield None
         return
     worker = Worker(port)

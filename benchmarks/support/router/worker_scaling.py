@@ -119,7 +119,10 @@ def scaling_table(found: Mapping[int, Sequence[Load]], cores: int) -> list[str]:
         *lines,
         f"{cores} cores for the router, {NODES_PER_WORKER * max(found)} nodes and {CLIENTS} clients"
         " together; CPU ms are per request;",
-        "at most/s: what that many cores can do at that CPU time, and the clients on one of them",
+        (
+            "at most/s: the rate that these cores allow at that CPU time, with the clients "
+            "on one of them"
+        ),
     ]
 
 
