@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -16,9 +17,14 @@ from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.artifacts import byte_artifacts
 from baton_text.grammar import GrammarError, Grammars, Matcher, grammar_of
 from baton_text.lark import Lark
+from baton_text.parsers.generic_json import GENERIC_JSON
+from baton_text.parsers.glm45 import GLM45
+from baton_text.parsers.gpt_oss import GPT_OSS, GPT_OSS_REASONING
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.parser import CallForm, Piece, ReasoningParser, ToolParser, Tools
-from baton_text.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, reader
+from baton_text.parsers.pythonic import PYTHONIC
+from baton_text.parsers.qwen3_coder import QWEN3_CODER
+from baton_text.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, enforced, reader
 from baton_text.tokenizer import Tokenizer
 from tests.text.token_markers import with_markers
 
@@ -69,7 +75,6 @@ LIST = replace(
 
 # Markers of several tokens and text.
 CHANNELS = ReasoningParser("channels", "<think>analysis[ARGS]", "</think><|im_start|>", marks=())
-MESSAGES = replace(HERMES, reads_reasoning=True)
 
 OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "now", "arguments": {"any": [1]}}\n</tool_call>'
@@ -105,7 +110,32 @@ RULES: dict[str, dict[str, Any]] = {
     "thinking, JSON": {"reasoning": THINK, "content": CONTENT, "begun": True},
     "thinking, required": {"reasoning": THINK, "calls": calls(required=True), "begun": True},
     "thought, strict": {"reasoning": THINK, "calls": calls(strict=STRICT)},
+    "XML, strict": {"calls": calls(QWEN3_CODER, strict=STRICT)},
+    "keys, strict": {"calls": calls(GLM45, strict=STRICT)},
+    "Python, strict": {"calls": calls(PYTHONIC, strict=STRICT)},
+    "messages, JSON": {"reasoning": GPT_OSS_REASONING, "content": CONTENT},
+    "messages, JSON, inside": {"reasoning": GPT_OSS_REASONING, "content": CONTENT, "inside": True},
+    "messages, strict": {"reasoning": GPT_OSS_REASONING, "calls": calls(GPT_OSS, strict=STRICT)},
+    "messages, strict, inside": {"calls": calls(GPT_OSS, strict=STRICT), "inside": True},
+    "messages, required, inside": {"calls": calls(GPT_OSS, required=True), "inside": True},
+    "messages or JSON": {
+        "reasoning": GPT_OSS_REASONING,
+        "calls": calls(GPT_OSS),
+        "content": CONTENT,
+    },
+    "unknown, strict": {"calls": calls(GENERIC_JSON, strict=STRICT)},
+    "granite, strict": {"calls": calls(TOOL_PARSERS["granite"], strict=STRICT)},
+    "llama, strict": {"calls": calls(TOOL_PARSERS["llama3_json"], strict=STRICT)},
 }
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+REMARK = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+TO = "<|channel|>commentary to=functions."
+MESSAGE_OSLO = f'{TO}weather <|constrain|>json<|message|>{{"city": "Oslo"}}'
+XML_OSLO = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
 # How an answer goes on: it may end there, it may not, or what stands behind | may not follow.
 End = Literal["complete", "open"]
 ANSWERS: list[tuple[str, str, End]] = [
@@ -166,6 +196,50 @@ ANSWERS: list[tuple[str, str, End]] = [
     ("channels", "<think>|final", "open"),
     ("thought, strict", "<think>Try.</think>\nSo <tool_call>|.", "open"),
     ("thought, strict", f"So {OSLO}.", "complete"),
+    ("XML, strict", f"So:\n{XML_OSLO}\n{XML_OSLO} Done.", "complete"),
+    ("XML, strict", XML_OSLO.removeprefix("<tool_call>\n"), "complete"),
+    ("XML, strict", "<tool_call>\n<function=weather>\n|x", "open"),
+    ("XML, strict", "<function=weather>\n<parameter=city>\nO|x", "open"),
+    ("XML, strict", f"{XML_OSLO[:-24]}<parameter=days>\n9|a", "open"),
+    ("XML, strict", "<function=weather_note>\n<parameter=x>\na\nb\n</parameter>\n</", "open"),
+    ("XML, strict", "a < b, <function> and <parameter=x>", "complete"),
+    ("keys, strict", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>|P", "open"),
+    (
+        "keys, strict",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+        "complete",
+    ),
+    ("keys, strict", "<tool_call>now\n</tool_call>", "complete"),
+    ("Python, strict", '[weather(city="Oslo", days=3), now(a=[1], b={"c": null})]', "complete"),
+    ("Python, strict", "[weather(|)", "open"),
+    ("Python, strict", '[weather(city="Oslo", |c', "open"),
+    ("Python, strict", "It is [weather()].", "complete"),
+    ("messages, JSON", f"{FINAL}{ANSWER}", "complete"),
+    ("messages, JSON", f"{ANALYSIS}{FINAL}{ANSWER}", "complete"),
+    ("messages, JSON", f"{ANALYSIS}|{{", "open"),
+    ("messages, JSON", f"{ANALYSIS}<|channel|>f", "open"),
+    ("messages, JSON, inside", ANSWER, "complete"),
+    ("messages, strict", f"{ANALYSIS}{MESSAGE_OSLO}", "complete"),
+    ("messages, strict", f"{ANALYSIS}{REMARK}{MESSAGE_OSLO}", "complete"),
+    ("messages, strict", f"{REMARK}{FINAL}It is sunny.", "complete"),
+    ("messages, strict", f"{TO}weather <|constrain|>json<|message|>{{|}}", "open"),
+    ("messages, strict", f"{TO}now <|constrain|>json<|message|>{{}}", "complete"),
+    ("messages, strict", "|a", "open"),
+    ("messages, strict, inside", " is sunny.", "complete"),
+    ("messages, strict, inside", f" I look.<|end|><|start|>assistant{MESSAGE_OSLO}", "complete"),
+    ("messages, required, inside", f"<|end|><|start|>assistant{MESSAGE_OSLO}", "complete"),
+    ("messages or JSON", f"{ANALYSIS}{MESSAGE_OSLO}", "complete"),
+    ("messages or JSON", f"{ANALYSIS}{FINAL}{ANSWER}", "complete"),
+    ("messages or JSON", f"{FINAL}|a", "open"),
+    ("unknown, strict", "It is [1] or {}.", "complete"),
+    ("unknown, strict", "`a`, ```b```", "complete"),
+    ("unknown, strict", "```python\n[]```", "complete"),
+    ("unknown, strict", "|{", "complete"),
+    ("unknown, strict", "```|[", "open"),
+    ("unknown, strict", "```j|s", "open"),
+    ("granite, strict", '<tool_call>[{"name": "weather", "arguments": {|}', "open"),
+    ("llama, strict", "a <|python_tag b", "complete"),
+    ("llama, strict", f"{BARE_OSLO}; {BARE_OSLO}", "complete"),
 ]  # fmt: skip
 
 
@@ -196,7 +270,9 @@ def test_an_answer_is_accepted_until_it_breaks_its_rules(
     tokenizer: str, rules: str, text: str, end: End
 ) -> None:
     matcher = matcher_of(tokenizer, **RULES[rules])
-    good, _, refused = (text, "", "") if "<|" in text else text.partition("|")
+    good, refused = text, ""
+    if bar := re.search(r"(?<!<)\|(?!>)", text):
+        good, refused = text[: bar.start()], text[bar.end() :]
     ids = ids_of(tokenizer, good)
     for place, token in enumerate(ids):
         assert token in allowed(matcher), good[:place]
@@ -234,7 +310,6 @@ BIG = {"type": "object", "properties": {"a": {"not": {}}}}
         ("bytes", {"calls": calls(replace(HERMES, form=None)), "content": CONTENT}, "'hermes'"),
         ("bytes", {"reasoning": THINK, "budget": 5}, "not '<think>' and '</think>'"),
         ("markers", {"reasoning": CHANNELS, "budget": 5}, "a model whose markers are tokens"),
-        ("markers", {"calls": calls(MESSAGES, strict=STRICT)}, "unless one is required"),
         ("markers", {"budget": 5}, "needs a reasoning parser"),
     ],
 )
@@ -243,6 +318,13 @@ def test_the_error_says_why_rules_cannot_be_enforced(
 ) -> None:
     with pytest.raises(GrammarError, match=message):
         answer_grammar(TOKENIZERS[tokenizer], **rules)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_a_marker_spelled_as_text_starts_no_call_of_llama(tokenizer: str) -> None:
+    matcher = matcher_of(tokenizer, calls=calls(TOOL_PARSERS["llama3_json"], strict=STRICT))
+    assert matcher.accept(b"a <|python_tag|")
+    assert matcher.accepted(b">") == 0
 
 
 def test_an_unsupported_schema_is_accepted_if_it_is_not_enforced() -> None:
@@ -345,13 +427,17 @@ def test_lark_tokens_are_the_tokens_that_no_text_matches(tokenizer: str) -> None
 # Random answers ------------------------------------------------------------------------------
 
 
-def walk(tokenizer: str, grammar: str, hints: list[str], seed: int, most: int = 600) -> list[int]:
-    """An answer that follows the masks at random, from its first token up to an end; hints are
-    texts that it tries to write. Everywhere a new matcher says the same as the one that walked."""
+def walk(
+    tokenizer: str, grammar: str, hints: list[str], seed: int, start: str = "", most: int = 600
+) -> list[int]:
+    """An answer that follows the masks at random, from its first token up to an end; `start` and
+    `hints` are texts that it tries to write. Everywhere a new matcher says the same as the one
+    that walked."""
     choose = random.Random(seed)
     eos = set(TOKENIZERS[tokenizer].eos_ids)
     closing = set(b'"}]')
-    matcher, ids, planned = grammars(tokenizer).matcher(grammar), list[int](), list[int]()
+    matcher, ids = grammars(tokenizer).matcher(grammar), list[int]()
+    planned = ids_of(tokenizer, start)
     for place in range(most):
         may = allowed(matcher)
         assert may, matcher.error
@@ -408,20 +494,32 @@ WALKS: dict[str, dict[str, Any]] = {
     "thinking, required": {"required": True, "reasoning": THINK, "begun": True},
     "thought, strict": {"strict": STRICT, "reasoning": THINK},
 }
+VALUES = ("Oslo", "\n</parameter>\n", "</arg_value>\n", "</function>", "</tool_call>", "true")
 ENFORCED = {name: parser for name, parser in TOOL_PARSERS.items() if parser.form is not None}
+# Families whose arguments are not one JSON object have a walk of their own.
+WALKED = [
+    *((walks, name) for walks in WALKS for name in ENFORCED),
+    *(
+        ("all strict", name)
+        for name, parser in ENFORCED.items()
+        if parser.form and parser.form.arguments
+    ),
+]
+WALKS["all strict"] = {"strict": frozenset(TOOLS)}
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@pytest.mark.parametrize("name", ENFORCED)
-@pytest.mark.parametrize("walks", WALKS)
+@pytest.mark.parametrize(("walks", "name"), WALKED)
 def test_random_answers_within_the_masks_are_read_as_calls_that_match(
     walks: str, name: str, tokenizer: str
 ) -> None:
     parser, rules = ENFORCED[name], dict(WALKS[walks])
     content, reasoning = rules.pop("content", None), rules.pop("reasoning", None)
     begun = rules.pop("begun", False)
-    if parser.reads_reasoning and (reasoning is not None or not rules.get("required")):
-        return  # it reads reasoning itself, and is enforced where calls are required
+    if content is not None:
+        parser = enforced(parser)
+    if parser.messages is not None and reasoning is not None:
+        reasoning = GPT_OSS_REASONING
     grammar = answer_grammar(
         TOKENIZERS[tokenizer], content=content, calls=CallRules(parser, TOOLS, **rules),
         reasoning=reasoning, begun=begun,
@@ -429,11 +527,19 @@ def test_random_answers_within_the_masks_are_read_as_calls_that_match(
     assert grammar is not None
     form = parser.form
     assert form is not None
-    hints = [form.open + form.before_name, '{"city": "Rome"}', '{"nation": "it"', "{}"]
-    hints += ["</think>"] * 3 if reasoning else []
+    head = form.open + form.before_name
+    hints = [head, '{"city": "Rome"}', '{"nation": "it"', "{}"]
+    starts = [""]
+    if form.arguments is not None:
+        hints += VALUES
+    if not rules.get("required"):
+        starts = ["", f"{head}weather{form.before_arguments}"]
+        # Other ways to begin a call, with arguments that may not match.
+        hints += [f"{text}{follows}weather{form.before_arguments}" for text, follows in form.also]
+    hints += [reasoning.end] * 3 if reasoning else []
     done, with_calls = 0, 0
     for seed in range(12):
-        ids = walk(tokenizer, grammar, hints, seed)
+        ids = walk(tokenizer, grammar, hints, seed, starts[seed % len(starts)])
         if not ids:
             continue
         text, found = read(tokenizer, ids, parser, reasoning, begun, TOOLS)
@@ -441,7 +547,7 @@ def test_random_answers_within_the_masks_are_read_as_calls_that_match(
         for function, arguments in found:
             value = json.loads(arguments)
             assert isinstance(value, dict)
-            if rules.get("required") or function in STRICT:
+            if rules.get("required") or function in rules.get("strict", ()):
                 jsonschema_rs.validate(dict(TOOLS[function]), value)
             assert function in TOOLS
         if rules.get("required"):

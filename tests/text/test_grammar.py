@@ -17,6 +17,7 @@ from baton_text.grammar import (
     Kind,
     Matcher,
     grammar_of,
+    schema_of,
 )
 from baton_text.tokenizer import Tokenizer
 
@@ -183,3 +184,44 @@ def test_a_vocabulary_may_be_larger_than_the_tokenizers() -> None:
     matcher = grammars.matcher(grammar_of("regex", "(.|\n)*"))
     assert len(matcher.mask()) == 4 * 32
     assert max(allowed(matcher)) == BYTE_EOS_ID
+
+
+DATES = {
+    "date": {
+        True: ("2024-02-29", "2000-02-29", "0400-02-29", "1999-12-31", "2023-02-28", "2023-11-30"),
+        False: ("2023-02-29", "1900-02-29", "2024-02-30", "2023-04-31", "2023-13-01", "23-01-01"),
+    },
+    "time": {
+        True: ("23:59:59Z", "00:00:00.123+01:30", "12:00:00z"),
+        False: ("23:59:60Z", "24:00:00Z", "12:00:00", "12:00:00+24:00"),
+    },
+    "date-time": {
+        True: ("2024-02-29T23:59:59Z", "1999-01-01t00:00:00.5-05:00"),
+        False: ("2023-02-29T00:00:00Z", "2016-12-31T23:59:60Z", "2024-02-29"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", DATES)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "format": "NAME"},
+        {"$ref": "#/$defs/format", "$defs": {"format": {"type": "string", "format": "NAME"}}},
+        {"type": "string", "format": "NAME", "pattern": "^[0-9]"},
+    ],
+    ids=["plain", "reference", "pattern"],
+)
+def test_a_date_or_time_exists(name: str, schema: dict[str, Any], grammars: Grammars) -> None:
+    schema = json.loads(json.dumps(schema).replace("NAME", name))
+    grammar = grammar_of("json", schema)
+    for exists, texts in DATES[name].items():
+        for text in texts:
+            matcher = grammars.matcher(grammar)
+            accepted = matcher.accept(json.dumps(text).encode()) and matcher.complete
+            assert accepted == exists, text
+
+
+def test_a_date_format_within_data_stays() -> None:
+    schema = {"const": {"format": "date"}, "properties": {"format": {"type": "string"}}}
+    assert schema_of(schema) == schema

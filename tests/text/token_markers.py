@@ -13,8 +13,9 @@ SPECIAL = (
     "[TOOL_CALLS]",
     "<|python_tag|>",
     "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+    *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
 )
-PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[ARGS]")
+PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[ARGS]", "</arg_value>")
 
 
 def with_markers() -> Tokenizer:

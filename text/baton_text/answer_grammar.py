@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from baton_text.argument_grammar import ArgumentGrammar
 from baton_text.grammar import (
     JSON_OPTIONS,
     GrammarError,
@@ -55,18 +56,20 @@ def answer_grammar(
     reasoning: ReasoningParser | None = None,
     begun: bool = False,
     budget: int | None = None,
+    inside: bool = False,
 ) -> str | None:
     """Return the text of a grammar, as `grammar_of` does, or None if nothing is constrained.
 
     `content` is the grammar text of the content, None for any text. With `calls` the answer is
     content or calls: only calls if they are required, text that may contain calls if the content is
     any text. Reasoning may come first; if it has `begun` (see ReasoningParser.begun), the answer
-    starts inside it. `budget` is the maximum number of tokens between its markers.
+    starts inside it. `budget` is the maximum number of tokens between its markers. `inside`: the
+    answer continues a message's content, which matters for a family that writes several messages.
 
     Raise GrammarError for rules that cannot be enforced. If a function's schema is the cause, the
     message starts with the function's name. `Grammars.check` tests whether the result compiles.
     """
-    answer = _Answer(Lark(tokenizer), reasoning, begun)
+    answer = _Answer(Lark(tokenizer), calls, reasoning, begun, inside)
     rest = answer.behind_reasoning(content, calls)
     if rest is None:
         if budget is None:
@@ -82,13 +85,25 @@ def answer_grammar(
 class _Answer:
     """Collects the grammar's rules and the grammars to which they refer as @name."""
 
-    def __init__(self, lark: Lark, reasoning: ReasoningParser | None, begun: bool) -> None:
+    def __init__(
+        self,
+        lark: Lark,
+        calls: CallRules | None,
+        reasoning: ReasoningParser | None,
+        begun: bool,
+        inside: bool,
+    ) -> None:
         self.lark = lark
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
         self._reasoning = reasoning
         self._begun = begun
-        self._arguments: list[dict[str, Any]] = []  # one schema per function
+        of_reasoning = reasoning.messages if reasoning else None
+        self._messages = calls.parser.messages if calls else of_reasoning
+        self._inside = inside and self._messages is not None
+        # Per function: its schema, and the Lark expression of its arguments.
+        self._schemas: list[dict[str, Any]] = []
+        self._arguments: list[str] = []
 
     @property
     def opening(self) -> str:
@@ -99,12 +114,12 @@ class _Answer:
     def before(self, budget: int | None, calls: CallRules | None) -> str:
         """Reasoning with its markers and the white space after it, in Lark. It excludes the start
         of a call, because some parsers end reasoning there."""
-        parser = self._reasoning
+        parser = None if self._inside else self._reasoning
         if parser is None:
             if budget is not None:
                 raise GrammarError("a budget for reasoning needs a reasoning parser")
             return ""
-        marker = self._call_marker(calls)
+        without = self._messages.markers if self._messages else self._call_markers(calls)
         end = self.lark.leading_token(parser.end)
         whole = self._begun or self.lark.is_token(parser.begin)
         if budget is not None and not (end and whole):
@@ -113,24 +128,28 @@ class _Answer:
                 f"{parser.begin!r} and {parser.end!r}"
             )
         if end:
-            one = self.lark.any_token(end, marker)
+            one = self.lark.any_token(end, *without)
             thought = f"{one}*" if budget is None else f"{one}{{0,{budget}}}" if budget else ""
             thought += f" {self.lark.text(parser.end)}"
         else:
             thought = "thought"
-            called = f" & ~(/(?s:.*)/ {self.lark.text(marker)} /(?s:.*)/)" if marker else ""
             self.rules += [
                 f"thought[suffix={self.lark.text(parser.end)}]: THOUGHT",
-                f"THOUGHT: /(?s:.*)/{called}",
+                f"THOUGHT: {self.lark.excluding(*without)}",
             ]
         thought += f" {SPACE}"
         return thought if self._begun else f"({self.lark.text(parser.begin)} {thought})?"
 
-    def _call_marker(self, calls: CallRules | None) -> str:
-        """The marker that opens calls; empty without calls and for calls that start with JSON."""
-        form = calls.parser.form if calls else None
-        if form is None:
-            return ""
+    def _call_markers(self, calls: CallRules | None) -> list[str]:
+        """The markers of calls; none without calls and for calls that start with JSON."""
+        if calls is None or calls.parser.form is None:
+            return []
+        ends_reasoning = (self._reasoning and self._reasoning.call) or ""
+        markers = (self._trigger(calls.parser.form), ends_reasoning)
+        return [marker for marker in dict.fromkeys(markers) if marker]
+
+    def _trigger(self, form: CallForm) -> str:
+        """The marker of a form's calls; empty if they start with JSON."""
         return self.lark.leading_token(form.open + form.before_name) or _marker(form)
 
     def behind_reasoning(self, content: str | None, calls: CallRules | None) -> str | None:
@@ -141,34 +160,79 @@ class _Answer:
             first, *others = grammars_in(content)
             self.grammars += [{**first, "name": "content"}, *others]
         if calls is None:
-            return None if content is None else "@content"
+            return None if content is None else self._message("@content")
         form = calls.parser.form
-        # One token opens messages of every kind, so in free text it does not announce a call.
-        if form is None or (calls.parser.reads_reasoning and not calls.required):
-            raise GrammarError(
-                f"the call format {calls.parser.name!r} cannot be enforced"
-                + (", unless one is required" if form is not None else "")
-            )
-        self._add_arguments(calls)
+        if form is None:
+            raise GrammarError(f"the call format {calls.parser.name!r} cannot be enforced")
+        self._add_arguments(form, calls)
         if calls.required:
-            return self._calls(form, calls)
+            return f"{self._another} {self._calls(form, calls)}"
+        if self._messages is not None:
+            return self._calls_in_messages(form, calls, content is not None)
         if content is None:
             return self._calls_in_text(form, calls)
         written = self._json_calls(form, calls) if _is_json(content) else None
         return f"({written or self._calls(form, calls)} | @content)"
 
-    def _add_arguments(self, calls: CallRules) -> None:
+    @property
+    def _another(self) -> str:
+        """In Lark, what ends the message that the answer continues, if any."""
+        if self._messages is None or not self._inside:
+            return ""
+        return self.lark.text(self._messages.another)
+
+    def _message(self, content: str) -> str:
+        """Content with the header of its message, if the family writes any."""
+        if self._messages is None or self._inside:
+            return content
+        return f"{self.lark.text(self._messages.content)} {content}"
+
+    def _calls_in_messages(self, form: CallForm, calls: CallRules, has_content: bool) -> str:
+        """A call or content, each a message of its own; a remark may precede it."""
+        messages = self._messages
+        assert messages is not None, "called for such families only"
+        call = self._calls(form, calls)
+        if has_content:
+            return f"({self._another} {call} | {self._message('@content')})"
+        another = self.lark.text(messages.another)
+        if self.lark.leading_token(messages.another):
+            remark = f"clean {another}"
+        else:
+            remark = "remark"
+            self.rules.append(f"remark[suffix={another}]: REMARK")
+            self.rules.append(f"REMARK: {self.lark.excluding(*messages.markers)}")
+        self.rules += self.lark.clean_text(messages.markers)
+        last = f"({call} | {self.lark.text(messages.content)} clean)"
+        if self._inside:
+            return f"(clean | {remark} {last})"
+        return f"({self.lark.text(messages.remark)} {remark})? {last}"
+
+    def _add_arguments(self, form: CallForm, calls: CallRules) -> None:
+        one_by_one = None if form.arguments is None else ArgumentGrammar(self.lark, form.arguments)
         for number, (name, schema) in enumerate(calls.tools.items()):
             enforced = calls.required or name in calls.strict
             try:
                 known = _arguments_schema(schema) if enforced else {"type": "object"}
-                grammar = {"json_schema": {**known, "x-guidance": JSON_OPTIONS}}
-                if enforced:
-                    validate(json.dumps({"grammars": [grammar]}))
+                if one_by_one is None:
+                    arguments = self._json_arguments(number, known, enforced)
+                elif enforced:
+                    arguments = one_by_one.arguments(known)
+                else:
+                    arguments = one_by_one.any_arguments()
             except GrammarError as error:
                 raise GrammarError(f"{name}: {error}") from None
-            self._arguments.append(known)
-            self.grammars.append({"name": f"arguments_{number}", **grammar})
+            self._schemas.append(known)
+            self._arguments.append(arguments)
+        if one_by_one is not None:
+            self.rules += one_by_one.rules
+            self.grammars += one_by_one.grammars
+
+    def _json_arguments(self, number: int, schema: dict[str, Any], enforced: bool) -> str:
+        grammar = {"json_schema": {**schema, "x-guidance": JSON_OPTIONS}}
+        if enforced:
+            validate(json.dumps({"grammars": [grammar]}))
+        self.grammars.append({"name": f"arguments_{number}", **grammar})
+        return f"@arguments_{number}"
 
     def _calls(self, form: CallForm, calls: CallRules) -> str:
         """Calls from the first marker to the last, in Lark."""
@@ -177,8 +241,8 @@ class _Answer:
     def _from_name(self, form: CallForm, calls: CallRules) -> str:
         """Calls from the first function's name on, in Lark; adds the rule `call`."""
         functions = " | ".join(
-            f"{self.lark.text(name + form.before_arguments)} @arguments_{number}"
-            for number, name in enumerate(calls.tools)
+            f"{self.lark.text(name + form.before_arguments)} {arguments}"
+            for name, arguments in zip(calls.tools, self._arguments, strict=True)
         )
         self.rules.append(f"call: ({functions}) {self.lark.text(form.after_arguments)}")
         more = ""
@@ -187,12 +251,15 @@ class _Answer:
         return f"call {more} {self.lark.text(form.close)}"
 
     def _calls_in_text(self, form: CallForm, calls: CallRules) -> str:
-        head = form.open + form.before_name
-        marker = self._call_marker(calls)
-        if not marker:
+        trigger = self._trigger(form)
+        if not trigger:
             return self._calls_or_text(form, calls)
-        follows = f"{self.lark.text(head[len(marker) :])} {self._from_name(form, calls)}"
-        tags = [(marker, follows)]
+        head = form.open + form.before_name
+        self.rules.append(f"from_name: {self._from_name(form, calls)}")
+        tags = [
+            (start, f"{self.lark.text(follows)} from_name")
+            for start, follows in ((trigger, head[len(trigger) :]), *form.also)
+        ]
         self.rules += self.lark.tagged(tags, many=calls.parallel, opening=self.opening)
         return "tagged"
 
@@ -201,12 +268,12 @@ class _Answer:
 
         For calls without a marker: within text, JSON cannot be told from a call."""
         head = (form.open + form.before_name)[0]
-        self.rules += [
-            *self.lark.free_text(self.opening),
-            "text: (FIRST free*)?",
-            rf"FIRST: SOME & /(?s:\s*[^\s\{head}].*)/",
-        ]
-        return f"({self._calls(form, calls)} | text)"
+        self.rules += self.lark.clean_text(
+            [start for start, _ in form.also],
+            start=form.other_start or rf"[^\s\{head}]",
+            opening=self.opening,
+        )
+        return f"({self._calls(form, calls)} | clean)"
 
     def _json_calls(self, form: CallForm, calls: CallRules) -> str | None:
         """Calls as JSON schemas; None if the calls are not JSON as a whole.
@@ -218,7 +285,7 @@ class _Answer:
         one = shape[0] if isinstance(shape, list) else shape
         schemas = [
             # With an $id, "#" in the function's schema still refers to that schema.
-            _shaped(one, name, {"$id": f"function:{number}", **self._arguments[number]})
+            _shaped(one, name, {"$id": f"function:{number}", **self._schemas[number]})
             for number, name in enumerate(calls.tools)
         ]
         several = calls.parallel and form.between is not None
@@ -239,12 +306,12 @@ class _Answer:
 def _constrains(calls: CallRules, content: str | None) -> bool:
     """Whether the rules for calls exclude any answer.
 
-    Optional calls without strict schemas do so beside content with a grammar, or if the form is
-    enforceable and only one call is allowed."""
-    if calls.required or calls.strict:
+    Optional calls without strict schemas do so beside content with a grammar, or if the family's
+    form allows several calls and only one is allowed."""
+    if calls.required or calls.strict or content is not None:
         return True
-    enforced = calls.parser.form is not None and not calls.parser.reads_reasoning
-    return content is not None or (enforced and not calls.parallel)
+    form = calls.parser.form
+    return not calls.parallel and form is not None and form.between is not None
 
 
 def _marker(form: CallForm) -> str:

@@ -41,6 +41,23 @@ JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n\t]{0,2}",
 }
+# llguidance's own formats accept February 29 of every year and second 60 of every minute.
+_DATE = (
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+)
+_TIME = (
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?"
+    "([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+FORMAT_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[tT]{_TIME}$",
+}
+_DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # About 20 ms of work per grammar and 10 ms per token, see llguidance's LLParserLimits. Equal on all
 # nodes, so that all accept the same grammars.
 LIMITS = LLParserLimits(
@@ -94,7 +111,8 @@ def _json(schema: dict[str, Any]) -> str:
 
 
 def schema_of(value: object) -> dict[str, Any]:
-    """The JSON schema in `value`, which is a schema or its text.
+    """The JSON schema in `value`, which is a schema or its text. Formats of dates and times are
+    written as patterns.
 
     Raise GrammarError if it is not a schema, too large, too deep, or false."""
     value = _loaded(value, "the schema")
@@ -109,7 +127,35 @@ def schema_of(value: object) -> dict[str, Any]:
         check_size(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except ValueError as error:  # includes UnicodeEncodeError for a lone surrogate
         raise GrammarError(f"the schema is not valid JSON: {error}") from None
-    return value
+    with_patterns: dict[str, Any] = _with_patterns(value)
+    return with_patterns
+
+
+def _with_patterns(schema: Any) -> Any:
+    """The schema with `pattern` in place of a `format` that has one in FORMAT_PATTERNS."""
+    if isinstance(schema, list):
+        return [_with_patterns(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _DATA:
+            made[key] = value
+        elif key in _NAMED_SCHEMAS and isinstance(value, dict):
+            made[key] = {name: _with_patterns(each) for name, each in value.items()}
+        else:
+            made[key] = _with_patterns(value)
+    form = made.get("format")
+    if not isinstance(form, str) or form not in FORMAT_PATTERNS:
+        return made
+    del made["format"]
+    if "pattern" in made:
+        others = made.get("allOf", [])
+        if isinstance(others, list):
+            made["allOf"] = [*others, {"pattern": FORMAT_PATTERNS[form]}]
+    else:
+        made["pattern"] = FORMAT_PATTERNS[form]
+    return made
 
 
 def _loaded(value: object, what: str) -> object:

@@ -74,6 +74,35 @@ class Lark:
             *([f"OPENED: {_quoted(opening)} /(?s:.*)/"] if opening else []),
         ]
 
+    def clean_text(
+        self, without: Sequence[str], *, start: str = "", opening: str = ""
+    ) -> list[str]:
+        """Rules for `clean`: text, maybe empty, that contains none of the texts `without`, neither
+        as tokens nor as text.
+
+        `start`: a regex for its first characters, after white space. `opening`: see free_text."""
+        taken = self._eos.union(self._tokens.get(text, -1) for text in (opening, *without))
+        kept = sorted(set(self._tokens.values()) - taken)
+        some = f"/(?s:.+)/ & {self.excluding(*without)}"
+        first = rf" & /(?s:\s*{start}.*)/" if start else ""
+        first += " & ~OPENED" if opening else ""
+        # No two pieces adjoin: together they might contain what each of them does not.
+        more = f"(<[{_ranges(kept)}]> CLEAN?)*" if kept else ""
+        # With a `start`, the first piece may not be a token.
+        begin = f"(FIRST {more})?" if start else f"FIRST? {more}"
+        return [
+            f"clean: {begin}",
+            f"FIRST: {some}{first}",
+            f"CLEAN: {some}",
+            *([f"OPENED: {_quoted(opening)} /(?s:.*)/"] if opening else []),
+        ]
+
+    def excluding(self, *texts: str) -> str:
+        """A regex in Lark for any text that contains none of `texts`."""
+        if not texts:
+            return "/(?s:.*)/"
+        return f"/(?s:.*)/ & ~(/(?s:.*)/ ({' | '.join(map(_quoted, texts))}) /(?s:.*)/)"
+
     def tagged(
         self, tags: Sequence[tuple[str, str]], *, many: bool = True, opening: str = ""
     ) -> list[str]:

@@ -83,16 +83,15 @@ class AnswerParsing:
             begun=begun,
             includes_reasoning=reasoning.included,
         )
-        return plain._ruled(reasoning.budget if thinks is not None else None, content)
+        inside = continued is not None and not begun
+        return plain._ruled(reasoning.budget if thinks is not None else None, content, inside)
 
-    def _ruled(self, budget: int | None, content: RequestedGrammar | None) -> AnswerParsing:
-        """This reading, with the rules that must be enforced."""
+    def _ruled(
+        self, budget: int | None, content: RequestedGrammar | None, inside: bool
+    ) -> AnswerParsing:
+        """This parsing, with the rules that must be enforced. `inside`: see `answer_grammar`."""
         tools, parser = self.tools, self.tool_parser
-        limits = False
-        if tools is not None and parser is not None:
-            # The other families' calls are parsed as they come, even with strict tools.
-            may_be_strict = parser.form is not None and not parser.reads_reasoning
-            limits = tools.required or content is not None or (bool(tools.strict) and may_be_strict)
+        limits = tools is not None and (tools.required or bool(tools.strict) or content is not None)
         fields = []
         if limits:
             fields.append("tools")
@@ -102,7 +101,9 @@ class AnswerParsing:
             fields.append(content.field)
         if not fields:
             return self
-        rules = AnswerRules(reasoning=self.reasoning_parser, begun=self.begun, budget=budget)
+        rules = AnswerRules(
+            reasoning=self.reasoning_parser, begun=self.begun, budget=budget, inside=inside
+        )
         if content is not None and not (tools is not None and tools.required):
             rules = replace(rules, content=(content.kind, content.value))
         if limits and tools is not None:

@@ -78,6 +78,7 @@ DEEPSEEK_V3 = ToolParser(
         after_arguments=f"\n{_FENCE}{CALL_END}",
         between="\n",
         close=CALLS_END,
+        also=((CALL_BEGIN, f"function{SEPARATOR}"),),
     ),
 )
 DEEPSEEK_V31 = ToolParser(
@@ -90,5 +91,6 @@ DEEPSEEK_V31 = ToolParser(
         before_arguments=SEPARATOR,
         after_arguments=CALL_END,
         close=CALLS_END,
+        also=((CALL_BEGIN, ""),),
     ),
 )

@@ -11,6 +11,8 @@ from baton_text.parsers.parser import Pieces, ToolParser, Tools, all_content
 from baton_text.parsers.source import Source
 
 FENCE = "```"
+# Neither JSON nor a code block that may hold a call.
+_OTHER_START = r"([^\s\[\{`]|`{1,2}[^`]|```([^\s\[\{`j]|j[^s]))"
 
 
 def _parse(source: Source, tools: Tools) -> Pieces:
@@ -30,5 +32,7 @@ GENERIC_JSON = ToolParser(
     name="json",
     parse=_parse,
     marks=(),
-    form=json_form(arguments="parameters", open="[", between=", ", close="]"),
+    form=json_form(
+        arguments="parameters", open="[", between=", ", close="]", other_start=_OTHER_START
+    ),
 )

@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from baton_text.parsers.json_calls import is_name
-from baton_text.parsers.parser import Piece, Pieces, ToolParser, Tools, content, whole
+from baton_text.parsers.parser import (
+    ArgumentForm,
+    CallForm,
+    Piece,
+    Pieces,
+    ToolParser,
+    Tools,
+    content,
+    whole,
+)
 from baton_text.parsers.source import Source
 from baton_text.parsers.xml_values import Arguments
 
@@ -46,9 +55,10 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
             if found != VALUE:
                 source.put_back(found or "")
                 continue
-            value, found = yield from whole(source.until(VALUE_END))
-            if found is not None:
-                yield arguments.add(key.strip(), value)
+            key = key.strip()
+            value, complete = yield from arguments.value(source, key, VALUE_END)
+            if complete:
+                yield arguments.add(key, value)
                 yield from source.skip_space()
     if marker is not None:
         yield arguments.close()
@@ -58,4 +68,20 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
     return True
 
 
-GLM45 = ToolParser(name="glm45", parse=_parse, marks=(BEGIN, KEY, VALUE))
+GLM45 = ToolParser(
+    name="glm45",
+    parse=_parse,
+    marks=(BEGIN, KEY, VALUE),
+    form=CallForm(
+        before_name=BEGIN,
+        before_arguments="\n",
+        after_arguments=END,
+        between="\n",
+        arguments=ArgumentForm(
+            before_key=KEY,
+            after_key=f"{KEY_END}\n{VALUE}",
+            after_value=f"{VALUE_END}\n",
+            plain_strings=True,
+        ),
+    ),
+)

@@ -21,6 +21,7 @@ from collections.abc import Generator
 from baton_text.parsers.json_calls import arguments_call
 from baton_text.parsers.parser import (
     CallForm,
+    MessageForm,
     Piece,
     PieceKind,
     Pieces,
@@ -40,6 +41,12 @@ _FUNCTIONS = "functions."
 _RECIPIENT = re.compile(r"(?<!\S)to=(\S+)")
 _HEADER = re.compile(r"(?:\s|\b(?:assistant|analysis|commentary|final|json)\b|to=\S*)*")
 
+MESSAGES = MessageForm(
+    markers=_MARKERS,
+    content=f"{CHANNEL}final{MESSAGE}",
+    remark=f"{CHANNEL}commentary{MESSAGE}",
+    another=f"{END}{START}assistant",
+)
 Header = dict[str, str]  # marker -> the text that follows it
 
 
@@ -150,13 +157,15 @@ GPT_OSS = ToolParser(
         after_arguments="",
         between=None,
     ),
+    messages=MESSAGES,
 )
 # The text after `end` begins like an answer without reasoning: with a channel.
 GPT_OSS_REASONING = ReasoningParser(
     name="gpt_oss",
     begin=f"{CHANNEL}analysis{MESSAGE}",
-    end=f"{END}{START}assistant",
+    end=MESSAGES.another,
     marks=GPT_OSS.marks,
     reads_special=True,
     parse=_without_calls,
+    messages=MESSAGES,
 )

@@ -27,5 +27,7 @@ GRANITE = ToolParser(
     parse=_parse,
     marks=("<|start_of_role|>", BEGIN),
     reads_special=True,
-    form=json_form(open=f"{BEGIN}[", between=", ", close="]"),
+    form=json_form(
+        open=f"{BEGIN}[", between=", ", close="]", also=(("<tool_call>", '[{"name": "'),)
+    ),
 )

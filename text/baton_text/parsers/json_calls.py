@@ -22,6 +22,8 @@ def json_form(
     open: str = "",
     between: str = "",
     close: str = "",
+    also: tuple[tuple[str, str], ...] = (),
+    other_start: str = "",
 ) -> CallForm:
     """The form of calls that are JSON objects, each between `before` and `after`. `arguments` is
     the object's key for the arguments; the rest is as in CallForm."""
@@ -32,6 +34,8 @@ def json_form(
         open=open,
         between=between,
         close=close,
+        also=also,
+        other_start=other_start,
     )
 
 

@@ -34,5 +34,5 @@ LLAMA3_JSON = ToolParser(
     parse=_parse,
     marks=('{"name": function name, "parameters": ',),
     reads_special=True,
-    form=json_form(arguments="parameters", between="; "),
+    form=json_form(arguments="parameters", between="; ", also=((TAG, '{"name": "'),)),
 )

@@ -31,12 +31,36 @@ Parse = Callable[[Source, Tools], Pieces]
 
 
 @dataclass(frozen=True)
+class ArgumentForm:
+    """How a family writes the arguments of a call if not as one JSON object:
+
+    for each argument before_key, the key, after_key, the value, after_value; `between` separates
+    arguments. Values are JSON; with `plain_strings`, strings are plain text instead.
+
+    key   a regex that a key must match to be read back
+    """
+
+    before_key: str
+    after_key: str
+    after_value: str = ""
+    between: str = ""
+    plain_strings: bool = False
+    key: str = r"[^\s<>{}\"]+"
+
+
+@dataclass(frozen=True)
 class CallForm:
     """How a family writes calls, from which a grammar can be built:
 
-    open, then for each call before_name, the name, before_arguments, the arguments as a JSON
-    object, after_arguments; `between` separates calls (None: at most one call); close ends them.
-    Text that is an added token of the tokenizer stands for that token.
+    open, then for each call before_name, the name, before_arguments, the arguments,
+    after_arguments; `between` separates calls (None: at most one call); close ends them. Text that
+    is an added token of the tokenizer stands for that token.
+
+    arguments    how the arguments are written; None: as one JSON object
+    also         other openings that the parser accepts, each as a pair: the text that makes the
+                 parser look for a call, and the text between that and the name
+    other_start  only for a form that starts with JSON: a regex for the first characters of text
+                 that is no call; empty: any but the form's first character
     """
 
     before_name: str
@@ -45,6 +69,25 @@ class CallForm:
     open: str = ""
     between: str | None = ""
     close: str = ""
+    arguments: ArgumentForm | None = None
+    also: tuple[tuple[str, str], ...] = ()
+    other_start: str = ""
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """How a family writes an answer that is a list of messages, each with a header.
+
+    markers   all markers of headers and ends
+    content   the header of a message with content
+    remark    the header of a message that may precede a call, and which is content too
+    another   the end of a message and the start of the next one's header
+    """
+
+    markers: tuple[str, ...]
+    content: str
+    remark: str
+    another: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +97,8 @@ class ToolParser:
     marks            a chat template that contains all of them selects this parser; empty: none does
     reads_special    its markers are special tokens, so the text must include special tokens
     reads_reasoning  it also reads reasoning, without a separate reasoning parser
-    form             how the family writes calls; None if arguments are not JSON or vary in form
+    form             how the family writes calls; None if no grammar can enforce them
+    messages         set if an answer is a list of messages
     short_ids        its chat template refuses ids of calls that are not 9 letters and digits
     """
 
@@ -64,6 +108,7 @@ class ToolParser:
     reads_special: bool = False
     reads_reasoning: bool = False
     form: CallForm | None = None
+    messages: MessageForm | None = None
     short_ids: bool = False
 
 
@@ -97,6 +142,7 @@ class ReasoningParser:
     answer         markers around the text that follows the reasoning, if the family has them
     parse          reads the whole answer, for a family with reasoning in several places; only a
                    tool parser with `reads_reasoning` reads the calls of such a family
+    messages       set if an answer is a list of messages
     """
 
     name: str
@@ -108,6 +154,7 @@ class ReasoningParser:
     call: str | None = None
     answer: tuple[str, str] | None = None
     parse: Parse | None = None
+    messages: MessageForm | None = None
 
     def begun(self, prompt: str) -> bool:
         """Whether an answer to `prompt` begins inside reasoning: the prompt's part of the

@@ -16,7 +16,16 @@ import warnings
 from collections.abc import Generator
 from typing import Any
 
-from baton_text.parsers.parser import Piece, Pieces, ToolParser, Tools, content, listed_calls
+from baton_text.parsers.parser import (
+    ArgumentForm,
+    CallForm,
+    Piece,
+    Pieces,
+    ToolParser,
+    Tools,
+    content,
+    listed_calls,
+)
 from baton_text.parsers.source import Source
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -157,7 +166,36 @@ def _value(node: ast.expr) -> Any:
             raise ValueError(f"{type(node).__name__} is not a literal")
 
 
-PYTHONIC = ToolParser(name="pythonic", parse=_parse, marks=("[func_name1(",), reads_special=True)
+# A grammar writes no escapes in JSON strings that Python reads in another way.
+_KEYWORD_ARGUMENTS = ArgumentForm(before_key="", after_key="=", between=", ", key=r"[^\W\d]\w*")
+PYTHONIC = ToolParser(
+    name="pythonic",
+    parse=_parse,
+    marks=("[func_name1(",),
+    reads_special=True,
+    form=CallForm(
+        open="[",
+        before_name="",
+        before_arguments="(",
+        after_arguments=")",
+        between=", ",
+        close="]",
+        arguments=_KEYWORD_ARGUMENTS,
+        also=((START, "["),),
+    ),
+)
 OLMO3 = ToolParser(
-    name="olmo3", parse=_parse_olmo3, marks=(OLMO_START, OLMO_END), reads_special=True
+    name="olmo3",
+    parse=_parse_olmo3,
+    marks=(OLMO_START, OLMO_END),
+    reads_special=True,
+    form=CallForm(
+        open=f"{OLMO_START}\n",
+        before_name="",
+        before_arguments="(",
+        after_arguments=")",
+        between="\n",
+        close=f"\n{OLMO_END}",
+        arguments=_KEYWORD_ARGUMENTS,
+    ),
 )

@@ -6,7 +6,16 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from baton_text.parsers.json_calls import is_name
-from baton_text.parsers.parser import Piece, Pieces, ToolParser, Tools, content, whole
+from baton_text.parsers.parser import (
+    ArgumentForm,
+    CallForm,
+    Piece,
+    Pieces,
+    ToolParser,
+    Tools,
+    content,
+    whole,
+)
 from baton_text.parsers.source import Source
 from baton_text.parsers.xml_values import Arguments
 
@@ -40,8 +49,8 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
             if found != ">":
                 source.put_back(found or "")
                 continue
-            value, found = yield from whole(source.until(PARAMETER_END))
-            if found is not None:
+            value, complete = yield from arguments.value(source, key, PARAMETER_END)
+            if complete:
                 yield arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
                 yield from source.skip_space()
     if marker is not None:
@@ -52,4 +61,21 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
     return True
 
 
-QWEN3_CODER = ToolParser(name="qwen3_coder", parse=_parse, marks=(BEGIN, FUNCTION, PARAMETER))
+QWEN3_CODER = ToolParser(
+    name="qwen3_coder",
+    parse=_parse,
+    marks=(BEGIN, FUNCTION, PARAMETER),
+    form=CallForm(
+        before_name=f"{BEGIN}\n{FUNCTION}",
+        before_arguments=">\n",
+        after_arguments=f"{FUNCTION_END}\n{END}",
+        between="\n",
+        arguments=ArgumentForm(
+            before_key=PARAMETER,
+            after_key=">\n",
+            after_value=f"\n{PARAMETER_END}\n",
+            plain_strings=True,
+        ),
+        also=((FUNCTION, ""),),
+    ),
+)

@@ -77,9 +77,10 @@ def tool_parser_for(template: str) -> ToolParser | None:
 
 
 def enforced(parser: ToolParser) -> ToolParser:
-    """The parser for calls that a grammar enforces: `parser`, or GENERIC_JSON if `parser` has no
-    form."""
-    return parser if parser.form is not None else GENERIC_JSON
+    """The parser for calls whose arguments may have any schema: `parser`, or GENERIC_JSON if
+    `parser` does not write arguments as a JSON object."""
+    form = parser.form
+    return parser if form is not None and form.arguments is None else GENERIC_JSON
 
 
 def reasoning_parser_for(template: str) -> ReasoningParser | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Generator, Mapping
 from typing import Any
 
-from baton_text.parsers.parser import Piece, Tools
+from baton_text.parsers.parser import Piece, Tools, whole
+from baton_text.parsers.source import Source
 
+_INSIDE = re.compile(r'(?:[^"\\\x00-\x1f]|\\.)*+')  # a part of a JSON string
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates may render Python values
 _REFERENCES = 8  # maximum depth of nested options and $refs that are followed
 
@@ -20,15 +23,32 @@ class Arguments:
         self._number = number
         self._begun = False
 
+    def value(self, source: Source, key: str, end: str) -> Generator[None, None, tuple[str, bool]]:
+        """Read the value of `key` up to `end`; return it and whether `end` was found.
+
+        An `end` within a JSON string belongs to the value, unless the value may be plain text."""
+        text, found = yield from whole(source.until(end))
+        parts = [text]
+        if "string" not in self._types(key) and text.lstrip().startswith(("[", "{", '"')):
+            inside = _ends_inside(text, False)
+            while inside and found is not None:
+                text, found = yield from whole(source.until(end))
+                parts.append(end + text)
+                inside = _ends_inside(parts[-1], inside)
+        return "".join(parts), found is not None
+
     def add(self, key: str, text: str) -> Piece:
-        properties = self._schema.get("properties")
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        value = _json_of(text, _types(schema, self._schema, _REFERENCES))
+        value = _json_of(text, self._types(key))
         separator, self._begun = ", " if self._begun else "{", True
         return Piece("arguments", f"{separator}{_string(key)}: {value}", self._number)
 
     def close(self) -> Piece:
         return Piece("arguments", "}" if self._begun else "{}", self._number)
+
+    def _types(self, key: str) -> frozenset[str]:
+        properties = self._schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        return types_of(schema, self._schema)
 
 
 def _json_of(text: str, types: frozenset[str]) -> str:
@@ -43,8 +63,26 @@ def _json_of(text: str, types: frozenset[str]) -> str:
     return bare
 
 
-def _types(schema: object, root: Mapping[str, Any], references: int) -> frozenset[str]:
-    """The JSON types that a schema allows; empty if it names none."""
+def _ends_inside(text: str, inside: bool) -> bool:
+    """Whether `text`, which starts `inside` a JSON string or not, ends inside one."""
+    at = 0
+    while True:
+        if inside:
+            match = _INSIDE.match(text, at)
+            at = match.end() if match else at
+            if not text.startswith('"', at):
+                return at == len(text)
+        else:
+            at = text.find('"', at)
+            if at < 0:
+                return False
+        at, inside = at + 1, not inside
+
+
+def types_of(
+    schema: object, root: Mapping[str, Any], references: int = _REFERENCES
+) -> frozenset[str]:
+    """The JSON types that a schema within `root` allows; empty if it names none."""
     if not isinstance(schema, Mapping) or not references:
         return frozenset()
     found: set[str] = set()
@@ -55,13 +93,13 @@ def _types(schema: object, root: Mapping[str, Any], references: int) -> frozense
         found.add("string")
     for keyword in ("anyOf", "oneOf", "allOf"):
         for option in schema.get(keyword, []):
-            found |= _types(option, root, references - 1)
+            found |= types_of(option, root, references - 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         target: object = root
         for part in reference[2:].split("/"):
             target = target.get(part) if isinstance(target, Mapping) else None
-        found |= _types(target, root, references - 1)
+        found |= types_of(target, root, references - 1)
     return frozenset(found)
 
 
