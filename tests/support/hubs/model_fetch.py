@@ -49,9 +49,9 @@ def model_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
     """Run a stub hub, and point HF_ENDPOINT to it."""
     for name in ("HF_TOKEN", "HTTP_PROXY", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
-    with StubHub({**FILES, **UNREAD}) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
+    with StubHub({**FILES, **UNREAD}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
 
 
 def fetch_of(to: Path, source: str = "hf://org/model", **options: Any) -> Fetch:
@@ -59,9 +59,9 @@ def fetch_of(to: Path, source: str = "hf://org/model", **options: Any) -> Fetch:
 
 
 def fetch(to: Path, source: str = "hf://org/model", pauses_s: tuple[float, ...] = ()) -> Path:
-    wanted = fetch_of(to, source)
-    asyncio.run(replace(wanted, pauses_s=pauses_s).run())
-    return wanted.folder.path
+    one_fetch = fetch_of(to, source)
+    asyncio.run(replace(one_fetch, pauses_s=pauses_s).run())
+    return one_fetch.folder.path
 
 
 def start(to: Path, *, before: str = "") -> subprocess.Popen[str]:
@@ -76,9 +76,9 @@ def start(to: Path, *, before: str = "") -> subprocess.Popen[str]:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 

@@ -92,20 +92,20 @@ def environment(
 ) -> dict[str, str]:
     """The container's variables; `fields` are the pod's fields by path. Raise KeyError where the
     kubelet would refuse to start the container."""
-    found = {}
+    variables = {}
     for item in container.get("env", ()):
         source = item.get("valueFrom", {})
         if "fieldRef" in source:
-            found[item["name"]] = fields[source["fieldRef"]["fieldPath"]]
+            variables[item["name"]] = fields[source["fieldRef"]["fieldPath"]]
         elif "secretKeyRef" in source:
-            wanted = source["secretKeyRef"]
-            values = secrets.get(wanted["name"], {}) if wanted.get("optional") else None
-            values = secrets[wanted["name"]] if values is None else values
-            if wanted["key"] in values or not wanted.get("optional"):
-                found[item["name"]] = values[wanted["key"]]
+            secret_key = source["secretKeyRef"]
+            values = secrets.get(secret_key["name"], {}) if secret_key.get("optional") else None
+            values = secrets[secret_key["name"]] if values is None else values
+            if secret_key["key"] in values or not secret_key.get("optional"):
+                variables[item["name"]] = values[secret_key["key"]]
         else:
-            found[item["name"]] = item["value"]
-    return found
+            variables[item["name"]] = item["value"]
+    return variables
 
 
 def expanded(container: Manifest, variables: Mapping[str, str]) -> list[str]:
@@ -114,4 +114,4 @@ def expanded(container: Manifest, variables: Mapping[str, str]) -> list[str]:
     def value(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
-    return [re.sub(r"\$\$|\$\(([A-Za-z_]\w*)\)", value, word) for word in container["args"]]
+    return [re.sub(r"\$\$|\$\(([A-Za-z_]\w*)\)", value, argument) for argument in container["args"]]

@@ -22,11 +22,11 @@ class Place:
 def may_connect(policies: Iterable[dict[str, Any]], source: Place, to: Place, port: int) -> bool:
     """Whether `source` may connect to a port of `to`. A pod that no policy selects accepts all
     connections; otherwise one rule of one policy must allow it."""
-    about = [one for one in policies if _selects(one, to)]
-    return not about or any(
-        _allows(rule, one["metadata"]["namespace"], source, port)
-        for one in about
-        for rule in one["spec"]["ingress"]
+    selecting = [policy for policy in policies if _selects(policy, to)]
+    return not selecting or any(
+        _allows(rule, policy["metadata"]["namespace"], source, port)
+        for policy in selecting
+        for rule in policy["spec"]["ingress"]
     )
 
 
@@ -58,8 +58,8 @@ def _is_peer(peer: dict[str, Any], namespace: str, source: Place) -> bool:
 
 def matches(selector: dict[str, Any], labels: Mapping[str, str]) -> bool:
     assert selector.keys() <= {"matchLabels", "matchExpressions"}
-    for wanted in selector.get("matchExpressions", ()):
-        assert wanted["operator"] == "In"
-        if labels.get(wanted["key"]) not in wanted["values"]:
+    for expression in selector.get("matchExpressions", ()):
+        assert expression["operator"] == "In"
+        if labels.get(expression["key"]) not in expression["values"]:
             return False
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())

@@ -154,7 +154,7 @@ def store_node(
 
 
 def spin(nodes: Sequence[LoopNode], condition: Callable[[], bool], what: str) -> None:
-    """Turn the loops deadline the condition holds."""
+    """Turn the loops until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s for {what}"

@@ -22,24 +22,26 @@ _METRIC = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 def metrics_of(url: str) -> dict[str, float]:
     """The values of a /metrics page by name, summed over labels."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in _METRIC.findall(text_of(url, "/metrics")):
-        found[name] = found.get(name, 0.0) + float(value)
-    return found
+        values[name] = values.get(name, 0.0) + float(value)
+    return values
 
 
 def held_by_pool(state: Json) -> list[str]:
     """The resources that /pool reports as held; an idle pool has none."""
-    wrong = []
+    held_resources = []
     for node in state["nodes"]:
         load, booked = node["load"], node["booked"]
         figures = {name: load[name] for name in ("running", "waiting", "parked", "queued_tokens")}
         figures |= {f"booked {name}": value for name, value in booked.items()}
         figures["blocks held"] = load["total_blocks"] - load["free_blocks"]
-        wrong += [f"{node['id']}: {name} {value}" for name, value in figures.items() if value]
+        held_resources += [
+            f"{node['id']}: {name} {value}" for name, value in figures.items() if value
+        ]
     if running := state["totals"]["requests_running"]:
-        wrong.append(f"router: {running} requests")
-    return wrong
+        held_resources.append(f"router: {running} requests")
+    return held_resources
 
 
 def held_by_node(node: Node) -> list[str]:
@@ -56,17 +58,17 @@ def held_by_node(node: Node) -> list[str]:
 
 def settle(cluster: Cluster, timeout_s: float = SETTLE_S) -> None:
     """Wait until requests hold no resources; raise AssertionError after `timeout_s`."""
-    until = time.monotonic() + timeout_s
-    while wrong := held(cluster):
-        assert time.monotonic() < until, f"after {timeout_s:g} s: {wrong}"
+    deadline = time.monotonic() + timeout_s
+    while still_held := held(cluster):
+        assert time.monotonic() < deadline, f"after {timeout_s:g} s: {still_held}"
         time.sleep(0.05)
 
 
 def held(cluster: Cluster) -> list[str]:
-    wrong = held_by_pool(cluster.pool())
+    resources = held_by_pool(cluster.pool())
     for node in cluster.nodes.values():
-        wrong += held_by_node(node)
-    return wrong
+        resources += held_by_node(node)
+    return resources
 
 
 @dataclass(frozen=True)
@@ -100,23 +102,23 @@ class Levels:
 
     def check(self, cluster: Cluster) -> None:
         """Record new processes; wait until the others are back at their level."""
-        until = time.monotonic() + SETTLE_S
-        for one in cluster.processes():
-            while wrong := self._above(one):
-                assert time.monotonic() < until, f"{one.name} has {wrong}"
+        deadline = time.monotonic() + SETTLE_S
+        for role_process in cluster.processes():
+            while excess := self._above(role_process):
+                assert time.monotonic() < deadline, f"{role_process.name} has {excess}"
                 time.sleep(0.1)
         if cluster.store is not None:
             assert cluster.store.immortal_keys() == []
 
-    def _above(self, one: RoleProcess) -> list[str]:
-        tasks = int(metrics_of(one.url).get("baton_asyncio_tasks", 0))
-        server = psutil.Process(one.pid)
-        wrong = []
+    def _above(self, role_process: RoleProcess) -> list[str]:
+        tasks = int(metrics_of(role_process.url).get("baton_asyncio_tasks", 0))
+        server = psutil.Process(role_process.pid)
+        excess = []
         for process in (server, *server.children()):
             level = _level(process, tasks)
             base = self._base.setdefault(process.pid, level)
-            wrong += [f"pid {process.pid}: {what}" for what in level.above(base, self._spare)]
-        return wrong
+            excess += [f"pid {process.pid}: {what}" for what in level.above(base, self._spare)]
+        return excess
 
 
 def _level(process: psutil.Process, tasks: int) -> Level:

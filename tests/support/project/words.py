@@ -44,7 +44,6 @@ NAMES: Mapping[str, str] = {
     "story": "record",
     "told": "response, received messages",
     "untaken": "unacknowledged",
-    "waking": "cold start",
     "ward": "guarded server",
     "weigher": "chooser",
     "wish": "wanted",
@@ -62,7 +61,7 @@ CLASSES = re.compile(
 # Phrases, as regular expressions whose spaces stand for any white space -> what to write.
 PHRASES: Mapping[str, str] = {
     r"begins? anew|began anew|begun anew|anew": "again",
-    r"(?:is|are|was|were|be|been|being) told": "receives, learns",
+    r"(?:is|are|was|were|be|been|being) told(?! (?:apart|from))": "receives, learns",
     r"(?:the )?same words": "the same request, message",
     r"(?:is|are|was) no news": "changes nothing",
     r"go(?:es)? by": "uses, follows",
@@ -82,7 +81,7 @@ PHRASES: Mapping[str, str] = {
     r"stands? still|stood still": "stalls, hangs, is frozen",
     r"mended|mends": "repaired, fixed",
     r"what is so|it is so": "say what is true",
-    r"nothing (?:is|was) (?:said|heard|known)": "no report, unknown",
+    r"nothing (?:is|was) (?:said|heard)": "no report",
 }
 _GAP = r"""[\s#"']+"""
 _PHRASES = {
