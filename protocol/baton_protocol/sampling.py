@@ -13,7 +13,7 @@ MAX_TEMPERATURE = 100.0
 # compared with each stop id: without bounds one body could stop a node's event loop for minutes.
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
-# Log-probabilities of a prompt are told at once: about 60 bytes and 1 us each, in each process.
+# A prompt's log-probabilities are one message: about 60 bytes and 1 us each, in each process.
 MAX_PROMPT_CANDIDATES = 200_000
 MAX_BIASED = 1024
 MAX_BAD_WORDS = 1024
@@ -26,8 +26,8 @@ REPETITION_RANGE = (0.01, 10.0)
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an answer's text must match: the text of a grammar, see `baton_text.grammar`. Where each
-    choice is in it follows from its tokens."""
+    """What an answer's text must match: the text of a grammar, see `baton_text.grammar`. The
+    grammar's state follows from each choice's tokens."""
 
     grammar: str
 
@@ -37,8 +37,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. `max_tokens` counts every
     generated id, EOS and stop tokens included. `logprobs` is the number of alternatives beside the
-    sampled token (0: the sampled token alone), None is off; `prompt_logprobs` asks the same of the
-    prompt's own tokens, which are then all computed anew. Noise is keyed by (seed, choice,
+    sampled token (0: the sampled token alone), None is off; `prompt_logprobs` requests the same for
+    the prompt's tokens, which are then all computed. Noise is keyed by (seed, choice,
     position); the router gives a seed to requests that have none. Without `detokenize` nobody makes
     text of the tokens, so no stop string can be looked for.
 

@@ -1,10 +1,10 @@
-{{/* The name of everything of this release: its own name, with "baton" in it once. */}}
+{{/* The common name of the release's objects: the release's name, with "baton" in it once. */}}
 {{- define "baton.name" -}}
 {{- $name := contains "baton" .Release.Name | ternary .Release.Name (printf "%s-baton" .Release.Name) -}}
 {{- printf "%s-operator" ($name | trunc 54 | trimSuffix "-") -}}
 {{- end }}
 
-{{/* Never to be changed: Kubernetes refuses another selector. NetworkPolicies of pools go by the first. */}}
+{{/* Never change these: Kubernetes refuses another selector. The pools' NetworkPolicies select by the first. */}}
 {{- define "baton.selector" -}}
 app.kubernetes.io/name: baton-operator
 app.kubernetes.io/instance: {{ .Release.Name }}

@@ -166,7 +166,7 @@ class Index(ClosesItself):
         if not entries:
             return
         key = inbox_key(self._pool, node, epoch)
-        # A transaction: if the connection failed before EXPIRE, the stream would stay for ever.
+        # A transaction: if the connection failed before EXPIRE, the stream would never expire.
         pipeline = self._client.redis.pipeline(transaction=True)
         for entry in entries:
             pipeline.xadd(

@@ -1,7 +1,7 @@
 """Rate limits of tenants, shared by all routers of a pool: token buckets on the index.
 
 A bucket fills at its rate up to its capacity. A draw of more than the capacity waits for a full
-bucket and takes its level below 0. So no request is too large for ever, and the average stays at
+bucket and takes its level below 0. So no request is too large to start, and the average stays at
 the rate.
 
 Each call runs one script, by the index server's clock, and raises StoreUnavailable if the index

@@ -23,7 +23,7 @@ from baton_protocol.link import DrainNode
 from baton_protocol.store import NodeState
 
 logger = logging.getLogger(__name__)
-ENDS = "the node was told to end"
+ENDS = "the node is shutting down"
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ class Cache:
         return self._clock()
 
     def children(self, key: PoolKey) -> dict[ChildKey, CachedChild]:
-        """Objects with the pool's label, whoever owns them."""
+        """Objects with the pool's label, regardless of their owner."""
         return dict(self._children.get(key, {}))
 
     def unanswered(self) -> None:
@@ -281,8 +281,8 @@ def digest_of(body: Body) -> str:
     metadata = {name: body["metadata"][name] for name in body["metadata"].keys() - _VOLATILE}
     notes = metadata.get("annotations", {}).items()
     metadata["annotations"] = {name: note for name, note in notes if name not in _REPORTS}
-    wishes = {name: body[name] for name in body.keys() - {"status"}} | {"metadata": metadata}
-    encoded = msgspec.json.encode(wishes, order="deterministic")
+    desired = {name: body[name] for name in body.keys() - {"status"}} | {"metadata": metadata}
+    encoded = msgspec.json.encode(desired, order="deterministic")
     return hashlib.blake2b(encoded, digest_size=12).hexdigest()
 
 

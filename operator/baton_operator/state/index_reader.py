@@ -219,7 +219,7 @@ class IndexReader:
         return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
 
     async def _addresses(self, pool: Pool) -> list[str]:
-        """Checked for a managed index too: whoever may edit its Service can redirect its name."""
+        """Checked for a managed index too: users who may edit its Service can redirect its name."""
         endpoint = parse_endpoint(store_settings(pool).index_url)
         found = await self._lookups.addresses(pool.namespace, endpoint.host, endpoint.port)
         networks = self._networks if pool.spec.kv_store.external is not None else ()

@@ -68,7 +68,7 @@ class Resync:
     async def first(self) -> None:
         """Return once the cache contains all existing objects: a reconcile without them would
         report children as missing. Give up after FIRST_S, but not while the server does not answer,
-        because nothing is known then."""
+        because the cache is then empty."""
         late, silent = self._clock() + FIRST_S, False
         while True:
             try:

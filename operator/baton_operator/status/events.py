@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 # Seconds. Most pods are prepared in less; a kubelet reports a missing Secret within a second.
 ASK_S = 4.0
 # Seconds between listings once a problem is known: it usually stays the same.
-SAID_S = 30.0
+KNOWN_S = 30.0
 
 
 class _EventQuery(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class _EventQuery(msgspec.Struct, frozen=True):
 
     @property
     def due(self) -> float:
-        return self.at + (ASK_S if self.problem is None else SAID_S)
+        return self.at + (ASK_S if self.problem is None else KNOWN_S)
 
 
 class Lister(Protocol):
@@ -128,7 +128,7 @@ _QUIET = frozenset(
 
 
 # Reasons of conditions that have their own events.
-_TOLD = frozenset(reason.name for kind in (c.VALID, c.APPLIED) for reason in kind.reasons)
+_REPORTED = frozenset(reason.name for kind in (c.VALID, c.APPLIED) for reason in kind.reasons)
 
 
 class PoolEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,6 +251,6 @@ def _ready(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
         return None if ready else _normal("Ready", after.url)
     kind: Literal["Normal", "Warning"] = "Normal" if now.reason in _QUIET else "Warning"
     known = was is not None and was.reason == now.reason
-    if not ready and (known or now.reason in _QUIET | _TOLD):
+    if not ready and (known or now.reason in _QUIET | _REPORTED):
         return None
     return PoolEvent(type=kind, reason="NotReady", message=f"{now.reason}: {now.message}")

@@ -5,7 +5,7 @@ RateLimited, QueueFull or QueueTimeout. A call is charged to the budget before a
 prompts are admitted one by one as the pool has room for all their choices, so other calls' prompts
 run in between. A pool with room admits everything at once. If tenants share the pool, part of the
 room is kept for tenants that run, or recently had computed, less than their share. Admission never
-holds an admitted prompt again: if it loses its node, the dispatcher places it anew.
+holds an admitted prompt again: if it loses its node, the dispatcher places it again.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class NodeDrain(Closed):
-    """What a node does once it was told to drain, or to take requests again."""
+    """The state of a node that confirmed a drain or its end."""
 
     node: str
     state: DrainState

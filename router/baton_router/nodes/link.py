@@ -225,12 +225,12 @@ class NodeLink:
         loops = (self._until_silent(socket), self._read(socket), self._write(socket))
         watches = (self._until_choked(), self._until_dropped())
         tasks = [asyncio.create_task(loop) for loop in (*loops, *watches)]
-        silent = misbehaved = False
+        silent = violated = False
         try:
             self._listener.on_up(self)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             silent = done == {tasks[0]} and tasks[0].exception() is None
-            misbehaved = any(isinstance(task.exception(), LinkViolation) for task in done)
+            violated = any(isinstance(task.exception(), LinkViolation) for task in done)
         finally:
             self.up = False
             self._outgoing.clear()
@@ -238,7 +238,7 @@ class NodeLink:
             for task in tasks:
                 task.cancel()
             self._listener.on_broken(self, silent=silent)
-            if misbehaved:
+            if violated:
                 self._listener.on_refused(self)
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:

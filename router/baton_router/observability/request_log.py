@@ -185,7 +185,7 @@ class RequestLog:
         return round((self.came + at - self.started) * 1e9)
 
     def placement(self) -> str | None:
-        """The current value of the `x-baton-placement` header; None if nothing is known yet."""
+        """The current value of the `x-baton-placement` header; None if there is none yet."""
         if self.answer is not None:
             return _placements(self.answer.in_flight)
         if self.failure is not None:

@@ -176,7 +176,7 @@ class Router:
             refused_s=settings.bounds.refused_s,
             clock=clock,
         )
-        self._waking = ColdStart(
+        self._cold_start = ColdStart(
             self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
         )
         admission_metrics = AdmissionMetrics(metrics.registry)
@@ -195,7 +195,7 @@ class Router:
             fleet=self.fleet,
             dispatcher=self.dispatcher,
             intake=Intake(
-                bodies=BodyLimits(settings), cold_start=self._waking, admission=self.admission
+                bodies=BodyLimits(settings), cold_start=self._cold_start, admission=self.admission
             ),
             observers=observers,
             rng=self._rng,
@@ -286,7 +286,7 @@ class Router:
         """The router's current load report: what clients ask of it."""
         in_flight = self.dispatcher.in_flight
         held = count_held(in_flight.values(), self.view)
-        waiting = self._waking.held + self.admission.held + held
+        waiting = self._cold_start.held + self.admission.held + held
         return self._demand.report(len(in_flight) - held, waiting)
 
     async def _listen(self) -> None:
@@ -350,7 +350,7 @@ class Router:
 
     async def _end_running(self) -> None:
         """End running requests with a retryable error, and abort them on their nodes."""
-        self._waking.end()
+        self._cold_start.end()
         self.admission.end()
         self.dispatcher.on_change()
         error = Unavailable("the router is shutting down; send the request again").record()

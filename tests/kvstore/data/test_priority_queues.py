@@ -122,4 +122,4 @@ def test_a_change_before_the_wait_is_not_missed() -> None:
     queues = PriorityQueues(2, 30.0)
     seen = queues.changes
     queues.wake()
-    assert queues.take(seen, None) is None  # if the change were missed, this would wait for ever
+    assert queues.take(seen, None) is None  # if the change were missed, this would never return

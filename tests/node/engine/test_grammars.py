@@ -399,7 +399,7 @@ def test_a_compiler_that_breaks_fails_its_job_and_compiles_the_next(
     assert run_alone(node, structured("next"))
 
 
-def test_what_is_wrong_with_the_request_itself_is_said_without_compiling(
+def test_an_invalid_request_fails_without_compiling_its_grammar(
     node: LoopNode, held: HeldGrammars
 ) -> None:
     request = msgspec.structs.replace(structured("r"), prompt_ids=(1, -1))

@@ -21,7 +21,7 @@ from baton_operator.autoscaling.planner.records import Demand
 LOOKBACK_S = 600.0  # seconds of samples for the usual answer length
 JUMP = 1.3  # a jump: at least this many times the requests of before, and
 SURE_JUMP = 4.0  # at least this many standard deviations of a Poisson count more
-TINY_S = 0.1  # a window is not to the millisecond so many looks long
+TINY_S = 0.1  # a window is only roughly a multiple of the interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,9 @@ def _at_least(known: float | None, expected: float | None) -> float | None:
 
 
 def jump_of(memory: Memory, window_s: float) -> float:
-    """How many times the mean of the window the requests of its newest part are; 1 but after a jump
-    upwards. With means w over W seconds, D apart: w(t) W - w(t - D) W is what came in the newest D
-    seconds less what came in the D seconds before the window."""
+    """The ratio of the requests in the window's newest part to the window's mean; 1 unless they
+    jumped upwards. With means w over W seconds, D apart: w(t) W - w(t - D) W is the number of
+    requests in the newest D seconds minus the number in the D seconds before the window."""
     seen = [(sample.at_s, sample.requests) for sample in memory.seen if sample.requests is not None]
     if len(seen) < 2:
         return 1.0

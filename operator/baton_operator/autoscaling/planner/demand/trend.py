@@ -33,9 +33,9 @@ def grown(now: float | None, points: Points, start_s: float, window_s: float) ->
 
 
 def _sure_slope(points: Points, over_s: float, window_s: float, sure: float) -> float:
-    """0 where it is not sure, or not seen for long enough: whoever begins to look sees a pool fill.
-    Looks that are closer than their windows saw the same requests: they count as so many fewer when
-    the slope's error is judged."""
+    """The slope; 0 if it is not significant or the samples cover too little time, because a new
+    operator sees a pool fill. Samples that are closer than their windows saw the same requests, so
+    fewer of them count for the slope's error."""
     recent = [point for point in points if point[0] >= points[-1][0] - over_s]
     seen_s = recent[-1][0] - recent[0][0]
     if seen_s < SEEN * over_s:

@@ -1,13 +1,13 @@
 """The best pair of numbers within bounds, ratio and budget.
 
-In: what is wanted, the box, the rules. Out: a pair, or None where no pair obeys them. Best is who
-leaves the worse served role best served (its share of what it wants), then the other, then who
-costs fewest GPUs. Without scarcity that is the wanted pair; where the ratio does not fit, the role
-that has too few grows, and where that is at its maximum the other shrinks; where the budget does
-not reach, both get about the same share.
+In: the wanted numbers, the bounds, the rules. Out: a pair, or None if no pair obeys the rules. The
+best pair gives the worse-served role the largest share of its wanted number, then the other role,
+then uses the fewest GPUs. Without scarcity it is the wanted pair. If the ratio does not fit, the
+role with too few nodes grows, or the other shrinks if that role is at its maximum. If the budget is
+too small, both get about the same share.
 
-Budget: what is there holds its GPUs until it is gone. A pair under which a role grows must fit the
-budget together with everything that is still there, drained ones included: shrink first, then grow.
+Existing nodes hold their GPUs until they are gone. A pair that grows a role must fit the budget
+together with all existing nodes, draining ones included: shrink first, then grow.
 """
 
 from __future__ import annotations

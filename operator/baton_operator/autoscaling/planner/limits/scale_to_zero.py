@@ -1,9 +1,9 @@
 """Scale to zero, and wake-up.
 
 In: the situation, the current bounds. Out: the reason to have no nodes; None if the pool should be
-awake. A pool goes to sleep after the owner's idle time, both roles at once, and only if it is known
-that nothing runs and that routers hold the next request. It sleeps on while nothing is known. One
-held request wakes it.
+awake. A pool scales to zero after the idle time in its spec, both roles at once, and only if
+reports show that nothing runs and that routers hold the next request. Without reports it stays at
+zero. One held request wakes it.
 """
 
 from __future__ import annotations
