@@ -122,12 +122,17 @@ def print_table(rows: list[Row]) -> None:
 
 
 def run(load: Load, arguments: argparse.Namespace) -> list[Verdict]:
-    asks = load.asks(arguments.seed)
+    requests = load.requests(arguments.seed)
     sight = Sight(dropped=arguments.drop)
     course = Course(
-        load=load, seed=arguments.seed, asks=asks, truth=TRUTH, targets=Targets(), sight=sight
+        load=load,
+        seed=arguments.seed,
+        requests=requests,
+        truth=TRUTH,
+        targets=Targets(),
+        sight=sight,
     )
-    print(f"{load.name}: {load.what}; {len(asks)} requests in {load.length_s / HOUR_S:.2f} h")
+    print(f"{load.name}: {load.what}; {len(requests)} requests in {load.length_s / HOUR_S:.2f} h")
     mine, reasons = ours(course)
     against = rivals(course, quick=arguments.quick)
     rows = [mine, *against]

@@ -46,8 +46,8 @@ from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
 from benchmarks.support.figures import percentile
 from benchmarks.support.router.load_generator import (
-    Ask,
     Question,
+    Send,
     Timing,
     closed_loop,
     direct_link,
@@ -122,7 +122,7 @@ class Run(NamedTuple):
 
     name: str
     side: Side
-    link: Ask | None = None
+    link: Send | None = None
 
 
 class Questions:
@@ -183,8 +183,8 @@ async def one_pass(run: Run, load: Load, questions: Sequence[Question]) -> list[
     if run.link is not None:
         return await closed_loop([run.link] * load.clients, questions, load.apart_s)
     port, model = run.side.port, run.side.model
-    async with http_clients(port, model, load.clients, as_ids=run.name == IDS) as asks:
-        return await closed_loop(asks, questions, load.apart_s)
+    async with http_clients(port, model, load.clients, as_ids=run.name == IDS) as senders:
+        return await closed_loop(senders, questions, load.apart_s)
 
 
 def medians(cell: Cell) -> Figures:

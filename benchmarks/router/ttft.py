@@ -33,8 +33,8 @@ from baton_router import RouterSettings
 from benchmarks.support.figures import percentile
 from benchmarks.support.role_processes import answer_of, decode_node, model_of, router
 from benchmarks.support.router.load_generator import (
-    Ask,
     Question,
+    Send,
     closed_loop,
     direct_link,
     http_clients,
@@ -60,9 +60,9 @@ def question(rng: random.Random) -> Question:
     return Question(text, tuple(text.encode()), rng.randint(*ANSWER_TOKENS))
 
 
-async def firsts(asks: Sequence[Ask], rng: random.Random, count: int) -> list[float]:
+async def firsts(senders: Sequence[Send], rng: random.Random, count: int) -> list[float]:
     """Milliseconds to the first token of `count` questions."""
-    timings = await closed_loop(asks, [question(rng) for _ in range(count)])
+    timings = await closed_loop(senders, [question(rng) for _ in range(count)])
     return [timing.first_ms for timing in timings]
 
 
@@ -73,8 +73,8 @@ async def measure(urls: Sequence[str], router_port: int, options: argparse.Names
     async with AsyncExitStack() as stack:
         direct = [await stack.enter_async_context(direct_link(url)) for url in urls]
         routed = await stack.enter_async_context(http_clients(router_port, model, len(urls)))
-        for asks in (direct, routed):
-            await firsts(asks, rng, options.clients * 4)
+        for senders in (direct, routed):
+            await firsts(senders, rng, options.clients * 4)
         for _ in range(ROUNDS):
             samples.direct += await firsts(direct, rng, options.requests // ROUNDS)
             samples.router += await firsts(routed, rng, options.requests // ROUNDS)

@@ -38,7 +38,7 @@ def course(seed: int = 1, sight: Sight | None = None, load: Load = LOAD) -> Cour
     return Course(
         load=load,
         seed=seed,
-        asks=load.asks(seed),
+        requests=load.requests(seed),
         truth=TRUTH,
         targets=Targets(),
         sight=sight or Sight(),

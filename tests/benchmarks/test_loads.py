@@ -13,29 +13,29 @@ from benchmarks.support.autoscaling.load_profiles import (
     Load,
     loads,
 )
-from benchmarks.support.autoscaling.pool_nodes import Ask
+from benchmarks.support.autoscaling.pool_nodes import SimRequest
 
 LOADS = {load.name: load for load in loads(quick=True)}
 
 
-def rate(asks: tuple[Ask, ...], from_s: float, to_s: float) -> float:
-    return sum(from_s <= ask.at_s < to_s for ask in asks) / (to_s - from_s)
+def rate(requests: tuple[SimRequest, ...], from_s: float, to_s: float) -> float:
+    return sum(from_s <= request.at_s < to_s for request in requests) / (to_s - from_s)
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_a_load_depends_only_on_its_seed(load: Load) -> None:
-    first = load.asks(1)
-    assert first == load.asks(1)
-    assert first != load.asks(2)
-    assert [ask.at_s for ask in first] == sorted(ask.at_s for ask in first)
-    assert all(0 < ask.uncached <= ask.prompt and ask.output > 1 for ask in first)
+    first = load.requests(1)
+    assert first == load.requests(1)
+    assert first != load.requests(2)
+    assert [request.at_s for request in first] == sorted(request.at_s for request in first)
+    assert all(0 < request.uncached <= request.prompt and request.output > 1 for request in first)
 
 
 def test_a_day_has_a_quiet_night_and_two_peaks() -> None:
     load = LOADS["day"]
-    asks, hour_s = load.asks(1), load.length_s / 24
+    requests, hour_s = load.requests(1), load.length_s / 24
     night, morning, noon, evening = (
-        rate(asks, (hour - 1) * hour_s, (hour + 1) * hour_s) for hour in (2.0, 10.5, 14.5, 19.0)
+        rate(requests, (hour - 1) * hour_s, (hour + 1) * hour_s) for hour in (2.0, 10.5, 14.5, 19.0)
     )
     assert night < 2.5
     assert morning == pytest.approx(11.0, rel=0.15)
@@ -44,24 +44,34 @@ def test_a_day_has_a_quiet_night_and_two_peaks() -> None:
 
 
 def test_a_burst_is_ten_times_the_rate_before_and_after() -> None:
-    asks = LOADS["burst"].asks(1)
-    before, high, after = rate(asks, 0, 600), rate(asks, 630, 1200), rate(asks, 1230, 2100)
+    requests = LOADS["burst"].requests(1)
+    before, high, after = (
+        rate(requests, 0, 600),
+        rate(requests, 630, 1200),
+        rate(requests, 1230, 2100),
+    )
     assert high / before == pytest.approx(10.0, rel=0.2)
     assert high / after == pytest.approx(10.0, rel=0.2)
 
 
 def test_the_mix_shifts_in_the_middle_and_the_rate_stays() -> None:
     load = LOADS["shift"]
-    asks, middle_s = load.asks(1), load.length_s / 2
-    early = [ask for ask in asks if ask.at_s < middle_s - 150]
-    late = [ask for ask in asks if ask.at_s > middle_s + 150]
+    requests, middle_s = load.requests(1), load.length_s / 2
+    early = [request for request in requests if request.at_s < middle_s - 150]
+    late = [request for request in requests if request.at_s > middle_s + 150]
     for part, mix in ((early, PROMPT_HEAVY), (late, ANSWER_HEAVY)):
-        assert statistics.fmean(ask.prompt for ask in part) == pytest.approx(mix.prompt, rel=0.05)
-        assert statistics.fmean(ask.output for ask in part) == pytest.approx(mix.output, rel=0.05)
+        assert statistics.fmean(request.prompt for request in part) == pytest.approx(
+            mix.prompt, rel=0.05
+        )
+        assert statistics.fmean(request.output for request in part) == pytest.approx(
+            mix.output, rel=0.05
+        )
     assert len(early) == pytest.approx(len(late), rel=0.25)  # slow noise
 
 
 def test_a_part_of_the_prompts_is_cached() -> None:
-    asks = LOADS["steady"].asks(1)
-    uncached = sum(ask.uncached for ask in asks) / sum(ask.prompt for ask in asks)
+    requests = LOADS["steady"].requests(1)
+    uncached = sum(request.uncached for request in requests) / sum(
+        request.prompt for request in requests
+    )
     assert uncached == pytest.approx(1 - CHAT.next_turns * CHAT.cached, rel=0.03)

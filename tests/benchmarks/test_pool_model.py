@@ -10,7 +10,7 @@ import pytest
 from baton_operator.autoscaling.planner.records import Capability, Phase
 from baton_protocol.store import ROLES, Role
 from benchmarks.support.autoscaling.pool_model import START_SPREAD, Pool
-from benchmarks.support.autoscaling.pool_nodes import Ask
+from benchmarks.support.autoscaling.pool_nodes import SimRequest
 
 TRUTH = Capability(
     prefill_tokens=2000.0,
@@ -23,30 +23,30 @@ TRUTH = Capability(
 FOREVER_S = 1e5
 
 
-def asks(count: int, rate: float, seed: int = 1) -> list[Ask]:
+def random_requests(count: int, rate: float, seed: int = 1) -> list[SimRequest]:
     rng = random.Random(seed)
     now_s, requests = 0.0, []
     for _ in range(count):
         now_s += rng.expovariate(rate)
         prompt = rng.randrange(100, 3000)
-        requests.append(Ask(now_s, prompt, rng.randrange(1, prompt), rng.randrange(2, 400)))
+        requests.append(SimRequest(now_s, prompt, rng.randrange(1, prompt), rng.randrange(2, 400)))
     return requests
 
 
-def pool(requests: Sequence[Ask], prefill: int, decode: int) -> Pool:
+def pool(requests: Sequence[SimRequest], prefill: int, decode: int) -> Pool:
     return Pool(TRUTH, random.Random(1), requests, {"prefill": prefill, "decode": decode})
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_each_request_ends_once_for_any_sequence_of_node_counts(seed: int) -> None:
-    rng, requests = random.Random(seed), asks(400, 2.0, seed)
+    rng, requests = random.Random(seed), random_requests(400, 2.0, seed)
     model = pool(requests, 1, 1)
     for tick in range(40):
         model.run_until(10.0 * tick)
         model.scale({"prefill": rng.randrange(4), "decode": rng.randrange(4)})
     model.scale({"prefill": 1, "decode": 1})
     model.run_until(FOREVER_S)
-    assert [answer.ask for answer in model.answers] == requests
+    assert [answer.request for answer in model.answers] == requests
     assert [answer.ends for answer in model.answers] == [1] * len(requests)
     assert len(model.finished) == len(requests)
     assert model.live == 0
@@ -54,24 +54,24 @@ def test_each_request_ends_once_for_any_sequence_of_node_counts(seed: int) -> No
 
 
 def test_exactly_the_requested_tokens_are_generated() -> None:
-    requests = asks(300, 1.0)
+    requests = random_requests(300, 1.0)
     model = pool(requests, 2, 2)
     model.run_until(FOREVER_S)
-    assert model.generated() == pytest.approx(sum(ask.output for ask in requests), rel=1e-6)
+    assert model.generated() == pytest.approx(sum(request.output for request in requests), rel=1e-6)
     assert [(node.kv, node.reserved, node.promised) for node in model.decode] == [(0.0, 0, 0)] * 2
 
 
 def test_every_request_arrives_starts_and_ends_in_this_order() -> None:
-    model = pool(asks(300, 2.0), 1, 2)
+    model = pool(random_requests(300, 2.0), 1, 2)
     model.run_until(FOREVER_S)
     for answer in model.answers:
         assert answer.first_s is not None
         assert answer.end_s is not None
-        assert answer.ask.at_s < answer.first_s < answer.end_s
+        assert answer.request.at_s < answer.first_s < answer.end_s
 
 
 def test_a_fixed_pool_costs_its_nodes_for_the_whole_time() -> None:
-    model = pool(asks(10, 1.0), 2, 3)
+    model = pool(random_requests(10, 1.0), 2, 3)
     model.run_until(1000.0)
     assert {role: model.gpu_s(role, 1000.0) for role in ROLES} == {"prefill": 2000, "decode": 3000}
 
@@ -98,8 +98,8 @@ def test_starting_nodes_are_removed_first_and_at_once() -> None:
 
 
 def test_a_draining_node_finishes_its_requests_takes_no_new_ones_and_costs_until_then() -> None:
-    long, late = Ask(0.0, 100, 100, 1001), Ask(2.0, 100, 100, 11)
-    model = pool([long, Ask(0.5, 100, 100, 1001), late], 1, 2)
+    long, late = SimRequest(0.0, 100, 100, 1001), SimRequest(2.0, 100, 100, 11)
+    model = pool([long, SimRequest(0.5, 100, 100, 1001), late], 1, 2)
     model.run_until(1.0)
     busy = {node.name: node for node in model.decode}
     model.scale({"prefill": 1, "decode": 1})
@@ -121,7 +121,7 @@ def test_a_node_without_requests_is_removed_at_once() -> None:
 
 
 def test_requests_at_zero_nodes_are_held_and_answered_after_a_start() -> None:
-    model = pool([Ask(5.0, 100, 100, 10)], 0, 0)
+    model = pool([SimRequest(5.0, 100, 100, 10)], 0, 0)
     model.run_until(20.0)
     assert len(model.held) == 1
     model.scale({"prefill": 1, "decode": 1})
@@ -137,7 +137,7 @@ def test_more_nodes_of_a_role_never_make_its_latency_worse(role: Role) -> None:
     def mean_s(nodes: int) -> float:
         counts: dict[Role, int] = {"prefill": 3, "decode": 3}
         counts[role] = nodes
-        model = Pool(TRUTH, random.Random(1), asks(500, 2.0), counts)
+        model = Pool(TRUTH, random.Random(1), random_requests(500, 2.0), counts)
         model.run_until(FOREVER_S)
         times = [one.ttft_s if role == "prefill" else one.itl_s for one in model.answers]
         return sum(time_s for time_s in times if time_s is not None) / len(times)

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from baton_operator.autoscaling.planner.records import Capability
-from benchmarks.support.autoscaling.pool_nodes import Answer, Ask, DecodeNode, PrefillNode
+from benchmarks.support.autoscaling.pool_nodes import Answer, DecodeNode, PrefillNode, SimRequest
 
 TRUTH = Capability(
     prefill_tokens=1000.0,
@@ -19,26 +19,27 @@ TRUTH = Capability(
 )
 
 
-def in_steps(asks: list[Ask], truth: Capability) -> list[float]:
+def in_steps(requests: list[SimRequest], truth: Capability) -> list[float]:
     """Return when each request ends on one decode node, simulated step by step."""
-    now_s, ends = 0.0, dict.fromkeys(range(len(asks)), 0.0)
-    coming, waiting = deque(range(len(asks))), deque[int]()
+    now_s, ends = 0.0, dict.fromkeys(range(len(requests)), 0.0)
+    coming, waiting = deque(range(len(requests))), deque[int]()
     left: dict[int, int] = {}
     assert truth.kv_capacity is not None
     while coming or waiting or left:
         if not waiting and not left:
-            now_s = max(now_s, asks[coming[0]].at_s)
-        while coming and asks[coming[0]].at_s <= now_s:
+            now_s = max(now_s, requests[coming[0]].at_s)
+        while coming and requests[coming[0]].at_s <= now_s:
             waiting.append(coming.popleft())
-        reserved = sum(asks[one].prompt + asks[one].output for one in left)
+        reserved = sum(requests[one].prompt + requests[one].output for one in left)
         while waiting and (
             not left
-            or reserved + asks[waiting[0]].prompt + asks[waiting[0]].output <= truth.kv_capacity
+            or reserved + requests[waiting[0]].prompt + requests[waiting[0]].output
+            <= truth.kv_capacity
         ):
             one = waiting.popleft()
-            left[one] = asks[one].output - 1
-            reserved += asks[one].prompt + asks[one].output
-        held = sum(asks[one].prompt + asks[one].output - todo for one, todo in left.items())
+            left[one] = requests[one].output - 1
+            reserved += requests[one].prompt + requests[one].output
+        held = sum(requests[one].prompt + requests[one].output - todo for one, todo in left.items())
         now_s += (
             truth.step_base_s + len(left) * truth.step_per_seq_s + held * truth.step_per_kv_token_s
         )
@@ -50,15 +51,15 @@ def in_steps(asks: list[Ask], truth: Capability) -> list[float]:
     return list(ends.values())
 
 
-def in_events(asks: list[Ask], truth: Capability) -> list[float]:
+def in_events(requests: list[SimRequest], truth: Capability) -> list[float]:
     """Return when each request ends on one DecodeNode, simulated from event to event."""
     node = DecodeNode("decode", 0.0, truth)
-    answers = [Answer(ask) for ask in asks]
+    answers = [Answer(request) for request in requests]
     coming = deque(answers)
     while coming or not node.empty:
         end_s = node.next_end_s() if node.batch else float("inf")
-        if coming and coming[0].ask.at_s <= end_s:
-            node.advance(coming[0].ask.at_s)
+        if coming and coming[0].request.at_s <= end_s:
+            node.advance(coming[0].request.at_s)
             node.take(coming.popleft())
         else:
             node.advance(end_s)
@@ -71,12 +72,12 @@ def in_events(asks: list[Ask], truth: Capability) -> list[float]:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_decode_node_ends_each_request_when_the_simulation_of_steps_does(seed: int) -> None:
     rng = random.Random(seed)
-    now_s, asks = 0.0, []
+    now_s, requests = 0.0, []
     for _ in range(80):
         now_s += rng.expovariate(1.0)
-        asks.append(Ask(now_s, rng.randrange(100, 2000), 0, rng.randrange(50, 400)))
+        requests.append(SimRequest(now_s, rng.randrange(100, 2000), 0, rng.randrange(50, 400)))
 
-    exact, solved = in_steps(asks, TRUTH), in_events(asks, TRUTH)
+    exact, solved = in_steps(requests, TRUTH), in_events(requests, TRUTH)
 
     longest_step_s = 0.01 + 80 * 0.0005 + 12_000 * 1e-6
     off = [abs(a - b) for a, b in zip(exact, solved, strict=True)]
@@ -85,18 +86,18 @@ def test_a_decode_node_ends_each_request_when_the_simulation_of_steps_does(seed:
 
 
 def test_a_single_batch_takes_the_sum_of_its_steps() -> None:
-    asks = [Ask(0.0, 1000, 0, 101)] * 4
+    requests = [SimRequest(0.0, 1000, 0, 101)] * 4
     steps = sum(0.01 + 4 * 0.0005 + (4 * 1001 + 4 * n) * 1e-6 for n in range(100))
-    assert in_events(asks, TRUTH) == pytest.approx([steps] * 4, rel=1e-2)
+    assert in_events(requests, TRUTH) == pytest.approx([steps] * 4, rel=1e-2)
 
 
 def test_a_request_that_does_not_fit_the_cache_waits_for_the_first_to_end() -> None:
-    first, second = in_events([Ask(0.0, 9000, 0, 100), Ask(0.0, 9000, 0, 100)], TRUTH)
+    first, second = in_events([SimRequest(0.0, 9000, 0, 100), SimRequest(0.0, 9000, 0, 100)], TRUTH)
     assert second == pytest.approx(2 * first, rel=1e-6)
 
 
 def test_a_request_larger_than_the_cache_runs_alone() -> None:
-    assert len(in_events([Ask(0.0, 20_000, 0, 10), Ask(0.0, 100, 0, 10)], TRUTH)) == 2
+    assert len(in_events([SimRequest(0.0, 20_000, 0, 10), SimRequest(0.0, 100, 0, 10)], TRUTH)) == 2
 
 
 def test_prompts_wait_as_long_as_the_m_d_1_formula_predicts() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from baton_operator.autoscaling.planner.records import Capability, Phase
 from benchmarks.support.autoscaling.pool_model import Pool
-from benchmarks.support.autoscaling.pool_nodes import Ask
+from benchmarks.support.autoscaling.pool_nodes import SimRequest
 from benchmarks.support.autoscaling.pool_observer import Observer, Sight
 
 TRUTH = Capability(
@@ -19,11 +19,11 @@ TRUTH = Capability(
     kv_capacity=100_000,
     start_s=60.0,
 )
-EACH_SECOND = [Ask(float(second), 400, 300, 51) for second in range(1, 400)]
+EACH_SECOND = [SimRequest(float(second), 400, 300, 51) for second in range(1, 400)]
 
 
-def observed_pool(sight: Sight, asks: list[Ask] = EACH_SECOND) -> tuple[Pool, Observer]:
-    pool = Pool(TRUTH, random.Random(1), asks, {"prefill": 1, "decode": 1})
+def observed_pool(sight: Sight, requests: list[SimRequest] = EACH_SECOND) -> tuple[Pool, Observer]:
+    pool = Pool(TRUTH, random.Random(1), requests, {"prefill": 1, "decode": 1})
     return pool, Observer(pool, random.Random(2), sight)
 
 
@@ -65,7 +65,9 @@ def test_rates_have_the_configured_noise() -> None:
 
 def test_gauges_have_the_values_and_the_age_of_the_last_gathering() -> None:
     sight = Sight()
-    pool, observer = observed_pool(sight, [Ask(1.0, 20_000, 20_000, 51), Ask(2.0, 500, 500, 51)])
+    pool, observer = observed_pool(
+        sight, [SimRequest(1.0, 20_000, 20_000, 51), SimRequest(2.0, 500, 500, 51)]
+    )
     look(pool, observer, 15.0, sight)
     prefill, decode = observer.situation().nodes
     assert (prefill.queued_tokens, prefill.running, prefill.waiting) == (9500, 1, 1)

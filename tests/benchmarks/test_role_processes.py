@@ -43,8 +43,8 @@ async def test_clients_send_each_request_once() -> None:
     with process((sys.executable, mock_backend.__file__, str(port), "2"), quiet=True):
         answer_of(f"http://{HOST}:{port}/health")
         questions = [Question("so", (1, 2), tokens) for tokens in (1, 20, 3, 4, 5)]
-        async with http_clients(port, model_of(port), 2) as asks:
-            timings = await closed_loop(asks, questions)
+        async with http_clients(port, model_of(port), 2) as senders:
+            timings = await closed_loop(senders, questions)
     assert len(timings) == 5
     assert all(2 <= one.first_ms <= one.last_ms for one in timings)
     assert max(one.last_ms for one in timings) >= 40

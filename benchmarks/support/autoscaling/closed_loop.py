@@ -18,7 +18,7 @@ from baton_operator.autoscaling.planner.records import Capability
 from baton_protocol.store import ROLES, Role
 from benchmarks.support.autoscaling.load_profiles import HOUR_S, Load
 from benchmarks.support.autoscaling.pool_model import Pool
-from benchmarks.support.autoscaling.pool_nodes import Answer, Ask
+from benchmarks.support.autoscaling.pool_nodes import Answer, SimRequest
 from benchmarks.support.autoscaling.pool_observer import Observer, Sight
 from benchmarks.support.autoscaling.reference_autoscalers import Counts, Scaler, Static
 from benchmarks.support.figures import percentile
@@ -57,14 +57,14 @@ class Course:
 
     load: Load
     seed: int
-    asks: Sequence[Ask]
+    requests: Sequence[SimRequest]
     truth: Capability
     targets: Targets
     sight: Sight
 
     def run(self, scaler: Scaler, initial: Counts | None = None) -> Outcome:
         begin = self.load.initial if initial is None else initial
-        pool = Pool(self.truth, random.Random(f"starts {self.seed}"), self.asks, begin)
+        pool = Pool(self.truth, random.Random(f"starts {self.seed}"), self.requests, begin)
         observer = Observer(pool, random.Random(f"sight {self.seed}"), self.sight)
         history: list[Counts] = [dict(begin)]
         while not self._over(pool):
@@ -123,9 +123,9 @@ def _worst_ttft(answers: Sequence[Answer], now_s: float) -> float:
     """The highest p99 of TTFT among windows; a request without a first token counts as waiting
     until `now_s`."""
     windows: dict[int, list[float]] = {}
-    for one in answers:
-        waited_s = now_s - one.ask.at_s if one.ttft_s is None else one.ttft_s
-        windows.setdefault(int(one.ask.at_s // TTFT_WINDOW_S), []).append(waited_s)
+    for answer in answers:
+        waited_s = now_s - answer.request.at_s if answer.ttft_s is None else answer.ttft_s
+        windows.setdefault(int(answer.request.at_s // TTFT_WINDOW_S), []).append(waited_s)
     return max(
         (percentile(times, 0.99) for times in windows.values() if len(times) >= TTFT_LEAST),
         default=0.0,

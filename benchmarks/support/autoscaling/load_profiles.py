@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from baton_protocol.store import Role
-from benchmarks.support.autoscaling.pool_nodes import Ask
+from benchmarks.support.autoscaling.pool_nodes import SimRequest
 
 HOUR_S = 3600.0
 PROMPT_TOKENS = (16, 16_000)  # minimum and maximum
@@ -49,16 +49,16 @@ class Load:
     share: Callable[[float], float]
     initial: Mapping[Role, int]
 
-    def asks(self, seed: int) -> tuple[Ask, ...]:
-        return tuple(self._asks(random.Random(f"{self.name} {seed}")))
+    def requests(self, seed: int) -> tuple[SimRequest, ...]:
+        return tuple(self._requests(random.Random(f"{self.name} {seed}")))
 
-    def _asks(self, rng: random.Random) -> Iterator[Ask]:
+    def _requests(self, rng: random.Random) -> Iterator[SimRequest]:
         wobble = _Wobble(rng)
         now_s = rng.expovariate(self.peak)
         while now_s < self.length_s:
             if rng.random() * self.peak < self.rate(now_s) * wobble.at(now_s):
                 second = rng.random() < self.share(now_s)
-                yield _ask(now_s, self.mixes[second], rng)
+                yield _request(now_s, self.mixes[second], rng)
             now_s += rng.expovariate(self.peak)
 
 
@@ -81,11 +81,11 @@ class _Wobble:
         return min(self.MOST, 1.0 + self._value)
 
 
-def _ask(at_s: float, mix: Mix, rng: random.Random) -> Ask:
+def _request(at_s: float, mix: Mix, rng: random.Random) -> SimRequest:
     prompt = _length(rng, mix.prompt, mix.prompt_sigma, PROMPT_TOKENS)
     cached = int(prompt * mix.cached) if rng.random() < mix.next_turns else 0
     output = _length(rng, mix.output, mix.output_sigma, OUTPUT_TOKENS)
-    return Ask(at_s, prompt, prompt - cached, output)
+    return SimRequest(at_s, prompt, prompt - cached, output)
 
 
 def _length(rng: random.Random, mean: float, sigma: float, bounds: tuple[int, int]) -> int:

@@ -22,11 +22,11 @@ from baton_operator.autoscaling.planner.records import Capability, Phase
 from baton_protocol.store import ROLES, Role
 from benchmarks.support.autoscaling.pool_nodes import (
     Answer,
-    Ask,
     DecodeNode,
     Life,
     Node,
     PrefillNode,
+    SimRequest,
 )
 
 HANDOFF_S = 0.05  # the part of the KV transfer that does not overlap with the prefill
@@ -43,7 +43,7 @@ class Pool:
         self,
         truth: Capability,
         rng: random.Random,
-        asks: Sequence[Ask],
+        requests: Sequence[SimRequest],
         initial: Mapping[Role, int],
     ) -> None:
         self.now_s = 0.0
@@ -59,7 +59,7 @@ class Pool:
         self._parked: deque[Answer] = deque()  # have a first token but no decode node
         self._all: list[Node] = []
         self._rng = rng
-        self._asks = iter(asks)
+        self._requests = iter(requests)
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = 0
         self.scale(initial)
@@ -114,13 +114,13 @@ class Pool:
         heapq.heappush(self._events, (time_s, self._count, happen, what))
 
     def _expect(self) -> None:
-        ask = next(self._asks, None)
-        if ask is not None:
-            self._at(ask.at_s, self._arrive, ask)
+        request = next(self._requests, None)
+        if request is not None:
+            self._at(request.at_s, self._arrive, request)
 
-    def _arrive(self, ask: Ask) -> None:
+    def _arrive(self, request: SimRequest) -> None:
         self._expect()
-        answer = Answer(ask)
+        answer = Answer(request)
         self.answers.append(answer)
         self._place(answer)
 
@@ -130,7 +130,7 @@ class Pool:
             self.held.append(answer)
             return
         node = min(prefill, key=lambda one: one.free_s)
-        self._at(node.take(answer.ask.uncached, self.now_s), self._first, (answer, node))
+        self._at(node.take(answer.request.uncached, self.now_s), self._first, (answer, node))
 
     def _first(self, what: tuple[Answer, PrefillNode]) -> None:
         answer, node = what

@@ -31,7 +31,7 @@ from baton_protocol.store import Role
 WHOLE = 1e-6
 
 
-class Ask(NamedTuple):
+class SimRequest(NamedTuple):
     """One request of a load. Lengths are in tokens; `uncached` tokens of the prompt must be
     computed."""
 
@@ -45,21 +45,21 @@ class Ask(NamedTuple):
 class Answer:
     """The outcome of a request. `ends` counts its ends, so that tests can check for just one."""
 
-    ask: Ask
+    request: SimRequest
     first_s: float | None = None
     end_s: float | None = None
     ends: int = 0
 
     @property
     def ttft_s(self) -> float | None:
-        return None if self.first_s is None else self.first_s - self.ask.at_s
+        return None if self.first_s is None else self.first_s - self.request.at_s
 
     @property
     def itl_s(self) -> float | None:
         """The mean seconds per token after the first, including the wait for the batch."""
         if self.first_s is None or self.end_s is None:
             return None
-        return (self.end_s - self.first_s) / (self.ask.output - 1)
+        return (self.end_s - self.first_s) / (self.request.output - 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,21 +153,21 @@ class DecodeNode(Life):
         return self.at_s + left * (self.step_s + bend * left / 2.0)
 
     def take(self, answer: Answer) -> None:
-        self.promised += _kv_at_end(answer.ask)
+        self.promised += _kv_at_end(answer.request)
         self.waiting.append(answer)
 
     def admit(self) -> None:
         """Admit waiting requests in order until one does not fit. Call `advance` first."""
         capacity = self.truth.kv_capacity
         while self.waiting:
-            need = _kv_at_end(self.waiting[0].ask)
+            need = _kv_at_end(self.waiting[0].request)
             if self.batch and capacity is not None and self.reserved + need > capacity:
                 return
             answer = self.waiting.popleft()
             self.turn += 1
             self.reserved += need
-            self.kv += answer.ask.prompt + 1
-            end = self.steps + answer.ask.output - 1
+            self.kv += answer.request.prompt + 1
+            end = self.steps + answer.request.output - 1
             heapq.heappush(self.batch, (end, self.turn, answer))
 
     def ended(self) -> list[Answer]:
@@ -175,7 +175,7 @@ class DecodeNode(Life):
         done = []
         while self.batch and self.batch[0][0] <= self.steps + WHOLE:
             answer = heapq.heappop(self.batch)[2]
-            need = _kv_at_end(answer.ask)
+            need = _kv_at_end(answer.request)
             self.reserved -= need
             self.promised -= need
             self.kv -= need
@@ -193,5 +193,5 @@ class DecodeNode(Life):
 Node = PrefillNode | DecodeNode
 
 
-def _kv_at_end(ask: Ask) -> int:
-    return ask.prompt + ask.output
+def _kv_at_end(request: SimRequest) -> int:
+    return request.prompt + request.output

@@ -104,12 +104,12 @@ class Observer:
 
     def _count(self) -> Totals:
         pool, last = self._pool, self._totals[-1]
-        asks = [answer.ask for answer in pool.answers[last.requests :]]
+        arrived = [answer.request for answer in pool.answers[last.requests :]]
         return Totals(
             at_s=pool.now_s,
             requests=len(pool.answers),
-            prompt=last.prompt + sum(ask.prompt for ask in asks),
-            uncached=last.uncached + sum(ask.uncached for ask in asks),
+            prompt=last.prompt + sum(request.prompt for request in arrived),
+            uncached=last.uncached + sum(request.uncached for request in arrived),
             output=pool.generated(),
             started=len(pool.started),
             finished=len(pool.finished),
@@ -129,7 +129,7 @@ class Observer:
             live_requests=sum(len(node.batch) + len(node.waiting) for node in pool.decode),
             live_kv_tokens=round(sum(node.kv for node in pool.decode)),
             held=len(pool.held),
-            idle_s=now.at_s - (pool.answers[-1].ask.at_s if pool.answers else 0.0),
+            idle_s=now.at_s - (pool.answers[-1].request.at_s if pool.answers else 0.0),
             ttft_s=_slowest(ttfts),
             itl_s=_slowest(itls),
         )

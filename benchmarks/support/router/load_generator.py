@@ -38,7 +38,7 @@ class Timing(NamedTuple):
     last_ms: float
 
 
-Ask = Callable[[Question], Awaitable[Timing]]
+Send = Callable[[Question], Awaitable[Timing]]
 
 
 class HttpClient:
@@ -59,7 +59,7 @@ class HttpClient:
         if as_ids:
             self._fields |= {"return_token_ids": True, "detokenize": False}
 
-    async def ask(self, question: Question) -> Timing:
+    async def send(self, question: Question) -> Timing:
         prompt = question.ids if self._as_ids else question.text
         fields = {**self._fields, "prompt": prompt, "max_tokens": question.tokens}
         body = json.dumps(fields).encode()
@@ -101,7 +101,7 @@ class DirectLink:
                     if delta.finish is not None and delta.request in self._ends:
                         self._ends.pop(delta.request).set_result(now)
 
-    async def ask(self, question: Question) -> Timing:
+    async def send(self, question: Question) -> Timing:
         rid = RequestId(f"direct-{next(self._numbers)}")
         end = self._ends[rid] = asyncio.get_running_loop().create_future()
         params = SamplingParams(max_tokens=question.tokens, seed=1, ignore_eos=True)
@@ -116,18 +116,18 @@ class DirectLink:
 @asynccontextmanager
 async def http_clients(
     port: int, model: str, clients: int, *, as_ids: bool = False
-) -> AsyncIterator[list[Ask]]:
+) -> AsyncIterator[list[Send]]:
     """Open a connection per client. `as_ids`: prompts and answers are token ids."""
     opened = [await asyncio.open_connection(HOST, port, limit=LIMIT_BYTES) for _ in range(clients)]
     try:
-        yield [HttpClient(*ends, model, as_ids=as_ids).ask for ends in opened]
+        yield [HttpClient(*ends, model, as_ids=as_ids).send for ends in opened]
     finally:
         for _, writer in opened:
             writer.close()
 
 
 @asynccontextmanager
-async def direct_link(url: str) -> AsyncIterator[Ask]:
+async def direct_link(url: str) -> AsyncIterator[Send]:
     """The link of the node at `url`, for as many clients as like."""
     async with (
         aiohttp.ClientSession() as session,
@@ -136,13 +136,13 @@ async def direct_link(url: str) -> AsyncIterator[Ask]:
         link = DirectLink(ws)
         reading = asyncio.create_task(link.read())
         try:
-            yield link.ask
+            yield link.send
         finally:
             reading.cancel()
 
 
 async def closed_loop(
-    asks: Sequence[Ask], questions: Iterable[Question], apart_s: float = 0.0
+    senders: Sequence[Send], questions: Iterable[Question], apart_s: float = 0.0
 ) -> list[Timing]:
     """Each client takes the next question as soon as its last request is over.
 
@@ -151,10 +151,10 @@ async def closed_loop(
     todo = iter(questions)
     found: list[Timing] = []
 
-    async def client(ask: Ask, begins_s: float) -> None:
+    async def client(send: Send, begins_s: float) -> None:
         await asyncio.sleep(begins_s)
         for question in todo:
-            found.append(await ask(question))
+            found.append(await send(question))
 
-    await asyncio.gather(*(client(ask, number * apart_s) for number, ask in enumerate(asks)))
+    await asyncio.gather(*(client(send, number * apart_s) for number, send in enumerate(senders)))
     return found

@@ -88,11 +88,11 @@ def complete(page: Mapping[str, list[object]], workers: int, nodes: int) -> bool
 
 
 async def one_pass(pool: Pool, warm_up: Sequence[Question], asked: Sequence[Question]) -> Load:
-    async with http_clients(pool.port, pool.model, CLIENTS) as asks:
-        await closed_loop(asks, warm_up)
+    async with http_clients(pool.port, pool.model, CLIENTS) as senders:
+        await closed_loop(senders, warm_up)
         router, nodes = cpu_s(pool.router), cpu_s(pool.nodes)
         own, began = time.process_time(), time.perf_counter()
-        await closed_loop(asks, asked)
+        await closed_loop(senders, asked)
         took = time.perf_counter() - began
         spent = (cpu_s(pool.router) - router, cpu_s(pool.nodes) - nodes, time.process_time() - own)
     return Load(len(asked) / took, *(1e3 * each / len(asked) for each in spent))
