@@ -49,9 +49,9 @@ def policy_of(pool: Pool, spec: AutoscalingSpec, now: datetime) -> Policy:
             _held(spec, schedule) for schedule in spec.schedules if _holds(schedule, now)
         ),
     )
-    # Of somebody else's number the decision speaks, not the spec.
-    ours = not any(map(spec.is_external, ROLES))
-    if ours and (found := problems(policy)):
+    # The bounds of an external role follow its PoolScaler, so the spec is not at fault.
+    all_planned = not any(map(spec.is_external, ROLES))
+    if all_planned and (found := problems(policy)):
         raise SpecError(f"spec.autoscaling: {'; '.join(found)}")
     return policy
 

@@ -97,7 +97,7 @@ def _sentence(course: Course) -> str:
 def numbers(
     courses: Courses | tuple[()],
     fleets: Mapping[Role, RoleCounts],
-    look: PlannerView,
+    view: PlannerView,
     policy: Policy,
     bounds: Mapping[Role, Range],
 ) -> dict[str, float]:
@@ -117,15 +117,15 @@ def numbers(
     if policy.gpu_budget is not None:
         found["gpu_budget"] = policy.gpu_budget
         found["gpus_held"] = sum(fleets[role].held * bounds[role].gpus for role in ROLES)
-    if look.demand is not None:
+    if view.demand is not None:
         measured = {
-            "demand_age_s": look.demand.age_s,
-            "requests_per_s": look.demand.requests,
-            "held_requests": look.demand.held,
-            "idle_s": look.demand.idle_s,
-            "ttft_s": look.demand.ttft_s,
-            "itl_s": look.demand.itl_s,
-            "store_read_bytes_per_s": look.demand.store_read_bytes,
+            "demand_age_s": view.demand.age_s,
+            "requests_per_s": view.demand.requests,
+            "held_requests": view.demand.held,
+            "idle_s": view.demand.idle_s,
+            "ttft_s": view.demand.ttft_s,
+            "itl_s": view.demand.itl_s,
+            "store_read_bytes_per_s": view.demand.store_read_bytes,
         }
         found.update({name: float(value) for name, value in measured.items() if value is not None})
     return {name: round(value, 6) for name, value in found.items()}

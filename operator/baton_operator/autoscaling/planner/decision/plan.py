@@ -46,24 +46,24 @@ def plan(situation: Situation, policy: Policy, memory: Memory) -> tuple[Decision
     bounds = ranges(policy, situation.minute_of_week)
     fleets = {role: fleet_of(role, situation, policy.stale_after_s) for role in ROLES}
     memory = memory.at(at_s, _keep_s(policy))
-    look, memory = _look(situation, policy, fleets, memory)
+    view, memory = _planner_view(situation, policy, fleets, memory)
     to_zero = reason_for_zero(situation, policy, bounds, fleets)
     if to_zero is not None:
         memory = memory.with_needed(WantedNodes(at_s=at_s, prefill=0, decode=0))
-        return at_zero(to_zero, fleets, numbers((), fleets, look, policy, bounds)), memory
-    courses, memory = _needs(look, policy, fleets, bounds, memory, at_s)
+        return at_zero(to_zero, fleets, numbers((), fleets, view, policy, bounds)), memory
+    courses, memory = _needs(view, policy, fleets, bounds, memory, at_s)
     courses = _each(courses, lambda course: stabilised(course, memory, policy, at_s))
     courses = _each(courses, lambda course: clamped(course, bounds[course.role]))
     courses = allowed(courses, bounds, policy, memory, at_s)
-    courses = stepped(courses, fleets, bounds, look, policy, memory, situation.rolling)
-    return decision(courses, fleets, look, policy, bounds), memory
+    courses = stepped(courses, fleets, bounds, view, policy, memory, situation.rolling)
+    return decision(courses, fleets, view, policy, bounds), memory
 
 
 def _keep_s(policy: Policy) -> float:
     return max(MISS_WINDOWS * policy.down_stabilisation_s, policy.up_stabilisation_s, LOOKBACK_S)
 
 
-def _look(
+def _planner_view(
     situation: Situation, policy: Policy, fleets: dict[Role, RoleCounts], memory: Memory
 ) -> tuple[PlannerView, Memory]:
     unknown = why_unknown(situation, policy)
@@ -79,12 +79,12 @@ def _look(
             live=live_of(demand, fleets["decode"]),
         )
     )
-    view = outlook(demand, fleets["prefill"], fleets["decode"], memory, capability.start_s)
-    return PlannerView(demand=demand, capability=capability, view=view), memory
+    predicted = outlook(demand, fleets["prefill"], fleets["decode"], memory, capability.start_s)
+    return PlannerView(demand=demand, capability=capability, outlook=predicted), memory
 
 
 def _needs(
-    look: PlannerView,
+    view: PlannerView,
     policy: Policy,
     fleets: dict[Role, RoleCounts],
     bounds: dict[Role, Range],
@@ -92,14 +92,14 @@ def _needs(
     at_s: float,
 ) -> tuple[Courses, Memory]:
     """The need of both roles within their bounds, recorded before stabilization smooths it."""
-    found = []
+    courses = []
     for role in ROLES:
-        course = needed(fleets[role], fleets["prefill"], look, policy)
-        course, miss = corrected(course, look, fleets[role], fleets["decode"], policy, at_s)
+        course = needed(fleets[role], fleets["prefill"], view, policy)
+        course, miss = corrected(course, view, fleets[role], fleets["decode"], policy, at_s)
         if miss is not None:
             memory = memory.with_miss(miss)
-        found.append(clamped(reading_bound(course, look, policy), bounds[role]))
-    prefill, decode = found
+        courses.append(clamped(reading_bound(course, view, policy), bounds[role]))
+    prefill, decode = courses
     both = WantedNodes(at_s=at_s, prefill=prefill.value, decode=decode.value)
     return (prefill, decode), memory.with_needed(both)
 

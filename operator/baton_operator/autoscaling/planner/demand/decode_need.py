@@ -7,11 +7,11 @@ per_kv_token. By Little's law a node that gives r tokens/s has a batch b = r s, 
 
     b = r base / (1 - r c)        s = base / (1 - r c)
 
-and the step holds the ITL target t while r <= (1 - base / t) / c. The smallest n whose share of the
-output keeps below that, by the headroom, whose batches' KV fits, and whose share of the requests
-that are live now does too, is needed. The last says more than the rate where nodes are full and
-give less than is asked of them. Who still waits for a prefill node counts as far as the prefill
-nodes can send them before the first of them are answered.
+and the step meets the ITL target t while r <= (1 - base / t) / c. The need is the smallest n for
+which each node's share of the output stays below this rate with headroom, the KV of its batch fits,
+and its share of the live requests fits too. The live requests matter when nodes are full and
+produce less than clients request. A request that waits for a prefill node counts if prefill nodes
+can deliver it before the requests live now have ended.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class DecodeStep:
         return (self.target_s - self.base_s) / self.each_s
 
 
-def step_of(view: Outlook, capability: Capability, policy: Policy) -> DecodeStep:
-    context = view.context or 0.0
+def step_of(outlook: Outlook, capability: Capability, policy: Policy) -> DecodeStep:
+    context = outlook.context or 0.0
     each = capability.step_per_seq_s + context * capability.step_per_kv_token_s
     alone = capability.step_base_s + each
     return DecodeStep(
@@ -65,12 +65,14 @@ def step_of(view: Outlook, capability: Capability, policy: Policy) -> DecodeStep
     )
 
 
-def decode_need(view: Outlook, prefill: RoleCounts, capability: Capability, policy: Policy) -> Need:
-    """`view.output` or `view.live` must be known."""
-    step = step_of(view, capability, policy)
-    now, ahead = view.output or 0.0, view.output_ahead or 0.0
-    live = (view.live or 0.0) + _sent(view, prefill, capability, step)
-    later = max(live, view.live_ahead or 0.0)
+def decode_need(
+    outlook: Outlook, prefill: RoleCounts, capability: Capability, policy: Policy
+) -> Need:
+    """`outlook.output` or `outlook.live` must be known."""
+    step = step_of(outlook, capability, policy)
+    now, ahead = outlook.output or 0.0, outlook.output_ahead or 0.0
+    live = (outlook.live or 0.0) + _sent(outlook, prefill, capability, step)
+    later = max(live, outlook.live_ahead or 0.0)
     good = _nodes(ahead, later, step, policy.headroom)
     least = _nodes(ahead, later, step, policy.headroom / 2.0)
     reachable = capability.step_base_s + step.each_s < policy.itl_s
@@ -80,7 +82,7 @@ def decode_need(view: Outlook, prefill: RoleCounts, capability: Capability, poli
         least=least,
         good=good,
         reachable=reachable,
-        text=_text(view, step, capability, policy, good, reachable),
+        text=_text(outlook, step, capability, policy, good, reachable),
         numbers={
             "decode_tokens_per_s": now,
             "decode_tokens_per_s_ahead": ahead,
@@ -105,17 +107,17 @@ def _nodes(tokens_per_s: float, live: float, step: DecodeStep, free: float) -> i
     return min(MOST, ceil(n - 1e-9)) if tokens_per_s > 0.0 or live > 0.0 else 0
 
 
-def _sent(view: Outlook, prefill: RoleCounts, capability: Capability, step: DecodeStep) -> float:
-    """Of the requests that wait for a prefill node when new nodes serve, those that come while the
-    live ones last."""
-    if not view.prompt_mean:
+def _sent(outlook: Outlook, prefill: RoleCounts, capability: Capability, step: DecodeStep) -> float:
+    """Requests that wait for a prefill node when new nodes serve, and reach decode nodes while the
+    requests live now still run."""
+    if not outlook.prompt_mean:
         return 0.0
     speed = capability.prefill_tokens
-    most_per_s = prefill.alive * speed / view.prompt_mean
-    at_once = most_per_s * view.answer * step.target_s
-    short = (view.prompt or 0.0) - len(prefill.ready) * speed
-    waiting = (view.queued + max(0.0, short * capability.start_s)) / view.prompt_mean
-    return min(waiting, max(0.0, at_once - (view.live or 0.0)))
+    most_per_s = prefill.alive * speed / outlook.prompt_mean
+    at_once = most_per_s * outlook.answer * step.target_s
+    short = (outlook.prompt or 0.0) - len(prefill.ready) * speed
+    waiting = (outlook.queued + max(0.0, short * capability.start_s)) / outlook.prompt_mean
+    return min(waiting, max(0.0, at_once - (outlook.live or 0.0)))
 
 
 def _by_kv(tokens_per_s: float, step: DecodeStep, share: float) -> float:
@@ -127,18 +129,20 @@ def _by_kv(tokens_per_s: float, step: DecodeStep, share: float) -> float:
 
 
 def _text(
-    view: Outlook,
+    outlook: Outlook,
     step: DecodeStep,
     capability: Capability,
     policy: Policy,
     good: int,
     reachable: bool,
 ) -> str:
-    parts = [f"{view.output or 0.0:,.0f} output tokens/s"]
-    if (view.output_ahead or 0.0) > 1.01 * (view.output or 0.0):
-        parts.append(f"{view.output_ahead:,.0f} predicted in {capability.start_s:.0f} s")
-    if view.live:
-        parts.append(f"{view.live:,.0f} live requests with {step.context:,.0f} tokens of KV each")
+    parts = [f"{outlook.output or 0.0:,.0f} output tokens/s"]
+    if (outlook.output_ahead or 0.0) > 1.01 * (outlook.output or 0.0):
+        parts.append(f"{outlook.output_ahead:,.0f} predicted in {capability.start_s:.0f} s")
+    if outlook.live:
+        parts.append(
+            f"{outlook.live:,.0f} live requests with {step.context:,.0f} tokens of KV each"
+        )
     if step.each_s > 0.0:
         parts.append(f"a node holds {step.most_live:,.0f} at ITL {1e3 * step.target_s:.0f} ms")
     if not reachable:

@@ -79,7 +79,8 @@ def _times(rate: float | None, factor: float) -> float | None:
 
 
 def _at_least(known: float | None, expected: float | None) -> float | None:
-    """Answers lag behind their prompts, and a full pool gives less than is asked of it."""
+    """`known`, or `expected` if larger: answers lag behind their prompts, and a full pool produces
+    less than clients request."""
     return known if known is None or expected is None else max(known, expected)
 
 
@@ -103,8 +104,8 @@ def jump_of(memory: Memory, window_s: float) -> float:
 
 
 def _usual_answer(memory: Memory) -> float:
-    """Output tokens of a request, the median of many looks: after a jump the newest say too little,
-    as their answers are still to come."""
+    """Median output tokens of a request over many samples. After a jump the newest samples are too
+    low, because their answers are not generated yet."""
     since = memory.seen[-1].at_s - LOOKBACK_S
     lengths = [
         sample.output / sample.requests

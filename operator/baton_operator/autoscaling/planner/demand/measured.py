@@ -1,9 +1,9 @@
-"""What was measured says something else than the model: a target that is missed although the model
-sees enough nodes, a store that cannot be read any faster.
+"""Corrects the model's result by measurements: one more node if a target is missed although the
+model sees enough nodes, and no more prefill nodes if reads from the store are the bottleneck.
 
-In: a course, the look, the nodes. Out: the course, and a miss to remember: how much load a node had
-then. A miss counts only once all nodes have served for the whole window it was measured in, and
-only for the role that is busy: more nodes help nobody who does not wait for one.
+In: a course, the planner's view, the nodes. Out: the course, and a TargetMiss with the load per
+node to remember. A miss counts only after all nodes have served for the whole window in which it
+was measured, and only for a busy role: more nodes do not help requests that do not wait for a node.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ SHARED = 2.0  # requests in a decode node's batch; a single request gains nothin
 
 def corrected(
     course: Course,
-    look: PlannerView,
+    view: PlannerView,
     fleet: RoleCounts,
     decode: RoleCounts,
     policy: Policy,
     at_s: float,
 ) -> tuple[Course, TargetMiss | None]:
-    if look.demand is None or course.need is None or not course.need.reachable:
+    if view.demand is None or course.need is None or not course.need.reachable:
         return course, None
-    text = _missed(course, look.demand, fleet, decode, policy)
+    text = _missed(course, view.demand, fleet, decode, policy)
     if text is None:
         return course, None
-    miss = TargetMiss(at_s=at_s, role=course.role, load=load_of(course, look) / len(fleet.ready))
+    miss = TargetMiss(at_s=at_s, role=course.role, load=load_of(course, view) / len(fleet.ready))
     if course.value > course.now:
         return course, miss
     return course.to(course.now + 1, Reason.TARGET_MISSED, text), miss
 
 
-def load_of(course: Course, look: PlannerView) -> float:
+def load_of(course: Course, view: PlannerView) -> float:
     """The tokens per second that are the role's load."""
-    if look.view is None:
+    if view.outlook is None:
         return 0.0
-    rate = look.view.prompt if course.role == "prefill" else look.view.output
+    rate = view.outlook.prompt if course.role == "prefill" else view.outlook.output
     return rate or 0.0
 
 
@@ -75,11 +75,12 @@ def _waits(decode: RoleCounts) -> bool:
     return waiting is not None and bool(decode.ready) and waiting >= len(decode.ready)
 
 
-def reading_bound(course: Course, look: PlannerView, policy: Policy) -> Course:
-    """Prompts wait for their KV from the store, and more prefill nodes would wait with them."""
-    if look.demand is None or look.capability is None or course.role != "prefill":
+def reading_bound(course: Course, view: PlannerView, policy: Policy) -> Course:
+    """Do not grow prefill while reads from the store are at their limit: more nodes would only wait
+    for the same reads."""
+    if view.demand is None or view.capability is None or course.role != "prefill":
         return course
-    read, most = look.demand.store_read_bytes, look.capability.store_read_limit
+    read, most = view.demand.store_read_bytes, view.capability.store_read_limit
     if read is None or not most or read < (1.0 - policy.headroom) * most:
         return course
     bound = f"reads from the store are the bottleneck: {read / 1e9:.2f} of {most / 1e9:.2f} GB/s"

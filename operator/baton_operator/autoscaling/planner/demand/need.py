@@ -43,7 +43,7 @@ class PlannerView:
 
     demand: Demand | None = None
     capability: Capability | None = None
-    view: Outlook | None = None
+    outlook: Outlook | None = None
     unknown: tuple[Reason, str] | None = None
 
 
@@ -62,25 +62,25 @@ def why_unknown(situation: Situation, policy: Policy) -> tuple[Reason, str] | No
     return None
 
 
-def needed(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Policy) -> Course:
+def needed(fleet: RoleCounts, prefill: RoleCounts, view: PlannerView, policy: Policy) -> Course:
     """The need before stabilization and limits."""
-    if look.unknown is not None:
-        return _stay(fleet, *look.unknown)
-    assert look.capability is not None
-    assert look.view is not None
-    view = look.view
+    if view.unknown is not None:
+        return _stay(fleet, *view.unknown)
+    assert view.capability is not None
+    assert view.outlook is not None
+    outlook = view.outlook
     if fleet.role == "prefill":
-        if view.prompt is None:
+        if outlook.prompt is None:
             return _stay(
                 fleet, Reason.DEMAND_UNKNOWN, "the rate of uncached prompt tokens is unknown"
             )
-        course = _from_need(fleet, prefill_need(view, fleet, look.capability, policy))
-        complete = _knows_all_of_prefill(view)
+        course = _from_need(fleet, prefill_need(outlook, fleet, view.capability, policy))
+        complete = _knows_all_of_prefill(outlook)
     else:
-        if view.output is None and view.live is None:
+        if outlook.output is None and outlook.live is None:
             return _stay(fleet, Reason.DEMAND_UNKNOWN, "the rate of output tokens is unknown")
-        course = _from_need(fleet, decode_need(view, prefill, look.capability, policy))
-        complete = _knows_all_of_decode(view)
+        course = _from_need(fleet, decode_need(outlook, prefill, view.capability, policy))
+        complete = _knows_all_of_decode(outlook)
     if not complete:
         return _no_less(course, Reason.DEMAND_UNKNOWN, "part of the load is unknown")
     if fleet.silent:
@@ -89,15 +89,15 @@ def needed(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Po
     return course
 
 
-def _knows_all_of_prefill(view: Outlook) -> bool:
-    return view.prompt == 0.0 or view.prompt_mean is not None
+def _knows_all_of_prefill(outlook: Outlook) -> bool:
+    return outlook.prompt == 0.0 or outlook.prompt_mean is not None
 
 
-def _knows_all_of_decode(view: Outlook) -> bool:
-    if view.output is None or view.live is None:
+def _knows_all_of_decode(outlook: Outlook) -> bool:
+    if outlook.output is None or outlook.live is None:
         return False
-    nothing_to_do = view.output == 0.0 and view.live == 0.0
-    return nothing_to_do or view.context is not None
+    nothing_to_do = outlook.output == 0.0 and outlook.live == 0.0
+    return nothing_to_do or outlook.context is not None
 
 
 def _stay(fleet: RoleCounts, reason: Reason, text: str) -> Course:

@@ -1,9 +1,9 @@
 """How many prefill nodes the prompts need.
 
-In: the outlook, what a node computes, the nodes on their way. Out: a `Need`. A prompt of S seconds
-on an idle node may wait `ttft - S`; `queueing` says how many nodes make that true for the wanted
-share of prompts. What is queued counts only as far as it would still wait when a node asked for now
-serves: a queue that shrinks by itself needs nobody.
+In: the outlook, a node's speed, the starting nodes. Out: a `Need`. A prompt that takes S seconds on
+an idle node may wait `ttft - S`; `queueing` computes the number of nodes that achieves this for the
+required share of prompts. Queued prompts count only if they would still wait once a new node
+serves, because a queue that shrinks by itself needs no node.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ class Need:
     numbers: dict[str, float]
 
 
-def prefill_need(view: Outlook, fleet: RoleCounts, capability: Capability, policy: Policy) -> Need:
-    """`view.prompt` must be known."""
+def prefill_need(
+    outlook: Outlook, fleet: RoleCounts, capability: Capability, policy: Policy
+) -> Need:
+    """`outlook.prompt` must be known."""
     speed = capability.prefill_tokens
-    now, ahead = view.prompt or 0.0, view.prompt_ahead or 0.0
-    service_s = (view.prompt_mean or 0.0) / speed
-    left = backlog(view, fleet, capability)
+    now, ahead = outlook.prompt or 0.0, outlook.prompt_ahead or 0.0
+    service_s = (outlook.prompt_mean or 0.0) / speed
+    left = backlog(outlook, fleet, capability)
     rate = ahead + left / (WORK_OFF * max(capability.start_s, policy.ttft_s))
     wait_s = max(policy.ttft_s - service_s, PATIENCE * policy.ttft_s)
 
@@ -56,7 +58,7 @@ def prefill_need(view: Outlook, fleet: RoleCounts, capability: Capability, polic
         least=nodes(rate, policy.headroom / 2.0),
         good=good,
         reachable=reachable,
-        text=_text(view, left, capability, policy, good, reachable),
+        text=_text(outlook, left, capability, policy, good, reachable),
         numbers={
             "prefill_tokens_per_s": now,
             "prefill_tokens_per_s_ahead": ahead,
@@ -68,29 +70,34 @@ def prefill_need(view: Outlook, fleet: RoleCounts, capability: Capability, polic
     )
 
 
-def backlog(view: Outlook, fleet: RoleCounts, capability: Capability) -> float:
-    """Prompt tokens that would still wait when a node asked for now serves; what serves until then
-    are the ready nodes, and those on their way once they are up."""
+def backlog(outlook: Outlook, fleet: RoleCounts, capability: Capability) -> float:
+    """Prompt tokens that would still be queued once a new node serves. Until then the ready nodes
+    compute, and the starting ones as soon as they are up."""
     horizon = capability.start_s
     done_s = len(fleet.ready) * horizon
     for node in fleet.coming:
         done_s += min(node.since_s, horizon)
     return max(
-        0.0, view.queued + (view.prompt or 0.0) * horizon - done_s * capability.prefill_tokens
+        0.0, outlook.queued + (outlook.prompt or 0.0) * horizon - done_s * capability.prefill_tokens
     )
 
 
 def _text(
-    view: Outlook, left: float, capability: Capability, policy: Policy, good: int, reachable: bool
+    outlook: Outlook,
+    left: float,
+    capability: Capability,
+    policy: Policy,
+    good: int,
+    reachable: bool,
 ) -> str:
-    parts = [f"{view.prompt or 0.0:,.0f} uncached prompt tokens/s"]
-    if (view.prompt_ahead or 0.0) > 1.01 * (view.prompt or 0.0):
-        parts.append(f"{view.prompt_ahead:,.0f} predicted in {capability.start_s:.0f} s")
+    parts = [f"{outlook.prompt or 0.0:,.0f} uncached prompt tokens/s"]
+    if (outlook.prompt_ahead or 0.0) > 1.01 * (outlook.prompt or 0.0):
+        parts.append(f"{outlook.prompt_ahead:,.0f} predicted in {capability.start_s:.0f} s")
     if left > 0.0:
         parts.append(f"{left:,.0f} tokens would still be queued then")
     parts.append(f"a node computes {capability.prefill_tokens:,.0f} tokens/s")
     if not reachable:
-        alone = (view.prompt_mean or 0.0) / capability.prefill_tokens
+        alone = (outlook.prompt_mean or 0.0) / capability.prefill_tokens
         parts.append(
             f"a single prompt takes {alone:.2f} s, which exceeds the TTFT target of "
             f"{policy.ttft_s:g} s with any number of nodes"

@@ -1,6 +1,6 @@
-"""How many equal servers keep a wait short.
+"""The number of equal servers that keeps a wait short.
 
-In: offered load, service time, how long one may wait, how many must wait no longer. Out: the
+In: offered load, service time, the allowed wait, the share that must not wait longer. Out: the
 smallest number of servers.
 
 The router gives a prompt to the node where it waits least, which is the same as one queue for all

@@ -1,8 +1,8 @@
 """Growth that is beyond doubt, extrapolated.
 
-In: a rate as seen so far. Out: what it will be. A straight line is fitted by least squares through
+In: samples of a rate. Out: the predicted rate. A straight line is fitted by least squares through
 the last minutes, and through half of them, since growth may just have begun; through fewer points
-only if it is surer. A trend is a guess: what it missed the next look sees.
+only if it is surer. A trend is a guess; the next decision corrects its error.
 """
 
 from __future__ import annotations

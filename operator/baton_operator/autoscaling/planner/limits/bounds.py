@@ -1,7 +1,8 @@
-"""What of a need the owner allows: bounds, the ratio of the roles, the GPU budget.
+"""Limits both needs to what the owner allows: bounds, the ratio of the roles, the GPU budget.
 
-In: both courses. Out: the same, at a pair that could be had if nothing took time; how much of the
-way is gone now is `scaling_rate`'s. The budget comes before the bounds, and both before the ratio.
+In: both courses. Out: the courses at an allowed pair of counts, the target of all later steps;
+`scaling_rate` decides the next step. The budget takes precedence over the bounds, and both over the
+ratio.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from baton_protocol.store import Role
 
 Courses = tuple[Course, Course]  # prefill, decode
 
-# Under a scarce budget a role gives nodes away after this share of its down window: the other role
-# is short of them now.
+# If the budget is scarce, a role gives up nodes after this share of its scale-down window, because
+# the other role needs them now.
 SHIFT_SHARE = 0.25
-# ... and only where the roles' worse share gets better by more than this factor.
+# It does so only if the share of the worse-served role improves by more than this factor.
 SHIFT_GAIN = 1.15
 
 
@@ -88,8 +89,8 @@ def _within_budget(
     memory: Memory,
     at_s: float,
 ) -> Courses:
-    """The budget does not reach for both: what each had use for lately counts, not what it had for
-    the whole down window."""
+    """The budget is too small for both roles: their most recent needs count, instead of those of
+    the whole scale-down window."""
     now = (courses[0].now, courses[1].now)
     window = SHIFT_SHARE * policy.down_stabilisation_s
     recent_needs = tuple(
@@ -121,7 +122,7 @@ def _best(want: Pair, low: Pair, high: Pair, rules: Rules) -> Pair | None:
 
 
 def _kept(best: Pair, want: Pair, now: Pair, low: Pair, high: Pair, rules: Rules) -> Pair:
-    """`best`, unless it takes a node from a role that wants it and that is hardly worth it."""
+    """`best`, unless it takes a needed node from one role for too small a gain of the other."""
     kept = (max(low[0], min(now[0], want[0])), max(low[1], min(now[1], want[1])))
     staying = fit(want, kept, high, rules)
     if staying is None or share(best, want)[0] >= SHIFT_GAIN * share(staying, want)[0]:

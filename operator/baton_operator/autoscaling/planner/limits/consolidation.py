@@ -1,9 +1,9 @@
-"""Whether fewer nodes would hold the targets: the consolidation check.
+"""Checks whether fewer nodes would meet the targets, before a role shrinks.
 
-In: what the nodes of a role themselves report, and how many are to stay. Out: None, or why not. The
-nodes that stay take over N/(N-1) of queue, batch and KV; half of the headroom may be used up. It is
-another look at the same question as `need`: that one works from rates and a model, this one from
-what the nodes hold and what clients measured. Both must agree before anybody goes.
+In: the reports of a role's nodes, and the number of nodes that remain. Out: None, or why they do
+not suffice. The remaining nodes take over the queue, batch and KV of the others, and may use half
+of the headroom. `need` answers the same question from rates and a model, this module from the
+nodes' current load and the clients' latencies. A role shrinks only if both agree.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from baton_operator.autoscaling.planner.memory import Memory
 from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Capability, Demand, Policy
 
-# Of the load under which a target was missed, nodes that stay may have less than this share.
+# The remaining nodes must have less than this share of the load at which a target was missed.
 NEAR_MISS = 0.95
 
 
 def refusal(
-    course: Course, left: int, fleet: RoleCounts, look: PlannerView, policy: Policy, memory: Memory
+    course: Course, left: int, fleet: RoleCounts, view: PlannerView, policy: Policy, memory: Memory
 ) -> str | None:
     """Why `left` nodes are too few, for people; None if they suffice."""
-    if look.demand is None or look.capability is None or left >= len(fleet.ready) or left <= 0:
+    if view.demand is None or view.capability is None or left >= len(fleet.ready) or left <= 0:
         return None
     miss = memory.miss(course.role)
-    load = load_of(course, look) / left
+    load = load_of(course, view) / left
     if miss is not None and load >= NEAR_MISS * miss.load:
         return (
             f"the remaining {left} would get {load:,.0f} tokens/s each, and the target was missed"
             f" at {miss.load:,.0f}"
         )
     if course.role == "prefill":
-        return _prefill(fleet, left, look.demand, look.capability, policy)
-    return _decode(fleet, left, look, policy)
+        return _prefill(fleet, left, view.demand, view.capability, policy)
+    return _decode(fleet, left, view, policy)
 
 
 def _prefill(
@@ -53,14 +53,14 @@ def _prefill(
     return None
 
 
-def _decode(fleet: RoleCounts, left: int, look: PlannerView, policy: Policy) -> str | None:
-    demand, capability, view = look.demand, look.capability, look.view
+def _decode(fleet: RoleCounts, left: int, view: PlannerView, policy: Policy) -> str | None:
+    demand, capability, outlook = view.demand, view.capability, view.outlook
     assert demand is not None
     assert capability is not None
     if demand.itl_s is not None and demand.itl_s > policy.itl_s:
         return f"ITL {1e3 * demand.itl_s:.0f} ms exceeds {1e3 * policy.itl_s:.0f} ms"
-    running = _first(fleet.total(lambda node: node.running), view.live if view else None)
-    context = view.context if view else None
+    running = _first(fleet.total(lambda node: node.running), outlook.live if outlook else None)
+    context = outlook.context if outlook else None
     by_context = running * context if running and context else running
     kv = _first(fleet.total(lambda node: node.kv_tokens), demand.live_kv_tokens, by_context)
     if running is None or kv is None:

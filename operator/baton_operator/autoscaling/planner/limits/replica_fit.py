@@ -22,7 +22,7 @@ MOST = 1_000_000  # maximum of a role that needs no GPU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """`there`: nodes that stay if nothing shrinks. `draining`: nodes that are going."""
+    """`there`: nodes that stay if nothing shrinks. `draining`: draining nodes."""
 
     gpus: Pair
     budget: int | None = None
@@ -37,7 +37,7 @@ def gpus_of(pair: Pair, rules: Rules) -> int:
 
 
 def share(pair: Pair, want: Pair) -> tuple[float, float]:
-    """Shares of what the roles want: of the worse served role, and of both together."""
+    """The satisfied share of the wanted counts: of the worse-served role, and the sum of both."""
     parts = [
         min(1.0, available / wanted) if wanted > 0 else 1.0
         for available, wanted in zip(pair, want, strict=True)
@@ -77,7 +77,7 @@ def _affordable(prefill: int, rules: Rules, budget: int) -> int:
     growing = _fitting(budget - kept * gpus_p, gpus_d) - rules.draining[1]
     if growing >= there_d:
         return growing
-    # Prefill may not grow: beside it there is no room for the decode nodes that are there.
+    # Prefill must not grow: the budget has no room for it beside the existing decode nodes.
     steady = _fitting(budget - prefill * gpus_p, gpus_d)
     return -1 if prefill > there_p else min(steady, there_d)
 

@@ -1,12 +1,12 @@
-"""How much of the way is gone now.
+"""Limits how far the counts move in one step.
 
-In: both courses, the nodes that are there. Out: both courses at the pair to set now, and each with
-the last rule that bound it. A role goes up to `up_step` times the nodes there are, down by
-`down_step`, and down only where all is known, nothing rolls or drains, and the nodes that stay
-suffice.
+In: both courses, the current nodes. Out: both courses at the pair to set now, each with the last
+rule that limited it. A role grows to at most `up_step` times its current nodes, and shrinks by at
+most `down_step`. It shrinks only if all inputs are known, no roll-out or drain runs, and the
+remaining nodes suffice.
 
-What the owner sets (bounds, budget) holds at once, whatever else is known. The ratio is repaired
-upwards at once; it is not worth taking nodes away faster than load that fell would.
+The owner's bounds and budget apply at once, even if inputs are unknown. A violated ratio is
+repaired upwards at once, but downwards no faster than for a lower load.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OWNERS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Between which pairs this step may choose, for better and for worse reasons."""
+    """Lower and upper limits of the pair that this step sets; `_pair` tries the strictest first."""
 
     lowest: Pair  # the minimum that rates and known inputs allow
     floor: Pair  # the same, if the remaining nodes suffice
@@ -54,7 +54,7 @@ def stepped(
     courses: Courses,
     fleets: Mapping[Role, RoleCounts],
     bounds: Mapping[Role, Range],
-    look: PlannerView,
+    view: PlannerView,
     policy: Policy,
     memory: Memory,
     rolling: bool,
@@ -62,7 +62,7 @@ def stepped(
     low, high = box_of(bounds)
     lows = tuple(_low(course, fleets[course.role], policy, rolling) for course in courses)
     floors = tuple(
-        _floor(course, low, fleets[course.role], look, policy, memory)
+        _floor(course, low, fleets[course.role], view, policy, memory)
         for course, low in zip(courses, lows, strict=True)
     )
     tops = tuple(_top(course, fleets[course.role], policy) for course in courses)
@@ -109,14 +109,14 @@ def _low(course: Course, fleet: RoleCounts, policy: Policy, rolling: bool) -> Bo
 
 
 def _floor(
-    course: Course, low: Bound, fleet: RoleCounts, look: PlannerView, policy: Policy, memory: Memory
+    course: Course, low: Bound, fleet: RoleCounts, view: PlannerView, policy: Policy, memory: Memory
 ) -> Bound:
     """The same, and only if the remaining nodes suffice for the load."""
     if course.value >= course.now or low[0] == course.now:
         return course.now, low[1], low[2]
     left = max(course.value, low[0])
     if course.reason not in OWNERS:
-        why = refusal(course, left, fleet, look, policy, memory)
+        why = refusal(course, left, fleet, view, policy, memory)
         if why is not None:
             return course.now, Reason.CONSOLIDATION_REFUSED, why
     return left, low[1], low[2]
@@ -153,7 +153,7 @@ def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
 
 
 def _explained(course: Course, value: int, floor: Bound, top: int, budget_limits: bool) -> Course:
-    """`unpaid`: the value would be higher without the budget."""
+    """`budget_limits`: the value would be higher without the budget."""
     if value < course.value:
         if budget_limits:
             held = "removed nodes still hold the GPUs"

@@ -1,7 +1,7 @@
 """Stabilization: up to the minimum of the up window, down to the maximum of the down window.
 
 In: a course, and earlier needs (including the current one). Out: the course. No role shrinks before
-a whole window was observed, so an operator that restarts waits.
+a whole window was observed, so a restarted operator waits.
 """
 
 from __future__ import annotations
