@@ -233,15 +233,15 @@ def build_parser() -> argparse.ArgumentParser:
         )
     }
     for command in COMMANDS:
-        *group, word = command.words.split(" ")
+        *group, leaf = command.words.split(" ")
         for name in group:
             if name not in trees:
                 inner = trees[""].add_parser(name, help=texts.GROUPS[name], allow_abbrev=False)
                 trees[name] = inner.add_subparsers(
                     metavar="COMMAND", required=True, parser_class=_CommandParser
                 )
-        one = trees[" ".join(group)].add_parser(
-            word,
+        command_parser = trees[" ".join(group)].add_parser(
+            leaf,
             help=command.summary.split(".")[0],
             description=command.summary,
             epilog=command.epilog,
@@ -249,6 +249,6 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        add_flags(one, command.options)
-        one.set_defaults(command=command)
+        add_flags(command_parser, command.options)
+        command_parser.set_defaults(command=command)
     return parser

@@ -42,12 +42,13 @@ def exporting(
         return
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise CommandError(
-            f"--otlp-endpoint {endpoint} is no URL; write the collector's, as http://host:4318"
+            f"--otlp-endpoint {endpoint} is not a URL; write the collector's URL, such "
+            "as http://host:4318"
         )
     try:
         exporter = _Exporter(endpoint, service if SERVICE_NAME not in environ else "", instance)
     except ImportError as error:
-        problem = f"spans cannot be sent: {error.name} is missing; pip install 'baton-serve[otel]'"
+        problem = f"cannot send spans: {error.name} is missing; pip install 'baton-serve[otel]'"
         if endpoint:
             raise CommandError(f"--otlp-endpoint {endpoint}: {problem}") from error
         logger.warning("%s", problem)  # no error: the variables may be meant for other programs
@@ -88,7 +89,7 @@ class _Exporter:
         try:
             self._send(span)
         except Exception:
-            logger.exception("a span was not sent")
+            logger.exception("sending a span failed")
 
     def _send(self, span: Span) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode

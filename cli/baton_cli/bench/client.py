@@ -64,13 +64,13 @@ async def first_model(http: aiohttp.ClientSession, server: Server) -> str:
         async with http.get(url, headers=server.headers, timeout=limit) as response:
             body = await response.read()
             if response.status != 200:
-                raise CommandError(f"{url}: {await _status(response)}; name it with --model")
+                raise CommandError(f"{url}: {await _status(response)}; name the model with --model")
     except (aiohttp.ClientError, OSError) as error:
-        raise CommandError(f"{url} cannot be asked: {_broken(error)}") from error
+        raise CommandError(f"cannot query {url}: {_broken(error)}") from error
     try:
         return str(msgspec.json.decode(body)["data"][0]["id"])
     except (msgspec.MsgspecError, LookupError, TypeError) as error:
-        raise CommandError(f"{url} names no model; name it with --model") from error
+        raise CommandError(f"{url} lists no model; name one with --model") from error
 
 
 async def send_all(
@@ -86,12 +86,12 @@ async def send_all(
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     begun = time.perf_counter()
 
-    async def one(job: Job) -> Outcome:
+    async def send_one(job: Job) -> Outcome:
         await asyncio.sleep(max(0.0, begun + job.at - time.perf_counter()))
         return await _gated(gate, lambda: send(http, server, job, begun, progress))
 
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(one(job)) for job in jobs]
+        running = [tasks.create_task(send_one(job)) for job in jobs]
     return [task.result() for task in running], time.perf_counter() - begun
 
 
@@ -113,7 +113,7 @@ async def send(
             else:
                 outcome.error = await _status(response)
     except TimeoutError:
-        outcome.error = f"not over after {server.timeout_s:g} s"
+        outcome.error = f"timeout after {server.timeout_s:g} s"
     except (aiohttp.ClientError, OSError) as error:
         outcome.error = _broken(error)
     except msgspec.MsgspecError as error:
@@ -132,10 +132,10 @@ async def _gated(
 async def _status(response: aiohttp.ClientResponse) -> str:
     body = await response.read()
     try:
-        word = error_word(msgspec.json.decode(body))
+        detail = error_word(msgspec.json.decode(body))
     except msgspec.MsgspecError:
-        word = response.reason or ""
-    return f"HTTP {response.status} {word}".strip()
+        detail = response.reason or ""
+    return f"HTTP {response.status} {detail}".strip()
 
 
 def _broken(error: Exception) -> str:

@@ -80,7 +80,7 @@ def _build(options: BenchOptions, folder: Path | None) -> EngineCore:
     from baton_engine.config.engine_config import TorchSettings
     from baton_engine.errors import EngineError
 
-    assert folder is not None, "only sim does without a model"
+    assert folder is not None, "only the sim engine needs no model"
     try:
         return build_torch(TorchSettings.of(options, folder, load_format=options.load_format))
     except EngineError as error:

@@ -114,11 +114,11 @@ def setting_of(engine: EngineCore, workload: Workload, options: BenchOptions) ->
 
 
 def throughput_of(trace: Trace, workload: Workload, setting: Setting) -> Throughput:
-    seconds, requests = trace.elapsed, len(workload.asks)
+    seconds, requests = trace.elapsed, len(workload.items)
     prompt, output = workload.prompt_tokens, trace.output_tokens
     ends = [0.0, *(step.end for step in trace.steps)]
-    took = [1e3 * (end - begin) for begin, end in pairwise(ends)]
-    kinds = list(zip(took, trace.steps, strict=True))
+    step_ms = [1e3 * (end - begin) for begin, end in pairwise(ends)]
+    kinds = list(zip(step_ms, trace.steps, strict=True))
     return Throughput(
         elapsed_time=seconds,
         num_requests=requests,
@@ -154,7 +154,7 @@ def latency_of(traces: Sequence[Trace], workload: Workload, setting: Setting) ->
         avg_latency=whole.mean,
         latencies=seconds,
         percentiles=whole.percentiles,
-        batch_size=len(workload.asks),
+        batch_size=len(workload.items),
         output_tokens_per_second=workload.output_tokens * len(seconds) / sum(seconds),
         ttft_ms=spread(_firsts(traces)),
         itl_ms=spread(_gaps(traces)),

@@ -38,7 +38,7 @@ class BenchOptions(EngineOptions):
         "dummy: random weights, from the folder's config.json alone, to time a model's shape",
     )
     seed: int = flag(0, "seed of the prompts and of the sampling")
-    output_json: str = flag("", "file to which the figures are written too", metavar="FILE")
+    output_json: str = flag("", "file that also receives the figures", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class ThroughputOptions(BenchOptions):
         most=1,
     )
     random_prefix_len: int = flag(
-        0, "number of tokens that all random prompts have in common at their start", least=0
+        0, "number of leading tokens that all random prompts share", least=0
     )
 
 

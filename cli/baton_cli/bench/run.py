@@ -78,7 +78,7 @@ def drive(
     """Submit all requests, then step until all have ended. The clock starts before the first
     submission. `progress` is called with the number of each step's new tokens."""
     before = engine.load().preemptions_total
-    trace = Trace({each.id: BenchRequest(len(each.prompt_ids)) for each in requests})
+    trace = Trace({request.id: BenchRequest(len(request.prompt_ids)) for request in requests})
     began = clock()
     try:
         for request in requests:
@@ -109,7 +109,7 @@ def _step_all(
             trace.looks.append(_look(engine, trace, result, number))
         if progress is not None:
             progress(len(result.tokens))
-    raise RuntimeError(f"not done after {STEP_LIMIT} steps")
+    raise RuntimeError(f"the engine did not finish within {STEP_LIMIT} steps")
 
 
 def _note(trace: Trace, result: StepResult, number: int) -> None:

@@ -51,43 +51,45 @@ class Wanted:
 
 def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Json:
     """All figures of one run."""
-    good = [one for one in outcomes if not one.error]
+    completed = [outcome for outcome in outcomes if not outcome.error]
     prompt, output = (
-        sum(one.prompt_tokens for one in good),
-        sum(one.output_tokens for one in good),
+        sum(outcome.prompt_tokens for outcome in completed),
+        sum(outcome.output_tokens for outcome in completed),
     )
-    cached = [one.cached for one in good if one.cached is not None]
+    cached = [outcome.cached for outcome in completed if outcome.cached is not None]
     found: Json = {
         "duration": duration,
-        "completed": len(good),
-        "failed": len(outcomes) - len(good),
-        "failures": dict(Counter(one.error for one in outcomes if one.error).most_common()),
-        "short": sum(one.output_tokens < one.asked_tokens for one in good),
+        "completed": len(completed),
+        "failed": len(outcomes) - len(completed),
+        "failures": dict(
+            Counter(outcome.error for outcome in outcomes if outcome.error).most_common()
+        ),
+        "short": sum(outcome.output_tokens < outcome.requested_tokens for outcome in completed),
         "total_input_tokens": prompt,
         "total_cached_tokens": sum(cached) if cached else None,
         "total_output_tokens": output,
-        "request_throughput": len(good) / duration,
+        "request_throughput": len(completed) / duration,
         "request_goodput": None,
         "output_throughput": output / duration,
         "total_token_throughput": (prompt + output) / duration,
         "max_concurrent_requests": most_at_once(outcomes),
     }
     if wanted.goals:
-        held = sum(is_good(one, wanted.goals) for one in good)
-        found["request_goodput"] = held / duration
-        found["good_requests"] = held
+        good_count = sum(is_good(outcome, wanted.goals) for outcome in completed)
+        found["request_goodput"] = good_count / duration
+        found["good_requests"] = good_count
     for name in METRICS:
-        found |= _spread(name, samples(good, name), wanted)
+        found |= _spread(name, samples(completed, name), wanted)
     return found
 
 
 def samples(outcomes: Sequence[Outcome], metric: str) -> list[float]:
     """A metric's values in milliseconds: one per gap for itl, else at most one per request."""
     if metric == "itl":
-        return [1e3 * gap for one in outcomes for gap in one.gaps]
+        return [1e3 * gap for outcome in outcomes for gap in outcome.gaps]
     if metric == "tpot":
-        return [1e3 * one.tpot for one in outcomes if one.tpot is not None]
-    return [1e3 * (one.ttft if metric == "ttft" else one.latency) for one in outcomes]
+        return [1e3 * outcome.tpot for outcome in outcomes if outcome.tpot is not None]
+    return [1e3 * (outcome.ttft if metric == "ttft" else outcome.latency) for outcome in outcomes]
 
 
 def is_good(outcome: Outcome, goals: Mapping[str, float]) -> bool:
@@ -101,9 +103,10 @@ def is_good(outcome: Outcome, goals: Mapping[str, float]) -> bool:
 def most_at_once(outcomes: Sequence[Outcome]) -> int:
     """The most successful requests in flight at once. Requests do not overlap if one ends at the
     moment when the other starts."""
-    good = [one for one in outcomes if not one.error]
+    good = [outcome for outcome in outcomes if not outcome.error]
     turns = sorted(
-        [(one.start, 1) for one in good] + [(one.start + one.latency, -1) for one in good]
+        [(outcome.start, 1) for outcome in good]
+        + [(outcome.start + outcome.latency, -1) for outcome in good]
     )
     running = most = 0
     for _, turn in turns:
@@ -115,13 +118,13 @@ def most_at_once(outcomes: Sequence[Outcome]) -> int:
 def detailed(outcomes: Sequence[Outcome]) -> Json:
     """Each request's own figures in the order of the requests, in seconds."""
     return {
-        "start_times": [one.start for one in outcomes],
-        "input_lens": [one.prompt_tokens for one in outcomes],
-        "output_lens": [one.output_tokens for one in outcomes],
-        "ttfts": [one.ttft for one in outcomes],
-        "itls": [one.gaps for one in outcomes],
-        "e2els": [one.latency for one in outcomes],
-        "errors": [one.error for one in outcomes],
+        "start_times": [outcome.start for outcome in outcomes],
+        "input_lens": [outcome.prompt_tokens for outcome in outcomes],
+        "output_lens": [outcome.output_tokens for outcome in outcomes],
+        "ttfts": [outcome.ttft for outcome in outcomes],
+        "itls": [outcome.gaps for outcome in outcomes],
+        "e2els": [outcome.latency for outcome in outcomes],
+        "errors": [outcome.error for outcome in outcomes],
     }
 
 
@@ -164,4 +167,4 @@ def _goal(text: str) -> tuple[str, float]:
 
 def _check_metric(option: str, name: str, given: str) -> None:
     if name not in METRICS:
-        raise UsageError(f"{option} {given}: {name!r} is none of {', '.join(METRICS)}")
+        raise UsageError(f"{option} {given}: {name!r} is not one of {', '.join(METRICS)}")

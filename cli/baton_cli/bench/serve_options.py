@@ -64,7 +64,7 @@ class PromptOptions(TargetOptions):
         most=1,
     )
     random_prefix_len: int = flag(
-        0, "number of tokens that all random prompts have in common at their start", least=0
+        0, "number of leading tokens that all random prompts share", least=0
     )
     output_len: int | None = flag(
         None, "new tokens of each request (default: as in the dataset)", least=1
@@ -79,7 +79,7 @@ class PromptOptions(TargetOptions):
         False, "continue after the end-of-text token, so all answers have full length"
     )
     return_token_ids: bool = flag(
-        False, "request ids beside the text, to time tokens without text of their own too"
+        False, "request token ids beside the text, to time tokens that add no text too"
     )
     seed: int = flag(0, "seed of the prompts and of the arrivals")
 

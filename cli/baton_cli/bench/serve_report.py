@@ -36,8 +36,8 @@ def serve_text(found: Json, wanted: Wanted) -> str:
     lines.append("=" * WIDTH)
     if found["short"]:
         lines.append(
-            f"{found['short']} answers were shorter than asked for; --ignore-eos gives them all"
-            " their tokens"
+            f"{found['short']} answers were shorter than requested; --ignore-eos makes every "
+            "answer full length"
         )
     lines += [f"failed {count} times: {reason}" for reason, count in found["failures"].items()]
     return "\n".join(line for line in lines if line)

@@ -16,7 +16,7 @@ import msgspec
 from baton_cli.bench.serve_options import ServeOptions
 from baton_cli.bench.sharegpt import sharegpt
 from baton_cli.bench.trace import trace
-from baton_cli.bench.workload import Ask, random_prompts
+from baton_cli.bench.workload import WorkloadItem, random_prompts
 from baton_cli.errors import UsageError
 from baton_text.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ class Planned(NamedTuple):
     """A prompt and its arrival time `at`, in seconds since the run began."""
 
     at: float
-    ask: Ask
+    item: WorkloadItem
 
 
 def is_chat(options: ServeOptions) -> bool:
@@ -45,7 +45,7 @@ def check_prompts(options: ServeOptions) -> None:
     name, defaults = options.dataset_name, ServeOptions()
     if (name == "random") == bool(options.dataset_path):
         raise UsageError(
-            "--dataset-path FILE is for --dataset-name sharegpt or trace, which need it"
+            "--dataset-name sharegpt and trace need --dataset-path FILE, and random takes none"
         )
     random_only = (
         "random_input_len",
@@ -56,7 +56,7 @@ def check_prompts(options: ServeOptions) -> None:
     for field in random_only:
         if name != "random" and getattr(options, field) != getattr(defaults, field):
             raise UsageError(f"--{field.replace('_', '-')} is for --dataset-name random")
-    why = "sharegpt's texts are counted" if name == "sharegpt" else "a chat's messages are text"
+    why = "sharegpt needs it to count tokens" if name == "sharegpt" else "chat messages are text"
     if not options.tokenizer and (name == "sharegpt" or is_chat(options)):
         raise UsageError(f"--tokenizer is missing: {why}; give a model folder, or bytes for sim")
 
@@ -67,16 +67,16 @@ def plan(options: ServeOptions, tokenizer: Tokenizer | None, drawn: Arrivals) ->
     path = Path(options.dataset_path).expanduser()
     times: list[float] | None = None
     if options.dataset_name == "trace":
-        workload, own = trace(
+        workload, trace_times = trace(
             path,
             count=options.num_prompts,
             vocab_size=options.vocab_size,
             output_len=options.output_len,
             seed=options.seed,
         )
-        times = own if is_self_timed(options) else None
+        times = trace_times if is_self_timed(options) else None
     elif options.dataset_name == "sharegpt":
-        assert tokenizer is not None, "check_prompts asks for one"
+        assert tokenizer is not None, "check_prompts requires a tokenizer"
         workload = sharegpt(
             path,
             tokenizer,
@@ -94,8 +94,8 @@ def plan(options: ServeOptions, tokenizer: Tokenizer | None, drawn: Arrivals) ->
             prefix_len=options.random_prefix_len,
             seed=options.seed,
         )
-    asks = workload.asks
-    return [Planned(*one) for one in zip(times or drawn(len(asks)), asks, strict=True)]
+    items = workload.items
+    return [Planned(*pair) for pair in zip(times or drawn(len(items)), items, strict=True)]
 
 
 class Speaker:
@@ -115,15 +115,15 @@ class Speaker:
         if options.return_token_ids:
             self._common["return_token_ids"] = True
 
-    def body(self, ask: Ask) -> bytes:
-        body = {**self._common, **self._prompt(ask)}
+    def body(self, item: WorkloadItem) -> bytes:
+        body = {**self._common, **self._prompt(item)}
         return msgspec.json.encode(body)
 
-    def _prompt(self, ask: Ask) -> dict[str, Any]:
+    def _prompt(self, item: WorkloadItem) -> dict[str, Any]:
         if self._tokenizer is None:
-            return {"prompt": ask.prompt, "max_tokens": ask.new_tokens}
-        text = self._tokenizer.decode(ask.prompt)
+            return {"prompt": item.prompt, "max_tokens": item.new_tokens}
+        text = self._tokenizer.decode(item.prompt)
         return {
             "messages": [{"role": "user", "content": text}],
-            "max_completion_tokens": ask.new_tokens,
+            "max_completion_tokens": item.new_tokens,
         }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from baton_cli.bench.workload import Ask, Workload
+from baton_cli.bench.workload import Workload, WorkloadItem
 from baton_cli.errors import CommandError
 from baton_text.tokenizer import Tokenizer
 
@@ -37,29 +37,29 @@ def sharegpt(
     answers' lengths. Raise CommandError if the file has no usable conversation."""
     pairs = _read(path)
     random.Random(seed).shuffle(pairs)
-    asks = []
-    for ask in _usable(pairs, tokenizer, output_len):
-        asks.append(ask)
-        if len(asks) == count:
+    items = []
+    for item in _usable(pairs, tokenizer, output_len):
+        items.append(item)
+        if len(items) == count:
             break
-    if not asks:
+    if not items:
         raise CommandError(
             f"--dataset-path {path} holds no conversation of two turns with at least"
             f" {LEAST_TOKENS} and at most {MOST_TOKENS} tokens"
         )
-    return Workload("sharegpt", tuple(asks))
+    return Workload("sharegpt", tuple(items))
 
 
 def _usable(
     pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, output_len: int | None
-) -> Iterator[Ask]:
+) -> Iterator[WorkloadItem]:
     for prompt, answer in pairs:
         ids = tuple(tokenizer.encode(prompt))
         own = len(tokenizer.encode(answer, add_special_tokens=False))
         new = output_len or own
         short = len(ids) < LEAST_TOKENS or new < (LEAST_TOKENS if output_len is None else 1)
         if not (short or len(ids) > MOST_PROMPT_TOKENS or len(ids) + new > MOST_TOKENS):
-            yield Ask(ids, new)
+            yield WorkloadItem(ids, new)
 
 
 def _read(path: Path) -> list[tuple[str, str]]:
@@ -68,5 +68,9 @@ def _read(path: Path) -> list[tuple[str, str]]:
         found = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
     except (OSError, msgspec.MsgspecError) as error:
         raise CommandError(f"--dataset-path {path}: {error}") from error
-    turns = [each.conversations for each in found]
-    return [(each[0].value, each[1].value) for each in turns if len(each) >= 2]
+    turns = [conversation.conversations for conversation in found]
+    return [
+        (conversation[0].value, conversation[1].value)
+        for conversation in turns
+        if len(conversation) >= 2
+    ]

@@ -26,7 +26,7 @@ class Outcome:
     """
 
     start: float
-    asked_tokens: int = 0
+    requested_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     ttft: float = 0.0
@@ -168,6 +168,6 @@ def error_word(error: Any) -> str:
     """Shorten a server's error to a code or type, so that equal errors count together."""
     detail = error.get("error", error) if isinstance(error, dict) else error
     if isinstance(detail, dict):
-        words = (detail.get(key) for key in ("code", "type", "message"))
-        return next((str(word) for word in words if word), "no reason")[:80]
+        details = (detail.get(key) for key in ("code", "type", "message"))
+        return next((str(text) for text in details if text), "no reason")[:80]
     return str(detail)[:80]

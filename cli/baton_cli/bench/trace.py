@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from baton_cli.bench.workload import Ask, Workload
+from baton_cli.bench.workload import Workload, WorkloadItem
 from baton_cli.errors import CommandError
 
 BLOCK_TOKENS = 512
@@ -40,12 +40,14 @@ def trace(
     lines = sorted(_read(path, count), key=lambda line: line.timestamp)
     if not lines:
         raise CommandError(f"--dataset-path {path} holds no request")
-    asks = [
-        Ask(prompt(line, number, vocab_size, seed), output_len or max(1, line.output_length))
+    items = [
+        WorkloadItem(
+            prompt(line, number, vocab_size, seed), output_len or max(1, line.output_length)
+        )
         for number, line in enumerate(lines)
     ]
     begin = lines[0].timestamp
-    return Workload("trace", tuple(asks)), [(line.timestamp - begin) / 1e3 for line in lines]
+    return Workload("trace", tuple(items)), [(line.timestamp - begin) / 1e3 for line in lines]
 
 
 def prompt(line: Line, number: int, vocab_size: int, seed: int) -> tuple[int, ...]:

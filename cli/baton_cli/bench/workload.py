@@ -36,7 +36,7 @@ PRESET_DECIDES = (
 )
 
 
-class Ask(NamedTuple):
+class WorkloadItem(NamedTuple):
     """One prompt and the number of tokens to generate."""
 
     prompt: tuple[int, ...]
@@ -48,21 +48,21 @@ class Workload:
     """Requests that are submitted at once. Each generates all its tokens: EOS is ignored."""
 
     name: str
-    asks: tuple[Ask, ...]
+    items: tuple[WorkloadItem, ...]
     temperature: float = 1.0
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(ask.prompt) for ask in self.asks)
+        return sum(len(item.prompt) for item in self.items)
 
     @property
     def output_tokens(self) -> int:
-        return sum(ask.new_tokens for ask in self.asks)
+        return sum(item.new_tokens for item in self.items)
 
     @property
     def longest_answer(self) -> int:
         """The most new tokens of a prompt: also the fewest steps that the workload can take."""
-        return max(ask.new_tokens for ask in self.asks)
+        return max(item.new_tokens for item in self.items)
 
     def requests(self, seed: int, salt: str = "") -> list[Request]:
         """Build the engine's requests. A different `salt` gives the same prompts, but separates
@@ -71,17 +71,17 @@ class Workload:
             Request(
                 id=RequestId(f"{salt}{index}"),
                 attempt=0,
-                prompt_ids=ask.prompt,
+                prompt_ids=item.prompt,
                 params=SamplingParams(
                     temperature=self.temperature,
                     seed=seed + index,
-                    max_tokens=ask.new_tokens,
+                    max_tokens=item.new_tokens,
                     ignore_eos=True,
                 ),
                 outputs=((),),
                 salt=salt,
             )
-            for index, ask in enumerate(self.asks)
+            for index, item in enumerate(self.items)
         ]
 
 
@@ -98,7 +98,8 @@ def check_flags(options: ThroughputOptions) -> None:
         raise UsageError(f"{_flag(random_only[0])} is for --dataset-name random")
     if options.preset and (options.num_prompts or 0) > NANO_PROMPTS:
         raise UsageError(
-            f"--num-prompts {options.num_prompts}: --preset {options.preset} has {NANO_PROMPTS}"
+            f"--num-prompts {options.num_prompts}: --preset {options.preset} has "
+            f"exactly {NANO_PROMPTS} prompts"
         )
 
 
@@ -147,11 +148,11 @@ def random_prompts(
         return draw.randint(max(1, low), high)
 
     prefix = draw.choices(ids, k=prefix_len)
-    asks = [
-        Ask((*prefix, *draw.choices(ids, k=length(input_len))), length(output_len))
+    items = [
+        WorkloadItem((*prefix, *draw.choices(ids, k=length(input_len))), length(output_len))
         for _ in range(count)
     ]
-    return Workload("random", tuple(asks))
+    return Workload("random", tuple(items))
 
 
 def nano_vllm(vocab_size: int, count: int = NANO_PROMPTS) -> Workload:
@@ -166,11 +167,13 @@ def nano_vllm(vocab_size: int, count: int = NANO_PROMPTS) -> Workload:
         tuple(draw.randint(0, NANO_LAST_ID) for _ in range(draw.randint(*NANO_LENGTHS)))
         for _ in range(NANO_PROMPTS)
     ]
-    asks = tuple(Ask(prompt, draw.randint(*NANO_LENGTHS)) for prompt in prompts)
-    whole = Workload("nano-vllm", asks, NANO_TEMPERATURE)
-    totals = (whole.prompt_tokens, whole.output_tokens, whole.longest_answer)
-    assert totals == NANO_TOTALS, f"drew {totals}, not {NANO_TOTALS}: these draws are not CPython's"
-    return Workload(whole.name, asks[:count], NANO_TEMPERATURE)
+    items = tuple(WorkloadItem(prompt, draw.randint(*NANO_LENGTHS)) for prompt in prompts)
+    workload = Workload("nano-vllm", items, NANO_TEMPERATURE)
+    totals = (workload.prompt_tokens, workload.output_tokens, workload.longest_answer)
+    assert totals == NANO_TOTALS, (
+        f"drew {totals} instead of {NANO_TOTALS}: the random generator differs from CPython's"
+    )
+    return Workload(workload.name, items[:count], NANO_TEMPERATURE)
 
 
 def _flag(name: str) -> str:

@@ -71,18 +71,19 @@ def check_room(engine: EngineCore, workload: Workload) -> None:
     """Raise CommandError if a request is too long for the engine to generate all its tokens."""
     info = engine.info
     room = min(info.max_model_len, info.num_blocks * info.layout.block_size)
-    longest = max(len(ask.prompt) + ask.new_tokens for ask in workload.asks)
+    longest = max(len(item.prompt) + item.new_tokens for item in workload.items)
     if longest > room:
         raise CommandError(
-            f"a request of {workload.name} has {longest} tokens, prompt and answer; this engine"
-            f" takes {room}: see --max-model-len, --kv-memory and --kv-blocks"
+            f"a request of {workload.name} has {longest} tokens, prompt and answer together, "
+            f"but this engine takes at most {room}: see --max-model-len, --kv-memory and "
+            "--kv-blocks"
         )
 
 
 def _begin(options: BenchOptions) -> None:
     configure(options.log_level, options.json_logs)
     if options.output_json and not Path(options.output_json).expanduser().parent.is_dir():
-        raise CommandError(f"--output-json {options.output_json}: there is no such folder")
+        raise CommandError(f"--output-json {options.output_json}: the folder does not exist")
 
 
 def _read_texts(options: ThroughputOptions, folder: Path | None) -> Workload:
@@ -100,8 +101,8 @@ def _read_texts(options: ThroughputOptions, folder: Path | None) -> Workload:
 def _warm_up(engine: EngineCore, options: BenchOptions) -> None:
     prompt, new = WARM_UP
     vocab = engine.info.vocab_size
-    one = random_prompts(vocab, count=1, input_len=prompt, output_len=new, seed=options.seed)
-    _drive(engine, one, options, salt="warm-up-")
+    workload = random_prompts(vocab, count=1, input_len=prompt, output_len=new, seed=options.seed)
+    _drive(engine, workload, options, salt="warm-up-")
 
 
 def _drive(
@@ -120,8 +121,8 @@ def _drive(
         raise CommandError(str(error)) from error
     if trace.output_tokens != workload.output_tokens:
         raise CommandError(
-            f"{workload.name} gave {trace.output_tokens} of {workload.output_tokens} tokens; these"
-            " figures would compare with nothing"
+            f"{workload.name} produced {trace.output_tokens} of {workload.output_tokens} "
+            "tokens; the figures would not be comparable"
         )
     return trace
 

@@ -84,13 +84,18 @@ async def _load(
     options: ServeOptions, server: Server, planned: list[Planned], tokenizer: Tokenizer | None
 ) -> tuple[str, list[Outcome], float]:
     """Send the load. Return the model's name, the outcomes, and the duration in seconds."""
-    total = sum(one.ask.new_tokens for one in planned)
+    total = sum(request.item.new_tokens for request in planned)
     async with session() as http:
         model = options.model or await first_model(http, server)
         speaker = Speaker(options, model, tokenizer)
         jobs = [
-            Job(one.at, speaker.body(one.ask), one.ask.new_tokens, len(one.ask.prompt))
-            for one in planned
+            Job(
+                request.at,
+                speaker.body(request.item),
+                request.item.new_tokens,
+                len(request.item.prompt),
+            )
+            for request in planned
         ]
         send = partial(send_all, http, server, max_concurrency=options.max_concurrency)
         warm, _ = await send([jobs[0]._replace(at=0.0)] * options.num_warmups, progress=_unseen)
@@ -103,9 +108,9 @@ async def _load(
 
 def _check_warm(outcomes: list[Outcome]) -> None:
     """Raise CommandError if a warm-up request failed: the measured requests would fail too."""
-    for one in outcomes:
-        if one.error:
-            raise CommandError(f"a warm-up request failed: {one.error}")
+    for outcome in outcomes:
+        if outcome.error:
+            raise CommandError(f"a warm-up request failed: {outcome.error}")
 
 
 def _tokenizer(options: ServeOptions) -> Tokenizer | None:
@@ -138,7 +143,7 @@ def _check_results(options: ServeOptions) -> None:
     if options.save_detailed and not (options.save_result or options.output_json):
         raise UsageError("--save-detailed needs --save-result or --output-json FILE")
     if options.output_json and not Path(options.output_json).expanduser().parent.is_dir():
-        raise CommandError(f"--output-json {options.output_json}: there is no such folder")
+        raise CommandError(f"--output-json {options.output_json}: the folder does not exist")
 
 
 def _paths(options: ServeOptions, found: Json) -> list[Path]:
@@ -153,7 +158,7 @@ def _write(path: Path, found: Json) -> None:
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
     except OSError as error:
-        raise CommandError(f"the figures cannot be written to {path}: {error}") from error
+        raise CommandError(f"cannot write the figures to {path}: {error}") from error
     print(f"written to {path}", flush=True)
 
 

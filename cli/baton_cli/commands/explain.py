@@ -24,8 +24,8 @@ def run(options: ExplainOptions) -> int:
         shown = json.dumps(call, indent=2) if options.json else "\n".join(lines_of(call))
     except (KeyError, TypeError) as error:
         raise CommandError(
-            f"{options.url} answers with something else than an explanation ({error!r}); is it a"
-            " router of this version?"
+            f"{options.url} did not answer with an explanation ({error!r}); check that it is a "
+            "router of this version"
         ) from error
     print(shown)
     return 0
@@ -36,7 +36,7 @@ def ask(options: ExplainOptions) -> dict[str, Any]:
     message if it has no explanation."""
     base = urlsplit(options.url)
     if base.scheme not in ("http", "https") or not base.hostname:
-        raise CommandError(f"--url {options.url} is no address; write http://HOST:PORT")
+        raise CommandError(f"--url {options.url} is not a URL; write http://HOST:PORT")
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     path = f"{base.path.rstrip('/')}/requests/{quote(options.id, safe='')}"
     link = _connection(base)
@@ -50,7 +50,7 @@ def ask(options: ExplainOptions) -> dict[str, Any]:
     except (OSError, http.client.HTTPException) as error:
         raise CommandError(f"no router answers at {options.url}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"{options.url} is no router of baton: {error!r}") from error
+        raise CommandError(f"{options.url} is not a Baton router: {error!r}") from error
     finally:
         link.close()
 

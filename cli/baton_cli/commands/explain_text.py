@@ -19,7 +19,7 @@ def lines_of(call: Json) -> Iterator[str]:
     whose = f", tenant {call['tenant']}" if call["tenant"] else ""
     yield f"{call['id']}: {call['endpoint']}, {call['model'] or 'no model'}{whose}"
     if call.get("client_request_id"):
-        yield f"  its client calls it {call['client_request_id']!r}"
+        yield f"  client request id {call['client_request_id']!r}"
     yield f"  {_outcome(call)}"
     yield (
         f"  {call['prompt_tokens']} prompt tokens ({call['cached_tokens']} cached),"
@@ -39,7 +39,7 @@ def lines_of(call: Json) -> Iterator[str]:
 
 def _outcome(call: Json) -> str:
     came = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(call["came"]))
-    end = f"status {call['status']}" if call["status"] is not None else "it runs"
+    end = f"status {call['status']}" if call["status"] is not None else "running"
     error = f" ({call['error']})" if call["error"] else ""
     first = call["first_token_ms"]
     token = f", first token after {_ms(first)}" if first is not None else ""
@@ -49,50 +49,53 @@ def _outcome(call: Json) -> str:
 def _request(request: Json) -> Iterator[str]:
     """Yield the waits and attempts in the order in which they began."""
     entries = [(wait["at_ms"], _wait(wait)) for wait in request["waits"]]
-    entries += [(one["at_ms"], list(_attempt(one))) for one in request["attempts"]]
+    entries += [(attempt["at_ms"], list(_attempt(attempt))) for attempt in request["attempts"]]
     for _, lines in sorted(entries, key=lambda item: item[0]):
         yield from lines
     if request["attempts_left_out"]:
-        yield f"  {request['attempts_left_out']} attempts in between are not kept"
+        yield f"  {request['attempts_left_out']} attempts in between were dropped"
 
 
 def _wait(wait: Json) -> list[str]:
     return [f"  at {_ms(wait['at_ms'])}: waited {_ms(wait['ms'])}: {wait['why']}"]
 
 
-def _attempt(one: Json) -> Iterator[str]:
-    prefill = f"prefill {one['prefill']}, " if one["prefill"] else ""
-    number, at = one["attempt"], _ms(one["at_ms"])
-    yield f"  at {at}: attempt {number}: {prefill}decode {one['decode']} ({one['reason']})"
-    yield f"    {one['explanation']}"
-    known = one["known"]
+def _attempt(attempt: Json) -> Iterator[str]:
+    prefill = f"prefill {attempt['prefill']}, " if attempt["prefill"] else ""
+    number, at = attempt["attempt"], _ms(attempt["at_ms"])
+    yield f"  at {at}: attempt {number}: {prefill}decode {attempt['decode']} ({attempt['reason']})"
+    yield f"    {attempt['explanation']}"
+    known = attempt["known"]
     store = "up" if known["store_up"] else "down"
     yield f"    known: store {store}, it holds {known['stored_chunks']} of {known['chunks']} chunks"
-    yield from _table(one)
-    yield f"    {_measured(one)}"
-    if one["first_token_ms"] is not None and one["first_token_ms"] != one["decoding_ms"]:
-        yield f"    its client's first token after {_ms(one['first_token_ms'])}"
-    if one["fetch_or_compute"] is not None:
-        yield f"    {_fetching(one['fetch_or_compute'])}"
-    for stats in one["measured"]:
+    yield from _table(attempt)
+    yield f"    {_measured(attempt)}"
+    if (
+        attempt["first_token_ms"] is not None
+        and attempt["first_token_ms"] != attempt["decoding_ms"]
+    ):
+        yield f"    client's first token after {_ms(attempt['first_token_ms'])}"
+    if attempt["fetch_or_compute"] is not None:
+        yield f"    {_fetching(attempt['fetch_or_compute'])}"
+    for stats in attempt["measured"]:
         yield f"    {_stats(stats)}"
-    if one["prefill_given_up_at_ms"] is not None:
-        yield f"    at {_ms(one['prefill_given_up_at_ms'])}: the prefill node was given up"
-    if (ended := one["ended"]) is not None:
+    if attempt["prefill_given_up_at_ms"] is not None:
+        yield f"    at {_ms(attempt['prefill_given_up_at_ms'])}: gave up the prefill node"
+    if (ended := attempt["ended"]) is not None:
         node = f" ({ended['node']})" if ended["node"] else ""
         yield f"    at {_ms(ended['at_ms'])}: ended: {ended['why']}{node}"
 
 
-def _table(one: Json) -> Iterator[str]:
+def _table(attempt: Json) -> Iterator[str]:
     """Yield a table of the placements considered, in milliseconds; a star marks the chosen one."""
-    if not one["considered"]:
+    if not attempt["considered"]:
         return
     rows = [COLUMNS]
-    for way in one["considered"]:
-        pair = (way["decode"], way["prefill"])
-        star = "*" if pair == (one["decode"], one["prefill"]) else ""
-        figures = [f"{way[part]:.1f}" for part in PARTS]
-        rows.append((star, way["decode"], way["prefill"] or "-", *figures, _cached(way)))
+    for option in attempt["considered"]:
+        pair = (option["decode"], option["prefill"])
+        star = "*" if pair == (attempt["decode"], attempt["prefill"]) else ""
+        figures = [f"{option[part]:.1f}" for part in PARTS]
+        rows.append((star, option["decode"], option["prefill"] or "-", *figures, _cached(option)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "    " + _row(row, widths).rstrip()
@@ -107,28 +110,31 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded)
 
 
-def _cached(way: Json) -> str:
-    return f"{way['cached_tokens']} tokens"
+def _cached(option: Json) -> str:
+    return f"{option['cached_tokens']} tokens"
 
 
-def _measured(one: Json) -> str:
-    text = f"predicted {_ms(one['predicted_ms'])}"
-    if one["expected_ms"] != one["predicted_ms"]:
-        text += f", {_ms(one['expected_ms'])} of it until {one['decode']} decodes"
-    if one["decoding_ms"] is None:
-        return f"{text}; {one['decode']} has sent no token"
-    return f"{text}; measured {_ms(one['decoding_ms'])}, {one['error_ms']:+.1f} ms"
+def _measured(attempt: Json) -> str:
+    text = f"predicted {_ms(attempt['predicted_ms'])}"
+    if attempt["expected_ms"] != attempt["predicted_ms"]:
+        text += f", of which {_ms(attempt['expected_ms'])} until {attempt['decode']} decodes"
+    if attempt["decoding_ms"] is None:
+        return f"{text}; {attempt['decode']} has sent no token"
+    return f"{text}; measured {_ms(attempt['decoding_ms'])}, {attempt['error_ms']:+.1f} ms"
 
 
-def _fetching(did: Json) -> str:
-    if did["did"] == "nothing to fetch":
+def _fetching(fetch: Json) -> str:
+    if fetch["did"] == "nothing to fetch":
         return "fetch or compute: nothing to fetch"
-    ways = (
-        f"predicted: fetch {_ms(did['fetch_predicted_ms'])},"
-        f" compute {_ms(did['compute_predicted_ms'])}"
+    predicted = (
+        f"predicted: fetch {_ms(fetch['fetch_predicted_ms'])},"
+        f" compute {_ms(fetch['compute_predicted_ms'])}"
     )
-    tokens = f"{did['fetched_tokens']} tokens fetched in {_ms(did['fetch_ms'])}"
-    return f"fetch or compute: {did['did']}; {ways}; {tokens}, {did['declined_tokens']} left"
+    tokens = f"{fetch['fetched_tokens']} tokens fetched in {_ms(fetch['fetch_ms'])}"
+    return (
+        f"fetch or compute: {fetch['did']}; {predicted}; {tokens},"
+        f" {fetch['declined_tokens']} left"
+    )
 
 
 def _stats(stats: Json) -> str:

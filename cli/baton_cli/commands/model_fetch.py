@@ -55,7 +55,7 @@ def run(options: FetchOptions) -> int:
     try:
         asyncio.run(fetch.run())
     except OSError as error:
-        hint = "; make room there: what was fetched is kept" if error.errno in NO_ROOM else ""
+        hint = "; free disk space there: fetched files are kept" if error.errno in NO_ROOM else ""
         place = error.filename or fetch.folder.path
         raise CommandError(f"{place}: {error.strerror or error}{hint}") from error
     print(fetch.folder.path)
@@ -69,12 +69,12 @@ def make_fetch(options: FetchOptions, environ: Mapping[str, str]) -> Fetch:
     except SourceError as error:
         raise UsageError(str(error)) from error
     if not isinstance(model, HubModel):
-        raise UsageError(f"{model} is no model of a hub: fetch hf://ORG/NAME[@REVISION]")
+        raise UsageError(f"{model} is not a hub model: write hf://ORG/NAME[@REVISION]")
     if not options.to:
         raise UsageError("--to is missing: give the folder that gets the model's folder")
     endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or DEFAULT_ENDPOINT
     if not endpoint.startswith(("http://", "https://")):
-        raise UsageError(f"HF_ENDPOINT {endpoint!r} is no URL: write {DEFAULT_ENDPOINT}")
+        raise UsageError(f"HF_ENDPOINT {endpoint!r} is not a URL: write {DEFAULT_ENDPOINT}")
     return Fetch(
         model=model,
         folder=Fetched(
@@ -115,7 +115,11 @@ class Fetch:
             began = time.monotonic()
             fetched_here = not self._is_complete() and await self._fetch()
             size = about_size(self.folder.progress()[1])
-            took = f"fetched in {time.monotonic() - began:.0f} s" if fetched_here else "was there"
+            took = (
+                f"fetched in {time.monotonic() - began:.0f} s"
+                if fetched_here
+                else "already fetched"
+            )
             logger.info("%s: %s, %s, all complete", self.model, size, took)
             await self._announce(registry, LAST_REPORT_TTL_S)
 
@@ -131,7 +135,7 @@ class Fetch:
                     await self._download()
                     return True
             if not waits:
-                logger.info("%s: another process fetches it, waiting", self.model)
+                logger.info("%s: waiting for another process that fetches it", self.model)
             waits = True
             await asyncio.sleep(LOCK_LOOK_S)
 
@@ -142,10 +146,11 @@ class Fetch:
             await self._download_once()
             if self._is_complete():
                 return
-            logger.warning("%s: files were changed while it was fetched", self.model)
+            logger.warning("%s: another process changed files during the fetch", self.model)
         raise CommandError(
-            f"{self.folder.path} lost files of {self.model} each of {DOWNLOAD_TRIES} times that"
-            " they were fetched: another process changes it; stop that one, then fetch again"
+            f"{self.folder.path} lost files of {self.model} in each of {DOWNLOAD_TRIES} "
+            "fetches, because another process changes the folder; stop that process, then "
+            "fetch again"
         )
 
     async def _download_once(self) -> None:
@@ -176,15 +181,15 @@ class Fetch:
         """Raise CommandError if the model exceeds --room or the free disk space."""
         if self.room is not None and wanted.bytes + RECORDS_BYTES > self.room:
             raise CommandError(
-                f"{self.model} takes {about_size(wanted.bytes)}, and {about_size(self.room)} are"
-                " meant for it: give more --room (in an InferencePool, model.storage)"
+                f"{self.model} needs {about_size(wanted.bytes)}, but --room allows "
+                f"{about_size(self.room)}: raise --room (in an InferencePool, model.storage)"
             )
         missing = wanted.bytes - self.folder.progress()[0]
         free = shutil.disk_usage(self.folder.path).free
         if missing > free:
             raise CommandError(
-                f"{self.folder.path} has room for {about_size(free)}, and {about_size(missing)} of"
-                f" {self.model} are missing: make room, or give another --to"
+                f"{self.folder.path} has {about_size(free)} free, but {self.model} needs "
+                f"{about_size(missing)} more: free disk space, or give another --to"
             )
 
     # --- how far it is ----------------------------------------------------------------------------
@@ -218,7 +223,7 @@ class Fetch:
         try:
             await registry.announce_fetch(report, ttl_s)
         except StoreError as error:
-            logger.debug("the index does not hear of it: %s", error)
+            logger.debug("cannot report the progress to the index: %s", error)
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -229,7 +234,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 def show_progress(done: int, total: int, new: int, seconds: float) -> str:
     """Format the progress. All sizes are bytes; `new` bytes arrived in the last `seconds`."""
     if not total:
-        return "the hub has not said yet how much it is"
+        return "the hub has not reported the size yet"
     rate = max(0, new) / seconds
     left = f", {(total - done) / rate:.0f} s left" if rate else ""
     share = 100 * done // total

@@ -40,7 +40,9 @@ def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> Operato
             raise UsageError(f"--{name}-image is missing; name the image of the pools' pods")
     namespace = environ.get("POD_NAMESPACE", "")
     if options.leader_elect and not namespace:
-        raise UsageError("--leader-elect needs the variable POD_NAMESPACE: where the lease is")
+        raise UsageError(
+            "--leader-elect needs the variable POD_NAMESPACE, the namespace of the lease"
+        )
     return OperatorSettings(
         installation=Installation(
             images=Images(**required, sim=options.sim_image),

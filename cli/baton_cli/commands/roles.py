@@ -177,10 +177,10 @@ def worker_pool(options: RouterOptions) -> WorkerPool:
     from baton_router.server.workers import WorkerPool
 
     def command(path: Path, port: int) -> list[str]:
-        one = replace(
+        settings = replace(
             options, workers=1, port=port, worker_socket=str(path), supervisor_pid=os.getpid()
         )
-        return [sys.executable, "-m", "baton_cli", "router", *to_argv(one)]
+        return [sys.executable, "-m", "baton_cli", "router", *to_argv(settings)]
 
     return WorkerPool(
         pool=options.pool,
@@ -195,14 +195,20 @@ def worker_pool(options: RouterOptions) -> WorkerPool:
 def check_name(name: str) -> str:
     """Return --node unchanged, even ""; raise CommandError if routers would refuse the name."""
     if name and re.match(NAME, name) is None:
-        raise CommandError(f"--node {name!r}: use at most 253 letters, digits and signs, no space")
+        raise CommandError(
+            f"--node {name!r}: use at most 253 letters, digits and punctuation marks, "
+            "without spaces"
+        )
     return name
 
 
 def check_token(token: str) -> str:
     """Return --link-token unchanged; raise CommandError if an HTTP header cannot carry it."""
     if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise CommandError("--link-token holds a space or another character; use letters, digits")
+        raise CommandError(
+            "--link-token contains a space or another character that no HTTP header can carry;"
+            " use letters and digits"
+        )
     return token
 
 
@@ -213,7 +219,7 @@ def check_template(path: str) -> str | None:
         return None
     file = Path(path).expanduser()
     if not file.is_file():
-        raise CommandError(f"--chat-template {path}: there is no such file")
+        raise CommandError(f"--chat-template {path}: the file does not exist")
     return str(file.resolve())
 
 

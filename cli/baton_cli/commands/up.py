@@ -77,19 +77,21 @@ def settle(options: UpOptions) -> UpOptions:
     """Check the flags, and resolve what all engines must agree on: model folder, served name,
     dtype. Raise CommandError."""
     if options.prefill + options.decode == 0:
-        raise CommandError("--prefill 0 --decode 0 leaves nobody to answer; give at least one node")
+        raise CommandError(
+            "--prefill 0 --decode 0 leaves no node to answer; give at least one node"
+        )
     if options.missing_role != "aggregate" and 0 in (options.prefill, options.decode):
         role = "decode" if options.prefill else "prefill"
         raise CommandError(
-            f"--{role} 0 with --missing-role {options.missing_role} leaves nobody to do a {role}"
-            " node's work; give --missing-role aggregate"
+            f"--{role} 0 with --missing-role {options.missing_role} leaves no node for the work "
+            f"of a {role} node; give --missing-role aggregate"
         )
     if bool(options.redis_index) != bool(options.redis_data):
         raise CommandError("give both --redis-index and --redis-data, or neither")
     if (options.redis_username or options.redis_password) and not options.redis_index:
         raise CommandError(
-            "--redis-username and --redis-password log in to a Redis of yours: give --redis-index"
-            " and --redis-data too, or leave them (and their variables) out"
+            "--redis-username and --redis-password are for your own Redis: give --redis-index "
+            "and --redis-data too, or leave them (and their variables) out"
         )
     check_parsers(options)
     options = replace(
@@ -113,8 +115,8 @@ def settle_tenants(options: UpOptions) -> UpOptions:
     """
     if options.sharing == "tenant" and not options.api_keys:
         raise CommandError(
-            "--sharing tenant, and nothing tells tenants apart: give --api-keys FILE, or"
-            " --sharing pool"
+            "--sharing tenant needs API keys to tell tenants apart: give --api-keys FILE, or "
+            "--sharing pool"
         )
     from baton_router.admission.tenant_limits import read_limits
     from baton_router.auth import read_keys
@@ -125,7 +127,9 @@ def settle_tenants(options: UpOptions) -> UpOptions:
         if not options.api_keys:
             return options
         if options.once or options.ask:
-            raise CommandError("--once and --ask say no API key: leave them out, or --api-keys")
+            raise CommandError(
+                "--once and --ask send no API key: leave them out, or leave out --api-keys"
+            )
         read_keys(options.api_keys)
     except StartError as error:
         raise CommandError(str(error)) from error
@@ -144,16 +148,16 @@ def reserve_port(host: str, port: int) -> socket.socket:
         )[0]
     except OSError as error:
         raise CommandError(f"--host {host}: {error.strerror}") from error
-    held = socket.socket(family, kind, protocol)
+    reserved = socket.socket(family, kind, protocol)
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(address)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(address)
     except OSError as error:
-        held.close()
+        reserved.close()
         raise CommandError(
             f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; give another --port"
         ) from error
-    return held
+    return reserved
 
 
 def make_plan(
@@ -296,7 +300,7 @@ async def _up(options: UpOptions, started: float) -> None:
     if answered:
         greeter.result()  # raises if the question failed
     elif options.once:
-        raise CommandError("ended before there was an answer")
+        raise CommandError("the pool ended before it answered")
 
 
 @contextmanager
@@ -322,7 +326,7 @@ async def _greet(
             answer = await asyncio.to_thread(ask, address, options.once)
             print(show_answer(answer, ready_s), flush=True)
         finally:
-            stop.asked.set()
+            stop.requested.set()
         return
     if options.ask:
         try:

@@ -101,7 +101,7 @@ class ChildProcess:
 
     def last_words(self) -> str:
         """The last line of output since the latest start."""
-        line = next((line for line in reversed(self.tail) if line), "it said nothing")
+        line = next((line for line in reversed(self.tail) if line), "it wrote nothing")
         return line.removeprefix("baton: ")
 
     async def stop(self, timeout_s: float) -> None:

@@ -62,7 +62,7 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
 
     if free is None:
         return
-    kv, beside = _asked_bytes(options)
+    kv, beside = _required_bytes(options)
     decides = not kv and beside
     limit = int(free * CPU_SHARE) if decides else free
     if decides and engines * beside > limit:
@@ -89,13 +89,13 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
     listed = " + ".join(f"{name} {about_size(size)}" for name, size in parts.items())
     room = f"{about_size(limit)} of the {about_size(free)}" if decides else about_size(free)
     raise CommandError(
-        f"{listed} = {about_size(limit + excess)} do not fit: {room} of memory that are free here"
-        " may be used (--overcommit starts it all the same); one of these is enough:"
+        f"{listed} = {about_size(limit + excess)} do not fit: {room} of free memory may be used"
+        " (--overcommit starts the pool anyway); one of these is enough:"
         f" {', '.join([*ways, f'{about_size(excess)} more of free memory'])}"
     )
 
 
-def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
+def _required_bytes(options: EngineOptions) -> tuple[int, int]:
     """One engine's bytes in this machine's memory: its KV pool, and the rest. If no pool size was
     given, the pool is 0 and the rest is the engine's minimum. GPU memory does not count."""
     from baton_engine.errors import EngineError

@@ -67,7 +67,7 @@ def parse_gpus(listing: str, visible: str | None) -> list[Gpu]:
     if visible is not None:
         order = [by_name[name] for name in visible.split(",") if name in by_name]
     if not order:
-        raise CommandError("--device cuda: there is no GPU that this process may use")
+        raise CommandError("--device cuda: this process may use no GPU")
     return order
 
 
@@ -78,7 +78,9 @@ def choose_gpus(gpus: Sequence[Gpu], device: str) -> list[Gpu]:
         return list(gpus)
     if index >= len(gpus):
         found = ", ".join(f"cuda:{each}" for each in range(len(gpus)))
-        raise CommandError(f"--device {device}: there is no such GPU; use cuda, or one of {found}")
+        raise CommandError(
+            f"--device {device}: the GPU does not exist; use cuda, or one of {found}"
+        )
     return [gpus[index]]
 
 
@@ -95,10 +97,10 @@ def share_gpus(gpus: Sequence[Gpu], engines: int, needed: int, share: float) -> 
         kv_bytes = gpu.usable(share) // beside - needed - CONTEXT_BYTES
         if kv_bytes < LEAST_KV_BYTES:
             raise CommandError(
-                f"GPU {gpu.name} has {about_size(gpu.usable(share))} to use, too little for"
-                f" {beside} engines that take {about_size(needed + CONTEXT_BYTES)} each beside"
-                " their KV; start fewer nodes, or raise --gpu-memory-utilization, or give"
-                " --kv-memory"
+                f"GPU {gpu.name} has {about_size(gpu.usable(share))} of usable memory, too "
+                f"little for {beside} engines that need {about_size(needed + CONTEXT_BYTES)} "
+                "each besides their KV; start fewer nodes, or raise --gpu-memory-utilization, "
+                "or give --kv-memory"
             )
         shares.append(Share(gpu.name, kv_bytes))
     return shares

@@ -41,8 +41,8 @@ def share_cores(available: int, engines: int) -> list[int]:
     they wait for each other. Two engines with two threads each on two cores generated 4-7 tokens/s,
     with one thread each 23-26 (`baton up --once` on the demo model, on a machine with other work).
     """
-    each, left = divmod(available, engines)
-    return [max(1, each + (index < left)) for index in range(engines)]
+    cores, extra = divmod(available, engines)
+    return [max(1, cores + (index < extra)) for index in range(engines)]
 
 
 def cpu_flags() -> frozenset[str]:
@@ -59,11 +59,11 @@ def cpu_flags() -> frozenset[str]:
 
 
 def decide_dtype(
-    asked: DType, device: str, config: Mapping[str, Any], flags: frozenset[str]
+    requested: DType, device: str, config: Mapping[str, Any], flags: frozenset[str]
 ) -> DType:
     """Resolve `auto` to a dtype. transformers 4 names the config's key torch_dtype, 5 dtype."""
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     saved = config.get("dtype") or config.get("torch_dtype")
     if saved == "float32":
         return "float32"

@@ -55,21 +55,21 @@ class OpenStore:
                 ends[name] = end = self.embedded.last_end(name)
                 if end is not None and end != known:
                     how = f"pid {end[0]} {describe_end(end[1])}"
-                    note(f"the store's server {name} ({how}) is started again, empty")
+                    note(f"restarting the store's server {name} ({how}) without its data")
             if self.embedded.is_alive:
                 backoff.forget()
                 continue
             pause_s = backoff.wait_s()
             servers = ", ".join(ends)
             note(
-                f"the store's guardian was killed, and its servers ({servers}) with it;"
-                f" starting them again in {pause_s:g} s"
+                f"the store's guardian and its servers ({servers}) were killed; restarting them "
+                f"in {pause_s:g} s"
             )
             await asyncio.sleep(pause_s)
             try:
                 self.embedded.revive()
             except (OSError, StoreError) as error:
-                note(f"the store cannot be started: {error}")
+                note(f"cannot start the store: {error}")
 
 
 def logged_in(options: StoreLoginOptions, *urls: str) -> list[str]:

@@ -65,7 +65,7 @@ class Stop:
     """Stop requests of the user: `asked` is set by the first signal, `at_once` by the second."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.at_once = asyncio.Event()
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -75,9 +75,9 @@ class Stop:
             loop.add_signal_handler(number, self.request)
 
     def request(self) -> None:
-        if self.asked.is_set():
+        if self.requested.is_set():
             self.at_once.set()
-        self.asked.set()
+        self.requested.set()
 
 
 class Supervisor:
@@ -119,7 +119,7 @@ class Supervisor:
                 for child in everyone:
                     group.create_task(child.run())
                 poll = group.create_task(self._poll())
-                await self._stop.asked.wait()
+                await self._stop.requested.wait()
                 poll.cancel()
                 await self._end()
         finally:
@@ -138,11 +138,11 @@ class Supervisor:
         name, how = child.spec.name, describe_end(code)
         if not self.ready.is_set() and code >= 0:
             self.failure = f"{name} {how} while starting: {child.last_words()}"
-            self._stop.asked.set()
+            self._stop.requested.set()
             return
         if code >= 0:
             how += f" ({child.last_words()})"
-        self._display.note(f"{name} {how}; starting it again in {child.pause_s:g} s")
+        self._display.note(f"{name} {how}; restarting it in {child.pause_s:g} s")
         self._show()
 
     async def _poll(self) -> None:
@@ -166,13 +166,11 @@ class Supervisor:
             late = ", ".join(f"{row.node} ({row.state})" for row in rows)
             problem = f"not ready after {limit_s:g} s (--ready-timeout): {late or 'the router'}"
             if self._some_ready():
-                self._display.note(
-                    f"{problem}; the pool serves without, and with it once it is ready"
-                )
+                self._display.note(f"{problem}; the pool serves with the nodes that are ready")
                 self.ready.set()
             else:
                 self.failure = problem
-                self._stop.asked.set()
+                self._stop.requested.set()
 
     def _some_ready(self) -> bool:
         """Whether the router would serve a request and each started role has a ready node."""

@@ -88,7 +88,7 @@ def _is_there(folder: Path, progress: Progress) -> bool:
     except (DemoModelError, OSError):  # OSError: another process is replacing it right now
         return False
     took = time.monotonic() - start
-    progress(f"demo model: {folder} is there and unchanged (checked in {took:.2f} s)")
+    progress(f"demo model: {folder} is complete and unchanged (checked in {took:.2f} s)")
     return True
 
 
@@ -99,7 +99,7 @@ def _convert_into(folder: Path, progress: Progress, package: str) -> None:
     for left_over in folder.parent.glob(f".{DEMO_NAME}.tmp-*"):
         shutil.rmtree(left_over)  # from a killed conversion
     if folder.exists():
-        progress(f"demo model: {folder} is not what it should be; converting it anew")
+        progress(f"demo model: {folder} does not have the expected content; converting it again")
     staging = Path(tempfile.mkdtemp(prefix=f".{DEMO_NAME}.tmp-", dir=folder.parent))
     try:
         convert(gguf, staging, progress)
@@ -123,7 +123,7 @@ def check_demo(folder: Path) -> None:
     while the files keep their sizes, inodes, mtimes and ctimes.
     """
     if not folder.is_dir():
-        raise DemoModelError(f"{folder} is no folder; `baton model fetch-demo` makes it")
+        raise DemoModelError(f"{folder} is not a folder; create it with `baton model fetch-demo`")
     states = _file_states(folder)
     if _read_stamp(folder) == states:
         return
@@ -154,7 +154,7 @@ def content_digest(folder: Path) -> str:
         for part in (*_tokenizer_content(folder), *_config_content(folder)):
             digest.update(json.dumps(part, sort_keys=True).encode())
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise DemoModelError(f"{folder} is not readable as a model: {error!r}") from error
+        raise DemoModelError(f"cannot read {folder} as a model: {error!r}") from error
     return digest.hexdigest()
 
 

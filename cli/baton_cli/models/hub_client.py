@@ -102,33 +102,37 @@ class Hub:
         """List the files of one commit that a node reads. Raise HubError."""
         listing = await self._retried(self._list)
         commit = listing.sha or self.model.revision or MAIN
-        held = {one.rfilename: one for one in listing.siblings if _is_shown(one.rfilename)}
-        if "tokenizer.json" not in held:
-            raise HubError(f"{self.model} holds no tokenizer.json: Baton cannot serve it")
+        listed = {
+            entry.rfilename: entry for entry in listing.siblings if _is_shown(entry.rfilename)
+        }
+        if "tokenizer.json" not in listed:
+            raise HubError(f"{self.model} has no tokenizer.json: Baton cannot serve it")
         # Weights come first, because they take longest.
-        names = [*await self._weights(commit, held)] if weights else []
-        names += [name for name in held if any(fnmatchcase(name, one) for one in SMALL_FILES)]
+        names = [*await self._weights(commit, listed)] if weights else []
+        names += [
+            name for name in listed if any(fnmatchcase(name, pattern) for pattern in SMALL_FILES)
+        ]
         return Wanted(
             commit=commit,
-            files={name: await self._size(commit, held[name]) for name in names},
-            digests={name: held[name].digest for name in names if held[name].digest},
+            files={name: await self._size(commit, listed[name]) for name in names},
+            digests={name: listed[name].digest for name in names if listed[name].digest},
             weights=weights,
         )
 
-    async def _weights(self, commit: str, held: Container[str]) -> Sequence[str]:
+    async def _weights(self, commit: str, listed: Container[str]) -> Sequence[str]:
         """The weight files that a node reads; repositories also hold weights in other formats."""
         index = None
-        if INDEX_NAME in held:
+        if INDEX_NAME in listed:
             index = await self._retried(partial(self._read, commit, INDEX_NAME))
         try:
             names = weight_names(index, f"{INDEX_NAME} of {self.model}")
         except WeightsError as error:
             raise HubError(str(error)) from error
         for name in names:
-            if name not in held:
+            if name not in listed:
                 raise HubError(
-                    f"{self.model} holds no {name}: only safetensors checkpoints can be loaded"
-                    " (--no-weights fetches the rest, which is enough for the sim engine)"
+                    f"{self.model} has no {name}: only safetensors checkpoints can be loaded "
+                    "(--no-weights fetches the rest, which is enough for the sim engine)"
                 )
         return names
 
@@ -141,7 +145,7 @@ class Hub:
         """Download every missing file, a few in parallel. Raise HubError or OSError."""
         few = asyncio.Semaphore(PARALLEL_FILES)
 
-        async def one(name: str) -> None:
+        async def fetch_one(name: str) -> None:
             async with few:
                 if not (folder.path / name).exists():
                     await self._download(folder, wanted, name)
@@ -149,7 +153,7 @@ class Hub:
         try:
             async with asyncio.TaskGroup() as group:
                 for name in wanted.files:
-                    group.create_task(one(name), name=f"fetch {name}")
+                    group.create_task(fetch_one(name), name=f"fetch {name}")
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
@@ -159,10 +163,12 @@ class Hub:
             await self._retried(get, partial(folder.have, name))
             if await asyncio.to_thread(folder.settle, name, wanted):
                 return
-            logger.warning("%s: %s is not what the hub lists; dropped", self.model, name)
+            logger.warning(
+                "%s: dropping %s, which does not match the hub's listing", self.model, name
+            )
         raise HubError(
-            f"{name} of {self.model} is again not what {self.endpoint} lists"
-            f" ({wanted.digests.get(name, '')[:12]}): check the disk, and proxies on the way"
+            f"{name} of {self.model} again does not match the listing of {self.endpoint} "
+            f"({wanted.digests.get(name, '')[:12]}): check the disk, and proxies on the way"
         )
 
     # --- one try ----------------------------------------------------------------------------------
@@ -176,7 +182,7 @@ class Hub:
         try:
             return msgspec.json.decode(body, type=_Listing)
         except msgspec.MsgspecError as error:
-            raise HubError(f"{self.endpoint} is no hub: it answered {body[:60]!r}") from error
+            raise HubError(f"{self.endpoint} is not a hub: it answered {body[:60]!r}") from error
 
     async def _read(self, commit: str, name: str) -> bytes:
         async with self._open(commit, name, {}) as answer:
@@ -192,7 +198,7 @@ class Hub:
             total = answer.headers.get("Content-Range", "").rpartition("/")[2]
             size = int(total) if total.isdigit() else answer.content_length
         if size is None:
-            raise HubError(f"{self.endpoint} does not say how large {name} of {self.model} is")
+            raise HubError(f"{self.endpoint} does not report the size of {name} of {self.model}")
         return size
 
     async def _get(self, folder: Fetched, commit: str, name: str, size: int) -> None:
@@ -203,7 +209,7 @@ class Hub:
         async with self._open(commit, name, headers) as answer:
             if answer.status == 416:
                 folder.drop(name)
-                raise _Broken(f"the hub has no byte {have} of {name}")
+                raise _Broken(f"the hub has no bytes of {name} after {have}")
             self._check(answer)
             # A server that ignores Range sends the whole file.
             have = have if answer.status == 206 else 0
@@ -214,7 +220,7 @@ class Hub:
         if have > size:
             folder.drop(name)
         if have != size:
-            raise _Broken(f"{name} came with {have} bytes instead of {size}")
+            raise _Broken(f"the hub sent {have} bytes of {name} instead of {size}")
 
     def _open(
         self, commit: str, name: str, headers: Mapping[str, str]
@@ -238,7 +244,7 @@ class Hub:
                 why = " ".join(str(error).split()) or type(error).__name__
                 failures = 1 if have() > before else failures + 1
                 if failures > len(self.pauses_s):
-                    raise HubError(f"{self.endpoint} does not give {self.model}: {why}") from error
+                    raise HubError(f"{self.endpoint} cannot provide {self.model}: {why}") from error
                 asked_s = error.wait_s if isinstance(error, _Broken) else 0.0
                 pause_s = max(self.pauses_s[failures - 1], min(asked_s, LONGEST_PAUSE_S))
                 logger.warning("%s: %s; trying again in %g s", self.model, why, pause_s)
@@ -251,8 +257,8 @@ class Hub:
             return
         if status == 401:
             raise HubError(
-                f"{self.endpoint} refuses {model} (401): there is no such model, or it needs a"
-                " token: set HF_TOKEN (in an InferencePool, model.secretRef)"
+                f"{self.endpoint} refuses {model} (401): the model does not exist, or it needs "
+                "a token: set HF_TOKEN (in an InferencePool, model.secretRef)"
             )
         if status == 403:
             raise HubError(

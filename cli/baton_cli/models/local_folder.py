@@ -49,7 +49,7 @@ def find_model(model: str, *, weights: bool = True) -> ModelFolder:
     if path.exists():
         raise CommandError(f"--model {model} is a file; give the folder that holds config.json")
     if not _HUB_ID.fullmatch(model):
-        raise CommandError(f"--model {model}: there is no such folder")
+        raise CommandError(f"--model {model}: the folder does not exist")
     path = _from_hub(model)
     _check_folder(path, weights)
     return ModelFolder(path, model)
@@ -64,9 +64,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise CommandError(f"{path} is no JSON: {error}") from error
+        raise CommandError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
-        raise CommandError(f"{path} holds no JSON object")
+        raise CommandError(f"{path} is not a JSON object")
     return config
 
 
@@ -77,10 +77,10 @@ def _check_folder(folder: Path, weights: bool) -> None:
         needed.insert(0, "config.json")
     for name in needed:
         if not (folder / name).is_file():
-            raise CommandError(f"--model {folder} is no model folder: it holds no {name}")
+            raise CommandError(f"--model {folder} is not a model folder: it has no {name}")
     tensors = list(folder.glob("*.safetensors")) if weights else []
     if weights and not tensors:
-        raise CommandError(f"--model {folder} is no model folder: it holds no *.safetensors")
+        raise CommandError(f"--model {folder} is not a model folder: it has no *.safetensors")
     for file in (*(folder / name for name in needed), *tensors):
         _check_readable(file, os.R_OK)
     read_config(folder)
@@ -101,8 +101,8 @@ def _from_hub(model: str) -> Path:
         from huggingface_hub import constants, snapshot_download
     except ImportError as error:
         raise CommandError(
-            f"--model {model}: there is no such folder, and fetching needs huggingface_hub"
-            " (pip install 'baton-serve[serve]')"
+            f"--model {model}: the folder does not exist, and fetching needs huggingface_hub "
+            "(pip install 'baton-serve[serve]')"
         ) from error
     if constants.HF_HUB_OFFLINE:
         problem = "HF_HUB_OFFLINE is set"
@@ -118,8 +118,8 @@ def _from_hub(model: str) -> Path:
     except Exception as error:  # the hub's client raises many types; the user gets one line
         reason = problem or " ".join(str(error).split())[:200]
         raise CommandError(
-            f"--model {model}: there is no such folder, and {constants.ENDPOINT} did not give it:"
-            f" {reason}"
+            f"--model {model}: the folder does not exist, and {constants.ENDPOINT} did not "
+            f"provide it: {reason}"
         ) from error
     return Path(found)
 

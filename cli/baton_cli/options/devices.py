@@ -12,7 +12,7 @@ def parse_device(text: str) -> str:
     """Return `text` if it is a valid device name, else raise ValueError. Does not check that the
     device exists."""
     if not is_device(text):
-        raise ValueError(f"{text!r} is no device; write cpu, cuda or cuda:N")
+        raise ValueError(f"{text!r} is not a device; write cpu, cuda or cuda:N")
     return text
 
 

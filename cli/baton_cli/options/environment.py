@@ -54,6 +54,6 @@ def for_children(environ: Mapping[str, str]) -> dict[str, str]:
 def closest(name: str, known: Collection[str], prefix: str) -> str:
     """Return the known name closest to `name`, or "" if none is close. All known names share
     `prefix`, which the comparison leaves out."""
-    names = {one.removeprefix(prefix): one for one in sorted(known)}
+    names = {variable.removeprefix(prefix): variable for variable in sorted(known)}
     close = difflib.get_close_matches(name.removeprefix(prefix), names, n=1, cutoff=0.5)
     return names[close[0]] if close else ""

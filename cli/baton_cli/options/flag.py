@@ -270,7 +270,7 @@ def to_argv(options: Any) -> list[str]:
 def _required(hint: Any) -> Any:
     """X of X | None."""
     if typing.get_origin(hint) in (Union, types.UnionType):
-        [hint] = [one for one in typing.get_args(hint) if one is not type(None)]
+        [hint] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     return hint
 
 
@@ -289,13 +289,13 @@ def _parse(hint: Any, text: str) -> Any:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise ValueError(f"{text!r} is no {'whole number' if hint is int else 'number'}")
+            raise ValueError(f"{text!r} is not a {'whole number' if hint is int else 'number'}")
         return value
     if typing.get_origin(hint) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if typing.get_origin(hint) is Literal:
         if text not in typing.get_args(hint):
-            raise ValueError(f"{text!r} is none of {', '.join(typing.get_args(hint))}")
+            raise ValueError(f"{text!r} is not one of {', '.join(typing.get_args(hint))}")
         return text
     raise AssertionError(f"no flag can hold {hint}")
 

@@ -179,7 +179,7 @@ class ServingOptions(CommonOptions):
     TITLE = "requests"
 
     handoff: Handoff = flag(
-        "auto", "when a prefill node computes the prompt; auto: if that costs hardly any time"
+        "auto", "when a prefill node computes the prompt; auto: if the hand-off costs little time"
     )
     handoff_min_tokens: int = flag(
         128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0

@@ -24,7 +24,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise ValueError(f"{text!r} is no size; write 1GiB, 512MiB, 2GB or a number of bytes")
+        raise ValueError(f"{text!r} is not a size; write 1GiB, 512MiB, 2GB or a number of bytes")
     return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 

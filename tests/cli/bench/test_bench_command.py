@@ -94,7 +94,10 @@ def test_dummy_weights_need_only_the_config(
     ("flags", "line"),
     [
         (["throughput"], "baton: --model is missing: give a Hugging Face folder"),
-        (["throughput", "--model", "/no/such"], "baton: --model /no/such: there is no such folder"),
+        (
+            ["throughput", "--model", "/no/such"],
+            "baton: --model /no/such: the folder does not exist",
+        ),
         (
             ["latency", "--load-format", "dummy", "--model", "/no/such"],
             "baton: --model /no/such: --load-format dummy needs a folder that holds config.json",
@@ -109,11 +112,12 @@ def test_dummy_weights_need_only_the_config(
         ),
         (
             ["latency", "--engine", "sim", "--kv-blocks", "2"],
-            "baton: a request of random has 160 tokens, prompt and answer; this engine takes 32",
+            "baton: a request of random has 160 tokens, prompt and answer together, but this engine"
+            " takes at most 32",
         ),
         (
             ["latency", "--engine", "sim", "--output-json", "/no/such/f"],
-            "baton: --output-json /no/such/f: there is no such folder",
+            "baton: --output-json /no/such/f: the folder does not exist",
         ),
         (["latency", "--engine", "sim", "--kv-shards", "7"], "baton: sim kv_shards is 7"),
     ],
@@ -130,7 +134,8 @@ def test_a_request_may_fill_the_engine_to_its_last_token() -> None:
     engine = build(LatencyOptions(engine="sim", kv_blocks=2), None)
     check_room(engine, random_prompts(99, count=1, input_len=20, output_len=12, seed=0))
     with pytest.raises(
-        CommandError, match="has 33 tokens, prompt and answer; this engine takes 32"
+        CommandError,
+        match="has 33 tokens, prompt and answer together, but this engine takes at most 32",
     ):
         check_room(engine, random_prompts(99, count=1, input_len=20, output_len=13, seed=0))
 

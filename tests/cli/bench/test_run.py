@@ -12,7 +12,7 @@ from baton_cli.bench.metrics import Spread, latency_of, setting_of, spread, thro
 from baton_cli.bench.options import LatencyOptions
 from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
 from baton_cli.bench.run import LOOK_EVERY, CacheUse, Trace, drive
-from baton_cli.bench.workload import Ask, Workload
+from baton_cli.bench.workload import Workload, WorkloadItem
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.errors import PromptTooLong
@@ -27,11 +27,11 @@ def ticks() -> Callable[[], float]:
 
 def workload_of(*sizes: tuple[int, int]) -> Workload:
     """One request per (prompt length, new tokens); prompts share no prefix."""
-    asks = [
-        Ask(tuple((7 * index + at) % 90 for at in range(length)), new)
+    items = [
+        WorkloadItem(tuple((7 * index + at) % 90 for at in range(length)), new)
         for index, (length, new) in enumerate(sizes)
     ]
-    return Workload("test", tuple(asks))
+    return Workload("test", tuple(items))
 
 
 def run(engine: EngineCore, workload: Workload, salt: str = "") -> Trace:
@@ -71,8 +71,8 @@ def test_a_cache_sample_counts_requests_that_end_in_its_step() -> None:
 
 def test_shared_blocks_count_once() -> None:
     engine, _ = scripted()
-    same = Ask(tuple(range(9)), LOOK_EVERY)
-    trace = run(engine, Workload("test", (same, Ask((*same.prompt, 50), 2))))
+    same = WorkloadItem(tuple(range(9)), LOOK_EVERY)
+    trace = run(engine, Workload("test", (same, WorkloadItem((*same.prompt, 50), 2))))
     assert trace.cached_tokens == 0  # both were submitted together
     again = run(engine, Workload("test", (same,)))
     assert again.cached_tokens == 8

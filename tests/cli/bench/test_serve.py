@@ -99,7 +99,7 @@ def test_an_unreachable_server_is_a_one_line_error() -> None:
     done = baton("bench", "serve", "--port", "1")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith("baton: http://127.0.0.1:1/v1/models cannot be asked: no connection")
+    assert line.startswith("baton: cannot query http://127.0.0.1:1/v1/models: no connection")
 
 
 def test_goodput_goals_may_be_separate_arguments_or_a_comma_separated_list() -> None:
@@ -182,7 +182,7 @@ async def test_a_request_past_its_timeout_fails() -> None:
         await asyncio.sleep(3600)
         return response
 
-    assert (await outcome_of(hang, timeout_s=0.3)).error == "not over after 0.3 s"
+    assert (await outcome_of(hang, timeout_s=0.3)).error == "timeout after 0.3 s"
 
 
 async def test_an_unreadable_chunk_is_the_request_s_error() -> None:
@@ -223,9 +223,13 @@ async def test_max_concurrency_bounds_the_requests_in_flight() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "problem"),
     [
-        (401, '{"error": {"code": "invalid_api_key"}}', "HTTP 401 invalid_api_key; name it with"),
-        (200, '{"data": []}', "names no model"),
-        (200, "<html>", "names no model"),
+        (
+            401,
+            '{"error": {"code": "invalid_api_key"}}',
+            "HTTP 401 invalid_api_key; name the model with",
+        ),
+        (200, '{"data": []}', "lists no model"),
+        (200, "<html>", "lists no model"),
     ],
 )
 async def test_a_server_that_lists_no_model_is_named_in_the_error(

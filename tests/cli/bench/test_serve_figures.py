@@ -30,7 +30,7 @@ def delta(**fields: Any) -> bytes:
 
 def read(*pieces: tuple[float, bytes], sent_at: float = 100.0) -> Outcome:
     """The outcome of a stream whose pieces arrive at these seconds after the request was sent."""
-    outcome = Outcome(0.0, asked_tokens=3, prompt_tokens=5)
+    outcome = Outcome(0.0, requested_tokens=3, prompt_tokens=5)
     reader = AnswerReader(outcome, sent_at)
     for at, piece in pieces:
         reader.feed(piece, sent_at + at)
@@ -190,11 +190,14 @@ def test_metrics_percentiles_and_goals_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ((("ttfb",), (), ()), "--percentile-metrics ttfb: 'ttfb' is none of ttft, tpot, itl, e2el"),
+        (
+            (("ttfb",), (), ()),
+            "--percentile-metrics ttfb: 'ttfb' is not one of ttft, tpot, itl, e2el",
+        ),
         (((), ("101",), ()), "--metric-percentiles 101: give numbers from 0 to 100"),
         (((), ("x",), ()), "--metric-percentiles x"),
         (((), (), ("ttft",)), "--goodput ttft: give milliseconds, as in ttft:500"),
-        (((), (), ("speed:3",)), "--goodput speed:3: 'speed' is none of"),
+        (((), (), ("speed:3",)), "--goodput speed:3: 'speed' is not one of"),
     ],
 )
 def test_an_invalid_metric_percentile_or_goal_is_named_in_the_error(

@@ -16,7 +16,7 @@ from baton_cli.bench.engine import read_tokenizer
 from baton_cli.bench.serve_options import ServeOptions
 from baton_cli.bench.serve_workload import Planned, Speaker, check_prompts, plan
 from baton_cli.bench.trace import BLOCK_TOKENS, trace
-from baton_cli.bench.workload import Ask
+from baton_cli.bench.workload import WorkloadItem
 from baton_cli.errors import CommandError, UsageError
 
 
@@ -53,13 +53,13 @@ def write_trace(path: Path, *lines: tuple[float, int, int, list[int]]) -> Path:
     return path
 
 
-def read(path: Path, **more: Any) -> tuple[tuple[Ask, ...], list[float]]:
+def read(path: Path, **more: Any) -> tuple[tuple[WorkloadItem, ...], list[float]]:
     arguments = {"count": 100, "vocab_size": 256, "output_len": None, "seed": 0} | more
     workload, times = trace(path, **arguments)
-    return workload.asks, times
+    return workload.items, times
 
 
-def common(one: Ask, other: Ask) -> int:
+def common(one: WorkloadItem, other: WorkloadItem) -> int:
     """The length of the prefix that both prompts share."""
     pairs = enumerate(zip(one.prompt, other.prompt, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(map(len, (one[0], other[0]))))
@@ -126,11 +126,11 @@ def test_random_prompts_have_the_requested_lengths() -> None:
         num_prompts=3, random_input_len=20, random_output_len=5, random_prefix_len=4
     )
     planned = plan(options, None, lambda count: [0.5] * count)
-    assert [(one.at, len(one.ask.prompt), one.ask.new_tokens) for one in planned] == [
+    assert [(one.at, len(one.item.prompt), one.item.new_tokens) for one in planned] == [
         (0.5, 24, 5)
     ] * 3
-    assert len({one.ask.prompt[:4] for one in planned}) == 1
-    assert len({one.ask.prompt for one in planned}) == 3
+    assert len({one.item.prompt[:4] for one in planned}) == 1
+    assert len({one.item.prompt for one in planned}) == 3
 
 
 def test_a_conversation_s_first_turn_is_the_prompt_text(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_a_conversation_s_first_turn_is_the_prompt_text(tmp_path: Path) -> None:
         dataset_name="sharegpt", dataset_path=str(tmp_path / "f"), tokenizer="bytes"
     )
     [request] = plan(options, read_tokenizer(None), lambda count: [0.0] * count)
-    assert request == Planned(0.0, Ask(tuple(b"what is a block?"), len("16 tokens")))
+    assert request == Planned(0.0, WorkloadItem(tuple(b"what is a block?"), len("16 tokens")))
 
 
 def test_a_completion_body_holds_ids_and_a_chat_body_their_text() -> None:
-    ask = Ask(tuple(b"hello"), 9)
+    ask = WorkloadItem(tuple(b"hello"), 9)
     plain = json.loads(Speaker(ServeOptions(), "m", None).body(ask))
     assert plain == {
         "model": "m",
@@ -166,10 +166,10 @@ def test_a_completion_body_holds_ids_and_a_chat_body_their_text() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ({"dataset_name": "trace"}, "--dataset-path FILE is for"),
-        ({"dataset_path": "x"}, "--dataset-path FILE is for"),
+        ({"dataset_name": "trace"}, "need --dataset-path FILE"),
+        ({"dataset_path": "x"}, "need --dataset-path FILE"),
         ({"dataset_name": "sharegpt", "dataset_path": "x"}, "--tokenizer is missing"),
-        ({"endpoint": "/v1/chat/completions"}, "--tokenizer is missing: a chat's messages"),
+        ({"endpoint": "/v1/chat/completions"}, "--tokenizer is missing: chat messages"),
         (
             {"dataset_name": "trace", "dataset_path": "x", "random_input_len": 3},
             "--random-input-len is for --dataset-name random",

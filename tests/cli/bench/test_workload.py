@@ -19,12 +19,12 @@ VOCAB = 20_000
 
 
 def lengths(workload: Workload) -> list[tuple[int, int]]:
-    return [(len(ask.prompt), ask.new_tokens) for ask in workload.asks]
+    return [(len(ask.prompt), ask.new_tokens) for ask in workload.items]
 
 
 def test_the_preset_has_the_published_totals() -> None:
     preset = nano_vllm(VOCAB)
-    assert len(preset.asks) == 256
+    assert len(preset.items) == 256
     assert (preset.prompt_tokens, preset.output_tokens) == (142_827, 133_966)
     assert preset.longest_answer == 1_024
     assert max(prompt + new for prompt, new in lengths(preset)) == 2_011
@@ -33,11 +33,11 @@ def test_the_preset_has_the_published_totals() -> None:
 
 def test_num_prompts_takes_the_preset_s_first_requests() -> None:
     part = synthetic(ThroughputOptions(preset="nano-vllm", num_prompts=3), VOCAB)
-    assert part.asks == nano_vllm(VOCAB).asks[:3]
+    assert part.items == nano_vllm(VOCAB).items[:3]
 
 
 def test_the_preset_is_refused_for_a_vocabulary_that_lacks_its_ids() -> None:
-    assert nano_vllm(10_001).asks
+    assert nano_vllm(10_001).items
     with pytest.raises(CommandError, match="draws ids up to 10000; this model has 10000"):
         nano_vllm(10_000)
 
@@ -45,7 +45,7 @@ def test_the_preset_is_refused_for_a_vocabulary_that_lacks_its_ids() -> None:
 def test_random_prompts_have_the_requested_lengths() -> None:
     options = ThroughputOptions(num_prompts=5, input_len=7, output_len=3)
     assert lengths(synthetic(options, 50)) == [(7, 3)] * 5
-    assert len(synthetic(ThroughputOptions(input_len=1), 50).asks) == 1000
+    assert len(synthetic(ThroughputOptions(input_len=1), 50).items) == 1000
 
 
 def test_random_lengths_vary_within_their_ratio_after_a_shared_prefix() -> None:
@@ -54,8 +54,8 @@ def test_random_lengths_vary_within_their_ratio_after_a_shared_prefix() -> None:
     )
     assert {prompt for prompt, _ in lengths(workload)} == set(range(4 + 5, 4 + 15 + 1))
     assert {new for _, new in lengths(workload)} == set(range(10, 30 + 1))
-    assert len({ask.prompt[:4] for ask in workload.asks}) == 1
-    assert all(0 <= id < 50 for ask in workload.asks for id in ask.prompt)
+    assert len({ask.prompt[:4] for ask in workload.items}) == 1
+    assert all(0 <= id < 50 for ask in workload.items for id in ask.prompt)
 
 
 def test_the_seed_decides_the_random_prompts() -> None:
@@ -70,7 +70,7 @@ def test_the_seed_decides_the_random_prompts() -> None:
     ("flags", "problem"),
     [
         ({"preset": "nano-vllm", "input_len": 9}, "give --preset or --input-len, not both"),
-        ({"preset": "nano-vllm", "num_prompts": 300}, "--num-prompts 300: .* has 256"),
+        ({"preset": "nano-vllm", "num_prompts": 300}, "--num-prompts 300: .* has exactly 256"),
         ({"dataset_name": "sharegpt"}, "--dataset-path FILE belong together"),
         ({"dataset_path": "x.json"}, "--dataset-path FILE belong together"),
         (
@@ -99,10 +99,10 @@ def test_a_conversation_s_first_turn_is_the_prompt_and_its_second_gives_the_outp
     tmp_path: Path,
 ) -> None:
     path = conversations(tmp_path / "f", [["hello there", "general", "more"]])
-    [ask] = read(path).asks
+    [ask] = read(path).items
     assert bytes(ask.prompt) == b"hello there"
     assert ask.new_tokens == len("general")
-    assert read(path, output_len=3).asks[0].new_tokens == 3
+    assert read(path, output_len=3).items[0].new_tokens == 3
 
 
 def test_conversations_too_short_or_too_long_are_left_out(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_conversations_too_short_or_too_long_are_left_out(tmp_path: Path) -> Non
 
 def test_the_seed_decides_which_conversations_are_taken(tmp_path: Path) -> None:
     path = conversations(tmp_path / "f", [[f"prompt {n}", "answer"] for n in range(20)])
-    assert len(read(path, count=4).asks) == 4
+    assert len(read(path, count=4).items) == 4
     assert read(path, count=4) == read(path, count=4)
     assert read(path, count=4) != read(path, count=4, seed=1)
 

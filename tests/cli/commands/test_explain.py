@@ -117,7 +117,7 @@ def options(**flags: Any) -> ExplainOptions:
 def test_the_text_lists_the_candidates_and_compares_prediction_with_measurement() -> None:
     assert list(lines_of(EXPLANATION)) == [
         f"{EXPLANATION['id']}: chat, demo, tenant acme",
-        "  its client calls it 'mine-7'",
+        "  client request id 'mine-7'",
         "  came 1970-01-01 00:00:00 UTC, first token after 21.2 ms, status 200 after 500.0 ms",
         "  600 prompt tokens (56 cached), 20 completion tokens",
         "  ready to be placed after 1.0 ms",
@@ -127,8 +127,8 @@ def test_the_text_lists_the_candidates_and_compares_prediction_with_measurement(
         "       DECODE     PREFILL    PREDICTED  QUEUE  COMPUTE  FETCH  SLOWDOWN    CACHED",
         "    *  decode-0   prefill-0       28.0    1.0     20.0    2.0       5.0  8 tokens",
         "       decode-11  -               99.0    1.0     20.0    2.0       5.0  0 tokens",
-        "    predicted 28.0 ms, 23.0 ms of it until decode-0 decodes; measured 30.5 ms, +7.5 ms",
-        "    its client's first token after 20.0 ms",
+        "    predicted 28.0 ms, of which 23.0 ms until decode-0 decodes; measured 30.5 ms, +7.5 ms",
+        "    client's first token after 20.0 ms",
         "    fetch or compute: fetched; predicted: fetch 8.0 ms, compute 30.0 ms;"
         " 48 tokens fetched in 9.0 ms, 16 left",
         "    prefill-0: queue 1.5 ms, fetch 9.0 ms, prefill 8.0 ms; 8 tokens cached,"
@@ -177,7 +177,7 @@ async def test_explain_prints_a_router_s_explanation_of_a_request(
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("localhost:8000", "--url localhost:8000 is no address; write http://HOST:PORT"),
+        ("localhost:8000", "--url localhost:8000 is not a URL; write http://HOST:PORT"),
         ("http://127.0.0.1:x", "--url http://127.0.0.1:x: "),
         ("http://127.0.0.1:1", "no router answers at http://127.0.0.1:1: "),
     ],
@@ -192,5 +192,5 @@ def test_an_answer_that_is_no_explanation_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("baton_cli.commands.explain.ask", lambda _: {"hello": 1})
-    with pytest.raises(CommandError, match="something else than an explanation"):
+    with pytest.raises(CommandError, match="did not answer with an explanation"):
         run(options())

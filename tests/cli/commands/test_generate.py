@@ -54,7 +54,7 @@ def test_greedy_text_output_holds_the_answer_alone_and_repeats(
     [
         ([], "baton: nothing to answer: give --prompt or --prompts-file"),
         (["--prompt", "x"], "baton: --model is missing"),
-        (["--prompt", "x", "--model", "/no/such"], "baton: --model /no/such: there is no such"),
+        (["--prompt", "x", "--model", "/no/such"], "baton: --model /no/such: the folder does not"),
         (["--prompts-file", "/no/such"], "baton: --prompts-file /no/such: "),
     ],
 )

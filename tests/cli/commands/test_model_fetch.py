@@ -134,11 +134,11 @@ def test_two_processes_download_once_and_the_second_reports_that_it_waits(
     wait(lambda: hub.ranges_of("model.safetensors"))
     second = start(tmp_path)
     assert second.stderr is not None
-    assert "another process fetches it, waiting" in second.stderr.readline()
+    assert "waiting for another process that fetches it" in second.stderr.readline()
     hub.held.set()
     outs = [process.communicate(timeout=DEADLINE_S) for process in (first, second)]
     assert [out for out, _ in outs] == [f"{tmp_path / 'org--model'}\n"] * 2
-    assert "was there" in outs[1][1]
+    assert "already fetched" in outs[1][1]
     assert len(hub.ranges_of("model.safetensors")) == 1
     assert contents(tmp_path / "org--model") == FILES
 
@@ -164,15 +164,15 @@ def test_a_waiting_process_takes_over_when_the_first_one_dies(hub: StubHub, tmp_
 @pytest.mark.parametrize(
     ("change", "source", "message"),
     [
-        ({"token": "t"}, "hf://org/model", "(401): there is no such model, or it needs a token"),
+        ({"token": "t"}, "hf://org/model", "(401): the model does not exist, or it needs a token"),
         ({"refuses": 403}, "hf://org/model", "HF_TOKEN (in an InferencePool, model.secretRef)"),
         ({}, "hf://org/model@v9", "has no hf://org/model@v9 (404): check the name and the rev"),
         ({}, "hf://org/other", "has no hf://org/other (404): check the name"),
-        ({"refuses": 503}, "hf://org/model", "does not give hf://org/model: HTTP 503"),
+        ({"refuses": 503}, "hf://org/model", "cannot provide hf://org/model: HTTP 503"),
         ({"refuses": 418}, "hf://org/model", "refuses hf://org/model: HTTP 418"),
-        ({"files": {"config.json": b"{}"}}, "hf://org/model", "holds no tokenizer.json"),
+        ({"files": {"config.json": b"{}"}}, "hf://org/model", "has no tokenizer.json"),
         ({"files": {"tokenizer.json": b"{}"}}, "hf://org/model", "--no-weights fetches the rest"),
-        ({"claimed_sizes": {"config.json": 1 << 60}}, "hf://org/model", "make room"),
+        ({"claimed_sizes": {"config.json": 1 << 60}}, "hf://org/model", "free disk space"),
         ({"claimed_sizes": {"config.json": 9999}}, "hf://org/model", "instead of 9999"),
         ({"claimed_sizes": {"config.json": 3}}, "hf://org/model", "instead of 3"),
     ],
@@ -198,7 +198,7 @@ def test_a_model_larger_than_its_storage_is_refused_before_the_download(
     if fits:
         asyncio.run(fetching)
         return
-    message = "takes 1 MiB, and 2 MiB are meant for it: .*model.storage"
+    message = "needs 1 MiB, but --room allows 2 MiB: .*model.storage"
     with pytest.raises(CommandError, match=message):
         asyncio.run(fetching)
     assert not list(tmp_path.rglob("model.safetensors*"))
@@ -208,7 +208,7 @@ def test_an_unreachable_hub_is_named_in_the_error(
     hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(CommandError, match=r"^http://127.0.0.1:1 does not give hf://org/model: "):
+    with pytest.raises(CommandError, match=r"^http://127.0.0.1:1 cannot provide hf://org/model: "):
         fetch(tmp_path, pauses_s=(0.01,))
 
 
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_created_is_named_in_the_error(
     ("source", "to", "message"),
     [
         ("org/model", "/x", "write hf://ORG/NAME"),
-        ("pvc://claim/x", "/x", "is no model of a hub"),
+        ("pvc://claim/x", "/x", "is not a hub model"),
         ("hf://org/model", "", "--to is missing"),
     ],
 )
@@ -249,7 +249,7 @@ def test_an_invalid_source_or_target_is_a_usage_error(source: str, to: str, mess
 
 
 def test_an_endpoint_that_is_no_url_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="HF_ENDPOINT 'hub' is no URL"):
+    with pytest.raises(UsageError, match="HF_ENDPOINT 'hub' is not a URL"):
         make_fetch(FetchOptions(source="hf://a/b", to="/x"), {"HF_ENDPOINT": "hub"})
 
 
@@ -282,7 +282,7 @@ def test_a_fetch_goes_on_while_the_index_is_down(hub: StubHub, tmp_path: Path) -
 
 
 def test_progress_is_shown_as_share_rate_and_seconds_left() -> None:
-    assert show_progress(0, 0, 0, 5.0) == "the hub has not said yet how much it is"
+    assert show_progress(0, 0, 0, 5.0) == "the hub has not reported the size yet"
     line = show_progress(512 << 20, 2 << 30, 256 << 20, 4.0)
     assert line == "512 MiB of 2.0 GiB (25 %), 64 MiB/s, 24 s left"
 

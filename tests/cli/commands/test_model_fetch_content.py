@@ -78,7 +78,7 @@ def test_a_fetch_whose_files_keep_vanishing_fails(hub: StubHub, tmp_path: Path) 
     process = start(tmp_path, before=vanish)
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert "lost files of hf://org/model each of 3 times" in stderr
+    assert "lost files of hf://org/model in each of 3 fetches" in stderr
 
 
 def test_a_resumed_file_with_wrong_bytes_is_fetched_from_its_start(
@@ -99,7 +99,7 @@ def test_a_file_with_a_wrong_digest_is_fetched_once_more_and_then_refused(
     assert contents(fetch(tmp_path / "once")) == FILES
     hub.garbles[name] = 2
     with pytest.raises(
-        CommandError, match=f"^{name} of hf://org/model is again not what"
+        CommandError, match=f"^{name} of hf://org/model again does not match"
     ) as caught:
         fetch(tmp_path / "twice")
     assert "\n" not in str(caught.value)
@@ -129,9 +129,9 @@ def test_the_shards_in_the_safetensors_index_are_fetched(hub: StubHub, tmp_path:
     ("index", "message"),
     [
         (b"[]", "model.safetensors.index.json of hf://org/model is not a safetensors index"),
-        (index_of("a.safetensors"), "hf://org/model holds no a.safetensors"),
-        (index_of("../model.safetensors"), "hf://org/model holds no ../model.safetensors"),
-        (None, "holds no model.safetensors: only safetensors checkpoints can be loaded"),
+        (index_of("a.safetensors"), "hf://org/model has no a.safetensors"),
+        (index_of("../model.safetensors"), "hf://org/model has no ../model.safetensors"),
+        (None, "has no model.safetensors: only safetensors checkpoints can be loaded"),
     ],
 )
 def test_a_repository_without_readable_weights_is_refused_unless_none_are_wanted(

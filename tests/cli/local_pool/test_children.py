@@ -170,7 +170,7 @@ async def test_last_words_come_from_the_last_run_only(tmp_path: Path) -> None:
     await until(lambda: len(events.ends) >= 2)
     child.kill()
     await asyncio.wait_for(running, WAIT_S)
-    assert events.last_words[:2] == ["no room", "it said nothing"]
+    assert events.last_words[:2] == ["no room", "it wrote nothing"]
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_sizes_that_do_not_fit_together_are_refused_with_remedies_that_work(
     with pytest.raises(CommandError, match=message) as caught:
         share_machine(changed, {}, here)
     text = str(caught.value)
-    assert "--overcommit starts it all the same" in text
+    assert "--overcommit starts the pool anyway" in text
     assert "the model does not fit" not in text
     shares = share_machine(replace(changed, overcommit=True, redis_index="redis://i"), {}, here)
     assert shares[0].kv_memory in (sizes.get("kv_memory"), None)

@@ -175,14 +175,14 @@ def test_a_killed_node_is_restarted_under_its_name_with_a_new_epoch(run: Failure
 
 def test_the_supervisor_reports_which_node_died_and_how(run: FailureRun) -> None:
     name = run.killed["id"]
-    assert f"{name} was ended by SIGKILL; starting it again in 0.5 s\n" in run.log
+    assert f"{name} was ended by SIGKILL; restarting it in 0.5 s\n" in run.log
     assert re.search(r"^\S+ exited with code 1 \(the engine process \d+ ended:", run.log, re.M)
 
 
 def test_nodes_that_a_request_killed_are_restarted_without_a_longer_wait(
     run: FailureRun,
 ) -> None:
-    pauses = re.findall(r"starting it again in (\S+) s$", run.log, re.MULTILINE)
+    pauses = re.findall(r"restarting it in (\S+) s$", run.log, re.MULTILINE)
     assert len(pauses) >= 1 + 3
     assert set(pauses) == {"0.5"}
 

@@ -31,7 +31,7 @@ def test_cuda_visible_devices_chooses_and_orders(visible: str, names: list[str])
 
 @pytest.mark.parametrize("visible", ["", "-1", "7"])
 def test_cuda_visible_devices_without_any_gpu_is_an_error(visible: str) -> None:
-    with pytest.raises(CommandError, match="no GPU that this process may use"):
+    with pytest.raises(CommandError, match="this process may use no GPU"):
         parse_gpus(LISTING, visible)
 
 
@@ -44,7 +44,7 @@ def test_cuda_n_is_the_nth_visible_gpu() -> None:
     gpus = [idle("4", 80), idle("7", 80)]
     assert choose_gpus(gpus, "cuda") == gpus
     assert choose_gpus(gpus, "cuda:1") == [gpus[1]]
-    with pytest.raises(CommandError, match="--device cuda:2: there is no such GPU"):
+    with pytest.raises(CommandError, match="--device cuda:2: the GPU does not exist"):
         choose_gpus(gpus, "cuda:2")
 
 
@@ -69,5 +69,5 @@ def test_of_three_engines_on_two_gpus_only_two_share_a_gpu() -> None:
 
 
 def test_too_many_engines_for_a_gpu_are_refused_with_the_numbers() -> None:
-    with pytest.raises(CommandError, match=r"GPU 0 has 7\.2 GiB .* 2 engines that take 5\.0 GiB"):
+    with pytest.raises(CommandError, match=r"GPU 0 has 7\.2 GiB .* 2 engines that need 5\.0 GiB"):
         share_gpus([idle("0", 8)], 2, 4 * GIB, 0.9)

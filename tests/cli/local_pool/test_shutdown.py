@@ -132,7 +132,7 @@ def test_a_killed_node_ends_its_engine_and_is_restarted_under_another_pid(
         return seen is not None and seen["state"] == "ready" and seen["pid"] != node["pid"]
 
     lasting.wait(back, f"bring {victim} back")
-    assert f"{victim} was ended by SIGKILL; starting it again in 0.5 s" in lasting.log()
+    assert f"{victim} was ended by SIGKILL; restarting it in 0.5 s" in lasting.log()
 
 
 def test_once_prints_answer_placement_and_timings_and_exits() -> None:

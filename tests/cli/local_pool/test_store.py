@@ -60,8 +60,7 @@ async def test_a_store_with_a_killed_guardian_is_restarted_each_time() -> None:
             assert store.is_alive
         keeper.cancel()
     assert notes[0].startswith(
-        "the store's guardian was killed, and its servers (index, data0) with it; starting them"
-        " again in "
+        "the store's guardian and its servers (index, data0) were killed; restarting them in "
     )
 
 
@@ -78,8 +77,8 @@ async def test_only_the_killed_server_is_restarted_and_it_is_named(name: str) ->
             after = {each: store.pid(each) for each in store.names}
             assert {each for each in after if after[each] != before[each]} == {name}
             assert notes[-1] == (
-                f"the store's server {name} (pid {before[name]} was ended by SIGKILL) is started"
-                " again, empty"
+                f"restarting the store's server {name} (pid {before[name]} was ended by SIGKILL)"
+                " without its data"
             )
         keeper.cancel()
 
@@ -111,7 +110,7 @@ async def test_a_failed_store_restart_is_retried() -> None:
         notes: list[str] = []
         keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
         guardian_of(store).kill()
-        await until(lambda: "the store cannot be started: no redis-server any more" in notes)
+        await until(lambda: "cannot start the store: no redis-server any more" in notes)
         await until(lambda: store.is_alive)
         keeper.cancel()
 
@@ -122,7 +121,7 @@ def test_nodes_use_a_killed_store_again_after_its_restart() -> None:
         servers = guardian.children()
         os.kill(guardian.pid, signal.SIGKILL)
         psutil.wait_procs(servers, timeout=120)
-        pool.wait(lambda: "the store's guardian was killed" in pool.log(), "notice it")
+        pool.wait(lambda: "the store's guardian and its servers" in pool.log(), "notice it")
         back = "the store's index can be used again"
         pool.wait(lambda: pool.log().count(back) >= 2, "use it again in both nodes")
         wait_until(lambda: len(pool.pool()["nodes"]) == 2, "both nodes")

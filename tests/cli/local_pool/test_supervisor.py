@@ -133,9 +133,7 @@ async def test_a_pool_serves_without_nodes_that_are_not_ready_in_time_and_names_
     assert not supervisor.ready.is_set()
     bench.now = READY_S
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
-    message = (
-        "not ready after 660 s (--ready-timeout): decode-1 (starting); the pool serves without"
-    )
+    message = "not ready after 660 s (--ready-timeout): decode-1 (starting); the pool serves with"
     assert message in bench.out.getvalue()
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
@@ -212,7 +210,7 @@ async def test_a_child_that_dies_later_is_restarted(bench: Bench) -> None:
     await until(lambda: bench.pid("decode-0") != first)
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
-    assert "decode-0 was ended by SIGKILL; starting it again in 0.5 s\n" in bench.out.getvalue()
+    assert "decode-0 was ended by SIGKILL; restarting it in 0.5 s\n" in bench.out.getvalue()
     assert not psutil.pid_exists(bench.pid("decode-0"))
 
 
@@ -222,7 +220,7 @@ async def test_the_last_line_of_a_child_that_exits_later_is_reported(bench: Benc
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
     psutil.Process(bench.pid("decode-0")).terminate()
-    message = "decode-0 exited with code 1 (the engine is gone); starting it again in 0.5 s\n"
+    message = "decode-0 exited with code 1 (the engine is gone); restarting it in 0.5 s\n"
     await until(lambda: message in bench.out.getvalue())
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
@@ -245,7 +243,7 @@ async def test_a_child_that_dies_repeatedly_after_serving_is_restarted_without_a
         await kill_once()
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
-    assert bench.out.getvalue().count("SIGKILL; starting it again in 0.5 s\n") == 3
+    assert bench.out.getvalue().count("SIGKILL; restarting it in 0.5 s\n") == 3
 
 
 async def test_a_child_killed_while_starting_is_restarted(bench: Bench) -> None:

@@ -47,7 +47,7 @@ def test_a_port_in_use_is_refused(taken: socket.socket, listening: bool) -> None
     ("flags", "message"),
     [
         (["--port", "0"], "--model is missing"),
-        (["--model", "/no/such"], "--model /no/such: there is no such folder\n"),
+        (["--model", "/no/such"], "--model /no/such: the folder does not exist\n"),
         (
             [*SIM, "--host", "192.0.2.1"],
             "cannot listen on 192.0.2.1:0: Cannot assign requested address",
@@ -55,16 +55,16 @@ def test_a_port_in_use_is_refused(taken: socket.socket, listening: bool) -> None
         ([*SIM, "--redis-index", REDIS], "give both --redis-index and --redis-data, or neither\n"),
         (
             [*SIM, "--prefill", "0", "--decode", "0"],
-            "--prefill 0 --decode 0 leaves nobody to answer; give at least one node\n",
+            "--prefill 0 --decode 0 leaves no node to answer; give at least one node\n",
         ),
         (
             [*SIM, "--prefill", "0", "--missing-role", "queue"],
-            "--prefill 0 with --missing-role queue leaves nobody to do a prefill node's work;"
+            "--prefill 0 with --missing-role queue leaves no node for the work of a prefill node;"
             " give --missing-role aggregate\n",
         ),
         (
             [*SIM, "--chat-template", "/no/such.jinja"],
-            "--chat-template /no/such.jinja: there is no such file\n",
+            "--chat-template /no/such.jinja: the file does not exist\n",
         ),
         ([*SIM, "--tool-parser", "nope"], "no tool parser is named 'nope'; there are "),
         ([*SIM, "--reasoning-parser", "nope"], "no reasoning parser is named 'nope'; there are "),
@@ -76,7 +76,7 @@ def test_flags_that_make_no_pool_are_refused(flags: list[str], message: str) -> 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     assert refusal("--model", str(tmp_path)) == (
-        f"baton: --model {tmp_path} is no model folder: it holds no config.json"
+        f"baton: --model {tmp_path} is not a model folder: it has no config.json"
     )
 
 

@@ -78,7 +78,7 @@ def test_a_folder_without_a_model_is_refused_and_the_missing_file_is_named(
 ) -> None:
     (folder / missing).unlink()
     shown = missing.replace("model.", r"\*.")
-    with pytest.raises(CommandError, match=f"is no model folder: it holds no {shown}"):
+    with pytest.raises(CommandError, match=f"is not a model folder: it has no {shown}"):
         find_model(str(folder))
 
 
@@ -116,7 +116,7 @@ def test_an_unreadable_path_is_named_in_the_error(hidden: str) -> None:
 
 def test_a_broken_config_is_an_error_that_names_the_file(folder: Path) -> None:
     (folder / "config.json").write_text("{")
-    with pytest.raises(CommandError, match=r"config.json is no JSON"):
+    with pytest.raises(CommandError, match=r"config.json is not valid JSON"):
         find_model(str(folder))
 
 
@@ -127,7 +127,7 @@ def test_a_config_is_read_unchanged(folder: Path) -> None:
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./x", "../x/y", "a/b/c", "~nobody/x"])
 def test_a_path_without_a_folder_is_refused_at_once(model: str) -> None:
-    with pytest.raises(CommandError, match="there is no such folder"):
+    with pytest.raises(CommandError, match="the folder does not exist"):
         find_model(model)
 
 
@@ -146,7 +146,7 @@ def test_an_unreachable_hub_is_a_one_line_error(
 ) -> None:
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # no process listens on port 9
     with pytest.raises(
-        CommandError, match=r"http://127.0.0.1:9 did not give it: .*refused"
+        CommandError, match=r"http://127.0.0.1:9 did not provide it: .*refused"
     ) as caught:
         find_model("somebody/some-model")
     assert "\n" not in str(caught.value)
@@ -156,7 +156,7 @@ def test_a_model_that_the_hub_does_not_have_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refusing_hub: str
 ) -> None:
     use_hub(monkeypatch, refusing_hub, tmp_path)
-    with pytest.raises(CommandError, match="did not give it") as caught:
+    with pytest.raises(CommandError, match="did not provide it") as caught:
         find_model("somebody/some-model")
     assert "\n" not in str(caught.value)
 
@@ -168,7 +168,7 @@ def test_with_hf_hub_offline_the_hub_is_not_contacted(
 
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CommandError, match="did not give it: HF_HUB_OFFLINE is set"):
+    with pytest.raises(CommandError, match="did not provide it: HF_HUB_OFFLINE is set"):
         find_model("somebody/some-model")
 
 

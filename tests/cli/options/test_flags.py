@@ -87,16 +87,16 @@ def test_two_variables_that_exclude_each_other_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("COUNT", "x", "BATON_COUNT: 'x' is no whole number"),
+        ("COUNT", "x", "BATON_COUNT: 'x' is not a whole number"),
         ("COUNT", "0", "BATON_COUNT: 0 is too small; at least 1"),
         ("COUNT", "10", "BATON_COUNT: 10 is too large; at most 9"),
-        ("SHARE", "half", "BATON_SHARE: 'half' is no number"),
-        ("SHARE", "nan", "BATON_SHARE: 'nan' is no number"),
+        ("SHARE", "half", "BATON_SHARE: 'half' is not a number"),
+        ("SHARE", "nan", "BATON_SHARE: 'nan' is not a number"),
         ("LOUD", "maybe", "BATON_LOUD: 'maybe' is neither true nor false"),
-        ("MODE", "c", "BATON_MODE: 'c' is none of a, b"),
-        ("SIZE", "big", "BATON_SIZE: 'big' is no size"),
-        ("DEVICE", "cuda:x", "BATON_DEVICE: 'cuda:x' is no device; write cpu, cuda or cuda:N"),
-        ("DEVICE", "cpu:0", "BATON_DEVICE: 'cpu:0' is no device"),
+        ("MODE", "c", "BATON_MODE: 'c' is not one of a, b"),
+        ("SIZE", "big", "BATON_SIZE: 'big' is not a size"),
+        ("DEVICE", "cuda:x", "BATON_DEVICE: 'cuda:x' is not a device; write cpu, cuda or cuda:N"),
+        ("DEVICE", "cpu:0", "BATON_DEVICE: 'cpu:0' is not a device"),
     ],
 )
 def test_a_wrong_value_is_reported_with_its_variable(name: str, text: str, message: str) -> None:
@@ -105,7 +105,7 @@ def test_a_wrong_value_is_reported_with_its_variable(name: str, text: str, messa
 
 
 def test_argparse_reports_a_wrong_value_of_a_flag() -> None:
-    with pytest.raises(argparse.ArgumentError, match="argument --mode: 'c' is none of a, b"):
+    with pytest.raises(argparse.ArgumentError, match="argument --mode: 'c' is not one of a, b"):
         read(["--mode", "c"])
 
 

@@ -26,7 +26,7 @@ def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "1Gx", "-1", "1e9", "1 G iB"])
 def test_an_invalid_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size; write 1GiB"):
+    with pytest.raises(ValueError, match="is not a size; write 1GiB"):
         parse_size(text)
 
 

@@ -69,8 +69,8 @@ def test_up_with_api_keys_generates_an_admin_key_for_its_table(keys: str) -> Non
     ("changes", "message"),
     [
         ({"sharing": "tenant", "api_keys": ""}, "give --api-keys FILE, or --sharing pool"),
-        ({"once": "Hi"}, "--once and --ask say no API key: leave them out"),
-        ({"ask": "Hi"}, "--once and --ask say no API key: leave them out"),
+        ({"once": "Hi"}, "--once and --ask send no API key: leave them out"),
+        ({"ask": "Hi"}, "--once and --ask send no API key: leave them out"),
         ({"api_keys": "", "tenants": "/no/such/limits"}, "--tenants /no/such/limits: No such file"),
         ({"tenants": "/no/such/limits"}, "--tenants /no/such/limits: No such file"),
         ({"api_keys": "/no/such/keys"}, "--api-keys /no/such/keys: No such file"),
