@@ -57,8 +57,8 @@ class AnswerParsing:
         thinks = model.reasoning_parser
         if reasoning.budget is not None and thinks is None:
             raise InvalidRequest(
-                f"thinking_token_budget is {reasoning.budget}, but this model's reasoning is not"
-                " told apart from its answers; leave it out, or start its nodes with"
+                f"thinking_token_budget is {reasoning.budget}, but the router cannot separate this"
+                " model's reasoning from its answers; leave it out, or start its nodes with"
                 " --reasoning-parser NAME",
                 param="thinking_token_budget",
             )

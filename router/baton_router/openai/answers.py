@@ -65,8 +65,8 @@ class CompletionTokensDetails(Closed):
 
 
 class Usage(Closed):
-    """Tokens, summed over the prompts of one call. In the middle of a stream nothing is said of
-    cached ones, nor of those of reasoning, which only models have whose reasoning is told apart."""
+    """Tokens, summed over the prompts of one call. Before the end of a stream, cached tokens and
+    reasoning tokens are missing. Only models whose reasoning is separated have reasoning tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -142,8 +142,8 @@ class ToolCall(Closed):
 
 
 class ChatMessage(Closed):
-    """Content is null beside calls or reasoning alone. Only a model whose reasoning is told apart
-    has that, under two names as in vLLM, and only an answer with calls has those."""
+    """Content is null if there are only calls or reasoning. Only models with separated reasoning
+    have it, under two names as in vLLM. Only an answer with calls has `tool_calls`."""
 
     role: Literal["assistant"]
     content: str | None
@@ -185,7 +185,7 @@ class ToolCallDelta(Closed):
 
 
 class ChatDelta(Closed):
-    """Where an answer is told apart, an event has only what it adds to."""
+    """An event of an answer that is parsed into parts has only the parts to which it adds."""
 
     content: str | UnsetType = UNSET
     role: Literal["assistant"] | UnsetType = UNSET

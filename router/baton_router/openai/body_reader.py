@@ -95,14 +95,14 @@ class Members:
             for (body, path), others in MEMBERS.items()
             if path == self.path and body != self.body and name in others.fields
         ]
-        told = f"{param!r} is not a field of {route}"
+        message = f"{param!r} is not a field of {route}"
         if elsewhere:
-            told += f" but of {' and '.join(elsewhere)}; leave it out"
+            message += f" but of {' and '.join(elsewhere)}; leave it out"
         elif close := get_close_matches(name[:SHOWN], self._meant(), n=1, cutoff=ALIKE):
-            told += f"; did you mean {close[0]!r}?"
+            message += f"; did you mean {close[0]!r}?"
         else:
-            told += "; leave it out"
-        return InvalidRequest(told, param=param, code="unknown_parameter")
+            message += "; leave it out"
+        return InvalidRequest(message, param=param, code="unknown_parameter")
 
     def _meant(self) -> Iterable[str]:
         """The names to suggest: all fields that are not refused."""
@@ -145,16 +145,18 @@ def _refused(
 
 
 def _the_keys(*names: str) -> Iterable[Field]:
-    """Fields that a request must not set, since its API key decides whose KV it may use."""
-    told = "no request may name it: the API key says it"
-    return _refused(told, *names, complaint=f"{told}; leave it out")
+    """Fields that a request must not set, because its API key determines whose KV it may use."""
+    remark = "a request cannot set it: the API key determines it"
+    return _refused(remark, *names, complaint=f"{remark}; leave it out")
 
 
-_ASKED = (
-    _obeyed("model", BOTH, "another name is a 404, which tells those there are", "the pool's"),
+_INPUT = (
+    _obeyed("model", BOTH, "another name is a 404 that lists the known ones", "the pool's"),
     _obeyed("messages", CHAT, "the conversation; required"),
-    _obeyed("messages[].role", CHAT, "`system`, `user`, `assistant`, or what the template knows"),
-    _obeyed("messages[].content", CHAT, "a text or text parts, which are joined by newlines"),
+    _obeyed(
+        "messages[].role", CHAT, "`system`, `user`, `assistant`, or another role of the template"
+    ),
+    _obeyed("messages[].content", CHAT, "a text, or text parts that are joined by newlines"),
     _obeyed("messages[].content[].type", CHAT, "only `text`"),
     _obeyed("messages[].content[].text", CHAT, "the part's text"),
     _ignored(
@@ -168,7 +170,7 @@ _ASKED = (
         bodies=CHAT,
     ),
     *(
-        _obeyed(f"messages[].{name}", CHAT, "given to the model's template as it is")
+        _obeyed(f"messages[].{name}", CHAT, "passed to the model's template unchanged")
         for name in (
             *("name", "tool_call_id", "function_call"),
             *("reasoning_content", "reasoning", "thinking", "tool_plan", "refusal", "annotations"),
@@ -177,37 +179,35 @@ _ASKED = (
     _obeyed(
         "messages[].tool_calls",
         CHAT,
-        "the calls of an assistant's message; arguments that are the text of a JSON object reach"
-        " the template as that object",
+        "the calls of an assistant's message; the template receives arguments that are the text of"
+        " a JSON object as that object",
     ),
     _obeyed(
         "prompt",
         COMPLETIONS,
-        "each prompt is answered by itself; required",
+        "each prompt is answered separately; required",
     ),
-    _obeyed(
-        "chat_template_kwargs", CHAT, "more values for the chat template, which may ignore them"
-    ),
-    _obeyed("documents", CHAT, "given to the model's template, which may ignore them"),
-    _obeyed("add_generation_prompt", CHAT, "end the prompt where the assistant begins"),
+    _obeyed("chat_template_kwargs", CHAT, "variables for the chat template, which may ignore them"),
+    _obeyed("documents", CHAT, "passed to the model's template, which may ignore them"),
+    _obeyed("add_generation_prompt", CHAT, "end the prompt where the assistant's message begins"),
     _obeyed(
         "continue_final_message",
         CHAT,
-        "end the prompt where the last message ends; the answer goes on with it"
+        "end the prompt where the last message ends; the answer continues it"
         " ([below](#continuing-a-message))",
     ),
     _obeyed(
         "truncate_prompt_tokens",
         BOTH,
-        "keep so many tokens of each prompt; -1: as many as fit ([below](#long-prompts))",
+        "keep at most this number of tokens of each prompt; -1: what fits ([below](#long-prompts))",
         "all",
     ),
     _obeyed(
         "truncation_side", BOTH, "`left` keeps the last tokens, `right` the first ones", "`left`"
     ),
-    _obeyed("add_special_tokens", BOTH, "put the tokenizer's own tokens (BOS) around the text"),
+    _obeyed("add_special_tokens", BOTH, "add the tokenizer's own tokens (BOS) to the text"),
 )
-_CHOSEN = (
+_SAMPLING = (
     _obeyed("temperature", BOTH, "0 is greedy", "the model's, else 1"),
     _obeyed("top_p", BOTH, "1 is off", "the model's, else 1"),
     _obeyed("top_k", BOTH, "-1 and 0 are off", "the model's, else -1"),
@@ -215,7 +215,7 @@ _CHOSEN = (
     _obeyed(
         "seed",
         BOTH,
-        "keys the random numbers, whichever node computes ([the same tokens](#the-same-tokens))",
+        "key of the random numbers, the same on every node ([the same tokens](#the-same-tokens))",
         "random",
     ),
     _obeyed(
@@ -225,8 +225,15 @@ _CHOSEN = (
         "1",
     ),
     _obeyed("best_of", BOTH, "may only repeat `n`", "`n`"),
-    _obeyed("frequency_penalty", BOTH, "per time that an id was generated", "0"),
-    _obeyed("presence_penalty", BOTH, "once if an id was generated", "0"),
+    _obeyed(
+        "frequency_penalty",
+        BOTH,
+        "subtracted from an id's logit for each time it was generated",
+        "0",
+    ),
+    _obeyed(
+        "presence_penalty", BOTH, "subtracted once from an id's logit if it was generated", "0"
+    ),
     _obeyed(
         "repetition_penalty",
         BOTH,
@@ -234,16 +241,16 @@ _CHOSEN = (
         "the model's, else 1",
     ),
     _obeyed("logit_bias", BOTH, "added to the logits of these ids"),
-    _obeyed("allowed_token_ids", BOTH, "no other id is generated", "all"),
+    _obeyed("allowed_token_ids", BOTH, "only these ids are generated", "all"),
     _obeyed(
         "bad_words",
         BOTH,
-        "never completed, neither at the start of a text nor after a space; each at most 64 tokens",
+        "never generated, neither at the start of a text nor after a space; each at most 64 tokens",
     ),
 )
 _BACKEND = "there is one backend"
 _FORMAT = "what the answer must match ([structured output](structured-output.md))"
-_WHITESPACE = "whitespace between JSON tokens is bounded, and is the same for all"
+_WHITESPACE = "whitespace between JSON tokens is always bounded"
 _STRUCTURED = (
     _obeyed("response_format", BOTH, _FORMAT, "`text`"),
     _obeyed(
@@ -275,7 +282,7 @@ _STRUCTURED = (
         accepts=(False,),
     ),
     *_refused(
-        "a schema says it itself",
+        "write it in the schema",
         "structured_outputs.disable_additional_properties",
         accepts=(False,),
     ),
@@ -289,7 +296,7 @@ _CALLS = (
     _obeyed("tools[].type", CHAT, "only `function`; required"),
     _obeyed("tools[].function", CHAT, "required"),
     _obeyed("tools[].function.name", CHAT, "up to 64 letters, digits, `_`, `.`, `-`; required"),
-    _obeyed("tools[].function.description", CHAT, "given to the model's template"),
+    _obeyed("tools[].function.description", CHAT, "passed to the model's template"),
     _obeyed("tools[].function.parameters", CHAT, "the JSON schema of its arguments", "none"),
     _obeyed(
         "tools[].function.strict",
@@ -300,24 +307,24 @@ _CALLS = (
     _obeyed(
         "tool_choice",
         CHAT,
-        "`none`, `auto`, `required`, or the function that is called",
+        "`none`, `auto`, `required`, or the function to call",
         "`auto` with `tools`",
     ),
     _obeyed("tool_choice.type", CHAT, "only `function`; required"),
     _obeyed("tool_choice.function", CHAT, "required"),
     _obeyed("tool_choice.function.name", CHAT, "one of `tools`; required"),
-    _obeyed("parallel_tool_calls", CHAT, "false: one call at most"),
+    _obeyed("parallel_tool_calls", CHAT, "false: at most one call"),
     _obeyed(
         "reasoning_effort",
         CHAT,
-        "given to the model's template, which may ignore it; `none` also says"
-        " `enable_thinking` false there ([reasoning](tools.md#reasoning))",
+        "passed to the model's template, which may ignore it; `none` also sets"
+        " `enable_thinking` to false there ([reasoning](tools.md#reasoning))",
     ),
     _obeyed("include_reasoning", CHAT, "false: reasoning is left out of the answer"),
     _obeyed(
         "thinking_token_budget",
         CHAT,
-        "the most tokens of reasoning; only for models whose reasoning is told apart",
+        "maximum tokens of reasoning; only for models whose reasoning the router can separate",
         "no bound",
     ),
 )
@@ -332,19 +339,19 @@ _ENDS = (
     _obeyed(
         "min_tokens",
         BOTH,
-        "at most `max_tokens`; before that neither EOS nor `stop` ends it",
+        "at most `max_tokens`; neither EOS nor `stop` ends the answer earlier",
         "0",
     ),
     _obeyed(
         "stop",
         BOTH,
-        "the text ends before the first that occurs; `stop_reason` names it",
+        "the text ends before the first one that occurs; `stop_reason` names it",
     ),
     _obeyed("stop_token_ids", BOTH, "the same for ids"),
     _obeyed("include_stop_str_in_output", BOTH, "the text ends after the stop instead"),
-    _obeyed("ignore_eos", BOTH, "go on behind EOS"),
+    _obeyed("ignore_eos", BOTH, "continue after EOS"),
 )
-_TOLD = (
+_OUTPUT = (
     _obeyed("stream", BOTH, "server-sent events"),
     _obeyed("stream_options", BOTH, "only with `stream`"),
     _obeyed("stream_options.include_usage", BOTH, "usage in a last event"),
@@ -357,24 +364,29 @@ _TOLD = (
         name="stream_options.include_obfuscation",
         bodies=BOTH,
         does="refused",
-        remark="events are not padded against who measures their length",
+        remark="events are not padded to hide their length",
         accepts=(False,),
         complaint="this server does not pad events; leave it out",
     ),
     _obeyed("logprobs", CHAT, "of each generated token"),
-    _obeyed("logprobs", COMPLETIONS, "of each generated token, with so many likely ones", "off"),
-    _obeyed("top_logprobs", CHAT, "how many likely ones, with `logprobs`", "0"),
+    _obeyed(
+        "logprobs",
+        COMPLETIONS,
+        "of each generated token and of this number of likely tokens",
+        "off",
+    ),
+    _obeyed("top_logprobs", CHAT, "number of likely tokens, with `logprobs`", "0"),
     _obeyed(
         "prompt_logprobs", BOTH, "the same for the prompt's tokens, by id; not with `stream`", "off"
     ),
     _obeyed(
-        "echo", CHAT, "the text begins with that of the last message, if that is the assistant's"
+        "echo", CHAT, "the text begins with the last message's text if that is the assistant's"
     ),
     _obeyed("echo", COMPLETIONS, "text and `logprobs` begin with the prompt's"),
     _obeyed(
         "skip_special_tokens",
         BOTH,
-        "leave EOS and its like out of what is generated, not of `echo`",
+        "leave EOS and other special tokens out of generated text, but not out of `echo`",
     ),
     _obeyed("return_token_ids", BOTH, "fills `prompt_token_ids` and `token_ids`, else null"),
     _obeyed(
@@ -383,15 +395,15 @@ _TOLD = (
     _obeyed(
         "detokenize",
         BOTH,
-        "false: no text, with `return_token_ids` and without `stop`; tokens cost less",
+        "false: no text; needs `return_token_ids`, excludes `stop`, and costs less",
     ),
 )
 _ACCEPTED = (
     _ignored("user", "for the client's own use"),
     _ignored("metadata", "for the client's own use"),
     _ignored("safety_identifier", "for the client's own use"),
-    _ignored("session_id", "a hint; requests go where their prefix is cached"),
-    _ignored("prompt_cache_key", "a hint; requests go where their prefix is cached"),
+    _ignored("session_id", "a hint; the router knows where prefixes are cached"),
+    _ignored("prompt_cache_key", "a hint; the router knows where prefixes are cached"),
     _ignored("prompt_cache_retention", "a hint; every prefix is cached while there is room"),
     _ignored("prompt_cache_options", "a hint; every prefix is cached while there is room"),
     _ignored("store", "no answer is stored, so none can be retrieved later"),
@@ -401,8 +413,8 @@ _ACCEPTED = (
     _ignored("mm_processor_kwargs", "messages have no media"),
     _ignored("mm_payload", "messages have no media"),
 )
-_TOLD_APART = "reasoning is told apart from the answer wherever the model's form of it is known"
-_BEAMS, _MEDIA = "there is no beam search", "models here read and write text only"
+_SEPARATED = "reasoning is always separated from the answer if the model's form of it is known"
+_BEAMS, _MEDIA = "there is no beam search", "models read and write text only"
 _UNSUPPORTED = (
     *_refused("use `tools` of /v1/chat/completions", "functions"),
     *_refused(
@@ -411,34 +423,34 @@ _UNSUPPORTED = (
     *_refused(_BACKEND, "guided_decoding_backend"),
     *_refused(_WHITESPACE, "guided_whitespace_pattern"),
     *_refused("use `structured_outputs`", "json_schema", "regex", "ebnf"),
-    *_refused(_TOLD_APART, "stream_reasoning", "separate_reasoning", accepts=(True,)),
+    *_refused(_SEPARATED, "stream_reasoning", "separate_reasoning", accepts=(True,)),
     *_refused(_BEAMS, "use_beam_search", "early_stopping"),
     *_refused(_BEAMS, "length_penalty", accepts=(1,)),
     *_refused(_MEDIA, "audio"),
     *_refused(_MEDIA, "modalities", accepts=(["text"],)),
-    *_refused("no model here fills in a middle", "suffix"),
+    *_refused("no model fills in a middle", "suffix"),
     *_refused("a template is a program; only the model's own is run", "chat_template"),
-    *_refused("an answer is not predicted", "prediction"),
+    *_refused("predictions are not used", "prediction"),
     *_refused("there are no levels of verbosity", "verbosity", accepts=("medium",)),
-    *_refused("nothing is looked up", "web_search_options", accepts=()),
-    *_refused("nothing is moderated", "moderation", accepts=()),
+    *_refused("there is no web search", "web_search_options", accepts=()),
+    *_refused("there is no moderation", "moderation", accepts=()),
     *_refused("prompts are text or ids", "prompt_embeds"),
-    *_refused("ids are sent as `prompt` of /v1/completions", "prompt_token_ids"),
-    *_refused("logprobs are of the likeliest tokens", "logprob_token_ids"),
-    *_refused("answers do not have it", "return_prompt_text", "return_token_offsets"),
-    *_refused("answers do not have it", "return_hidden_states", "return_mm_kwargs"),
-    *_refused("answers do not have it", "routed_experts_prompt_start", accepts=(0,)),
-    *_refused("clients bring no code", "logits_processors", "custom_logit_processor"),
+    *_refused("send ids as `prompt` of /v1/completions", "prompt_token_ids"),
+    *_refused("only the likeliest tokens have logprobs", "logprob_token_ids"),
+    *_refused("answers do not contain it", "return_prompt_text", "return_token_offsets"),
+    *_refused("answers do not contain it", "return_hidden_states", "return_mm_kwargs"),
+    *_refused("answers do not contain it", "routed_experts_prompt_start", accepts=(0,)),
+    *_refused("clients cannot send code", "logits_processors", "custom_logit_processor"),
     *_refused("there are no engine plug-ins", "vllm_xargs", "custom_params"),
-    *_refused("repetitions are not looked for", "repetition_detection"),
+    *_refused("repetitions are not detected", "repetition_detection"),
     *_refused("answers are not watermarked", "watermarking"),
-    *_refused("the API key decides about it", "priority"),
+    *_refused("the API key determines it", "priority"),
     *_refused("the router decides about hand-offs", "kv_transfer_params", "ec_transfer_params"),
-    *_refused("a request is named by the header `x-request-id`", "request_id", "rid"),
+    *_refused("name a request by the header `x-request-id`", "request_id", "rid"),
     *_refused("use `include_stop_str_in_output`", "no_stop_trim"),
     *_refused("stops are texts and ids", "stop_regex"),
     *_refused(
-        "special tokens stand in the text as they are",
+        "special tokens are in the text unchanged",
         "spaces_between_special_tokens",
         accepts=(True,),
     ),
@@ -456,7 +468,7 @@ _DRAINS = (
     ),
 )
 FIELDS: tuple[Field, ...] = (
-    *(*_ASKED, *_CHOSEN, *_STRUCTURED, *_CALLS, *_ENDS, *_TOLD),
+    *(*_INPUT, *_SAMPLING, *_STRUCTURED, *_CALLS, *_ENDS, *_OUTPUT),
     *(*_ACCEPTED, *_UNSUPPORTED, *_DERIVED, *_DRAINS),
 )
 
@@ -624,11 +636,11 @@ def wrong(name: str, value: object, allowed: str) -> InvalidRequest:
 def members_schema(members: Members, **known: Schema) -> Schema:
     """The JSON schema of an object with these members and no others. `known` holds the schemas of
     some members."""
-    told = {
+    properties = {
         name: {"description": field.plain_remark} | dict(known.get(name, ANY))
         for name, field in members.fields.items()
     }
-    return {"type": "object", "properties": told, **NOTHING_ELSE}
+    return {"type": "object", "properties": properties, **NOTHING_ELSE}
 
 
 def needs(name: str, given: Schema, other: str, wanted: Schema, *, absent: bool = False) -> Schema:
@@ -754,8 +766,8 @@ class Fields:
         for item in items:
             if not 0 < len(item) <= longest:
                 allowed = f"each must have 1 to {longest} characters"
-                told = f"{name} holds {show(item)} of {len(item)} characters; {allowed}"
-                raise InvalidRequest(told, param=name)
+                message = f"{name} holds {show(item)} of {len(item)} characters; {allowed}"
+                raise InvalidRequest(message, param=name)
         return tuple(items)
 
     def objects(self, name: str, most: int) -> list[dict[str, Any]] | None:

@@ -18,28 +18,28 @@ INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
 def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
     """The schema of a body that `read` accepts. Where a bound depends on another field, the schema
     has the widest bound among `bodies`."""
-    told: Json = {"type": "object", "properties": {}}
+    schema: Json = {"type": "object", "properties": {}}
     required: set[str] = set()
     rules: list[Json] = []
     for body in bodies:
-        read(_Asked(body, told, required, rules))
-    told |= {"required": sorted(required)} if required else {}
-    return told | ({"allOf": rules} if rules else {})
+        read(_RecordedFields(body, schema, required, rules))
+    schema |= {"required": sorted(required)} if required else {}
+    return schema | ({"allOf": rules} if rules else {})
 
 
-class _Asked(Fields):
-    """Fields that record each read field and its bounds in the schema `told`, and `rules`."""
+class _RecordedFields(Fields):
+    """Fields that record each read field and its bounds in `recorded`, a schema, and `rules`."""
 
-    def __init__(self, body: Json, told: Json, required: set[str], rules: list[Json]) -> None:
+    def __init__(self, body: Json, recorded: Json, required: set[str], rules: list[Json]) -> None:
         super().__init__(body)
-        self._told = told
-        self._asked: dict[str, Json] = told["properties"]
+        self._recorded = recorded
+        self._properties: dict[str, Json] = recorded["properties"]
         self._required = required
         self._rules = rules
         self._remarks: dict[str, str] = {}
 
     def only(self, members: Members) -> None:
-        self._told |= dict(NOTHING_ELSE)
+        self._recorded |= dict(NOTHING_ELSE)
         self._remarks = {name: field.plain_remark for name, field in members.fields.items()}
 
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
@@ -82,12 +82,12 @@ class _Asked(Fields):
         return super().mapping(name, schema)
 
     def nested(self, name: str, members: Members) -> Fields | None:
-        told = _nullable("object") | {"properties": {}} | dict(NOTHING_ELSE)
-        self._note(name, told)
+        schema = _nullable("object") | {"properties": {}} | dict(NOTHING_ELSE)
+        self._note(name, schema)
         value = super().mapping(name)
         if value is None:
             return None
-        inner = _Asked(value, told, set(), [])
+        inner = _RecordedFields(value, schema, set(), [])
         inner.only(members)
         return inner
 
@@ -108,10 +108,10 @@ class _Asked(Fields):
         return super().ids(name, most, least)
 
     def _note(self, name: str, schema: Schema) -> None:
-        known = self._asked.get(name)
-        told = dict(schema) if known is None else _wider(known, schema)
+        known = self._properties.get(name)
+        merged = dict(schema) if known is None else _wider(known, schema)
         remark = self._remarks.get(name)
-        self._asked[name] = told if remark is None else told | {"description": remark}
+        self._properties[name] = merged if remark is None else merged | {"description": remark}
 
 
 def _nullable(kind: str) -> Json:
@@ -127,9 +127,9 @@ def _wider(known: Mapping[str, Any], schema: Schema) -> Json:
     """Merge two schemas of a field. One is empty, or only minimum or nested properties differ."""
     if not known or not schema:
         return dict(known or schema)
-    told = dict(known) | dict(schema)
+    merged = dict(known) | dict(schema)
     if "minimum" in known and "minimum" in schema:
-        told["minimum"] = min(known["minimum"], schema["minimum"])
+        merged["minimum"] = min(known["minimum"], schema["minimum"])
     if known.get("properties"):
-        told["properties"] = known["properties"] | schema.get("properties", {})
-    return told
+        merged["properties"] = known["properties"] | schema.get("properties", {})
+    return merged

@@ -264,8 +264,8 @@ def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...] | None:
     if given is None:
         return None
     if len(given) > MAX_BIASED:
-        told = f"logit_bias holds {len(given)} ids; at most {MAX_BIASED}"
-        raise InvalidRequest(told, param="logit_bias")
+        message = f"logit_bias holds {len(given)} ids; at most {MAX_BIASED}"
+        raise InvalidRequest(message, param="logit_bias")
     pairs = []
     for name, bias in given.items():
         if _ID.fullmatch(name) is None:

@@ -60,8 +60,8 @@ class RequestedGrammar:
     def refusal(self, error: GrammarError) -> InvalidRequest:
         """The error for a grammar that does not compile, with a reason of bounded length."""
         why = str(error)
-        told = why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}..."
-        return InvalidRequest(f"{self.field}: {told}", param=self.field.partition(".")[0])
+        reason = why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}..."
+        return InvalidRequest(f"{self.field}: {reason}", param=self.field.partition(".")[0])
 
 
 def requested_grammar(fields: Fields) -> RequestedGrammar | None:
@@ -209,8 +209,8 @@ def _check_tag(at: str, given: Mapping[str, Any]) -> None:
         if not isinstance(value, list) or not value or not all(isinstance(x, kind) for x in value):
             raise wrong(f"{at}.{name}", value, f"it must be a list of {what}, one at least")
         if len(value) > MAX_STRUCTURES:
-            told = f"{at}.{name} holds {len(value)} {what}; at most {MAX_STRUCTURES}"
-            raise InvalidRequest(told, param=f"{at}.{name}")
+            message = f"{at}.{name} holds {len(value)} {what}; at most {MAX_STRUCTURES}"
+            raise InvalidRequest(message, param=f"{at}.{name}")
         if not all(one or kind is dict for one in value):
             raise wrong(f"{at}.{name}", value, "none of its strings may be empty")
 
@@ -255,11 +255,11 @@ def _nullable(schema: Schema) -> Schema:
 
 
 def _object_with(members: Members, required: Mapping[str, Schema], **more: Schema) -> Schema:
-    told = {
+    properties = {
         name: {"description": members.fields[name].plain_remark} | dict(schema)
         for name, schema in (dict(required) | more).items()
     }
-    return {"type": "object", "properties": told, "required": list(required), **NOTHING_ELSE}
+    return {"type": "object", "properties": properties, "required": list(required), **NOTHING_ELSE}
 
 
 _STRING: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_BYTES}

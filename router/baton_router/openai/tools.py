@@ -67,10 +67,10 @@ class Function:
 
     def shown(self) -> Json:
         """The function as chat templates expect it."""
-        told: Json = {"name": self.name}
+        function: Json = {"name": self.name}
         if self.description is not None:
-            told["description"] = self.description
-        return {"type": "function", "function": told | {"parameters": self.parameters}}
+            function["description"] = self.description
+        return {"type": "function", "function": function | {"parameters": self.parameters}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +177,8 @@ def _functions(value: Any) -> tuple[dict[str, Function], int]:
     for position, tool in enumerate(value):
         one = _function(position, tool)
         if one.name in found:
-            told = f"tools holds two functions named {one.name!r}; each needs a name of its own"
-            raise InvalidRequest(told, param="tools")
+            message = f"tools holds two functions named {one.name!r}; each needs a name of its own"
+            raise InvalidRequest(message, param="tools")
         found[one.name] = one
         size += len(encoded(f"{one.field}.parameters", one.parameters))
     if size > MAX_GRAMMAR_BYTES:
@@ -203,8 +203,8 @@ def _function(position: int, tool: Any) -> Function:
     if not isinstance(description, str | None):
         raise wrong(f"{at}.description", description, "it must be a string")
     if description is not None and len(description) > MAX_DESCRIPTION:
-        told = f"{at}.description has {len(description)} characters; at most {MAX_DESCRIPTION}"
-        raise InvalidRequest(told, param=f"{at}.description")
+        message = f"{at}.description has {len(description)} characters; at most {MAX_DESCRIPTION}"
+        raise InvalidRequest(message, param=f"{at}.description")
     if not isinstance(strict, bool | None):
         raise wrong(f"{at}.strict", strict, "it must be true or false")
     parameters = given.get("parameters")

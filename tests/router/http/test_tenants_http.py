@@ -154,7 +154,7 @@ async def test_the_key_file_is_reloaded_when_it_changes(
         assert await authorized(client) == [False, True]
         switch("one")
         await until_is(lambda: authorized(client), [True, False])
-    assert "line 1: 1 words" in caplog.text
+    assert "line 1: the line has 1 words" in caplog.text
 
 
 async def test_without_api_keys_any_key_is_accepted(running: Any, decode: FakeNode) -> None:
