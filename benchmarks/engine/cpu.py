@@ -142,14 +142,14 @@ def compare(name: str, work: Workload, shape: Shape, sides: Sequence[Side], pass
         f"{'':26} {'median s':>9} {'tok/s':>7} {'GFLOP/s':>8} {'ours':>6}   passes in s; same ids"
     )
     ours = sides[0].name
-    for who, took in times.items():
-        middle = statistics.median(took)
-        same = sum(a == b for a, b in zip(ids[who], ids[ours], strict=True))
+    for side_name, seconds in times.items():
+        middle = statistics.median(seconds)
+        same = sum(a == b for a, b in zip(ids[side_name], ids[ours], strict=True))
         print(
-            f"{who:26} {middle:9.2f} {work.output_tokens / middle:7.1f} "
+            f"{side_name:26} {middle:9.2f} {work.output_tokens / middle:7.1f} "
             f"{shape.operations(work) / middle / 1e9:8.0f} "
             f"{middle / statistics.median(times[ours]):5.2f}x   "
-            f"{' '.join(f'{value:.2f}' for value in took)}; {same}/{len(work.prompts)}"
+            f"{' '.join(f'{value:.2f}' for value in seconds)}; {same}/{len(work.prompts)}"
         )
 
 

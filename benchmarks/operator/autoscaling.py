@@ -103,8 +103,8 @@ def compare(mine: Outcome, row: Row) -> Verdict:
     more, dearer = mine.both - row.outcome.both, mine.gpu_hours / row.outcome.gpu_hours - 1.0
     attains = "the same" if abs(more) <= EQUAL else f"{100 * more:+.1f} points"
     met = more >= -EQUAL and dearer < 0.0
-    word = "better" if met and more > EQUAL else "as good and cheaper" if met else "NOT both"
-    text = f"{row.name:18} attainment {attains}, GPU-hours {100 * dearer:+.0f} %: {word}"
+    result = "better" if met and more > EQUAL else "as good and cheaper" if met else "NOT both"
+    text = f"{row.name:18} attainment {attains}, GPU-hours {100 * dearer:+.0f} %: {result}"
     return Verdict(met, text)
 
 
@@ -143,9 +143,11 @@ def run(load: Load, arguments: argparse.Namespace) -> list[Verdict]:
     verdicts = [compare(mine.outcome, row) for row in against]
     if load.name == "steady":
         found = mine.outcome.reversals
-        word = "met" if found <= REVERSALS else "MISSED"
+        verdict_text = "met" if found <= REVERSALS else "MISSED"
         verdicts.append(
-            Verdict(found <= REVERSALS, f"reversals {found}, goal at most {REVERSALS} {word}")
+            Verdict(
+                found <= REVERSALS, f"reversals {found}, goal at most {REVERSALS} {verdict_text}"
+            )
         )
     for verdict in verdicts:
         print(f"  {verdict.text}")

@@ -217,7 +217,7 @@ def beside(
     return found
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each phase")
     parser.add_argument("--clients", type=int, default=16)
@@ -225,7 +225,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one kind, 6 s")
     parser.add_argument("--send", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--sink", type=int, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     if options.sink:
         sink(options.sink)
         return 0

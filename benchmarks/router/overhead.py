@@ -240,7 +240,7 @@ def count_of_workers(text: str) -> int:
     return int(text)
 
 
-def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
+def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """`less` is what divides the requests of a pass."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=3)
@@ -248,7 +248,7 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", nargs="+", type=count_of_workers, metavar="N")
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     parser.add_argument("--profile", default="", metavar="FILE")
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     options.less = 1
     if options.quick:
         options.passes, options.rivals, options.less = 1, [], 2

@@ -47,7 +47,7 @@ atexit.register(lambda: (profile.disable(), profile.dump_stats({path!r})))
 
 @contextmanager
 def process(
-    words: Sequence[str],
+    command: Sequence[str],
     settings: bytes = b"",
     variables: Mapping[str, str] | None = None,
     *,
@@ -56,7 +56,7 @@ def process(
     """Run a child until the block ends. `settings` is its stdin; `quiet` drops its output."""
     output = subprocess.DEVNULL if quiet else None
     child = subprocess.Popen(
-        list(words),
+        list(command),
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=output,

@@ -65,12 +65,12 @@ def us_per_delta(parser: ToolParser, text: str, repeats: int) -> float:
     return 1e6 * (time.perf_counter() - began) / (repeats * len(deltas))
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--passes", type=int, default=9)
     options.add_argument("--long", type=int, default=100_000, help="characters")
     options.add_argument("--quick", action="store_true")
-    args = options.parse_args(words)
+    args = options.parse_args(argv)
     passes = 1 if args.quick else args.passes
     print(machine())
     verdicts: list[Verdict] = []

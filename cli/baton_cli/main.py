@@ -209,13 +209,15 @@ class _CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            hints = "".join(self._hint(word) for word in unknown if word.startswith("-"))
+            hints = "".join(
+                self._hint(argument) for argument in unknown if argument.startswith("-")
+            )
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
         return found, unknown
 
-    def _hint(self, word: str) -> str:
+    def _hint(self, argument: str) -> str:
         flags = [flag for action in self._actions for flag in action.option_strings]
-        close = closest(word.split("=")[0], flags, "--")
+        close = closest(argument.split("=")[0], flags, "--")
         return f"; did you mean {close}?" if close else ""
 
 

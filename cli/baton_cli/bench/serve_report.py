@@ -46,10 +46,10 @@ def serve_text(found: Json, wanted: Wanted) -> str:
 def _metric_lines(name: str, found: Json, wanted: Wanted) -> list[str]:
     short = name.upper()
     columns = [("Mean", "mean"), ("Median", "median")]
-    columns += [(f"P{one:g}", f"p{one:g}") for one in wanted.percentiles]
+    columns += [(f"P{percentile:g}", f"p{percentile:g}") for percentile in wanted.percentiles]
     return [
         METRICS[name].center(WIDTH, "-"),
-        *(_line(f"{word} {short} (ms):", found[f"{key}_{name}_ms"]) for word, key in columns),
+        *(_line(f"{label} {short} (ms):", found[f"{key}_{name}_ms"]) for label, key in columns),
     ]
 
 

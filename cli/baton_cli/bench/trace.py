@@ -55,9 +55,9 @@ def prompt(line: Line, number: int, vocab_size: int, seed: int) -> tuple[int, ..
     unique to the request."""
     covered = min(line.input_length, BLOCK_TOKENS * len(line.hash_ids))
     ids = [
-        one
+        token
         for hash_id in line.hash_ids
-        for one in _drawn(f"{seed}-block-{hash_id}", BLOCK_TOKENS, vocab_size)
+        for token in _drawn(f"{seed}-block-{hash_id}", BLOCK_TOKENS, vocab_size)
     ][:covered]
     return (*ids, *_drawn(f"{seed}-own-{number}", line.input_length - covered, vocab_size))
 

@@ -102,7 +102,7 @@ def as_json(prompt: str, output: RequestOutput) -> dict[str, Any]:
                 "logprobs": None
                 if choice.logprobs is None
                 else [
-                    {str(one.id): one.logprob for one in (position.sampled, *position.top)}
+                    {str(token.id): token.logprob for token in (position.sampled, *position.top)}
                     for position in choice.logprobs
                 ],
             }

@@ -175,8 +175,8 @@ class Supervisor:
     def _some_ready(self) -> bool:
         """Whether the router would serve a request and each started role has a ready node."""
         roles = {child.spec.role for child in self._nodes}
-        there = {child.spec.role for child in self._nodes if self._is_ready(child)}
-        return self._view is not None and self._view.ready and there == roles
+        ready_roles = {child.spec.role for child in self._nodes if self._is_ready(child)}
+        return self._view is not None and self._view.ready and ready_roles == roles
 
     def _note_who_serves(self) -> None:
         for child in self._nodes:

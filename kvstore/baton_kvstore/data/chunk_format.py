@@ -119,14 +119,14 @@ def seal(value: Sequence[memoryview], spec: ChunkSpec, writer: bytes) -> None:
 
 def verify(value: Sequence[memoryview], expected: ChunkSpec) -> str:
     """Return "" if `value` matches `expected` and its checksum, else the reason why not."""
-    found, wanted = sum(map(len, value)), HEADER_BYTES + expected.payload_bytes
-    if found != wanted:
-        return f"corrupt: {found} bytes, expected {wanted}"
+    size_found, size_expected = sum(map(len, value)), HEADER_BYTES + expected.payload_bytes
+    if size_found != size_expected:
+        return f"corrupt: {size_found} bytes, expected {size_expected}"
     header = value[0][:HEADER_BYTES]
     magic, version, shard, tokens, _, size, fingerprint, chunk, _ = _FIELDS.unpack_from(header)
     if magic != MAGIC:
         return f"corrupt: magic {magic!r}, expected {MAGIC!r}"
-    for name, got, asked in (
+    for name, actual, required in (
         ("layout version", version, expected.version),
         ("fingerprint", fingerprint.hex(), expected.fingerprint.hex()),
         ("chunk hash", chunk.hex(), expected.hash.hex()),
@@ -134,8 +134,8 @@ def verify(value: Sequence[memoryview], expected: ChunkSpec) -> str:
         ("tokens", tokens, expected.tokens),
         ("payload bytes", size, expected.payload_bytes),
     ):
-        if got != asked:
-            return f"corrupt: {name} {got}, expected {asked}"
+        if actual != required:
+            return f"corrupt: {name} {actual}, expected {required}"
     if header[_SUM] != _checksum(value):
         return "corrupt: checksum does not match"
     return ""

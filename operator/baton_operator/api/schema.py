@@ -98,11 +98,13 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
 
 def _union(kind: types.UnionType, defaults: bool) -> Schema:
     """None means that the field is absent."""
-    some = [_schema(each, defaults) for each in kind.types if not isinstance(each, types.NoneType)]
-    if len(some) == 1:
-        return some[0]
-    assert sorted(each["type"] for each in some) == ["integer", "string"], kind
-    [longest] = [each["maxLength"] for each in some if each["type"] == "string"]
+    schemas = [
+        _schema(schema, defaults) for schema in kind.types if not isinstance(schema, types.NoneType)
+    ]
+    if len(schemas) == 1:
+        return schemas[0]
+    assert sorted(schema["type"] for schema in schemas) == ["integer", "string"], kind
+    [longest] = [schema["maxLength"] for schema in schemas if schema["type"] == "string"]
     return {"x-kubernetes-int-or-string": True, "maxLength": longest}
 
 

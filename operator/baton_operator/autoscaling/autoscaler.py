@@ -127,8 +127,10 @@ class Autoscaler:
             )
             memory.gauges = node_metrics.updated(before, answer.nodes, at_s)
             found += node_metrics.samples(before, memory.gauges)
-        there = {pod.name for pod in observed.pods}
-        memory.gauges = {name: gauges for name, gauges in memory.gauges.items() if name in there}
+        pod_names = {pod.name for pod in observed.pods}
+        memory.gauges = {
+            name: gauges for name, gauges in memory.gauges.items() if name in pod_names
+        }
         if memory.learnt is None and (prior := node_metrics.prior_of(memory.gauges)) is not None:
             memory.learnt = begin(prior)
         if memory.learnt is not None:
@@ -216,10 +218,10 @@ def _rolls(revision: str, observed: Observed) -> bool:
         for workload in observed.workloads
         if workload.component in ROLES and workload.desired
     }
-    there = {
+    pod_revisions = {
         pod.revision for pod in observed.pods if pod.component in ROLES and pod.stage != "over"
     }
-    return bool((revisions | there) - {revision})
+    return bool((revisions | pod_revisions) - {revision})
 
 
 def _holds(observed: Observed) -> bool:

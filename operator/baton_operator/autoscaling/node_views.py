@@ -26,14 +26,14 @@ def nodes_of(
 ) -> tuple[NodeView, ...]:
     """`now_s` is on the clock of the gauges and of `FirstSeen`. During a roll-out there may be more
     nodes than desired, and none counts as surplus."""
-    there = [pod for pod in pods if pod.component in ROLES and pod.stage != "over"]
-    found: list[NodeView] = []
+    alive = [pod for pod in pods if pod.component in ROLES and pod.stage != "over"]
+    views: list[NodeView] = []
     for role in ROLES:
-        own = [
-            _view(pod, role, gauges.get(pod.name), now_s) for pod in there if pod.component == role
+        role_views = [
+            _view(pod, role, gauges.get(pod.name), now_s) for pod in alive if pod.component == role
         ]
-        found += own if rolling else _without_surplus(own, desired[role])
-    return tuple(found)
+        views += role_views if rolling else _without_surplus(role_views, desired[role])
+    return tuple(views)
 
 
 @dataclass
@@ -55,9 +55,9 @@ class Starts:
                 self._started.add(pod.name)
             else:
                 self._starting.add(pod.name)
-        there = {pod.name for pod in nodes}
-        self._starting &= there
-        self._started &= there
+        names = {pod.name for pod in nodes}
+        self._starting &= names
+        self._started &= names
         return found
 
 

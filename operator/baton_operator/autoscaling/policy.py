@@ -91,5 +91,5 @@ def _held(spec: AutoscalingSpec, schedule: ScheduleSpec) -> Schedule:
 
 
 def _side(bounds: Mapping[Role, ScheduleBounds], side: str) -> dict[Role, int]:
-    found = {role: getattr(each, side) for role, each in bounds.items()}
-    return {role: count for role, count in found.items() if count is not None}
+    counts = {role: getattr(role_bounds, side) for role, role_bounds in bounds.items()}
+    return {role: count for role, count in counts.items() if count is not None}

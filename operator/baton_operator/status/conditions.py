@@ -137,7 +137,7 @@ class ConditionKind(msgspec.Struct, frozen=True, kw_only=True):
     """A condition type. `source`: the data from which it is derived."""
 
     name: str
-    says: str
+    meaning: str
     source: str
     absent: str = "as long as no valid spec was seen"
     reasons: tuple[Reason, ...]
@@ -312,7 +312,7 @@ NO_DECODE_NODE = _false(
 READY = ConditionKind(
     name=READY_TYPE,
     absent="never",
-    says="the pool matches its spec, and all parts work",
+    meaning="the pool matches its spec, and all parts work",
     source="all conditions except Updated, RolloutBlocked, Scaled and Serving: their first "
     "problem, else what they wait for",
     reasons=(ALL_READY,),
@@ -320,20 +320,20 @@ READY = ConditionKind(
 VALID = ConditionKind(
     name="Valid",
     absent="never",
-    says="the spec is valid",
+    meaning="the spec is valid",
     source="the spec",
     reasons=(SPEC_VALID, SPEC_INVALID),
 )
 APPLIED = ConditionKind(
     name="Applied",
     absent="never",
-    says="the API server has accepted all objects that the spec requires",
+    meaning="the API server has accepted all objects that the spec requires",
     source="the API server's answers to the operator",
     reasons=(AS_SPECIFIED, PAUSED, NOTHING_APPLIED, APPLY_FORBIDDEN, KIND_MISSING, APPLY_REFUSED),
 )
 STORE_READY = ConditionKind(
     name="StoreReady",
-    says="the KV store is up and in use",
+    meaning="the KV store is up and in use",
     source="the Redis pods of a managed store; the index itself, if the operator can reach it",
     reasons=(
         STORE_ANSWERS,
@@ -349,56 +349,56 @@ STORE_READY = ConditionKind(
 )
 MODEL_READY = ConditionKind(
     name="ModelReady",
-    says="the required nodes have their model",
+    meaning="the required nodes have their model",
     source="the nodes' init containers; their progress is in the index",
     reasons=(NOTHING_TO_FETCH, FETCHED, FETCHING, FETCH_NOT_BEGUN, ASLEEP, MODEL_FETCH_FAILING),
 )
 PREFILL_READY = ConditionKind(
     name="PrefillReady",
-    says="the number of ready prefill nodes matches the spec",
+    meaning="the number of ready prefill nodes matches the spec",
     source="the role's pods",
     reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
 DECODE_READY = ConditionKind(
     name="DecodeReady",
-    says="the number of ready decode nodes matches the spec",
+    meaning="the number of ready decode nodes matches the spec",
     source="the role's pods",
     reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
 ROUTER_READY = ConditionKind(
     name="RouterReady",
-    says="the number of ready routers matches the spec",
+    meaning="the number of ready routers matches the spec",
     source="the routers' pods",
     reasons=(ROUTERS_READY, WAITING_FOR_NODES, STARTING, *POD_PROBLEMS),
 )
 ROUTE_READY = ConditionKind(
     name="RouteReady",
-    says="no known problem prevents access from outside",
+    meaning="no known problem prevents access from outside",
     source="the status of Ingress and HTTPRoute",
     absent="if the pool has neither `router.ingress` nor `router.httpRoute`",
     reasons=(ROUTE_ACCEPTED, ROUTE_UNCONFIRMED, ROUTE_PENDING, ROUTE_REFUSED),
 )
 UPDATED = ConditionKind(
     name="Updated",
-    says="no pod of an older spec is left",
+    meaning="no pod of an older spec is left",
     source="the revisions of the pods, and the router's and the store's workloads",
     reasons=(ONE_REVISION, ROLLING_OUT, *POD_PROBLEMS),
 )
 ROLLOUT_BLOCKED = ConditionKind(
     name="RolloutBlocked",
-    says="a roll-out is blocked, and the nodes of the older spec keep serving",
+    meaning="a roll-out is blocked, and the nodes of the older spec keep serving",
     source="the nodes' pods, `gpuBudget`, and the answers of routers and index",
     reasons=(NOT_ROLLING, ROLLING, GPU_BUDGET_TOO_SMALL, NEW_NODES_FAILING, OLD_NODES_HELD),
 )
 SCALED = ConditionKind(
     name="Scaled",
-    says="no role has more nodes than the spec says",
+    meaning="no role has more nodes than the spec says",
     source="the drain annotations of the nodes' pods, and the answers of routers and index",
     reasons=(NONE_TOO_MANY, DRAINING, DRAIN_HELD),
 )
 SERVING = ConditionKind(
     name="Serving",
-    says="clients get answers",
+    meaning="clients get answers",
     source="the pods of routers and nodes, and `missingRolePolicy`",
     reasons=(
         ANSWERING,

@@ -553,8 +553,8 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
             c.SCALED.name: scaled_finding(view),
             c.SERVING.name: serving_finding(view),
         }
-    there = {name: finding for name, finding in found.items() if finding is not None}
-    return there | {c.READY.name: _ready(there)}
+    present = {name: finding for name, finding in found.items() if finding is not None}
+    return present | {c.READY.name: _ready(present)}
 
 
 def _ready(findings: dict[str, Finding]) -> Finding:

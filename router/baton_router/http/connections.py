@@ -239,7 +239,7 @@ class BodyLimits:
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
         self._budget = _BytesBudget(settings.max_bodies_bytes, settings.queue_timeout_s)
-        self._one = asyncio.Lock()
+        self._huge_body_lock = asyncio.Lock()
         self._trimming: asyncio.Task[None] | None = None
 
     async def read(self, request: web.Request) -> bytes:
@@ -268,8 +268,8 @@ class BodyLimits:
         return self._budget
 
     @property
-    def one(self) -> asyncio.Lock:
-        return self._one
+    def huge_body_lock(self) -> asyncio.Lock:
+        return self._huge_body_lock
 
 
 class Body:
@@ -335,7 +335,7 @@ class Body:
         if self._held <= HUGE:
             yield
             return
-        async with self._bodies.one:
+        async with self._bodies.huge_body_lock:
             yield
 
     def done(self) -> None:

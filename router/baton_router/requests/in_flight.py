@@ -229,8 +229,8 @@ class InFlightRequest:
         record = self.record
         if record.current is None:
             return f"prefill=- decode=- reason=waiting: {record.waits_for}"
-        again = record.replaced_for
-        return record.current.placement.line() + (f"; placed again: {again}" if again else "")
+        cause = record.replaced_for
+        return record.current.placement.line() + (f"; placed again: {cause}" if cause else "")
 
 
 def rolled_out(revision: str) -> Unavailable:

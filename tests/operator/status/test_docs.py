@@ -38,7 +38,7 @@ def rows(title: str) -> list[str]:
 
 
 def kind_row(kind: ConditionKind) -> str:
-    return f"| `{kind.name}` | {kind.says} | {kind.source} | {kind.absent} |"
+    return f"| `{kind.name}` | {kind.meaning} | {kind.source} | {kind.absent} |"
 
 
 def reason_row(reason: Reason) -> str:
