@@ -227,7 +227,9 @@ async def test_a_body_field_that_the_key_decides_is_a_400_that_names_it(
         ):
             status, body, _ = await client.post(path, {**call, field: value}, bearer(GLOBEX))
             assert (status, body["error"]["param"]) == (400, field)
-            assert body["error"]["message"].startswith(f'{field} is "{value}"; no request may')
+            assert body["error"]["message"].startswith(
+                f'{field} is "{value}"; a request cannot set it'
+            )
     assert decode.got_of(RunJob) == []
 
 
