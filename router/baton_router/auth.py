@@ -18,7 +18,7 @@ from pathlib import Path
 
 from baton_protocol.errors import Forbidden, Unauthorized
 from baton_protocol.hashing import tenant_salt
-from baton_protocol.link import is_loopback, has_token
+from baton_protocol.link import has_token, is_loopback
 from baton_router.errors import StartError
 from baton_router.settings import RouterSettings
 
@@ -145,7 +145,7 @@ def read_keys(path: str) -> Keys:
 
 
 def _entry(words: list[str]) -> tuple[Tenant, bytes]:
-    """Parse a line's words. Raise ValueError without repeating a word, which may be a key."""
+    """Parse the fields of a line. Raise ValueError without quoting a field, which may be a key."""
     if len(words) != 2 and words[2:] != [ADMIN]:
         raise ValueError(
             f"the line has {len(words)} words; write TENANT KEY or TENANT {HASHED}HEX, and "

@@ -28,20 +28,20 @@ HANDLERS = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
 
 
 def merged(built: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """A user's podTemplate laid over the one that was built. Pure, for anything that JSON can hold.
+    """Merge a user's podTemplate over the built one. Pure, for any JSON value.
 
         objects               field by field
         lists of named items  item by item, by `name` (volumeMounts: by `mountPath`); new ones
                               follow
-        volumes, env          the same, but an item replaces its namesake whole: it is one choice
-                              out of many sources, and two of them in one item are refused
-        tolerations           the built ones stay, but for those whose `key` the user's name
-        probes and hooks      naming another kind of handler drops the one that was built
+        volumes, env          the same, but an item replaces its namesake completely, because the
+                              API server rejects an item with two sources
+        tolerations           the built ones stay, except those whose `key` the user names
+        probes and hooks      another kind of handler replaces the built one
         null                  removes what was built
         everything else       replaced
 
-    In: two trees. Out: a third that shares no part with either and holds no null, since server-side
-    apply would own one.
+    In: two trees. Out: a third that shares no part with either and contains no null, because
+    server-side apply would own the null.
     """
     result: dict[str, Any] = copied(built)
     if not HANDLERS.isdisjoint(override):

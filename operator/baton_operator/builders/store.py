@@ -1,13 +1,13 @@
 """The pool's KV store: the Redis servers that it owns, and how nodes and routers reach a store.
 
-In: a pool. Out: manifests, none where the store is somebody else's; URLs without a login, the
-variables that hold the login, the certificate that a TLS server is checked with. The store is a
-cache: no claims, no persistence. Index and data are servers of their own, since large values ruin
-small commands and the index must never evict. Who reaches them needs the pool's password as well.
+In: a pool. Out: manifests (none for an external store), URLs without a login, the variables that
+hold the login, and the CA certificate of TLS servers. The store is a cache, so it has no claims and
+no persistence. Index and data are separate servers, because large values delay small commands and
+the index must never evict. Every client needs the pool's password.
 
-The pool's own secrets (Credentials) are made once from a source of random bytes, kept in its
-Secret and read back from there. Only that Secret's manifest holds their values; all else names a
-key of it.
+The pool's own secrets (Credentials) are created once from random bytes, and read back from the
+pool's Secret. Only that Secret's manifest contains their values; everything else refers to its
+keys.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ def credentials_of(
     random: Callable[[int], bytes],
     known: Credentials | None = None,
 ) -> Credentials | None:
-    """What the Secret holds; None where it is missing or is not as it was made. One without the
-    tenants' secret keeps what its pods were started with, and gets the `known` one: with another
-    one tenants would not find what is stored. It gets a new one if it was made before there were
-    tenants."""
+    """The credentials in the Secret; None if it is missing or invalid. A Secret without a tenant
+    secret keeps its other values and gets the `known` tenant secret, because tenants would not find
+    their stored KV with another one. It gets a new one if it is older than tenant secrets."""
     data = (secret or {}).get("data") or {}
     password, token = _secret_text(data.get(PASSWORD_KEY)), _secret_text(data.get(TOKEN_KEY))
     if password is None or token is None:
@@ -129,9 +128,9 @@ def _secret_text(encoded: Any) -> str | None:
 
 
 MIB = 1 << 20
-# A server computes on one core. The index takes 35 us of it per chunk that is handed over, so that
-# a core does 28,000 chunks per second; a data server moves 1.2 GB/s with one. On a machine that is
-# full each is promised half of that, and where there is room it takes the rest too.
+# A server uses one core. The index takes 35 us per chunk of a hand-off, so a core handles 28,000
+# chunks per second; a data server moves 1.2 GB/s. Each requests half a core, and uses a whole one
+# if the machine has room.
 CPU = "500m"
 # A cache has nothing to save when it stops.
 GRACE_S = 5
@@ -143,9 +142,9 @@ CA_FILE = "ca.crt"
 
 
 def build_store(pool: Pool) -> tuple[Manifest, ...]:
-    """Services before the pods they name. Each data server is a Deployment of its own, with a name
-    of its own, since a marker says on which instance its chunk is; and not a StatefulSet's pod,
-    which a lost cluster node keeps until somebody removes the node."""
+    """Manifests of the managed servers, Services before pods. Each data server is a Deployment with
+    its own name, because a marker names the instance of its chunk. A StatefulSet's pod would not
+    come back from a lost cluster node until an administrator removes that node."""
     managed = pool.spec.kv_store.owned
     if managed is None:
         return ()
@@ -176,7 +175,7 @@ def _one_server(
         volumes=users.volumes,
         **_spread(child),
     )
-    # Never two behind one name: what is on one would be looked up on the other.
+    # Never two servers behind one name: clients would look up chunks on the wrong one.
     alone = {"type": "Recreate"}
     return (
         child.service("redis", DEFAULT_PORT),
@@ -191,9 +190,9 @@ def _spread(child: ChildIdentity) -> Manifest:
 
 
 def _default_resources(maxmemory: int) -> Resources:
-    # Above maxmemory: fragmentation, the process itself, and for a moment what clients bring
-    # before the next eviction. Otherwise their buffers are part of maxmemory, up to a half of it
-    # where many of them fit in that (see kvstore's `care`), and chunks are evicted for them.
+    # Beyond maxmemory: fragmentation, the process itself, and data that clients send before the
+    # next eviction. Other client buffers count towards maxmemory, up to half of it (see kvstore's
+    # `care`), and the server evicts chunks for them.
     most = f"{-(-maxmemory * 5 // (4 * MIB)) + 64}Mi"
     return Resources(
         requests={"cpu": CPU, "memory": most, EPHEMERAL: LITTLE_STORAGE},
@@ -265,7 +264,7 @@ def store_settings(pool: Pool) -> StoreSettings:
 
 
 def store_login(pool: Pool) -> tuple[Manifest, ...]:
-    """Variables, because flags would show the login to anyone who may read pods."""
+    """The variables of the store's login. Flags would show it to users who may read pods."""
     external = pool.spec.kv_store.external
     if external is None:
         secret = ChildIdentity(pool, "auth").name

@@ -28,14 +28,14 @@ Outcome = Literal["taken", "unknown", "unable", "failed"]
 class DrainAnswer(msgspec.Struct, frozen=True):
     """The combined answer of all ready routers about one node. taken: the node knows it drains.
     unknown: no router knows the node, or its version cannot drain. unable: no router has a link to
-    it now. failed: no router could be asked. `words` explains the last two."""
+    it now. failed: no router answered. `message` explains the last two."""
 
     outcome: Outcome
     message: str = ""
 
 
 class DrainWait(msgspec.Struct, frozen=True):
-    """`words`: what is in the way; "" if only the node's requests are."""
+    """`message`: the obstacle of the drain; "" if only the node's requests delay it."""
 
     message: str = ""
 

@@ -1,7 +1,7 @@
 """The replicas that each Deployment of a pool should have now, from its children. Pure.
 
 In: the pool with its final numbers of nodes, its current revision, the children as last observed.
-Out: a `Goal`: the numbers now for the current and for older revisions, and what a roll-out lacks.
+Out: a `Goal`: the current numbers for each revision, and the obstacles of a roll-out.
 Level-triggered: a new operator computes the same goal from the cluster alone. `now_s` is the clock
 of `FirstSeen`.
 """
@@ -41,7 +41,7 @@ class OldNodes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> int:
-        """Those that are worth to be kept: what ends never comes back."""
+        """The nodes that may be kept; an ending node never comes back."""
         return min(self.desired, self.holding)
 
 
@@ -65,9 +65,9 @@ class RoleNodes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
-    """How many nodes each Deployment shall have now: `new` by role, `old` by role and revision.
-    `rolling`: nodes of older revisions serve. `needed_gpus` is what the roll-out holds at its peak,
-    `held_gpus` what is held now. `allowed` is as many as are wanted and within the budget."""
+    """The number of nodes that each Deployment should have now: `new` by role, `old` by role and
+    revision. `rolling`: nodes of older revisions serve. `needed_gpus` are the GPUs at the peak of
+    the roll-out, `held_gpus` the current ones. `allowed`: wanted nodes within the GPU budget."""
 
     new: Mapping[Role, int]
     old: Mapping[tuple[Role, str], int]
@@ -132,18 +132,18 @@ OldTargets = dict[tuple[Role, str], int]
 
 
 def targets(roles: Sequence[RoleNodes], surge: int, budget: int | None) -> Targets:
-    """How many nodes of which revision there shall be now. Pure.
+    """The number of nodes of each revision now. Pure.
 
-    In: what is known of each role's nodes, how many a role may have beyond its number, the GPU
-    budget. Out: `Targets`. Old nodes go as new ones get ready, in both roles by the share of the
-    role that is behind: old meets only old, and until all new ones are ready a pair of old ones is
-    there. New nodes come as places get free. All follows from what is seen now, so that it may be
-    asked at any moment.
+    In: each role's nodes, the surge (nodes that a role may have beyond its number), the GPU budget.
+    Out: `Targets`. Old nodes are removed as new ones become ready, in both roles by the share of the
+    slower role. Old nodes pair only with old ones, so at least one old pair remains until all new
+    nodes are ready. New nodes start as places become free. The result depends only on the current
+    state.
 
-        share      the least of ready / wanted among roles of the current revision
+        share      the lowest ready / wanted of the roles in the current revision
         old        wanted x (1 - share) of each role, rounded up, and at least 1 while share < 1; of
-                   several older revisions the one with most nodes stays longest
-        new        wanted + surge, less the old ones that take a place, and within the budget
+                   several older revisions the one with the most nodes stays longest
+        new        wanted + surge, minus the old nodes that hold a place, within the budget
     """
     allowed = fitted(roles, budget)
     rolling = any(old.holding for nodes in roles for old in nodes.old)

@@ -28,8 +28,8 @@ class Health(Closed):
 
 
 class LateNode(Closed):
-    """A node that is not ready: without its address where nobody has seen it, without its name
-    where nothing but its address is known."""
+    """A node that is not ready. `address` is None for an expected node that was never found, `node`
+    is None if only the address is known."""
 
     node: str | None
     address: str | None
@@ -38,7 +38,7 @@ class LateNode(Closed):
 
 
 class Readiness(Closed):
-    """`reason` is empty where it is ready; `not_ready` is there where `all` asks for it."""
+    """`reason` is empty if ready. `not_ready` is set only if the request has `all`."""
 
     ready: bool
     reason: str
