@@ -55,8 +55,8 @@ from baton_protocol.link import (
     MAX_FRAME_BYTES,
     ROUTER_HEADER,
     Load,
-    is_loopback,
     has_token,
+    is_loopback,
     to_node_codec,
 )
 from baton_protocol.store import NodeLoad, Speeds

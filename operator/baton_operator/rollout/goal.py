@@ -135,10 +135,10 @@ def targets(roles: Sequence[RoleNodes], surge: int, budget: int | None) -> Targe
     """The number of nodes of each revision now. Pure.
 
     In: each role's nodes, the surge (nodes that a role may have beyond its number), the GPU budget.
-    Out: `Targets`. Old nodes are removed as new ones become ready, in both roles by the share of the
-    slower role. Old nodes pair only with old ones, so at least one old pair remains until all new
-    nodes are ready. New nodes start as places become free. The result depends only on the current
-    state.
+    Out: `Targets`. Old nodes are removed as new ones become ready, in both roles by the share of
+    the slower role. Old nodes pair only with old ones, so at least one old pair remains until all
+    new nodes are ready. New nodes start as places become free. The result depends only on the
+    current state.
 
         share      the lowest ready / wanted of the roles in the current revision
         old        wanted x (1 - share) of each role, rounded up, and at least 1 while share < 1; of
