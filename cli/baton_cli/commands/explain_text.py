@@ -132,8 +132,7 @@ def _fetching(fetch: Json) -> str:
     )
     tokens = f"{fetch['fetched_tokens']} tokens fetched in {_ms(fetch['fetch_ms'])}"
     return (
-        f"fetch or compute: {fetch['did']}; {predicted}; {tokens},"
-        f" {fetch['declined_tokens']} left"
+        f"fetch or compute: {fetch['did']}; {predicted}; {tokens}, {fetch['declined_tokens']} left"
     )
 
 
