@@ -12,11 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from baton_text.grammar import JSON_OPTIONS, GrammarError, validate
+from baton_text.grammar import JSON_OPTIONS, MAX_GRAMMAR_BYTES, GrammarError, validate
 from baton_text.lark import Lark
 from baton_text.parsers.parser import ArgumentForm
 from baton_text.parsers.xml_values import types_of
 
+MAX_ARGUMENTS = 256
 # Keywords that restrict nothing.
 _ANNOTATIONS = frozenset(
     {
@@ -28,7 +29,6 @@ _ANNOTATIONS = frozenset(
 _OF_ARGUMENTS = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
 _OF_STRINGS = _ANNOTATIONS | {"type", "const", "enum", "minLength", "maxLength", "pattern"}
 _DEFINITIONS = ("$defs", "definitions")
-_REFERENCES = 8  # maximum depth of nested options and $refs that are followed
 _NULLS = ("null", "None")
 
 
@@ -39,6 +39,7 @@ class ArgumentGrammar:
         self._lark = lark
         self._form = form
         self._count = 0
+        self._size = 0
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
 
@@ -58,6 +59,11 @@ class ArgumentGrammar:
         validate(json.dumps({"grammars": [{"json_schema": dict(schema)}]}))
         properties: Mapping[str, Any] = schema.get("properties", {})
         required = set(schema.get("required", []))
+        if len(properties) > MAX_ARGUMENTS:
+            raise GrammarError(
+                f"the function has {len(properties)} arguments; the limit for this model's calls"
+                f" is {MAX_ARGUMENTS}"
+            )
         if unknown := sorted(required - set(properties)):
             raise GrammarError(f"the required argument {unknown[0]!r} is not in `properties`")
         if not self._form.between:
@@ -114,10 +120,10 @@ class ArgumentGrammar:
         self, schema: Mapping[str, Any], root: Mapping[str, Any], nullable: bool
     ) -> list[str]:
         """Alternatives for a string as plain text, and for null."""
-        options = _string_options(schema, root, _REFERENCES)
+        options = _string_options(schema, root, set())
         fixed = all(_fixed(option) is not None for option in options)
         written = [self._string(one, nullable) for one in options if _fixed(one) != []]
-        if _allows_null(schema, root, _REFERENCES):
+        if _allows_null(schema, root, set()):
             written.append(self._literal("null"))
         elif nullable and not fixed:
             raise GrammarError("null cannot be told from a string here")
@@ -131,7 +137,14 @@ class ArgumentGrammar:
         name = self._name("value")
         known = {} if schema is True else schema
         grammar = {"json_schema": {**known, "x-guidance": JSON_OPTIONS}}
-        validate(json.dumps({"grammars": [grammar]}))
+        text = json.dumps({"grammars": [grammar]}, ensure_ascii=False)
+        self._size += len(text)
+        if self._size > MAX_GRAMMAR_BYTES:
+            raise GrammarError(
+                "the grammar of the arguments, with the definitions that each of them uses, has"
+                f" more than {MAX_GRAMMAR_BYTES} bytes"
+            )
+        validate(text)
         self.grammars.append({"name": name, **grammar})
         return f"@{name} {self._lark.text(self._form.after_value)}"
 
@@ -199,30 +212,31 @@ class ArgumentGrammar:
 
 
 def _string_options(
-    schema: Any, root: Mapping[str, Any], references: int
+    schema: Any, root: Mapping[str, Any], seen: set[int]
 ) -> list[Mapping[str, Any]]:
-    """The options of a schema that allow strings. Options that allow no string are left out."""
-    if not isinstance(schema, Mapping) or not references:
+    """The options of a schema that allow strings. Left out are options that allow no string, and
+    those that were `seen` before."""
+    if not isinstance(schema, Mapping):
         raise GrammarError("a string cannot be enforced here; use a schema with `type`")
-    options = [key for key in ("anyOf", "oneOf", "allOf", "$ref") if key in schema]
-    if not options:
+    if id(schema) in seen:
+        return []
+    seen.add(id(schema))
+    keywords = [key for key in ("anyOf", "oneOf", "allOf", "$ref") if key in schema]
+    if not keywords:
         return [schema]
-    if len(options) > 1 or not set(schema) <= _ANNOTATIONS | {options[0]}:
-        raise GrammarError(f"`{options[0]}` cannot be enforced beside other keywords for a string")
-    match options[0]:
-        case "$ref":
-            return _string_options(_referred(schema["$ref"], root), root, references - 1)
-        case "allOf":
-            inner = schema["allOf"]
-            if not isinstance(inner, list) or len(inner) != 1:
-                raise GrammarError("`allOf` cannot be enforced for a string")
-            return _string_options(inner[0], root, references - 1)
+    keyword = keywords[0]
+    if len(keywords) > 1 or not set(schema) <= _ANNOTATIONS | {keyword}:
+        raise GrammarError(f"`{keyword}` cannot be enforced beside other keywords for a string")
+    if keyword == "$ref":
+        return _string_options(_referred(schema["$ref"], root), root, seen)
+    if keyword == "allOf" and len(schema["allOf"]) != 1:
+        raise GrammarError("`allOf` cannot be enforced for a string")
     found: list[Mapping[str, Any]] = []
-    for option in schema[options[0]]:
+    for option in schema[keyword]:
         types = types_of(option, root)
         if not types or "string" in types:
-            found += _string_options(option, root, references - 1)
-    if options[0] == "oneOf" and len(found) > 1:
+            found += _string_options(option, root, seen)
+    if keyword == "oneOf" and len(found) > 1:
         raise GrammarError("`oneOf` with several strings cannot be enforced in this model's calls")
     return found
 
@@ -236,14 +250,15 @@ def _fixed(schema: Mapping[str, Any]) -> list[str] | None:
     return None
 
 
-def _allows_null(schema: Any, root: Mapping[str, Any], references: int) -> bool:
-    if not isinstance(schema, Mapping) or not references:
+def _allows_null(schema: Any, root: Mapping[str, Any], seen: set[int]) -> bool:
+    if not isinstance(schema, Mapping) or id(schema) in seen:
         return False
+    seen.add(id(schema))
     if "$ref" in schema:
-        return _allows_null(_referred(schema["$ref"], root), root, references - 1)
+        return _allows_null(_referred(schema["$ref"], root), root, seen)
     for keyword in ("anyOf", "oneOf", "allOf"):
         if keyword in schema:
-            return any(_allows_null(one, root, references - 1) for one in schema[keyword])
+            return any(_allows_null(option, root, seen) for option in schema[keyword])
     kinds = schema.get("type", [])
     if "null" not in (kinds if isinstance(kinds, list) else [kinds]):
         return False
@@ -262,32 +277,33 @@ def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
-    """The schema with the definitions of `root`, to which its references point.
+    """The schema with the definitions of `root`, if it has references to them.
 
     Raise GrammarError for a reference to another place."""
-    if not isinstance(schema, Mapping):
+    if not _references(schema):
         return schema
-    known = {key: root[key] for key in _DEFINITIONS if key in root}
-    whole = {**schema, **known}
-    referred = False
-    level: list[Any] = [whole]
-    while level:
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, Mapping):
-                reference = each.get("$ref")
-                if isinstance(reference, str):
-                    referred = True
-                    if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
-                        raise GrammarError(
-                            f"the $ref {reference!r} cannot be enforced in this model's calls;"
-                            " point it to $defs"
-                        )
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-        level = inner
-    return whole if referred else schema
+    whole = {**schema, **{key: root[key] for key in _DEFINITIONS if key in root}}
+    for reference in _references(whole):
+        if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
+            raise GrammarError(
+                f"the $ref {reference!r} cannot be enforced in this model's calls; point it to"
+                " $defs"
+            )
+    return whole
+
+
+def _references(schema: Any) -> list[str]:
+    """All $refs within a schema."""
+    found, pending = [], [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            if isinstance(part.get("$ref"), str):
+                found.append(part["$ref"])
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+    return found
 
 
 def _pattern(pattern: Any) -> str:

@@ -13,9 +13,10 @@ creates one from the grammar text and replays the tokens (0.1 ms per 200 tokens)
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +35,11 @@ MAX_GRAMMAR_BYTES = 256 << 10  # size of a client's schema, regex or grammar
 MAX_EBNF_BYTES = 16 << 10  # translation to Lark takes time quadratic in its length
 MAX_JSON_DEPTH = 64  # nesting levels of objects and arrays in a schema
 MAX_CHOICES = 1024
+# llguidance compiles recursively; more references or rules would exhaust its thread's stack.
+MAX_REFERENCED_LEVELS = 1000  # nesting levels of all parts to which a schema refers, together
+MAX_RULES = 1000  # rules of a grammar in Lark or EBNF
+_RULE = re.compile(r"\b[A-Za-z_]\w*\s*(?:\[[^\]\n]*\])?\s*(?:\.\d+)?\s*:")
+_INLINE_SCHEMA = re.compile(r"%json\s*")
 MAX_COMPILE_S = 2.0
 COMPILED_KEPT = 64  # cached grammars per tokenizer
 # With unbounded whitespace between JSON tokens, a model may emit whitespace up to max_tokens.
@@ -190,6 +196,76 @@ def _check_parts(value: object) -> None:
             elif isinstance(each, int) and not -(2**63) <= each < 2**64:
                 raise GrammarError(f"the schema has {each}, a number of more than 64 bits")
         level, depth = inner, depth + 1
+    levels = _referenced_levels(value)
+    if levels > MAX_REFERENCED_LEVELS:
+        raise GrammarError(
+            f"the schema refers to parts with {levels} nesting levels together; the limit is"
+            f" {MAX_REFERENCED_LEVELS}"
+        )
+
+
+def _referenced_levels(schema: object) -> int:
+    """The nesting levels of all parts to which a schema refers, together: an upper bound of how
+    deep references lead."""
+    order: list[Any] = []  # each part before those within it
+    pending = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict | list):
+            order.append(part)
+            pending += part.values() if isinstance(part, dict) else part
+    levels: dict[int, int] = {}
+    for part in reversed(order):
+        inner = part.values() if isinstance(part, dict) else part
+        levels[id(part)] = 1 + max((levels.get(id(each), 0) for each in inner), default=0)
+    references = {
+        part["$ref"]
+        for part in order
+        if isinstance(part, dict) and isinstance(part.get("$ref"), str)
+    }
+    return sum(levels.get(id(_referred(schema, each)), 1) for each in references)
+
+
+def _referred(schema: object, reference: str) -> object:
+    """The part to which a $ref points; the whole schema if it is not a path within it."""
+    target = schema
+    for key in reference.removeprefix("#").split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, dict) and key in target:
+            target = target[key]
+        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
+        else:
+            return schema
+    return target
+
+
+def _check_rules(grammar: str) -> None:
+    """Raise GrammarError for a client's grammar that llguidance cannot compile safely."""
+    rules = 0
+    for part in grammars_in(grammar):
+        rules += 1
+        lark = part.get("lark_grammar")
+        schemas = [part["json_schema"]] if "json_schema" in part else []
+        if isinstance(lark, str):
+            rules += len(_RULE.findall(lark))
+            schemas += list(_inline_schemas(lark))
+        for schema in schemas:
+            _check_parts(schema)
+    if rules > MAX_RULES:
+        raise GrammarError(f"the grammar has {rules} rules; the limit is {MAX_RULES}")
+
+
+def _inline_schemas(lark: str) -> Iterator[object]:
+    """The JSON schemas within a grammar in Lark."""
+    decoder = json.JSONDecoder()
+    for found in _INLINE_SCHEMA.finditer(lark):
+        try:
+            yield decoder.raw_decode(lark, found.end())[0]
+        except RecursionError:
+            raise GrammarError("a schema in the grammar is nested too deep") from None
+        except ValueError:
+            continue  # not a schema, which llguidance reports
 
 
 def _choice(value: object) -> str:
@@ -214,6 +290,7 @@ def _lark(text: str) -> str:
             text = any_to_lark(text)
         except Exception as error:  # the converter raises exceptions of any type
             raise GrammarError(f"the EBNF grammar cannot be read: {error}") from None
+    _check_rules(text)
     return str(LLMatcher.grammar_from_lark(text))
 
 

@@ -12,7 +12,6 @@ from baton_text.parsers.source import Source
 
 _INSIDE = re.compile(r'(?:[^"\\\x00-\x1f]|\\.)*+')  # a part of a JSON string
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # templates may render Python values
-_REFERENCES = 8  # maximum depth of nested options and $refs that are followed
 
 
 class Arguments:
@@ -79,28 +78,40 @@ def _ends_inside(text: str, inside: bool) -> bool:
         at, inside = at + 1, not inside
 
 
-def types_of(
-    schema: object, root: Mapping[str, Any], references: int = _REFERENCES
-) -> frozenset[str]:
-    """The JSON types that a schema within `root` allows; empty if it names none."""
-    if not isinstance(schema, Mapping) or not references:
-        return frozenset()
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema within `root` allows; empty if it names none.
+
+    Each part is read once, so the time is linear also if references form cycles."""
     found: set[str] = set()
-    named = schema.get("type", [])
-    found.update(one for one in ([named] if isinstance(named, str) else named) if one)
-    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    if not found and values and all(isinstance(value, str) for value in values):
-        found.add("string")
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        for option in schema.get(keyword, []):
-            found |= types_of(option, root, references - 1)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: object = root
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, Mapping) else None
-        found |= types_of(target, root, references - 1)
+    pending, seen = [schema], set[int]()
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        found |= _own_types(part)
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            options = part.get(keyword)
+            pending += options if isinstance(options, list) else []
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            target: object = root
+            for key in reference[2:].split("/"):
+                target = target.get(key) if isinstance(target, Mapping) else None
+            pending.append(target)
     return frozenset(found)
+
+
+def _own_types(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema itself names, apart from its options."""
+    named = schema.get("type")
+    types = [named] if isinstance(named, str) else named
+    if isinstance(types, list) and types:
+        return {each for each in types if isinstance(each, str)}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
+        return {"string"}
+    return set()
 
 
 def _string(text: str) -> str:
