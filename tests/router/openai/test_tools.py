@@ -35,7 +35,7 @@ from baton_text.artifacts import TOKENIZER as TOKENIZER_JSON
 from baton_text.chat import ChatTemplate
 from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
 from baton_text.parsers.hermes import HERMES
-from baton_text.parsers.registry import REASONING_PARSERS
+from baton_text.parsers.registry import REASONING_PARSERS, parsers_artifact
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.servings import make_serving
@@ -532,6 +532,78 @@ async def test_enforced_calls_and_schemas_reach_both_nodes_as_one_grammar(
                 assert matches(grammar, text), (fields, text)
             for text in bad:
                 assert not matches(grammar, text), (fields, text)
+
+
+MESSAGE_PARIS = (
+    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Paris"}'
+)
+XML_PARIS = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+KEYS_PARIS = (
+    "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>"
+)
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+# A family, request fields, answers that match the grammar, and answers that do not.
+FAMILIES: list[tuple[str, Json, list[str], list[str]]] = [
+    ("qwen3_coder", STRICT, ["It is.", f"So:\n{XML_PARIS}"], [XML_PARIS.replace("city", "town")]),
+    ("glm45", STRICT, ["It is.", KEYS_PARIS], [KEYS_PARIS.replace("Paris", "Constantinople")]),
+    ("pythonic", STRICT, ["It is.", '[weather(city="Paris")]'], ["[weather(city=5)]"]),
+    (
+        "gpt_oss",
+        STRICT,
+        [MESSAGE_PARIS, f"{THOUGHT}{MESSAGE_PARIS}", f"{THOUGHT}{FINAL}It is."],
+        [MESSAGE_PARIS.replace("city", "town"), "It is."],
+    ),
+    (
+        "gpt_oss",
+        {"response_format": PERSON},
+        [f'{FINAL}{{"city":"Rome"}}', f'{THOUGHT}{FINAL}{{"city":"Rome"}}'],
+        ['{"city":"Rome"}', f'{THOUGHT}{{"city":"Rome"}}', f"{FINAL}Rome"],
+    ),
+    (
+        "gpt_oss",
+        {**OFFERED, "response_format": PERSON},
+        [f'{FINAL}{{"city":"Rome"}}', f"{THOUGHT}{MESSAGE_PARIS}"],
+        [f"{FINAL}Rome"],
+    ),
+]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("family", "fields", "good", "bad"), FAMILIES)
+async def test_each_family_is_enforced_in_its_own_form(
+    running: Any, reasoning_node: FakeNode, family: str, fields: Json, good: list[str],
+    bad: list[str],
+) -> None:  # fmt: skip
+    reasoning = "gpt_oss" if family == "gpt_oss" else "none"
+    reasoning_node.serve_artifacts(ARTIFACTS | parsers_artifact(family, reasoning))
+    async with running(reasoning_node) as client:
+        status, answer, _ = await client.post(CHAT, {"messages": [USER], **fields})
+        assert status == 200, answer
+    [job] = reasoning_node.got_of(RunJob)
+    grammar = job.request.params.structured.grammar
+    for text in good:
+        assert matches(grammar, text), text
+    for text in bad:
+        assert not matches(grammar, text), text
+
+
+@pytest.mark.integration
+async def test_a_strict_schema_that_the_familys_calls_cannot_carry_is_refused_by_keyword(
+    running: Any, reasoning_node: FakeNode
+) -> None:
+    reasoning_node.serve_artifacts(ARTIFACTS | parsers_artifact("qwen3_coder", "none"))
+    city = {"type": "object", "properties": {"city": {"type": "string", "format": "uuid"}}}
+    async with running(reasoning_node) as client:
+        body = {"messages": [USER], **tool(parameters=city, strict=True)}
+        status, answer, _ = await client.post(CHAT, body)
+        assert (status, answer["error"]["param"]) == (400, "tools[0].function.parameters"), answer
+        assert "properties.city: `format` cannot be enforced" in answer["error"]["message"]
+        status, answer, _ = await client.post(CHAT, {**body, "tool_choice": "required"})
+        assert status == 200, answer
 
 
 @pytest.mark.integration
