@@ -34,14 +34,29 @@ class ClientCall:
 
 @dataclass
 class ChoiceResult:
-    """The comparable part of one choice."""
+    """The comparable part of one choice. `calls` are names and arguments of tool calls; their ids
+    differ between requests and do not compare."""
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    call_ids: list[str] = field(default_factory=list, compare=False)
     finish: str | None = None
     stop: str | int | None = None
     logprobs: list[Any] = field(default_factory=list)
     prompt_logprobs: list[Any] | None = None
+
+    def add_calls(self, calls: Iterable[Json]) -> None:
+        """Add the calls of an answer, or the pieces of calls of one event."""
+        for call in calls:
+            if "id" in call:
+                assert call.get("index", len(self.calls)) == len(self.calls), call
+                self.calls.append((call["function"]["name"], ""))
+                self.call_ids.append(call["id"])
+            name, arguments = self.calls[-1]
+            assert call.get("index", len(self.calls) - 1) == len(self.calls) - 1, call
+            self.calls[-1] = name, arguments + call["function"]["arguments"]
 
 
 @dataclass
@@ -56,6 +71,9 @@ class Result:
             message = choice.get("message") or choice.get("delta")
             text = choice.get("text") if message is None else message.get("content")
             result.text += text or ""
+            if message is not None:
+                result.reasoning += message.get("reasoning") or ""
+                result.add_calls(message.get("tool_calls") or [])
             result.ids += choice.get("token_ids") or []
             result.logprobs += _positions(choice.get("logprobs"))
             result.prompt_logprobs = choice.get("prompt_logprobs", result.prompt_logprobs)

@@ -9,11 +9,12 @@ again, until each has lost its node mid-answer.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from baton_protocol.link import Deltas
 from baton_text.grammar import Grammars
@@ -99,17 +100,34 @@ class Counts:
     again: int = 0
 
 
-class PartRun:
-    """Executes some runs until each has lost its node."""
+R = TypeVar("R", bound=Hashable)
 
-    def __init__(self, pool: Cluster, undisturbed: Cluster, grammars: Grammars, seed: str) -> None:
+
+class KilledRuns(ABC, Generic[R]):
+    """Executes some runs until each has lost its node, and compares the answers with those of an
+    undisturbed pool."""
+
+    path = PATH
+
+    def __init__(self, pool: Cluster, undisturbed: Cluster, seed: str) -> None:
         self._pool = pool
         self._undisturbed = undisturbed
-        self._grammars = grammars
         self._rng = random.Random(seed)
         self.counts = Counts()
 
-    def run(self, runs: Sequence[Run]) -> None:
+    @abstractmethod
+    def body(self, run: R, turn: int) -> Json:
+        """The request's body, with a prompt that is unique to this run and turn."""
+
+    @abstractmethod
+    def check(self, run: R, answer: StreamedAnswer) -> None:
+        """Raise AssertionError unless the complete answer matches what the run requests."""
+
+    def prompt_ids(self, body: Json) -> Sequence[int]:
+        prompt: list[int] = body["prompt"]
+        return prompt
+
+    def run(self, runs: Sequence[R]) -> None:
         left = list(runs)
         for turn in range(ROUNDS):
             moved = self._round(left, turn)
@@ -119,37 +137,42 @@ class PartRun:
                 return
         raise AssertionError(f"in {ROUNDS} rounds no node was killed under {[*map(str, left)]}")
 
-    def _round(self, runs: Sequence[Run], turn: int) -> set[Run]:
-        """Execute the runs once, check their answers, and return those that moved to another
-        node."""
-        bodies = {run: run.body(turn) for run in runs}
+    def _round(self, runs: Sequence[R], turn: int) -> set[R]:
+        """Execute the runs once, and return those that moved to another node."""
         witness = self._pool.witness
         witness.forget()
         for node in self._pool.of_role("decode"):
             witness.set_trap(self._trap(node, self._rng.randrange(1, LATEST[turn % len(LATEST)])))
+        moved = self.execute(runs, turn)
+        self._pool.repair()
+        settle(self._pool)
+        return moved
+
+    def execute(self, runs: Sequence[R], turn: int = 0) -> set[R]:
+        """Execute the runs at the same time, check their answers, and return those that moved to
+        another node."""
+        bodies = {run: self.body(run, turn) for run in runs}
+        witness = self._pool.witness
         with ThreadPoolExecutor(len(runs)) as threads:
             answers = dict(zip(runs, threads.map(self._ask, bodies.values()), strict=True))
             moved = {
                 run
                 for run, body in bodies.items()
-                if witness.placements(body["prompt"])[-1].attempt > 1
+                if witness.placements(self.prompt_ids(body))[-1].attempt > 1
             }
             expected = dict(zip(runs, threads.map(self._reference, bodies.values()), strict=True))
         for run in runs:
-            self._check(run, answers[run], expected[run])
-        self._pool.repair()
-        settle(self._pool)
+            self._compare(run, answers[run], expected[run])
         return moved
 
     def _ask(self, body: Json) -> StreamedAnswer:
-        return ask(self._pool.url, PATH, body)
+        return ask(self._pool.url, self.path, body)
 
     def _reference(self, body: Json) -> StreamedAnswer:
         """The undisturbed answer to the same request, with the seed that the router chose if the
         request had none."""
-        return ask(
-            self._undisturbed.url, PATH, {**body, "seed": self._pool.witness.seed(body["prompt"])}
-        )
+        seed = self._pool.witness.seed(self.prompt_ids(body))
+        return ask(self._undisturbed.url, self.path, {**body, "seed": seed})
 
     def _trap(self, node: Node, tokens: int) -> Trap:
         """A trap that kills the node when one of its answers reaches `tokens` tokens."""
@@ -168,12 +191,26 @@ class PartRun:
 
         return Trap(fits, kill, after=True)
 
-    def _check(self, run: Run, answer: StreamedAnswer, expected: StreamedAnswer) -> None:
+    def _compare(self, run: R, answer: StreamedAnswer, expected: StreamedAnswer) -> None:
         for each in (answer, expected):
             assert (each.status, each.error, each.whole) == (200, None, True), f"{run}: {each}"
         assert answer.result == expected.result, (
             f"{run}:\ngot    {answer.result}\nexpected {expected.result}"
         )
+        self.check(run, answer)
+
+
+class PartRun(KilledRuns[Run]):
+    """Executes runs of the matrix of structures."""
+
+    def __init__(self, pool: Cluster, undisturbed: Cluster, grammars: Grammars, seed: str) -> None:
+        super().__init__(pool, undisturbed, seed)
+        self._grammars = grammars
+
+    def body(self, run: Run, turn: int) -> Json:
+        return run.body(turn)
+
+    def check(self, run: Run, answer: StreamedAnswer) -> None:
         structure = STRUCTURES[run.structure]
         assert len(answer.result.choices) == run.n
         for choice in answer.result.choices.values():
