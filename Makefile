@@ -107,7 +107,7 @@ test-versions: ## the engine's tests with other Pythons and torches; a .venv-* o
 			-W "ignore:Conversion of an array:DeprecationWarning" $(ENGINE_TESTS) $(ARGS); done
 
 .PHONY: check
-check: $(INSTALLED) ## format, lint, types, who may import whom, what is declared
+check: $(INSTALLED) ## format, lint, types, import contracts, declared dependencies, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(ROOMS) tests $(wildcard benchmarks)
@@ -116,6 +116,8 @@ check: $(INSTALLED) ## format, lint, types, who may import whom, what is declare
 	@# Tests may import what only `dev` brings (DEP004); nobody imports tools (DEP002).
 	$(BIN)/deptry $(ROOMS) tests benchmarks --ignore DEP002,DEP004
 	$(BIN)/pyroma --min 10 .
+	$(BIN)/codespell
+	@$(BIN)/python -m tests.support.project.words
 
 .PHONY: docs
 docs: $(INSTALLED) ## the documents as a site in .site/; a broken link is an error

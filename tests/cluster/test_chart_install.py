@@ -296,8 +296,8 @@ def test_editors_of_a_namespace_may_edit_its_pools_and_viewers_may_read_them(
             answer = error.output
         return {"yes": True, "no": False}[answer.strip()]
 
-    wait_until(lambda: may("editer", "delete"))
-    assert {verb for verb in ("get", "create", "patch") if may("editer", verb)} == {
+    wait_until(lambda: may("editor", "delete"))
+    assert {verb for verb in ("get", "create", "patch") if may("editor", verb)} == {
         *("get", "create", "patch")
     }
     assert {verb for verb in ("get", "create", "patch") if may("viewer", verb)} == {"get"}

@@ -39,7 +39,7 @@ class ColdStart:
 
     In: calls whose bodies are read, changes of the fleet. Out: the moment from which they can be
     prepared. Until a node is ready the router knows nothing of the model, not even its tokenizer,
-    so calls wait unprepared; streams get keep-alives. The router's load report counts waiting
+    so calls wait unprepared; streams get comment lines. The router's load report counts waiting
     calls.
 
     `wait_s` 0 holds no call. `changed` returns the event of the fleet's next change.

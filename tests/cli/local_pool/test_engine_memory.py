@@ -101,9 +101,9 @@ def test_sizes_that_do_not_fit_together_are_refused_with_remedies_that_work(
     shares = share_machine(replace(changed, overcommit=True, redis_index="redis://i"), {}, here)
     assert shares[0].kv_memory in (sizes.get("kv_memory"), None)
     # Following any one piece of advice gives sizes that fit.
-    *advices, memory = text.partition("one of these is enough: ")[2].split(", ")
+    *changes, memory = text.partition("one of these is enough: ")[2].split(", ")
     assert memory.endswith("more of free memory")
-    for flag in advices:
+    for flag in changes:
         name, _, value = flag.removeprefix("--").replace("-", "_").partition(" ")
         advice: dict[str, Any] = {name: int(value) if name == "kv_blocks" else parse_size(value)}
         followed = replace(changed, **advice)

@@ -67,7 +67,7 @@ LLAMA: Answers = {
     "text behind": (f"{CALL} Done.", {"content": "Done.", "calls": [PARIS]}),
     "no arguments": ('{"name": "now"}', {"calls": [NOW]}),
     "arguments first": ('{"parameters": {"city": "Paris"}, "name": "weather"}', {"calls": [PARIS]}),
-    "its type is told too": (
+    "with its type": (
         '{"type": "function", "name": "weather", "parameters": {"city": "Paris"}}',
         {"calls": [PARIS]},
     ),
