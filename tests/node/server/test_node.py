@@ -158,7 +158,7 @@ async def test_after_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
 ) -> None:
     node.handle_router_frame(FakeLink(), RunJob(make_request("r", b"p")))
     node.handle_router_frame(FakeLink(), DrainNode(0.0))
-    node.handle_engine_frame(Saved())  # the answer to the first Drain: more chunks may have filled since
+    node.handle_engine_frame(Saved())  # answers the first Drain; more chunks may have filled
     await until(lambda: engine.received[1:] == [Drain(), Drain()])
     assert not node.load.leaving
     node.handle_engine_frame(Saved())
