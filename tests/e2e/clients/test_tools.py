@@ -4,6 +4,7 @@ its own way and parses the calls into its own types."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import instructor
@@ -119,8 +120,15 @@ def test_langchain_returns_the_type_by_a_call(sim: Pool) -> None:
 # --- instructor -----------------------------------------------------------------------------------
 
 
-def test_instructor_returns_the_type_by_a_call(client: openai.OpenAI) -> None:
-    structured = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
+MODES = (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.FUNCTIONS)
+
+
+@pytest.mark.filterwarnings("ignore:Mode.* is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_instructor_returns_the_type_by_a_call(
+    client: openai.OpenAI, mode: instructor.Mode
+) -> None:
+    structured = instructor.from_openai(client, mode=mode)
     trip = structured.chat.completions.create(
         model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
     )
@@ -133,6 +141,22 @@ def test_instructor_streams_partial_objects_of_a_call(client: openai.OpenAI) -> 
         model="sim", messages=MESSAGES, response_model=Trip, max_retries=0, **LIMITS
     )
     assert Trip.model_validate(last.model_dump())
+
+
+def test_instructor_returns_several_types_by_parallel_calls(client: openai.OpenAI) -> None:
+    """instructor leaves the choice to the model, so the test requires calls."""
+    structured: Any = instructor.from_openai(client, mode=instructor.Mode.PARALLEL_TOOLS)
+    results = structured.chat.completions.create(
+        model="sim",
+        messages=MESSAGES,
+        response_model=Iterable[Fare | Trip],
+        max_retries=0,
+        extra_body={"tool_choice": "required"},
+        **{**LIMITS, "max_tokens": 1000},
+    )
+    found = list(results)
+    assert found
+    assert all(isinstance(each, Fare | Trip) for each in found)
 
 
 # --- pydantic-ai ----------------------------------------------------------------------------------

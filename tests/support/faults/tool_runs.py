@@ -29,6 +29,7 @@ from tests.support.clients.streams import StreamedAnswer
 from tests.support.engines.text_models import write_artifacts
 from tests.support.faults.grammar_runs import LONG, SHORT, KilledRuns, Sampling
 from tests.support.faults.structures import POINT, TOOLS
+from tests.support.pools.processes import Cluster
 
 TEMPLATE = """\
 {%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
@@ -120,8 +121,8 @@ def one_run_per_request() -> list[ToolRun]:
 class ToolRuns(KilledRuns[ToolRun]):
     path = CHAT
 
-    def __init__(self, *pools: Any, seed: str) -> None:
-        super().__init__(*pools, seed)
+    def __init__(self, pool: Cluster, undisturbed: Cluster, seed: str) -> None:
+        super().__init__(pool, undisturbed, seed)
         self.calls = 0
         self._template = ChatTemplate.from_artifacts(ARTIFACTS)
 
