@@ -3,7 +3,7 @@
     python -m benchmarks.text.parsers [--passes 9]
 
 Claim: each parser takes under 10 us per delta of 4 characters, at the median, on an answer with
-reasoning, text and two calls in the family's form (in its own syntax if it has no JSON form). If
+reasoning, text and two calls in the family's form (text alone if it has no form). If
 calls are allowed only at the beginning, the answer has no text. The time is linear: a text of
 `--long` characters (100,000) that begins as a call and does not end takes under 10 us per delta
 too. Garbage collection is on. Exit 1 if a goal is missed; `--quick` runs one pass.
@@ -12,11 +12,12 @@ too. Garbage collection is on. Exit 1 if a goal is missed; `--quick` runs one pa
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
 
-from baton_text.parsers.parser import ToolParser, Tools
+from baton_text.parsers.parser import ArgumentForm, ToolParser, Tools
 from baton_text.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, reader
 from benchmarks.support.figures import Verdict, at_most, exit_code, machine, spread
 
@@ -27,24 +28,30 @@ TOOLS: Tools = {"weather": {"type": "object"}}
 ARGUMENTS = '{"city": "Paris", "days": 3, "more": {"units": ["metric", "imperial"], "note": "a b"}}'
 REASONING = "The user asks for the weather in two places, so two calls are needed. " * 4
 TEXT = "Let me look at the weather in both of these places, and then compare them for you. " * 3
-PYTHON = 'weather(city="Paris", days=3, more={"units": ["metric", "imperial"], "note": "a b"})'
-WITHOUT_FORM = {
-    "pythonic": f"[{PYTHON}, {PYTHON}]",
-    "olmo3": f"{TEXT}\n<function_calls>\n{PYTHON}\n{PYTHON}\n</function_calls>",
-}
 
 
 def answer_of(parser: ToolParser) -> str:
     """Text and two calls, or what the form has of them; without reasoning."""
     form = parser.form
     if form is None:
-        return WITHOUT_FORM.get(parser.name, TEXT)
-    one = f"{form.before_name}weather{form.before_arguments}{ARGUMENTS}{form.after_arguments}"
+        return TEXT
+    arguments = ARGUMENTS if form.arguments is None else one_by_one(form.arguments)
+    one = f"{form.before_name}weather{form.before_arguments}{arguments}{form.after_arguments}"
     calls = f"{form.open}{one}"
     if form.between is not None:
         calls += f"{form.between}{one}"
     calls += form.close
-    return calls if calls.startswith(("{", "[{")) else f"{TEXT}\n{calls}"
+    return calls if calls.startswith(("{", "[{", "[w")) else f"{TEXT}\n{calls}"
+
+
+def one_by_one(form: ArgumentForm) -> str:
+    """ARGUMENTS as a family writes them that does not write a JSON object."""
+    return form.between.join(
+        f"{form.before_key}{key}{form.after_key}"
+        f"{value if form.plain_strings and isinstance(value, str) else json.dumps(value)}"
+        f"{form.after_value}"
+        for key, value in json.loads(ARGUMENTS).items()
+    )
 
 
 def endless(parser: ToolParser, length: int) -> str:
