@@ -52,6 +52,10 @@ ANSWERS: dict[str, tuple[str, Answer]] = {
         call("weather", ("days", "three"), ("near", "[1,"), ("more", "NaN")),
         {"calls": [("weather", '{"days": "three", "near": "[1,", "more": "NaN"}')]},
     ),
+    "a marker in a JSON string": (
+        call("weather", ("near", '["</arg_value>"]'), ("city", "Paris")),
+        {"calls": [("weather", '{"near": ["</arg_value>"], "city": "Paris"}')]},
+    ),
     "broken off in a value": (TWO[: TWO.index("3")], {"calls": [("weather", PARIS[1][:-1])]}),
     "broken off in a key": (ONE[: ONE.index("ty<")], {"calls": [("weather", "")]}),
     "broken off in the name": (ONE[: ONE.index("ther")], {"content": "wea"}),

@@ -60,6 +60,21 @@ ANSWERS: dict[str, tuple[str, Answer]] = {
             ]
         },
     ),
+    "markers in a JSON string": (
+        call("weather", ("near", '["</parameter>", "\\"</parameter>"]'), ("city", '["</parameter')),
+        {
+            "calls": [
+                (
+                    "weather",
+                    '{"near": ["</parameter>", "\\"</parameter>"], "city": "[\\"</parameter"}',
+                )
+            ]
+        },
+    ),
+    "a JSON string without an end": (
+        call("weather", ("near", '["a'), ("city", "Paris")),
+        {"calls": [("weather", '{"near": "[\\"a", "city": "Paris"}')]},
+    ),
     "broken off in a value": (TWO[: TWO.index("3")], {"calls": [("weather", PARIS[1][:-1])]}),
     "broken off in a key": (ONE[: ONE.index("ty>")], {"calls": [("weather", "")]}),
     "broken off in the name": (ONE[: ONE.index("ther")], {"content": "wea"}),
