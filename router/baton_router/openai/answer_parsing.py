@@ -16,7 +16,7 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.nodes.model_grammars import AnswerRules
-from baton_router.openai.structured_output import RequestedGrammar
+from baton_router.openai.structured_output import RequestedGrammar, shortened
 from baton_router.openai.tools import RequestedReasoning, RequestedTools
 from baton_text.grammar import GrammarError
 from baton_text.parsers.generic_json import GENERIC_JSON
@@ -151,9 +151,10 @@ class AnswerParsing:
         one = None if self.tools is None else self.tools.functions.get(name)
         if one is not None and why:
             field = f"{one.field}.parameters"
-            return InvalidRequest(f"{field}: {why}", param=field)
+            return InvalidRequest(f"{field}: {shortened(why)}", param=field)
         return InvalidRequest(
-            f"{', '.join(self.fields)}: {error}", param=self.fields[0].partition(".")[0]
+            f"{', '.join(self.fields)}: {shortened(str(error))}",
+            param=self.fields[0].partition(".")[0],
         )
 
 

@@ -145,11 +145,11 @@ class CompletionCall:
         if not generates:
             sampling["max_tokens"] = 1
         names = {"max_tokens": limit_field(fields)}
-        asked = sampling.get("prompt_logprobs")
+        requested = sampling.get("prompt_logprobs")
         logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
         if logprobs is not None:
             sampling["logprobs"] = logprobs
-            if echo and (asked is None or asked < logprobs):
+            if echo and (requested is None or requested < logprobs):
                 sampling["prompt_logprobs"] = logprobs
                 names["prompt_logprobs"] = "logprobs"
         special = fields.boolean("add_special_tokens", True)
@@ -161,7 +161,7 @@ class CompletionCall:
             grammar=requested_grammar(fields),
             given=_prompts(fields.raw("prompt", PROMPT, required=True), special),
             echo=echo,
-            prompt_logprobs=asked,
+            prompt_logprobs=requested,
             truncation=Truncation.read(fields),
             names=names,
         )
@@ -289,14 +289,14 @@ class CompletionShape:
             offsets = self._answer_offsets(index)
             logprobs = self._shown_logprobs(echo, scores, choice.logprobs, self._logprobs, offsets)
             logprobs.text_offset = [min(offset, len(text)) for offset in logprobs.text_offset]
-        asked = self._prompt_logprobs
+        requested = self._prompt_logprobs
         return CompletionChoice(
             index=index,
             text=text,
             logprobs=logprobs,
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop,
-            prompt_logprobs=None if asked is None else prompt_logprobs(scores, asked),
+            prompt_logprobs=None if requested is None else prompt_logprobs(scores, requested),
             prompt_token_ids=self._prompts[index // self._n] if self._ids else None,
             token_ids=choice.ids if self._ids else None,
         )

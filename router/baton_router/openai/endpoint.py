@@ -182,10 +182,10 @@ def bad_words(fields: Fields) -> tuple[str, ...]:
     return fields.texts("bad_words", MAX_WORDS, MAX_STOP_CHARS) or ()
 
 
-def check_scores(asked: Mapping[str, Any], prompt_tokens: int, names: Mapping[str, str]) -> None:
+def check_scores(sampling: Mapping[str, Any], prompt_tokens: int, names: Mapping[str, str]) -> None:
     """Refuse prompt logprobs that would fill the router's memory, as each choice repeats those of
     its prompt. `prompt_tokens` counts all prompts of the call."""
-    scores, n = asked.get("prompt_logprobs"), asked.get("n", 1)
+    scores, n = sampling.get("prompt_logprobs"), sampling.get("n", 1)
     if scores is not None and prompt_tokens * (1 + scores) * n > MAX_PROMPT_CANDIDATES:
         field = names.get("prompt_logprobs", "prompt_logprobs")
         raise InvalidRequest(
@@ -195,14 +195,14 @@ def check_scores(asked: Mapping[str, Any], prompt_tokens: int, names: Mapping[st
         )
 
 
-def check_alone(asked: Mapping[str, Any], default_max_tokens: int | None) -> None:
+def check_alone(sampling: Mapping[str, Any], default_max_tokens: int | None) -> None:
     """Refuse what `complete` would refuse for any prompt and any model."""
     limit = sys.maxsize if default_max_tokens is None else default_max_tokens
-    SamplingParams(**{"max_tokens": limit, **asked}).check()
+    SamplingParams(**{"max_tokens": limit, **sampling}).check()
 
 
 def complete(
-    asked: Mapping[str, Any],
+    sampling: Mapping[str, Any],
     defaults: Mapping[str, Any],
     *,
     prompt_tokens: int,
@@ -228,14 +228,14 @@ def complete(
             f"generate. Shorten {prompt_field}",
             param=prompt_field,
         )
-    wanted = asked.get("max_tokens")
+    wanted = sampling.get("max_tokens")
     if wanted is not None and wanted > room:
         raise PromptTooLong(
             f"{limit}, but {prompt_tokens} tokens of prompt and {limit_field} {wanted} make "
             f"{prompt_tokens + wanted}; ask for at most {room}",
             param=limit_field,
         )
-    given = {name: defaults[name] for name in DEFAULTED if name in defaults} | dict(asked)
+    given = {name: defaults[name] for name in DEFAULTED if name in defaults} | dict(sampling)
     if wanted is None:
         given["max_tokens"] = room if default_max_tokens is None else min(default_max_tokens, room)
     params = SamplingParams(**given)

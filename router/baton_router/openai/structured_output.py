@@ -1,6 +1,6 @@
 """Reads what an answer must match: OpenAI's field, vLLM's, or vLLM's older ones.
 
-In: a body's fields. Out: an RequestedGrammar, which becomes the text of a grammar once the model is
+In: a body's fields. Out: a RequestedGrammar, which becomes the text of a grammar once the model is
 known (see `nodes.model_grammars`). This module checks only the form, as the API document has it.
 Whether a schema, regex or grammar compiles depends on the model's tokenizer.
 """
@@ -59,9 +59,14 @@ class RequestedGrammar:
 
     def refusal(self, error: GrammarError) -> InvalidRequest:
         """The error for a grammar that does not compile, with a reason of bounded length."""
-        why = str(error)
-        reason = why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}..."
-        return InvalidRequest(f"{self.field}: {reason}", param=self.field.partition(".")[0])
+        return InvalidRequest(
+            f"{self.field}: {shortened(str(error))}", param=self.field.partition(".")[0]
+        )
+
+
+def shortened(reason: str) -> str:
+    """The reason of an error, of bounded length."""
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
 def requested_grammar(fields: Fields) -> RequestedGrammar | None:
@@ -71,8 +76,8 @@ def requested_grammar(fields: Fields) -> RequestedGrammar | None:
         return None
     fields.rule({"description": ONE_AT_MOST})
     found = [
-        asked
-        for asked in (
+        one
+        for one in (
             _response_format(fields.raw(FORMAT, _FORMAT_SCHEMA)),
             _structured_outputs(fields.raw(OUTPUTS, _OUTPUTS_SCHEMA)),
             *(
@@ -80,10 +85,10 @@ def requested_grammar(fields: Fields) -> RequestedGrammar | None:
                 for name, kind in OLDER.items()
             ),
         )
-        if asked is not None
+        if one is not None
     ]
     if len(found) > 1:
-        first, second = (asked.field.partition(".")[0] for asked in found[:2])
+        first, second = (one.field.partition(".")[0] for one in found[:2])
         raise InvalidRequest(
             f"{second} and {first} both say what the answer must match; use one of them",
             param=second,
