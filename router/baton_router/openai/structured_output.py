@@ -90,7 +90,7 @@ def requested_grammar(fields: Fields) -> RequestedGrammar | None:
     if len(found) > 1:
         first, second = (one.field.partition(".")[0] for one in found[:2])
         raise InvalidRequest(
-            f"{second} and {first} both say what the answer must match; use one of them",
+            f"{second} and {first} both constrain the answer; send only one of them",
             param=second,
         )
     if not found:
@@ -98,7 +98,7 @@ def requested_grammar(fields: Fields) -> RequestedGrammar | None:
     if fields.given(("allowed_token_ids",)):
         name = found[0].field.partition(".")[0]
         raise InvalidRequest(
-            f"allowed_token_ids and {name} both say which tokens are allowed; use one of both",
+            f"allowed_token_ids and {name} both restrict the tokens; send only one of them",
             param="allowed_token_ids",
         )
     return found[0]
@@ -167,7 +167,7 @@ def _true(at: str, value: Any) -> str:
     return ""
 
 
-def _text(at: str, value: Any, allowed: str = "it must be a text that is not empty") -> str:
+def _text(at: str, value: Any, allowed: str = "it must be a string that is not empty") -> str:
     if not isinstance(value, str) or not value:
         raise wrong(at, value, allowed)
     return _bounded(at, value)
@@ -189,9 +189,9 @@ def _tag(at: str, value: Any) -> str:
 
 def _choice(at: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
-        raise wrong(at, value, "it must be a list of one string at least")
+        raise wrong(at, value, "it must be a list with at least one string")
     if len(value) > MAX_CHOICES:
-        raise InvalidRequest(f"{at} holds {len(value)} strings; at most {MAX_CHOICES}", param=at)
+        raise InvalidRequest(f"{at} has {len(value)} strings; at most {MAX_CHOICES}", param=at)
     if not all(value):
         raise wrong(at, value, "none of its strings may be empty")
     _bounded(at, "".join(value))
@@ -212,9 +212,13 @@ def _check_tag(at: str, given: Mapping[str, Any]) -> None:
     for name, kind, what in (("structures", dict, "objects"), ("triggers", str, "strings")):
         value = given.get(name)
         if not isinstance(value, list) or not value or not all(isinstance(x, kind) for x in value):
-            raise wrong(f"{at}.{name}", value, f"it must be a list of {what}, one at least")
+            raise wrong(
+                f"{at}.{name}",
+                value,
+                f"it must be a list of at least one element, all of them {what}",
+            )
         if len(value) > MAX_STRUCTURES:
-            message = f"{at}.{name} holds {len(value)} {what}; at most {MAX_STRUCTURES}"
+            message = f"{at}.{name} has {len(value)} {what}; at most {MAX_STRUCTURES}"
             raise InvalidRequest(message, param=f"{at}.{name}")
         if not all(one or kind is dict for one in value):
             raise wrong(f"{at}.{name}", value, "none of its strings may be empty")
@@ -231,7 +235,7 @@ def _only(at: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
         if name not in names and value is not None:
             param = f"{at}.{name[:SHOWN]}"
             raise InvalidRequest(
-                f"{param} is {show(value)}, and {at} has no such field here; it may have"
+                f"{param} is {show(value)}, and {at} does not have this field here; its fields are"
                 f" {', '.join(names)}",
                 param=param,
                 code="unknown_parameter",

@@ -133,11 +133,11 @@ def requested_tools(fields: Fields) -> RequestedTools | None:
         raise wrong(
             "tool_choice",
             "required" if named is None else named,
-            "there are no tools to call: send tools, or leave it out",
+            "there are no tools to call; send tools, or leave this field out",
         )
     if named is not None and named not in functions:
         known = ", ".join(functions)
-        raise wrong("tool_choice", named, f"tools have no such function; they have {known}")
+        raise wrong("tool_choice", named, f"tools has no such function; its functions are {known}")
     if not functions or choice == "none":
         return None
     return RequestedTools(
@@ -171,7 +171,9 @@ def _functions(value: Any) -> tuple[dict[str, Function], int]:
     if not isinstance(value, list):
         raise wrong("tools", value, "it must be a list of functions")
     if len(value) > MAX_TOOLS:
-        raise InvalidRequest(f"tools holds {len(value)}; at most {MAX_TOOLS}", param="tools")
+        raise InvalidRequest(
+            f"tools has {len(value)} functions; at most {MAX_TOOLS}", param="tools"
+        )
     found: dict[str, Function] = {}
     size = 0
     for position, tool in enumerate(value):
@@ -193,12 +195,14 @@ def _function(position: int, tool: Any) -> Function:
     at = f"tools[{position}]"
     given = _members(at, tool, _TOOL)
     if given.get("type") != "function":
-        raise wrong(f"{at}.type", given.get("type"), "only functions can be called here")
+        raise wrong(f"{at}.type", given.get("type"), "the only supported type is function")
     at = f"{at}.function"
     given = _members(at, given.get("function"), _FUNCTION)
     name = given.get("name")
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise wrong(f"{at}.name", name, f"it must be 1 to {MAX_NAME} of letters, digits, _ . -")
+        raise wrong(
+            f"{at}.name", name, f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"
+        )
     description, strict = given.get("description"), given.get("strict")
     if not isinstance(description, str | None):
         raise wrong(f"{at}.description", description, "it must be a string")
@@ -224,7 +228,7 @@ def _choice(value: Any) -> tuple[Choice | None, str | None]:
         raise wrong("tool_choice", value, allowed)
     given = _members("tool_choice", value, _CHOICE)
     if given.get("type") != "function":
-        raise wrong("tool_choice.type", given.get("type"), "only functions can be called here")
+        raise wrong("tool_choice.type", given.get("type"), "the only supported type is function")
     chosen = _members("tool_choice.function", given.get("function"), _CHOSEN)
     name = chosen.get("name")
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
@@ -274,7 +278,7 @@ def check_calls(at: str, value: Any) -> None:
         if not isinstance(given.get("id"), str | None):
             raise wrong(f"{one}.id", given["id"], "it must be a string")
         if given.get("type") not in ("function", None):
-            raise wrong(f"{one}.type", given["type"], "only functions are called here")
+            raise wrong(f"{one}.type", given["type"], "the only supported type is function")
         function = object_at(f"{one}.function", given.get("function"))
         if not isinstance(function.get("name"), str):
             raise wrong(f"{one}.function.name", function.get("name"), "it must be a string")

@@ -164,7 +164,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     (
         {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
         "response_format.schema",
-        "it may have type",
+        "its fields are type",
     ),
     (
         {"response_format": {"type": "json_schema"}},
@@ -200,7 +200,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         "structured_outputs.whitespace_pattern",
         "leave it out",
     ),
-    ({"guided_choice": []}, "guided_choice", "one string at least"),
+    ({"guided_choice": []}, "guided_choice", "at least one string"),
     ({"guided_choice": ["a"] * (MAX_CHOICES + 1)}, "guided_choice", f"at most {MAX_CHOICES}"),
     ({"guided_choice": ["a" * MAX_GRAMMAR_BYTES, "b"]}, "guided_choice", str(MAX_GRAMMAR_BYTES)),
     ({"guided_regex": ["a"]}, "guided_regex", "not empty"),
