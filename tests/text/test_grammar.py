@@ -186,7 +186,7 @@ def test_a_vocabulary_may_be_larger_than_the_tokenizers() -> None:
     assert max(allowed(matcher)) == BYTE_EOS_ID
 
 
-DATES = {
+DATES: dict[str, dict[bool, tuple[str, ...]]] = {
     "date": {
         True: ("2024-02-29", "2000-02-29", "0400-02-29", "1999-12-31", "2023-02-28", "2023-11-30"),
         False: ("2023-02-29", "1900-02-29", "2024-02-30", "2023-04-31", "2023-13-01", "23-01-01"),

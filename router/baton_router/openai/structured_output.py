@@ -215,7 +215,7 @@ def _check_tag(at: str, given: Mapping[str, Any]) -> None:
             raise wrong(
                 f"{at}.{name}",
                 value,
-                f"it must be a list of at least one element, all of them {what}",
+                f"it must be a list of {what} with at least one element",
             )
         if len(value) > MAX_STRUCTURES:
             message = f"{at}.{name} has {len(value)} {what}; at most {MAX_STRUCTURES}"
