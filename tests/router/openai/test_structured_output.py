@@ -192,7 +192,7 @@ REFUSED: list[tuple[Json, str, str]] = [
     (outputs(json=[1]), "structured_outputs.json", "[1]; it must be a JSON schema"),
     (outputs(json_object=False), "structured_outputs.json_object", "it must be true"),
     (outputs(regex=""), "structured_outputs.regex", "not empty"),
-    (outputs(choice="yes"), "structured_outputs.choice", "a list of one string"),
+    (outputs(choice="yes"), "structured_outputs.choice", "a list with at least one string"),
     (outputs(choice=[""]), "structured_outputs.choice", "may be empty"),
     (outputs(structural_tag={**TAG, "a": 1}), "structured_outputs.structural_tag.a", "structures"),
     (
