@@ -229,6 +229,24 @@ REFUSED: list[tuple[Json, str, str]] = [
     (schema(schema={"$ref": "#/missing"}), "response_format", "/missing"),
     (schema(schema=DEEP), "response_format", "deeper than 64"),
     (
+        schema(
+            schema={
+                "$ref": "#/$defs/d0",
+                "$defs": {
+                    **{f"d{n}": {"items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(2_000)},
+                    "d2000": {"type": "string"},
+                },
+            }
+        ),
+        "response_format",
+        "nesting levels together; the limit is 1000",
+    ),
+    (
+        outputs(grammar="\n".join(["start: r0", *(f"r{n}: r{n + 1}" for n in range(5_000))])),
+        "structured_outputs",
+        "rules; the limit is 1000",
+    ),
+    (
         {"response_format": {"type": "structural_tag", **TAG, "triggers": ["<x"]}},
         "response_format",
         "none of the triggers",
