@@ -22,7 +22,7 @@ from prometheus_client.core import Metric
 from baton_cli.main import COMMANDS
 from baton_cli.options.flag import Flag, flags_of
 from baton_engine.config.engine_config import DType
-from baton_engine.config.model_config import FAMILIES
+from baton_engine.config.families import BUILT_IN, find_family
 from baton_node.server.metrics import NodeMetrics
 from baton_operator.api.crd import crd, scaler_crd
 from baton_operator.metrics import Metrics
@@ -61,18 +61,6 @@ speeds and data servers. With several `--workers`, the router's own metrics have
 NODES = """On `/metrics` of a node. `instance` counts the data servers from 0, in the order of
 `--redis-data`."""
 OPERATORS = "On `/metrics` of the operator, port 8081."
-# Well-known models of each architecture.
-EXAMPLES = {
-    "LlamaForCausalLM": "Llama 2 and 3, SmolLM2",
-    "MistralForCausalLM": "Mistral 7B",
-    "Qwen2ForCausalLM": "Qwen2, Qwen2.5",
-    "Qwen3ForCausalLM": "Qwen3 (dense)",
-}
-WINDOWS = {
-    "none": "refused",
-    "all": "in every layer",
-    "switched": "by `use_sliding_window`",
-}
 BEGIN, END = "<!-- begin of the models -->\n", "<!-- end of the models -->\n"
 
 
@@ -99,8 +87,10 @@ def _models() -> str:
     rows = [
         ["`architectures` in config.json", "such as", "sliding windows", *ways],
     ]
-    for name, family in FAMILIES.items():
-        rows.append([f"`{name}`", EXAMPLES[name], WINDOWS[family.windows], *["yes"] * len(ways)])
+    for name in BUILT_IN:
+        family = find_family(name)
+        assert family is not None
+        rows.append([f"`{name}`", family.examples, family.windows, *["yes"] * len(ways)])
     head, *rest = [f"| {' | '.join(row)} |\n" for row in rows]
     return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest])
 

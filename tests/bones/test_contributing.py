@@ -36,6 +36,7 @@ def apply(patch: str, folder: Path) -> None:
         old, new = header.splitlines()
         path = folder / new.removeprefix("+++ b/")
         if old == "/dev/null":
+            path.parent.mkdir(exist_ok=True)
             path.write_text("")
         text = path.read_text()
         for hunk in hunks:

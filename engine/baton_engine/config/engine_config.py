@@ -27,12 +27,18 @@ EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
+BatchInvariant = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
 
-# Number of scores of a prompt that exist at a time in bf16 on a CPU, 4 MB in float32. More do not
-# stay in the CPU's caches between two passes. Each score takes two bf16 products, two float32
+# Number of scores of a prompt that exist at a time on a CPU, 4 MB in float32. More do not stay in
+# the CPU's caches between two passes. In bf16, each score takes two bf16 products, two float32
 # numbers and a bf16 weight.
 SCORES_AT_ONCE = 1 << 20
+# Sizes of attention with --batch-invariant on. A split has as many whole blocks as fit in
+# SPLIT_KEYS keys, at least one. Of one-token rows, KEYS_COPIED elements of K are copied at a time,
+# or those of one row.
+SPLIT_KEYS = 64
+KEYS_COPIED = 1 << 20
 
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
@@ -127,6 +133,11 @@ class EngineConfig:
     )
     overlap: Overlap = option(
         "auto", "launch a step before the previous one is read; auto: on with cuda, else off"
+    )
+    batch_invariant: BatchInvariant = option(
+        "auto",
+        "compute a token's bits from the tokens before it alone, whatever the batch, on cpu; auto"
+        " is off, because steps are more than 10 % slower",
     )
     verify_weights: bool = option(
         False, "hash the weights again at the start, even if .baton-digests.json has their digests"

@@ -1,54 +1,117 @@
-"""Weight slots: each layer declares the checkpoint names of its weights and gets its tensors here.
+"""Parameters: each layer declares the checkpoint names of its weights and gets its tensors here.
 
 Projections with the same input are stacked into one matrix, because one large product is faster
-than three small ones. The slot of a checkpoint tensor is then a view of its part of the matrix. The
-loader fills every slot, and treats a checkpoint name without a slot as an error.
+than three small ones. The checkpoint may have a tensor for each of them, which fills some rows of
+the matrix, or one tensor for all. The loader loads every parameter, and treats a checkpoint name
+without a parameter as an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from baton_engine.layers.linear_method import Product, RowRule, row_rule, with_rule
 from baton_engine.layers.ops import TORCH_OPS, Ops
 
 
-class WeightSlots:
-    """Allocates tensors of one dtype on one device and records the view that each checkpoint name
-    fills. `ops` are the operations that the model uses on that device."""
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Where a tensor of the checkpoint goes: `place` is a tensor of the model, or some of its rows.
+    `offset` is added to the loaded values."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, ops: Ops = TORCH_OPS) -> None:
+    place: torch.Tensor
+    offset: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the checkpoint's tensor must have."""
+        return tuple(self.place.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype to which the checkpoint's tensor is converted."""
+        return self.place.dtype
+
+    def load(self, tensor: torch.Tensor) -> None:
+        """Convert a tensor of any dtype on any device, and store it."""
+        self.place.copy_(tensor)
+        if self.offset:
+            self.place.add_(self.offset)
+
+
+class WeightSlots:
+    """Allocates a model's tensors on one device, and has the Parameter of each checkpoint name.
+    Tensors are of `dtype`, unless a layer needs another. `ops` are the operations that the model
+    uses on that device."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops = TORCH_OPS,
+        *,
+        test_rows: bool = False,
+    ) -> None:
+        """With `test_rows`, products are tested and made exact if possible (see same_bits)."""
         self.dtype = dtype
+        self._test_rows = test_rows
         self.device = device
         self.ops = ops
-        self.views: dict[str, torch.Tensor] = {}
+        self.parameters: dict[str, Parameter] = {}
+        # What tests found about products, by output and input size and whether there is a bias.
+        self.row_rules: dict[tuple[int, int, bool], RowRule] = {}
         self._then: list[Callable[[], None]] = []
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(
+        self, name: str, *shape: int, dtype: torch.dtype | None = None, offset: float = 0.0
+    ) -> torch.Tensor:
         """A tensor of the given shape that one checkpoint entry fills."""
-        return self.stacked([name], [shape[0]], *shape[1:])
+        whole = torch.empty(*shape, dtype=dtype or self.dtype, device=self.device)
+        self._declare(name, Parameter(whole, offset))
+        return whole
 
     def stacked(self, names: Sequence[str], rows: Sequence[int], *tail: int) -> torch.Tensor:
         """A tensor [sum(rows), *tail] whose consecutive row ranges are filled by `names`."""
         whole = torch.empty(sum(rows), *tail, dtype=self.dtype, device=self.device)
         begin = 0
         for name, count in zip(names, rows, strict=True):
-            if name in self.views:
-                raise AssertionError(f"slot {name} declared twice")
-            self.views[name] = whole[begin : begin + count]
+            self._declare(name, Parameter(whole[begin : begin + count]))
             begin += count
         return whole
+
+    def _declare(self, name: str, parameter: Parameter) -> None:
+        if name in self.parameters:
+            raise AssertionError(f"parameter {name} declared twice")
+        self.parameters[name] = parameter
+
+    def same_bits(self, product: Product, outputs: int, inputs: int, *, bias: bool) -> Product:
+        """The product, changed so that a row has the same bits for any number of rows, if that is
+        possible (see `linear_method.row_rule`). Products of equal shapes are tested once."""
+        if not self._test_rows:
+            return product
+        key = (outputs, inputs, bias)
+        if key not in self.row_rules:
+            self.row_rules[key] = row_rule(product, inputs, self.dtype)
+        return with_rule(product, self.row_rules[key])
+
+    @property
+    def exact(self) -> bool:
+        """Whether tests have shown that all products of the model give a row the same bits for any
+        number of rows."""
+        return self._test_rows and all(rule.exact for rule in self.row_rules.values())
 
     def when_filled(self, act: Callable[[], None]) -> None:
         """Register a callback for finish(), for what a layer derives from its weights."""
         self._then.append(act)
 
     def finish(self) -> None:
-        """Call the registered callbacks; all slots must be filled. The views are dropped first. A
-        layer that replaces its weight then frees it at once, and loading never needs the model's
-        memory twice."""
-        self.views.clear()
+        """Call the registered callbacks; all parameters must be loaded. The parameters are dropped
+        first. A layer that replaces its weight then frees it at once, and loading never needs the
+        model's memory twice."""
+        self.parameters.clear()
         acts, self._then = self._then, []
         for act in acts:
             act()

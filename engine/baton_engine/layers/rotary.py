@@ -1,8 +1,9 @@
-"""Rotary position embedding: plain, linearly scaled and Llama 3's.
+"""Rotary position embedding: plain, linearly scaled, Llama 3's and longrope.
 
-Shapes: T tokens of the step, X heads of q and k together, H head_dim.
-Source of the formulas: the configs' own definitions (inv_freq = theta^(-2i/H); Llama 3 divides the
-long wavelengths by `factor` and interpolates between `low_freq_factor` and `high_freq_factor`).
+Shapes: T tokens of the step, X heads of q and k together, H head_dim, R its rotated dimensions.
+Source of the formulas: the configs' own definitions (inv_freq = theta^(-2i/R); Llama 3 divides the
+long wavelengths by `factor` and interpolates between `low_freq_factor` and `high_freq_factor`;
+longrope divides each frequency by a factor of its own).
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import torch
 
 from baton_engine.config.model_config import RopeConfig
 
-RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [T, 1, H/2]
+RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [T, 1, R/2]
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
-    """inv_freq [H/2], float32. Frequencies are computed in the order of operations of
+    """inv_freq [R/2], float32. Frequencies are computed in the order of operations of
     transformers, because tests compare logits to 1e-4."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    rotary_dim = config.rotary_dim(head_dim)
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
+    if config.type == "longrope":
+        factors = torch.tensor(config.long_factors if config.long else config.short_factors)
+        return 1.0 / (factors * config.theta**exponents)
     plain = 1.0 / (config.theta**exponents)
     if config.type == "linear":
         return plain / config.factor
@@ -44,26 +49,31 @@ class Rope:
         self, config: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._inv_freq = inverse_frequencies(config, head_dim).to(device)
+        self._factor = config.attention_factor
         self._dtype = dtype
 
     def tables(self, positions_T: torch.Tensor) -> RopeTables:
-        """cos and sin at these positions, each [T, 1, H/2] in the compute dtype."""
-        angles_TH = positions_T.float()[:, None] * self._inv_freq[None, :]
-        cos_T1H = angles_TH.cos().to(self._dtype)[:, None, :]
-        sin_T1H = angles_TH.sin().to(self._dtype)[:, None, :]
-        return cos_T1H, sin_T1H
+        """cos and sin at these positions, each [T, 1, R/2] in the compute dtype."""
+        angles_TR = positions_T.float()[:, None] * self._inv_freq[None, :]
+        cos_TR, sin_TR = angles_TR.cos(), angles_TR.sin()
+        if self._factor != 1.0:
+            cos_TR, sin_TR = cos_TR.mul_(self._factor), sin_TR.mul_(self._factor)
+        return cos_TR.to(self._dtype)[:, None, :], sin_TR.to(self._dtype)[:, None, :]
 
 
 def rotate(heads_TXH: torch.Tensor, tables: RopeTables) -> torch.Tensor:
-    """The rotated heads, a new tensor: halves (a, b) become (a cos - b sin, b cos + a sin)."""
-    cos_T1H, sin_T1H = tables
-    first, second = heads_TXH.chunk(2, dim=-1)
+    """The rotated heads, a new tensor: the halves (a, b) of a head's first R numbers become
+    (a cos - b sin, b cos + a sin). The other numbers do not change."""
+    cos_T1R, sin_T1R = tables
+    rotary_dim = 2 * cos_T1R.shape[-1]
     rotated_TXH = torch.empty_like(heads_TXH, memory_format=torch.contiguous_format)
-    low, high = rotated_TXH.chunk(2, dim=-1)
-    torch.mul(first, cos_T1H, out=low)
-    low.addcmul_(second, sin_T1H, value=-1)
-    torch.mul(second, cos_T1H, out=high)
-    high.addcmul_(first, sin_T1H)
+    first, second = heads_TXH[..., :rotary_dim].chunk(2, dim=-1)
+    low, high = rotated_TXH[..., :rotary_dim].chunk(2, dim=-1)
+    torch.mul(first, cos_T1R, out=low)
+    low.addcmul_(second, sin_T1R, value=-1)
+    torch.mul(second, cos_T1R, out=high)
+    high.addcmul_(first, sin_T1R)
+    rotated_TXH[..., rotary_dim:] = heads_TXH[..., rotary_dim:]
     return rotated_TXH
 
 

@@ -9,6 +9,7 @@ import torch
 
 from baton_engine.attention.interface import StepAttention
 from baton_engine.layers.rotary import HeadNorm, RopeTables
+from baton_engine.layers.triton_gelu import gelu_tanh_mul
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store
 from baton_engine.layers.triton_silu import silu_mul
@@ -28,6 +29,9 @@ class TritonOps:
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         return silu_mul(gate_up_TF)
+
+    def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        return gelu_tanh_mul(gate_up_TF)
 
     def attend(
         self,

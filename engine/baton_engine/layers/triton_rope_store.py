@@ -2,10 +2,11 @@
 
 In: the step's q, k and v from the fused projection. Out: q and k normalised and rotated in place,
 and k and v stored in the pool. Arithmetic is float32. A program computes HEADS heads of a token.
-The halves (a, b) of a head of q or k become (a cos - b sin, b cos + a sin); v does not change.
+The halves (a, b) of a head's first R numbers become (a cos - b sin, b cos + a sin) in q and k. The
+rest of these heads, and v, do not change.
 
-Shapes: T tokens, N query heads, K kv heads, X = N + K, Z = N + 2 K, H head_dim, B block size,
-P blocks of the pool, L layers.
+Shapes: T tokens, N query heads, K kv heads, X = N + K, Z = N + 2 K, H head_dim, R its rotated
+numbers, B block size, P blocks of the pool, L layers.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def rotate_store(
 ) -> None:
     """`heads_TZH` and the pool's last dimension must be contiguous."""
     tokens, all_heads, dim = heads_TZH.shape
-    cos_T1H, sin_T1H = rope
+    cos_T1R, sin_T1R = rope
     pool = slots.pool
     heads = min(triton.next_power_of_2(all_heads), MOST_HEADS)
     _rotate_store[(tokens, triton.cdiv(all_heads, heads))](
-        *(heads_TZH, cos_T1H, sin_T1H),
+        *(heads_TZH, cos_T1R, sin_T1R),
         *(heads_TZH if norm is None else norm.weight_XH, 0.0 if norm is None else norm.eps),
         *(pool, slots.slots_T, layer, *pool.stride()[:5]),
         HAS_NORM=norm is not None,
@@ -43,6 +44,7 @@ def rotate_store(
         ALL=all_heads,
         BLOCK=pool.shape[4],
         HALF=dim // 2,
+        ROTARY=cos_T1R.shape[-1],
         HALF_P=triton.next_power_of_2(dim // 2),
         HEADS=heads,
     )
@@ -68,6 +70,7 @@ def _rotate_store(
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
     HALF: tl.constexpr,
+    ROTARY: tl.constexpr,
     HALF_P: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
@@ -76,32 +79,38 @@ def _rotate_store(
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     column = tl.arange(0, HALF_P)[None, :]
     inside = (head < ALL) & (column < HALF)
-    turned = inside & (head < QUERIES + KV)  # q and k
+    qk = inside & (head < QUERIES + KV)
+    turned = qk & (column < ROTARY)
+    # ROTARY columns have the two halves of the rotated numbers, the others those of the rest.
+    low = tl.where(column < ROTARY, column, column + ROTARY)
+    high = low + tl.where(column < ROTARY, ROTARY, HALF - ROTARY)
 
-    at = heads_ptr + (token * ALL + head) * (2 * HALF) + column
-    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
-    a, b = tl.where(turned, first, 0.0), tl.where(turned, second, 0.0)
+    at = heads_ptr + (token * ALL + head) * (2 * HALF)
+    first = tl.load(at + low, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + high, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
+        a, b = tl.where(qk, first, 0.0), tl.where(qk, second, 0.0)
         squares = tl.sum(a * a + b * b, axis=1)[:, None]
         scale = 1.0 / tl.sqrt(squares / (2 * HALF) + eps)
-        weight_at = weight_ptr + head * (2 * HALF) + column
-        a = a * scale * tl.load(weight_at, mask=turned, other=0.0).to(tl.float32)
-        b = b * scale * tl.load(weight_at + HALF, mask=turned, other=0.0).to(tl.float32)
-    angle = token * HALF + column
-    cos = tl.load(cos_ptr + angle, mask=column < HALF, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + angle, mask=column < HALF, other=0.0).to(tl.float32)
+        weight_at = weight_ptr + head * (2 * HALF)
+        a = a * scale * tl.load(weight_at + low, mask=qk, other=0.0).to(tl.float32)
+        b = b * scale * tl.load(weight_at + high, mask=qk, other=0.0).to(tl.float32)
+        first, second = tl.where(qk, a, first), tl.where(qk, b, second)
+    angle = token * ROTARY + column
+    cos = tl.load(cos_ptr + angle, mask=column < ROTARY, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=column < ROTARY, other=0.0).to(tl.float32)
     kind = heads_ptr.dtype.element_ty
+    a, b = tl.where(turned, first, 0.0), tl.where(turned, second, 0.0)
     first = tl.where(turned, a * cos - b * sin, first).to(kind)
     second = tl.where(turned, b * cos + a * sin, second).to(kind)
-    tl.store(at, first, mask=turned)
-    tl.store(at + HALF, second, mask=turned)
+    tl.store(at + low, first, mask=qk)
+    tl.store(at + high, second, mask=qk)
 
     slot = tl.load(slots_ptr + token)
     kept = inside & (head >= QUERIES) & (slot >= 0)
     part, kv_head = (head - QUERIES) // KV, (head - QUERIES) % KV
     place = (slot // BLOCK) * block_stride + layer.to(tl.int64) * layer_stride
     place += (slot % BLOCK) * slot_stride
-    to = pool_ptr + place + part * part_stride + kv_head * head_stride + column
-    tl.store(to, first, mask=kept)
-    tl.store(to + HALF, second, mask=kept)
+    to = pool_ptr + place + part * part_stride + kv_head * head_stride
+    tl.store(to + low, first, mask=kept)
+    tl.store(to + high, second, mask=kept)

@@ -1,4 +1,4 @@
-"""The decoder-only model that Llama, Mistral, Qwen2 and Qwen3 share.
+"""The decoder-only model that all families share.
 
 In: token ids, positions and the step's attention. Out: hidden states, and logits of selected rows.
 Shapes: T tokens of the step, D hidden size, S rows to sample, V vocabulary.
@@ -21,17 +21,22 @@ class DecoderLayer:
     """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)).
 
     The output of attention or MLP is added to x by the next norm: one pass over x instead of two.
+    Families override the types of the parts, and `make_norms`.
     """
 
-    def __init__(
-        self, slots: WeightSlots, layer: int, config: ModelConfig, attention: type[Attention]
-    ) -> None:
+    attention_type: type[Attention] = Attention
+    mlp_type: type[GatedMLP] = GatedMLP
+
+    def __init__(self, slots: WeightSlots, layer: int, config: ModelConfig) -> None:
         name = f"model.layers.{layer}"
+        self._attention = self.attention_type(slots, f"{name}.self_attn", layer, config)
+        self._mlp = self.mlp_type(slots, f"{name}.mlp", config)
+        self.make_norms(slots, name, config)
+
+    def make_norms(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
         size, eps = config.hidden_size, config.norm_eps
         self._attention_norm = RMSNorm(slots, f"{name}.input_layernorm", size, eps)
-        self._attention = attention(slots, f"{name}.self_attn", layer, config)
         self._mlp_norm = RMSNorm(slots, f"{name}.post_attention_layernorm", size, eps)
-        self._mlp = GatedMLP(slots, f"{name}.mlp", config)
 
     def __call__(
         self,
@@ -49,7 +54,8 @@ class DecoderLayer:
 class Decoder:
     """The Llama decoder. Other families override what differs."""
 
-    attention_type: type[Attention] = Attention
+    layer_type: type[DecoderLayer] = DecoderLayer
+    norm_type: type[RMSNorm] = RMSNorm
 
     def __init__(self, config: ModelConfig, slots: WeightSlots) -> None:
         self.config = config
@@ -57,30 +63,34 @@ class Decoder:
         self._embed_VD = slots.tensor(
             "model.embed_tokens.weight", config.vocab_size, config.hidden_size
         )
+        # Rounded to the compute dtype, as in transformers.
+        self._embed_scale = torch.tensor(config.embed_scale, dtype=slots.dtype).item()
         self._rope = Rope(config.rope, config.head_dim, slots.dtype, slots.device)
-        self._layers = [
-            DecoderLayer(slots, layer, config, self.attention_type)
-            for layer in range(config.num_layers)
-        ]
-        self._norm = RMSNorm(slots, "model.norm", config.hidden_size, config.norm_eps)
+        self._layers = [self.layer_type(slots, layer, config) for layer in range(config.num_layers)]
+        self._norm = self.norm_type(slots, "model.norm", config.hidden_size, config.norm_eps)
         head_VD = (
             self._embed_VD
             if config.tied
             else slots.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
         )
         self._head: Product
-        slots.when_filled(lambda: self._pack_head(head_VD))
+        # Whether the bits of a row depend on no other row of a step; known when weights are loaded.
+        self.exact = False
+        slots.when_filled(lambda: self._pack_head(head_VD, slots))
 
-    def _pack_head(self, head_VD: torch.Tensor) -> None:
+    def _pack_head(self, head_VD: torch.Tensor, slots: WeightSlots) -> None:
         """Pack the head's weight. A tied head then exists twice, because the embedding needs plain
         rows. For 16 rows the product is 2.5 times as fast in bf16, and 1.4 times in fp32."""
-        self._head = head_product(head_VD)
+        self._head = slots.same_bits(head_product(head_VD), *head_VD.shape, bias=False)
+        self.exact = slots.exact  # the head's is the last product
 
     def forward(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: StepAttention
     ) -> torch.Tensor:
         """Compute the hidden states [T, D] before the final norm, and write the tokens' KV."""
         x_TD = F.embedding(tokens_T, self._embed_VD)
+        if self._embed_scale != 1.0:
+            x_TD.mul_(self._embed_scale)
         rope = self._rope.tables(positions_T)
         delta_TD = None
         for layer in self._layers:
@@ -90,4 +100,6 @@ class Decoder:
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         """Logits [S, V], float32 in any compute dtype; 256 rows of 150,000 are 155 MB. Pass only
         the rows that need logits: the head is often the largest matrix of a small model."""
-        return self._head(self._norm(hidden_SD))
+        logits_SV = self._head(self._norm(hidden_SD))
+        cap = self.config.logits_soft_cap
+        return logits_SV if cap is None else logits_SV.div_(cap).tanh_().mul_(cap)

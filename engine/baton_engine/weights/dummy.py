@@ -1,7 +1,7 @@
 """Random weights in a model's real shapes, to measure speed without a checkpoint.
 
-In: the config, or the slots that a model declared. Out: digests for the fingerprint, or filled
-slots. The same config on the same kind of device gives the same weights.
+In: the config, or the parameters that a model declared. Out: digests for the fingerprint, or loaded
+parameters. The same config on the same kind of device gives the same weights.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def dummy_digests(config: ModelConfig, device: str) -> list[TensorDigest]:
 
 
 def fill_slots(slots: WeightSlots) -> None:
-    """Fill norms with 1, biases with 0, and all other weights with N(0, STD^2)."""
+    """Set the factors of norms to 1, biases to 0, and all other weights to N(0, STD^2)."""
     noise = torch.Generator(slots.device).manual_seed(SEED)
-    for name, view in slots.views.items():
+    for name, parameter in slots.parameters.items():
+        place = parameter.place
         if name.endswith(NORM):
-            view.fill_(1.0)
-        elif view.dim() == 1:
-            view.zero_()
+            place.fill_(1.0)
+        elif place.dim() == 1:
+            place.zero_()
         else:
-            view.normal_(0.0, STD, generator=noise)
+            place.normal_(0.0, STD, generator=noise)

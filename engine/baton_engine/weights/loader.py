@@ -1,14 +1,14 @@
-"""Load a model's weights from safetensors files. Every slot needs a tensor, and every tensor a
-slot.
+"""Load a model's weights from safetensors files. Every parameter needs a tensor, and every tensor a
+parameter.
 
-In: the folder and the slots that a model declared. Out: filled slots, or a WeightsError that names
-the tensors that are missing, left over or of the wrong shape. Rotary buffers and a tied model's
-copy of the embedding are optional. A tied head that differs from the embedding is an error.
+In: the folder and the parameters that a model declared. Out: loaded parameters, or a WeightsError
+that names the tensors that are missing, left over or of the wrong shape. Rotary buffers and a tied
+model's copy of the embedding are optional. A tied head that differs from the embedding is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import WeightsError
-from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.parameter import Parameter, WeightSlots
 from baton_engine.weights.safetensors_files import ignorable, read_entries, weight_files
 
 HEAD_NAME = "lm_head.weight"
@@ -30,48 +30,56 @@ def load_weights(
     slots: WeightSlots,
     progress: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Copy every tensor of the checkpoint into its slot, converted to the slots' dtype. Calls
-    `progress` with the size in bytes of each loaded tensor in its file. Raises WeightsError."""
+    """Load every tensor of the checkpoint into its parameter. Calls `progress` with the size in
+    bytes of each loaded tensor in its file. Raises WeightsError."""
+    parameters = slots.parameters
     owner: dict[str, Path] = {}
     for path in weight_files(folder):
         for entry in read_entries(path):
             if entry.name in owner:
                 raise WeightsError(f"{entry.name} is in {owner[entry.name].name} and {path.name}")
             owner[entry.name] = path
-            slot = slots.views.get(entry.name)
-            if slot is not None and tuple(slot.shape) != entry.shape:
+            parameter = parameters.get(entry.name)
+            if parameter is not None and parameter.shape != entry.shape:
                 raise WeightsError(
                     f"{entry.name} has shape {list(entry.shape)}; "
-                    f"the config asks for {list(slot.shape)}"
+                    f"the config asks for {list(parameter.shape)}"
                 )
-    _refuse(slots.views.keys() - owner.keys(), f"{folder} lacks")
-    left_over = {name for name in owner.keys() - slots.views.keys() if not ignorable(name, config)}
+    _refuse(parameters.keys() - owner.keys(), f"{folder} lacks")
+    left_over = {name for name in owner.keys() - parameters.keys() if not ignorable(name, config)}
     _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:")
     for path in sorted(set(owner.values())):
-        _fill(path, slots, {name for name, where in owner.items() if where == path}, progress)
+        used = {name for name in parameters if owner[name] == path}
+        _load(path, parameters, used, progress)
     if config.tied and HEAD_NAME in owner:
-        _check_tie(owner[HEAD_NAME], slots.views[EMBED_NAME])
+        _check_tie(owner, parameters[EMBED_NAME].dtype)
 
 
-def _fill(
-    path: Path, slots: WeightSlots, names: Collection[str], progress: Callable[[int], None]
+def _load(
+    path: Path,
+    parameters: Mapping[str, Parameter],
+    names: Collection[str],
+    progress: Callable[[int], None],
 ) -> None:
     with safe_open(str(path), framework="pt", device="cpu") as file:
         for name in names:
-            slot = slots.views.get(name)
-            if slot is not None:
-                tensor = file.get_tensor(name)
-                slot.copy_(tensor)
-                progress(tensor.nbytes)
+            tensor = file.get_tensor(name)
+            parameters[name].load(tensor)
+            progress(tensor.nbytes)
 
 
-def _check_tie(path: Path, embed_VD: torch.Tensor) -> None:
-    with safe_open(str(path), framework="pt", device="cpu") as file:
-        head_VD = file.get_tensor(HEAD_NAME).to(embed_VD)
+def _check_tie(owner: Mapping[str, Path], dtype: torch.dtype) -> None:
+    head_VD, embed_VD = (_read(owner[name], name).to(dtype) for name in (HEAD_NAME, EMBED_NAME))
     if not torch.equal(head_VD, embed_VD):
         raise WeightsError(
             f"{HEAD_NAME} differs from {EMBED_NAME} although tie_word_embeddings is true"
         )
+
+
+def _read(path: Path, name: str) -> torch.Tensor:
+    with safe_open(str(path), framework="pt", device="cpu") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
 
 
 def _refuse(names: Collection[str], complaint: str) -> None:

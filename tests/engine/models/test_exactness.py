@@ -23,7 +23,15 @@ CHUNK = 32
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 PROMPTS = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (1, 2)]
 ALL_MODELS = [*TINY_MODELS, *MORE_MODELS]
-MAIN = ("llama-gqa4", "llama3-rope", "mistral-window", "qwen3-gqa2", "qwen3-window")
+MAIN = (
+    "llama-gqa4",
+    "llama3-rope",
+    "mistral-window",
+    "qwen3-gqa2",
+    "qwen3-window",
+    "phi3-partial-window",
+    "gemma2",
+)
 
 Report = Callable[[str, object], None]
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from baton_engine.config.config_json import NO_KV_KEYS
+from baton_engine.config.dense import READ_KEYS, READ_ROPE_KEYS
 from baton_engine.config.model_config import (
     NO_KV_FIELDS,
-    NO_KV_KEYS,
-    READ_KEYS,
-    READ_ROPE_KEYS,
     ModelConfig,
     RopeConfig,
     compute_dtype,

@@ -17,6 +17,7 @@ from baton_engine.attention.torch_decode import SampledRows
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
+from tests.support.engines.attention_specs import specs_of
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
@@ -31,7 +32,7 @@ SHARE_ALWAYS = Tuning(rows_paid=1, keys_paid_each=0, keys_paid=0)
 def sharing_attention(
     memory: TorchMemory, heads: int, windows: Sequence[int | None] = ()
 ) -> TorchAttention:
-    return TorchAttention(memory, heads, windows, SHARE_ALWAYS)
+    return TorchAttention(memory, specs_of(memory.layout, heads, windows), SHARE_ALWAYS)
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
@@ -107,7 +108,7 @@ def test_a_prefix_read_in_several_pieces_equals_the_definition() -> None:
     tuning = replace(SHARE_ALWAYS, max_scores=3 * 4 * BLOCK * 2)
     memory, rows = memory_of(2), rows_of([(100, (3, 50, 1))])
     memory.pool[:, :, 0] *= 30
-    step = TorchAttention(memory, 4, tuning=tuning).begin(rows)
+    step = TorchAttention(memory, specs_of(memory.layout, 4), tuning).begin(rows)
     [group] = step._divisions[0].groups
     assert isinstance(group, PrefixedRows)
     assert len(group._sources) == 13

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
@@ -17,6 +19,8 @@ from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import count_weights
 from baton_engine.models.registry import build_model
 from baton_engine.weights.dummy import fill_slots
+from baton_engine.weights.safetensors_files import SINGLE_NAME
+from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import generate_ids
 from tests.support.needs import needs
@@ -42,7 +46,7 @@ def test_count_weights_equals_the_number_of_weights_of_the_model(
     name: str, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tiny_model(name)
-    allocated = sum(view.numel() for view in slots_of(folder).views.values())
+    allocated = sum(math.prod(one.shape) for one in slots_of(folder).parameters.values())
     assert count_weights(read_config(folder)) == allocated
 
 
@@ -60,27 +64,47 @@ def test_dummy_norms_are_one_biases_zero_and_other_weights_normal(
 ) -> None:
     slots = slots_of(tiny_model("qwen3-bias-linear-rope"))
     fill_slots(slots)
-    for name, view in slots.views.items():
+    for name, parameter in slots.parameters.items():
+        place = parameter.place
         if name.endswith("norm.weight"):
-            assert (view == 1).all(), name
+            assert (place == 1).all(), name
         elif name.endswith("bias"):
-            assert (view == 0).all(), name
+            assert (place == 0).all(), name
         else:
-            assert 0.015 < view.std() < 0.025, name
-            assert view.mean().abs() < 0.005, name
+            assert 0.015 < place.std() < 0.025, name
+            assert place.mean().abs() < 0.005, name
 
 
+@pytest.mark.parametrize("name", ["qwen3-gqa2", "phi3-long-rope", "gemma2"])
 def test_dummy_weights_and_fingerprint_do_not_depend_on_the_folder(
-    tmp_path: Path, tiny_model: Callable[[str], Path]
+    name: str, tmp_path: Path, tiny_model: Callable[[str], Path]
 ) -> None:
-    source = tiny_model("qwen3-gqa2")
+    source = tiny_model(name)
     results = []
-    for name in "ab":
-        folder = copy_config(source, tmp_path / name)
+    for copy in "ab":
+        folder = copy_config(source, tmp_path / copy)
         settings = TorchSettings(model=folder, load_format="dummy", threads=1, kv_blocks=20)
         engine = build_torch(settings)
         results.append((engine.info.fingerprint, generate_ids(engine, [prompt_of(20)])))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("name", ["qwen3-gqa4", "phi3-partial-window", "gemma2"])
+def test_ids_with_dummy_weights_equal_those_of_transformers_with_the_same_weights(
+    name: str, tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = copy_config(tiny_model(name), tmp_path / "model")
+    settings = TorchSettings(
+        model=folder, load_format="dummy", dtype="float32", threads=1, kv_blocks=20
+    )
+    prompt = prompt_of(100, seed=2)
+    [ids] = generate_ids(build_torch(settings), [prompt])
+    slots = slots_of(folder)
+    fill_slots(slots)
+    parameters = slots.parameters.items()
+    tensors = {name: (each.place - each.offset).contiguous() for name, each in parameters}
+    save_file(tensors, folder / SINGLE_NAME, {"format": "pt"})
+    compare(reference(folder, prompt, 64), ids, Tally())
 
 
 def test_an_unknown_load_format_is_refused(tmp_path: Path) -> None:

@@ -38,11 +38,13 @@ TEXT = (
 
 @dataclass(frozen=True)
 class Tiny:
-    """One model: the model_type of a transformers config, its values, and the weights' std."""
+    """One model: the model_type of a transformers config, its values, and the weights' std. The
+    embedding of a model that scales it needs a smaller std than the other weights."""
 
     kind: str
     std: float
     values: dict[str, Any] = field(default_factory=dict)
+    embed_std: float | None = None
 
 
 def _sizes(heads: int, kv_heads: int, hidden: int = 64, layers: int = 2) -> dict[str, Any]:
@@ -63,10 +65,20 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
 }
+# The factors of 6 frequencies. With `original_max_position_embeddings` of 1, transformers uses the
+# long ones in every sequence, and with MAX_POSITIONS the short ones.
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.25, 1.5, 1.75, 2.0],
+    "long_factor": [1.0, 2.0, 4.5, 8.0, 16.0, 30.0],
+}
 
-# Together they cover Llama, Qwen3 and Mistral; GQA 1, 2 and 4; tied and untied embeddings; bias;
-# head_dim other than hidden / heads; Llama 3 rope scaling; and a window that is shorter than most
-# prompts and not a multiple of the block size.
+# Together they cover Llama, Qwen3, Mistral, Phi-3 and Gemma 2; GQA 1, 2 and 4; tied and untied
+# embeddings; bias; head_dim other than hidden / heads; Llama 3 rope scaling; partial rope; soft
+# caps; and windows, in all layers and in every other, that are shorter than most prompts and not a
+# multiple of the block size.
 TINY_MODELS: dict[str, Tiny] = {
     "llama-gqa1": Tiny("llama", 0.15, _sizes(4, 4, layers=3)),
     "llama-gqa2-tied": Tiny("llama", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
@@ -77,9 +89,80 @@ TINY_MODELS: dict[str, Tiny] = {
     "qwen3-gqa2": Tiny("qwen3", 0.3, {**_sizes(4, 2), "head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-gqa4": Tiny("qwen3", 0.15, {**_sizes(8, 2, hidden=96), "head_dim": 16}),
     "mistral-window": Tiny("mistral", 0.2, {**_sizes(4, 2), "sliding_window": 40}),
+    "phi3-partial-window": Tiny(
+        "phi3",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "sliding_window": 40,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
+    "gemma2": Tiny(
+        "gemma2",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "head_dim": 24,
+            "sliding_window": 40,
+            "query_pre_attn_scalar": 20,
+            # Low enough to change most scores and logits.
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+        embed_std=0.03,
+    ),
 }
 # More families and settings, for the engine's own tests.
 MORE_MODELS: dict[str, Tiny] = {
+    "phi3": Tiny("phi3", 0.25, {**_sizes(4, 4, layers=3), "tie_word_embeddings": True}),
+    "phi3-short-rope": Tiny(
+        "phi3",
+        0.2,
+        {
+            **_sizes(4, 1),
+            "original_max_position_embeddings": MAX_POSITIONS,
+            "rope_parameters": {**LONGROPE, "factor": 4.0},
+        },
+    ),
+    "phi3-long-rope": Tiny(
+        "phi3",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "original_max_position_embeddings": 1,
+            "rope_parameters": {**LONGROPE, "attention_factor": 1.2},
+        },
+    ),
+    # The real head_dim, no soft caps, and windows in other layers than by default.
+    "gemma2-wide-heads": Tiny(
+        "gemma2",
+        0.2,
+        {
+            **_sizes(2, 1, layers=3),
+            "head_dim": 256,
+            "sliding_window": 32,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+        embed_std=0.03,
+    ),
+    "gemma2-bias": Tiny(
+        "gemma2",
+        0.2,
+        {
+            **_sizes(8, 2, hidden=96, layers=4),
+            "head_dim": 16,
+            "attention_bias": True,
+            "attn_logit_softcapping": 5.0,
+        },
+        embed_std=0.03,
+    ),
     "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
     "mistral": Tiny("mistral", 0.2, {**_sizes(4, 2), "head_dim": 24, "sliding_window": None}),
     # A window in one layer of two.
@@ -155,7 +238,8 @@ def _save_model(spec: Tiny, folder: Path, *, seed: str) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             center = 1.0 if "norm" in name else 0.0
-            parameter.normal_(center, spec.std, generator=noise)
+            std = spec.embed_std if spec.embed_std and "embed_tokens" in name else spec.std
+            parameter.normal_(center, std, generator=noise)
     model.generation_config.eos_token_id = [FIRST_SPECIAL + 1, FIRST_SPECIAL + 4]
     model.save_pretrained(folder)
 

@@ -1,0 +1,96 @@
+"""Model families: which parser reads a config.json, and which class is the model. No torch.
+
+In: an architecture, an entry of `architectures` in config.json. Out: its Family. A family is one
+module or folder with a FAMILY, and one line in BUILT_IN. Other packages add families through entry
+points of the group `baton.model_families`, whose name is the architecture and whose value is the
+place of a Family. A family's module is imported when a model of it is read, and its model class,
+which needs torch, when the model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from baton_engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from baton_engine.config.model_config import ModelConfig
+
+GROUP = "baton.model_families"
+# Architecture -> the place of its Family.
+BUILT_IN: Mapping[str, str] = {
+    "Gemma2ForCausalLM": "baton_engine.models.gemma2.config:FAMILY",
+    "LlamaForCausalLM": "baton_engine.models.llama:FAMILY",
+    "MistralForCausalLM": "baton_engine.models.mistral:FAMILY",
+    "Phi3ForCausalLM": "baton_engine.models.phi3.config:FAMILY",
+    "Qwen2ForCausalLM": "baton_engine.models.qwen2:FAMILY",
+    "Qwen3ForCausalLM": "baton_engine.models.qwen3.config:FAMILY",
+}
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """`read` makes a ModelConfig from config.json and generation_config.json. It raises ModelError
+    or UnsupportedModel. `model` is the place of the model class, "module:class", which is imported
+    when a model is built. `examples` and `windows` describe the family in the documentation: some
+    well-known models, and which layers have sliding windows."""
+
+    read: Callable[[Json, Json], ModelConfig]
+    model: str
+    examples: str
+    windows: str
+
+    def model_class(self) -> Any:
+        """Import the model class, and torch with it. Raises ModelError."""
+        try:
+            return EntryPoint(name="model", value=self.model, group=GROUP).load()
+        except Exception as error:
+            raise ModelError(f"model class {self.model} cannot be imported: {error!r}") from error
+
+
+def architectures() -> list[str]:
+    """All known architectures, sorted."""
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+
+
+def find_family(architecture: str) -> Family | None:
+    """The family of an architecture; None if it is unknown. Raises ModelError if two packages
+    provide it, or if its module cannot be imported or has no Family."""
+    points = _points(architecture)
+    if not points:
+        return None
+    if len(points) > 1:
+        packages = ", ".join(sorted(map(_package, points)))
+        raise ModelError(
+            f"architecture {architecture} is provided by several packages: {packages}; "
+            "uninstall all but one"
+        )
+    [point] = points
+    where = f"{point.value} of {_package(point)}, the family of architecture {architecture},"
+    try:
+        family = point.load()
+    except Exception as error:
+        raise ModelError(f"{where} cannot be imported: {error!r}") from error
+    if not isinstance(family, Family):
+        raise ModelError(f"{where} is of type {type(family).__name__}; expected a Family")
+    return family
+
+
+def _points(architecture: str) -> list[EntryPoint]:
+    """The entry points of this name. A package that is found twice on the path counts once."""
+    found = {}
+    for point in entry_points(group=GROUP, name=architecture):
+        found[_package(point), point.value] = point
+    if architecture in BUILT_IN:
+        value = BUILT_IN[architecture]
+        found["baton-serve", value] = EntryPoint(name=architecture, value=value, group=GROUP)
+    return list(found.values())
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else "baton-serve"

@@ -1,0 +1,60 @@
+"""Read the rope settings of a config.json. No torch.
+
+Both spellings are read: `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters`
+(transformers 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton_engine.config.config_json import ROPE_PARTS, Fields
+from baton_engine.config.model_config import RopeConfig
+from baton_engine.errors import UnsupportedModel
+
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def rope_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of both spellings in one object; values of `rope_parameters` win."""
+    settings = {"rope_theta": values.get("rope_theta")}
+    for part in ROPE_PARTS:
+        settings |= values.get(part) or {}
+    return settings
+
+
+def rope_type(settings: Mapping[str, Any], supported: Sequence[str]) -> str:
+    """Raises UnsupportedModel for a type that is not in `supported`."""
+    kind = str(settings.get("rope_type") or settings.get("type") or "default")
+    if kind not in supported:
+        raise UnsupportedModel(
+            f"rope type {kind!r} is not supported; supported: {', '.join(supported)}"
+        )
+    return kind
+
+
+def read_rope(values: Mapping[str, Any]) -> RopeConfig:
+    """Rope of a family without partial rotation. Raises UnsupportedModel for a type other than
+    ROPE_TYPES."""
+    settings = rope_settings(values)
+    kind = rope_type(settings, ROPE_TYPES)
+    partial = settings.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; only 1")
+    fields = Fields(settings)
+    theta = fields.number("rope_theta", 10000.0)
+    if kind == "default":
+        return RopeConfig(type=kind, theta=theta)
+    if kind == "linear":
+        return RopeConfig(type=kind, theta=theta, factor=fields.number("factor"))
+    return RopeConfig(
+        type=kind,
+        theta=theta,
+        factor=fields.number("factor"),
+        low_freq_factor=fields.number("low_freq_factor"),
+        high_freq_factor=fields.number("high_freq_factor"),
+        original_max_positions=fields.integer(
+            "original_max_position_embeddings", values.get("max_position_embeddings")
+        ),
+    )

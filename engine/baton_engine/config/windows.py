@@ -1,0 +1,75 @@
+"""Read which layers have a sliding window from a config.json, as transformers does. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from baton_engine.config.config_json import Fields
+from baton_engine.errors import ModelError, UnsupportedModel
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# The default of `max_window_layers`.
+DEFAULT_MAX_WINDOW_LAYERS = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Which layers of a family have a window, and the default of `sliding_window`.
+
+    "none": no layer. "all": every layer. "switched": if `use_sliding_window` is true, the layers in
+    `layer_types` or, without that, the layers from `max_window_layers` on. "alternating": the
+    layers in `layer_types` or, without that, every other layer, beginning with the first.
+    """
+
+    kind: Literal["none", "all", "switched", "alternating"] = "none"
+    default: int | None = None
+
+    def read(self, values: Mapping[str, Any]) -> tuple[int | None, ...]:
+        """The window of each layer."""
+        fields = Fields(values)
+        layers = fields.integer("num_hidden_layers")
+        kinds: Sequence[str] | None = values.get("layer_types")
+        unknown = sorted(set(kinds or ()) - {FULL, SLIDING})
+        if unknown:
+            raise UnsupportedModel(f"layer_types {unknown} are not supported")
+        if kinds is not None and len(kinds) != layers:
+            raise ModelError(
+                f"config.json: layer_types has {len(kinds)} entries for {layers} layers"
+            )
+        window = self._window(values)
+        implied = self._implied_kinds(values, layers, bool(window))
+        chosen = self.kind in ("switched", "alternating") and window
+        if kinds is not None and kinds != implied and not chosen:
+            raise UnsupportedModel(
+                f"layer_types {sorted(set(kinds))} do not fit sliding_window "
+                f"{values.get('sliding_window')!r} of this architecture"
+            )
+        # A window as long as the model's maximum length hides no key.
+        hides = window is not None and window < fields.integer("max_position_embeddings")
+        if hides and self.kind == "none":
+            raise UnsupportedModel(
+                f"sliding_window {window} is not supported for this architecture"
+            )
+        return tuple(window if hides and kind == SLIDING else None for kind in kinds or implied)
+
+    def _window(self, values: Mapping[str, Any]) -> int | None:
+        """The value of `sliding_window`, or None if windows are disabled."""
+        enabled = self.kind in ("all", "alternating") or values.get(
+            "use_sliding_window", self.kind == "none"
+        )
+        if not enabled or not values.get("sliding_window", self.default):
+            return None
+        return Fields(values).integer("sliding_window", self.default)
+
+    def _implied_kinds(self, values: Mapping[str, Any], layers: int, windowed: bool) -> list[str]:
+        """The default of `layer_types`."""
+        if not windowed or self.kind == "none":
+            return [FULL] * layers
+        if self.kind == "all":
+            return [SLIDING] * layers
+        if self.kind == "alternating":
+            return [FULL if layer % 2 else SLIDING for layer in range(layers)]
+        first = Fields(values).integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, least=0)
+        return [SLIDING if layer >= first else FULL for layer in range(layers)]

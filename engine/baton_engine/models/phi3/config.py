@@ -1,0 +1,97 @@
+"""Phi-3's config.json. No torch.
+
+A longrope model has two sets of factors. transformers uses the short ones while a sequence has at
+most `original_max_position_embeddings` tokens, and then computes all its KV again with the long
+ones. Here, as in vLLM, the engine's --max-model-len (by default the model's maximum) chooses one
+set for all sequences, so a token's KV depends only on the tokens before it. The choice is in the
+fingerprint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from baton_engine.config.config_json import Fields
+from baton_engine.config.dense import Dense
+from baton_engine.config.families import Family
+from baton_engine.config.model_config import RopeConfig
+from baton_engine.config.rope import rope_settings, rope_type
+from baton_engine.config.windows import Windows
+from baton_engine.errors import ModelError
+
+# The first releases called longrope "su" or "yarn".
+LONGROPE = ("longrope", "su", "yarn")
+# The default of Phi-3's config class.
+ORIGINAL_MAX_POSITIONS = 4096
+
+
+def read_rope(values: Mapping[str, Any]) -> RopeConfig:
+    settings = rope_settings(values)
+    kind = rope_type(settings, ("default", *LONGROPE))
+    fields = Fields({"partial_rotary_factor": values.get("partial_rotary_factor"), **settings})
+    rope = RopeConfig(
+        type="default",
+        theta=fields.number("rope_theta", 10000.0),
+        partial=fields.number("partial_rotary_factor", 1.0),
+    )
+    heads = Fields(values)
+    hidden, count = heads.integer("hidden_size"), heads.integer("num_attention_heads")
+    rotary_dim = rope.rotary_dim(heads.integer("head_dim", hidden // count))
+    if rope.partial > 1 or rotary_dim % 2:
+        raise ModelError(
+            f"config.json: partial_rotary_factor {rope.partial} rotates {rotary_dim} numbers of "
+            "each head; expected an even number of at most head_dim"
+        )
+    if kind not in LONGROPE:
+        return rope
+    short, long = fields.numbers("short_factor"), fields.numbers("long_factor")
+    for name, factors in (("short_factor", short), ("long_factor", long)):
+        if len(factors) != rotary_dim // 2:
+            raise ModelError(
+                f"config.json: {name} has {len(factors)} entries; expected {rotary_dim // 2}"
+            )
+    original = heads.integer(
+        "original_max_position_embeddings",
+        settings.get("original_max_position_embeddings", ORIGINAL_MAX_POSITIONS),
+    )
+    return RopeConfig(
+        type="longrope",
+        theta=rope.theta,
+        partial=rope.partial,
+        short_factors=short,
+        long_factors=long,
+        original_max_positions=original,
+        attention_factor=_attention_factor(settings, values, original),
+    )
+
+
+def _attention_factor(
+    settings: Mapping[str, Any], values: Mapping[str, Any], original: int
+) -> float:
+    """By default it grows with the ratio of the maximum length to the original one."""
+    fields = Fields(settings)
+    if settings.get("attention_factor") is not None:
+        return fields.number("attention_factor")
+    longest = Fields(values).integer("max_position_embeddings")
+    ratio = fields.number("factor", longest / original)
+    return 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
+
+
+DENSE = Dense(
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    default_eps=1e-5,
+    windows=Windows("all"),
+    rope=read_rope,
+    more_keys=frozenset({"original_max_position_embeddings"}),
+    more_rope_keys=frozenset({"attention_factor", "long_factor", "short_factor"}),
+)
+FAMILY = Family(
+    read=DENSE.read,
+    model="baton_engine.models.phi3.model:Phi3",
+    examples="Phi-3, Phi-3.5, Phi-4",
+    windows="by `sliding_window`, in every layer",
+)

@@ -1,0 +1,1 @@
+"""Qwen3: Llama with normalised heads of q and k, and optional sliding windows."""
