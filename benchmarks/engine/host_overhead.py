@@ -31,7 +31,7 @@ import torch
 
 from baton_engine.attention.interface import StepAttention
 from baton_engine.attention.torch_backend import TorchAttention
-from baton_engine.config.model_config import ModelConfig, RopeConfig
+from baton_engine.config.model_config import AttentionSpec, ModelConfig, RopeConfig
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled
 from baton_engine.kv.block_pool import BlockPool
@@ -61,6 +61,7 @@ VOCAB = 16
 LAYOUT = KVLayout(
     num_layers=1, num_kv_heads=1, head_dim=2, block_size=16, dtype="float32", chunk_blocks=8
 )
+SPEC = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, scale=2**-0.5)
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=VOCAB,
@@ -179,7 +180,7 @@ def make_runner(kind: str, memory: TorchMemory) -> Runner:
     """The core's own; as on a CPU; or padded, as on a GPU, where what remains is one replay."""
     if kind == "core alone":
         return SameToken(memory)
-    model, attention = Zeros(), StillAttention(memory, 1, ())
+    model, attention = Zeros(), StillAttention(memory, [SPEC])
     width = LONGEST // LAYOUT.block_size if kind == "padded runner" else 0
     sizes = (LIVE,) if width else ()
     steps = DecodeSteps(model, memory, attention, sizes=sizes, width=width)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -58,7 +59,7 @@ def build_torch(
     that a user can correct. `free` returns this machine's free memory in bytes, or None if it is
     unknown."""
     started = time.monotonic()
-    plan = make_plan(settings, free=free)
+    plan = _plan(settings, free)
     weights_there = settings.load_format != "dummy"
     states = file_states(settings.model) if weights_there else {}
     digests = _digests(settings, plan)
@@ -73,7 +74,7 @@ def build_torch(
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
-        fingerprint=fingerprint(digests, plan.layout, plan.config.canonical()),
+        fingerprint=fingerprint(digests, plan.layout, _canonical(plan)),
         layout=plan.layout,
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
@@ -81,6 +82,7 @@ def build_torch(
         max_num_seqs=plan.demand.max_num_seqs,
         vocab_size=plan.config.vocab_size,
         eos_ids=plan.config.eos_ids,
+        exact="bitwise" if plan.exact and runner.exact else "numeric",
     )
     engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
@@ -89,8 +91,22 @@ def build_torch(
 
 def build_runner(settings: TorchSettings) -> TorchRunner:
     """Build only the runner, for tests and benchmarks of single steps."""
-    plan = make_plan(settings)
+    plan = _plan(settings, free_memory)
     return _runner(plan, _load_model(settings, plan))
+
+
+def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> Plan:
+    """--max-model-len as given, not the length that fits the pool, chooses the factors of a
+    longrope model: engines with the same flags then have the same fingerprint."""
+    plan = make_plan(settings, free=free)
+    return replace(plan, config=plan.config.limited_to(settings.max_model_len))
+
+
+def _canonical(plan: Plan) -> str:
+    """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with each
+    other: KV of other arithmetic would change their bits."""
+    suffix = f" batch-invariant on {plan.device.type}" if plan.exact else ""
+    return plan.config.canonical() + suffix
 
 
 def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
@@ -109,7 +125,8 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
         torch.cuda.set_device(plan.device)  # kernels are launched on the current one
     else:
         keep_freed_memory()
-    slots = WeightSlots(TORCH_DTYPES[plan.layout.dtype], plan.device, ops_for(plan.kernels))
+    dtype = TORCH_DTYPES[plan.layout.dtype]
+    slots = WeightSlots(dtype, plan.device, ops_for(plan.kernels), test_rows=plan.exact)
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":
         fill_slots(slots)
@@ -118,6 +135,11 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
         with ProgressLine(sys.stderr) as line:
             load_weights(settings.model, plan.config, slots, counting(line, total))
     slots.finish()
+    if plan.exact and not model.exact:
+        raise SettingsError(
+            f"--batch-invariant on: this CPU's products in {plan.layout.dtype} depend on the number"
+            " of rows; use --dtype float32 or --batch-invariant off"
+        )
     return model
 
 
@@ -138,7 +160,7 @@ def _measured(plan: Plan, model: Decoder) -> Plan:
 
 def _runner(plan: Plan, model: Decoder) -> TorchRunner:
     memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
-    attention = attention_for(plan.kernels, memory, plan.config)
+    attention = attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
     steps = decode_steps(
         *(model, memory, attention),
         max_num_seqs=plan.demand.max_num_seqs,
@@ -172,11 +194,12 @@ def _no_memory_left(plan: Plan) -> Iterator[None]:
 def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: float) -> None:
     logger.info(
         "%s (%s, %s, %s) is ready after %.1f s; %d KV blocks of %d tokens, sequences of up to %d; "
-        "%s; overlap %s, %s",
+        "%s; overlap %s, %s, exact: %s",
         *(info.model, plan.config.architecture, plan.layout.dtype, plan.device, seconds),
         *(info.num_blocks, info.layout.block_size, info.max_model_len, plan.pool_text()),
         "on" if plan.overlap else "off",
         f"graphs of {describe(buckets)}" if buckets else "no graphs",
+        info.exact,
     )
 
 

@@ -38,6 +38,9 @@ class EngineInfo:
     max_num_seqs: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+    # "bitwise": the bits of a token's logits depend only on the tokens before it. "numeric": they
+    # also depend on the batch, so logits are equal up to rounding.
+    exact: Literal["bitwise", "numeric"] = "numeric"
 
 
 # --- between scheduler and runner -----------------------------------------------------------

@@ -108,10 +108,14 @@ def test_a_folder_without_a_supported_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_settings_and_model_configs_are_read_without_importing_torch() -> None:
+def test_settings_and_configs_of_all_families_are_read_without_importing_torch() -> None:
     """Processes that never use torch check flags, too."""
     config = ("config.engine_config", "config.model_config", "weights.digest")
     memory = ("memory.estimate", "memory.fit", "memory.host_memory", "memory.requirements")
     modules = ", ".join(f"baton_engine.{name}" for name in (*config, *memory))
-    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    families = "[find_family(name) for name in BUILT_IN]"
+    code = (
+        f"import sys, {modules}; from baton_engine.config.families import BUILT_IN, find_family; "
+        f"{families}; sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

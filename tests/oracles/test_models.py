@@ -24,6 +24,7 @@ from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.models.registry import build_model
 from baton_engine.runner.cuda_graphs import buckets
 from baton_protocol.ids import BlockId
+from tests.support.engines.attention_specs import specs_of
 from tests.support.engines.decoding import Driver, RecordingGraphs, make_runner, streams
 from tests.support.engines.demands import kv_layout
 
@@ -46,7 +47,7 @@ def attention_output(
     memory = TorchMemory(layout, 16, CPU)
     memory.pool.normal_()
     table = [BlockId(block) for block in blocks]
-    backend = TorchAttention(memory, q_TNH.shape[1])
+    backend = TorchAttention(memory, specs_of(memory.layout, q_TNH.shape[1]))
     if start:
         past = backend.begin([Row([0] * start, 0, table)])
         past.attend(0, torch.zeros(start, *q_TNH.shape[1:]), k_SKH[:start], v_SKH[:start])
@@ -103,7 +104,7 @@ def test_a_token_attends_to_itself_and_earlier_tokens_O_MDL_3() -> None:
 
 def count_parameters(slots: WeightSlots, part: str = "") -> int:
     """Number of parameters in the slots whose name contains `part`."""
-    return sum(view.numel() for name, view in slots.views.items() if part in name)
+    return sum(math.prod(one.shape) for name, one in slots.parameters.items() if part in name)
 
 
 def test_a_linear_layer_has_the_expected_number_of_parameters_O_MDL_5() -> None:
@@ -147,8 +148,8 @@ def test_the_parts_of_llama_2_7b_have_the_expected_parameters_O_MDL_5b_O_MDL_5c_
         assert count_parameters(llama_7b, f"{layer}self_attn.{part}_proj") == 16_777_216
     for part in ("gate", "up", "down"):
         assert count_parameters(llama_7b, f"{layer}mlp.{part}_proj") == 45_088_768
-    norms = [name for name in llama_7b.views if name.startswith(layer) and "norm" in name]
-    assert sum(llama_7b.views[name].numel() for name in norms) == 8_192
+    norms = [name for name in llama_7b.parameters if name.startswith(layer) and "norm" in name]
+    assert sum(math.prod(llama_7b.parameters[name].shape) for name in norms) == 8_192
 
 
 def test_llama_2_7b_has_the_expected_parameters_and_shares_O_MDL_5e_O_MDL_5f(
@@ -219,8 +220,10 @@ def gated_mlp(tmp_path: Path, *, gate: float, up: float, up_bias: float = 0.0) -
     )
     mlp = GatedMLP(slots, "mlp", config)
     values = {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": 1.0}
-    for name, view in slots.views.items():
-        view.fill_((values | {"up_proj.bias": up_bias}).get(name.removeprefix("mlp."), 0.0))
+    for name, parameter in slots.parameters.items():
+        parameter.place.fill_(
+            (values | {"up_proj.bias": up_bias}).get(name.removeprefix("mlp."), 0.0)
+        )
     slots.finish()
     return mlp
 
@@ -293,8 +296,8 @@ def test_the_residual_stream_in_place_equals_x_plus_f_of_norm_x_O_MDL_10(tmp_pat
     config = llama(tmp_path, hidden_size=64, intermediate_size=96, **small)
     model = Decoder(config, slots)
     noise = torch.Generator().manual_seed(10)
-    for view in slots.views.values():
-        view.normal_(std=0.2, generator=noise)
+    for parameter in slots.parameters.values():
+        parameter.place.normal_(std=0.2, generator=noise)
     slots.finish()
     attention: StepAttention = AveragingAttention()
     positions = torch.arange(7)

@@ -49,6 +49,11 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
+    @property
+    def exact(self) -> bool:
+        """Whether the bits of a query's output depend only on the query and the keys it sees."""
+        ...
+
     def begin(self, rows: Sequence[Row]) -> StepAttention:
         """Prepare a step whose tokens are the rows' tokens, concatenated. Backends may compute
         neighbouring one-token rows together."""

@@ -55,7 +55,7 @@ class PagedKV:
     selects the same row of any layer in that layer's view.
     """
 
-    def __init__(self, memory: TorchMemory, num_heads: int, tuning: Tuning) -> None:
+    def __init__(self, memory: TorchMemory, num_heads: int, tuning: Tuning = TUNED) -> None:
         layout = memory.layout
         self.tuning = tuning
         self.pool = memory.pool

@@ -11,8 +11,9 @@ from typing import Literal
 
 import torch
 
+from baton_engine.attention.exact.backend import ExactAttention
 from baton_engine.attention.interface import AttentionBackend
-from baton_engine.attention.torch_backend import TorchAttention
+from baton_engine.attention.torch_backend import TorchAttention, can_compute
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.kv_pool import TorchMemory
@@ -46,9 +47,14 @@ def choose_kernels(asked: str, device: torch.device, dtype: str) -> Kernels:
     return "triton"
 
 
-def attention_for(kernels: Kernels, memory: TorchMemory, config: ModelConfig) -> AttentionBackend:
+def attention_for(
+    kernels: Kernels, memory: TorchMemory, config: ModelConfig, *, exact: bool = False
+) -> AttentionBackend:
+    """The backend for these kernels. With `exact`, its bits must not depend on the batch."""
     if kernels == "torch":
-        return TorchAttention(memory, config.num_heads, config.windows)
+        if exact or not can_compute(config.attention):
+            return ExactAttention(memory, config.attention)
+        return TorchAttention(memory, config.attention)
     from baton_engine.attention.triton_backend import TritonAttention
 
-    return TritonAttention(memory, config.num_heads, config.windows)
+    return TritonAttention(memory, config.attention)

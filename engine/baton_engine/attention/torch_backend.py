@@ -33,6 +33,7 @@ from baton_engine.attention.torch_decode import (
     reads_in_place,
     rows_in_place,
 )
+from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
@@ -45,23 +46,29 @@ MAX_GROUP_BLOCKS = 8192
 SMALL_ROW_BLOCKS = 16
 
 
-class TorchAttention:
-    """The attention backend for CPUs, and the reference for kernels on any device.
+def can_compute(specs: Sequence[AttentionSpec]) -> bool:
+    """Whether TorchAttention supports these layers."""
+    return all(spec.plain for spec in specs)
 
-    `windows` is as in ModelConfig: one entry per layer, None for a layer without a window; () if no
-    layer has one.
+
+class TorchAttention:
+    """The fastest attention backend for CPUs, and the reference for kernels on any device.
+
+    `specs` has one entry per layer. Scores are scaled by 1 / sqrt(H) and have no soft cap (see
+    `can_compute`). Outputs depend on the batch by rounding; those of `exact.ExactAttention` do not.
     """
 
     def __init__(
-        self,
-        memory: TorchMemory,
-        num_heads: int,
-        windows: Sequence[int | None] = (),
-        tuning: Tuning = TUNED,
+        self, memory: TorchMemory, specs: Sequence[AttentionSpec], tuning: Tuning = TUNED
     ) -> None:
+        assert can_compute(specs), specs
         hush_beta_notice()
-        self._kv = PagedKV(memory, num_heads, tuning)
-        self._windows = tuple(windows) or (None,) * memory.layout.num_layers
+        self._kv = PagedKV(memory, specs[0].num_heads, tuning)
+        self._windows = [spec.window for spec in specs]
+
+    @property
+    def exact(self) -> bool:
+        return False
 
     def begin(self, rows: Sequence[Row]) -> TorchStep:
         return TorchStep(self._kv, self._windows, rows)

@@ -19,6 +19,7 @@ import torch
 from baton_engine.attention.interface import KVSlots
 from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, splits_for
 from baton_engine.attention.triton_store_kv import store_kv
+from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
@@ -31,17 +32,19 @@ Ints = npt.NDArray[np.int32]
 
 
 class TritonAttention:
-    def __init__(
-        self, memory: TorchMemory, num_heads: int, windows: Sequence[int | None] = ()
-    ) -> None:
-        """`windows` is the same as in TorchAttention."""
+    def __init__(self, memory: TorchMemory, specs: Sequence[AttentionSpec]) -> None:
+        """`specs` has one entry per layer."""
         self._memory = memory
-        self._num_heads = num_heads
-        self._windows = tuple(windows) or (None,) * memory.layout.num_layers
+        self._specs = tuple(specs)
         device = memory.pool.device
         self._processors = 1
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    @property
+    def exact(self) -> bool:
+        """False: how keys are divided among programs depends on the number of rows."""
+        return False
 
     def begin(self, rows: Sequence[Row]) -> TritonStep:
         layout = self._memory.layout
@@ -59,7 +62,7 @@ class TritonAttention:
         paged = PagedRows(staged[0], staged[1], staged[2].view(table_RM.shape), one_token)
         splits = splits_for(len(rows), layout.num_kv_heads, longest, self._processors)
         slots = KVSlots(self._memory.pool, staged[3].view(torch.int64))
-        return TritonStep(slots, paged, self._windows, splits)
+        return TritonStep(slots, paged, self._specs, splits)
 
     def over(
         self, slots_P: torch.Tensor, lengths_P: torch.Tensor, table_PM: torch.Tensor
@@ -71,18 +74,18 @@ class TritonAttention:
         longest = width * layout.block_size
         splits = splits_for(rows, layout.num_kv_heads, longest, self._processors)
         paged = PagedRows(starts_R1, lengths_P, table_PM, True)
-        return TritonStep(KVSlots(self._memory.pool, slots_P), paged, self._windows, splits)
+        return TritonStep(KVSlots(self._memory.pool, slots_P), paged, self._specs, splits)
 
 
 class TritonStep:
     """StepAttention with kernels. Made by TritonAttention."""
 
     def __init__(
-        self, slots: KVSlots, rows: PagedRows, windows: Sequence[int | None], splits: int
+        self, slots: KVSlots, rows: PagedRows, specs: Sequence[AttentionSpec], splits: int
     ) -> None:
         self._slots = slots
         self._rows = rows
-        self._windows = windows
+        self._specs = specs
         self._splits = splits
 
     def slots(self) -> KVSlots:
@@ -100,9 +103,12 @@ class TritonStep:
         if not stored:
             store_kv(self._slots, layer, k_TKH, v_TKH)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        spec = self._specs[layer]
         paged_attention(
             *(q_TNH, self._slots.pool[:, layer], self._rows, out_TNH),
-            window=self._windows[layer],
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
             splits=self._splits,
         )
         return out_TNH

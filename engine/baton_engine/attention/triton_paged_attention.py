@@ -68,15 +68,21 @@ def paged_attention(
     rows: PagedRows,
     out_TNH: torch.Tensor,
     *,
+    scale: float | None = None,
     window: int | None = None,
+    soft_cap: float | None = None,
     splits: int = 1,
 ) -> None:
     """Compute attention into `out_TNH`, which must be contiguous.
 
     The last dimension of q, and the last two (B, H) of the pool, must be contiguous; other strides
-    are free. `splits` is a power of two. Scores are scaled by 1 / sqrt(H).
+    are free. `splits` is a power of two. `scale`, `window` and `soft_cap` are those of
+    AttentionSpec; the default scale is 1 / sqrt(H).
     """
     tokens, heads, dim = q_TNH.shape
+    scale = dim**-0.5 if scale is None else scale
+    # The kernel computes weights as powers of 2.
+    factors = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
     _, _, kv_heads, block_size, _ = layer_P2KBH.shape
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
     queries, keys, stages = tile_shape(rows.one_token, group, dim, q_TNH.element_size())
@@ -100,10 +106,11 @@ def paged_attention(
         *results,
         *where,
         *(rows.table_RM, rows.table_RM.stride(0)),
-        *(q_TNH, q_TNH.stride(0), q_TNH.stride(1), LOG2_E / dim**0.5),
+        *(q_TNH, q_TNH.stride(0), q_TNH.stride(1), *factors),
         *(layer_P2KBH, *layer_P2KBH.stride()[:3]),
         GROUP=group,
         BLOCK=block_size,
+        CAPPED=soft_cap is not None,
         ONE_TOKEN=rows.one_token,
         QUERIES=queries,
         num_stages=stages,
@@ -175,12 +182,14 @@ def _attend(
     q_token: tl.tensor,
     q_head: tl.tensor,
     scale: tl.tensor,
+    cap: tl.tensor,
     pool_P2KBH: tl.tensor,
     pool_block: tl.tensor,
     pool_kv: tl.tensor,
     pool_head: tl.tensor,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
+    CAPPED: tl.constexpr,
     ONE_TOKEN: tl.constexpr,
     QUERIES: tl.constexpr,
     DIM: tl.constexpr,
@@ -242,6 +251,11 @@ def _attend(
             other=0.0,
         )
         score_QJ = tl.dot(q_QD, k_DJ, input_precision="ieee") * scale
+        if CAPPED:
+            # tanh; exp of a number <= 0 cannot overflow.
+            shrunk_QJ = tl.exp(-2.0 * tl.abs(score_QJ))
+            tanh_QJ = (1.0 - shrunk_QJ) / (1.0 + shrunk_QJ)
+            score_QJ = tl.where(score_QJ < 0, -tanh_QJ, tanh_QJ) * cap
         seen_QJ = (key_J[None, :] <= past + token_Q[:, None]) & known_J[None, :]
         if WINDOW > 0:
             seen_QJ &= key_J[None, :] > past + token_Q[:, None] - WINDOW

@@ -9,6 +9,7 @@ Z = N + 2 K, H head_dim, S samples, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -19,6 +20,8 @@ from baton_engine.attention.interface import StepAttention
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
+
+SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
 class Ops(Protocol):
@@ -35,6 +38,10 @@ class Ops(Protocol):
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, [T, F], from [T, 2 F] with gate before up. May overwrite the
         argument."""
+        ...
+
+    def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        """The same with gelu(gate), in its approximation by tanh."""
         ...
 
     def attend(
@@ -69,8 +76,15 @@ class TorchOps:
         return _norm(x_TD, weight_D, eps)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        # torch's silu computes the last numbers of a vector with other instructions than the rest,
+        # so its bits depend on the number of rows. exp gives each number the same bits anywhere.
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        return F.silu(gate_TF).mul_(up_TF)
+        divisor_TF = gate_TF.float().neg().exp_().add_(1.0)
+        return (gate_TF / divisor_TF).mul_(up_TF).to(gate_up_TF.dtype)
+
+    def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        return gelu_tanh(gate_TF.float()).to(gate_TF.dtype).mul_(up_TF)
 
     def attend(
         self,
@@ -93,8 +107,15 @@ class TorchOps:
         return draw(logits_SV, draws)
 
 
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). On a CPU, F.gelu computes the last numbers
+    of a tensor with other instructions, so that a number's bits depend on its place."""
+    inner = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(SQRT_2_OVER_PI)
+    return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
+
+
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    if x.dtype == torch.bfloat16 and x.device.type == "cpu":
+    if weight.dtype != x.dtype or (x.dtype == torch.bfloat16 and x.device.type == "cpu"):
         return rms_norm(x, weight, eps)
     size = x.shape[-1:]
     if weight.dim() == 1:

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_engine.config.engine_config import SCORES_AT_ONCE
+from baton_engine.config.engine_config import KEYS_COPIED, SCORES_AT_ONCE, SPLIT_KEYS
 from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 
 GIB = 1 << 30
 # Number of rows of logits that exist at a time for prompt_logprobs.
 SCORED_ROWS = 128
+FLOAT32_BYTES = 4
 LOGIT_BYTES = 4  # float32 in every compute dtype
 # Bytes per logit in addition to the logit itself: a changed copy and the logprobs in float32;
 # without kernels also the scaled logits, the noise and the integers it is computed from.
@@ -35,6 +36,9 @@ GROUP_BLOCKS = 8192
 SCORE_BYTES = 20
 # Bytes per score of a prompt in bf16 on a CPU: two bf16 products, two float32, one bf16 weight.
 PRODUCT_BYTES = 14
+# Bytes per score of batch-invariant attention, in addition to those that depend on dtype and head
+# size: two float32 numbers, two products of small matrices padded with zeros, and a mask.
+EXACT_SCORE_BYTES = 20
 # Workspaces of libraries, small tensors and fragmentation.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
 # What the driver keeps per layer of a recorded step: about 10 launches.
@@ -69,6 +73,7 @@ class Demand:
     kv_memory: int | None = None
     kv_blocks: int | None = None
     measured: Measured | None = None
+    exact: bool = False  # attention is batch-invariant
 
     @property
     def item(self) -> int:
@@ -100,7 +105,8 @@ def count_weights(config: ModelConfig) -> int:
     """Number of parameters of this model."""
     hidden, width = config.hidden_size, config.head_dim
     queries, keys = config.num_heads * width, config.num_kv_heads * width
-    layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size) + 2 * hidden
+    layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size)
+    layer += (4 if config.norms_after else 2) * hidden
     layer += (queries + 2 * keys) * config.qkv_bias + hidden * config.output_bias
     layer += (2 * config.intermediate_size + hidden) * config.mlp_bias + 2 * width * config.qk_norm
     heads = 1 if config.tied else 2
@@ -125,7 +131,9 @@ def activation_bytes(demand: Demand, length: int) -> int:
     a sequence of `length` tokens among them."""
     if demand.measured:
         return demand.measured.step
-    seen = _reading_bytes(demand, length) if demand.kernels == "torch" else 0
+    seen = 0
+    if demand.kernels == "torch":
+        seen = (_exact_reading_bytes if demand.exact else _reading_bytes)(demand, length)
     return _step_bytes(demand, demand.max_batched_tokens) + seen
 
 
@@ -167,6 +175,9 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = (2 * heads + config.num_heads) * config.head_dim
     mlp = 4 * config.intermediate_size
+    if config.activation == "gelu_tanh" and demand.kernels == "torch":
+        # The gate and its gelu are in float32.
+        mlp = 2 * config.intermediate_size * (demand.item + FLOAT32_BYTES) // demand.item
     layers = tokens * (3 * config.hidden_size + max(attention, mlp)) * demand.item
     rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
     logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
@@ -198,3 +209,18 @@ def _reading_bytes(demand: Demand, length: int) -> int:
     mask = min(demand.max_batched_tokens, length) * length * (demand.item + 2)
     copies = 2 * 2 * layout.num_kv_heads * layout.head_dim * copied * demand.item
     return copies + scores + mask
+
+
+def _exact_reading_bytes(demand: Demand, length: int) -> int:
+    """Bytes of the tensors that batch-invariant attention allocates, for one layer at a time:
+    copies of K and V; and per score of the tokens and heads that are computed at a time the numbers
+    of EXACT_SCORE_BYTES, products and weights in the compute dtype, and sums of V for each
+    split."""
+    layout, config = demand.layout, demand.config
+    splits = -(-length // SPLIT_KEYS)
+    keys = splits * max(SPLIT_KEYS, layout.block_size)
+    queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
+    scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
+    each = EXACT_SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS
+    copies = 2 * demand.item * max(layout.num_kv_heads * layout.head_dim * keys, KEYS_COPIED)
+    return copies + each * scores

@@ -45,6 +45,7 @@ def demand_of(
         max_model_len=wanted,
         kv_memory=settings.kv_memory,
         kv_blocks=settings.kv_blocks,
+        exact=settings.batch_invariant == "on" or not all(spec.plain for spec in config.attention),
     )
 
 

@@ -58,6 +58,11 @@ class TorchRunner:
         self._place_of = np.zeros(0, np.int64)
 
     @property
+    def exact(self) -> bool:
+        """Whether the bits of a token's logits depend only on the tokens before it."""
+        return self._model.exact and self._attention.exact
+
+    @property
     def buckets(self) -> Sequence[int]:
         """Sizes of the decode steps that are padded and recorded; () if none are."""
         return self._steps.sizes

@@ -44,6 +44,7 @@ class Plan:
     threads: int
     kernels: Kernels
     overlap: bool
+    exact: bool  # --batch-invariant
 
     @property
     def measurable(self) -> bool:
@@ -89,7 +90,19 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
         threads=settings.threads or len(os.sched_getaffinity(0)),
         kernels=kernels,
         overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
+        exact=_exact(settings, device, kernels),
     )
+
+
+def _exact(settings: TorchSettings, device: torch.device, kernels: Kernels) -> bool:
+    if settings.batch_invariant != "on":
+        return False
+    if device.type != "cpu" or kernels != "torch":
+        raise SettingsError(
+            f"--batch-invariant on works on cpu with --kernels torch only, not on {device.type} "
+            f"with {kernels}; use --batch-invariant off"
+        )
+    return True
 
 
 def find_device(name: str, cuda_devices: int) -> torch.device:

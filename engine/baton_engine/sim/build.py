@@ -189,6 +189,7 @@ def build_sim(
         max_num_seqs=settings.max_num_seqs,
         vocab_size=settings.vocab_size,
         eos_ids=settings.eos_ids,
+        exact="bitwise",
     )
     if not settings.overcommit:
         pool = settings.num_blocks * layout.block_bytes

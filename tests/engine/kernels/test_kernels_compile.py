@@ -27,5 +27,5 @@ def test_kernels_compile_and_fit_the_shared_memory_of_gpus(tmp_path: Path) -> No
     )
     assert done.returncode == 0, done.stderr
     shared_bytes = json.loads(done.stdout)  # by kernel
-    assert len(shared_bytes) == 13
+    assert len(shared_bytes) == 17
     assert {name: size for name, size in shared_bytes.items() if size > SHARED_BYTES} == {}

@@ -44,6 +44,15 @@ def test_without_a_delta_x_is_unchanged_and_its_norm_equals_the_definition(
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_weight_in_float32_is_not_rounded_to_the_dtype_of_x(dtype: torch.dtype) -> None:
+    can_compute(dtype)
+    x, weight = noise(7, 80, dtype=dtype), 1 + noise(80, seed=1) / 1000
+    actual = add_norm(x, None, weight, EPS)
+    assert actual.dtype == dtype
+    assert_close(actual, TORCH_OPS.add_norm(x, None, weight, EPS))
+
+
 def test_memory_after_the_rows_is_not_read_or_written() -> None:
     buffer = noise(4, 48)
     buffer[3] = torch.nan

@@ -47,8 +47,8 @@ class RecordingAttention:
         return q_TNH
 
 
-def tables(dim: int, dtype: torch.dtype) -> RopeTables:
-    rope = Rope(RopeConfig(type="default", theta=1e4), dim, dtype, DEVICE)
+def tables(dim: int, dtype: torch.dtype, partial: float = 1.0) -> RopeTables:
+    rope = Rope(RopeConfig(type="default", theta=1e4, partial=partial), dim, dtype, DEVICE)
     return rope.tables(torch.tensor(POSITIONS, device=DEVICE))
 
 
@@ -62,10 +62,12 @@ def slots_of(pool: torch.Tensor) -> KVSlots:
     return KVSlots(pool, torch.tensor(SLOTS, device=DEVICE))
 
 
-def check(n: int, k: int, dim: int, dtype: torch.dtype, norm: HeadNorm | None) -> None:
+def check(
+    n: int, k: int, dim: int, dtype: torch.dtype, norm: HeadNorm | None, partial: float = 1.0
+) -> None:
     """rotate_store() changes q and k in place like torch, and stores K and V and nothing else in
     the pool."""
-    rope, pool = tables(dim, dtype), pool_of(k, dim, dtype)
+    rope, pool = tables(dim, dtype, partial), pool_of(k, dim, dtype)
     heads = noise(len(POSITIONS), n + 2 * k, dim, dtype=dtype)
     expected = RecordingAttention()
     TORCH_OPS.attend(heads.clone(), n, norm, rope, LAYER, expected)
@@ -101,6 +103,16 @@ def test_heads_are_normalised_before_they_are_rotated(
     check(n, k, dim, dtype, HeadNorm(noise(n + k, dim, dtype=dtype, seed=4), 1e-6))
 
 
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(("n", "k", "dim"), SHAPES[1:4])
+@pytest.mark.parametrize("partial", [0.75, 0.25])
+def test_a_part_of_each_head_is_rotated(
+    n: int, k: int, dim: int, partial: float, with_norm: bool
+) -> None:
+    norm = HeadNorm(noise(n + k, dim, seed=4), 1e-6) if with_norm else None
+    check(n, k, dim, torch.float32, norm, partial)
+
+
 def test_kv_is_stored_at_pool_offsets_beyond_int32() -> None:
     """The pool has 2^31 numbers before its last block. Only the pages that are written take
     memory."""
@@ -118,10 +130,13 @@ def test_kv_is_stored_at_pool_offsets_beyond_int32() -> None:
 
 
 def test_an_infinite_value_is_stored_unchanged() -> None:
-    """A rotation of v by 1 and 0 would turn infinity into NaN."""
+    """A rotation by 1 and 0 of v, or of what partial rope leaves alone, would turn infinity into
+    NaN."""
     pool = pool_of(1, 32, torch.float32)
     heads = noise(len(POSITIONS), 3, 32)
-    heads[:, 2, 5] = torch.inf
-    rotate_store(heads, 1, None, tables(32, torch.float32), LAYER, slots_of(pool))
+    heads[:, 2, 5] = heads[:, 1, 30] = torch.inf
+    rotate_store(heads, 1, None, tables(32, torch.float32, 0.75), LAYER, slots_of(pool))
     block, offset = divmod(SLOTS[0], BLOCK)
-    assert torch.equal(pool[block, LAYER, 1, 0, offset], heads[0, 2])
+    assert torch.equal(pool[block, LAYER, :, 0, offset], heads[0, 1:])
+    assert bool(heads[0, 1].isinf().sum() == 1)
+    assert not bool(heads.isnan().any())

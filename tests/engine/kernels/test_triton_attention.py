@@ -14,6 +14,7 @@ from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
+from tests.support.engines.attention_specs import specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.paged import assert_near
@@ -51,8 +52,12 @@ def rows_of(spans: Sequence[tuple[int, int]]) -> list[Row]:
 def test_outputs_and_the_pool_equal_those_of_torch(name: str) -> None:
     rows, tokens = rows_of(SPANS[name]), sum(count for _, count in SPANS[name])
     both = make_memory(), make_memory()
-    torch_step: StepAttention = TorchAttention(both[0], HEADS, WINDOWS).begin(rows)
-    step: StepAttention = TritonAttention(both[1], HEADS, WINDOWS).begin(rows)
+    torch_step: StepAttention = TorchAttention(
+        both[0], specs_of(both[0].layout, HEADS, WINDOWS)
+    ).begin(rows)
+    step: StepAttention = TritonAttention(both[1], specs_of(both[1].layout, HEADS, WINDOWS)).begin(
+        rows
+    )
     for layer in range(len(WINDOWS)):
         qkv = noise(tokens, HEADS + 2 * KV_HEADS, DIM, seed=layer)
         q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
@@ -64,8 +69,8 @@ def test_outputs_and_the_pool_equal_those_of_torch(name: str) -> None:
 @pytest.mark.parametrize("name", SPANS)
 def test_slots_equal_those_of_torch(name: str) -> None:
     rows, memory = rows_of(SPANS[name]), make_memory()
-    expected = TorchAttention(memory, HEADS).begin(rows).slots()
-    slots = TritonAttention(memory, HEADS).begin(rows).slots()
+    expected = TorchAttention(memory, specs_of(memory.layout, HEADS)).begin(rows).slots()
+    slots = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(rows).slots()
     assert torch.equal(slots.slots_T, expected.slots_T)
     assert slots.pool is expected.pool is memory.pool
 
@@ -73,7 +78,7 @@ def test_slots_equal_those_of_torch(name: str) -> None:
 def test_triton_attention_does_not_store_kv_that_is_marked_as_stored() -> None:
     rows, memory = rows_of(SPANS["a mix"]), make_memory()
     before = memory.pool.clone()
-    step = TritonAttention(memory, HEADS).begin(rows)
+    step = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(rows)
     qkv = noise(20, HEADS + 2 * KV_HEADS, DIM)
     q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     step.attend(0, q, k, v, stored=True)
@@ -89,7 +94,7 @@ def test_a_step_over_fixed_buffers_equals_a_step_from_begin(
     rows = rows_of([(start, 1) for start in starts])
     lines = len(rows) if len(rows) == 1 else len(rows) + 1
     both = make_memory(), make_memory()
-    begun = TritonAttention(both[0], HEADS, WINDOWS).begin(rows)
+    begun = TritonAttention(both[0], specs_of(both[0].layout, HEADS, WINDOWS)).begin(rows)
     slots = torch.full((lines,), -1, dtype=torch.int64, device=DEVICE)
     lengths = torch.ones(lines, dtype=torch.int32, device=DEVICE)
     table = torch.zeros(lines, POOL, dtype=torch.int32, device=DEVICE)
@@ -97,7 +102,9 @@ def test_a_step_over_fixed_buffers_equals_a_step_from_begin(
     for line, row in enumerate(rows):
         lengths[line] = row.start + 1
         table[line, : len(row.blocks)] = torch.tensor(row.blocks)
-    fixed = TritonAttention(both[1], HEADS, WINDOWS).over(slots, lengths, table)
+    fixed = TritonAttention(both[1], specs_of(both[1].layout, HEADS, WINDOWS)).over(
+        slots, lengths, table
+    )
     for layer in range(len(WINDOWS)):
         qkv = noise(lines, HEADS + 2 * KV_HEADS, DIM, seed=layer)
         q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)

@@ -23,6 +23,8 @@ Report = Callable[[str, object], None]
     "name",
     [
         "qwen3-window",
+        "phi3-partial-window",
+        "gemma2",
         *(pytest.param(name, marks=pytest.mark.long) for name in ("llama-gqa4", "mistral-window")),
     ],
 )

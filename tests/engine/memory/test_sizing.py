@@ -133,6 +133,38 @@ def test_a_step_takes_at_most_the_estimated_memory(
     assert estimate / 8 <= peak <= estimate + (1 << 20)  # small tensors fit in SPARE_BYTES
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("sizes", "max_model_len"), [(WIDE_HEAD, 512), (WIDE_MLP, 32)])
+def test_a_step_of_gemma2_takes_at_most_the_estimated_memory(
+    sizes: dict[str, int], max_model_len: int, dtype: str
+) -> None:
+    """Its gelu is computed in float32, and its logits are changed before they are sampled."""
+    defaults = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    config = replace(
+        config_of(tied=True, **{**defaults, **sizes}),
+        architecture="Gemma2ForCausalLM",
+        qk_norm=False,
+        activation="gelu_tanh",
+        norms_after=True,
+        attention_soft_cap=50.0,
+        logits_soft_cap=30.0,
+        embed_scale=8.0,
+        windows=(64, None),
+    )
+    demand = demand_of(
+        config,
+        dtype=dtype,
+        device="cpu",
+        kernels="torch",
+        graphs=False,
+        max_batched_tokens=512,
+        max_num_seqs=64,
+        max_model_len=max_model_len,
+    )
+    peak, estimate = peak_of_a_step(demand), activation_bytes(demand, max_model_len)
+    assert estimate / 8 <= peak <= estimate + (1 << 20)
+
+
 def test_a_cpu_needs_memory_for_two_copies_of_the_head_while_it_packs_it() -> None:
     config = config_of()
     head = config.vocab_size * config.hidden_size

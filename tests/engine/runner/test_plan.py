@@ -190,7 +190,7 @@ def test_the_startup_log_line_states_the_pool_the_lengths_and_the_overlap(
     small_engine(tiny_model("llama-gqa1"), overlap="on")
     [line] = [each.getMessage() for each in caplog.records if "is ready" in each.getMessage()]
     assert "200 KV blocks of 16 tokens, sequences of up to 1024" in line
-    assert line.endswith("by --kv-blocks; overlap on, no graphs")
+    assert line.endswith("by --kv-blocks; overlap on, no graphs, exact: numeric")
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from baton_engine.attention import triton_paged_attention, triton_store_kv
-from baton_engine.layers import triton_norm, triton_rope_store, triton_silu
+from baton_engine.layers import triton_gelu, triton_norm, triton_rope_store, triton_silu
 from baton_engine.sampling import triton_sampler, triton_topk_topp
 
 
@@ -37,6 +37,7 @@ def builds() -> Iterator[Build]:
     yield from _attention("bf16", one_token=True, dim=128, splits=8, window=0, arch=90)
     yield from _attention("bf16", one_token=False, dim=128, splits=4, window=4096, arch=90)
     yield from _attention("bf16", one_token=False, dim=256, splits=1, window=0, arch=80)
+    yield from _attention("bf16", one_token=True, dim=256, splits=8, window=4096, arch=90, cap=True)
     yield from _attention("fp32", one_token=False, dim=128, splits=1, window=0, arch=80)
     yield Build(
         kernel=triton_store_kv._store_kv,
@@ -53,12 +54,18 @@ def builds() -> Iterator[Build]:
         types="*bf16 *bf16 i32",
         constants={"BLOCK": triton_silu.BLOCK},
     )
-    shape = {"QUERIES": 16, "ALL": 32, "BLOCK": 16, "HALF": 64, "HALF_P": 64, "HEADS": 16}
     yield Build(
-        kernel=triton_rope_store._rotate_store,
-        types="*bf16 *bf16 *bf16 *bf16 fp32 *bf16 *i64 i32 i32 i32 i32 i32 i32",
-        constants={"HAS_NORM": True, **shape},
+        kernel=triton_gelu._gelu_tanh_mul,
+        types="*bf16 *bf16 i32",
+        constants={"BLOCK": triton_gelu.BLOCK},
     )
+    for rotary, has_norm in ((64, True), (48, False)):
+        shape = {"QUERIES": 16, "ALL": 32, "BLOCK": 16, "HALF": 64, "HALF_P": 64, "HEADS": 16}
+        yield Build(
+            kernel=triton_rope_store._rotate_store,
+            types="*bf16 *bf16 *bf16 *bf16 fp32 *bf16 *i64 i32 i32 i32 i32 i32 i32",
+            constants={"HAS_NORM": has_norm, "ROTARY": rotary, **shape},
+        )
     yield Build(
         kernel=triton_topk_topp._shape,
         types="*fp32 *i32 *fp32 *i32 i32 i32 i32",
@@ -74,17 +81,17 @@ def builds() -> Iterator[Build]:
 
 
 def _attention(
-    dtype: str, *, one_token: bool, dim: int, splits: int, window: int, arch: int
+    dtype: str, *, one_token: bool, dim: int, splits: int, window: int, arch: int, cap: bool = False
 ) -> Iterator[Build]:
     group, item_bytes = 2, 4 if dtype == "fp32" else 2
     queries, keys, stages = triton_paged_attention.tile_shape(one_token, group, dim, item_bytes)
     least = max(triton_paged_attention.SPLIT_KEYS // keys, 1)
     fixed = {"DIM": dim, "DIM_P": dim, "WINDOW": window, "SPLITS": splits, "KEYS": keys}
-    shape = {"GROUP": group, "BLOCK": 16, "ONE_TOKEN": one_token, "QUERIES": queries}
+    shape = {"GROUP": group, "BLOCK": 16, "CAPPED": cap, "ONE_TOKEN": one_token, "QUERIES": queries}
     results, where = f"*{dtype} *fp32 *fp32", "*i32 *i32 i32"
     yield Build(
         kernel=triton_paged_attention._attend,
-        types=f"{results} {where} *i32 i32 *{dtype} i32 i32 fp32 *{dtype} i32 i32 i32",
+        types=f"{results} {where} *i32 i32 *{dtype} i32 i32 fp32 fp32 *{dtype} i32 i32 i32",
         constants={**shape, **fixed, "LEAST": least},
         arch=arch,
         options={"num_stages": stages},

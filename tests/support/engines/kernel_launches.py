@@ -8,6 +8,7 @@ kernel that does not compile ends the process with the compiler's error.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.build import ops_for
-from baton_engine.config.model_config import RopeConfig
+from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.rotary import HeadNorm, Rope
@@ -68,7 +69,9 @@ def main() -> None:
 def launch_all() -> None:
     ops = ops_for("triton")
     layout = kv_layout(layers=LAYERS, heads=K, dim=H, block=16, dtype="bfloat16")
-    attention = TritonAttention(TorchMemory(layout, 3, CPU), N)
+    memory = TorchMemory(layout, 3, CPU)
+    spec = AttentionSpec(num_heads=N, num_kv_heads=K, head_dim=H, scale=H**-0.5)
+    attention = TritonAttention(memory, [spec, replace(spec, window=16, soft_cap=50.0)])
     rope = Rope(RopeConfig(type="default", theta=1e6), H, BF16, CPU)
     norm = HeadNorm(torch.ones(N + K, H, dtype=BF16), 1e-6)
     kept = attention.over(
@@ -85,7 +88,9 @@ def launch_all() -> None:
         x = torch.zeros(tokens, 1024, dtype=BF16)
         ops.add_norm(x, None, x[0], 1e-6)
         ops.add_norm(x, x, x[0], 1e-6)
+        ops.add_norm(x, x, torch.zeros(1024), 1e-6)  # a weight in float32
         ops.silu_mul(x)
+        ops.gelu_tanh_mul(x)
     for vocab in (1000, 151_936):
         logits = torch.zeros(1, vocab)
         for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):

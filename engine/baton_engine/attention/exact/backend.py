@@ -1,0 +1,224 @@
+"""Paged attention on CPUs whose bits do not depend on the batch.
+
+In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
+are written to the pool first, because a token attends to itself through the cache.
+
+The output of a query depends only on the query and on the keys and values that it sees, to the last
+bit. It does not depend on the other rows of the step, on how a prompt is cut into pieces, or on
+blocks that rows share:
+
+- Keys are divided into splits of a fixed number of blocks, counted from position 0. The weighted
+  sum of V is one product per split, and the splits are added in ascending order.
+- A key that a query does not see has a weight of exactly 0, so reading more keys than a query sees
+  changes nothing.
+- The library's products give each row of a matrix the same bits for any number of rows, columns and
+  matrices, from a certain number of rows on (see `batched_products`).
+
+One-token rows (decode) are computed together. Rows that begin with the same splits read these once
+(see `decode_rows`). Longer rows (prefill) are computed one by one, some tokens and kv heads at a
+time. K and V are copied from their blocks into one matrix before they are multiplied.
+
+Shapes: T tokens of the step or of a piece, N query heads, K kv heads, G = N / K, H head_dim, S keys
+of a split, C splits, L = C S keys, M rows of a product (tokens times G), X matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from baton_engine.attention.exact.batched_products import BatchedProducts, added
+from baton_engine.attention.exact.decode_rows import DecodeRows, shared_prefixes, similar
+from baton_engine.attention.exact.pages import SIZES, CopiedKV, Sizes
+from baton_engine.attention.exact.splits import Hidden, Splits
+from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.kv_views import Positions
+from baton_engine.attention.torch_decode import Places
+from baton_engine.config.model_config import AttentionSpec
+from baton_engine.interface import Row
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.staging import stage
+
+
+class ExactAttention:
+    """`specs` has one entry per layer."""
+
+    def __init__(
+        self, memory: TorchMemory, specs: Sequence[AttentionSpec], sizes: Sizes = SIZES
+    ) -> None:
+        self._kv = CopiedKV(memory, specs[0].num_heads, sizes)
+        self._specs = tuple(specs)
+        self._products = BatchedProducts.for_heads(
+            self._kv.pool.dtype, self._kv.device, self._kv.head_dim
+        )
+
+    @property
+    def exact(self) -> bool:
+        return self._kv.device.type == "cpu" and self._products.exact
+
+    def begin(self, rows: Sequence[Row]) -> ExactStep:
+        return ExactStep(self._kv, self._products, self._specs, rows)
+
+
+class Group(Protocol):
+    """Queries that are computed together, at `places` of the step."""
+
+    @property
+    def places(self) -> Places: ...
+
+    def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        """Outputs [T, N, H] of these queries. Their K and V must be in the pool already."""
+        ...
+
+
+class ExactStep:
+    def __init__(
+        self,
+        kv: CopiedKV,
+        products: BatchedProducts,
+        specs: Sequence[AttentionSpec],
+        rows: Sequence[Row],
+    ) -> None:
+        self._kv = kv
+        self._specs = specs
+        self._slots_T = _slots_of(rows, kv.block_size)
+        self._targets = kv.slot_rows(self._slots_T)
+        windows = [spec.window for spec in specs]
+        plans = {
+            window: _groups(kv, products, rows, Splits(kv, window), specs[0].num_heads)
+            for window in dict.fromkeys(windows)
+        }
+        self._plans = [plans[window] for window in windows]
+
+    def slots(self) -> KVSlots:
+        return KVSlots(self._kv.pool, stage(self._slots_T, self._kv.device))
+
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        *,
+        stored: bool = False,
+    ) -> torch.Tensor:
+        if not stored:
+            self._store(layer, k_TKH, v_TKH)
+        plan, spec = self._plans[layer], self._specs[layer]
+        if len(plan) == 1:  # the usual decode step: no copy
+            return plan[0].attend(layer, q_TNH, spec)
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        for group in plan:
+            out_TNH[group.places] = group.attend(layer, q_TNH[group.places], spec)
+        return out_TNH
+
+    def _store(self, layer: int, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
+        dim = self._kv.head_dim
+        self._kv.k_slots[layer].index_copy_(0, self._targets, k_TKH.reshape(-1, dim))
+        self._kv.v_slots[layer].index_copy_(0, self._targets, v_TKH.reshape(-1, dim))
+
+
+class PromptPiece:
+    """Consecutive tokens of one row. Computes as many tokens and kv heads at a time as `max_scores`
+    allows, and at least one."""
+
+    def __init__(
+        self, kv: CopiedKV, products: BatchedProducts, row: Row, begin: int, splits: Splits
+    ) -> None:
+        self.places: Places = slice(begin, begin + len(row.tokens))
+        self._kv = kv
+        self._products = products
+        self._splits = splits
+        self._queries_T = np.arange(row.start, row.start + len(row.tokens))
+        self._low = splits.lowest(row.start)
+        count = splits.of(int(self._queries_T[-1])) + 1 - self._low
+        self._keys = count * splits.keys
+        # The keys that any query sees, counted from the first that is read.
+        first = 0 if splits.window is None else max(0, row.start + 1 - splits.window)
+        begins = self._low * splits.keys
+        self._seen = slice(first - begins, int(self._queries_T[-1]) + 1 - begins)
+        self._pages = kv.key_rows(splits.table([row], [self._low], count))
+        self._parts: list[tuple[slice, int, Hidden | None]] | None = None
+
+    def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        kv, (tokens, heads, dim) = self._kv, q_TNH.shape
+        by_head = (tokens, kv.num_kv_heads, heads // kv.num_kv_heads, dim)
+        k_KLH = kv.gather_k(layer, self._pages).view(kv.num_kv_heads, -1, dim)
+        v_KLH = kv.gather_v(layer, self._pages).view(kv.num_kv_heads, -1, dim)
+        # A weight of 0 does not remove NaN, and memory that no query sees may hold it.
+        v_KLH[:, : self._seen.start] = 0.0
+        v_KLH[:, self._seen.stop :] = 0.0
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        out_KTGH = out_TNH.view(by_head).transpose(0, 1)
+        q_KTGH = q_TNH.reshape(by_head).transpose(0, 1)
+        each_token = by_head[2] * self._keys
+        height = min(tokens, max(1, kv.sizes.max_scores // each_token))
+        width = max(1, kv.sizes.max_scores // (height * each_token))
+        for part, seen, hidden in self._parts_of(height, by_head[2]):
+            for head in range(0, kv.num_kv_heads, width):
+                some = slice(head, head + width)
+                q_XTGH = q_KTGH[some, part]
+                scores_XML = self._products.scores(q_XTGH.flatten(1, 2), k_KLH[some, :seen], spec)
+                if hidden is not None:
+                    hidden.hide(scores_XML)
+                weights_XCMS, total_XM = self._splits.weights(scores_XML)
+                sums_XCMH = self._products.sums(weights_XCMS, v_KLH[some, :seen])
+                out_XMH = added(sums_XCMH).div_(total_XM[..., None])
+                out_KTGH[some, part] = out_XMH.view(q_XTGH.shape)
+        return out_TNH
+
+    def _parts_of(self, height: int, group: int) -> list[tuple[slice, int, Hidden | None]]:
+        """`height` tokens at a time: the tokens, the number of keys up to the last that they see,
+        and those that some do not see. Made by the first layer."""
+        if self._parts is None:
+            self._parts = []
+            for first in range(0, len(self._queries_T), height):
+                part_T = self._queries_T[first : first + height]
+                seen = (self._splits.of(int(part_T[-1])) + 1 - self._low) * self._splits.keys
+                keys_L = self._low * self._splits.keys + np.arange(seen)
+                hidden_TL = self._splits.hidden(part_T[:, None], keys_L)
+                # The G query heads of a token are neighbouring rows of a product.
+                hidden_1ML = np.repeat(hidden_TL, group, 0)[None]
+                hidden = Hidden.of(hidden_1ML, self._kv.device)
+                self._parts.append((slice(first, first + len(part_T)), seen, hidden))
+        return self._parts
+
+
+def _groups(
+    kv: CopiedKV, products: BatchedProducts, rows: Sequence[Row], splits: Splits, num_heads: int
+) -> list[Group]:
+    """The groups of a step, for all layers with the same window."""
+    found: list[Group] = []
+    ones: list[Row] = []
+    places: list[int] = []
+    begin = 0
+    for row in rows:
+        if len(row.tokens) == 1:
+            ones.append(row)
+            places.append(begin)
+        else:
+            found.append(PromptPiece(kv, products, row, begin, splits))
+        begin += len(row.tokens)
+    most = max(1, kv.sizes.max_scores // (num_heads * splits.keys))
+    for members, shared in shared_prefixes(ones, splits):
+        starts_R = np.asarray([ones[index].start for index in members])
+        sizes = splits.of(starts_R) + 1 - splits.lowest(starts_R)
+        for group in similar(sizes.tolist(), most):
+            some = [members[index] for index in group]
+            rows_of, at = [ones[index] for index in some], [places[index] for index in some]
+            found.append(DecodeRows(kv, products, rows_of, at, splits, shared))
+    return found
+
+
+def _slots_of(rows: Sequence[Row], block_size: int) -> Positions:
+    """Each token's slot (see KVSlots)."""
+    slots = []
+    for row in rows:
+        positions = np.arange(row.start, row.start + len(row.tokens))
+        first = row.start // block_size
+        used = np.asarray(row.blocks[first : positions[-1] // block_size + 1], np.int64)
+        slots.append(used[positions // block_size - first] * block_size + positions % block_size)
+    return np.concatenate(slots)

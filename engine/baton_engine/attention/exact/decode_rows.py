@@ -1,0 +1,184 @@
+"""Attention of one-token rows. Rows with a common prefix of splits read the shared keys once.
+
+In: rows with their blocks, and per layer their queries. Out: attention outputs.
+
+Prefix caching gives requests the same blocks for the same first tokens. Without sharing, the keys
+of a system prompt of 1,000 tokens are copied once per row. Here they are copied once per layer and
+multiplied with the queries of all rows. The bits stay the same, because a row of a product does not
+depend on the other rows (see `batched_products`).
+
+Shapes: R rows, N query heads, K kv heads, G = N / K, H head_dim, S keys of a split, C splits,
+L keys, X = R K matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from baton_engine.attention.exact.batched_products import BatchedProducts, added
+from baton_engine.attention.exact.pages import CopiedKV
+from baton_engine.attention.exact.splits import Hidden, Splits
+from baton_engine.attention.torch_decode import Places
+from baton_engine.config.model_config import AttentionSpec
+from baton_engine.interface import Row
+
+# Rows of up to this number of splits may share a group.
+SHORT_SPLITS = 4
+
+
+class DecodeRows:
+    """Rows at `places` of the step, whose first `shared` splits have the same blocks. Of the other
+    splits, some rows' are copied at a time."""
+
+    def __init__(
+        self,
+        kv: CopiedKV,
+        products: BatchedProducts,
+        rows: Sequence[Row],
+        places: Sequence[int],
+        splits: Splits,
+        shared: int = 0,
+    ) -> None:
+        self.places = places_of(places)
+        self.shared = shared
+        self._kv = kv
+        self._products = products
+        self._splits = splits
+        starts_R = np.asarray([row.start for row in rows])
+        low_R = splits.lowest(starts_R) + shared
+        count = int((splits.of(starts_R) - low_R).max()) + 1
+        self._common = kv.key_rows(splits.table(rows[:1], [0], shared)) if shared else None
+        one_row = kv.num_kv_heads * count * splits.keys * kv.head_dim
+        height = max(1, kv.sizes.max_copied // one_row)
+        self._own: list[tuple[slice, torch.Tensor]] = []
+        for first in range(0, len(rows), height):
+            part = slice(first, first + height)
+            table_RM = splits.table(rows[part], low_R[part].tolist(), count)
+            self._own.append((part, kv.key_rows(table_RM)))
+        first_R1 = ((low_R - shared) * splits.keys)[:, None]
+        keys_RL = first_R1 + np.arange((shared + count) * splits.keys)
+        hidden_RL = splits.hidden(starts_R[:, None], keys_RL)
+        hidden_XL = np.repeat(hidden_RL, kv.num_kv_heads, 0)
+        self._hidden = Hidden.of(hidden_XL[:, None], kv.device)
+
+    def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        kv, (rows, heads, dim) = self._kv, q_RNH.shape
+        q_RKGH = q_RNH.reshape(rows, kv.num_kv_heads, heads // kv.num_kv_heads, dim)
+        scores_XGL = self._scores(layer, q_RKGH, spec)
+        if self._hidden is not None:
+            self._hidden.hide(scores_XGL)
+        weights_XCGS, total_XG = self._splits.weights(scores_XGL)
+        sums_XCGH = self._sums(layer, weights_XCGS)
+        out_XGH = added(sums_XCGH).div_(total_XG[..., None])
+        return out_XGH.to(q_RNH.dtype).view(rows, heads, dim)
+
+    def _scores(self, layer: int, q_RKGH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        """Scores [X, G, L] of the shared keys and of each row's own."""
+        found = []
+        for part, pages in self._own:
+            q_XGH = q_RKGH[part].flatten(0, 1)
+            k_XLH = self._kv.gather_k(layer, pages).view(len(q_XGH), -1, q_XGH.shape[-1])
+            found.append(self._products.scores(q_XGH, k_XLH, spec))
+        own_XGL = found[0] if len(found) == 1 else torch.cat(found)
+        if self._common is None:
+            return own_XGL
+        rows, kv_heads, group, dim = q_RKGH.shape
+        q_KMH = q_RKGH.transpose(0, 1).flatten(1, 2)
+        k_KLH = self._kv.gather_k(layer, self._common).view(kv_heads, -1, dim)
+        scores_KML = self._products.scores(q_KMH, k_KLH, spec)
+        scores_RKGL = scores_KML.view(kv_heads, rows, group, -1).transpose(0, 1)
+        return torch.cat((scores_RKGL.flatten(0, 1), own_XGL), -1)
+
+    def _sums(self, layer: int, weights_XCGS: torch.Tensor) -> torch.Tensor:
+        """Sums of V times weight [X, C, G, H], of the shared splits and of each row's own."""
+        kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
+        shared = 0
+        found: list[torch.Tensor] = []
+        if self._common is not None:
+            v_KLH = self._kv.gather_v(layer, self._common).view(kv_heads, -1, dim)
+            shared = v_KLH.shape[1] // self._splits.keys
+            rows, group = len(weights_XCGS) // kv_heads, weights_XCGS.shape[2]
+            weights_RKCGS = weights_XCGS[:, :shared].reshape(rows, kv_heads, shared, group, -1)
+            weights_KCMS = weights_RKCGS.permute(1, 2, 0, 3, 4).flatten(2, 3)
+            sums_KCMH = self._products.sums(weights_KCMS, v_KLH)
+            sums_KCRGH = sums_KCMH.reshape(kv_heads, shared, rows, group, dim)
+            found.append(sums_KCRGH.permute(2, 0, 1, 3, 4).flatten(0, 1))
+        own = []
+        for part, pages in self._own:
+            matrices = slice(part.start * kv_heads, part.stop * kv_heads)
+            weights = weights_XCGS[matrices, shared:]
+            v_XLH = self._kv.gather_v(layer, pages).view(len(weights), -1, dim)
+            if self._hidden is not None:
+                self._hidden.clear(v_XLH, matrices, shared * self._splits.keys)
+            own.append(self._products.sums(weights, v_XLH))
+        found.append(own[0] if len(own) == 1 else torch.cat(own))
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
+def similar(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Divide rows, given by their numbers of splits, into groups to pad to the longest: indexes of
+    rows with similar sizes, at most `most` splits with padding. Short rows share a group whatever
+    their sizes, because padding costs less than another call."""
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    group: list[int] = []
+    for index in order:
+        longest = sizes[group[0]] if group else 0
+        uneven = longest > max(2 * sizes[index], SHORT_SPLITS)
+        if group and (uneven or longest * (len(group) + 1) > most):
+            yield sorted(group)
+            group = []
+        group.append(index)
+    if group:
+        yield sorted(group)
+
+
+def shared_prefixes(rows: Sequence[Row], splits: Splits) -> list[tuple[list[int], int]]:
+    """Divide rows into groups to compute together: indexes of rows, and how many leading splits
+    have the same blocks in all of them. Only splits before the row's new token are shared, so each
+    row has at least one split of its own. Rows that share nothing form one group."""
+    if not rows:
+        return []
+    if splits.window is not None:
+        return [(list(range(len(rows))), 0)]
+    counts = [int(splits.of(row.start)) for row in rows]
+    _, groups = _best(rows, splits.blocks, counts, list(range(len(rows))), 0)
+    taken = {index for members, _ in groups for index in members}
+    alone = [index for index in range(len(rows)) if index not in taken]
+    return [(alone, 0), *groups] if alone else groups
+
+
+def _best(
+    rows: Sequence[Row], blocks: int, counts: Sequence[int], members: list[int], known: int
+) -> tuple[int, list[tuple[list[int], int]]]:
+    """The grouping of `members` that saves most, and its saving in splits of one row. Their first
+    `known` splits are the same. Either all form one group with their common prefix, or they split
+    by the next split into groups with longer prefixes."""
+    if len(members) < 2:
+        return 0, []
+
+    def split_of(index: int, split: int) -> tuple[int, ...]:
+        return tuple(rows[index].blocks[split * blocks : (split + 1) * blocks])
+
+    common, most = known, min(counts[index] for index in members)
+    while common < most and len({split_of(index, common) for index in members}) == 1:
+        common += 1
+    apart: dict[tuple[int, ...], list[int]] = {}
+    for index in members:
+        if counts[index] > common:
+            apart.setdefault(split_of(index, common), []).append(index)
+    parts = [_best(rows, blocks, counts, part, common + 1) for part in apart.values()]
+    saved_apart, whole = sum(saved for saved, _ in parts), (len(members) - 1) * common
+    if saved_apart > whole:
+        return saved_apart, [group for _, groups in parts for group in groups]
+    return (whole, [(members, common)]) if common else (0, [])
+
+
+def places_of(indexes: Sequence[int]) -> Places:
+    """A slice if the indexes are consecutive, else a tensor of them."""
+    first, last = indexes[0], indexes[-1]
+    if last - first + 1 == len(indexes):
+        return slice(first, last + 1)
+    return torch.tensor(indexes)

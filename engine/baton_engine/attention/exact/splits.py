@@ -1,0 +1,98 @@
+"""Splits of keys: which blocks and keys they have, and which keys a query sees.
+
+In: rows, positions and a window. Out: block tables of splits, masks, and attention weights by
+split.
+
+Shapes: R rows, M queries of a row (or rows of a product), S keys of a split, C splits, L = C S
+keys, X matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton_engine.attention.exact.pages import CopiedKV
+from baton_engine.attention.kv_views import Positions, Table, Visible
+from baton_engine.config.engine_config import SPLIT_KEYS
+from baton_engine.interface import Row
+from baton_engine.kv.staging import stage
+
+
+class Splits:
+    """The splits of all layers with the same `window` (see ModelConfig.windows)."""
+
+    def __init__(self, kv: CopiedKV, window: int | None) -> None:
+        self.blocks = max(1, SPLIT_KEYS // kv.block_size)
+        self.keys = self.blocks * kv.block_size
+        self.window = window
+        self._block_size = kv.block_size
+
+    def of(self, position: Any) -> Any:
+        """The split of a position (an int or an array)."""
+        return position // self.keys
+
+    def lowest(self, position: Any) -> Any:
+        """The first split of which the query at `position` (an int or an array) sees a key."""
+        if self.window is None:
+            return position * 0
+        return np.maximum(0, position + 1 - self.window) // self.keys
+
+    def hidden(self, queries: Positions, keys: Positions) -> Visible:
+        """Whether each query does not see each key. Both are positions and broadcast."""
+        hidden: Visible = keys > queries
+        return hidden if self.window is None else hidden | (keys <= queries - self.window)
+
+    def table(self, rows: Sequence[Row], first: Sequence[int], count: int) -> Table:
+        """The blocks of `count` splits of each row, from its split `first` on. Where a row has no
+        block, the table has block 0, whose KV is finite."""
+        table_RM = np.zeros((len(rows), count * self.blocks), np.int64)
+        for line, (row, split) in enumerate(zip(rows, first, strict=True)):
+            end = -(-(row.start + len(row.tokens)) // self._block_size)
+            begin = split * self.blocks
+            used = row.blocks[begin : min(end, begin + table_RM.shape[1])]
+            table_RM[line, : len(used)] = used
+        return table_RM
+
+    def weights(self, scores_XML: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights exp(score - largest) [X, C, M, S] from the scores of all keys that each query
+        sees, and the sums of a query's weights [X, M]. Overwrites the scores."""
+        weights_XML = scores_XML.sub_(scores_XML.amax(-1, keepdim=True)).exp_()
+        weights_XMCS = weights_XML.view(*weights_XML.shape[:2], -1, self.keys)
+        sums_XMC = weights_XMCS.sum(-1)
+        # cumsum adds the splits in order, and splits without a visible key add 0.
+        return weights_XMCS.transpose(1, 2), sums_XMC.cumsum(-1)[..., -1]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Keys that some queries do not see. `mask_XML` is True where a query does not see a key, and
+    begins at key `first`. Its first two dimensions may be 1."""
+
+    first: int
+    mask_XML: torch.Tensor
+
+    @classmethod
+    def of(cls, hidden_XML: Visible, device: torch.device) -> Hidden | None:
+        """None if every query sees every key."""
+        some_L = hidden_XML.any((0, 1))
+        if not some_L.any():
+            return None
+        first = int(some_L.argmax())
+        return cls(first, stage(hidden_XML[:, :, first:], device))
+
+    def hide(self, scores_XML: torch.Tensor) -> None:
+        """Set the scores of hidden keys to -inf. Memory that no token has written may hold NaN, so
+        scores are replaced, not added to."""
+        scores_XML[:, :, self.first :].masked_fill_(self.mask_XML, -torch.inf)
+
+    def clear(self, v_XLH: torch.Tensor, matrices: slice, begin: int) -> None:
+        """Set hidden values of some matrices to 0, from key `begin` on: a weight of 0 does not
+        remove NaN. Only for matrices with one query each."""
+        first = max(self.first, begin)
+        mask_XL1 = self.mask_XML[matrices, :, first - self.first :].transpose(1, 2)
+        v_XLH[:, first - begin :].masked_fill_(mask_XL1, 0.0)

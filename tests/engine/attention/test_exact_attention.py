@@ -1,0 +1,200 @@
+"""ExactAttention against attention computed token by token in float64, and to the last bit against
+itself: a query's output does not depend on what is computed beside it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from baton_engine.attention.exact.backend import ExactAttention
+from baton_engine.attention.exact.pages import SIZES, Sizes
+from baton_engine.config.engine_config import SPLIT_KEYS
+from baton_engine.interface import Row
+from baton_protocol.ids import BlockId
+from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+
+
+def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:
+    """Rows from spans (start, tokens), each with its own blocks, scattered over the pool."""
+    free = list(range(1, POOL + 1))
+    random.Random(seed).shuffle(free)
+    rows = []
+    for start, tokens in spans:
+        count = -(-(start + tokens) // BLOCK)
+        rows.append(Row([0] * tokens, start, [BlockId(free.pop()) for _ in range(count)]))
+    return rows
+
+
+SPANS = {
+    "one token": [(0, 1)],
+    "decode rows of one length": [(11, 1)] * 3,
+    "decode rows of many lengths": [(200, 1), (90, 1), (70, 1), (13, 1), (4, 1), (0, 1)],
+    "a prompt": [(0, 13)],
+    "chunked prefill": [(3, 7), (16, 5), (40, 4)],
+    "mixed": [(33, 1), (5, 1), (0, 9), (8, 7), (7, 2)],
+}
+
+
+# The sliding window of each layer: none at all, all layers, one layer, and two sizes. With a window
+# of 1 a token sees only itself.
+WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
+
+
+# Few keys and scores at a time: one row's keys; some tokens of one kv head.
+SMALL_PARTS = Sizes(max_copied=1, max_scores=5 * SPLIT_KEYS)
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("sizes", [SIZES, SMALL_PARTS], ids=["default sizes", "small parts"])
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 2)])
+@pytest.mark.parametrize("name", SPANS)
+def test_attention_equals_the_definition(
+    name: str,
+    heads: tuple[int, int],
+    windows: tuple[int | None, ...],
+    dtype: str,
+    near: float,
+    sizes: Sizes,
+) -> None:
+    num_heads, kv_heads = heads
+    memory, rows = memory_of(kv_heads, dtype), rows_of(SPANS[name])
+    before = memory.pool.clone()
+    tokens = sum(len(row.tokens) for row in rows)
+    noise = torch.Generator().manual_seed(2)
+    specs = specs_of(memory.layout, num_heads, windows)
+    step = ExactAttention(memory, specs, sizes).begin(rows)
+    for layer in range(LAYERS):
+        q, k, v = (
+            torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
+            for count in (num_heads, kv_heads, kv_heads)
+        )
+        out_TNH = step.attend(layer, q, k, v)
+        begin = 0
+        for row in rows:
+            end = begin + len(row.tokens)
+            window = windows[layer] if windows else None
+            expected = expected_of(memory, layer, row, q[begin:end], window)
+            actual = out_TNH[begin:end].double()
+            torch.testing.assert_close(actual, expected, rtol=near, atol=near)
+            for index, position in enumerate(range(row.start, row.start + len(row.tokens))):
+                block, slot = row.blocks[position // BLOCK], position % BLOCK
+                assert torch.equal(memory.pool[block, layer, 0, :, slot], k[begin + index])
+                assert torch.equal(memory.pool[block, layer, 1, :, slot], v[begin + index])
+                before[block, :, :, :, slot] = memory.pool[block, :, :, :, slot]
+            begin = end
+    assert torch.equal(memory.pool, before)  # no other slot was written
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None:
+    """Other slots may hold anything from earlier requests; this test fills them with NaN."""
+    memory, rows = memory_of(2, dtype), rows_of(SPANS["decode rows of many lengths"])
+    for layer, window in enumerate(windows := (None, 16)):
+        seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
+        for row in rows:
+            first = max(0, row.start + 1 - window) if window else 0
+            for position in range(first, row.start + 1):
+                seen[row.blocks[position // BLOCK], position % BLOCK] = True
+        memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
+    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(rows)
+    noise = torch.Generator().manual_seed(3)
+    for layer in range(LAYERS):
+        q, k, v = (
+            torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
+            for count in (4, 2, 2)
+        )
+        assert step.attend(layer, q, k, v).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_piece_reads_only_the_keys_that_it_attends_to(dtype: str) -> None:
+    memory, rows = memory_of(2, dtype), rows_of(SPANS["chunked prefill"])
+    for layer, window in enumerate(windows := (None, 16)):
+        seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
+        for row in rows:
+            first = max(0, row.start + 1 - window) if window else 0
+            for position in range(first, row.start + len(row.tokens)):
+                seen[row.blocks[position // BLOCK], position % BLOCK] = True
+        memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
+    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(rows)
+    tokens = sum(len(row.tokens) for row in rows)
+    for layer in range(LAYERS):
+        q, k, v = (torch.ones(tokens, count, DIM).to(memory.pool.dtype) for count in (4, 2, 2))
+        assert step.attend(layer, q, k, v).isfinite().all()
+
+
+# --- the same bits --------------------------------------------------------------------------------
+
+# How the 300 tokens of a sequence are cut into pieces, and the spans (start, tokens) of other rows
+# in each step.
+CUTS: dict[str, tuple[list[int], list[tuple[int, int]]]] = {
+    "pieces of 256": ([256, 44], []),
+    "pieces of 16": ([16] * 18 + [12], []),
+    "pieces of 7": ([7] * 42 + [6], []),
+    "one token at a time": ([1] * 300, []),
+    "decode after a prompt": ([220] + [1] * 80, []),
+    "decode among other rows": ([220] + [1] * 80, [(0, 1), (63, 1), (64, 1), (200, 1), (90, 5)]),
+    "pieces among other rows": ([100, 100, 100], [(70, 1), (0, 33), (130, 1)]),
+}
+
+
+def sequence_outputs(
+    cut: Sequence[int],
+    others: Sequence[tuple[int, int]],
+    *,
+    dtype: str,
+    heads: tuple[int, int],
+    window: int | None,
+    soft_cap: float | None,
+) -> torch.Tensor:
+    """Outputs of a sequence's 300 tokens, computed in pieces among rows with random q, k and v."""
+    memory = memory_of(heads[1], dtype)
+    specs = [
+        replace(spec, soft_cap=soft_cap) for spec in specs_of(memory.layout, heads[0], [window])
+    ]
+    attention = ExactAttention(memory, specs)
+    noise = torch.Generator().manual_seed(4)
+    whole = [torch.randn(300, count, DIM, generator=noise) for count in (heads[0], *heads[1:] * 2)]
+    blocks = [BlockId(index) for index in range(1, 76)]
+    outputs, start = [], 0
+    for count in cut:
+        rows = [Row([0] * tokens, first, range_of(first + tokens)) for first, tokens in others]
+        place = len(rows) // 2
+        rows.insert(place, Row([0] * count, start, blocks))
+        begin = sum(len(row.tokens) for row in rows[:place])
+        total = sum(len(row.tokens) for row in rows)
+        qkv = []
+        for each in whole:
+            mixed = torch.randn(total, *each.shape[1:], generator=noise)
+            mixed[begin : begin + count] = each[start : start + count]
+            qkv.append(mixed.to(memory.pool.dtype))
+        outputs.append(attention.begin(rows).attend(0, *qkv)[begin : begin + count])
+        start += count
+    return torch.cat(outputs)
+
+
+def range_of(tokens: int) -> list[BlockId]:
+    return [BlockId(100 + index) for index in range(-(-tokens // BLOCK))]
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (100, None), (None, 20.0)])
+@pytest.mark.parametrize("name", CUTS)
+def test_the_bits_do_not_depend_on_the_pieces_or_on_other_rows(
+    name: str, heads: tuple[int, int], window: int | None, soft_cap: float | None, dtype: str
+) -> None:
+    def outputs(cut: Sequence[int], others: Sequence[tuple[int, int]]) -> torch.Tensor:
+        return sequence_outputs(
+            cut, others, dtype=dtype, heads=heads, window=window, soft_cap=soft_cap
+        )
+
+    assert torch.equal(outputs(*CUTS[name]), outputs([300], []))
