@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from baton_engine.config.engine_config import TorchSettings
-from baton_engine.config.model_config import ModelConfig, read_config
+from baton_engine.config.families import read_config
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory

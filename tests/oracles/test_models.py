@@ -14,7 +14,8 @@ import torch
 
 from baton_engine.attention.interface import KVSlots, StepAttention
 from baton_engine.attention.torch_backend import TorchAttention
-from baton_engine.config.model_config import ModelConfig, RopeConfig, read_config
+from baton_engine.config.families import read_config
+from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.decoder_layers import GatedMLP, Linear, RMSNorm

@@ -25,7 +25,7 @@ def demand_of(options: EngineOptions) -> Demand:
     """The memory demand of one torch engine with these flags; its dtype must be resolved. Raise
     CommandError for settings that the engine refuses."""
     from baton_engine.config.engine_config import TorchSettings
-    from baton_engine.config.model_config import read_config
+    from baton_engine.config.families import read_config
     from baton_engine.errors import EngineError
     from baton_engine.memory import requirements
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from baton_engine.errors import ModelError
-
-if TYPE_CHECKING:
-    from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.config_json import read_json
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.errors import ModelError, UnsupportedModel
 
 GROUP = "baton.model_families"
 # Architecture -> the place of its Family.
@@ -79,6 +79,40 @@ def find_family(architecture: str) -> Family | None:
     if not isinstance(family, Family):
         raise ModelError(f"{where} is of type {type(family).__name__}; expected a Family")
     return family
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read the config of a model folder. Raises ModelError if the folder or its config.json is
+    missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
+    if not folder.is_dir():
+        raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
+    values = read_json(folder / "config.json")
+    generation = read_json(folder / "generation_config.json")
+    architecture, family = _family_of(values)
+    config = family.read({**values, "architectures": [architecture]}, generation)
+    if config.num_heads % config.num_kv_heads:
+        raise UnsupportedModel(
+            f"num_attention_heads {config.num_heads} is no multiple of num_key_value_heads "
+            f"{config.num_kv_heads}"
+        )
+    if config.head_dim % 2:
+        raise UnsupportedModel(f"head_dim {config.head_dim} is odd; rope needs an even one")
+    return config.limited_to(None)
+
+
+def _family_of(values: dict[str, Any]) -> tuple[str, Family]:
+    """The first supported architecture of a config.json, and its family."""
+    named = values.get("architectures") or []
+    for name in named:
+        family = find_family(name)
+        if family is not None:
+            return name, family
+    raise UnsupportedModel(
+        f"architecture {', '.join(map(str, named)) or '(none named)'} is not supported; "
+        f"supported: {', '.join(architectures())}"
+    )
 
 
 def _points(architecture: str) -> list[EntryPoint]:

@@ -10,12 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
-
-from baton_engine.config.config_json import read_json
-from baton_engine.config.families import Family, architectures, find_family
-from baton_engine.errors import ModelError, UnsupportedModel
+from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -151,46 +146,12 @@ class ModelConfig:
         return json.dumps(counted, sort_keys=True)
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read the config of a model folder. Raises ModelError if the folder or its config.json is
-    missing or invalid, and UnsupportedModel for an unsupported architecture or value."""
-    if not folder.is_dir():
-        raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
-    values = read_json(folder / "config.json")
-    generation = read_json(folder / "generation_config.json")
-    architecture, family = _family_of(values)
-    config = family.read({**values, "architectures": [architecture]}, generation)
-    if config.num_heads % config.num_kv_heads:
-        raise UnsupportedModel(
-            f"num_attention_heads {config.num_heads} is no multiple of num_key_value_heads "
-            f"{config.num_kv_heads}"
-        )
-    if config.head_dim % 2:
-        raise UnsupportedModel(f"head_dim {config.head_dim} is odd; rope needs an even one")
-    return config.limited_to(None)
-
-
 def compute_dtype(config: ModelConfig, wanted: str) -> str:
     """The compute dtype for the value of `--dtype`. With "auto", float16 checkpoints run in
     float32, which represents them exactly; bfloat16 would round their weights."""
     if wanted == "auto":
         return "float32" if config.dtype == "float16" else config.dtype
     return wanted
-
-
-def _family_of(values: dict[str, Any]) -> tuple[str, Family]:
-    """The first supported architecture of a config.json, and its family."""
-    named = values.get("architectures") or []
-    for name in named:
-        family = find_family(name)
-        if family is not None:
-            return name, family
-    raise UnsupportedModel(
-        f"architecture {', '.join(map(str, named)) or '(none named)'} is not supported; "
-        f"supported: {', '.join(architectures())}"
-    )
 
 
 def _needs_long(rope: RopeConfig, length: int) -> bool:

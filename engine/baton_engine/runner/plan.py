@@ -14,7 +14,8 @@ import torch
 
 from baton_engine.attention.selector import Kernels, choose_kernels
 from baton_engine.config.engine_config import TorchSettings
-from baton_engine.config.model_config import ModelConfig, read_config
+from baton_engine.config.families import read_config
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.cpu_offload import slots_for
 from baton_engine.memory.estimate import Demand, Measured, MemoryBudget

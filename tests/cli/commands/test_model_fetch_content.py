@@ -13,7 +13,7 @@ import pytest
 
 from baton_cli.errors import CommandError
 from baton_cli.main import main
-from baton_engine.config.model_config import read_config
+from baton_engine.config.families import read_config
 from baton_engine.weights import digest
 from baton_engine.weights.digest import CACHE_NAME, tensor_digests
 from baton_engine.weights.safetensors_files import INDEX_NAME

@@ -11,7 +11,6 @@ import torch
 
 from baton_engine.attention.exact.backend import ExactAttention, ExactStep
 from baton_engine.attention.exact.decode_rows import DecodeRows, shared_prefixes, similar
-from baton_engine.attention.exact.pages import CopiedKV
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.config.engine_config import SPLIT_KEYS
 from baton_engine.config.model_config import AttentionSpec
@@ -19,7 +18,6 @@ from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import specs_of
-from tests.support.engines.demands import kv_layout
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
@@ -81,9 +79,9 @@ GROUPS: dict[str, tuple[list[Group], list[int]]] = {
 }
 
 
-def sizes(rows: Sequence[Row], memory: TorchMemory) -> list[int]:
+def sizes(rows: Sequence[Row]) -> list[int]:
     """The number of rows in each group with a shared prefix."""
-    groups = shared_prefixes(rows, Splits(CopiedKV(memory, 4), None))
+    groups = shared_prefixes(rows, Splits(BLOCK, None))
     return sorted(len(members) for members, shared in groups if shared)
 
 
@@ -96,7 +94,7 @@ def test_rows_that_share_blocks_equal_the_definition(
 ) -> None:
     groups, expected_sizes = GROUPS[name]
     memory, rows = memory_of(heads[1], dtype), rows_of(groups)
-    assert sizes(rows, memory) == expected_sizes
+    assert sizes(rows) == expected_sizes
     step = attention_of(memory, heads[0]).begin(rows)
     for layer in range(LAYERS):
         actual, expected = attend(step, memory, rows, layer, heads)
@@ -143,14 +141,13 @@ def test_a_row_gets_the_same_bits_as_alone(name: str, dtype: str) -> None:
 
 def test_layers_with_a_sliding_window_do_not_share_prefixes() -> None:
     rows = rows_of(GROUPS["many shared splits"][0])
-    splits = Splits(CopiedKV(memory_of(2), 4), 16)
+    splits = Splits(BLOCK, 16)
     assert shared_prefixes(rows, splits) == [(list(range(len(rows))), 0)]
 
 
 def prefixes_of(tables: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
     """Groups of rows with these block tables; a block is a split."""
-    layout = kv_layout(layers=1, heads=1, dim=DIM, block=SPLIT_KEYS)
-    splits = Splits(CopiedKV(TorchMemory(layout, 1, torch.device("cpu")), 1), None)
+    splits = Splits(SPLIT_KEYS, None)
     rows = [
         Row([0], (len(table) - 1) * SPLIT_KEYS, [BlockId(block) for block in table])
         for table in tables

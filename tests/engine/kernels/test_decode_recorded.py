@@ -90,7 +90,7 @@ def test_steps_are_recorded_only_on_cuda_and_not_with_enforce_eager(
     enforce_eager: bool, tiny_model: Folders
 ) -> None:
     from baton_engine.build import ops_for
-    from baton_engine.config.model_config import read_config
+    from baton_engine.config.families import read_config
     from baton_engine.layers.parameter import WeightSlots
     from baton_engine.models.registry import build_model
 

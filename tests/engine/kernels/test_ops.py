@@ -12,7 +12,8 @@ import torch
 
 from baton_engine.attention.torch_backend import TorchAttention
 from baton_engine.build import ops_for
-from baton_engine.config.model_config import RopeConfig, read_config
+from baton_engine.config.families import read_config
+from baton_engine.config.model_config import RopeConfig
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.ops import TORCH_OPS, Ops

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.config.model_config import read_config
+from baton_engine.config.families import read_config
 from baton_engine.errors import SettingsError
 from baton_engine.memory.estimate import (
     SPARE_BYTES,

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.config.families import BUILT_IN, GROUP, Family, architectures, find_family
-from baton_engine.config.model_config import ModelConfig, read_config
+from baton_engine.config.families import (
+    BUILT_IN,
+    GROUP,
+    Family,
+    architectures,
+    find_family,
+    read_config,
+)
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.decoder import Decoder

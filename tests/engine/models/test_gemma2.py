@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_engine.config.model_config import ModelConfig, read_config
+from baton_engine.config.families import read_config
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel
 from baton_engine.layers.ops import gelu_tanh
 from baton_engine.layers.parameter import WeightSlots

@@ -10,7 +10,7 @@ import torch
 
 from baton_engine.build import build_runner
 from baton_engine.config.engine_config import DType, TorchSettings
-from baton_engine.config.model_config import read_config
+from baton_engine.config.families import read_config
 from baton_engine.interface import PromptAsk, Row
 from baton_engine.layers.linear_method import HEAD_ROWS, head_product, widened_product
 from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate

@@ -11,13 +11,8 @@ import pytest
 
 from baton_engine.config.config_json import NO_KV_KEYS
 from baton_engine.config.dense import READ_KEYS, READ_ROPE_KEYS
-from baton_engine.config.model_config import (
-    NO_KV_FIELDS,
-    ModelConfig,
-    RopeConfig,
-    compute_dtype,
-    read_config,
-)
+from baton_engine.config.families import read_config
+from baton_engine.config.model_config import NO_KV_FIELDS, ModelConfig, RopeConfig, compute_dtype
 from baton_engine.errors import ModelError, UnsupportedModel
 
 LLAMA: dict[str, Any] = {

@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
-from baton_engine.config.model_config import ModelConfig, read_config
+from baton_engine.config.families import read_config
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import ModelError, UnsupportedModel, WeightsError
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate

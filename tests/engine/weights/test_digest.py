@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from baton_engine.config.model_config import read_config
+from baton_engine.config.families import read_config
 from baton_engine.errors import WeightsError
 from baton_engine.weights.digest import CACHE_NAME, tensor_digests
 from baton_engine.weights.loader import load_weights

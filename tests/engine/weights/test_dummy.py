@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
-from baton_engine.config.model_config import read_config
+from baton_engine.config.families import read_config
 from baton_engine.errors import SettingsError
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import count_weights

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.config.model_config import read_config
+from baton_engine.config.families import read_config
 from baton_engine.errors import WeightsError
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.registry import build_model

@@ -14,7 +14,7 @@ import torch
 
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.build import ops_for
-from baton_engine.config.model_config import read_config
+from baton_engine.config.families import read_config
 from baton_engine.interface import Launched, Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.parameter import WeightSlots

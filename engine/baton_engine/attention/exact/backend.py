@@ -88,7 +88,7 @@ class ExactStep:
         self._targets = kv.slot_rows(self._slots_T)
         windows = [spec.window for spec in specs]
         plans = {
-            window: _groups(kv, products, rows, Splits(kv, window), specs[0].num_heads)
+            window: _groups(kv, products, rows, Splits(kv.block_size, window), specs[0].num_heads)
             for window in dict.fromkeys(windows)
         }
         self._plans = [plans[window] for window in windows]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from baton_engine.attention.exact.pages import CopiedKV
 from baton_engine.attention.kv_views import Positions, Table, Visible
 from baton_engine.config.engine_config import SPLIT_KEYS
 from baton_engine.interface import Row
@@ -26,11 +25,11 @@ from baton_engine.kv.staging import stage
 class Splits:
     """The splits of all layers with the same `window` (see ModelConfig.windows)."""
 
-    def __init__(self, kv: CopiedKV, window: int | None) -> None:
-        self.blocks = max(1, SPLIT_KEYS // kv.block_size)
-        self.keys = self.blocks * kv.block_size
+    def __init__(self, block_size: int, window: int | None) -> None:
+        self.blocks = max(1, SPLIT_KEYS // block_size)
+        self.keys = self.blocks * block_size
         self.window = window
-        self._block_size = kv.block_size
+        self._block_size = block_size
 
     def of(self, position: Any) -> Any:
         """The split of a position (an int or an array)."""
