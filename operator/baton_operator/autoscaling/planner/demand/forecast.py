@@ -126,7 +126,8 @@ def live_of(demand: Demand, decode: RoleCounts) -> float | None:
 
 
 def _context(demand: Demand, decode: RoleCounts) -> float | None:
-    """Mean KV tokens of a request that runs; else what the middle of an answer would have."""
+    """Mean KV tokens of a running request. Without a report, estimate them in the middle of an
+    answer: the mean prompt plus half of the mean answer."""
     running = decode.total(lambda node: node.running)
     kv = decode.total(lambda node: node.kv_tokens)
     if running and kv:
