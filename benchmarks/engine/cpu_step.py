@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from baton_engine.attention.kv_views import PagedKV
 from baton_engine.attention.torch_backend import TorchAttention, TorchStep
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import DType, TorchSettings
@@ -181,7 +182,7 @@ def _functions(shape: Shape) -> list[tuple[object, str, Name]]:
         (Linear, "__call__", product),
         (ops.TorchOps, "attend", "rope, store"),
         (Rope, "tables", "rope, store"),
-        (TorchStep, "_store", "rope, store"),
+        (PagedKV, "store", "rope, store"),
         (TorchStep, "attend", ATTENTION),
         (ops.TorchOps, "silu_mul", "silu, multiply"),
         (Decoder, "logits", HEAD),

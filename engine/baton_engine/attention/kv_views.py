@@ -8,12 +8,14 @@ Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, B block size, L laye
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 
@@ -45,6 +47,17 @@ class Tuning:
 
 
 TUNED = Tuning()
+
+
+def slots_of(rows: Sequence[Row], block_size: int) -> Positions:
+    """Each token's slot (see KVSlots)."""
+    slots = []
+    for row in rows:
+        positions = np.arange(row.start, row.start + len(row.tokens))
+        first = row.start // block_size
+        used = np.asarray(row.blocks[first : positions[-1] // block_size + 1], np.int64)
+        slots.append(used[positions // block_size - first] * block_size + positions % block_size)
+    return np.concatenate(slots)
 
 
 class PagedKV:
@@ -101,6 +114,13 @@ class PagedKV:
         blocks, offsets = np.divmod(slots_T, self.block_size)
         pages = blocks[:, None] * self.block_pages + np.arange(self.num_kv_heads)
         return stage((pages * self.block_size + offsets[:, None]).reshape(-1), self.device)
+
+    def store(
+        self, layer: int, targets: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+    ) -> None:
+        """Store K and V at the indexes `targets` from slot_rows()."""
+        self.k_slots[layer].index_copy_(0, targets, k_TKH.reshape(-1, self.head_dim))
+        self.v_slots[layer].index_copy_(0, targets, v_TKH.reshape(-1, self.head_dim))
 
     def gather(self, layer: int, source: torch.Tensor) -> torch.Tensor:
         """Copy the pages at the indexes from page_rows() or key_rows(). The copy is valid until the

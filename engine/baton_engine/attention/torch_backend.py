@@ -24,7 +24,15 @@ import torch.nn.functional as F
 from baton_engine.attention.cascade import PrefixedRows, row_blocks, shared_prefixes
 from baton_engine.attention.cpu_bf16 import multiplies_bf16, prompt_attention
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.kv_views import TUNED, PagedKV, Positions, Table, Tuning, Visible
+from baton_engine.attention.kv_views import (
+    TUNED,
+    PagedKV,
+    Positions,
+    Table,
+    Tuning,
+    Visible,
+    slots_of,
+)
 from baton_engine.attention.torch_decode import (
     DecodeRows,
     Places,
@@ -113,7 +121,7 @@ class TorchStep:
         self._block_size = kv.block_size
         bf16 = kv.device.type == "cpu" and kv.pool.dtype == torch.bfloat16
         self._products = bf16 and multiplies_bf16()
-        self._slots_T = self._slots_of(rows)
+        self._slots_T = slots_of(rows, kv.block_size)
         self._targets = kv.slot_rows(self._slots_T)
         divisions = {window: self._divide(rows, window) for window in dict.fromkeys(windows)}
         self._divisions = [divisions[window] for window in windows]
@@ -131,7 +139,7 @@ class TorchStep:
         stored: bool = False,
     ) -> torch.Tensor:
         if not stored:
-            self._store(layer, k_TKH, v_TKH)
+            self._kv.store(layer, self._targets, k_TKH, v_TKH)
         division = self._divisions[layer]
         if len(division.groups) == 1 and not division.pieces:  # the usual decode step: no copy
             return division.groups[0].attend(layer, q_TNH)
@@ -142,11 +150,6 @@ class TorchStep:
             part = slice(piece.begin, piece.end)
             out_TNH[part] = self._prefill(layer, piece, q_TNH[part], k_TKH[part], v_TKH[part])
         return out_TNH
-
-    def _store(self, layer: int, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
-        dim = self._kv.head_dim
-        self._kv.k_slots[layer].index_copy_(0, self._targets, k_TKH.reshape(-1, dim))
-        self._kv.v_slots[layer].index_copy_(0, self._targets, v_TKH.reshape(-1, dim))
 
     def _prefill(
         self,
@@ -176,17 +179,6 @@ class TorchStep:
             is_causal=piece.mask is None,
         )
         return out_KGTH.permute(2, 0, 1, 3).reshape(tokens, heads, dim)
-
-    def _slots_of(self, rows: Sequence[Row]) -> Positions:
-        """Each token's slot (see KVSlots)."""
-        slots = []
-        for row in rows:
-            positions = np.arange(row.start, row.start + len(row.tokens))
-            first = row.start // self._block_size
-            used = np.asarray(row.blocks[first : positions[-1] // self._block_size + 1], np.int64)
-            blocks = used[positions // self._block_size - first]
-            slots.append(blocks * self._block_size + positions % self._block_size)
-        return np.concatenate(slots)
 
     def _divide(self, rows: Sequence[Row], window: int | None) -> _Division:
         division, ones = _Division([], []), []

@@ -35,7 +35,7 @@ from baton_engine.attention.exact.decode_rows import DecodeRows, shared_prefixes
 from baton_engine.attention.exact.pages import SIZES, CopiedKV, Sizes
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.kv_views import Positions
+from baton_engine.attention.kv_views import slots_of
 from baton_engine.attention.torch_decode import Places
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
@@ -84,7 +84,7 @@ class ExactStep:
     ) -> None:
         self._kv = kv
         self._specs = specs
-        self._slots_T = _slots_of(rows, kv.block_size)
+        self._slots_T = slots_of(rows, kv.block_size)
         self._targets = kv.slot_rows(self._slots_T)
         windows = [spec.window for spec in specs]
         plans = {
@@ -106,7 +106,7 @@ class ExactStep:
         stored: bool = False,
     ) -> torch.Tensor:
         if not stored:
-            self._store(layer, k_TKH, v_TKH)
+            self._kv.store(layer, self._targets, k_TKH, v_TKH)
         plan, spec = self._plans[layer], self._specs[layer]
         if len(plan) == 1:  # the usual decode step: no copy
             return plan[0].attend(layer, q_TNH, spec)
@@ -114,11 +114,6 @@ class ExactStep:
         for group in plan:
             out_TNH[group.places] = group.attend(layer, q_TNH[group.places], spec)
         return out_TNH
-
-    def _store(self, layer: int, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
-        dim = self._kv.head_dim
-        self._kv.k_slots[layer].index_copy_(0, self._targets, k_TKH.reshape(-1, dim))
-        self._kv.v_slots[layer].index_copy_(0, self._targets, v_TKH.reshape(-1, dim))
 
 
 class PromptPiece:
@@ -211,14 +206,3 @@ def _groups(
             rows_of, at = [ones[index] for index in some], [places[index] for index in some]
             found.append(DecodeRows(kv, products, rows_of, at, splits, shared))
     return found
-
-
-def _slots_of(rows: Sequence[Row], block_size: int) -> Positions:
-    """Each token's slot (see KVSlots)."""
-    slots = []
-    for row in rows:
-        positions = np.arange(row.start, row.start + len(row.tokens))
-        first = row.start // block_size
-        used = np.asarray(row.blocks[first : positions[-1] // block_size + 1], np.int64)
-        slots.append(used[positions // block_size - first] * block_size + positions % block_size)
-    return np.concatenate(slots)
