@@ -276,7 +276,7 @@ def test_the_sample_pool_is_created_once_and_then_left_to_the_user(site: ChartSi
 
 
 def test_a_later_upgrade_can_create_the_sample_pool(site: ChartSite) -> None:
-    assert "make a pool that needs neither" in site.install()
+    assert "create a pool that needs neither" in site.install()
     site.install("--set=samplePool.enabled=true", "--set=samplePool.name=late")
     assert "late" in site.kubectl("get", "bpool")
 
