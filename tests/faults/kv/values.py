@@ -328,8 +328,10 @@ FAULTS: tuple[Fault, ...] = (
         cells=(
             Cell(case="instance", run=stored(change_marker(instance=7), one_not_found), long=True),
             Cell(case="run id", run=stored(change_marker(run_id="0" * 40), one_not_found)),
-            Cell(case="size", run=stored(change_marker(payload_bytes=1), lost(1, "stored"))),
-            Cell(case="shards", run=stored(change_marker(shards=3), lost(1, "stored")), long=True),
+            Cell(case="size", run=stored(change_marker(payload_bytes=1), lost(1, "1 bytes"))),
+            Cell(
+                case="shards", run=stored(change_marker(shards=3), lost(1, "3 shards")), long=True
+            ),
             Cell(case="no marker", run=stored(overwrite_marker, one_not_found), long=True),
         ),
     ),

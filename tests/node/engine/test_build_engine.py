@@ -65,6 +65,7 @@ def test_the_torch_engine_gets_every_engine_setting_of_the_node() -> None:
         "kernels": "torch",
         "enforce_eager": True,
         "overlap": "off",
+        "batch_invariant": "on",
         "overcommit": True,
         "verify_weights": True,
     }
