@@ -87,13 +87,13 @@ def test_only_the_leader_of_two_replicas_acts_and_the_other_takes_over(
         for name in ("first", "second")
     )
     with first:
-        until(lambda: " leads" in first.log(), "the first leader")
+        until(lambda: "is now the leader" in first.log(), "the first leader")
         with second:
             until(lambda: "waiting for lease" in second.log(), "the follower")
             pool.apply(SIM)
             until(lambda: len(pool.children()) == CHILDREN, "the children")
             assert "applied" not in second.log()
             first.terminate()
-            until(lambda: " leads" in second.log(), "the second leader")
+            until(lambda: "is now the leader" in second.log(), "the second leader")
             pool.kubectl("delete", "service", "pool-router", "--wait=false")
             until(lambda: pool.child("Service", "router"), "the service")

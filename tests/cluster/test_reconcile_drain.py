@@ -59,7 +59,7 @@ def test_the_least_loaded_node_is_drained_and_exactly_its_pod_is_removed(
     )
     [started], [ended] = fake_pool.pool.events("Draining"), fake_pool.pool.events("Drained")
     assert second in started
-    assert ended == f"decode: 3 to 2 replicas, without {second}"
+    assert ended == f"decode: scaled from 3 to 2 replicas, without {second}"
 
 
 def test_the_router_is_called_with_the_pool_s_link_token(fake_pool: FakePool) -> None:
