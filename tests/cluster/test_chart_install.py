@@ -285,8 +285,8 @@ def test_editors_of_a_namespace_may_edit_its_pools_and_viewers_may_read_them(
     site: ChartSite,
 ) -> None:
     site.install()
-    for role in ("view", "edit"):
-        args = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
+    for role, user in (("view", "viewer"), ("edit", "editor")):
+        args = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={user}")
         site.kubectl(*args)
 
     def may(user: str, verb: str) -> bool:
