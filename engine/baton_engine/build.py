@@ -24,7 +24,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
-from baton_engine.layers.ops import TORCH_OPS, Ops
+from baton_engine.layers.ops import EXACT_TORCH_OPS, TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
 from baton_engine.memory.malloc import keep_freed_memory
@@ -126,7 +126,8 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     else:
         keep_freed_memory()
     dtype = TORCH_DTYPES[plan.layout.dtype]
-    slots = WeightSlots(dtype, plan.device, ops_for(plan.kernels), test_rows=plan.exact)
+    ops = EXACT_TORCH_OPS if plan.exact else ops_for(plan.kernels)
+    slots = WeightSlots(dtype, plan.device, ops, test_rows=plan.exact)
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":
         fill_slots(slots)

@@ -38,6 +38,7 @@ from baton_engine.attention.torch_decode import (
     Places,
     decode_rows,
     hush_beta_notice,
+    places_of,
     reads_in_place,
     rows_in_place,
 )
@@ -272,7 +273,4 @@ def _similar(ones: Sequence[_One]) -> Iterator[Sequence[_One]]:
 
 
 def _places(group: Sequence[_One]) -> Places:
-    first, last = group[0].place, group[-1].place
-    if last - first + 1 == len(group):
-        return slice(first, last + 1)
-    return torch.tensor([one.place for one in group])
+    return places_of([one.place for one in group])

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +34,14 @@ from baton_engine.attention.kv_views import PagedKV, Table, Visible
 
 # Tokens of the step, or rows of a group: a slice if they are consecutive, else their indices.
 Places = slice | torch.Tensor
+
+
+def places_of(indexes: Sequence[int]) -> Places:
+    """A slice if the indexes are consecutive, else a tensor of them."""
+    first, last = indexes[0], indexes[-1]
+    if last - first + 1 == len(indexes):
+        return slice(first, last + 1)
+    return torch.tensor(indexes)
 
 
 class DecodeRows(Protocol):

@@ -76,11 +76,8 @@ class TorchOps:
         return _norm(x_TD, weight_D, eps)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        # torch's silu computes the last numbers of a vector with other instructions than the rest,
-        # so its bits depend on the number of rows. exp gives each number the same bits anywhere.
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        divisor_TF = gate_TF.float().neg().exp_().add_(1.0)
-        return (gate_TF / divisor_TF).mul_(up_TF).to(gate_up_TF.dtype)
+        return F.silu(gate_TF).mul_(up_TF)
 
     def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
@@ -107,6 +104,17 @@ class TorchOps:
         return draw(logits_SV, draws)
 
 
+class ExactTorchOps(TorchOps):
+    """TorchOps whose bits for a token do not depend on the number of tokens, on a CPU."""
+
+    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        # torch's silu computes the last numbers of a vector with other instructions than the rest.
+        # exp gives each number the same bits anywhere.
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        divisor_TF = gate_TF.float().neg().exp_().add_(1.0)
+        return (gate_TF / divisor_TF).mul_(up_TF).to(gate_up_TF.dtype)
+
+
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). On a CPU, F.gelu computes the last numbers
     of a tensor with other instructions, so that a number's bits depend on its place."""
@@ -124,3 +132,4 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 TORCH_OPS = TorchOps()
+EXACT_TORCH_OPS = ExactTorchOps()

@@ -21,7 +21,7 @@ import torch
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
 from baton_engine.attention.exact.pages import CopiedKV
 from baton_engine.attention.exact.splits import Hidden, Splits
-from baton_engine.attention.torch_decode import Places
+from baton_engine.attention.torch_decode import places_of
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
 
@@ -174,11 +174,3 @@ def _best(
     if saved_apart > whole:
         return saved_apart, [group for _, groups in parts for group in groups]
     return (whole, [(members, common)]) if common else (0, [])
-
-
-def places_of(indexes: Sequence[int]) -> Places:
-    """A slice if the indexes are consecutive, else a tensor of them."""
-    first, last = indexes[0], indexes[-1]
-    if last - first + 1 == len(indexes):
-        return slice(first, last + 1)
-    return torch.tensor(indexes)
