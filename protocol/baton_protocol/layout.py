@@ -1,7 +1,9 @@
-"""The byte layout of one block of KV, and the number of blocks in a chunk.
+"""The byte layout of one block of KV, the groups of layers, and the number of blocks in a chunk.
 
-The payload of a block is `[layer][K,V][kv_head][token][dim]`, little-endian, in the cache's dtype.
-The KV store treats a block as opaque bytes; only the engine's blocks and kernels know the shape.
+Layers form groups (see KVGroup). One block holds the KV of `block_size` tokens in the layers of one
+group, so each `block_size` tokens take one block per group. The payload of a block is
+`[layer of the group][K,V][kv_head][token][dim]`, little-endian, in the cache's dtype. The KV store
+treats a block as opaque bytes; only the engine's blocks and kernels know the shape.
 
 A value takes as much of a data server's memory as the size class of its allocator, not as its
 bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The rule of
@@ -28,11 +30,27 @@ VALUE_HEADER_BYTES = 96  # before each payload in the store (see baton_kvstore.d
 STRING_BYTES = 10  # what Redis adds to a long string (sds: lengths, type, and a NUL)
 
 
+class KVGroup(msgspec.Struct, frozen=True):
+    """Layers whose KV is in the same blocks. Layer `layers[i]` is layer i of the block's payload.
+
+    With a `window` w, the query at position i sees the keys at positions j > i - w only, so the
+    group needs no KV of earlier tokens.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None = None
+
+
 class KVLayout(msgspec.Struct, frozen=True):
     """Geometry of the paged cache. Every field is part of the fingerprint.
 
-    `block_size` is in tokens, `chunk_blocks` in blocks. The store splits a chunk into `kv_shards`
-    values along the KV heads.
+    `block_size` is in tokens, `chunk_blocks` in multiples of `block_size` tokens. The store splits
+    a chunk into `kv_shards` values along the KV heads. Without `groups`, all layers form one group
+    without a window (see `kv_groups`). Groups without a window come first.
+
+    A sequence's blocks are one flat list, `blocks[i * G + g]` with G = `num_groups`: the block of
+    group g for tokens [i * block_size, (i + 1) * block_size). It is 0 where the sequence holds no
+    block because the group's window has left these tokens.
     """
 
     num_layers: Size
@@ -44,19 +62,52 @@ class KVLayout(msgspec.Struct, frozen=True):
     kv_shards: Size = 1
     codec: Text = "none"
     version: Size = LAYOUT_VERSION
+    groups: tuple[KVGroup, ...] = ()
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of KV of one token, over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The groups; at least one."""
+        return self.groups or (KVGroup(tuple(range(self.num_layers))),)
+
+    @property
+    def num_groups(self) -> int:
+        return max(1, len(self.groups))
+
+    @property
+    def num_full_groups(self) -> int:
+        """Number of groups without a window."""
+        return sum(group.window is None for group in self.kv_groups)
+
+    @property
+    def window(self) -> int | None:
+        """The longest window of a group; None if no group has one."""
+        return max((group.window for group in self.groups if group.window), default=None)
+
+    def window_start(self, computed: int) -> int:
+        """The first token whose KV the groups with a window still need once the first `computed`
+        tokens are computed: the query at position p sees the keys from p + 1 - window on."""
+        return 0 if self.window is None else max(0, computed + 1 - self.window)
+
+    @property
+    def group_layers(self) -> int:
+        """Number of layers in the payload of a block: those of the largest group."""
+        return max(len(group.layers) for group in self.kv_groups)
 
     @property
     def block_bytes(self) -> int:
-        return self.token_bytes * self.block_size
+        """Bytes of one block: `block_size` tokens in the layers of one group."""
+        head_bytes = self.num_kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+        return 2 * self.group_layers * head_bytes * self.block_size
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV of one token, over all groups."""
+        return self.num_groups * self.block_bytes // self.block_size
 
     @property
     def chunk_bytes(self) -> int:
-        return self.block_bytes * self.chunk_blocks
+        """Bytes of a chunk with the blocks of all groups."""
+        return self.num_groups * self.block_bytes * self.chunk_blocks
 
     @property
     def shard_bytes(self) -> int:
