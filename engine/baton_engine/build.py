@@ -31,7 +31,7 @@ from baton_engine.memory.malloc import keep_freed_memory
 from baton_engine.models.decoder import Decoder
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
-from baton_engine.runner.cuda_graphs import decode_steps
+from baton_engine.runner.cuda_graphs import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import Plan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, largest_step, measure_step
@@ -162,13 +162,13 @@ def _measured(plan: Plan, model: Decoder) -> Plan:
 def _runner(plan: Plan, model: Decoder) -> TorchRunner:
     memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
     attention = attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
-    steps = decode_steps(
+    forward = forward_steps(
         *(model, memory, attention),
         max_num_seqs=plan.demand.max_num_seqs,
         max_model_len=plan.max_model_len,
         enforce_eager=not plan.demand.graphs,
     )
-    return TorchRunner(model, memory, attention, steps)
+    return TorchRunner(model, memory, attention, forward)
 
 
 def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:

@@ -99,13 +99,13 @@ class Matcher(Protocol):
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """Ask for one token at the row's last position.
+    """Ask for one token after one of the row's tokens.
 
-    `position` is the new token's index in prompt + output; with (seed, choice) it is the key of the
-    noise. `banned` ids get no probability (EOS and stop ids before min_tokens, last ids of bad
-    words). `seen` is set if the parameters have a penalty. Without `listed`, the runner reads the
-    ids from the parameters. With a `matcher`, only ids in its mask are sampled; the runner gets the
-    mask when it samples, while the device computes.
+    `position` is the new token's index in prompt + output, so the row has the token before it; with
+    (seed, choice) it is the key of the noise. `banned` ids get no probability (EOS and stop ids
+    before min_tokens, last ids of bad words). `seen` is set if the parameters have a penalty.
+    Without `listed`, the runner reads the ids from the parameters. With a `matcher`, only ids in
+    its mask are sampled; the runner gets the mask when it samples, while the device computes.
     """
 
     choice: int

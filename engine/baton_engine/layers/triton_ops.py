@@ -42,7 +42,7 @@ class TritonOps:
         layer: int,
         attention: StepAttention,
     ) -> torch.Tensor:
-        rotate_store(heads_TZH, num_heads, norm, rope, layer, attention.slots())
+        rotate_store(heads_TZH, num_heads, norm, rope, attention.slots(layer))
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
         q_TNH, k_TKH = heads_TZH[:, :num_heads], heads_TZH[:, num_heads:both]
         return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], stored=True)

@@ -11,20 +11,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from baton_engine.attention.interface import StepBatch
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.build import ops_for
 from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.rotary import HeadNorm, Rope
+from baton_engine.runner.input_buffers import StepShape, pad, to_device
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.attention_specs import batch_of
 from tests.support.engines.demands import kv_layout
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -74,13 +78,12 @@ def launch_all() -> None:
     attention = TritonAttention(memory, [spec, replace(spec, window=16, soft_cap=50.0)])
     rope = Rope(RopeConfig(type="default", theta=1e6), H, BF16, CPU)
     norm = HeadNorm(torch.ones(N + K, H, dtype=BF16), 1e-6)
-    kept = attention.over(
-        torch.zeros(PADDED, dtype=torch.int64),
-        torch.ones(PADDED, dtype=torch.int32),
-        torch.zeros(PADDED, 20, dtype=torch.int32),
-    )
-    steps = [(sum(len(row.tokens) for row in rows), attention.begin(rows)) for rows in STEPS]
-    for tokens, step in [*steps, (PADDED, kept)]:
+    shape = StepShape(PADDED, PADDED, 20, 1)
+    host = shape.arrays_in(np.zeros(shape.size, np.int32))
+    pad(host, 0)
+    padded = StepBatch(host, to_device(host, CPU), 1, 320)
+    for batch in [*(batch_of(rows, layout) for rows in STEPS), padded]:
+        tokens, step = len(batch.host.tokens_T), attention.begin(batch)
         tables = rope.tables(torch.arange(tokens))
         heads = torch.zeros(tokens, N + 2 * K, H, dtype=BF16)
         for layer in range(LAYERS):

@@ -21,9 +21,9 @@ import torch
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
 from baton_engine.attention.exact.pages import CopiedKV
 from baton_engine.attention.exact.splits import Hidden, Splits
+from baton_engine.attention.interface import TableRow
 from baton_engine.attention.torch_decode import places_of
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.interface import Row
 
 # Rows of up to this number of splits may share a group.
 SHORT_SPLITS = 4
@@ -37,7 +37,7 @@ class DecodeRows:
         self,
         kv: CopiedKV,
         products: BatchedProducts,
-        rows: Sequence[Row],
+        rows: Sequence[TableRow],
         places: Sequence[int],
         splits: Splits,
         shared: int = 0,
@@ -135,7 +135,7 @@ def similar(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
         yield sorted(group)
 
 
-def shared_prefixes(rows: Sequence[Row], splits: Splits) -> list[tuple[list[int], int]]:
+def shared_prefixes(rows: Sequence[TableRow], splits: Splits) -> list[tuple[list[int], int]]:
     """Divide rows into groups to compute together: indexes of rows, and how many leading splits
     have the same blocks in all of them. Only splits before the row's new token are shared, so each
     row has at least one split of its own. Rows that share nothing form one group."""
@@ -151,7 +151,7 @@ def shared_prefixes(rows: Sequence[Row], splits: Splits) -> list[tuple[list[int]
 
 
 def _best(
-    rows: Sequence[Row], blocks: int, counts: Sequence[int], members: list[int], known: int
+    rows: Sequence[TableRow], blocks: int, counts: Sequence[int], members: list[int], known: int
 ) -> tuple[int, list[tuple[list[int], int]]]:
     """The grouping of `members` that saves most, and its saving in splits of one row. Their first
     `known` splits are the same. Either all form one group with their common prefix, or they split
@@ -159,13 +159,13 @@ def _best(
     if len(members) < 2:
         return 0, []
 
-    def split_of(index: int, split: int) -> tuple[int, ...]:
-        return tuple(rows[index].blocks[split * blocks : (split + 1) * blocks])
+    def split_of(index: int, split: int) -> bytes:
+        return rows[index].blocks[split * blocks : (split + 1) * blocks].tobytes()
 
     common, most = known, min(counts[index] for index in members)
     while common < most and len({split_of(index, common) for index in members}) == 1:
         common += 1
-    apart: dict[tuple[int, ...], list[int]] = {}
+    apart: dict[bytes, list[int]] = {}
     for index in members:
         if counts[index] > common:
             apart.setdefault(split_of(index, common), []).append(index)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from baton_engine.attention.interface import TableRow
 from baton_engine.attention.kv_views import Positions, Table, Visible
 from baton_engine.config.engine_config import SPLIT_KEYS
-from baton_engine.interface import Row
 from baton_engine.kv.staging import stage
 
 
@@ -46,12 +46,12 @@ class Splits:
         hidden: Visible = keys > queries
         return hidden if self.window is None else hidden | (keys <= queries - self.window)
 
-    def table(self, rows: Sequence[Row], first: Sequence[int], count: int) -> Table:
+    def table(self, rows: Sequence[TableRow], first: Sequence[int], count: int) -> Table:
         """The blocks of `count` splits of each row, from its split `first` on. Where a row has no
         block, the table has block 0, whose KV is finite."""
         table_RM = np.zeros((len(rows), count * self.blocks), np.int64)
         for line, (row, split) in enumerate(zip(rows, first, strict=True)):
-            end = -(-(row.start + len(row.tokens)) // self._block_size)
+            end = -(-(row.start + row.count) // self._block_size)
             begin = split * self.blocks
             used = row.blocks[begin : min(end, begin + table_RM.shape[1])]
             table_RM[line, : len(used)] = used
