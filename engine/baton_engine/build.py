@@ -71,10 +71,11 @@ def build_torch(
         runner = _runner(plan, model)
         with ProgressLine(sys.stderr) as line:
             warm_all(runner, line)
+    exact = plan.exact and runner.exact
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
-        fingerprint=fingerprint(digests, plan.layout, _canonical(plan)),
+        fingerprint=fingerprint(digests, plan.layout, _canonical(plan, exact)),
         layout=plan.layout,
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
@@ -82,7 +83,7 @@ def build_torch(
         max_num_seqs=plan.demand.max_num_seqs,
         vocab_size=plan.config.vocab_size,
         eos_ids=plan.config.eos_ids,
-        exact="bitwise" if plan.exact and runner.exact else "numeric",
+        exact="bitwise" if exact else "numeric",
     )
     engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
@@ -102,10 +103,10 @@ def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> Plan:
     return replace(plan, config=plan.config.limited_to(settings.max_model_len))
 
 
-def _canonical(plan: Plan) -> str:
-    """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with each
-    other: KV of other arithmetic would change their bits."""
-    suffix = f" batch-invariant on {plan.device.type}" if plan.exact else ""
+def _canonical(plan: Plan, exact: bool) -> str:
+    """The config's part of the fingerprint. Exact engines exchange KV only with each other: KV of
+    other arithmetic would change their bits."""
+    suffix = f" batch-invariant on {plan.device.type}" if exact else ""
     return plan.config.canonical() + suffix
 
 

@@ -21,7 +21,7 @@ from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
-from baton_protocol.store import NodeLoad
+from baton_protocol.store import Exact, NodeLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,7 @@ class EngineInfo:
     max_num_seqs: int
     vocab_size: int
     eos_ids: tuple[int, ...]
-    # "bitwise": the bits of a token's logits depend only on the tokens before it. "numeric": they
-    # also depend on the batch, so logits are equal up to rounding.
-    exact: Literal["bitwise", "numeric"] = "numeric"
+    exact: Exact = "numeric"
 
 
 # --- between scheduler and runner -----------------------------------------------------------
