@@ -111,6 +111,20 @@ class KVLayout(msgspec.Struct, frozen=True):
         """Bytes of a chunk with the blocks of all groups."""
         return self.num_groups * self.block_bytes * self.chunk_blocks
 
+    @property
+    def full_groups_bytes(self) -> int:
+        """Bytes of a chunk with the blocks of the groups without a window only."""
+        return self.num_full_groups * self.block_bytes * self.chunk_blocks
+
+    def first_complete(self, chunks: int) -> int:
+        """The first of a request's `chunks` full chunks that must have the blocks of all groups.
+
+        A node that has these chunks computes the tokens after them, or their last token again. The
+        groups with a window need the last `window` tokens of the chunks for it, and none before.
+        """
+        last = chunks * self.chunk_tokens - 1
+        return self.window_start(last) // self.chunk_tokens
+
     def chunk_of(self, blocks: Sequence[BlockId], index: int) -> tuple[BlockId, ...]:
         """The blocks of chunk `index` of a sequence's flat list `blocks`, in the order of the
         chunk's payload: `[group][block]`, so the groups without a window come first. A chunk at
