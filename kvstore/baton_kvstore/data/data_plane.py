@@ -374,7 +374,7 @@ class DataPlane:
             raise ValueError(f"payload_bytes is {size}, not in {set(self._format.payload_sizes)}")
         self._check(direct, size)
         operation = Put(
-            self._format, chunk, tokens, size, depth, fill, copied, done, priority, direct
+            *(self._format, chunk, tokens, depth, fill, copied, done, priority, direct, size)
         )
         self._instances[self.instance_for(chunk)].submit(operation)
 

@@ -313,19 +313,19 @@ class Operation(Protocol):
 
 @dataclass(slots=True)
 class Put:
-    """Store one chunk of `payload_bytes`. `copied` is called exactly once, before `done`, also if
-    the put failed or never ran: after it the source is no longer read."""
+    """Store one chunk of `payload_bytes`; None means all groups. `copied` is called exactly once,
+    before `done`, also if the put failed or never ran: after it the source is no longer read."""
 
     format: Format
     hash: BlockHash
     tokens: int
-    payload_bytes: int
     depth: int
     fill: Callable[[memoryview, int], None]
     copied: Callable[[], None]
     done: Callable[[PutResult], None]
     priority: Priority
     direct: Sequence[memoryview] | None = None
+    payload_bytes: int | None = None
     is_put: ClassVar[bool] = True
     queued_at: float = 0.0
     _copied: bool = False
@@ -334,13 +334,17 @@ class Put:
 
     @property
     def value_bytes(self) -> int:
-        return self.format.value_bytes(self.payload_bytes)
+        return self.format.value_bytes(self._size)
+
+    @property
+    def _size(self) -> int:
+        return self.payload_bytes or self.format.layout.chunk_bytes
 
     def stage(self, buffer: memoryview, shard: int) -> None:
         layout = self.format.layout
         if self.direct is None:
             self.fill(buffer[HEADER_BYTES:], shard)
-        spec = self.format.spec(self.hash, self.payload_bytes, shard, self.tokens)
+        spec = self.format.spec(self.hash, self._size, shard, self.tokens)
         seal_value(in_pieces(self.direct, buffer), spec, self.format.writer)
         if self.direct is None and shard == layout.kv_shards - 1:
             self._release()
@@ -376,7 +380,7 @@ class Put:
         return Marker(
             instance=self._instance,
             run_id=run_id,
-            payload_bytes=self.payload_bytes,
+            payload_bytes=self._size,
             shards=layout.kv_shards,
             depth=self.depth,
             stamp=int.from_bytes(os.urandom(STAMP_BYTES)),
