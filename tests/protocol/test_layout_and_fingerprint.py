@@ -86,3 +86,33 @@ def test_a_chunk_lists_the_blocks_of_one_group_after_the_other(
     layout: KVLayout, blocks: Sequence[BlockId], index: int, expected: tuple[int, ...]
 ) -> None:
     assert layout.chunk_of(blocks, index) == expected
+
+
+@pytest.mark.parametrize(
+    ("chunks", "window", "expected"),
+    [
+        (0, 64, 0),
+        (1, 64, 0),
+        (2, 64, 0),
+        (3, 64, 1),  # chunks of 32 tokens: [32, 96) are the last 64 of 96
+        (10, 64, 8),
+        (10, 65, 7),
+        (10, 63, 8),
+        (10, 1, 9),
+        (10, 5000, 0),
+        (10, None, 0),
+    ],
+)
+def test_only_chunks_that_reach_into_the_last_window_must_have_all_groups(
+    chunks: int, window: int | None, expected: int
+) -> None:
+    groups = (KVGroup((1, 3, 5)), KVGroup((0, 2, 4), window))
+    layout = msgspec.structs.replace(GROUPED, groups=groups)
+    assert layout.first_complete(chunks) == expected
+
+
+def test_a_chunk_without_the_groups_with_a_window_is_a_part_of_a_chunk() -> None:
+    assert (GROUPED.chunk_bytes, GROUPED.full_groups_bytes) == (9216, 6144)
+    assert SMOLLM.full_groups_bytes == SMOLLM.chunk_bytes
+    windows = msgspec.structs.replace(GROUPED, groups=(KVGroup(tuple(range(6)), 64),))
+    assert windows.full_groups_bytes == 0
