@@ -350,6 +350,7 @@ class Engine(Protocol):
         *,
         reservation: Reservation | None = None,
         landed: Sequence[tuple[int, int]] = (),
+        window_landed: Sequence[tuple[int, int]] | None = None,
         prefill_only: bool = False,
         track: bool = False,
         report_filled: bool = False,
@@ -361,6 +362,8 @@ class Engine(Protocol):
         - `landed`: ascending runs [start, end) of the reservation's full blocks that have verified
           KV, in addition to the leading `cached` ones. The engine computes the gaps and skips the
           runs. With prompt_logprobs it computes everything and ignores `landed`.
+        - `window_landed`: such runs whose KV in the groups with a window is verified, too. None:
+          the same as `landed`.
         - `prefill_only`: end each choice after its first new token.
         - `track`: report Progress. `report_filled`: report Filled.
         - `finished`: choices that are not run.

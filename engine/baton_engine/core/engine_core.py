@@ -125,6 +125,7 @@ class EngineCore:
         *,
         reservation: Reservation | None = None,
         landed: Sequence[Run] = (),
+        window_landed: Sequence[Run] | None = None,
         prefill_only: bool = False,
         track: bool = False,
         report_filled: bool = False,
