@@ -12,12 +12,14 @@ bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from baton_protocol.figures import Size, Text
+from baton_protocol.ids import BlockId
 
 LAYOUT_VERSION = 1
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
@@ -108,6 +110,14 @@ class KVLayout(msgspec.Struct, frozen=True):
     def chunk_bytes(self) -> int:
         """Bytes of a chunk with the blocks of all groups."""
         return self.num_groups * self.block_bytes * self.chunk_blocks
+
+    def chunk_of(self, blocks: Sequence[BlockId], index: int) -> tuple[BlockId, ...]:
+        """The blocks of chunk `index` of a sequence's flat list `blocks`, in the order of the
+        chunk's payload: `[group][block]`, so the groups without a window come first. A chunk at
+        the end of a shorter list has fewer blocks."""
+        groups, span = self.num_groups, self.chunk_blocks * self.num_groups
+        chunk = blocks[index * span : (index + 1) * span]
+        return tuple(block for group in range(groups) for block in chunk[group::groups])
 
     @property
     def shard_bytes(self) -> int:
