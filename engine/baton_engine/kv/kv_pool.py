@@ -8,8 +8,8 @@ own stream. PinnedBlocks is the host tier's memory for a pool on CUDA.
 Head shard s of a block has heads [s * K / S, (s + 1) * K / S) of each layer's K and V: 2 * L
 contiguous pieces of the block.
 
-Shapes: P blocks with block 0 (padding), L layers of a KV group, K kv heads, S head shards, B block
-size, H head_dim; of PinnedBlocks N slots of Z bytes.
+Shapes: P blocks with block 0 (padding), L layers of a group (see KVLayout.group_layers), K kv
+heads, S head shards, B block size, H head_dim; of PinnedBlocks N slots of Z bytes.
 """
 
 from __future__ import annotations
