@@ -13,6 +13,7 @@ import pytest
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
+from baton_engine.runner.model_runner import TorchRunner
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -122,3 +123,15 @@ def test_preempted_requests_get_the_bits_that_they_get_alone(
         for index in range(4):
             submit(engine, f"same {index}", PROMPT)
         assert set(map(tuple, run(engine).values())) == {tuple(expected)}, f"{blocks} blocks"
+
+
+def test_an_engine_that_is_not_exact_has_another_fingerprint_than_one_that_is(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model("llama-gqa2-tied")
+    exact = exact_engine(folder, dtype="float32").info
+    monkeypatch.setattr(TorchRunner, "exact", False)
+    other = exact_engine(folder, dtype="float32").info
+    assert (exact.exact, other.exact) == ("bitwise", "numeric")
+    assert other.fingerprint == small_engine(folder, dtype="float32").info.fingerprint
+    assert other.fingerprint != exact.fingerprint
