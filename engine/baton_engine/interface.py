@@ -167,7 +167,9 @@ class KVMemory(Protocol):
     `views` returns one writable view of each block's own bytes. It returns None if there are none
     (blocks on a device, or several head shards) or if the engine has to notice writes.
 
-    All methods are thread-safe for blocks that are held. Blocks must not be written during a read.
+    These three are thread-safe for blocks that are held. Blocks must not be written during a read.
+    The engine calls `copy` between two steps: it copies whole blocks before the next step reads
+    them.
     """
 
     layout: KVLayout
@@ -177,6 +179,8 @@ class KVMemory(Protocol):
     def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None: ...
 
     def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None: ...
+
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None: ...
 
 
 class Launched(Protocol):

@@ -233,7 +233,7 @@ def test_with_prompt_logprobs_choices_share_the_leaders_blocks() -> None:
     request = make_request("a", 10, n=3, max_tokens=2, prompt_logprobs=0)
     run = run_all(engine, [request])
     assert prompt_entries(run, "a") == expected_entries(request)
-    assert runner.work() == [[(0, 10)], [(10, 1), (8, 3), (8, 3)]]
+    assert runner.work() == [[(0, 10)], [(10, 1), (10, 1), (10, 1)]]
     assert requested_targets(runner)[1:] == [None] * 3
 
 
