@@ -137,7 +137,6 @@ def test_rows_are_padded_or_divided_into_permitted_numbers(
 def test_equal_products_have_equal_digests_and_others_have_not() -> None:
     weight_OI = random_weight(32, 64, torch.bfloat16)
 
-
     def digest(parts: int) -> str:
         return row_rule(lambda x_TI: summed(x_TI, weight_OI, parts), weight_OI, None).digest
 
