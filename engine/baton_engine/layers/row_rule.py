@@ -81,12 +81,16 @@ def row_rule(
     bias_O: torch.Tensor | None,
     counts: Sequence[int] = ROW_COUNTS,
 ) -> RowRule:
-    """Find the rule of lowest cost. The order of additions depends only on shapes and the number of
+    """The rule of a linear layer. The order of additions depends only on shapes and the number of
     threads, so products of equal shapes have the same rule.
 
     Takes as long as a step of all `counts` tokens together: 0.1 s for a weight of 3,072 x 576.
     """
-    x_RI = _test_rows(weight_OI, bias_O)
+    return tested_rule(product, _test_rows(weight_OI, bias_O), counts)
+
+
+def tested_rule(product: Product, x_RI: torch.Tensor, counts: Sequence[int]) -> RowRule:
+    """The rule of lowest cost, found with the rows `x_RI`."""
     found: list[tuple[torch.Tensor, list[int]]] = []
     for count in counts:
         y_RO = _outputs(product, x_RI, count)

@@ -58,13 +58,13 @@ class Splits:
         return table_RM
 
     def weights(self, scores_XML: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights exp(score - largest) [X, C, M, S] from the scores of all keys that each query
+        """Weights exp(score - largest) [X, M, C, S] from the scores of all keys that each query
         sees, and the sums of a query's weights [X, M]. Overwrites the scores."""
         weights_XML = scores_XML.sub_(scores_XML.amax(-1, keepdim=True)).exp_()
         weights_XMCS = weights_XML.view(*weights_XML.shape[:2], -1, self.keys)
         sums_XMC = weights_XMCS.sum(-1)
         # cumsum adds the splits in order, and splits without a visible key add 0.
-        return weights_XMCS.transpose(1, 2), sums_XMC.cumsum(-1)[..., -1]
+        return weights_XMCS, sums_XMC.cumsum(-1)[..., -1]
 
 
 @dataclass(frozen=True, slots=True)
