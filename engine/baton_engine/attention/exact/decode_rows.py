@@ -61,6 +61,9 @@ class DecodeRows:
         hidden_RL = splits.hidden(starts_R[:, None], keys_RL)
         hidden_XL = np.repeat(hidden_RL, kv.num_kv_heads, 0)
         self._hidden = Hidden.of(hidden_XL[:, None], kv.device)
+        # Keys from here on are those of block 0, which are finite.
+        ends_R = (starts_R // kv.block_size + 1) * kv.block_size
+        self._written = int((ends_R - (low_R - shared) * splits.keys).max())
         self._slots = self._bags = None
         if products.in_place:
             own_RL = ~hidden_RL[:, shared * splits.keys :]
@@ -101,11 +104,12 @@ class DecodeRows:
             return self._own_sums(layer, weights_XGCS, 0)
         kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
         v_KLH = self._kv.gather_v(layer, self._common).view(kv_heads, -1, dim)
-        rows, group = len(weights_XGCS) // kv_heads, weights_XGCS.shape[1]
-        weights_RKGCS = weights_XGCS.unflatten(0, (rows, kv_heads))[..., : self.shared, :]
+        rows, (group, splits, keys) = len(weights_XGCS) // kv_heads, weights_XGCS.shape[1:]
+        weights_RKGCS = weights_XGCS.view(rows, kv_heads, group, splits, keys)
+        weights_RKGCS = weights_RKGCS[..., : self.shared, :]
         weights_KMCS = weights_RKGCS.transpose(0, 1).flatten(1, 2)
         sums_KMCH = self._products.sums(weights_KMCS, v_KLH)
-        sums_RKGCH = sums_KMCH.unflatten(1, (rows, group)).transpose(0, 1)
+        sums_RKGCH = sums_KMCH.reshape(kv_heads, rows, group, -1, dim).transpose(0, 1)
         own_XGCH = self._own_sums(layer, weights_XGCS[:, :, self.shared :], self.shared)
         return torch.cat((sums_RKGCH.flatten(0, 1), own_XGCH), 2)
 
@@ -120,7 +124,8 @@ class DecodeRows:
             weights = weights_XGCS[matrices]
             v_XLH = self._kv.gather_v(layer, pages).view(len(weights), -1, dim)
             if self._hidden is not None:
-                self._hidden.clear(v_XLH, matrices, first * self._splits.keys)
+                keys = slice(first * self._splits.keys, self._written)
+                self._hidden.clear(v_XLH, matrices, keys)
             found.append(self._products.sums(weights, v_XLH))
         return found[0] if len(found) == 1 else torch.cat(found)
 
