@@ -69,13 +69,17 @@ def build_torch(
             check_unchanged(settings.model, states)
         plan = _measured(plan, model)
         runner = _runner(plan, model)
+        if plan.exact and not runner.exact:
+            raise SettingsError(
+                f"--batch-invariant on: products in {plan.layout.dtype} on this CPU depend on the "
+                "place of a row; use --batch-invariant off"
+            )
         with ProgressLine(sys.stderr) as line:
             warm_all(runner, line)
-    exact = plan.exact and runner.exact
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
-        fingerprint=fingerprint(digests, plan.layout, _canonical(plan, exact)),
+        fingerprint=fingerprint(digests, plan.layout, _canonical(plan, model)),
         layout=plan.layout,
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
@@ -83,7 +87,7 @@ def build_torch(
         max_num_seqs=plan.demand.max_num_seqs,
         vocab_size=plan.config.vocab_size,
         eos_ids=plan.config.eos_ids,
-        exact="bitwise" if exact else "numeric",
+        exact="bitwise" if plan.exact else "numeric",
     )
     engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
@@ -103,11 +107,13 @@ def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> Plan:
     return replace(plan, config=plan.config.limited_to(settings.max_model_len))
 
 
-def _canonical(plan: Plan, exact: bool) -> str:
-    """The config's part of the fingerprint. Exact engines exchange KV only with each other: KV of
-    other arithmetic would change their bits."""
-    suffix = f" batch-invariant on {plan.device.type}" if exact else ""
-    return plan.config.canonical() + suffix
+def _canonical(plan: Plan, model: Decoder) -> str:
+    """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with
+    nodes that compute the same bits: KV of other arithmetic would change theirs."""
+    canonical = plan.config.canonical()
+    if not plan.exact:
+        return canonical
+    return f"{canonical} batch-invariant {torch.backends.cpu.get_cpu_capability()} {model.bits}"
 
 
 def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
@@ -128,7 +134,8 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
         keep_freed_memory()
     dtype = TORCH_DTYPES[plan.layout.dtype]
     ops = EXACT_TORCH_OPS if plan.exact else ops_for(plan.kernels)
-    slots = WeightSlots(dtype, plan.device, ops, test_rows=plan.exact)
+    exact_rows = plan.demand.max_batched_tokens if plan.exact else None
+    slots = WeightSlots(dtype, plan.device, ops, exact_rows=exact_rows)
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":
         fill_slots(slots)
@@ -137,11 +144,6 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
         with ProgressLine(sys.stderr) as line:
             load_weights(settings.model, plan.config, slots, counting(line, total))
     slots.finish()
-    if plan.exact and not model.exact:
-        raise SettingsError(
-            f"--batch-invariant on: this CPU's products in {plan.layout.dtype} depend on the number"
-            " of rows; use --dtype float32 or --batch-invariant off"
-        )
     return model
 
 

@@ -38,7 +38,7 @@ SCORES_AT_ONCE = 1 << 20
 # SPLIT_KEYS keys, at least one. Of one-token rows, KEYS_COPIED elements of K are copied at a time,
 # or those of one row.
 SPLIT_KEYS = 64
-KEYS_COPIED = 1 << 20
+KEYS_COPIED = 1 << 21
 
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)

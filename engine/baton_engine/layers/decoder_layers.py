@@ -43,7 +43,7 @@ class Linear:
     def _pack(self, slots: WeightSlots) -> None:
         assert self._weight_OI is not None
         product = packed_product(self._weight_OI, self._bias_O)
-        self._product = slots.same_bits(product, *self.shape, bias=self._bias_O is not None)
+        self._product = slots.same_bits(product, self._weight_OI, self._bias_O)
         self._weight_OI = None  # the product owns the weight or a packed copy of it
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from baton_engine.layers.linear_method import Product, RowRule, row_rule, with_rule
 from baton_engine.layers.ops import TORCH_OPS, Ops
+from baton_engine.layers.row_rule import ROW_COUNTS, Product, RowRule, row_rule, with_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,12 @@ class WeightSlots:
         device: torch.device,
         ops: Ops = TORCH_OPS,
         *,
-        test_rows: bool = False,
+        exact_rows: int | None = None,
     ) -> None:
-        """With `test_rows`, products are tested and made exact if possible (see same_bits)."""
+        """`exact_rows` is the number of rows of the largest step, if products are to be tested and
+        made exact (see same_bits)."""
         self.dtype = dtype
-        self._test_rows = test_rows
+        self._exact_rows = exact_rows
         self.device = device
         self.ops = ops
         self.parameters: dict[str, Parameter] = {}
@@ -87,21 +88,33 @@ class WeightSlots:
             raise AssertionError(f"parameter {name} declared twice")
         self.parameters[name] = parameter
 
-    def same_bits(self, product: Product, outputs: int, inputs: int, *, bias: bool) -> Product:
+    def same_bits(
+        self,
+        product: Product,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None = None,
+        counts: Sequence[int] = ROW_COUNTS,
+    ) -> Product:
         """The product, changed so that a row has the same bits for any number of rows, if that is
-        possible (see `linear_method.row_rule`). Products of equal shapes are tested once."""
-        if not self._test_rows:
+        possible (see `row_rule`). Products of equal shapes are tested once."""
+        if self._exact_rows is None:
             return product
-        key = (outputs, inputs, bias)
+        key = (*weight_OI.shape, bias_O is not None)
         if key not in self.row_rules:
-            self.row_rules[key] = row_rule(product, inputs, self.dtype)
+            # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
+            most = max(256, self._exact_rows)
+            some = [count for count in counts if count <= most]
+            self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
         return with_rule(product, self.row_rules[key])
 
     @property
-    def exact(self) -> bool:
-        """Whether tests have shown that all products of the model give a row the same bits for any
-        number of rows."""
-        return self._test_rows and all(rule.exact for rule in self.row_rules.values())
+    def bits(self) -> str:
+        """Identifies the bits of the tested products; "" unless all give a row the same bits for
+        any number of rows."""
+        rules = self.row_rules.values()
+        if not all(rule.counts for rule in rules):
+            return ""
+        return "-".join(rule.digest[:8] for rule in rules)
 
     def when_filled(self, act: Callable[[], None]) -> None:
         """Register a callback for finish(), for what a layer derives from its weights."""

@@ -60,7 +60,7 @@ class TorchRunner:
     @property
     def exact(self) -> bool:
         """Whether the bits of a token's logits depend only on the tokens before it."""
-        return self._model.exact and self._attention.exact
+        return bool(self._model.bits) and self._attention.exact
 
     @property
     def buckets(self) -> Sequence[int]:

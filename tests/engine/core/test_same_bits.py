@@ -19,7 +19,6 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import small_engine
-from tests.support.needs import needs
 
 Token = tuple[int, float]
 NEW_TOKENS = 12
@@ -38,7 +37,9 @@ PROMPT = prompt_of(150, seed=1)
 
 
 def exact_engine(folder: Path, **settings: Any) -> EngineCore:
-    return small_engine(folder, batch_invariant="on", **settings)
+    engine = small_engine(folder, batch_invariant="on", **settings)
+    assert engine.info.exact == "bitwise"
+    return engine
 
 
 def submit(
@@ -72,22 +73,12 @@ def alone(folder: Path, dtype: str, **settings: Any) -> list[Token]:
     return run(engine)["alone"]
 
 
-def check_exact(folder: Path, dtype: str) -> None:
-    """Skip in bfloat16 on a CPU with AMX, unless the model's products pass the engine's test."""
-    try:
-        assert exact_engine(folder, dtype=dtype).info.exact == "bitwise"
-    except SettingsError:
-        needs("exact_bfloat16")
-        raise
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
     family: str, dtype: str, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tiny_model(family)
-    check_exact(folder, dtype)
     expected = alone(folder, dtype)
     for size in (1, 7, 16, 64):
         assert alone(folder, dtype, max_batched_tokens=size) == expected, f"pieces of {size}"
@@ -125,13 +116,19 @@ def test_preempted_requests_get_the_bits_that_they_get_alone(
         assert set(map(tuple, run(engine).values())) == {tuple(expected)}, f"{blocks} blocks"
 
 
-def test_an_engine_that_is_not_exact_has_another_fingerprint_than_one_that_is(
+def test_an_engine_that_is_not_exact_is_refused(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchRunner, "exact", False)
+    with pytest.raises(SettingsError, match="--batch-invariant on: products in float32"):
+        exact_engine(tiny_model("llama-gqa2-tied"), dtype="float32")
+
+
+def test_an_exact_engine_has_another_fingerprint_than_others(
+    tiny_model: Callable[[str], Path],
 ) -> None:
     folder = tiny_model("llama-gqa2-tied")
     exact = exact_engine(folder, dtype="float32").info
-    monkeypatch.setattr(TorchRunner, "exact", False)
-    other = exact_engine(folder, dtype="float32").info
+    other = small_engine(folder, dtype="float32").info
     assert (exact.exact, other.exact) == ("bitwise", "numeric")
-    assert other.fingerprint == small_engine(folder, dtype="float32").info.fingerprint
     assert other.fingerprint != exact.fingerprint

@@ -29,6 +29,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
 from baton_engine.attention.exact.decode_rows import DecodeRows, shared_prefixes, similar
@@ -49,7 +50,8 @@ class ExactAttention:
         self._kv = CopiedKV(memory, specs[0].num_heads, sizes)
         self._specs = tuple(specs)
         self._products = BatchedProducts.for_heads(
-            self._kv.pool.dtype, self._kv.device, self._kv.head_dim
+            *(self._kv.pool.dtype, self._kv.device, self._kv.head_dim),
+            keys=Splits(self._kv.block_size, None).keys,
         )
 
     @property
@@ -156,19 +158,27 @@ class PromptPiece:
         out_KTGH = out_TNH.view(by_head).transpose(0, 1)
         q_KTGH = q_TNH.reshape(by_head).transpose(0, 1)
         each_token = by_head[2] * self._keys
-        height = min(tokens, max(1, kv.sizes.max_scores // each_token))
+        height = min(
+            tokens,
+            max(1, kv.sizes.max_scores // each_token),
+            max(1, self._products.most_rows // by_head[2]),
+        )
         width = max(1, kv.sizes.max_scores // (height * each_token))
         for part, seen, hidden in self._parts_of(height, by_head[2]):
             for head in range(0, kv.num_kv_heads, width):
                 some = slice(head, head + width)
                 q_XTGH = q_KTGH[some, part]
-                scores_XML = self._products.scores(q_XTGH.flatten(1, 2), k_KLH[some, :seen], spec)
+                q_XMH = q_XTGH.flatten(1, 2)
+                rows = q_XMH.shape[1]
+                # Padding here is cheaper than in each product.
+                q_XMH = F.pad(q_XMH, (0, 0, 0, self._products.rows(rows) - rows))
+                scores_XML = self._products.scores(q_XMH, k_KLH[some, :seen], spec)
                 if hidden is not None:
-                    hidden.hide(scores_XML)
-                weights_XCMS, total_XM = self._splits.weights(scores_XML)
-                sums_XCMH = self._products.sums(weights_XCMS, v_KLH[some, :seen])
-                out_XMH = added(sums_XCMH).div_(total_XM[..., None])
-                out_KTGH[some, part] = out_XMH.view(q_XTGH.shape)
+                    hidden.hide(scores_XML[:, :rows])
+                weights_XMCS, total_XM = self._splits.weights(scores_XML)
+                sums_XMCH = self._products.sums(weights_XMCS, v_KLH[some, :seen])
+                out_XMH = added(sums_XMCH).div_(total_XM[..., None])
+                out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
         return out_TNH
 
     def _parts_of(self, height: int, group: int) -> list[tuple[slice, int, Hidden | None]]:
