@@ -11,9 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-SMALL_KERNELS = {
-    *("_add_norm", "_draw", "_gelu_tanh_mul", "_pick", "_rotate_store", "_shape", "_silu_mul")
-}
+SMALL_KERNELS = {*("_activation_mul", "_add_norm", "_draw", "_pick", "_rotate_store", "_shape")}
 
 
 def test_kernels_compile_with_the_arguments_of_models_and_the_sampler(tmp_path: Path) -> None:

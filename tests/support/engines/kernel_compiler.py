@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from baton_engine.attention import triton_paged_attention, triton_store_kv
-from baton_engine.layers import triton_gelu, triton_norm, triton_rope_store, triton_silu
+from baton_engine.layers import triton_activation, triton_norm, triton_rope_store
 from baton_engine.sampling import triton_sampler, triton_topk_topp
 
 
@@ -49,16 +49,12 @@ def builds() -> Iterator[Build]:
         types="*bf16 *bf16 *bf16 *bf16 i32 fp32",
         constants={"HAS_DELTA": True, "BLOCK": 4096},
     )
-    yield Build(
-        kernel=triton_silu._silu_mul,
-        types="*bf16 *bf16 i32",
-        constants={"BLOCK": triton_silu.BLOCK},
-    )
-    yield Build(
-        kernel=triton_gelu._gelu_tanh_mul,
-        types="*bf16 *bf16 i32",
-        constants={"BLOCK": triton_gelu.BLOCK},
-    )
+    for gelu in (False, True):
+        yield Build(
+            kernel=triton_activation._activation_mul,
+            types="*bf16 *bf16 i32",
+            constants={"GELU": gelu, "BLOCK": triton_activation.BLOCK},
+        )
     for rotary, has_norm in ((64, True), (48, False)):
         shape = {"QUERIES": 16, "ALL": 32, "BLOCK": 16, "HALF": 64, "HALF_P": 64, "HEADS": 16}
         yield Build(
