@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, splits_for
+from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, programs_for
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
@@ -32,19 +32,18 @@ Ints = npt.NDArray[np.int32]
 
 
 class TritonAttention:
-    def __init__(self, memory: TorchMemory, specs: Sequence[AttentionSpec]) -> None:
-        """`specs` has one entry per layer."""
+    def __init__(
+        self, memory: TorchMemory, specs: Sequence[AttentionSpec], *, exact: bool = False
+    ) -> None:
+        """`specs` has one entry per layer. With `exact`, the bits of a query's output depend only
+        on the query and the keys it sees."""
+        self.exact = exact
         self._memory = memory
         self._specs = tuple(specs)
         device = memory.pool.device
         self._processors = 1
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
-
-    @property
-    def exact(self) -> bool:
-        """False: how keys are divided among programs depends on the number of rows."""
-        return False
 
     def begin(self, rows: Sequence[Row]) -> TritonStep:
         layout = self._memory.layout
@@ -60,9 +59,9 @@ class TritonAttention:
         )
         one_token = bool((counts_R == 1).all())
         paged = PagedRows(staged[0], staged[1], staged[2].view(table_RM.shape), one_token)
-        splits = splits_for(len(rows), layout.num_kv_heads, longest, self._processors)
+        programs = programs_for(len(rows), layout.num_kv_heads, longest, self._processors)
         slots = KVSlots(self._memory.pool, staged[3].view(torch.int64))
-        return TritonStep(slots, paged, self._specs, splits)
+        return TritonStep(slots, paged, self._specs, programs, self.exact)
 
     def over(
         self, slots_P: torch.Tensor, lengths_P: torch.Tensor, table_PM: torch.Tensor
@@ -72,21 +71,27 @@ class TritonAttention:
         rows, width = table_PM.shape
         starts_R1 = torch.arange(rows + 1, dtype=torch.int32, device=table_PM.device)
         longest = width * layout.block_size
-        splits = splits_for(rows, layout.num_kv_heads, longest, self._processors)
+        programs = programs_for(rows, layout.num_kv_heads, longest, self._processors)
         paged = PagedRows(starts_R1, lengths_P, table_PM, True)
-        return TritonStep(KVSlots(self._memory.pool, slots_P), paged, self._specs, splits)
+        return TritonStep(KVSlots(self._memory.pool, slots_P), paged, self._specs, programs, self.exact)
 
 
 class TritonStep:
     """StepAttention with kernels. Made by TritonAttention."""
 
     def __init__(
-        self, slots: KVSlots, rows: PagedRows, specs: Sequence[AttentionSpec], splits: int
+        self,
+        slots: KVSlots,
+        rows: PagedRows,
+        specs: Sequence[AttentionSpec],
+        programs: int,
+        exact: bool,
     ) -> None:
         self._slots = slots
         self._rows = rows
         self._specs = specs
-        self._splits = splits
+        self._programs = programs
+        self._exact = exact
 
     def slots(self) -> KVSlots:
         return self._slots
@@ -109,7 +114,8 @@ class TritonStep:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
-            splits=self._splits,
+            programs=self._programs,
+            exact=self._exact,
         )
         return out_TNH
 

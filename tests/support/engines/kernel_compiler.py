@@ -30,15 +30,15 @@ class Build:
     types: str
     constants: dict[str, Any]
     arch: int = 90
-    options: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def builds() -> Iterator[Build]:
-    yield from _attention("bf16", one_token=True, dim=128, splits=8, window=0, arch=90)
-    yield from _attention("bf16", one_token=False, dim=128, splits=4, window=4096, arch=90)
-    yield from _attention("bf16", one_token=False, dim=256, splits=1, window=0, arch=80)
-    yield from _attention("bf16", one_token=True, dim=256, splits=8, window=4096, arch=90, cap=True)
-    yield from _attention("fp32", one_token=False, dim=128, splits=1, window=0, arch=80)
+    yield from _attention("bf16", one_token=True, dim=128, programs=8, window=0, arch=90)
+    yield from _attention("bf16", one_token=False, dim=128, programs=4, window=4096, arch=90)
+    yield from _attention("bf16", one_token=False, dim=256, programs=1, window=0, arch=80)
+    yield from _attention("bf16", one_token=True, dim=256, programs=8, window=4096, arch=90, cap=True)
+    yield from _attention("fp32", one_token=False, dim=128, programs=1, window=0, arch=80)
     yield Build(
         kernel=triton_store_kv._store_kv,
         types="*i64 *bf16 i32 i32 *bf16 i32 i32 *bf16 i32 i32 i32",
@@ -77,25 +77,43 @@ def builds() -> Iterator[Build]:
 
 
 def _attention(
-    dtype: str, *, one_token: bool, dim: int, splits: int, window: int, arch: int, cap: bool = False
+    dtype: str,
+    *,
+    one_token: bool,
+    dim: int,
+    programs: int,
+    window: int,
+    arch: int,
+    cap: bool = False,
+    exact: bool = False,
 ) -> Iterator[Build]:
     group, item_bytes = 2, 4 if dtype == "fp32" else 2
-    queries, keys, stages = triton_paged_attention.tile_shape(one_token, group, dim, item_bytes)
-    least = max(triton_paged_attention.SPLIT_KEYS // keys, 1)
-    fixed = {"DIM": dim, "DIM_P": dim, "WINDOW": window, "SPLITS": splits, "KEYS": keys}
-    shape = {"GROUP": group, "BLOCK": 16, "CAPPED": cap, "ONE_TOKEN": one_token, "QUERIES": queries}
-    results, where = f"*{dtype} *fp32 *fp32", "*i32 *i32 i32"
+    tile = triton_paged_attention.tile_shape(
+        one_token, group, dim, item_bytes, exact=exact
+    )
+    split = triton_paged_attention.FIXED_SPLIT_KEYS if exact else triton_paged_attention.SPLIT_KEYS
+    fixed = {"DIM": dim, "DIM_P": dim, "WINDOW": window, "PROGRAMS": programs, "KEYS": tile.keys}
+    fixed |= {"SPLIT": max(split // tile.keys, 1), "EXACT": exact}
+    shape = {"GROUP": group, "BLOCK": 16, "CAPPED": cap, "ONE_TOKEN": one_token}
+    results, where = f"*{dtype} *fp32 *fp32 i32", "*i32 *i32 i32"
     yield Build(
         kernel=triton_paged_attention._attend,
         types=f"{results} {where} *i32 i32 *{dtype} i32 i32 fp32 fp32 *{dtype} i32 i32 i32",
-        constants={**shape, **fixed, "LEAST": least},
+        constants={**shape, **fixed, "QUERIES": tile.queries},
         arch=arch,
-        options={"num_stages": stages},
+        options={
+            "num_stages": tile.stages,
+            "num_warps": tile.warps,
+            "enable_fp_fusion": not exact,
+        },
     )
-    if splits > 1:
-        constants = {**fixed, "LEAST": least}
+    if programs > 1:
         yield Build(
-            kernel=triton_paged_attention._join, types=f"{results} {where}", constants=constants
+            kernel=triton_paged_attention._join,
+            types=f"{results} {where}",
+            constants=fixed,
+            arch=arch,
+            options={"enable_fp_fusion": not exact},
         )
 
 
