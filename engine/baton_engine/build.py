@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import torch
 
+from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
@@ -24,6 +25,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
+from baton_engine.layers.linear_method import PACKED, LinearMethod
 from baton_engine.layers.ops import EXACT_TORCH_OPS, TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
@@ -104,9 +106,19 @@ def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> Plan:
 
 def _canonical(plan: Plan) -> str:
     """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with each
-    other: KV of other arithmetic would change their bits."""
-    suffix = f" batch-invariant on {plan.device.type}" if plan.exact else ""
-    return plan.config.canonical() + suffix
+    other, on devices of one kind: KV of other arithmetic would change their bits."""
+    if not plan.exact:
+        return plan.config.canonical()
+    return f"{plan.config.canonical()} batch-invariant on {_device_kind(plan)}, {plan.kernels}"
+
+
+def _device_kind(plan: Plan) -> str:
+    """Devices of a kind multiply with the same instructions: "cpu", or "cuda 9.0" by a GPU's
+    compute capability."""
+    if plan.device.type == "cpu":
+        return "cpu"
+    major, minor = torch.cuda.get_device_capability(plan.device)
+    return f"cuda {major}.{minor}"
 
 
 def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
@@ -126,8 +138,11 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     else:
         keep_freed_memory()
     dtype = TORCH_DTYPES[plan.layout.dtype]
-    ops = EXACT_TORCH_OPS if plan.exact else ops_for(plan.kernels)
-    slots = WeightSlots(dtype, plan.device, ops, test_rows=plan.exact)
+    slots = WeightSlots(
+        *(dtype, plan.device, ops_for(plan.kernels, exact=plan.exact)),
+        linear=linear_for(plan.kernels, exact=plan.exact),
+        test_rows=plan.exact,
+    )
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":
         fill_slots(slots)
@@ -138,8 +153,8 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     slots.finish()
     if plan.exact and not model.exact:
         raise SettingsError(
-            f"--batch-invariant on: this CPU's products in {plan.layout.dtype} depend on the number"
-            " of rows; use --dtype float32 or --batch-invariant off"
+            f"--batch-invariant on: products in {plan.layout.dtype} on this {_device_kind(plan)} "
+            "depend on the number of rows; use --dtype float32 or --batch-invariant off"
         )
     return model
 
@@ -155,13 +170,13 @@ def _measured(plan: Plan, model: Decoder) -> Plan:
         block_size=plan.layout.block_size,
     )
     memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
-    runner = TorchRunner(model, memory, attention_for(plan.kernels, memory, plan.config))
+    runner = TorchRunner(model, memory, _attention(plan, memory))
     return plan.measured(measure_step(runner, rows, plan.device, plan.room))
 
 
 def _runner(plan: Plan, model: Decoder) -> TorchRunner:
     memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
-    attention = attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
+    attention = _attention(plan, memory)
     steps = decode_steps(
         *(model, memory, attention),
         max_num_seqs=plan.demand.max_num_seqs,
@@ -169,6 +184,10 @@ def _runner(plan: Plan, model: Decoder) -> TorchRunner:
         enforce_eager=not plan.demand.graphs,
     )
     return TorchRunner(model, memory, attention, steps)
+
+
+def _attention(plan: Plan, memory: TorchMemory) -> AttentionBackend:
+    return attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
 
 
 def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:
@@ -204,10 +223,20 @@ def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: fl
     )
 
 
-def ops_for(kernels: Kernels) -> Ops:
+def ops_for(kernels: Kernels, *, exact: bool = False) -> Ops:
+    """The operations; with `exact`, their bits for a token do not depend on the number of
+    tokens."""
     if kernels == "torch":
-        return TORCH_OPS
+        return EXACT_TORCH_OPS if exact else TORCH_OPS
     # Imported here, because torch wheels for CPUs do not include triton.
     from baton_engine.layers.triton_ops import TritonOps
 
     return TritonOps()
+
+
+def linear_for(kernels: Kernels, *, exact: bool) -> LinearMethod:
+    if kernels == "torch" or not exact:
+        return PACKED
+    from baton_engine.layers.triton_matmul import FIXED_TILE
+
+    return FIXED_TILE

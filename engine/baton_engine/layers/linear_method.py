@@ -31,6 +31,8 @@ from baton_engine.attention.cpu_bf16 import multiplies_bf16
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
+CPU = torch.device("cpu")
+
 # Number of rows of the head that a CPU multiplies at a time if it reads them twice. With 576
 # columns these are 9 MB, which the second read finds in the cache. One input row took 4.7 ms
 # instead of 5.7 ms for the whole head at once, and 16 rows 7.6 instead of 10.3 ms (2 threads,
@@ -98,6 +100,18 @@ def widened_product(weight_VD: torch.Tensor) -> Product:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearMethod:
+    """How an engine computes products: `product` is made from a weight and a bias, `head` from the
+    head's weight. Another method is `triton_matmul.FIXED_TILE`."""
+
+    product: Callable[[torch.Tensor, torch.Tensor | None], Product]
+    head: Callable[[torch.Tensor], Product]
+
+
+PACKED = LinearMethod(packed_product, head_product)
+
+
+@dataclass(frozen=True, slots=True)
 class RowRule:
     """From `least` rows on, each row of a product has the same bits for any number of rows; or, if
     not `exact`, for none that was tested."""
@@ -106,12 +120,14 @@ class RowRule:
     exact: bool
 
 
-def row_rule(product: Product, width: int, dtype: torch.dtype) -> RowRule:
+def row_rule(
+    product: Product, width: int, dtype: torch.dtype, device: torch.device = CPU
+) -> RowRule:
     """Test a product of `width` inputs on random numbers. The order of additions depends only on
     shapes, so they show every difference. Takes some milliseconds for a small matrix, and about as
     long as a step of 600 tokens."""
     noise = torch.Generator().manual_seed(0)
-    x_TI = torch.randn(max(ROWS_TESTED), width, generator=noise).to(dtype)
+    x_TI = torch.randn(max(ROWS_TESTED), width, generator=noise).to(device, dtype)
     whole_TO = product(x_TI)
     bad = [rows for rows in ROWS_TESTED if not torch.equal(product(x_TI[:rows]), whole_TO[:rows])]
     if not bad:

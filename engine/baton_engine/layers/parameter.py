@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from baton_engine.layers.linear_method import Product, RowRule, row_rule, with_rule
+from baton_engine.layers.linear_method import (
+    PACKED,
+    LinearMethod,
+    Product,
+    RowRule,
+    row_rule,
+    with_rule,
+)
 from baton_engine.layers.ops import TORCH_OPS, Ops
 
 
@@ -45,7 +52,7 @@ class Parameter:
 class WeightSlots:
     """Allocates a model's tensors on one device, and has the Parameter of each checkpoint name.
     Tensors are of `dtype`, unless a layer needs another. `ops` are the operations that the model
-    uses on that device."""
+    uses on that device, and `linear` makes its products."""
 
     def __init__(
         self,
@@ -53,6 +60,7 @@ class WeightSlots:
         device: torch.device,
         ops: Ops = TORCH_OPS,
         *,
+        linear: LinearMethod = PACKED,
         test_rows: bool = False,
     ) -> None:
         """With `test_rows`, products are tested and made exact if possible (see same_bits)."""
@@ -60,6 +68,7 @@ class WeightSlots:
         self._test_rows = test_rows
         self.device = device
         self.ops = ops
+        self.linear = linear
         self.parameters: dict[str, Parameter] = {}
         # What tests found about products, by output and input size and whether there is a bias.
         self.row_rules: dict[tuple[int, int, bool], RowRule] = {}
@@ -94,7 +103,7 @@ class WeightSlots:
             return product
         key = (outputs, inputs, bias)
         if key not in self.row_rules:
-            self.row_rules[key] = row_rule(product, inputs, self.dtype)
+            self.row_rules[key] = row_rule(product, inputs, self.dtype, self.device)
         return with_rule(product, self.row_rules[key])
 
     @property
