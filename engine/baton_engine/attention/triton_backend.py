@@ -73,7 +73,9 @@ class TritonAttention:
         longest = width * layout.block_size
         programs = programs_for(rows, layout.num_kv_heads, longest, self._processors)
         paged = PagedRows(starts_R1, lengths_P, table_PM, True)
-        return TritonStep(KVSlots(self._memory.pool, slots_P), paged, self._specs, programs, self.exact)
+        return TritonStep(
+            KVSlots(self._memory.pool, slots_P), paged, self._specs, programs, self.exact
+        )
 
 
 class TritonStep:

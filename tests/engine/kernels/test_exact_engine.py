@@ -1,7 +1,7 @@
-"""--batch-invariant on with kernels: the bits of a token's logprobs depend only on the tokens before
-it. `tests/engine/core/test_same_bits.py` has the same for torch on a CPU.
+"""--batch-invariant on with kernels: a token's bits depend only on the tokens before it.
 
-Ids and float32 logprobs are compared as they are, without a tolerance.
+Ids and float32 logprobs are compared as they are, without a tolerance. For torch on a CPU,
+`tests/engine/core/test_same_bits.py` does the same.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import pytest
 from baton_engine.attention import triton_backend, triton_paged_attention
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.kv.kv_pool import TORCH_DTYPES
+from baton_engine.layers import linear_method
 from tests.support.engines.kernels import DEVICE, can_compute
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import GREEDY, make_request, run_requests, small_engine
 
-Token = tuple[int, float]
+Token = list[tuple[int, float]]
 Folders = Callable[[str], Path]
-NEW_TOKENS = 3
-PROMPT = prompt_of(45, seed=1)
+NEW_TOKENS = 2
+PROMPT = prompt_of(36, seed=1)
 SPLIT_KEYS = 16  # the kernels' 256 would need long prompts
-PARAMS = msgspec.structs.replace(GREEDY, max_tokens=NEW_TOKENS, logprobs=0)
+PARAMS = msgspec.structs.replace(GREEDY, max_tokens=NEW_TOKENS, logprobs=20)
 DTYPES = [
     "float32",
     pytest.param("bfloat16", marks=[pytest.mark.gpu, pytest.mark.long]),
@@ -34,9 +35,11 @@ DTYPES = [
 
 @pytest.fixture(autouse=True)
 def _short_splits_among_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row's keys are divided among more programs in a small step than in a large one."""
-    monkeypatch.setattr(triton_paged_attention, "FIXED_SPLIT_KEYS", SPLIT_KEYS)
-    monkeypatch.setattr(triton_paged_attention, "MOST_KEYS", SPLIT_KEYS)
+    """A row's keys are divided among more programs in a small step than in a large one. Without
+    fixed splits that changes its bits. The engine's own test of its products is shortened."""
+    monkeypatch.setattr(linear_method, "ROWS_TESTED", (1, 70))
+    for name in ("FIXED_SPLIT_KEYS", "SPLIT_KEYS", "MOST_KEYS"):
+        monkeypatch.setattr(triton_paged_attention, name, SPLIT_KEYS)
     monkeypatch.setattr(
         triton_backend, "programs_for", lambda rows, *sizes: {1: 4, 2: 2}.get(rows, 1)
     )
@@ -52,11 +55,16 @@ def exact_engine(folder: Path, dtype: str, **settings: Any) -> EngineCore:
 def tokens_of(
     engine: EngineCore, prompts: Sequence[Sequence[int]], outputs: Sequence[int] = ()
 ) -> list[Token]:
-    """Submit all prompts at once, and return the ids and logprobs of the first one."""
+    """Submit all prompts at once. Returns the most likely ids and their logprobs for each token of
+    the first one; one logprob alone often rounds a difference away."""
     requests = [make_request(str(index), prompt, PARAMS) for index, prompt in enumerate(prompts)]
     requests[0] = msgspec.structs.replace(requests[0], outputs=(tuple(outputs),))
     found = run_requests(engine, requests)[requests[0].id]
-    return [(each.id, each.logprobs.sampled.logprob) for each in found if each.logprobs]
+    return [
+        [(likely.id, likely.logprob) for likely in each.logprobs.top]
+        for each in found
+        if each.logprobs
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,12 +87,11 @@ def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
     assert len(expected) == NEW_TOKENS
 
     engine = exact_engine(folder, dtype, max_batched_tokens=24, overlap="on")
-    others = [prompt_of(length, seed=length) for length in (1, 20, 33)]
+    others = [prompt_of(length, seed=length) for length in (1, 20)]
     assert tokens_of(engine, [PROMPT, *others]) == expected, "in a batch, in pieces of 24 at most"
-    assert tokens_of(engine, [PROMPT]) == expected, "with a cached prompt"
-    longer = [[*PROMPT, *prompt_of(5, seed=50)]]
-    assert tokens_of(engine, [PROMPT, *longer]) == expected, "with a shared prompt"
+    shared = [*PROMPT, *prompt_of(3, seed=50)]
+    assert tokens_of(engine, [PROMPT, shared]) == expected, "with a cached and shared prompt"
 
-    ids = [id for id, _ in expected[:1]]
-    continued = tokens_of(exact_engine(folder, dtype, max_batched_tokens=7), [PROMPT], ids)
-    assert continued == expected[1:], "taken over after a token, in pieces of 7"
+    first = expected[0][0][0]
+    continued = tokens_of(exact_engine(folder, dtype, max_batched_tokens=10), [PROMPT], [first])
+    assert continued == expected[1:], "taken over after a token, in pieces of 10"

@@ -35,7 +35,9 @@ class Prompt:
 
 def make_prompt(dtype: torch.dtype, heads: int, dim: int) -> Prompt:
     blocks = torch.randperm(-(-LENGTH // BLOCK), generator=torch.Generator().manual_seed(2)) + 1
-    pool = torch.full((len(blocks) + 9, 2, KV_HEADS, BLOCK, dim), torch.nan, device=DEVICE).to(dtype)
+    pool = torch.full((len(blocks) + 9, 2, KV_HEADS, BLOCK, dim), torch.nan, device=DEVICE).to(
+        dtype
+    )
     pool[blocks] = noise(len(blocks), 2, KV_HEADS, BLOCK, dim, dtype=dtype, seed=1)
     return Prompt(noise(LENGTH, heads, dim, dtype=dtype), pool, blocks.tolist())
 

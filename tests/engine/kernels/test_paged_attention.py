@@ -109,7 +109,9 @@ def test_rows_of_length_0_are_padding(programs: int) -> None:
     inputs = make_inputs(Case(spans=[(140, 1), (9, 1), (200, 1)]))
     lengths_R = inputs.rows.lengths_R.clone()
     lengths_R[1] = 0
-    actual = attend(replace(inputs, rows=replace(inputs.rows, lengths_R=lengths_R)), programs=programs)
+    actual = attend(
+        replace(inputs, rows=replace(inputs.rows, lengths_R=lengths_R)), programs=programs
+    )
     assert actual[1].isnan().all()
     assert_near(actual[[0, 2]], inputs.expected_TNH[[0, 2]])
 
