@@ -33,6 +33,8 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_engine.config.engine_config import STORED_SPLIT_BYTES
+
 # The smallest size of each dimension of a triton dot product.
 LEAST_DOT = 16
 # Queries times heads in a tile of a longer row, and in any tile with `exact`.
@@ -45,10 +47,9 @@ MOST_KEYS = 64
 # Minimum number of keys for a program of its own.
 SPLIT_KEYS = 128
 MAX_PROGRAMS = 32
-# Keys of a split, and maximum bytes of a step's stored parts, with `exact`. The part of 4 heads of
-# 128 has 1.6 % of the bytes of its keys and values in bfloat16.
+# Keys of a split with `exact`. The stored part of 4 heads of 128 has 1.6 % of the bytes of its keys
+# and values in bfloat16.
 FIXED_SPLIT_KEYS = 256
-MAX_PART_BYTES = 64 << 20
 # Number of programs per multiprocessor that hides the latency of their loads.
 PROGRAMS_PER_PROCESSOR = 4
 # Stored parts of a row that are loaded at a time.
@@ -110,7 +111,7 @@ def paged_attention(
     parts = programs
     if exact:
         parts = -(-rows.table_RM.shape[1] * block_size // FIXED_SPLIT_KEYS)
-        if num_rows * heads * parts * dim * FLOAT32_BYTES > MAX_PART_BYTES:
+        if num_rows * heads * parts * dim * FLOAT32_BYTES > STORED_SPLIT_BYTES:
             programs = 1
     # Partial results of one-token rows: weighted sums of V, and the maximum and the sum of the
     # weights.
