@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import torch
 
+from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
@@ -24,6 +25,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
+from baton_engine.layers.linear_method import PACKED, LinearMethod
 from baton_engine.layers.ops import EXACT_TORCH_OPS, TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
@@ -113,7 +115,16 @@ def _canonical(plan: Plan, model: Decoder) -> str:
     canonical = plan.config.canonical()
     if not plan.exact:
         return canonical
-    return f"{canonical} batch-invariant {torch.backends.cpu.get_cpu_capability()} {model.bits}"
+    return f"{canonical} batch-invariant {_device_kind(plan)} {plan.kernels} {model.bits}"
+
+
+def _device_kind(plan: Plan) -> str:
+    """Devices of a kind multiply with the same instructions: a CPU's instruction set, or a GPU's
+    compute capability."""
+    if plan.device.type == "cpu":
+        return torch.backends.cpu.get_cpu_capability()
+    major, minor = torch.cuda.get_device_capability(plan.device)
+    return f"cuda {major}.{minor}"
 
 
 def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
@@ -133,9 +144,11 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     else:
         keep_freed_memory()
     dtype = TORCH_DTYPES[plan.layout.dtype]
-    ops = EXACT_TORCH_OPS if plan.exact else ops_for(plan.kernels)
-    exact_rows = plan.demand.max_batched_tokens if plan.exact else None
-    slots = WeightSlots(dtype, plan.device, ops, exact_rows=exact_rows)
+    slots = WeightSlots(
+        *(dtype, plan.device, ops_for(plan.kernels, exact=plan.exact)),
+        linear=linear_for(plan.kernels, exact=plan.exact),
+        exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
+    )
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":
         fill_slots(slots)
@@ -158,13 +171,13 @@ def _measured(plan: Plan, model: Decoder) -> Plan:
         block_size=plan.layout.block_size,
     )
     memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
-    runner = TorchRunner(model, memory, attention_for(plan.kernels, memory, plan.config))
+    runner = TorchRunner(model, memory, _attention(plan, memory))
     return plan.measured(measure_step(runner, rows, plan.device, plan.room))
 
 
 def _runner(plan: Plan, model: Decoder) -> TorchRunner:
     memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
-    attention = attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
+    attention = _attention(plan, memory)
     forward = forward_steps(
         *(model, memory, attention),
         max_num_seqs=plan.demand.max_num_seqs,
@@ -172,6 +185,10 @@ def _runner(plan: Plan, model: Decoder) -> TorchRunner:
         enforce_eager=not plan.demand.graphs,
     )
     return TorchRunner(model, memory, attention, forward)
+
+
+def _attention(plan: Plan, memory: TorchMemory) -> AttentionBackend:
+    return attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
 
 
 def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:
@@ -207,10 +224,20 @@ def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: fl
     )
 
 
-def ops_for(kernels: Kernels) -> Ops:
+def ops_for(kernels: Kernels, *, exact: bool = False) -> Ops:
+    """The operations; with `exact`, their bits for a token do not depend on the number of
+    tokens."""
     if kernels == "torch":
-        return TORCH_OPS
+        return EXACT_TORCH_OPS if exact else TORCH_OPS
     # Imported here, because torch wheels for CPUs do not include triton.
     from baton_engine.layers.triton_ops import TritonOps
 
     return TritonOps()
+
+
+def linear_for(kernels: Kernels, *, exact: bool) -> LinearMethod:
+    if kernels == "torch" or not exact:
+        return PACKED
+    from baton_engine.layers.triton_matmul import FIXED_TILE
+
+    return FIXED_TILE

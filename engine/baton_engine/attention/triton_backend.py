@@ -13,26 +13,25 @@ from collections.abc import Sequence
 import torch
 
 from baton_engine.attention.interface import KVSlots, StepBatch
-from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, splits_for
+from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, programs_for
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.kv.kv_pool import TorchMemory
 
 
 class TritonAttention:
-    def __init__(self, memory: TorchMemory, specs: Sequence[AttentionSpec]) -> None:
-        """`specs` has one entry per layer."""
+    def __init__(
+        self, memory: TorchMemory, specs: Sequence[AttentionSpec], *, exact: bool = False
+    ) -> None:
+        """`specs` has one entry per layer. With `exact`, the bits of a query's output depend only
+        on the query and the keys it sees."""
+        self.exact = exact
         self._memory = memory
         self._specs = tuple(specs)
         device = memory.pool.device
         self._processors = 1
         if device.type == "cuda":
             self._processors = torch.cuda.get_device_properties(device).multi_processor_count
-
-    @property
-    def exact(self) -> bool:
-        """False: how keys are divided among programs depends on the number of rows."""
-        return False
 
     @property
     def recordable(self) -> bool:
@@ -45,9 +44,9 @@ class TritonAttention:
             for group in arrays.groups
         ]
         heads = self._memory.layout.num_kv_heads
-        splits = splits_for(batch.rows, heads, batch.max_seq_len, self._processors)
+        programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
         slots = [group.slots_T for group in arrays.groups]
-        return TritonStep(self._memory, groups, slots, self._specs, splits)
+        return TritonStep(self._memory, groups, slots, self._specs, programs, exact=self.exact)
 
 
 class TritonStep:
@@ -60,10 +59,13 @@ class TritonStep:
         groups: Sequence[PagedRows],
         slots: Sequence[torch.Tensor],
         specs: Sequence[AttentionSpec],
-        splits: int,
+        programs: int,
+        *,
+        exact: bool,
     ) -> None:
         self._specs = specs
-        self._splits = splits
+        self._programs = programs
+        self._exact = exact
         places = memory.layout.layer_places
         self._rows = [groups[group] for group, _ in places]
         self._slots = [KVSlots(memory.pool, index, slots[group]) for group, index in places]
@@ -90,6 +92,7 @@ class TritonStep:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
-            splits=self._splits,
+            programs=self._programs,
+            exact=self._exact,
         )
         return out_TNH

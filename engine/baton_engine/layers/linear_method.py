@@ -19,13 +19,14 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
-from baton_engine.layers.row_rule import Product
+from baton_engine.attention.exact.row_rule import HEAD_ROW_COUNTS, ROW_COUNTS, Product
 
 # Number of rows of the head that a CPU multiplies at a time if it reads them twice. With 576
 # columns these are 9 MB, which the second read finds in the cache. One input row took 4.7 ms
@@ -89,6 +90,25 @@ def widened_product(weight_VD: torch.Tensor) -> Product:
         return torch.cat([F.linear(wide_SD, part.float()) for _, part in _parts(weight_VD)], 1)
 
     return product
+
+
+@dataclass(frozen=True, slots=True)
+class LinearMethod:
+    """How an engine computes products: `product` is made from a weight and a bias, `head` from the
+    head's weight. Another method is `triton_matmul.FIXED_TILE`.
+
+    With `any_rows`, a row has the same bits for any number of rows by construction. A test at the
+    start compares the numbers of rows in `counts` even so (see `row_rule`).
+    """
+
+    product: Callable[[torch.Tensor, torch.Tensor | None], Product]
+    head: Callable[[torch.Tensor], Product]
+    any_rows: bool = False
+    counts: Sequence[int] = ROW_COUNTS
+    head_counts: Sequence[int] = HEAD_ROW_COUNTS
+
+
+PACKED = LinearMethod(packed_product, head_product)
 
 
 def _parts(weight_VD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

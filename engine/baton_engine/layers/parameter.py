@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from baton_engine.attention.exact.row_rule import Product, RowRule, row_rule, with_rule
+from baton_engine.layers.linear_method import PACKED, LinearMethod
 from baton_engine.layers.ops import TORCH_OPS, Ops
-from baton_engine.layers.row_rule import ROW_COUNTS, Product, RowRule, row_rule, with_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Parameter:
 class WeightSlots:
     """Allocates a model's tensors on one device, and has the Parameter of each checkpoint name.
     Tensors are of `dtype`, unless a layer needs another. `ops` are the operations that the model
-    uses on that device."""
+    uses on that device, and `linear` makes its products."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class WeightSlots:
         device: torch.device,
         ops: Ops = TORCH_OPS,
         *,
+        linear: LinearMethod = PACKED,
         exact_rows: int | None = None,
     ) -> None:
         """`exact_rows` is the number of rows of the largest step, if products are to be tested and
@@ -61,6 +63,7 @@ class WeightSlots:
         self._exact_rows = exact_rows
         self.device = device
         self.ops = ops
+        self.linear = linear
         self.parameters: dict[str, Parameter] = {}
         # What tests found about products, by output and input size and whether there is a bias.
         self.row_rules: dict[tuple[int, int, bool], RowRule] = {}
@@ -93,19 +96,24 @@ class WeightSlots:
         product: Product,
         weight_OI: torch.Tensor,
         bias_O: torch.Tensor | None = None,
-        counts: Sequence[int] = ROW_COUNTS,
+        *,
+        head: bool = False,
     ) -> Product:
         """The product, changed so that a row has the same bits for any number of rows, if that is
         possible (see `row_rule`). Products of equal shapes are tested once."""
         if self._exact_rows is None:
             return product
+        # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
+        most = max(256, self._exact_rows)
+        counts = self.linear.head_counts if head else self.linear.counts
+        some = [count for count in counts if count <= most]
         key = (*weight_OI.shape, bias_O is not None)
         if key not in self.row_rules:
-            # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
-            most = max(256, self._exact_rows)
-            some = [count for count in counts if count <= most]
             self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
-        return with_rule(product, self.row_rules[key])
+        rule = self.row_rules[key]
+        if self.linear.any_rows and len(rule.counts) == len(some):
+            return product
+        return with_rule(product, rule)
 
     @property
     def bits(self) -> str:

@@ -10,8 +10,8 @@ import torch
 
 from baton_engine.attention.exact import batched_products
 from baton_engine.attention.exact.batched_products import BatchedProducts, _tested
+from baton_engine.attention.exact.row_rule import ROW_COUNTS
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.layers.row_rule import ROW_COUNTS
 
 CPU = torch.device("cpu")
 DIM, KEYS = 32, 64

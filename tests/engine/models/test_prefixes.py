@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from baton_engine.attention.cascade import PrefixedRows, shared_prefixes
+from baton_engine.attention.interface import table_rows
 from baton_engine.attention.kv_views import TUNED, Tuning
 from baton_engine.attention.torch_backend import TorchAttention, TorchStep
 from baton_engine.attention.torch_decode import SampledRows
@@ -18,6 +19,7 @@ from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
@@ -162,7 +164,10 @@ def prefixes_of(
         Row([0], (len(table) - 1) * block_size, [BlockId(block) for block in table])
         for table in tables
     ]
-    return [(each.rows, each.num_blocks) for each in shared_prefixes(rows, block_size, tuning)]
+    if not rows:
+        return []
+    table = table_rows(batch_of(rows, kv_layout(block=block_size)), 0)
+    return [(each.rows, each.num_blocks) for each in shared_prefixes(table, block_size, tuning)]
 
 
 def test_rows_are_grouped_by_the_prefixes_that_save_most() -> None:

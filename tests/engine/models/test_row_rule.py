@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.errors import SettingsError
-from baton_engine.layers import decoder_layers
-from baton_engine.layers.linear_method import packed_product
-from baton_engine.layers.row_rule import (
+from baton_engine.attention.exact.row_rule import (
     ROW_COUNTS,
     Product,
     RowRule,
     row_rule,
     with_rule,
 )
+from baton_engine.errors import SettingsError
+from baton_engine.layers import decoder_layers
+from baton_engine.layers.linear_method import packed_product
 from tests.support.engines.torch_engines import small_engine
 
 SHAPES = {"one group of inputs": (160, 96), "several groups of inputs": (96, 800)}

@@ -4,7 +4,7 @@ In: queries, keys, values and weights as batches of matrices. Out: scores, and w
 
 A library may compute products of few rows with other instructions, in another order of additions.
 In float32, MKL does so below 3 rows for heads of 64, and below 5 for heads of 128. So a test with
-random numbers finds permitted numbers of rows when an engine starts (see `layers.row_rule`), and
+random numbers finds permitted numbers of rows when an engine starts (see `row_rule`), and
 matrices with other numbers get additional rows of zeros.
 
 The test also compares torch's embedding bag with the product. In float32, both add weighted values
@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import wide_scores
+from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, tested_rule
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.layers.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, tested_rule
 
 # Matrices and splits of the larger products of the test.
 MATRICES = 3

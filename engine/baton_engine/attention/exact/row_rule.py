@@ -138,15 +138,15 @@ def _test_rows(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Te
     if weight_OI.dtype == torch.bfloat16:
         some = torch.linspace(0, outputs - 1, max(1, min(TEST_OUTPUTS, outputs, inputs // 8)))
         # In float64, so that machines with other libraries find the same rows.
-        weight_SI = weight_OI[some.long()].double()
-        bias_S = 0.0 if bias_O is None else bias_O[some.long()].double()[:, None]
+        weight_SI = weight_OI[some.long()].double().cpu()
+        bias_S = 0.0 if bias_O is None else bias_O[some.long()].double().cpu()[:, None]
         # Every fourth input is small. These remove what rounding the others left.
         coarse = torch.arange(inputs) % 4 != 0
         x_IR[~coarse] = 0.0
         for now in (coarse, ~coarse):
             x_IR[now] -= torch.linalg.pinv(weight_SI[:, now]) @ (weight_SI @ x_IR + bias_S)
             x_IR = x_IR.bfloat16().double()
-    return x_IR.t().to(weight_OI.dtype).contiguous()
+    return x_IR.t().to(weight_OI.device, weight_OI.dtype).contiguous()
 
 
 def _outputs(product: Product, x_RI: torch.Tensor, count: int) -> torch.Tensor | None:
@@ -160,4 +160,4 @@ def _outputs(product: Product, x_RI: torch.Tensor, count: int) -> torch.Tensor |
 
 
 def _digest(y_RO: torch.Tensor) -> str:
-    return hashlib.sha256(y_RO.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(y_RO.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
