@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.errors import SettingsError
-from baton_engine.runner.model_runner import TorchRunner
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -114,14 +112,6 @@ def test_preempted_requests_get_the_bits_that_they_get_alone(
         for index in range(4):
             submit(engine, f"same {index}", PROMPT)
         assert set(map(tuple, run(engine).values())) == {tuple(expected)}, f"{blocks} blocks"
-
-
-def test_an_engine_that_is_not_exact_is_refused(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(TorchRunner, "exact", False)
-    with pytest.raises(SettingsError, match="--batch-invariant on: products in float32"):
-        exact_engine(tiny_model("llama-gqa2-tied"), dtype="float32")
 
 
 def test_an_exact_engine_has_another_fingerprint_than_others(
