@@ -96,8 +96,8 @@ class Reservations:
             computable = whole * size
         found = merged([(0, cached), *landed.full])
         if layout.window is not None:
-            kept = layout.window_start(cached * size) // size
-            windowed = merged([(kept, cached), *within(landed.windowed, cached, whole + 1)])
+            # Of the cached spans, the blocks that are missing are not seen from `cached` on.
+            windowed = merged([(0, cached), *within(landed.windowed, cached, whole + 1)])
             first = computable if whole < len(reservation.hashes) else whole * size
             found = reusable(found, windowed, first, layout)
             unseen = spans_of(found) - spans_of(windowed)

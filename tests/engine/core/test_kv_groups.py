@@ -127,6 +127,28 @@ def test_spans_that_landed_without_windowed_kv_are_computed_only_if_they_are_see
 
 
 @pytest.mark.parametrize("known", [39, 40, 41])
+def test_blocks_of_spans_that_landed_without_windowed_kv_are_released_and_not_cached() -> None:
+    donor = sim(groups=MIXED, max_model_len=200)
+    request = make_request("a", 41)
+    run_all(donor, [request])
+    engine, runner = watched_sim(groups=MIXED, max_model_len=200)
+    reservation = reserve(engine, request)
+    found = land(engine, reservation, donor, range(1, 10), {7, 8, 9})
+    engine.submit(
+        request,
+        reservation=reservation,
+        landed=found.landed,
+        window_landed=found.window_landed,
+    )
+    assert held(engine) == 11 + 2 * 5  # without spans 1 to 6 in the groups with a window
+    for group in (1, 2):
+        keys = [hash_in(group, hash) for hash in reservation.hashes]
+        cached = [span for span, key in enumerate(keys) if engine._pool.lookup([key])]
+        assert cached == [7, 8, 9]
+    drive(engine)
+    assert runner.steps[:2] == [[(0, 4)], [(40, 1)]]
+
+
 def test_a_whole_prompt_in_the_cache_is_reused_up_to_its_last_span(known: int) -> None:
     engine, runner = watched_sim(groups=MIXED, max_model_len=200)
     request = make_request("a", known)
