@@ -126,7 +126,6 @@ def test_spans_that_landed_without_windowed_kv_are_computed_only_if_they_are_see
     assert run.ids("a") == expected
 
 
-@pytest.mark.parametrize("known", [39, 40, 41])
 def test_blocks_of_spans_that_landed_without_windowed_kv_are_released_and_not_cached() -> None:
     donor = sim(groups=MIXED, max_model_len=200)
     request = make_request("a", 41)
@@ -149,6 +148,7 @@ def test_blocks_of_spans_that_landed_without_windowed_kv_are_released_and_not_ca
     assert runner.steps[:2] == [[(0, 4)], [(40, 1)]]
 
 
+@pytest.mark.parametrize("known", [39, 40, 41])
 def test_a_whole_prompt_in_the_cache_is_reused_up_to_its_last_span(known: int) -> None:
     engine, runner = watched_sim(groups=MIXED, max_model_len=200)
     request = make_request("a", known)
