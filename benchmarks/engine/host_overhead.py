@@ -95,7 +95,7 @@ CASES = (
 BOOKS = (
     (Choice, "named"),
     (BlockPool, "register"),
-    (BlockPool, "lookup"),
+    (BlockPool, "cached"),
     (BlockPool, "_forget"),
 )
 
