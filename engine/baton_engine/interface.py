@@ -27,6 +27,9 @@ from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import NodeLoad
 
+# In place of a block that a sequence does not hold.
+PADDING = BlockId(0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
