@@ -111,6 +111,14 @@ class KVLayout(msgspec.Struct, frozen=True):
         """Bytes of a chunk with the blocks of all groups."""
         return self.num_groups * self.block_bytes * self.chunk_blocks
 
+    def chunk_of(self, blocks: Sequence[BlockId], index: int) -> tuple[BlockId, ...]:
+        """The blocks of chunk `index` of a sequence's flat list `blocks`, in the order of the
+        chunk's payload: `[group][block]`, so the groups without a window come first. A chunk at
+        the end of a shorter list has fewer blocks."""
+        groups, span = self.num_groups, self.chunk_blocks * self.num_groups
+        chunk = blocks[index * span : (index + 1) * span]
+        return tuple(block for group in range(groups) for block in chunk[group::groups])
+
     @property
     def full_groups_bytes(self) -> int:
         """Bytes of a chunk with the blocks of the groups without a window only."""

@@ -166,8 +166,15 @@ def pool_bytes(demand: Demand, num_blocks: int) -> int:
 
 
 def blocks_for(demand: Demand, length: int) -> int:
-    """Number of blocks of a sequence of `length` tokens."""
-    return -(-length // demand.layout.block_size)
+    """Number of blocks of a sequence of `length` tokens, over all groups of layers. Windows do not
+    lower it, although a sequence releases the blocks that a window has left: it may start with
+    blocks for all its tokens."""
+    return -(-length // demand.layout.block_size) * demand.layout.num_groups
+
+
+def tokens_in(layout: KVLayout, num_blocks: int) -> int:
+    """Number of tokens of one sequence that `num_blocks` blocks hold in all groups of layers."""
+    return num_blocks // layout.num_groups * layout.block_size
 
 
 def _step_bytes(demand: Demand, tokens: int) -> int:
@@ -194,7 +201,7 @@ def _reading_bytes(demand: Demand, length: int) -> int:
     order that the product needs.
     """
     layout = demand.layout
-    blocks = min(GROUP_BLOCKS, demand.max_num_seqs * blocks_for(demand, length))
+    blocks = min(GROUP_BLOCKS, demand.max_num_seqs * -(-length // layout.block_size))
     copied = length
     scores = 0
     if (demand.device, layout.dtype) == ("cpu", "float32"):

@@ -4,9 +4,9 @@ In: sequences. Out: for each step a list of Piece(sequence, count) under one tok
 no phases. Tokens computed catch up with tokens known, and runs that landed are skipped:
 
 1. Running sequences with one token missing (decode), oldest first. If such a sequence needs a block
-   and none is free, the scheduler preempts the youngest sequence: first among waiting sequences
-   that hold blocks, then among running ones, this one included. A preempted sequence is queued
-   again, and its blocks stay findable in the prefix cache until they are reused.
+   per group of layers and too few are free, the scheduler preempts the youngest sequence: first
+   among waiting sequences that hold blocks, then among running ones, this one included. A preempted
+   sequence is queued again, and its blocks stay findable in the prefix cache until they are reused.
 2. Running sequences with more tokens missing (chunked prefill), oldest first, while budget remains.
    They need no new blocks, because a sequence is admitted with blocks for all its known tokens.
 3. Waiting sequences, oldest first, unless this step preempted a sequence. After the first one that
@@ -33,6 +33,7 @@ import msgspec
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.sequence import Sequence, blocks_for
 from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.layout import KVLayout
 
 # While sequences run, an admission leaves 1/WATERMARK of the pool free. Otherwise a sequence could
 # be admitted and then preempted as soon as a running one needs a block.
@@ -59,10 +60,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, *, block_size: int, max_batched_tokens: int, max_num_seqs: int
+        self, pool: BlockPool, layout: KVLayout, *, max_batched_tokens: int, max_num_seqs: int
     ) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._block_size = layout.block_size
+        self._groups = layout.num_groups
         self._max_batched_tokens = max_batched_tokens
         self._max_num_seqs = max_num_seqs
         self.waiting: list[Sequence] = []
@@ -161,7 +163,7 @@ class Scheduler:
                 filling.append(sequence)
                 continue
             if known > sequence.capacity:
-                if ahead and not self._pool.fits(1):
+                if ahead and not self._pool.fits(self._groups):
                     return None
                 # An older sequence may have preempted this one earlier in this loop.
                 if not sequence.running or not self._grow(sequence, known):
@@ -206,7 +208,7 @@ class Scheduler:
         if not held and not sequence.state.asks_prompt:
             # Leave at least one token to compute: sampling needs the logits of the last one.
             hashes = sequence.hashes_of((sequence.known - 1) // size)
-        new = blocks_for(sequence.known, size) - len(held)
+        new = blocks_for(sequence.known, size) - len(held) // self._groups
         taken = self._pool.take(new, hashes, spare=0 if held else self.spare)
         if taken is None:
             return False
@@ -233,17 +235,17 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, known: int) -> bool:
-        """Give a running sequence the block it needs for `known` tokens, at most one more than it
-        has. Preempts the youngest sequences until a block is free. Returns False if the sequence
-        itself was preempted."""
-        if blocks_for(known, self._block_size) <= len(sequence.blocks):
+        """Give a running sequence the blocks it needs for `known` tokens, at most those of one span
+        more than it has. Preempts the youngest sequences until they are free. Returns False if the
+        sequence itself was preempted."""
+        if known <= sequence.capacity:
             return True
-        while not self._pool.fits(1):
+        while not self._pool.fits(self._groups):
             victim = self._holding[-1] if self._holding else self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.extend(self._pool.allocate(1))
+        sequence.extend(self._pool.allocate(self._groups))
         return True
 
     def _preempt(self, victim: Sequence) -> None:
