@@ -133,14 +133,6 @@ class KVLayout(msgspec.Struct, frozen=True):
         last = chunks * self.chunk_tokens - 1
         return self.window_start(last) // self.chunk_tokens
 
-    def chunk_of(self, blocks: Sequence[BlockId], index: int) -> tuple[BlockId, ...]:
-        """The blocks of chunk `index` of a sequence's flat list `blocks`, in the order of the
-        chunk's payload: `[group][block]`, so the groups without a window come first. A chunk at
-        the end of a shorter list has fewer blocks."""
-        groups, span = self.num_groups, self.chunk_blocks * self.num_groups
-        chunk = blocks[index * span : (index + 1) * span]
-        return tuple(block for group in range(groups) for block in chunk[group::groups])
-
     @property
     def shard_bytes(self) -> int:
         """Payload bytes of one stored value: one head shard of a chunk."""
