@@ -98,7 +98,7 @@ class Pool:
                 client.delete(key)
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
+@pytest.fixture(params=list(KINDS.values()), ids=list(KINDS))
 def pool(request: pytest.FixtureRequest, store: EmbeddedStore) -> Iterator[Pool]:
     with ExitStack() as stack:
         yield Pool(store, request.param, stack)
