@@ -26,7 +26,7 @@ def register(
         ends_chunk = (span + 1) % layout.chunk_blocks == 0
         for group, block in enumerate(blocks[span * groups : (span + 1) * groups]):
             if block:
-                key = hash_in(group, hashes[span])
+                key = hash_in(group, hashes[span]) if group else hashes[span]
                 pool.register(block, key, ends_chunk=ends_chunk and not group)
 
 
