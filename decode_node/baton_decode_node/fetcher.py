@@ -227,7 +227,7 @@ class Fetcher:
         job, state, index = parked.job, parked.state, event.chunk.index
         if event.ok:
             parked.fetched |= 1 << index
-            is_complete = event.bytes == job.layout.chunk_bytes
+            is_complete = event.bytes == job.complete_bytes
             parked.complete = parked.complete & ~(1 << index) | is_complete << index
             self._counters.fetched_chunks += 1
             self._counters.fetched_bytes += event.bytes
