@@ -18,7 +18,7 @@ import argparse
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -61,7 +61,8 @@ PROGRAMS = 8  # that share a row's keys
 @dataclass(frozen=True)
 class Compiled:
     """A variant of a kernel. `registers` and `spills` (bytes) are per thread, `shared` (bytes) per
-    program."""
+    program. `fused` counts multiply-adds in float32, `layouts` are those of tensor cores' results:
+    variants must not differ in either if their results are to have the same bits."""
 
     kernel: str
     case: str
@@ -69,6 +70,8 @@ class Compiled:
     registers: int
     spills: int
     shared: int
+    fused: int
+    layouts: list[str]
 
 
 class AbsentGpu:
@@ -159,7 +162,7 @@ QUICK = {
 }
 
 
-def compile_all(cases: list[tuple[str, int]]) -> list[Compiled]:
+def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
     """Compile the cases, each given by its name and its architecture."""
     found: list[Compiled] = []
     gpu, run = AbsentGpu(), JITFunction.run
@@ -171,9 +174,18 @@ def compile_all(cases: list[tuple[str, int]]) -> list[Compiled]:
             kernel = run(self, *args, grid=grid, warmup=True, **options)
         used = re.search(r"(\d+) bytes spill stores[\s\S]*Used (\d+) registers", log.getvalue())
         if used is not None:  # else it was compiled before
-            shared = int(kernel.metadata.shared)
-            numbers = int(used[2]), int(used[1]), shared
-            found.append(Compiled(self.__name__, name, gpu.arch, *numbers))
+            found.append(
+                Compiled(
+                    kernel=self.__name__,
+                    case=name,
+                    arch=gpu.arch,
+                    registers=int(used[2]),
+                    spills=int(used[1]),
+                    shared=int(kernel.metadata.shared),
+                    fused=len(re.findall(r"fma\.[\w.]*f32", kernel.asm["ptx"])),
+                    layouts=sorted(re.findall(r"= (#ttg\.nvidia_mma<.*>)", kernel.asm["ttgir"])),
+                )
+            )
         return kernel
 
     driver.set_active(gpu)
@@ -185,7 +197,8 @@ def compile_all(cases: list[tuple[str, int]]) -> list[Compiled]:
     ):
         for name, gpu.arch in cases:
             CASES[name]()
-    return found
+            yield from found
+            found.clear()
 
 
 def main() -> None:
@@ -201,7 +214,7 @@ def main() -> None:
     print(f"{'kernel':18}{'case':40}{'arch':>7}{'registers':>11}{'spills':>8}{'shared':>8}")
     for each in found:
         numbers = f"{each.registers:11}{each.spills:8}{each.shared:8}"
-        print(f"{each.kernel:18}{each.case:40}{'sm_' + str(each.arch):>7}{numbers}")
+        print(f"{each.kernel:18}{each.case:40}{'sm_' + str(each.arch):>7}{numbers}", flush=True)
 
 
 if __name__ == "__main__":
