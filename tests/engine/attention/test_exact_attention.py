@@ -94,8 +94,8 @@ def test_attention_equals_the_definition(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None:
-    """Other slots may hold anything from earlier requests; this test fills them with NaN. Block 0 is
-    padding, which is never written."""
+    """Other slots may hold anything from earlier requests; this test fills them with NaN. Block 0
+    is padding, which is never written."""
     memory, rows = memory_of(2, dtype), rows_of(SPANS["decode rows of many lengths"])
     for layer, window in enumerate(windows := (None, 16)):
         seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
