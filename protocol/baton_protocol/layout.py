@@ -76,6 +76,16 @@ class KVLayout(msgspec.Struct, frozen=True):
         return max(1, len(self.groups))
 
     @property
+    def layer_places(self) -> tuple[tuple[int, int], ...]:
+        """For each layer, its group and its index in the payload of that group's blocks."""
+        places = {
+            layer: (number, index)
+            for number, group in enumerate(self.kv_groups)
+            for index, layer in enumerate(group.layers)
+        }
+        return tuple(places[layer] for layer in range(self.num_layers))
+
+    @property
     def num_full_groups(self) -> int:
         """Number of groups without a window."""
         return sum(group.window is None for group in self.kv_groups)

@@ -4,9 +4,10 @@ In: requests, reservations, and runs of blocks whose KV has arrived. Out: for ea
 tokens, the progress of tracked requests, the full chunks and the requests that ended. One thread,
 no clock, no torch.
 
-A request with n choices is n sequences that share the prompt's full blocks. The leader (the first
-choice to run) computes the prompt. At the end of the prompt, one row of logits is sampled for every
-choice that has no token yet, and the other choices start from there.
+A request with n choices is n sequences that share the prompt's full blocks; the others copy its
+last one if it is partly filled. The leader (the first choice to run) computes the prompt. At the
+end of the prompt, one row of logits is sampled for every choice that has no token yet, and the
+other choices start from there.
 
 With overlap, the engine launches a step before it reads the previous one. It reports, caches and
 counts only steps that it has read. If a sequence has ended in the meantime, its row is dropped.

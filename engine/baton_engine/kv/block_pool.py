@@ -23,12 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton_engine.interface import CacheChange
+from baton_engine.interface import PADDING, CacheChange
 from baton_engine.kv.cpu_offload import HostTier
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
-
-PADDING = BlockId(0)
 
 
 class IntegrityError(AssertionError):

@@ -129,6 +129,14 @@ class TorchMemory:
         """View a transfer's buffer as [count, bytes of one block's shard]."""
         return np.frombuffer(data, np.uint8).reshape(count, self._share)
 
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+        """Copy whole blocks, on the step's stream."""
+        if self._bytes is not None:
+            self._bytes[list(targets)] = self._bytes[list(sources)]
+            return
+        source, target = stage(np.array([sources, targets], np.int64), self.pool.device)
+        self.pool.index_copy_(0, target, self.pool.index_select(0, source))
+
     def clear(self, blocks: Sequence[BlockId]) -> None:
         """Zero whole blocks, on the step's stream."""
         if self._bytes is not None:

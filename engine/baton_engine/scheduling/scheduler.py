@@ -26,6 +26,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import count
 
 import msgspec
@@ -46,6 +47,16 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
     sequence: Sequence
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailCopy:
+    """Copy the blocks of the prompt's tail to a choice that has `found` tokens without it."""
+
+    sequence: Sequence
+    found: int
+    sources: Seq[BlockId]
+    targets: Seq[BlockId]
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:
@@ -76,6 +87,7 @@ class Scheduler:
         self.starved = False
         self._blocked = False  # the oldest waiting sequence did not fit in the last step
         self._tenures = count(1)
+        self.copies: list[TailCopy] = []  # to make before the step that was just scheduled
 
     # --- queues -------------------------------------------------------------------------------
 
@@ -217,12 +229,35 @@ class Scheduler:
             sequence.extend(taken.blocks)
         else:
             cached, found = taken.cached * size, (taken.cached + taken.loaded) * size
-            sequence.place(taken.blocks, [(0, found)] if found else [])
+            copied = self._copy_tail(sequence, taken.blocks, found)
+            sequence.place(taken.blocks, [(0, found + copied)] if found + copied else [])
             sequence.state.placed(sequence, cached=[(0, cached)], host=[(cached, found)])
         self.waiting.remove(sequence)
         sequence.running, sequence.tenure = True, next(self._tenures)
         insort(self.running, sequence, key=_age)
         return True
+
+    def _copy_tail(self, sequence: Sequence, blocks: Seq[BlockId], found: int) -> int:
+        """Copy the prompt's last block, which is partly filled, from the request's leader to
+        another choice whose first `found` tokens are cached. So the choices compute the prompt's
+        tail once. Returns the number of tokens in the copy."""
+        state, leader = sequence.state, sequence.state.leader
+        tail, first = state.prompt_len - found, found // self._block_size * self._groups
+        if leader is None or leader is sequence or leader.computed < state.prompt_len:
+            return 0
+        sources = leader.blocks[first : first + self._groups]
+        # 0: the leader's window has left the block.
+        if not 0 < tail < self._block_size or 0 in sources:
+            return 0
+        targets = blocks[first : first + self._groups]
+        self.copies.append(TailCopy(sequence, found, sources, targets))
+        return tail
+
+    def drop_copies(self) -> None:
+        """The copies could not be made: the choices compute the prompt's tail themselves."""
+        for copy in self.copies:
+            copy.sequence.computed = copy.sequence.started = copy.found
+        self.copies = []
 
     def _clear_the_way(self) -> bool:
         """Preempt the youngest waiting sequence that holds blocks, in favour of the oldest waiting

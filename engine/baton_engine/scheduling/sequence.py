@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from baton_engine.interface import ListedIds, Matcher, PenaltyCounts, PromptUse
-from baton_engine.kv.block_pool import PADDING
+from baton_engine.interface import PADDING, ListedIds, Matcher, PenaltyCounts, PromptUse
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher

@@ -195,6 +195,7 @@ def build_sim(
         max_num_seqs=settings.max_num_seqs,
         vocab_size=settings.vocab_size,
         eos_ids=settings.eos_ids,
+        # Its arithmetic is on integers modulo 2^64: no order of steps, rows or sums changes a bit.
         exact="bitwise",
     )
     if not settings.overcommit:

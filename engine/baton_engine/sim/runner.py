@@ -98,6 +98,10 @@ class SimMemory:
             words = self._heads[block, :, :, shard]
             self._digests[block, :, shard] = (words * factors).sum(axis=(0, 1, 2, 4))
 
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+        self._bytes[list(targets)] = self._bytes[list(sources)]
+        self._digests[list(targets)] = self._digests[list(sources)]
+
     def _checked(self, blocks: Sequence[BlockId], data: memoryview) -> npt.NDArray[np.uint8]:
         """View `data` as [blocks, 2 * layers, bytes of a shard's heads]. Raises ValueError for
         another size."""

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.errors import SettingsError
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import small_engine
-from tests.support.needs import needs
 
 Token = tuple[int, float]
 NEW_TOKENS = 12
@@ -37,7 +35,9 @@ PROMPT = prompt_of(150, seed=1)
 
 
 def exact_engine(folder: Path, **settings: Any) -> EngineCore:
-    return small_engine(folder, batch_invariant="on", **settings)
+    engine = small_engine(folder, batch_invariant="on", **settings)
+    assert engine.info.exact == "bitwise"
+    return engine
 
 
 def submit(
@@ -71,22 +71,12 @@ def alone(folder: Path, dtype: str, **settings: Any) -> list[Token]:
     return run(engine)["alone"]
 
 
-def check_exact(folder: Path, dtype: str) -> None:
-    """Skip in bfloat16 on a CPU with AMX, unless the model's products pass the engine's test."""
-    try:
-        assert exact_engine(folder, dtype=dtype).info.exact == "bitwise"
-    except SettingsError:
-        needs("exact_bfloat16")
-        raise
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
     family: str, dtype: str, tiny_model: Callable[[str], Path]
 ) -> None:
     folder = tiny_model(family)
-    check_exact(folder, dtype)
     expected = alone(folder, dtype)
     for size in (1, 7, 16, 64):
         assert alone(folder, dtype, max_batched_tokens=size) == expected, f"pieces of {size}"
@@ -122,3 +112,13 @@ def test_preempted_requests_get_the_bits_that_they_get_alone(
         for index in range(4):
             submit(engine, f"same {index}", PROMPT)
         assert set(map(tuple, run(engine).values())) == {tuple(expected)}, f"{blocks} blocks"
+
+
+def test_an_exact_engine_has_another_fingerprint_than_others(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    folder = tiny_model("llama-gqa2-tied")
+    exact = exact_engine(folder, dtype="float32").info
+    other = small_engine(folder, dtype="float32").info
+    assert (exact.exact, other.exact) == ("bitwise", "numeric")
+    assert other.fingerprint != exact.fingerprint

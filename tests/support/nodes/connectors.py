@@ -49,6 +49,9 @@ class PlainMemory:
     def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None:
         return [self.blocks[block] for block in blocks] if self._direct else None
 
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+        raise NotImplementedError
+
     def _pairs(
         self, blocks: Sequence[BlockId], data: memoryview, shard: int
     ) -> Iterator[tuple[memoryview, memoryview]]:
