@@ -125,6 +125,10 @@ docs: $(INSTALLED) ## the documents as a site in .site/; a broken link is an err
 
 BENCHMARKS = $(filter-out benchmarks/support/%,$(wildcard benchmarks/*/*.py))
 
+.PHONY: kernels
+kernels: $(INSTALLED) ## compile the GPU kernels without a GPU: registers, spills, shared memory
+	@$(BIN)/python -m tests.support.engines.kernel_compiler $(ARGS)
+
 .PHONY: house
 house: $(INSTALLED) ## folders, import graph and sizes of each room
 	@$(BIN)/python -m tests.support.project.house

@@ -88,6 +88,13 @@ def parse_options() -> argparse.Namespace:
         default=list(DTYPES),
         help="dtypes of Baton, one side each; the rivals run in the first (default both)",
     )
+    add(
+        "--batch-invariant",
+        nargs="+",
+        choices=("auto", "on", "off"),
+        default=["auto"],
+        help="one side each (default auto)",
+    )
     add("--rivals", nargs="*", choices=RIVALS, help="(default all; with --quick not vllm)")
     add("--max-batched-tokens", type=int, help="token budget of Baton's engine (default: its own)")
     return parser.parse_args()
@@ -96,7 +103,11 @@ def parse_options() -> argparse.Namespace:
 def make_sides(folder: Path, options: argparse.Namespace) -> list[Side]:
     """Ours first: the others are compared with it."""
     budget = options.max_batched_tokens
-    sides: list[Side] = [Baton(folder, each, options.threads, budget) for each in options.dtype]
+    sides: list[Side] = [
+        Baton(folder, dtype, options.threads, budget, batch_invariant)
+        for dtype in options.dtype
+        for batch_invariant in options.batch_invariant
+    ]
     rivals = options.rivals
     if rivals is None:
         rivals = [rival for rival in RIVALS if not (options.quick and rival == "vllm")]

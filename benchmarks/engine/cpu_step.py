@@ -1,6 +1,7 @@
 """The parts of a decode step's time on a CPU.
 
     python -m benchmarks.engine.cpu_step [--rows 16] [--keys 256] [--shared 0] [--dtype bfloat16]
+        [--batch-invariant on]
 
 `--rows` requests generate after prompts of `--keys` random ids, of which the first `--shared` are
 common to all. The model is the 116M-parameter one of `benchmarks.engine.cpu` with random weights.
@@ -24,10 +25,11 @@ from pathlib import Path
 
 import torch
 
+from baton_engine.attention.exact.backend import ExactAttention, ExactStep
 from baton_engine.attention.kv_views import PagedKV
 from baton_engine.attention.torch_backend import TorchAttention, TorchStep
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import DType, TorchSettings
+from baton_engine.config.engine_config import BatchInvariant, DType, TorchSettings
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import TokenOut
 from baton_engine.kv.kv_pool import TORCH_DTYPES
@@ -103,7 +105,12 @@ def clock() -> Clock:
 
 
 def make_engine(
-    folder: Path, shape: Shape, load: Load, dtype: DType, steps: int
+    folder: Path,
+    shape: Shape,
+    load: Load,
+    dtype: DType,
+    steps: int,
+    batch_invariant: BatchInvariant = "auto",
 ) -> tuple[EngineCore, int]:
     """An engine that has computed all prompts, what is common once, and can go `steps` on; and how
     many tokens its rows have generated meanwhile."""
@@ -120,6 +127,7 @@ def make_engine(
             kv_blocks=load.rows * -(-(load.keys + new_tokens) // BLOCK),
             max_batched_tokens=PROMPT_STEP + load.rows,
             max_num_seqs=load.rows,
+            batch_invariant=batch_invariant,
         )
     )
     draw = random.Random(0)
@@ -184,13 +192,16 @@ def _functions(shape: Shape) -> list[tuple[object, str, Name]]:
         (Rope, "tables", "rope, store"),
         (PagedKV, "store", "rope, store"),
         (TorchStep, "attend", ATTENTION),
+        (ExactStep, "attend", ATTENTION),
         (ops.TorchOps, "silu_mul", "silu, multiply"),
+        (ops.ExactTorchOps, "silu_mul", "silu, multiply"),
         (Decoder, "logits", HEAD),
         (ops.TorchOps, "draw", "sampling"),
         (Decoder, "forward", "rest of the model"),
         (EngineCore, "step", HOST[0]),
         (TorchRunner, "launch", HOST[1]),
         (TorchAttention, "begin", HOST[2]),
+        (ExactAttention, "begin", HOST[2]),
     ]
 
 
@@ -261,7 +272,9 @@ def main() -> None:
     for dtype in options.dtype:
         with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
             ahead = WARM_STEPS + steps * passes
-            engine, generated = make_engine(Path(name), shape, load, dtype, ahead)
+            engine, generated = make_engine(
+                Path(name), shape, load, dtype, ahead, options.batch_invariant
+            )
         found = profile(engine, generated, shape, load, steps, passes)
         each = " ".join(f"{one.whole_ms:.2f}" for one in found)
         middle = sorted(found, key=lambda one: one.whole_ms)[passes // 2]
@@ -279,6 +292,7 @@ def parse_options() -> argparse.Namespace:
     add("--keys", type=int, default=256, help="keys of each row (default 256)")
     add("--shared", type=int, default=0, help="keys that all rows share (default 0)")
     add("--dtype", nargs="+", choices=list(ITEM_BYTES), default=["float32"])
+    add("--batch-invariant", choices=("auto", "on", "off"), default="auto")
     add("--threads", type=int, default=2, help="threads of the engine (default 2)")
     add("--steps", type=int, default=16, help="steps per pass (default 16)")
     add("--passes", type=int, default=5, help="passes (default 5)")

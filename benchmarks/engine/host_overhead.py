@@ -29,9 +29,8 @@ from unittest.mock import patch
 
 import torch
 
-from baton_engine.attention.interface import StepAttention
-from baton_engine.attention.torch_backend import TorchAttention
-from baton_engine.config.model_config import AttentionSpec, ModelConfig, RopeConfig
+from baton_engine.attention.interface import KVSlots, StepAttention, StepBatch
+from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled
 from baton_engine.kv.block_pool import BlockPool
@@ -39,11 +38,11 @@ from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.ops import TorchOps
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.decoder import Decoder
-from baton_engine.runner.cuda_graphs import DecodeSteps
+from baton_engine.runner.cuda_graphs import Forward
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.sampling.metadata import Draws
 from baton_engine.scheduling.sequence import Sequence as Choice
-from baton_protocol.ids import BlockId, Fingerprint, RequestId
+from baton_protocol.ids import Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -61,7 +60,6 @@ VOCAB = 16
 LAYOUT = KVLayout(
     num_layers=1, num_kv_heads=1, head_dim=2, block_size=16, dtype="float32", chunk_blocks=8
 )
-SPEC = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2, scale=2**-0.5)
 MODEL = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=VOCAB,
@@ -138,13 +136,30 @@ class Zeros(Decoder):
         return self._logits_SV[: len(hidden_SD)]
 
 
-class StillAttention(TorchAttention):
-    """Takes inputs that keep their place, and is never asked to attend over them."""
+class NoAttention:
+    """A backend that prepares nothing, because the model never calls it."""
 
-    def over(
-        self, slots_P: torch.Tensor, lengths_P: torch.Tensor, table_PM: torch.Tensor
-    ) -> StepAttention:
-        return self.begin([Row([0], 0, [BlockId(0)])])
+    exact = False
+
+    def __init__(self, *, recordable: bool) -> None:
+        self.recordable = recordable
+
+    def begin(self, batch: StepBatch) -> StepAttention:
+        return self
+
+    def slots(self, layer: int) -> KVSlots:
+        raise NotImplementedError
+
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        *,
+        stored: bool = False,
+    ) -> torch.Tensor:
+        raise NotImplementedError
 
 
 def make_engine(kind: str, temperature: float, steps: int, *, overlap: bool = False) -> EngineCore:
@@ -180,11 +195,11 @@ def make_runner(kind: str, memory: TorchMemory) -> Runner:
     """The core's own; as on a CPU; or padded, as on a GPU, where what remains is one replay."""
     if kind == "core alone":
         return SameToken(memory)
-    model, attention = Zeros(), StillAttention(memory, [SPEC])
     width = LONGEST // LAYOUT.block_size if kind == "padded runner" else 0
     sizes = (LIVE,) if width else ()
-    steps = DecodeSteps(model, memory, attention, sizes=sizes, width=width)
-    return TorchRunner(model, memory, attention, steps)
+    model, attention = Zeros(), NoAttention(recordable=bool(sizes))
+    forward = Forward(model, memory, attention, sizes=sizes, width=width)
+    return TorchRunner(model, memory, attention, forward)
 
 
 def _submit(

@@ -46,7 +46,7 @@ SYSTEMS = 12
 TURNS = 5  # of a session, on average
 THINK_S = 12.0
 PERIOD = SHAPE.chunk_tokens
-BASIS = PlacementBasis(store_up=True, chunks=0, stored_chunks=0)
+BASIS = PlacementBasis(store_up=True, chunks=0, stored_chunks=0, exact="numeric")
 
 
 @dataclass(frozen=True, slots=True)

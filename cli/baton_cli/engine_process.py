@@ -146,6 +146,7 @@ def _ready(engine: EngineCore, speeds: Speeds, store: StoreHealth) -> Ready:
         load=engine.load(),
         chunks=engine.cached_chunks(),
         store=store,
+        exact=info.exact,
     )
 
 

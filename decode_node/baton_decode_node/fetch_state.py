@@ -6,14 +6,21 @@ for its whole prompt when it can fetch the first chunk, fetches, and is admitted
 that have landed. There may be holes between them, which the engine computes. The same machine
 serves a hand-off (`await_first`), a whole request and a prefill job.
 
+Of layers with a window (see KVLayout) a request needs only the last `window` tokens before those
+that it computes. So a chunk there must be stored with the blocks of all groups of layers; of
+earlier chunks it needs the groups without a window, or nothing if there are none (`needless`). The
+state machine learns only of chunks that suffice. A hand-off gets all chunks that it needs, so what
+suffices follows from the prompt's length. A lookup may find less, and then `usable` finds out what
+the rest is good for.
+
 It has one method per event, and events may come in any order. Each method returns the next state
 and the actions for the step loop.
 
 Invariants for every order of events (tests/decode_node/test_fetch_state.py):
   - A fetch needs reserved blocks. Blocks are released or handed to the engine only when no fetch
     into them is in flight, also on abort and timeout.
-  - An admission names exactly the landed chunks, and there is at most one. After it, and after
-    `forget`, there are no actions.
+  - An admission names exactly the landed and the needless chunks, and there is at most one. After
+    it, and after `forget`, there are no actions.
   - A lost chunk leaves only a hole: chunks after it are still fetched and used. No request waits
     for a lost chunk. If it is announced again, it is fetched again.
 
@@ -23,7 +30,7 @@ Sets of chunks are bit sets in ints: immutable, and 8,192 chunks take 1 KiB.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +54,38 @@ class FetchCosts:
     instances: Sequence[DataInstance]
 
 
+def usable(
+    layout: KVLayout, chunks: int, exists: int, complete: int, cached_blocks: int
+) -> tuple[int, int]:
+    """Return which stored chunks save computation, and of which chunks no KV is needed then.
+
+    All sets are bit sets of a prompt's `chunks` full chunks: `exists` are stored, `complete` of
+    these with the blocks of all groups. The node's cache holds the first `cached_blocks` blocks.
+
+    A computed token needs the last `window` tokens before it in the groups with a window. So seen
+    from the prompt's end, a chunk that these tokens reach is useful only if it is complete.
+    Otherwise it is computed, and then needs the tokens before it.
+    """
+    if layout.window is None:
+        return exists, 0
+    size, tokens = layout.chunk_blocks, layout.chunk_tokens
+    useful = needless = 0
+    computed = chunks * tokens - 1  # the first computed token after the chunk
+    for chunk in range(chunks - 1, cached_blocks // size - 1, -1):
+        bit = 1 << chunk
+        if (chunk + 1) * tokens > layout.window_start(computed):
+            stored = complete & bit
+        elif layout.num_full_groups:
+            stored = exists & bit
+        else:
+            needless |= bit
+            continue
+        useful |= stored
+        if not stored:
+            computed = max(chunk * tokens, cached_blocks * layout.block_size)
+    return useful, needless
+
+
 @dataclass(frozen=True, slots=True)
 class FetchDecision:
     """Which chunks to fetch. The sets are bit sets.
@@ -57,6 +96,7 @@ class FetchDecision:
 
     fetch: int = 0
     declined: int = 0  # chunks that exist, but are not fetched
+    needless: int = 0  # chunks of which no KV is needed if the chunks in `fetch` are fetched
     fetch_ms: float = 0.0
     compute_ms: float = 0.0
 
@@ -66,11 +106,15 @@ def decide(
     cached_blocks: int,
     costs: FetchCosts,
     policy: FetchPolicy = "auto",
+    *,
+    partial: int = 0,
+    needless: int = 0,
 ) -> FetchDecision:
     """Decide for each run of neighbouring chunks whether to fetch it.
 
     `chunks` maps each existing chunk to the number of its data server. The node's cache already
-    holds the first `cached_blocks` blocks of the prompt.
+    holds the first `cached_blocks` blocks of the prompt. Chunks in `partial` are stored without the
+    groups with a window. Chunks in `needless` belong to a run, but are not fetched (see `usable`).
     """
     size = costs.layout.chunk_blocks
     wanted = {
@@ -80,18 +124,20 @@ def decide(
     }
     fetch = declined = 0
     fetch_s = compute_s = 0.0
-    for run in _runs(wanted):
-        bits = sum(1 << chunk for chunk in run)
+    for run in _runs({*wanted, *chunks_of(needless)}):
+        stored = {chunk: wanted[chunk] for chunk in run if chunk in wanted}
+        bits = sum(1 << chunk for chunk in stored)
         blocks = (run[-1] + 1) * size - max(run[0] * size, cached_blocks)
-        to_fetch = _fetch_s([wanted[chunk] for chunk in run], costs)
+        to_fetch = _fetch_s(stored, partial, costs)
         to_compute = _compute_s(blocks, costs)
         if policy == "always" or (policy == "auto" and _pays(to_fetch, to_compute)):
             fetch |= bits
         else:
             declined |= bits
+            needless &= ~sum(1 << chunk for chunk in run)
         fetch_s += to_fetch
         compute_s += to_compute
-    return FetchDecision(fetch, declined, fetch_s * 1e3, compute_s * 1e3)
+    return FetchDecision(fetch, declined, needless, fetch_s * 1e3, compute_s * 1e3)
 
 
 def _pays(fetch_s: float, compute_s: float) -> bool:
@@ -99,18 +145,22 @@ def _pays(fetch_s: float, compute_s: float) -> bool:
     return not (fetch_s and compute_s) or fetch_s < compute_s
 
 
-def _fetch_s(instances: Sequence[int], costs: FetchCosts) -> float:
-    """Return the predicted seconds to fetch one chunk per entry of `instances` (server numbers).
+def _fetch_s(chunks: Mapping[int, int], partial: int, costs: FetchCosts) -> float:
+    """Return the predicted seconds to fetch chunks (see `decide`).
 
     Servers work in parallel. 0.0 if the speed of one of the servers is not measured.
     """
+    sizes: Counter[int] = Counter()
+    for chunk, instance in chunks.items():
+        is_partial = partial >> chunk & 1
+        layout = costs.layout
+        sizes[instance] += layout.full_groups_bytes if is_partial else layout.chunk_bytes
     slowest = 0.0
-    for instance, count in Counter(instances).items():
+    for instance, size in sizes.items():
         seen = _seen(costs, instance)
         if seen.get_bytes_per_s <= 0.0:
             return 0.0
-        moved = count * costs.layout.chunk_bytes / seen.get_bytes_per_s
-        slowest = max(slowest, seen.get_latency_ms / 1e3 + moved)
+        slowest = max(slowest, seen.get_latency_ms / 1e3 + size / seen.get_bytes_per_s)
     return slowest
 
 
@@ -125,7 +175,7 @@ def _seen(costs: FetchCosts, instance: int) -> DataInstance:
     return costs.instances[instance] if known else DataInstance()
 
 
-def _runs(chunks: Mapping[int, int]) -> list[list[int]]:
+def _runs(chunks: Iterable[int]) -> list[list[int]]:
     """Group neighbouring chunks, in ascending order."""
     runs: list[list[int]] = []
     for chunk in sorted(chunks):
@@ -166,9 +216,22 @@ class FetchChooser:
         """Decide which of the chunks with a marker this job fetches."""
         context = self._context
         speed = context.speeds.speeds().prefill_tokens_per_s
-        costs = FetchCosts(context.layout, speed, context.connector.instances())
-        places = {chunk: marker.instance for chunk, marker in job.markers.items()}
-        decision = decide(places, cached_blocks, costs, self._policy)
+        layout = context.layout
+        costs = FetchCosts(layout, speed, context.connector.instances())
+        exists = complete = 0
+        for chunk, marker in job.markers.items():
+            if not _seen(costs, marker.instance).trouble:
+                exists |= 1 << chunk
+                complete |= (marker.payload_bytes == layout.chunk_bytes) << chunk
+        useful, needless = usable(layout, len(job.chunks), exists, complete, cached_blocks)
+        decision = decide(
+            {chunk: job.markers[chunk].instance for chunk in chunks_of(useful)},
+            cached_blocks,
+            costs,
+            self._policy,
+            partial=exists & ~complete,
+            needless=needless,
+        )
         if self._policy == "auto":
             self._sample(job, decision.declined)
         return decision
@@ -181,7 +244,8 @@ class FetchChooser:
             if due and declined >> chunk & 1:
                 self._sampled[marker.instance] = now
                 ref = ChunkRef(NO_REQUEST, 0, chunk, job.chunks[chunk])
-                padding = (PADDING,) * self._context.layout.chunk_blocks
+                layout = self._context.layout
+                padding = (PADDING,) * (layout.chunk_blocks * layout.num_groups)
                 self._context.connector.fetch(ref, marker, padding, Priority.BEHIND)
 
 
@@ -235,7 +299,8 @@ WINDOW = 16
 class Admission:
     """Run the request with the chunks that have landed."""
 
-    # Blocks filled by fetches, [start, end), after the cached blocks; ascending and disjoint.
+    # Blocks that the engine need not compute, [start, end), after the cached ones: filled by
+    # fetches, or of a needless chunk. Ascending and disjoint.
     runs: tuple[tuple[int, int], ...] = ()
     chunks: int = 0  # number of landed chunks
 
@@ -263,6 +328,7 @@ class FetchState:
     # Must not run yet: it waits for (No)FirstTokens or, if it is a prefill job, for its lookup.
     awaits_first: bool = False
     cached_blocks: int = 0  # leading blocks in this node's cache; an estimate until reserve()
+    needless: int = 0  # chunks of which no KV is needed once the later ones have landed
     exists: int = 0  # chunks announced or found
     flying: int = 0  # chunks whose fetch is in flight
     renewed: int = 0  # chunks announced again while their fetch is in flight
@@ -282,11 +348,12 @@ class FetchState:
 
     @property
     def have(self) -> int:
-        return first_chunks(self.own) | self.landed
+        """Chunks that need not come, or no more."""
+        return first_chunks(self.own) | self.landed | self.needless
 
     @property
     def fetchable(self) -> int:
-        """Chunks that exist, are not on this node, are not in flight and were not lost."""
+        """Chunks that exist, are needed, are not on this node, not in flight and not lost."""
         return self.exists & ~self.have & ~self.flying & ~self.lost
 
     @property
@@ -306,10 +373,12 @@ class FetchState:
         """Return the state and the actions before the first event."""
         return self._become()
 
-    def announce(self, chunks: int) -> Outcome:
-        """These chunks exist (a bit set). A lost chunk that is announced again was put again."""
+    def announce(self, chunks: int, needless: int = 0) -> Outcome:
+        """These chunks exist and suffice, and no KV is needed of the `needless` ones (bit sets). A
+        lost chunk that is announced again was put again."""
         known = chunks & first_chunks(self.chunks)
         return self._become(
+            needless=self.needless | needless,
             exists=self.exists | known,
             lost=self.lost & ~known,
             renewed=self.renewed | (known & self.flying),
@@ -390,11 +459,12 @@ class FetchState:
         return self.expired or not self.missing
 
     def _admission(self) -> Admission:
-        """Return the landed runs. Of a partly cached chunk they include only the blocks that were
-        not cached."""
+        """Return the landed and the needless runs. Of a partly cached chunk they include only the
+        blocks that were not cached. If nothing has landed, all is computed, so all KV is needed."""
         size = self.chunk_blocks
+        ready = self.landed | (self.needless & ~first_chunks(self.own) if self.landed else 0)
         runs = tuple(
             (max(first * size, self.cached_blocks), (first + count) * size)
-            for first, count in runs_of(self.landed)
+            for first, count in runs_of(ready)
         )
         return Admission(runs, self.landed.bit_count())

@@ -57,6 +57,7 @@ class ParkedRequest:
     looking: bool = False  # its lookup is in flight
     decision: FetchDecision = field(default_factory=FetchDecision)  # about the chunks found
     fetched: int = 0  # chunks whose fetch succeeded, a bit set
+    complete: int = 0  # chunks that were last fetched with the blocks of all groups, a bit set
     reservation: Reservation | None = None
     wait: tuple[float, Wait] | None = None  # deadline (by the clock), and what it waits for
 
@@ -67,28 +68,46 @@ class ParkedRequest:
         job, state = self.job, self.state
         if job.kind == "run" and state.awaits_first:
             return 0
-        found = state.cached_blocks + self._blocks_of(chunks_of(state.exists))
+        stored = state.exists | state.needless if state.exists else 0
+        found = state.cached_blocks + self._blocks_of(chunks_of(stored))
         given = max(map(job.given, job.open_choices), default=0)
         return max(0, given - found * job.layout.block_size)
 
     def destination(self, chunk: int) -> tuple[BlockId, ...]:
-        """Return the blocks to fetch a chunk into. Cached blocks are shared with other requests and
-        must not be overwritten, so padding replaces them."""
+        """Return the blocks to fetch a chunk into, in the order of its payload. Cached blocks are
+        shared with other requests and must not be overwritten, so padding replaces them."""
         if self.reservation is None:
             raise RuntimeError(f"fetch of chunk {chunk} of {self.job.key} without blocks")
-        first = chunk * self.job.layout.chunk_blocks
+        size = self.job.layout.chunk_blocks
         blocks = self.job.chunk_of(self.reservation.blocks, chunk)
-        cached = self.reservation.cached
-        return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))
+        cached = self.reservation.cached - chunk * size
+        return tuple(PADDING if i % size < cached else block for i, block in enumerate(blocks))
+
+    @property
+    def window_runs(self) -> tuple[tuple[int, int], ...] | None:
+        """The runs [start, end) of blocks that fetches have filled in all groups of layers. None if
+        no group has a window."""
+        layout = self.job.layout
+        if layout.window is None or self.reservation is None:
+            return None
+        size, groups, full = layout.chunk_blocks, layout.num_groups, layout.num_full_groups
+        blocks, runs = self.reservation.blocks, list[tuple[int, int]]()
+        for chunk in chunks_of(self.state.landed & self.complete):
+            for i in range(max(chunk * size, self.reservation.cached), (chunk + 1) * size):
+                if PADDING in blocks[i * groups + full : (i + 1) * groups]:
+                    continue  # the engine needs no KV of its windows here
+                start = runs.pop()[0] if runs and runs[-1][1] == i else i
+                runs.append((start, i + 1))
+        return tuple(runs)
 
     def summary(self, admission: Admission | None) -> FetchSummary:
         """Return the block counts and predictions to report when the job leaves."""
-        runs = admission.runs if admission is not None else ()
+        landed = chunks_of(self.state.landed) if admission is not None else ()
         blocks = BlockCounts(
             queried=self.job.full_blocks,
             matched=self.state.cached_blocks + self._blocks_of(self.job.markers),
             fetched=self._blocks_of(chunks_of(self.fetched)),
-            used=sum(end - start for start, end in runs),
+            used=self._blocks_of(landed),
             declined=self._blocks_of(chunks_of(self.decision.declined)),
         )
         decision = self.decision
@@ -158,6 +177,7 @@ class Fetcher:
             job.layout.chunk_blocks,
             awaits_first=await_first or not is_run,
             cached_blocks=cached_blocks,
+            needless=job.needless if await_first else 0,
         )
         priority = Priority.HANDOFF if is_run and await_first else Priority.PREFIX
         parked = self._parked[job.key] = ParkedRequest(job, state, priority)
@@ -175,7 +195,8 @@ class Fetcher:
         parked = self._parked[job.key]
         parked.looking = False
         parked.decision = self._chooser.choose(job, parked.state.cached_blocks)
-        self._apply(parked, parked.state.announce(parked.decision.fetch))
+        decision = parked.decision
+        self._apply(parked, parked.state.announce(decision.fetch, decision.needless))
         self._apply(parked, parked.state.end())
         if job.kind == "prefill":
             self._apply(parked, parked.state.know_first())
@@ -192,9 +213,10 @@ class Fetcher:
         if entry.kind != "chunks":
             self._apply(parked, parked.state.end())
             return
+        job, chunks = parked.job, 0
         for index, marker in enumerate(entry.markers, start=entry.first):
-            parked.job.markers[index] = marker
-        chunks = first_chunks(len(entry.markers)) << entry.first
+            job.markers[index] = marker
+            chunks |= job.suffices(index, marker) << index
         self._apply(parked, parked.state.announce(chunks))
 
     def fetched(self, event: Fetched) -> Job | None:
@@ -205,6 +227,8 @@ class Fetcher:
         job, state, index = parked.job, parked.state, event.chunk.index
         if event.ok:
             parked.fetched |= 1 << index
+            is_complete = event.bytes == job.layout.chunk_bytes
+            parked.complete = parked.complete & ~(1 << index) | is_complete << index
             self._counters.fetched_chunks += 1
             self._counters.fetched_bytes += event.bytes
         else:
@@ -269,8 +293,9 @@ class Fetcher:
         if actions.admit is not None:
             self._leave(parked, actions.admit)
             self._counters.reused_chunks += actions.admit.chunks
+            window_runs = parked.window_runs
             reservation, parked.reservation = parked.reservation, None
-            self._batch.admit(parked.job, reservation, actions.admit.runs)
+            self._batch.admit(parked.job, reservation, actions.admit.runs, window_runs)
         if actions.forget:
             self._leave(parked)
 
@@ -328,6 +353,8 @@ class Fetcher:
             return self._options.blocks_wait_s
         if wait == "lookup" or not (parked.state.flying or self._connector.healthy()):
             return self._options.lookup_wait_s  # unhealthy store: use the short timeout
-        size = self._engine.info.layout.chunk_bytes
-        bytes_s = parked.state.missing.bit_count() * size / SLOW_BYTES_PER_S
-        return self._options.first_wait_s + bytes_s
+        layout, missing = self._engine.info.layout, parked.state.missing
+        early = (missing & first_chunks(parked.job.first_complete)).bit_count()
+        size = early * layout.full_groups_bytes
+        size += (missing.bit_count() - early) * layout.chunk_bytes
+        return self._options.first_wait_s + size / SLOW_BYTES_PER_S

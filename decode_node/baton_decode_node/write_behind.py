@@ -1,7 +1,11 @@
 """Write-behind: puts the chunks that whole requests compute into the store for later requests.
 
 In: full chunks, right after the step that filled them. Out: puts of the lowest priority. No request
-waits for them. A chunk is skipped for good if the write-behind budget has no bandwidth for it, or
+waits for them. Chunks are put with the blocks of all groups of layers (see KVLayout): nobody knows
+yet where the request ends, and after a failover it needs the windows at its end. A chunk whose
+blocks a window has left is put with those of the groups without a window, if there are any.
+
+A chunk is skipped for good if the write-behind budget has no bandwidth for it, or
 if puts of write-behind already hold an eighth of the block pool. A draining node lifts both limits:
 it skips a chunk only if the store is down or has not taken held blocks for too long. Implements
 WritingBehind.
@@ -12,7 +16,7 @@ from __future__ import annotations
 from baton_engine.interface import Filled
 from baton_node.engine.job import Job, JobKey, LoopContext
 from baton_node.engine.running import OutgoingBlocks
-from baton_node.store.base import ChunkRef, Copied, Published
+from baton_node.store.base import PADDING, ChunkRef, Copied, Published
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority
 
@@ -26,7 +30,7 @@ class WriteBehind:
         self._connector = context.connector
         self._outgoing = outgoing
         self._counters = context.counters
-        self._chunk_bytes = context.layout.chunk_bytes
+        self._layout = context.layout
         self._flying: dict[BlockHash, ChunkRef] = {}
         self._copying = 0
         self._most_copying = outgoing.share(MAX_HELD_SHARE)
@@ -54,11 +58,17 @@ class WriteBehind:
 
     def filled(self, filled: Filled, job: Job) -> None:
         """Put a chunk of a running job, unless the store holds it or its put is in flight."""
+        source = filled.blocks
+        if PADDING in source:
+            source = source[: self._layout.num_full_groups * self._layout.chunk_blocks]
+        size = len(source) * self._layout.block_bytes
         stored = self._stored.setdefault(job.key, set())
-        if filled.hash in stored or filled.hash in self._flying or _known(filled, job):
+        if filled.hash in stored or filled.hash in self._flying or _known(filled, job, size):
             return
+        if not size:
+            return  # the store keeps nothing of it
         chunk = ChunkRef(*job.key, filled.index, filled.hash)
-        if self._may_put() and self._outgoing.put(chunk, filled.blocks, Priority.BEHIND):
+        if self._may_put(size) and self._outgoing.put(chunk, source, Priority.BEHIND):
             self._flying[chunk.hash] = chunk
             self._copying += 1
         else:
@@ -83,17 +93,18 @@ class WriteBehind:
         """The job has ended: forget which of its chunks are stored."""
         self._stored.pop(job.key, None)
 
-    def _may_put(self) -> bool:
+    def _may_put(self, size: int) -> bool:
         room = self._draining or self._copying < self._most_copying
-        return room and self._connector.take_behind(self._chunk_bytes)
+        return room and self._connector.take_behind(size)
 
     def _is_mine(self, chunk: ChunkRef) -> bool:
         return self._flying.get(chunk.hash) == chunk
 
 
-def _known(filled: Filled, job: Job) -> bool:
-    """Return whether the store holds the chunk: its marker was found, and no fetch has lost it."""
+def _known(filled: Filled, job: Job, size: int) -> bool:
+    """Return whether the store holds at least `size` bytes of the chunk: its marker was found, and
+    no fetch has lost it."""
     index = filled.index
     if index not in job.markers or job.chunks[index] != filled.hash:
         return False
-    return not job.fetched.lost >> index & 1
+    return job.markers[index].payload_bytes >= size and not job.fetched.lost >> index & 1

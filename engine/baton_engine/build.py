@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import torch
 
+from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
@@ -24,6 +25,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
+from baton_engine.layers.linear_method import PACKED, LinearMethod
 from baton_engine.layers.ops import EXACT_TORCH_OPS, TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
@@ -31,7 +33,7 @@ from baton_engine.memory.malloc import keep_freed_memory
 from baton_engine.models.decoder import Decoder
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
-from baton_engine.runner.cuda_graphs import decode_steps
+from baton_engine.runner.cuda_graphs import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import Plan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, largest_step, measure_step
@@ -69,12 +71,17 @@ def build_torch(
             check_unchanged(settings.model, states)
         plan = _measured(plan, model)
         runner = _runner(plan, model)
+        if plan.exact and not runner.exact:
+            raise SettingsError(
+                f"--batch-invariant on: products in {plan.layout.dtype} on this CPU depend on the "
+                "place of a row; use --batch-invariant off"
+            )
         with ProgressLine(sys.stderr) as line:
             warm_all(runner, line)
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
-        fingerprint=fingerprint(digests, plan.layout, _canonical(plan)),
+        fingerprint=fingerprint(digests, plan.layout, _canonical(plan, model)),
         layout=plan.layout,
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
@@ -82,7 +89,7 @@ def build_torch(
         max_num_seqs=plan.demand.max_num_seqs,
         vocab_size=plan.config.vocab_size,
         eos_ids=plan.config.eos_ids,
-        exact="bitwise" if plan.exact and runner.exact else "numeric",
+        exact="bitwise" if plan.exact else "numeric",
     )
     engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
@@ -102,11 +109,22 @@ def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> Plan:
     return replace(plan, config=plan.config.limited_to(settings.max_model_len))
 
 
-def _canonical(plan: Plan) -> str:
-    """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with each
-    other: KV of other arithmetic would change their bits."""
-    suffix = f" batch-invariant on {plan.device.type}" if plan.exact else ""
-    return plan.config.canonical() + suffix
+def _canonical(plan: Plan, model: Decoder) -> str:
+    """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with
+    nodes that compute the same bits: KV of other arithmetic would change theirs."""
+    canonical = plan.config.canonical()
+    if not plan.exact:
+        return canonical
+    return f"{canonical} batch-invariant {_device_kind(plan)} {plan.kernels} {model.bits}"
+
+
+def _device_kind(plan: Plan) -> str:
+    """Devices of a kind multiply with the same instructions: a CPU's instruction set, or a GPU's
+    compute capability."""
+    if plan.device.type == "cpu":
+        return torch.backends.cpu.get_cpu_capability()
+    major, minor = torch.cuda.get_device_capability(plan.device)
+    return f"cuda {major}.{minor}"
 
 
 def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
@@ -126,8 +144,11 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     else:
         keep_freed_memory()
     dtype = TORCH_DTYPES[plan.layout.dtype]
-    ops = EXACT_TORCH_OPS if plan.exact else ops_for(plan.kernels)
-    slots = WeightSlots(dtype, plan.device, ops, test_rows=plan.exact)
+    slots = WeightSlots(
+        *(dtype, plan.device, ops_for(plan.kernels, exact=plan.exact)),
+        linear=linear_for(plan.kernels, exact=plan.exact),
+        exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
+    )
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":
         fill_slots(slots)
@@ -136,11 +157,6 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
         with ProgressLine(sys.stderr) as line:
             load_weights(settings.model, plan.config, slots, counting(line, total))
     slots.finish()
-    if plan.exact and not model.exact:
-        raise SettingsError(
-            f"--batch-invariant on: this CPU's products in {plan.layout.dtype} depend on the number"
-            " of rows; use --dtype float32 or --batch-invariant off"
-        )
     return model
 
 
@@ -155,20 +171,24 @@ def _measured(plan: Plan, model: Decoder) -> Plan:
         block_size=plan.layout.block_size,
     )
     memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
-    runner = TorchRunner(model, memory, attention_for(plan.kernels, memory, plan.config))
+    runner = TorchRunner(model, memory, _attention(plan, memory))
     return plan.measured(measure_step(runner, rows, plan.device, plan.room))
 
 
 def _runner(plan: Plan, model: Decoder) -> TorchRunner:
     memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
-    attention = attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
-    steps = decode_steps(
+    attention = _attention(plan, memory)
+    forward = forward_steps(
         *(model, memory, attention),
         max_num_seqs=plan.demand.max_num_seqs,
         max_model_len=plan.max_model_len,
         enforce_eager=not plan.demand.graphs,
     )
-    return TorchRunner(model, memory, attention, steps)
+    return TorchRunner(model, memory, attention, forward)
+
+
+def _attention(plan: Plan, memory: TorchMemory) -> AttentionBackend:
+    return attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
 
 
 def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:
@@ -204,10 +224,20 @@ def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: fl
     )
 
 
-def ops_for(kernels: Kernels) -> Ops:
+def ops_for(kernels: Kernels, *, exact: bool = False) -> Ops:
+    """The operations; with `exact`, their bits for a token do not depend on the number of
+    tokens."""
     if kernels == "torch":
-        return TORCH_OPS
+        return EXACT_TORCH_OPS if exact else TORCH_OPS
     # Imported here, because torch wheels for CPUs do not include triton.
     from baton_engine.layers.triton_ops import TritonOps
 
     return TritonOps()
+
+
+def linear_for(kernels: Kernels, *, exact: bool) -> LinearMethod:
+    if kernels == "torch" or not exact:
+        return PACKED
+    from baton_engine.layers.triton_matmul import FIXED_TILE
+
+    return FIXED_TILE

@@ -21,7 +21,7 @@ from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
-from baton_protocol.store import NodeLoad
+from baton_protocol.store import Exact, NodeLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,7 @@ class EngineInfo:
     max_num_seqs: int
     vocab_size: int
     eos_ids: tuple[int, ...]
-    # "bitwise": the bits of a token's logits depend only on the tokens before it. "numeric": they
-    # also depend on the batch, so logits are equal up to rounding.
-    exact: Literal["bitwise", "numeric"] = "numeric"
+    exact: Exact = "numeric"
 
 
 # --- between scheduler and runner -----------------------------------------------------------
@@ -99,13 +97,13 @@ class Matcher(Protocol):
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """Ask for one token at the row's last position.
+    """Ask for one token after one of the row's tokens.
 
-    `position` is the new token's index in prompt + output; with (seed, choice) it is the key of the
-    noise. `banned` ids get no probability (EOS and stop ids before min_tokens, last ids of bad
-    words). `seen` is set if the parameters have a penalty. Without `listed`, the runner reads the
-    ids from the parameters. With a `matcher`, only ids in its mask are sampled; the runner gets the
-    mask when it samples, while the device computes.
+    `position` is the new token's index in prompt + output, so the row has the token before it; with
+    (seed, choice) it is the key of the noise. `banned` ids get no probability (EOS and stop ids
+    before min_tokens, last ids of bad words). `seen` is set if the parameters have a penalty.
+    Without `listed`, the runner reads the ids from the parameters. With a `matcher`, only ids in
+    its mask are sampled; the runner gets the mask when it samples, while the device computes.
     """
 
     choice: int
@@ -169,7 +167,9 @@ class KVMemory(Protocol):
     `views` returns one writable view of each block's own bytes. It returns None if there are none
     (blocks on a device, or several head shards) or if the engine has to notice writes.
 
-    All methods are thread-safe for blocks that are held. Blocks must not be written during a read.
+    These three are thread-safe for blocks that are held. Blocks must not be written during a read.
+    The engine calls `copy` between two steps: it copies whole blocks before the next step reads
+    them.
     """
 
     layout: KVLayout
@@ -179,6 +179,8 @@ class KVMemory(Protocol):
     def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None: ...
 
     def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None: ...
+
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None: ...
 
 
 class Launched(Protocol):
@@ -352,6 +354,7 @@ class Engine(Protocol):
         *,
         reservation: Reservation | None = None,
         landed: Sequence[tuple[int, int]] = (),
+        window_landed: Sequence[tuple[int, int]] | None = None,
         prefill_only: bool = False,
         track: bool = False,
         report_filled: bool = False,
@@ -363,6 +366,8 @@ class Engine(Protocol):
         - `landed`: ascending runs [start, end) of the reservation's full blocks that have verified
           KV, in addition to the leading `cached` ones. The engine computes the gaps and skips the
           runs. With prompt_logprobs it computes everything and ignores `landed`.
+        - `window_landed`: such runs whose KV in the groups with a window is verified, too. None:
+          the same as `landed`.
         - `prefill_only`: end each choice after its first new token.
         - `track`: report Progress. `report_filled`: report Filled.
         - `finished`: choices that are not run.

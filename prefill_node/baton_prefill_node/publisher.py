@@ -3,6 +3,14 @@
 Each job has a state machine (PublishState) that decides; the Publisher carries out its actions: it
 puts chunks, announces chunks that already exist, and announces the end of the hand-off.
 
+Layers with a window need little of the KV (see KVLayout). The decode node continues after the
+prompt's last full chunk, so only the chunks that reach into the last `window` tokens before it are
+put with the blocks of all groups. Of earlier chunks only the groups without a window are put; if
+there is no such group, these chunks are neither put nor announced. A chunk that the store holds
+with fewer groups than this prompt needs does not count as stored: it is put again, and the larger
+value replaces the smaller one. A reader that has a marker of the other value finds another size,
+which is a miss. A value with all groups serves every prompt.
+
 In: lookup results, the progress of each step, and the results of puts. Out: puts through
 OutgoingBlocks and calls of KVConnector.announce. Implements Publishing.
 """
@@ -15,7 +23,7 @@ from typing import Any
 from baton_engine.interface import Progress
 from baton_node.engine.job import Job, JobKey, LoopContext, chunks_of, first_chunks, runs_of
 from baton_node.engine.running import OutgoingBlocks
-from baton_node.store.base import LookedUp, Published
+from baton_node.store.base import PADDING, LookedUp, Published
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
 
@@ -47,6 +55,7 @@ class PublishState:
     """
 
     chunks: int  # number of full chunks in the prompt
+    needless: int = 0  # chunks whose KV nobody needs, a bit set
     computed: int = 0  # number of leading chunks whose KV is in this node's blocks
     exists: int = 0  # chunks known to be in the store, a bit set
     flying: int = 0  # chunks whose put is in flight, a bit set
@@ -57,7 +66,7 @@ class PublishState:
 
     def find(self, chunks: int) -> Outcome:
         """The lookup found markers of these chunks (a bit set); 0 if the index is unreachable."""
-        found = chunks & first_chunks(self.chunks) & ~self.exists
+        found = chunks & self._needed & ~self.exists
         return self._become(runs_of(found), exists=self.exists | found, looked_up=True)
 
     def compute(self, chunks: int) -> Outcome:
@@ -81,6 +90,10 @@ class PublishState:
         """The job has ended or was aborted: it computes no more chunks."""
         return self._become(closed=True)
 
+    @property
+    def _needed(self) -> int:
+        return first_chunks(self.chunks) & ~self.needless
+
     def _become(self, announce: tuple[tuple[int, int], ...] = (), **changes: Any) -> Outcome:
         """Return the state with these changes, and the actions. After `end` there are none."""
         if self.ended:
@@ -90,11 +103,11 @@ class PublishState:
     def _advance(self, announce: tuple[tuple[int, int], ...]) -> Outcome:
         due = 0
         if self.looked_up and not self.failed and not self.closed:
-            due = first_chunks(self.computed) & ~self.exists & ~self.flying
+            due = first_chunks(self.computed) & self._needed & ~self.exists & ~self.flying
         flying = self.flying | due
         # Even if all chunks exist from the start, wait until the prompt is computed: a chunk may
         # turn out to be missing, and an earlier end would not make the first token come earlier.
-        complete = self.computed == self.chunks and self.exists == first_chunks(self.chunks)
+        complete = self.computed == self.chunks and self.exists == self._needed
         complete = complete and self.looked_up
         ended = not flying and (complete or self.failed or self.closed)
         state = replace(self, flying=flying, ended=ended)
@@ -102,6 +115,7 @@ class PublishState:
 
 
 TOO_SLOW = "the store is too slow: too many blocks wait to be copied"
+TOO_LATE = "the engine holds its blocks of layers with a window no more"
 
 
 @dataclass(slots=True, eq=False)
@@ -128,15 +142,16 @@ class Publisher:
 
     def open(self, job: Job) -> None:
         """Start to publish a job. A job without a full chunk ends at once."""
-        opened = self._jobs[job.key] = OpenJob(job, PublishState(len(job.chunks)))
+        opened = self._jobs[job.key] = OpenJob(job, PublishState(len(job.chunks), job.needless))
         if not job.chunks:
             self._apply(opened, opened.state.find(0))
 
     def looked_up(self, event: LookedUp) -> None:
         opened = self._jobs.get((event.request, event.attempt))
         if opened is not None:
-            found = sum(1 << i for i, marker in enumerate(event.markers) if marker is not None)
-            self._counters.announced_chunks += found.bit_count()
+            job, markers = opened.job, enumerate(event.markers)
+            found = sum(1 << i for i, marker in markers if marker and job.suffices(i, marker))
+            self._counters.announced_chunks += (found & ~job.needless).bit_count()
             self._apply(opened, opened.state.find(found))
 
     def missing(self, job: Job, chunk: int) -> None:
@@ -171,11 +186,16 @@ class Publisher:
             self._apply(opened, opened.state.settle(chunk, False))
 
     def _publish(self, job: Job, chunk: int, blocks: tuple[BlockId, ...]) -> bool:
-        source = job.chunk_of(blocks, chunk)
-        if len(source) != self._layout.chunk_blocks:
+        size, source = self._layout.chunk_blocks, job.chunk_of(blocks, chunk)
+        if len(source) != size * self._layout.num_groups:
             raise RuntimeError(f"put of chunk {chunk} of {job.key} outside a step's progress")
+        if chunk < job.first_complete:
+            source = source[: size * self._layout.num_full_groups]
         # Without an inbox no decode node waits for the chunk.
         priority = Priority.HANDOFF if job.inbox is not None else Priority.PREFIX
+        if PADDING in source:
+            self._outgoing.refused(job.chunks[chunk], TOO_LATE)
+            return False
         if self._outgoing.put(job.ref(chunk), source, priority, job.inbox):
             return True
         self._outgoing.refused(job.chunks[chunk], TOO_SLOW)

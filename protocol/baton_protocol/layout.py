@@ -12,12 +12,14 @@ bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from baton_protocol.figures import Size, Text
+from baton_protocol.ids import BlockId
 
 LAYOUT_VERSION = 1
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
@@ -74,6 +76,16 @@ class KVLayout(msgspec.Struct, frozen=True):
         return max(1, len(self.groups))
 
     @property
+    def layer_places(self) -> tuple[tuple[int, int], ...]:
+        """For each layer, its group and its index in the payload of that group's blocks."""
+        places = {
+            layer: (number, index)
+            for number, group in enumerate(self.kv_groups)
+            for index, layer in enumerate(group.layers)
+        }
+        return tuple(places[layer] for layer in range(self.num_layers))
+
+    @property
     def num_full_groups(self) -> int:
         """Number of groups without a window."""
         return sum(group.window is None for group in self.kv_groups)
@@ -108,6 +120,28 @@ class KVLayout(msgspec.Struct, frozen=True):
     def chunk_bytes(self) -> int:
         """Bytes of a chunk with the blocks of all groups."""
         return self.num_groups * self.block_bytes * self.chunk_blocks
+
+    def chunk_of(self, blocks: Sequence[BlockId], index: int) -> tuple[BlockId, ...]:
+        """The blocks of chunk `index` of a sequence's flat list `blocks`, in the order of the
+        chunk's payload: `[group][block]`, so the groups without a window come first. A chunk at
+        the end of a shorter list has fewer blocks."""
+        groups, span = self.num_groups, self.chunk_blocks * self.num_groups
+        chunk = blocks[index * span : (index + 1) * span]
+        return tuple(block for group in range(groups) for block in chunk[group::groups])
+
+    @property
+    def full_groups_bytes(self) -> int:
+        """Bytes of a chunk with the blocks of the groups without a window only."""
+        return self.num_full_groups * self.block_bytes * self.chunk_blocks
+
+    def first_complete(self, chunks: int) -> int:
+        """The first of a request's `chunks` full chunks that must have the blocks of all groups.
+
+        A node that has these chunks computes the tokens after them, or their last token again. The
+        groups with a window need the last `window` tokens of the chunks for it, and none before.
+        """
+        last = chunks * self.chunk_tokens - 1
+        return self.window_start(last) // self.chunk_tokens
 
     @property
     def shard_bytes(self) -> int:

@@ -10,6 +10,7 @@ RouterReport index: one router's request counts and latencies
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Annotated, Literal, get_args
 
@@ -37,6 +38,9 @@ NodeState = Literal["starting", "ready", "draining"]
 # or every data instance is unreachable, full or too slow. "none": the node has no store configured.
 # A hand-off needs "up" on both nodes.
 StoreHealth = Literal["up", "down", "none"]
+# "bitwise": the bits of a token's logits depend only on the tokens before it. "numeric": they also
+# depend on the batch, so logits are equal up to rounding.
+Exact = Literal["bitwise", "numeric"]
 
 
 LEAST_SPEED = 1e-3  # the lowest measured speed that a report may hold
@@ -191,6 +195,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     `replaced_by` the revision that replaces it for good; both are "" if unset. `protocol` is the
     node's PROTOCOL_VERSION. `max_num_seqs` is how many sequences it computes at once (0: unknown).
     `model_made` is when its model's files were written, in Unix seconds (0: it has no files).
+    `exact` is that of its engine; a node that does not report it counts as "numeric".
     """
 
     node: Name
@@ -216,6 +221,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     replaced_by: Text = ""
     max_num_seqs: Count = 0
     model_made: Count = 0
+    exact: Exact = "numeric"
+
+
+def exact_together(nodes: Iterable[Exact]) -> Exact:
+    """How exact nodes are together: "bitwise" only if each of them is."""
+    return "bitwise" if all(each == "bitwise" for each in nodes) else "numeric"
 
 
 class Kind(msgspec.Struct, frozen=True):

@@ -67,6 +67,7 @@ GOOD: tuple[Good, ...] = (
         engine(extraArgs=["--kv-blocks=64", "--sim-decode-ms=5", "--no-x"])
         | {"router": {"extraArgs": ["--request-timeout=60"]}},
     ),
+    Good("batch invariance", engine(batchInvariant=True), {"engine": {"batchInvariant": True}}),
     Good("null counts as unset", engine(maxModelLen=None) | {"prefill": None}, DEFAULTS),
     Good(
         "replica counts by an external scaler",

@@ -146,6 +146,12 @@ EDITS = (
         "--engine=torch",
     ),
     Edit("engine.dtype", {"engine": {"kind": "sim", "dtype": "float32"}}, NODES, "=float32"),
+    Edit(
+        "engine.batchInvariant",
+        {"engine": {"kind": "sim", "batchInvariant": True}},
+        NODES,
+        "--batch-invariant=on",
+    ),
     Edit("engine.blockSize", {"engine": {"kind": "sim", "blockSize": 32}}, NODES, "block-size=32"),
     Edit("engine.chunkBlocks", {"engine": {"kind": "sim", "chunkBlocks": 4}}, NODES, "blocks=4"),
     Edit("engine.maxModelLen", {"engine": {"kind": "sim", "maxModelLen": 99}}, NODES, "-len=99"),

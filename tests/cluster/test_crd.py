@@ -20,7 +20,7 @@ from baton_operator.api.status import Condition, ModelStatus, PoolStatus, RoleSt
 from baton_operator.kube.kinds import POOL
 from baton_operator.names import API_VERSION, POOL_KIND
 from baton_protocol.model_source import parse_source
-from tests.cluster.crd_cases import BAD, SIM, Bad, managed, model
+from tests.cluster.crd_cases import BAD, SIM, Bad, engine, managed, model
 from tests.cluster.crd_good import GOOD, Good
 from tests.cluster.crd_scaling_cases import BAD_SCALING
 from tests.cluster.installed import definition
@@ -204,6 +204,7 @@ def test_kubectl_get_prints_the_columns_of_a_pool(cluster: Kubernetes, namespace
         router=RoleStatus(summary="2/3", desired=3, ready=2),
         model=ModelStatus(name="sim"),
         url="https://llm.example.com",
+        exact="bitwise",
     )
     patch = json.dumps({"status": msgspec.to_builtins(status)})
     cluster.kubectl(
@@ -216,9 +217,19 @@ def test_kubectl_get_prints_the_columns_of_a_pool(cluster: Kubernetes, namespace
     assert row.split()[:-1] == wanted
     wide = cluster.kubectl("get", "bpool", "-n", namespace, "-o", "wide").splitlines()
     assert wide[0].split() == ["NAME", *(name.upper() for name in COLUMNS), "AGE"]
-    assert wide[1].split()[:-1] == [*wanted[:5], "2/3", *wanted[5:]]
+    assert wide[1].split()[:-1] == [*wanted[:5], "2/3", "sim", "bitwise", wanted[-1]]
     stored = json.loads(cluster.kubectl("get", "bpool/demo", "-n", namespace, "-o", "json"))
     assert msgspec.convert(stored["status"], PoolStatus) == status
+
+
+@pytest.mark.parametrize(("written", "stored"), [("on", True), ("off", False), ("true", True)])
+def test_batch_invariance_is_written_as_a_switch(
+    cluster: Kubernetes, namespace: str, written: str, stored: bool
+) -> None:
+    text = yaml.safe_dump(body_of(engine(batchInvariant=stored), "demo"))
+    text = text.replace(f"batchInvariant: {str(stored).lower()}", f"batchInvariant: {written}")
+    created = create(cluster, text, "-n", namespace, "--dry-run=server")
+    assert created["spec"]["engine"]["batchInvariant"] is stored
 
 
 def test_a_status_in_a_created_pool_is_dropped(cluster: Kubernetes, namespace: str) -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_decode_node.fetch_state import FetchCosts, FetchDecision, decide
-from baton_protocol.layout import KVLayout
+from baton_decode_node.fetch_state import FetchCosts, FetchDecision, decide, usable
+from baton_node.engine.job import chunks_of, first_chunks
+from baton_protocol.layout import KVGroup, KVLayout
 from baton_protocol.store import DataInstance
 
 # 4 blocks of 16 tokens and 64 KiB: a chunk is 64 tokens and 256 KiB.
@@ -113,6 +114,105 @@ def test_the_policies_always_and_never_ignore_the_predictions_but_report_them() 
     assert decide(on(0, 0), 0, slow, "always").fetch == 0b1
     assert decide(on(0, 0), 0, fast, "never").declined == 0b1
     assert decide(on(0, 0), 0, fast, "never").fetch_ms > 0
+
+
+# --- layers with a window -------------------------------------------------------------------------
+
+
+def windowed(window: int, *, full: bool) -> KVLayout:
+    """LAYOUT with a group that has a window, and with `full` one that has none."""
+    groups = (KVGroup((2, 3), window),)
+    return msgspec.structs.replace(LAYOUT, groups=(KVGroup((0, 1)), *groups) if full else groups)
+
+
+@pytest.mark.parametrize(
+    ("exists", "complete", "full", "useful", "needless"),
+    [
+        # 6 chunks of 64 tokens. A window of 100 tokens reaches into the last two.
+        (0b111111, 0b110000, True, 0b111111, 0),
+        (0b111111, 0b110000, False, 0b110000, 0b001111),
+        (0b111111, 0b111111, False, 0b110000, 0b001111),
+        # Without the windows of a chunk at the end it is computed, and so are the chunks that its
+        # own tokens see, up to two that are complete.
+        (0b111111, 0b100000, True, 0b100000, 0),
+        (0b111111, 0b100110, True, 0b100111, 0),
+        (0b111111, 0b100110, False, 0b100110, 0b000001),
+        (0b111111, 0b000000, True, 0, 0),
+        # A shorter prompt was stored: its last windows continue it.
+        (0b001111, 0b001100, True, 0b001111, 0),
+        (0b001111, 0b001111, False, 0b001100, 0b000011),
+        (0b001111, 0b001000, True, 0b001000, 0),
+    ],
+)
+def test_stored_chunks_are_usable_up_to_a_window_that_is_stored(
+    exists: int, complete: int, full: bool, useful: int, needless: int
+) -> None:
+    layout = windowed(100, full=full)
+    assert usable(layout, 6, exists, complete, 0) == (useful, needless)
+
+
+def test_without_windows_each_stored_chunk_is_usable() -> None:
+    assert usable(LAYOUT, 6, 0b101001, 0, 0) == (0b101001, 0)
+
+
+@given(
+    chunks=st.integers(1, 6),
+    exists=st.integers(0, 63),
+    complete=st.integers(0, 63),
+    cached=st.integers(0, 24),
+    window=st.integers(2, 300),
+    full=st.booleans(),
+)
+def test_no_smaller_set_of_chunks_could_be_computed(
+    chunks: int, exists: int, complete: int, cached: int, window: int, full: bool
+) -> None:
+    """The chunks that are neither cached, useful nor needless are computed. The oracle tries all
+    sets of chunks to compute."""
+    layout, cached = windowed(window, full=full), min(cached, chunks * 4)
+    exists &= first_chunks(chunks)
+    complete &= exists
+    useful, needless = usable(layout, chunks, exists, complete, cached)
+    mine = range(cached // 4, chunks)
+    expected = set(mine)
+    for choice in range(1 << len(mine)):
+        computed = {chunk for i, chunk in enumerate(mine) if choice >> i & 1}
+        starts = [max(chunk * 64, cached * 16) for chunk in computed] + [chunks * 64 - 1]
+        if all(
+            (exists >> chunk & 1 or not full)
+            and (
+                complete >> chunk & 1
+                or all(
+                    start - window + 1 >= (chunk + 1) * 64
+                    for start in starts
+                    if start >= (chunk + 1) * 64 or start == chunks * 64 - 1
+                )
+            )
+            for chunk in set(mine) - computed
+        ):
+            expected &= computed
+    assert set(mine) - set(chunks_of(useful | needless)) == expected
+    assert useful & ~exists == 0
+    assert useful & needless == 0
+
+
+def test_chunks_without_windows_are_fetched_in_less_time() -> None:
+    half = DataInstance(get_bytes_per_s=50 * MIB)  # a complete chunk in 5 ms
+    figures = FetchCosts(windowed(100, full=True), 6400.0, (half,))
+    assert figures.layout.chunk_bytes == MIB / 4
+    decision = decide(on(0, 0, 1, 2, 3), 0, figures, partial=0b0011)
+    assert decision.fetch_ms == pytest.approx(2 * 2.5 + 2 * 5)
+
+
+def test_needless_chunks_count_for_the_tokens_that_need_not_be_computed() -> None:
+    slow = DataInstance(get_bytes_per_s=MIB / 4 / 0.03)  # a chunk in 30 ms
+    figures = FetchCosts(windowed(100, full=False), 6400.0, (slow,))
+    layout_ms = 30 * figures.layout.chunk_bytes / (MIB / 4)
+    decision = decide(on(0, 8), 0, figures, needless=0b011111111)
+    assert (decision.fetch, decision.declined, decision.needless) == (1 << 8, 0, 0b011111111)
+    assert decision.fetch_ms == pytest.approx(layout_ms)
+    assert decision.compute_ms == pytest.approx(90.0)
+    declined = decide(on(0, 8), 0, figures, "never", needless=0b011111111)
+    assert (declined.fetch, declined.declined, declined.needless) == (0, 1 << 8, 0)
 
 
 # --- random figures -------------------------------------------------------------------------------

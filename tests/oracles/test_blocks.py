@@ -15,7 +15,7 @@ from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
 from tests.oracles.engines import engine_of, free_order, hashes_of, step, tables, usage
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once
 
@@ -28,9 +28,9 @@ def written_slots(position: int) -> tuple[list[int], list[int]]:
     layout = kv_layout(block=16)
     memory = TorchMemory(layout, 16, torch.device("cpu"))
     one = torch.ones(1, 1, 2)
-    TorchAttention(memory, specs_of(memory.layout, 1)).begin([Row([0], position, TABLE)]).attend(
-        0, one, one, one
-    )
+    TorchAttention(memory, specs_of(memory.layout, 1)).begin(
+        batch_of([Row([0], position, TABLE)], memory.layout)
+    ).attend(0, one, one, one)
     k_S, v_S = memory.pool[:, 0, :, 0].sum(-1).transpose(0, 1).reshape(2, -1)
     return k_S.nonzero()[:, 0].tolist(), v_S.nonzero()[:, 0].tolist()
 
@@ -243,7 +243,7 @@ def test_with_a_window_of_32_the_first_4_blocks_of_100_tokens_are_not_read_O_BLK
         row = Row([0] * tokens, 100, [BlockId(block) for block in table])
         return (
             TorchAttention(memory, specs_of(memory.layout, 4, (32,)))
-            .begin([row])
+            .begin(batch_of([row], memory.layout))
             .attend(0, q, k, v)
         )
 

@@ -25,7 +25,7 @@ from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.models.registry import build_model
 from baton_engine.runner.cuda_graphs import buckets
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.decoding import Driver, RecordingGraphs, make_runner, streams
 from tests.support.engines.demands import kv_layout
 
@@ -50,9 +50,9 @@ def attention_output(
     table = [BlockId(block) for block in blocks]
     backend = TorchAttention(memory, specs_of(memory.layout, q_TNH.shape[1]))
     if start:
-        past = backend.begin([Row([0] * start, 0, table)])
+        past = backend.begin(batch_of([Row([0] * start, 0, table)], layout))
         past.attend(0, torch.zeros(start, *q_TNH.shape[1:]), k_SKH[:start], v_SKH[:start])
-    step = backend.begin([Row([0] * q_TNH.shape[0], start, table)])
+    step = backend.begin(batch_of([Row([0] * q_TNH.shape[0], start, table)], layout))
     return step.attend(0, q_TNH, k_SKH[start:], v_SKH[start:])
 
 
@@ -274,7 +274,7 @@ def test_q_times_k_depends_only_on_the_distance_O_MDL_9b() -> None:
 class AveragingAttention:
     """Attention without a cache: each token gets the mean of v up to its position."""
 
-    def slots(self) -> KVSlots:
+    def slots(self, layer: int) -> KVSlots:
         raise AssertionError("this attention has no pool")
 
     def attend(

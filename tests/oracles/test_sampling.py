@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine.interface import PenaltyCounts, Sample, Sampled
-from baton_engine.sampling.logits_processors import changed_logits
+from baton_engine.sampling.logits_processors import change_logits
 from baton_engine.sampling.sampler import sample, shaped_logits
 from baton_protocol.sampling import SamplingParams
 
@@ -43,7 +43,7 @@ def penalised(logit: float, count: int = 3, **params: Any) -> float:
     must not change."""
     seen = PenaltyCounts(prompt=(), outputs={1: count})
     rows = torch.tensor([[0.25, logit, -0.25]])
-    [actual] = changed_logits(rows, [Sample(0, 9, SamplingParams(**params), seen=seen)]).tolist()
+    [actual] = change_logits(rows, [Sample(0, 9, SamplingParams(**params), seen=seen)]).tolist()
     assert (actual[0], actual[2]) == (0.25, -0.25)
     return float(actual[1])
 

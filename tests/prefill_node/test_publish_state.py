@@ -22,6 +22,10 @@ class Driver:
     failed: bool = False
     ended: bool = False
 
+    @property
+    def needed(self) -> set[int]:
+        return {i for i in range(self.state.chunks) if not self.state.needless >> i & 1}
+
     def find(self, chunks: int) -> None:
         self.stored |= {i for i in range(self.state.chunks) if chunks >> i & 1}
         self._apply(self.state.find(chunks))
@@ -59,6 +63,7 @@ class Driver:
                 "a put of a chunk that is stored or in flight"
             )
             assert not self.failed, "a put after the store had failed"
+            assert chunk in self.needed, "a put of a chunk that nobody needs"
             self.flying.add(chunk)
         if actions.end:
             assert not self.flying, "ended with puts in flight"
@@ -68,7 +73,7 @@ class Driver:
 @given(st.data())
 def test_every_order_ends_once_and_announces_every_stored_chunk(data: st.DataObject) -> None:
     chunks = data.draw(st.integers(1, 12))
-    driver = Driver(PublishState(chunks))
+    driver = Driver(PublishState(chunks, data.draw(st.integers(0, (1 << chunks - 1) - 1))))
     looked_up = closed = False
     for _ in range(data.draw(st.integers(0, 40))):
         match data.draw(st.sampled_from(["lookup", "compute", "good", "bad", "missing", "close"])):
@@ -93,9 +98,10 @@ def test_every_order_ends_once_and_announces_every_stored_chunk(data: st.DataObj
         driver.settle(chunk, True)
     driver.close()
     assert driver.ended
-    assert driver.stored.issubset(driver.announced)
+    assert (driver.stored & driver.needed).issubset(driver.announced)
+    assert driver.needed.issuperset(driver.announced)
     if not (closed or driver.failed):
-        assert driver.stored == set(range(chunks))
+        assert driver.stored >= driver.needed
 
 
 def test_stored_chunks_are_announced_in_runs_before_the_prompt_is_computed() -> None:
@@ -103,6 +109,15 @@ def test_stored_chunks_are_announced_in_runs_before_the_prompt_is_computed() -> 
     assert actions.announce == ((0, 1), (2, 2), (5, 1))
     _, actions = state.compute(6)
     assert actions.publish == (1, 4)
+
+
+def test_chunks_that_nobody_needs_are_neither_announced_nor_put_nor_awaited() -> None:
+    state, actions = PublishState(6, needless=0b001111).find(0b010010)
+    assert actions == PublishActions(announce=((4, 1),))
+    state, actions = state.compute(6)
+    assert actions.publish == (5,)
+    _, actions = state.settle(5, True)
+    assert actions.end
 
 
 def test_a_prompt_without_a_full_chunk_ends_at_once() -> None:

@@ -1,13 +1,25 @@
 """The sizes that KVLayout computes, and the fields that a fingerprint depends on."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from baton_protocol.fingerprint import TensorDigest, fingerprint
-from baton_protocol.layout import KVLayout
+from baton_protocol.ids import BlockId
+from baton_protocol.layout import KVGroup, KVLayout
 
 SMOLLM = KVLayout(
     num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype="bfloat16", chunk_blocks=3
+)
+GROUPED = KVLayout(
+    num_layers=6,
+    num_kv_heads=1,
+    head_dim=4,
+    block_size=16,
+    dtype="bfloat16",
+    chunk_blocks=2,
+    groups=(KVGroup((1, 5)), KVGroup((3,)), KVGroup((0, 2, 4), 64)),
 )
 TENSORS = [
     TensorDigest("a.weight", (2, 3), "bfloat16", "00"),
@@ -37,6 +49,7 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_tensors() -> None:
         {"codec": "int8"},
         {"version": 2},
         {"num_layers": 31},
+        {"groups": (KVGroup(tuple(range(30)), 64),)},
     ],
 )
 def test_a_fingerprint_depends_on_every_field_of_the_layout(changes: dict[str, object]) -> None:
@@ -57,3 +70,49 @@ def test_a_fingerprint_depends_on_rope_and_on_each_field_of_a_tensor() -> None:
     assert base not in seen
     assert len(seen) == 4
     assert fingerprint(TENSORS, SMOLLM, "other rope") != base
+
+
+@pytest.mark.parametrize(
+    ("layout", "blocks", "index", "expected"),
+    [
+        (SMOLLM, range(1, 9), 1, (4, 5, 6)),
+        (SMOLLM, range(1, 9), 2, (7, 8)),
+        (GROUPED, [1, 2, 0, 3, 4, 0, 5, 6, 7, 8, 9, 10], 0, (1, 3, 2, 4, 0, 0)),
+        (GROUPED, [1, 2, 0, 3, 4, 0, 5, 6, 7, 8, 9, 10], 1, (5, 8, 6, 9, 7, 10)),
+        (GROUPED, [1, 2, 0, 3, 4, 0, 5, 6, 7], 1, (5, 6, 7)),
+    ],
+)
+def test_a_chunk_lists_the_blocks_of_one_group_after_the_other(
+    layout: KVLayout, blocks: Sequence[BlockId], index: int, expected: tuple[int, ...]
+) -> None:
+    assert layout.chunk_of(blocks, index) == expected
+
+
+@pytest.mark.parametrize(
+    ("chunks", "window", "expected"),
+    [
+        (0, 64, 0),
+        (1, 64, 0),
+        (2, 64, 0),
+        (3, 64, 1),  # chunks of 32 tokens: [32, 96) are the last 64 of 96
+        (10, 64, 8),
+        (10, 65, 7),
+        (10, 63, 8),
+        (10, 1, 9),
+        (10, 5000, 0),
+        (10, None, 0),
+    ],
+)
+def test_only_chunks_that_reach_into_the_last_window_must_have_all_groups(
+    chunks: int, window: int | None, expected: int
+) -> None:
+    groups = (KVGroup((1, 3, 5)), KVGroup((0, 2, 4), window))
+    layout = msgspec.structs.replace(GROUPED, groups=groups)
+    assert layout.first_complete(chunks) == expected
+
+
+def test_a_chunk_without_the_groups_with_a_window_is_a_part_of_a_chunk() -> None:
+    assert (GROUPED.chunk_bytes, GROUPED.full_groups_bytes) == (4608, 3072)
+    assert SMOLLM.full_groups_bytes == SMOLLM.chunk_bytes
+    windows = msgspec.structs.replace(GROUPED, groups=(KVGroup(tuple(range(6)), 64),))
+    assert windows.full_groups_bytes == 0

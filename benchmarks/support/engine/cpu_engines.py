@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import DType, TorchSettings
+from baton_engine.config.engine_config import BatchInvariant, DType, TorchSettings
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -43,13 +43,23 @@ class Side(Protocol):
 
 class Baton:
     def __init__(
-        self, folder: Path, dtype: DType, threads: int, max_batched_tokens: int | None
+        self,
+        folder: Path,
+        dtype: DType,
+        threads: int,
+        max_batched_tokens: int | None,
+        batch_invariant: BatchInvariant,
     ) -> None:
-        self.name = f"baton, {dtype}"
+        exact = ", batch-invariant" if batch_invariant == "on" else ""
+        self.name = f"baton, {dtype}{exact}"
         self._threads = threads
         self._engine = build_torch(
             TorchSettings(
-                model=folder, dtype=dtype, threads=threads, max_batched_tokens=max_batched_tokens
+                model=folder,
+                dtype=dtype,
+                threads=threads,
+                max_batched_tokens=max_batched_tokens,
+                batch_invariant=batch_invariant,
             )
         )
 

@@ -25,6 +25,8 @@ def lines_of(call: Json) -> Iterator[str]:
         f"  {call['prompt_tokens']} prompt tokens ({call['cached_tokens']} cached),"
         f" {call['completion_tokens']} completion tokens"
     )
+    if call["exact"]:
+        yield f"  exact: {call['exact']}"
     if call["held"]:
         yield f"  held before it was prepared: {call['held']}"
     if call["prepared_ms"] is not None:

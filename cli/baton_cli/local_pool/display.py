@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-HEADER = ("NODE", "ROLE", "PID", "STATE", "REQUESTS", "ADDRESS")
+HEADER = ("NODE", "ROLE", "PID", "STATE", "EXACT", "REQUESTS", "ADDRESS")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One supervised process. `pid` 0 and `requests` None mean unknown."""
+    """One supervised process. `pid` 0, `requests` None and `exact` "" mean unknown."""
 
     node: str
     role: str
@@ -24,10 +24,12 @@ class Row:
     state: str
     requests: int | None
     address: str
+    exact: str = ""
 
     def cells(self) -> tuple[str, ...]:
         requests = "-" if self.requests is None else str(self.requests)
-        return (self.node, self.role, str(self.pid or "-"), self.state, requests, self.address)
+        pid, exact = str(self.pid or "-"), self.exact or "-"
+        return (self.node, self.role, pid, self.state, exact, requests, self.address)
 
     def news(self) -> tuple[object, ...]:
         """The fields whose change prints a line. The load is left out: it changes too often."""

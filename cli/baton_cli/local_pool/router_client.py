@@ -35,6 +35,7 @@ class NodeView:
     state: str
     address: str
     requests: int
+    exact: str
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def _node(item: dict[str, Any]) -> NodeView:
         state=item["state"],
         address=item["address"],
         requests=sum(load.get(key, 0) for key in ("running", "waiting", "parked")),
+        exact=item["exact"],
     )
 
 

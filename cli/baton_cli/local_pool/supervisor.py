@@ -256,4 +256,7 @@ def _row(child: ChildProcess, node: NodeView | None) -> Row:
     current = node is not None and node.pid == child.pid and state == "starting"
     if node is None or not current:
         return Row(child.spec.name, child.spec.role, child.pid, state, None, "")
-    return Row(node.id, node.role, node.pid, node.state, node.requests, node.address)
+    return Row(
+        *(node.id, node.role, node.pid, node.state, node.requests, node.address),
+        exact=node.exact,
+    )

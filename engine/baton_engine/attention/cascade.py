@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from baton_engine.attention.cpu_bf16 import wide_scores
+from baton_engine.attention.interface import TableRow
 from baton_engine.attention.kv_views import PagedKV, Table, Tuning
 from baton_engine.attention.torch_decode import Places, RowsInPlace, log_sum
-from baton_engine.interface import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Shared:
     num_blocks: int
 
 
-def shared_prefixes(rows: Sequence[Row], block_size: int, tuning: Tuning) -> list[Shared]:
+def shared_prefixes(rows: Sequence[TableRow], block_size: int, tuning: Tuning) -> list[Shared]:
     """Disjoint groups of one-token rows that are worth computing together. Only full blocks before
     the row's new token are shared, so each row has at least one key of its own."""
     counts = [row.start // block_size for row in rows]
     together: dict[int, list[int]] = {}
     for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
         if count:
-            together.setdefault(row.blocks[0], []).append(index)
+            together.setdefault(int(row.blocks[0]), []).append(index)
     found: list[Shared] = []
     for members in together.values():
         if len(members) <= tuning.rows_paid:
@@ -52,14 +52,10 @@ def shared_prefixes(rows: Sequence[Row], block_size: int, tuning: Tuning) -> lis
         table_RM = np.zeros((len(members), max(counts[index] for index in members)), np.int64)
         for line, index in enumerate(members):
             table_RM[line] = -1 - line  # padding differs from every other line's blocks
-            table_RM[line, : counts[index]] = row_blocks(rows[index], counts[index])
+            table_RM[line, : counts[index]] = rows[index].blocks[: counts[index]]
         _, groups = _best(table_RM, np.asarray(members), block_size, tuning)
         found += groups
     return found
-
-
-def row_blocks(row: Row, count: int) -> Table:
-    return np.asarray(row.blocks[:count], np.int64)
 
 
 def _best(

@@ -1,26 +1,25 @@
 """Views of the paged pool as rows that torch's operators select by index.
 
 In: the pool. Out: one view per layer, made once, and the indices of a step. The indices are the
-same for all layers, because each layer's view begins at that layer's K or V.
+same for all layers of a KV group, because each layer's view begins at that layer's K or V.
 
-Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, B block size, L layers, P blocks.
+Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, B block size, P blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 
 Positions = npt.NDArray[np.int64]
-Table = npt.NDArray[np.int64]
+Table = npt.NDArray[np.signedinteger[Any]]  # blocks
 Visible = npt.NDArray[np.bool_]
 
 
@@ -49,23 +48,13 @@ class Tuning:
 TUNED = Tuning()
 
 
-def slots_of(rows: Sequence[Row], block_size: int) -> Positions:
-    """Each token's slot (see KVSlots)."""
-    slots = []
-    for row in rows:
-        positions = np.arange(row.start, row.start + len(row.tokens))
-        first = row.start // block_size
-        used = np.asarray(row.blocks[first : positions[-1] // block_size + 1], np.int64)
-        slots.append(used[positions // block_size - first] * block_size + positions % block_size)
-    return np.concatenate(slots)
-
-
 class PagedKV:
     """Views of the pool by page and by slot.
 
     A page is one (block, layer, K or V, head) of shape [B, H]; a slot is one token's [H] in it.
-    `pages`, `k_slots` and `v_slots` have one view per layer. An index that selects a row of layer 0
-    selects the same row of any layer in that layer's view.
+    `pages`, `k_slots` and `v_slots` have one view per layer. An index that selects a row of one
+    layer selects the same row of any layer of its KV group in that layer's view. `places` has each
+    layer's KV group and index in it.
     """
 
     def __init__(self, memory: TorchMemory, num_heads: int, tuning: Tuning = TUNED) -> None:
@@ -78,13 +67,14 @@ class PagedKV:
         self.head_dim = layout.head_dim
         self.block_size = layout.block_size
         layer_pages = 2 * layout.num_kv_heads
-        self.block_pages = layer_pages * layout.num_layers  # number of pages of a block
+        self.places = layout.layer_places
+        self.block_pages = layer_pages * layout.group_layers  # number of pages of a block
         pages = memory.pool.view(-1, layout.block_size * layout.head_dim)
         slots = memory.pool.view(-1, layout.head_dim)
         # All slot views get the length of the shortest one, because an operator may need equal
         # lengths.
         last = (self.block_pages - layout.num_kv_heads) * layout.block_size
-        starts = [layer * layer_pages for layer in range(layout.num_layers)]
+        starts = [index * layer_pages for _, index in self.places]
         self.pages = [pages[start:] for start in starts]
 
         def views(start_page: int) -> list[torch.Tensor]:
@@ -105,13 +95,13 @@ class PagedKV:
 
     def _page_rows(self, table_RM: Table, kinds: int) -> torch.Tensor:
         heads = np.arange(kinds * self.num_kv_heads).reshape(kinds, 1, self.num_kv_heads, 1)
-        rows = table_RM[None, :, None, :] * self.block_pages + heads
+        rows = table_RM.astype(np.int64)[None, :, None, :] * self.block_pages + heads
         return stage(rows.reshape(-1), self.device)
 
     def slot_rows(self, slots_T: Positions) -> torch.Tensor:
-        """Indexes of the slots of each (token, kv head), in order [T, K], flattened. `slots_T` is
-        block * B + offset in the block."""
-        blocks, offsets = np.divmod(slots_T, self.block_size)
+        """Indexes of the slots of each (token, kv head), in order [T, K], flattened. A token
+        without a slot gets one of block 0, which belongs to no request."""
+        blocks, offsets = np.divmod(slots_T.clip(min=0), self.block_size)
         pages = blocks[:, None] * self.block_pages + np.arange(self.num_kv_heads)
         return stage((pages * self.block_size + offsets[:, None]).reshape(-1), self.device)
 

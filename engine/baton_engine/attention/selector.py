@@ -57,4 +57,4 @@ def attention_for(
         return TorchAttention(memory, config.attention)
     from baton_engine.attention.triton_backend import TritonAttention
 
-    return TritonAttention(memory, config.attention)
+    return TritonAttention(memory, config.attention, exact=exact)

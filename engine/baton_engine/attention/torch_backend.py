@@ -1,6 +1,6 @@
 """Paged attention with torch's own operators.
 
-In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
+In: the step's batch and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
 are written to the pool first, because a token attends to itself through the cache.
 
 One-token rows (decode) are computed in padded groups, with a few batched calls per group and layer
@@ -21,9 +21,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.cascade import PrefixedRows, row_blocks, shared_prefixes
+from baton_engine.attention.cascade import PrefixedRows, shared_prefixes
 from baton_engine.attention.cpu_bf16 import multiplies_bf16, prompt_attention
-from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
 from baton_engine.attention.kv_views import (
     TUNED,
     PagedKV,
@@ -31,7 +31,6 @@ from baton_engine.attention.kv_views import (
     Table,
     Tuning,
     Visible,
-    slots_of,
 )
 from baton_engine.attention.torch_decode import (
     DecodeRows,
@@ -43,9 +42,7 @@ from baton_engine.attention.torch_decode import (
     rows_in_place,
 )
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.kv.staging import stage
 
 # Maximum number of blocks in a padded group of several rows. It bounds the workspace (8192 blocks
 # of 16 tokens with 8 kv heads of 128 in bf16 are 512 MiB), but not the length of a single row.
@@ -79,8 +76,12 @@ class TorchAttention:
     def exact(self) -> bool:
         return False
 
-    def begin(self, rows: Sequence[Row]) -> TorchStep:
-        return TorchStep(self._kv, self._windows, rows)
+    @property
+    def recordable(self) -> bool:
+        return False
+
+    def begin(self, batch: StepBatch) -> TorchStep:
+        return TorchStep(self._kv, self._windows, batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class _One:
     blocks. `seen` is the range of its block table that is read for it."""
 
     place: int
-    row: Row
+    row: TableRow
     seen: range
 
 
@@ -110,25 +111,30 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """The groups and pieces of the step, for all layers with the same window."""
+    """The groups and pieces of the step, for all layers of a KV group with the same window."""
 
     groups: list[DecodeRows]
     pieces: list[_Piece]
 
 
 class TorchStep:
-    def __init__(self, kv: PagedKV, windows: Sequence[int | None], rows: Sequence[Row]) -> None:
+    def __init__(self, kv: PagedKV, windows: Sequence[int | None], batch: StepBatch) -> None:
         self._kv = kv
         self._block_size = kv.block_size
         bf16 = kv.device.type == "cpu" and kv.pool.dtype == torch.bfloat16
         self._products = bf16 and multiplies_bf16()
-        self._slots_T = slots_of(rows, kv.block_size)
-        self._targets = kv.slot_rows(self._slots_T)
-        divisions = {window: self._divide(rows, window) for window in dict.fromkeys(windows)}
-        self._divisions = [divisions[window] for window in windows]
+        self._slots = [group.slots_T for group in batch.device.groups]
+        self._targets = [kv.slot_rows(group.slots_T) for group in batch.host.groups]
+        kinds = [(group, window) for (group, _), window in zip(kv.places, windows, strict=True)]
+        divisions = {
+            (group, window): self._divide(table_rows(batch, group), window)
+            for group, window in dict.fromkeys(kinds)
+        }
+        self._divisions = [divisions[kind] for kind in kinds]
 
-    def slots(self) -> KVSlots:
-        return KVSlots(self._kv.pool, stage(self._slots_T, self._kv.device))
+    def slots(self, layer: int) -> KVSlots:
+        group, index = self._kv.places[layer]
+        return KVSlots(self._kv.pool, index, self._slots[group])
 
     def attend(
         self,
@@ -140,7 +146,7 @@ class TorchStep:
         stored: bool = False,
     ) -> torch.Tensor:
         if not stored:
-            self._kv.store(layer, self._targets, k_TKH, v_TKH)
+            self._kv.store(layer, self._targets[self._kv.places[layer][0]], k_TKH, v_TKH)
         division = self._divisions[layer]
         if len(division.groups) == 1 and not division.pieces:  # the usual decode step: no copy
             return division.groups[0].attend(layer, q_TNH)
@@ -181,15 +187,15 @@ class TorchStep:
         )
         return out_KGTH.permute(2, 0, 1, 3).reshape(tokens, heads, dim)
 
-    def _divide(self, rows: Sequence[Row], window: int | None) -> _Division:
+    def _divide(self, rows: Sequence[TableRow], window: int | None) -> _Division:
         division, ones = _Division([], []), []
         begin = 0
         for row in rows:
-            if len(row.tokens) == 1:
+            if row.count == 1:
                 ones.append(_One(begin, row, self._blocks_seen(row, window)))
             else:
                 division.pieces.append(self._piece(row, begin, window))
-            begin += len(row.tokens)
+            begin += row.count
         if window is None and reads_in_place(self._kv):
             ones = self._take_prefixed(ones, division)
         for group in _similar(ones):
@@ -211,7 +217,7 @@ class TorchStep:
                 rows_in_place(self._kv, _places(group), *self._keys(group, None))
                 for group in _similar(own)
             ]
-            blocks_M = row_blocks(members[0].row, shared.num_blocks)
+            blocks_M = members[0].row.blocks[: shared.num_blocks]
             group = PrefixedRows(self._kv, _places(members), blocks_M, parts, len(members))
             division.groups.append(group)
             taken.update(shared.rows)
@@ -229,23 +235,22 @@ class TorchStep:
         keys_RS = firsts[:, None] + np.arange(keys)
         return table_RM, _visible(starts[:, None], keys_RS, window)
 
-    def _piece(self, row: Row, begin: int, window: int | None) -> _Piece:
-        tokens = len(row.tokens)
+    def _piece(self, row: TableRow, begin: int, window: int | None) -> _Piece:
+        tokens = row.count
         queries = np.arange(row.start, row.start + tokens)
         seen = self._blocks_seen(row, window)
         keys = np.arange(seen.start * self._block_size, row.start + tokens)
         mask = source = None
         if row.start:
-            table_M = np.asarray(row.blocks[seen.start : seen.stop], np.int64)
-            source = self._kv.page_rows(table_M[None, :])
+            source = self._kv.page_rows(row.blocks[None, seen.start : seen.stop])
         if self._products or row.start or (window is not None and window < tokens):
             mask = self._kv.additive(_visible(queries[:, None], keys[None, :], window))
         return _Piece(begin, begin + tokens, len(keys), source, mask)
 
-    def _blocks_seen(self, row: Row, window: int | None) -> range:
+    def _blocks_seen(self, row: TableRow, window: int | None) -> range:
         """The range of the row's block table whose keys its tokens may see."""
         first = 0 if window is None else max(0, row.start + 1 - window)
-        end = row.start + len(row.tokens)
+        end = row.start + row.count
         return range(first // self._block_size, -(-end // self._block_size))
 
 

@@ -117,7 +117,7 @@ class RowsInPlace(ABC):
         self._kv = kv
         self._scale = kv.head_dim**-0.5
         rows, keys = visible_RS.shape
-        self._slots = torch.from_numpy(_slots(kv, table_RM, visible_RS))
+        self._slots = torch.from_numpy(value_slots(kv, table_RM, visible_RS))
         self._bags = torch.arange(0, rows * kv.num_heads * keys, keys)
 
     def attend(self, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
@@ -228,7 +228,7 @@ class _Part:
     pages: torch.Tensor
 
 
-def _slots(kv: PagedKV, table_RM: Table, visible_RS: Visible) -> Table:
+def value_slots(kv: PagedKV, table_RM: Table, visible_RS: Visible) -> Table:
     """Slot of each (row, query head, key), flattened. A key that the row does not see is replaced
     by the last one it sees: that is in the CPU's cache already, and its values are finite, so a
     weight of 0 removes them."""

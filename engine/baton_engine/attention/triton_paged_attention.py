@@ -9,9 +9,20 @@ device, the keys of a one-token row are divided among several programs, and a se
 their parts. The device decides how many programs a row uses, from its length. So a launch depends
 only on shapes and can be recorded in a CUDA graph.
 
+With `exact`, the bits of a query's output depend only on the query and the keys that it sees:
+
+- Keys are in splits of FIXED_SPLIT_KEYS, counted from position 0. Each split is reduced from
+  scratch, and the splits are added in ascending order. It does not matter whether one program
+  computes them all, or several store them for the second kernel.
+- Tiles have the same shape for all rows, because the shape decides in which order the compiler adds
+  the elements of a tile.
+- Keys that a query does not see change nothing: their weight is exactly 0.
+- Kernels are compiled without fused multiply-add, so that the same formula gives the same bits in
+  all their variants and in both kernels.
+
 Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads, G = N / K,
-H head_dim, B block size, P blocks of the pool, S splits. In a program: Q queries times heads,
-J keys, D head_dim as the next power of two.
+H head_dim, B block size, P blocks of the pool, S stored parts of a row. In a program: Q queries
+times heads, J keys, D head_dim as the next power of two.
 """
 
 from __future__ import annotations
@@ -22,19 +33,28 @@ import torch
 import triton
 import triton.language as tl
 
+from baton_engine.config.engine_config import STORED_SPLIT_BYTES
+
 # The smallest size of each dimension of a triton dot product.
 LEAST_DOT = 16
-# Queries times heads in a tile of a longer row.
+# Queries times heads in a tile of a longer row, and in any tile with `exact`.
 QUERIES = 64
+EXACT_QUERIES = 32
 # Bytes of K in a tile of keys, and stages of K and V in flight: 64 KiB of shared memory.
 KEY_BYTES, STAGES = 16384, 2
 ONE_TOKEN_KEY_BYTES, ONE_TOKEN_STAGES = 8192, 4
 MOST_KEYS = 64
 # Minimum number of keys for a program of its own.
 SPLIT_KEYS = 128
-MAX_SPLITS = 32
+MAX_PROGRAMS = 32
+# Keys of a split with `exact`. The stored part of 4 heads of 128 has 1.6 % of the bytes of its keys
+# and values in bfloat16.
+FIXED_SPLIT_KEYS = 256
 # Number of programs per multiprocessor that hides the latency of their loads.
 PROGRAMS_PER_PROCESSOR = 4
+# Stored parts of a row that are loaded at a time.
+JOIN_STAGES = tl.constexpr(4)
+FLOAT32_BYTES = 4
 LOG2_E = 1.4426950408889634
 
 
@@ -53,12 +73,12 @@ class PagedRows:
     one_token: bool
 
 
-def splits_for(rows: int, kv_heads: int, longest: int, processors: int) -> int:
+def programs_for(rows: int, kv_heads: int, longest: int, processors: int) -> int:
     """Maximum number of programs that share the keys of a one-token row; a power of two.
     `longest` is the maximum number of tokens of a row, `processors` the number of
     multiprocessors."""
     room = PROGRAMS_PER_PROCESSOR * processors // (rows * kv_heads)
-    most = min(room, -(-longest // SPLIT_KEYS), MAX_SPLITS)
+    most = min(room, -(-longest // SPLIT_KEYS), MAX_PROGRAMS)
     return 1 << (max(most, 1).bit_length() - 1)
 
 
@@ -71,13 +91,14 @@ def paged_attention(
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
-    splits: int = 1,
+    programs: int = 1,
+    exact: bool = False,
 ) -> None:
     """Compute attention into `out_TNH`, which must be contiguous.
 
     The last dimension of q, and the last two (B, H) of the pool, must be contiguous; other strides
-    are free. `splits` is a power of two. `scale`, `window` and `soft_cap` are those of
-    AttentionSpec; the default scale is 1 / sqrt(H).
+    are free. `programs` is a power of two, and changes no bit of an `exact` output. `scale`,
+    `window` and `soft_cap` are those of AttentionSpec; the default scale is 1 / sqrt(H).
     """
     tokens, heads, dim = q_TNH.shape
     scale = dim**-0.5 if scale is None else scale
@@ -85,24 +106,30 @@ def paged_attention(
     factors = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
     _, _, kv_heads, block_size, _ = layer_P2KBH.shape
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
-    queries, keys, stages = tile_shape(rows.one_token, group, dim, q_TNH.element_size())
-    tiles = num_rows if rows.one_token else tokens // (queries // group) + num_rows
-    # Partial results of the splits of a one-token row: weighted sums of V, and the maximum and the
-    # sum of the weights.
-    size = (num_rows, heads, splits) if splits > 1 else (0, 0, 0)
+    shape = tile_shape(rows.one_token, group, dim, q_TNH.element_size(), exact=exact)
+    tiles = num_rows if rows.one_token else tokens // (shape.queries // group) + num_rows
+    parts = programs
+    if exact:
+        parts = -(-rows.table_RM.shape[1] * block_size // FIXED_SPLIT_KEYS)
+        if num_rows * heads * parts * dim * FLOAT32_BYTES > STORED_SPLIT_BYTES:
+            programs = 1
+    # Partial results of one-token rows: weighted sums of V, and the maximum and the sum of the
+    # weights.
+    size = (num_rows, heads, parts) if programs > 1 else (0, 0, 0)
     parts_RNSH = torch.empty(*size, dim, dtype=torch.float32, device=q_TNH.device)
     stats_RNS2 = torch.empty(*size, 2, dtype=torch.float32, device=q_TNH.device)
-    results = out_TNH, parts_RNSH, stats_RNS2
+    results = out_TNH, parts_RNSH, stats_RNS2, parts
     where = rows.starts_R1, rows.lengths_R, num_rows
     fixed = {
         "DIM": dim,
         "DIM_P": max(triton.next_power_of_2(dim), LEAST_DOT),
         "WINDOW": window or 0,
-        "SPLITS": splits,
-        "KEYS": keys,
-        "LEAST": max(SPLIT_KEYS // keys, 1),
+        "PROGRAMS": programs,
+        "KEYS": shape.keys,
+        "SPLIT": max((FIXED_SPLIT_KEYS if exact else SPLIT_KEYS) // shape.keys, 1),
+        "EXACT": exact,
     }
-    _attend[(tiles, kv_heads, splits)](
+    _attend[(tiles, kv_heads, programs)](
         *results,
         *where,
         *(rows.table_RM, rows.table_RM.stride(0)),
@@ -112,24 +139,43 @@ def paged_attention(
         BLOCK=block_size,
         CAPPED=soft_cap is not None,
         ONE_TOKEN=rows.one_token,
-        QUERIES=queries,
-        num_stages=stages,
+        QUERIES=shape.queries,
+        num_stages=shape.stages,
+        num_warps=shape.warps,
+        enable_fp_fusion=not exact,
         **fixed,
     )
-    if splits > 1:
-        _join[(num_rows, heads)](*results, *where, **fixed)
+    if programs > 1:
+        _join[(num_rows, heads)](*results, *where, enable_fp_fusion=not exact, **fixed)
 
 
-def tile_shape(one_token: bool, group: int, dim: int, item_bytes: int) -> tuple[int, int, int]:
-    """Size of a tile: queries times heads, keys, and pipeline stages."""
-    least, key_bytes, stages = QUERIES, KEY_BYTES, STAGES
-    if one_token:
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """A program's tile. `queries` counts queries times heads."""
+
+    queries: int
+    keys: int
+    stages: int
+    warps: int
+
+
+def tile_shape(
+    one_token: bool, group: int, dim: int, item_bytes: int, *, exact: bool = False
+) -> TileShape:
+    """The tile for a step of one-token rows only, or for any step. An `exact` tile is the same for
+    both. It is smaller than that of longer rows, because it holds the sums of a split beside those
+    of all splits."""
+    dim = triton.next_power_of_2(dim)
+    least, key_bytes, stages, warps = QUERIES, KEY_BYTES, STAGES, 4
+    if exact:
+        least, warps = EXACT_QUERIES, 4 if dim <= 128 else 8
+    elif one_token:
         least, key_bytes, stages = LEAST_DOT, ONE_TOKEN_KEY_BYTES, ONE_TOKEN_STAGES
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
-        least, key_bytes = LEAST_DOT, ONE_TOKEN_KEY_BYTES
-    keys = key_bytes // (triton.next_power_of_2(dim) * item_bytes)
-    queries = max(triton.next_power_of_2(group), least)
-    return queries, min(max(keys, LEAST_DOT), MOST_KEYS), stages
+        least = LEAST_DOT
+        key_bytes = KEY_BYTES if exact else ONE_TOKEN_KEY_BYTES
+    keys = min(max(key_bytes // (dim * item_bytes), LEAST_DOT), MOST_KEYS)
+    return TileShape(max(triton.next_power_of_2(group), least), keys, stages, warps)
 
 
 @triton.jit
@@ -153,26 +199,110 @@ def _row_of(
 def _key_tiles(
     first: tl.tensor,
     end: tl.tensor,
-    splits: tl.tensor,
+    programs: tl.tensor,
     WINDOW: tl.constexpr,
     KEYS: tl.constexpr,
-    LEAST: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EXACT: tl.constexpr,
 ) -> tl.tensor:
     """The key tiles [begin, stop) that queries at positions [first, end) see, and the number of
-    tiles per split."""
+    tiles per program: at least a split. If EXACT, programs take whole splits, counted from position
+    0."""
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(first - WINDOW + 1, 0) // KEYS
     stop = tl.cdiv(end, KEYS)
-    share = tl.maximum(tl.cdiv(stop - begin, splits), LEAST)
+    if EXACT:
+        begin = begin // SPLIT * SPLIT
+        share = tl.cdiv(tl.cdiv(stop - begin, SPLIT), programs) * SPLIT
+    else:
+        share = tl.maximum(tl.cdiv(stop - begin, programs), SPLIT)
     return begin, stop, share
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit
+def _attend_tiles(
+    tile: tl.tensor,
+    stop: tl.tensor,
+    q_QD: tl.tensor,
+    position_Q: tl.tensor,
+    low: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    cap: tl.tensor,
+    table_M: tl.tensor,
+    head_PBH: tl.tensor,
+    pool_block: tl.tensor,
+    pool_kv: tl.tensor,
+    BLOCK: tl.constexpr,
+    CAPPED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_P: tl.constexpr,
+    WINDOW: tl.constexpr,
+    KEYS: tl.constexpr,
+) -> tl.tensor:
+    """Reduce key tiles [tile, stop): the largest score of each query, and the sums of the weights
+    and of V times weight. Only keys at positions [low, end) are read: other memory may have any
+    value, NaN too."""
+    top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
+    sum_Q = tl.zeros([QUERIES], tl.float32)
+    acc_QD = tl.zeros([QUERIES, DIM_P], tl.float32)
+    dim_D = tl.arange(0, DIM_P)
+    for each in range(tile, stop):
+        key_J = each * KEYS + tl.arange(0, KEYS)
+        known_J = key_J < end
+        if WINDOW > 0:
+            known_J &= key_J >= low
+        block_J = tl.load(table_M + key_J // BLOCK, mask=known_J, other=0)
+        # The pool has too many elements for 32-bit offsets.
+        place_J = block_J.to(tl.int64) * pool_block + key_J % BLOCK * DIM
+        k_DJ = tl.load(
+            head_PBH + place_J[None, :] + dim_D[:, None],
+            mask=known_J[None, :] & (dim_D < DIM)[:, None],
+            other=0.0,
+        )
+        v_JD = tl.load(
+            head_PBH + pool_kv + place_J[:, None] + dim_D[None, :],
+            mask=known_J[:, None] & (dim_D < DIM)[None, :],
+            other=0.0,
+        )
+        score_QJ = tl.dot(q_QD, k_DJ, input_precision="ieee") * scale
+        if CAPPED:
+            # tanh; exp of a number <= 0 cannot overflow.
+            shrunk_QJ = tl.exp(-2.0 * tl.abs(score_QJ))
+            tanh_QJ = (1.0 - shrunk_QJ) / (1.0 + shrunk_QJ)
+            score_QJ = tl.where(score_QJ < 0, -tanh_QJ, tanh_QJ) * cap
+        seen_QJ = (key_J[None, :] <= position_Q[:, None]) & known_J[None, :]
+        if WINDOW > 0:
+            seen_QJ &= key_J[None, :] > position_Q[:, None] - WINDOW
+        score_QJ = tl.where(seen_QJ, score_QJ, float("-inf"))
+        new_top_Q = tl.maximum(top_Q, tl.max(score_QJ, 1))
+        # A query whose window begins in a later tile has seen no key yet: avoid -inf - -inf = NaN.
+        base_Q = tl.where(new_top_Q == float("-inf"), 0.0, new_top_Q)
+        weight_QJ = tl.exp2(score_QJ - base_Q[:, None])
+        decay_Q = tl.exp2(top_Q - base_Q)
+        sum_Q = sum_Q * decay_Q + tl.sum(weight_QJ, 1)
+        acc_QD = acc_QD * decay_Q[:, None]
+        acc_QD = tl.dot(weight_QJ.to(v_JD.dtype), v_JD, acc_QD, input_precision="ieee")
+        top_Q = new_top_Q
+    return top_Q, sum_Q, acc_QD
+
+
+@triton.jit
+def _factors(top: tl.tensor, part_top: tl.tensor) -> tl.tensor:
+    """The larger of two maxima, and the factors of the sums that belong to each of the two."""
+    new_top = tl.maximum(top, part_top)
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    return new_top, tl.exp2(top - base), tl.exp2(part_top - base)
+
+
+@triton.jit(do_not_specialize=["parts", "num_rows", "table_stride"])
 def _attend(
     out_TNH: tl.tensor,
     parts_RNSH: tl.tensor,
     stats_RNS2: tl.tensor,
+    parts: tl.tensor,
     starts_R1: tl.tensor,
     lengths_R: tl.tensor,
     num_rows: tl.tensor,
@@ -195,13 +325,14 @@ def _attend(
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     KEYS: tl.constexpr,
-    LEAST: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EXACT: tl.constexpr,
 ) -> None:
     index = tl.program_id(0)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    program = tl.program_id(2)
     TOKENS: tl.constexpr = QUERIES // GROUP
     row = index if ONE_TOKEN else _row_of(starts_R1, num_rows, index, TOKENS)
     begin = index if ONE_TOKEN else tl.load(starts_R1 + row)
@@ -213,10 +344,10 @@ def _attend(
 
     past = length - count
     end = tl.minimum(past + first + TOKENS, length)
-    splits = tl.where(count == 1, SPLITS, 1)
-    tile, stop, share = _key_tiles(past + first, end, splits, WINDOW, KEYS, LEAST)
-    divided = stop - tile > share if SPLITS > 1 else False
-    tile += split * share
+    programs = tl.where(count == 1, PROGRAMS, 1)
+    tile, stop, share = _key_tiles(past + first, end, programs, WINDOW, KEYS, SPLIT, EXACT)
+    divided = stop - tile > share if PROGRAMS > 1 else False
+    tile += program * share
     stop = tl.minimum(stop, tile + share)
     if tile >= stop:
         return
@@ -228,54 +359,43 @@ def _attend(
     live_QD = ((token_Q < count) & (lane_Q < TOKENS * GROUP))[:, None] & (dim_D < DIM)[None, :]
     q_ptrs = q_TNH + (begin + token_Q) * q_token + head_Q * q_head
     q_QD = tl.load(q_ptrs[:, None] + dim_D[None, :], mask=live_QD, other=0.0)
-
-    top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
-    sum_Q = tl.zeros([QUERIES], tl.float32)
-    acc_QD = tl.zeros([QUERIES, DIM_P], tl.float32)
-    pool_P2KBH += kv_head * pool_head
-    for each in range(tile, stop):
-        key_J = each * KEYS + tl.arange(0, KEYS)
-        # Memory beyond the row's end may have any value, NaN too, so it is never read.
-        known_J = key_J < end
-        block_J = tl.load(table_RM + row * table_stride + key_J // BLOCK, mask=known_J, other=0)
-        # The pool has too many elements for 32-bit offsets.
-        place_J = block_J.to(tl.int64) * pool_block + key_J % BLOCK * DIM
-        k_DJ = tl.load(
-            pool_P2KBH + place_J[None, :] + dim_D[:, None],
-            mask=known_J[None, :] & (dim_D < DIM)[:, None],
-            other=0.0,
-        )
-        v_JD = tl.load(
-            pool_P2KBH + pool_kv + place_J[:, None] + dim_D[None, :],
-            mask=known_J[:, None] & (dim_D < DIM)[None, :],
-            other=0.0,
-        )
-        score_QJ = tl.dot(q_QD, k_DJ, input_precision="ieee") * scale
-        if CAPPED:
-            # tanh; exp of a number <= 0 cannot overflow.
-            shrunk_QJ = tl.exp(-2.0 * tl.abs(score_QJ))
-            tanh_QJ = (1.0 - shrunk_QJ) / (1.0 + shrunk_QJ)
-            score_QJ = tl.where(score_QJ < 0, -tanh_QJ, tanh_QJ) * cap
-        seen_QJ = (key_J[None, :] <= past + token_Q[:, None]) & known_J[None, :]
-        if WINDOW > 0:
-            seen_QJ &= key_J[None, :] > past + token_Q[:, None] - WINDOW
-        score_QJ = tl.where(seen_QJ, score_QJ, float("-inf"))
-        new_top_Q = tl.maximum(top_Q, tl.max(score_QJ, 1))
-        # A query whose window begins in a later tile has seen no key yet: avoid -inf - -inf = NaN.
-        base_Q = tl.where(new_top_Q == float("-inf"), 0.0, new_top_Q)
-        weight_QJ = tl.exp2(score_QJ - base_Q[:, None])
-        decay_Q = tl.exp2(top_Q - base_Q)
-        sum_Q = sum_Q * decay_Q + tl.sum(weight_QJ, 1)
-        acc_QD = acc_QD * decay_Q[:, None]
-        acc_QD = tl.dot(weight_QJ.to(v_JD.dtype), v_JD, acc_QD, input_precision="ieee")
-        top_Q = new_top_Q
-
     heads = tl.num_programs(1) * GROUP
+    part_Q = (row * heads + head_Q) * parts
+    position_Q = past + token_Q
+    low = past + first - WINDOW + 1
+    table_M = table_RM + row * table_stride
+    head_PBH = pool_P2KBH + kv_head * pool_head
+
+    keys = q_QD, position_Q, low, end, scale, cap, table_M, head_PBH, pool_block, pool_kv
+    if EXACT:
+        top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
+        sum_Q = tl.zeros([QUERIES], tl.float32)
+        acc_QD = tl.zeros([QUERIES, DIM_P], tl.float32)
+        for at in range(tile, stop, SPLIT):
+            last = tl.minimum(at + SPLIT, stop)
+            part_top_Q, part_sum_Q, part_acc_QD = _attend_tiles(
+                at, last, *keys, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
+            )
+            if divided:
+                to_Q = part_Q + at // SPLIT
+                to_QD = to_Q[:, None] * DIM + dim_D[None, :]
+                tl.store(parts_RNSH + to_QD, part_acc_QD, mask=live_QD)
+                tl.store(stats_RNS2 + to_Q * 2, part_top_Q, mask=lane_Q < GROUP)
+                tl.store(stats_RNS2 + to_Q * 2 + 1, part_sum_Q, mask=lane_Q < GROUP)
+            top_Q, decay_Q, weight_Q = _factors(top_Q, part_top_Q)
+            sum_Q = sum_Q * decay_Q + part_sum_Q * weight_Q
+            acc_QD = acc_QD * decay_Q[:, None] + part_acc_QD * weight_Q[:, None]
+    else:
+        top_Q, sum_Q, acc_QD = _attend_tiles(
+            tile, stop, *keys, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
+        )
+        if divided:
+            to_Q = part_Q + program
+            to_QD = to_Q[:, None] * DIM + dim_D[None, :]
+            tl.store(parts_RNSH + to_QD, acc_QD, mask=live_QD)
+            tl.store(stats_RNS2 + to_Q * 2, top_Q, mask=lane_Q < GROUP)
+            tl.store(stats_RNS2 + to_Q * 2 + 1, sum_Q, mask=lane_Q < GROUP)
     if divided:
-        part_Q = (row * heads + head_Q) * SPLITS + split
-        tl.store(parts_RNSH + part_Q[:, None] * DIM + dim_D[None, :], acc_QD, mask=live_QD)
-        tl.store(stats_RNS2 + part_Q * 2, top_Q, mask=lane_Q < GROUP)
-        tl.store(stats_RNS2 + part_Q * 2 + 1, sum_Q, mask=lane_Q < GROUP)
         return
     # Lanes without a query may have a sum of 0.
     result_QD = acc_QD / tl.where(sum_Q == 0.0, 1.0, sum_Q)[:, None]
@@ -284,20 +404,22 @@ def _attend(
     tl.store(out_TNH + out_Q[:, None] + dim_D[None, :], value_QD, mask=live_QD)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["parts", "num_rows"])
 def _join(
     out_TNH: tl.tensor,
     parts_RNSH: tl.tensor,
     stats_RNS2: tl.tensor,
+    parts: tl.tensor,
     starts_R1: tl.tensor,
     lengths_R: tl.tensor,
     num_rows: tl.tensor,
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
     WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     KEYS: tl.constexpr,
-    LEAST: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EXACT: tl.constexpr,
 ) -> None:
     """Join the parts of a one-token row whose keys were divided. _attend wrote the outputs of all
     other rows."""
@@ -305,24 +427,38 @@ def _join(
     head = tl.program_id(1)
     begin = tl.load(starts_R1 + row)
     length = tl.load(lengths_R + row)
-    tile, stop, share = _key_tiles(length - 1, length, SPLITS, WINDOW, KEYS, LEAST)
+    tile, stop, share = _key_tiles(length - 1, length, PROGRAMS, WINDOW, KEYS, SPLIT, EXACT)
     if (tl.load(starts_R1 + row + 1) - begin != 1) | (stop - tile <= share):
         return
 
-    split_S = tl.arange(0, SPLITS)
     dim_D = tl.arange(0, DIM_P)
-    # Splits without keys have written nothing.
-    used_S = split_S < tl.cdiv(stop - tile, share)
-    part_S = (row * tl.num_programs(1) + head) * SPLITS + split_S
-    top_S = tl.load(stats_RNS2 + part_S * 2, mask=used_S, other=float("-inf"))
-    sum_S = tl.load(stats_RNS2 + part_S * 2 + 1, mask=used_S, other=0.0)
-    weight_S = tl.exp2(top_S - tl.max(top_S, 0))
-    parts_SD = tl.load(
-        parts_RNSH + part_S[:, None] * DIM + dim_D[None, :],
-        mask=used_S[:, None] & (dim_D < DIM)[None, :],
-        other=0.0,
-    )
-    total = tl.sum(weight_S * sum_S, 0)
-    result_D = tl.sum(parts_SD * weight_S[:, None], 0) / total
+    part = (row * tl.num_programs(1) + head) * parts
+    if EXACT:
+        # In the order and by the formula of _attend, which adds the splits of all other rows.
+        top, total = float("-inf"), 0.0
+        acc_D = tl.zeros([DIM_P], tl.float32)
+        for split in tl.range(tile // SPLIT, tl.cdiv(stop, SPLIT), num_stages=JOIN_STAGES):
+            part_top = tl.load(stats_RNS2 + (part + split) * 2)
+            part_total = tl.load(stats_RNS2 + (part + split) * 2 + 1)
+            part_at = parts_RNSH + (part + split) * DIM + dim_D
+            part_acc_D = tl.load(part_at, mask=dim_D < DIM, other=0.0)
+            top, decay, weight = _factors(top, part_top)
+            total = total * decay + part_total * weight
+            acc_D = acc_D * decay + part_acc_D * weight
+    else:
+        program_S = tl.arange(0, PROGRAMS)
+        # Programs without keys have written nothing.
+        used_S = program_S < tl.cdiv(stop - tile, share)
+        part_S = part + program_S
+        top_S = tl.load(stats_RNS2 + part_S * 2, mask=used_S, other=float("-inf"))
+        sum_S = tl.load(stats_RNS2 + part_S * 2 + 1, mask=used_S, other=0.0)
+        weight_S = tl.exp2(top_S - tl.max(top_S, 0))
+        parts_SD = tl.load(
+            parts_RNSH + part_S[:, None] * DIM + dim_D[None, :],
+            mask=used_S[:, None] & (dim_D < DIM)[None, :],
+            other=0.0,
+        )
+        total = tl.sum(weight_S * sum_S, 0)
+        acc_D = tl.sum(parts_SD * weight_S[:, None], 0)
     out_D = (begin * tl.num_programs(1) + head) * DIM + dim_D
-    tl.store(out_TNH + out_D, result_D.to(out_TNH.dtype.element_ty), mask=dim_D < DIM)
+    tl.store(out_TNH + out_D, (acc_D / total).to(out_TNH.dtype.element_ty), mask=dim_D < DIM)

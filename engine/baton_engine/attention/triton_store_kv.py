@@ -16,11 +16,11 @@ import triton.language as tl
 from baton_engine.attention.interface import KVSlots
 
 
-def store_kv(slots: KVSlots, layer: int, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
+def store_kv(slots: KVSlots, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
     """Store K and V of one layer. The last dimension of k and v must be contiguous; other strides
     are free."""
     tokens, kv_heads, dim = k_TKH.shape
-    layer_P2KBH = slots.pool[:, layer]
+    layer_P2KBH = slots.pool[:, slots.layer]
     _store_kv[(tokens, kv_heads)](
         *(slots.slots_T, k_TKH, k_TKH.stride(0), k_TKH.stride(1)),
         *(v_TKH, v_TKH.stride(0), v_TKH.stride(1)),

@@ -34,11 +34,14 @@ LoadFormat = Literal["auto", "dummy"]
 # the CPU's caches between two passes. In bf16, each score takes two bf16 products, two float32
 # numbers and a bf16 weight.
 SCORES_AT_ONCE = 1 << 20
-# Sizes of attention with --batch-invariant on. A split has as many whole blocks as fit in
+# Sizes of torch's attention with --batch-invariant on. A split has as many whole blocks as fit in
 # SPLIT_KEYS keys, at least one. Of one-token rows, KEYS_COPIED elements of K are copied at a time,
 # or those of one row.
 SPLIT_KEYS = 64
-KEYS_COPIED = 1 << 20
+KEYS_COPIED = 1 << 21
+# Maximum bytes of the splits that Triton's attention stores in a step with --batch-invariant on.
+# Beyond it, one program adds all splits of a row.
+STORED_SPLIT_BYTES = 64 << 20
 
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
@@ -136,8 +139,8 @@ class EngineConfig:
     )
     batch_invariant: BatchInvariant = option(
         "auto",
-        "compute a token's bits from the tokens before it alone, whatever the batch, on cpu; auto"
-        " is off, because steps are more than 10 % slower",
+        "compute a token's bits from the tokens before it alone, whatever the batch; auto is off:"
+        " steps are more than 10 % slower on cpu, and their cost on cuda is not yet measured",
     )
     verify_weights: bool = option(
         False, "hash the weights again at the start, even if .baton-digests.json has their digests"

@@ -56,6 +56,7 @@ class ResultReader:
             sequence.computed = computed = row.start + 1
             if computed % size == 0:
                 self._fill(sequence, row.start, computed, outcome)
+                self._requests.leave(sequence)
             token, state = result.samples[0], sequence.state
             if computed + 1 >= sequence.end or token.id in state.stops:
                 self._append(state, sequence.choice, token, outcome)
@@ -80,6 +81,7 @@ class ResultReader:
         self._fill(sequence, row.start, end, outcome)
         if sequence is state.leader:
             self._report_progress(sequence, outcome)
+        self._requests.leave(sequence)
         for sample, token in zip(row.samples, result.samples, strict=True):
             self._append(state, sample.choice, token, outcome)
         if row.samples and sequence.running:
@@ -102,7 +104,8 @@ class ResultReader:
         """Report how many of the request's given tokens the leader has computed."""
         state = leader.state
         if state.track and not state.given_done:
-            blocks = leader.blocks[: blocks_for(state.given_len, self._layout.block_size)]
+            spans = blocks_for(state.given_len, self._layout.block_size)
+            blocks = leader.blocks[: spans * self._layout.num_groups]
             computed = min(leader.computed, state.given_len)
             outcome.progress.append(Progress(state.request.id, computed, tuple(blocks)))
             state.given_done = computed == state.given_len

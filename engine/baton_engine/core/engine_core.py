@@ -4,9 +4,10 @@ In: requests, reservations, and runs of blocks whose KV has arrived. Out: for ea
 tokens, the progress of tracked requests, the full chunks and the requests that ended. One thread,
 no clock, no torch.
 
-A request with n choices is n sequences that share the prompt's full blocks. The leader (the first
-choice to run) computes the prompt. At the end of the prompt, one row of logits is sampled for every
-choice that has no token yet, and the other choices start from there.
+A request with n choices is n sequences that share the prompt's full blocks; the others copy its
+last one if it is partly filled. The leader (the first choice to run) computes the prompt. At the
+end of the prompt, one row of logits is sampled for every choice that has no token yet, and the
+other choices start from there.
 
 With overlap, the engine launches a step before it reads the previous one. It reports, caches and
 counts only steps that it has read. If a sequence has ended in the meantime, its row is dropped.
@@ -25,7 +26,7 @@ from baton_engine.core.in_flight import InFlightSteps
 from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.limits import Limits
 from baton_engine.core.requests import RunningRequests
-from baton_engine.core.reservations import Reservations
+from baton_engine.core.reservations import NOTHING, Landed, Reservations
 from baton_engine.interface import (
     CacheChange,
     Complete,
@@ -66,10 +67,10 @@ class EngineCore:
         self.memory: KVMemory = runner.memory
         self.overlap = overlap
         self._runner = runner
-        self._pool = BlockPool(info.num_blocks, HostTier(host))
+        self._pool = BlockPool(info.num_blocks, HostTier(host), info.layout)
         self._scheduler = Scheduler(
             self._pool,
-            block_size=info.layout.block_size,
+            info.layout,
             max_batched_tokens=info.max_batched_tokens,
             max_num_seqs=info.max_num_seqs,
         )
@@ -125,6 +126,7 @@ class EngineCore:
         *,
         reservation: Reservation | None = None,
         landed: Sequence[Run] = (),
+        window_landed: Sequence[Run] | None = None,
         prefill_only: bool = False,
         track: bool = False,
         report_filled: bool = False,
@@ -137,14 +139,14 @@ class EngineCore:
             raise ValueError(f"request {request.id}: a grammar and its matcher come together")
         if request.id in self._states:
             raise ValueError(f"request {request.id} is running already")
+        found = Landed(landed, landed if window_landed is None else window_landed)
         if reservation is not None:
-            self._reservations.check(request.id, reservation, landed)
+            self._reservations.check(request.id, reservation, found)
         self._arrivals += 1
         state = RequestState(
             request,
             BlockNaming(
-                root_hash(self.info.fingerprint, request.adapter, request.salt),
-                self.info.layout.block_size,
+                root_hash(self.info.fingerprint, request.adapter, request.salt), self.info.layout
             ),
             arrival=self._arrivals,
             given_hashes=reservation.hashes if reservation else self.block_hashes(request),
@@ -170,7 +172,7 @@ class EngineCore:
                 state.pending.append(choice)
             else:
                 self._complete.append(complete)
-        self._requests.start_leader(state, reservation, () if state.asks_prompt else landed)
+        self._requests.start_leader(state, reservation, NOTHING if state.asks_prompt else found)
         self._requests.forget_if_ended(state, self._ended)
 
     # --- ending early ---------------------------------------------------------------------------
@@ -196,10 +198,12 @@ class EngineCore:
     # --- blocks in transfer -----------------------------------------------------------------------
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
+        blocks = [id for id in blocks if id]
         self._pool.touch(blocks)
         self._holds.update(blocks)
 
     def unhold(self, blocks: Sequence[BlockId]) -> None:
+        blocks = [id for id in blocks if id]
         missing = Counter(blocks) - self._holds
         if missing:
             raise ValueError(f"blocks {sorted(missing)} are given back and were not held")

@@ -58,6 +58,7 @@ class InFlightSteps:
         self._pool.host.move()
         if not pieces:
             return
+        self._copy_tails()
         number = self._launches + 1
         rows = make_rows(pieces, self._info, number)
         try:
@@ -69,6 +70,20 @@ class InFlightSteps:
             raise
         self._under_way.append(InFlightStep(number, pieces, rows, launched))
         self._launches = number
+
+    def _copy_tails(self) -> None:
+        copies = self._scheduler.copies
+        if not copies:
+            return
+        try:
+            self._runner.memory.copy(
+                [block for copy in copies for block in copy.sources],
+                [block for copy in copies for block in copy.targets],
+            )
+        except BaseException:
+            self._scheduler.drop_copies()
+            raise
+        copies.clear()
 
     def read(self) -> tuple[InFlightStep, list[RowResult]]:
         """Wait for the oldest step and return it with its results. If the runner raises, all steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from baton_engine.interface import Filled
-from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.block_pool import BlockPool, hash_in
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.sequence import RequestState, Sequence
 from baton_protocol.ids import BlockHash, BlockId
@@ -19,11 +19,15 @@ from baton_protocol.layout import KVLayout
 def register(
     pool: BlockPool, blocks: Seq[BlockId], hashes: Seq[BlockHash], run: Run, layout: KVLayout
 ) -> None:
-    """Register blocks `run` (block indexes) of a sequence in the prefix cache. Their KV is written
-    and never changes."""
-    for index in range(*run):
-        ends_chunk = (index + 1) % layout.chunk_blocks == 0
-        pool.register(blocks[index], hashes[index], ends_chunk=ends_chunk)
+    """Register the spans `run` of a sequence in the prefix cache. Their KV is written and never
+    changes. Chunks are reported for group 0 alone."""
+    groups = layout.num_groups
+    for span in range(*run):
+        ends_chunk = (span + 1) % layout.chunk_blocks == 0
+        for group, block in enumerate(blocks[span * groups : (span + 1) * groups]):
+            if block:
+                key = hash_in(group, hashes[span])
+                pool.register(block, key, ends_chunk=ends_chunk and not group)
 
 
 def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> list[Filled]:
@@ -48,11 +52,11 @@ def full_chunks(state: RequestState, layout: KVLayout) -> tuple[Filled, ...]:
 
 
 def _chunk(sequence: Sequence, index: int, layout: KVLayout) -> Filled:
-    begin, end = index * layout.chunk_blocks, (index + 1) * layout.chunk_blocks
+    end = (index + 1) * layout.chunk_blocks
     return Filled(
         sequence.state.request.id,
         sequence.choice,
         index,
         hash=sequence.named(end)[end - 1],
-        blocks=tuple(sequence.blocks[begin:end]),
+        blocks=layout.chunk_of(sequence.blocks, index),
     )

@@ -17,14 +17,16 @@ class Limits:
     """`max_tokens` is the maximum length of a choice, prompt and outputs together.
 
     The last token of a sequence needs no KV, so a sequence may have one token more than the pool's
-    blocks hold. The whole pool is always enough for one sequence of that length. No sequence is
-    ever stuck, and its maximum length does not depend on other requests.
+    blocks hold. It may start with blocks for all its tokens in each group of layers, so windows do
+    not raise the limit. The whole pool is always enough for one sequence of that length. No
+    sequence is ever stuck, and its maximum length does not depend on other requests.
     """
 
     def __init__(self, info: EngineInfo) -> None:
         self.vocab_size = info.vocab_size
         self.eos_ids = info.eos_ids
-        self.max_tokens = min(info.max_model_len, info.num_blocks * info.layout.block_size + 1)
+        room = info.num_blocks // info.layout.num_groups * info.layout.block_size
+        self.max_tokens = min(info.max_model_len, room + 1)
 
     def check(self, request: Request) -> None:
         """Raise InvalidRequest or PromptTooLong for a request that can never run here."""

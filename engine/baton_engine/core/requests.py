@@ -8,13 +8,11 @@ released when the step is read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Seq
 
 from baton_engine.core.in_flight import InFlightSteps
-from baton_engine.core.reservations import Reservations
+from baton_engine.core.reservations import NOTHING, Landed, Reservations
 from baton_engine.interface import Reservation
 from baton_engine.kv.block_pool import BlockPool
-from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import RequestState, Sequence
 from baton_protocol.ids import BlockId, RequestId
@@ -33,24 +31,25 @@ class RunningRequests:
         in_flight: InFlightSteps,
     ) -> None:
         self._layout = layout
+        self._windowed = layout.window is not None
         self._pool = pool
         self._scheduler = scheduler
         self._reservations = reservations
         self._in_flight = in_flight
         self.states: dict[RequestId, RequestState] = {}
-        # Blocks of choices that ended in the last step. They stay referenced until the next step,
-        # because the step loop may still take a hold on them for a transfer.
+        # Blocks of choices that ended in the last step, and blocks that a window left in it. They
+        # stay referenced until the next step, because the step loop may still take a hold on them
+        # for a transfer.
         self.lingering: list[list[BlockId]] = []
 
     def start_leader(
         self,
         state: RequestState,
         reservation: Reservation | None = None,
-        landed: Seq[Run] = (),
+        landed: Landed = NOTHING,
     ) -> None:
-        """Make a pending choice the leader and queue it. It starts from the reservation, if any;
-        `landed` are runs of that reservation's blocks. Without a pending choice, release the
-        reservation."""
+        """Make a pending choice the leader and queue it. It starts from the reservation, if any,
+        and from what landed in it. Without a pending choice, release the reservation."""
         if not state.pending:
             if reservation is not None:
                 self._reservations.release(reservation)
@@ -94,6 +93,14 @@ class RunningRequests:
         else:
             self._pool.release(blocks)
 
+    def leave(self, sequence: Sequence) -> None:
+        """Release the blocks that a window has left."""
+        blocks = sequence.leave() if self._windowed else []
+        if blocks and sequence.state.keeps_blocks:
+            self.lingering.append(blocks)
+        elif blocks:
+            self._pool.release(blocks)
+
     def forget_if_ended(self, state: RequestState, ended: list[RequestId]) -> None:
         """Forget the request and add it to `ended`, if all its choices have ended."""
         if state.ended and self.states.pop(state.request.id, None) is not None:
@@ -111,7 +118,7 @@ class RunningRequests:
         found = Counter(self._in_flight.blocks())
         for state in self.states.values():
             for sequence in state.live.values():
-                found.update(sequence.blocks)
+                found.update(id for id in sequence.blocks if id)
         for blocks in self.lingering:
             found.update(blocks)
         return found

@@ -1,6 +1,6 @@
 """Blocks that requests hold before they run, and how a request starts from them.
 
-In: requests whose KV is being fetched, and the runs of blocks that have arrived. Out: Reservations,
+In: requests whose KV is being fetched, and the runs of spans that have arrived. Out: Reservations,
 and leaders that own the reserved blocks, with arrived blocks registered in the prefix cache.
 
 Errors: ValueError for calls that break the contract.
@@ -9,17 +9,29 @@ Errors: ValueError for calls that break the contract.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from baton_engine.core.kv_chunks import register
 from baton_engine.interface import Reservation
 from baton_engine.kv.block_pool import BlockPool
-from baton_engine.scheduling.ranges import Run, check_runs, merged, within
+from baton_engine.scheduling.ranges import Run, check_runs, merged, reusable, spans_of, within
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import Sequence as Choice
-from baton_engine.scheduling.sequence import blocks_for, given_ids
+from baton_engine.scheduling.sequence import blocks_for, drop_windowed, given_ids
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
+
+
+class Landed(NamedTuple):
+    """Runs of spans whose verified KV has arrived: in the groups without a window, and in those
+    with one (see interface.Engine.submit)."""
+
+    full: Sequence[Run]
+    windowed: Sequence[Run]
+
+
+NOTHING = Landed((), ())
 
 
 class Reservations:
@@ -36,13 +48,16 @@ class Reservations:
         if request.id in self._held:
             raise ValueError(f"request {request.id} has a reservation already")
         findable = hashes if request.params.prompt_logprobs is None else ()
+        known, size = len(given_ids(request)), self._layout.block_size
+        if self._layout.window is not None:
+            # The last token, if it is computed again, sees earlier spans than the next one does.
+            findable = findable[: (known - 1) // size]
         # A request submitted with all its tokens may know one token more than the pool holds.
         # The last token needs no KV, so the whole pool is enough.
-        needed = blocks_for(len(given_ids(request)), self._layout.block_size)
         if self._scheduler.owes_blocks:
             return None
-        size = min(needed, self._pool.num_blocks)
-        taken = self._pool.take(size, findable, spare=self._scheduler.spare)
+        spans = min(blocks_for(known, size), self._pool.num_blocks // self._layout.num_groups)
+        taken = self._pool.take(spans, findable, spare=self._scheduler.spare)
         if taken is None:
             return None
         self._pool.host.settle()  # from now on transfers may write into the blocks
@@ -55,33 +70,43 @@ class Reservations:
         """Release the reservation's blocks. Idempotent."""
         if self._held.get(reservation.request) is reservation:
             del self._held[reservation.request]
-            self._pool.release(reservation.blocks)
+            self._pool.release([id for id in reservation.blocks if id])
 
-    def check(self, request: RequestId, reservation: Reservation, landed: Sequence[Run]) -> None:
+    def check(self, request: RequestId, reservation: Reservation, landed: Landed) -> None:
         """Raise ValueError unless the request owns the reservation and the runs are ascending runs
-        of its full blocks."""
+        of its full spans."""
         if self._held.get(request) is not reservation:
             raise ValueError(f"request {request} does not own this reservation")
-        check_runs(landed, len(reservation.hashes))
+        for runs in landed:
+            check_runs(runs, len(reservation.hashes))
 
-    def use(self, leader: Choice, reservation: Reservation, landed: Sequence[Run]) -> None:
-        """Give the reserved blocks to the leader. Register the blocks that landed, and leave at
-        least one token to compute."""
+    def use(self, leader: Choice, reservation: Reservation, landed: Landed) -> None:
+        """Give the reserved blocks to the leader. Register the blocks that landed, release those
+        that it does not need, and leave at least one token to compute."""
         del self._held[reservation.request]
-        size, cached = self._layout.block_size, reservation.cached
+        layout, size, cached = self._layout, self._layout.block_size, reservation.cached
         blocks, computable = list(reservation.blocks), leader.known - 1
         # The block of the last known token is not registered, because a step will write it.
         whole = computable // size
-        for start, end in within(landed, cached, whole):
-            register(self._pool, blocks, reservation.hashes, (start, end), self._layout)
         if cached > whole:
-            # All known tokens are cached. Other requests may read the last block, so it is never
-            # written again: release it and recompute its tokens in a new block.
-            self._pool.release([blocks.pop()])
+            # All known tokens are cached. Other requests may read the last blocks, so they are
+            # never written again: release them and recompute their tokens in new ones.
+            self._pool.release(blocks[whole * layout.num_groups :])
+            del blocks[whole * layout.num_groups :]
             computable = whole * size
-        found = merged([(0, cached), *landed])
+        found = merged([(0, cached), *landed.full])
+        if layout.window is not None:
+            kept = layout.window_start(cached * size) // size
+            windowed = merged([(kept, cached), *within(landed.windowed, cached, whole + 1)])
+            first = computable if whole < len(reservation.hashes) else whole * size
+            found = reusable(found, windowed, first, layout)
+            unseen = spans_of(found) - spans_of(windowed)
+            self._pool.release(drop_windowed(blocks, sorted(unseen), layout))
+        for run in within(found, cached, whole):
+            register(self._pool, blocks, reservation.hashes, run, layout)
         runs = within([(start * size, end * size) for start, end in found], 0, computable)
         leader.place(blocks, runs)
+        self._pool.release(leader.leave())
         own, shared = (cached - reservation.loaded) * size, min(cached * size, computable)
         leader.state.placed(
             leader,
@@ -93,4 +118,4 @@ class Reservations:
     def blocks(self) -> Iterator[BlockId]:
         """Reserved blocks, once per reference."""
         for reservation in self._held.values():
-            yield from reservation.blocks
+            yield from (id for id in reservation.blocks if id)

@@ -3,6 +3,11 @@
 In: requests for blocks, and hashes of blocks whose KV is written. Out: block ids, and the chunk
 hashes that entered or left the prefix cache. This is bookkeeping only; the runner owns the bytes.
 
+A span is `block_size` consecutive tokens. It takes one block per group of layers (see KVLayout).
+The block of group 0 is cached under the span's hash, the block of any other group under a hash
+derived from it. A cached prefix is usable if the groups without a window have all its spans, and
+the groups with a window have those that the next token sees.
+
 The prefix cache has two tiers: the blocks of the pool, and the host tier, which keeps the content
 of reused blocks in host memory. Content that comes back from the host tier is copied into newly
 allocated blocks.
@@ -21,10 +26,18 @@ from dataclasses import dataclass
 from baton_engine.interface import CacheChange
 from baton_engine.kv.cpu_offload import HostTier
 from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.layout import KVLayout
+
+PADDING = BlockId(0)
 
 
 class IntegrityError(AssertionError):
     """The pool's reference counts or cache entries are inconsistent; always a bug in Baton."""
+
+
+def hash_in(group: int, hash: BlockHash) -> BlockHash:
+    """The hash of the block of this group in the span that `hash` names."""
+    return BlockHash(hash + group.to_bytes(2, "little")) if group else hash
 
 
 class Block:
@@ -89,8 +102,11 @@ class FreeQueue:
 
 @dataclass(frozen=True, slots=True)
 class TakenBlocks:
-    """Blocks with one reference more than before. The first `cached` were in the pool's cache. The
-    next `loaded` receive content of the host tier (see HostTier.move). The rest are unwritten."""
+    """The flat list of a sequence's blocks (see KVLayout), with one reference more than before.
+
+    The first `cached` spans were in the pool's cache. The next `loaded` ones begin with a span that
+    receives content of the host tier (see HostTier.move). The rest are unwritten.
+    """
 
     blocks: list[BlockId]
     cached: int
@@ -98,9 +114,12 @@ class TakenBlocks:
 
 
 class BlockPool:
-    """Blocks 1..num_blocks, their reference counts, and the prefix cache over them."""
+    """Blocks 1..num_blocks, their reference counts, and the prefix cache over them. Without a
+    layout, there is one group without a window."""
 
-    def __init__(self, num_blocks: int, host: HostTier | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, host: HostTier | None = None, layout: KVLayout | None = None
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool of {num_blocks} blocks; at least 1 is needed")
         self.num_blocks = num_blocks
@@ -108,6 +127,9 @@ class BlockPool:
         self._blocks = [Block(BlockId(id)) for id in range(num_blocks + 1)]
         self._free = FreeQueue(self._blocks[1:])
         self._cached_free = 0
+        self._layout = layout
+        self._groups = layout.num_groups if layout is not None else 1
+        self._full_groups = layout.num_full_groups if layout is not None else 1
         # The block that lookups return for each hash. If two requests compute the same content at
         # the same time, the second block goes to _twins and replaces the first when that is reused.
         self._cached: dict[BlockHash, Block] = {}
@@ -151,27 +173,46 @@ class BlockPool:
         return new + sum(1 for id in hits if self._blocks[id].refs == 0) <= len(self._free)
 
     def take(
-        self, count: int, hashes: Sequence[BlockHash], *, spare: int = 0
+        self, spans: int, hashes: Sequence[BlockHash], *, spare: int = 0
     ) -> TakenBlocks | None:
-        """Take `count` blocks. The leading ones hold the content of the leading `hashes` (at most
-        `count`) that are cached.
+        """Take the blocks of `spans` spans. The leading ones hold the content of the leading
+        `hashes` (at most `spans`) that are cached. Blocks that a window has left are not taken.
 
         Returns None, without any effect, unless `spare` blocks would still be free afterwards.
         """
-        hits = self.lookup(hashes)
-        new = count - len(hits)
+        found = self.cached(hashes)
+        keys = self._keys(hashes[:found])
+        cached = [self._cached.get(key) for key in keys]
+        hits = [block.id for block in cached if block is not None]
+        wanted = [key for key, block in zip(keys, cached, strict=True) if key and block is None]
+        new = (spans - found) * self._groups + len(wanted)
         if not self.fits(new + spare, hits):
             return None
         self.touch(hits)
-        wanted = hashes[len(hits) :]
-        # Touch before allocating: allocate() moves old content to the host tier, which then evicts
-        # the wanted hashes last. Wanted content that is evicted even so is recomputed.
-        self.host.touch(wanted)
+        # Claim before allocating: allocate() moves old content to the host tier.
+        self.host.claim(wanted)
         fresh = self.allocate(new)
-        ends = self.host.bring(wanted, fresh)
-        for id, hash, ends_chunk in zip(fresh, wanted, ends, strict=False):
-            self.register(id, hash, ends_chunk=ends_chunk)
-        return TakenBlocks(hits + fresh, len(hits), len(ends))
+        blocks, split = hits, found
+        if len(hits) < len(keys):
+            for id, key, ends_chunk in zip(
+                fresh, wanted, self.host.bring(wanted, fresh), strict=False
+            ):
+                self.register(id, key, ends_chunk=ends_chunk)
+            blocks = [self._cached[key].id if key else PADDING for key in keys]
+            split = keys.index(wanted[0]) // self._groups if wanted else found
+        return TakenBlocks(blocks + fresh[len(wanted) :], split, found - split)
+
+    def _keys(self, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        """The cache's keys for a prefix, as a flat list; b"" for blocks that a window has left."""
+        if self._layout is None or not self._layout.groups:
+            return hashes
+        seen = self._layout.window_start(len(hashes) * self._layout.block_size)
+        first = seen // self._layout.block_size
+        return [
+            hash_in(group, hash) if group < self._full_groups or span >= first else BlockHash(b"")
+            for span, hash in enumerate(hashes)
+            for group in range(self._groups)
+        ]
 
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` blocks from the head of the free queue. Their cached content moves to the
@@ -215,13 +256,34 @@ class BlockPool:
     # --- prefix cache ---------------------------------------------------------------------------
 
     def cached(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of leading hashes that take() would find now, in both tiers."""
-        hits = len(self.lookup(hashes))
-        return hits + self.host.leading(hashes[hits:])
+        """Number of leading spans whose KV take() would find now, in both tiers."""
+        found = 0
+        for hash in hashes:
+            if not self._has(hash, 0, self._full_groups):
+                break
+            found += 1
+        layout = self._layout
+        if layout is None or layout.window is None:
+            return found
+        # Go back over the spans that the next token sees. At one that is missing, the prefix ends
+        # before it, and the token after that prefix sees earlier spans.
+        span = found
+        while span * layout.block_size > layout.window_start(found * layout.block_size):
+            span -= 1
+            if not self._has(hashes[span], self._full_groups, self._groups):
+                found = span
+        return found
+
+    def _has(self, hash: BlockHash, first: int, end: int) -> bool:
+        """Whether a tier has the blocks of groups [first, end) of this span."""
+        for group in range(first, end):
+            key = hash_in(group, hash)
+            if key not in self._cached and key not in self.host:
+                return False
+        return True
 
     def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
-        """Blocks of the leading hashes that are cached in the pool. Stops at the first miss,
-        because a block is useless without its predecessors. Adds no reference."""
+        """Blocks of the leading hashes that are cached in the pool. For tests and diagnosis."""
         found = []
         for hash in hashes:
             block = self._cached.get(hash)

@@ -15,7 +15,7 @@ copy in may read a slot that the next copy overwrites.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
@@ -113,6 +113,7 @@ class HostTier:
         self.num_slots = memory.num_slots if memory is not None else 0
         self.slot_bytes = memory.slot_bytes if memory is not None else 0
         self._kept: OrderedDict[BlockHash, KeptBlock] = OrderedDict()  # least recently used first
+        self._claimed: frozenset[BlockHash] = frozenset()
         self._due: list[Copy] = []
         self.stored = self.loaded = self.evicted = 0
 
@@ -131,22 +132,13 @@ class HostTier:
         """Kept hashes whose block ends a chunk."""
         return [hash for hash, kept in self._kept.items() if kept.ends_chunk]
 
-    def leading(self, hashes: Iterable[BlockHash]) -> int:
-        """Number of leading hashes that are kept."""
-        count = 0
-        for hash in hashes:
-            if hash not in self._kept:
-                break
-            count += 1
-        return count
-
     def keep(
         self, hash: BlockHash, block: BlockId, *, ends_chunk: bool
     ) -> list[tuple[BlockHash, bool]]:
         """Keep the content of `block`, which is about to be reused, under `hash`.
 
         Returns the content that is lost as (hash, whether it ends a chunk): the hash evicted to
-        make room, or `hash` itself if the tier has no slots.
+        make room, or `hash` itself if the tier has no slots or only claimed content.
         """
         if not self.num_slots:
             return [(hash, ends_chunk)]
@@ -155,7 +147,10 @@ class HostTier:
             return []
         lost, slot = [], len(self._kept)
         if slot == self.num_slots:
-            oldest, (slot, ended_chunk) = self._kept.popitem(last=False)
+            oldest = next(iter(self._kept))
+            if oldest in self._claimed:
+                return [(hash, ends_chunk)]
+            slot, ended_chunk = self._kept.pop(oldest)
             lost.append((oldest, ended_chunk))
             self.evicted += 1
         self._kept[hash] = KeptBlock(slot, ends_chunk)
@@ -163,16 +158,18 @@ class HostTier:
         self.stored += 1
         return lost
 
-    def touch(self, hashes: Sequence[BlockHash]) -> None:
-        """Mark the leading hashes that are kept as just used. A chain's tail is evicted before its
-        head."""
-        for hash in reversed(hashes[: self.leading(hashes)]):
+    def claim(self, hashes: Sequence[BlockHash]) -> None:
+        """Keep these hashes until bring() is called, and mark them as just used. A chain's tail is
+        evicted before its head."""
+        for hash in reversed(hashes):
             self._kept.move_to_end(hash)
+        self._claimed = frozenset(hashes)
 
     def bring(self, hashes: Sequence[BlockHash], blocks: Sequence[BlockId]) -> list[bool]:
-        """Queue copies of the leading hashes that are kept into the first `blocks`. Returns for
-        each copied hash whether it ends a chunk."""
-        found = [self._kept[hash] for hash in hashes[: self.leading(hashes)]]
+        """Queue copies of kept hashes into the first `blocks`. Returns for each hash whether it
+        ends a chunk."""
+        self._claimed = frozenset()
+        found = [self._kept[hash] for hash in hashes]
         for kept, block in zip(found, blocks, strict=False):
             self._due.append(Copy(False, block, kept.slot))
         self.loaded += len(found)

@@ -8,8 +8,8 @@ own stream. PinnedBlocks is the host tier's memory for a pool on CUDA.
 Head shard s of a block has heads [s * K / S, (s + 1) * K / S) of each layer's K and V: 2 * L
 contiguous pieces of the block.
 
-Shapes: P blocks with block 0 (padding), L layers, K kv heads, S head shards, B block size,
-H head_dim; of PinnedBlocks N slots of Z bytes.
+Shapes: P blocks with block 0 (padding), L layers of a group (see KVLayout.group_layers), K kv
+heads, S head shards, B block size, H head_dim; of PinnedBlocks N slots of Z bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TorchMemory:
         self.layout = layout
         shape = (
             num_blocks + 1,
-            layout.num_layers,
+            layout.group_layers,
             2,
             layout.num_kv_heads,
             layout.block_size,
@@ -74,10 +74,10 @@ class TorchMemory:
         shards = layout.kv_shards
         self._pieces: Bytes | None = None
         if self._bytes is not None:
-            self._pieces = self._bytes.reshape(num_blocks + 1, 2 * layout.num_layers, shards, -1)
+            self._pieces = self._bytes.reshape(num_blocks + 1, 2 * layout.group_layers, shards, -1)
         self._heads = self.pool.view(
             num_blocks + 1,
-            2 * layout.num_layers,
+            2 * layout.group_layers,
             shards,
             layout.num_kv_heads // shards,
             *shape[-2:],
@@ -128,6 +128,14 @@ class TorchMemory:
     def _rows(self, data: memoryview, count: int) -> Bytes:
         """View a transfer's buffer as [count, bytes of one block's shard]."""
         return np.frombuffer(data, np.uint8).reshape(count, self._share)
+
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+        """Copy whole blocks, on the step's stream."""
+        if self._bytes is not None:
+            self._bytes[list(targets)] = self._bytes[list(sources)]
+            return
+        source, target = stage(np.array([sources, targets], np.int64), self.pool.device)
+        self.pool.index_copy_(0, target, self.pool.index_select(0, source))
 
     def clear(self, blocks: Sequence[BlockId]) -> None:
         """Zero whole blocks, on the step's stream."""

@@ -15,7 +15,7 @@ import torch
 
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
-from baton_engine.layers.linear_method import packed_product, plain_product
+from baton_engine.layers.linear_method import plain_product
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 
@@ -42,8 +42,8 @@ class Linear:
 
     def _pack(self, slots: WeightSlots) -> None:
         assert self._weight_OI is not None
-        product = packed_product(self._weight_OI, self._bias_O)
-        self._product = slots.same_bits(product, *self.shape, bias=self._bias_O is not None)
+        product = slots.linear.product(self._weight_OI, self._bias_O)
+        self._product = slots.same_bits(product, self._weight_OI, self._bias_O)
         self._weight_OI = None  # the product owns the weight or a packed copy of it
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:

@@ -10,10 +10,8 @@ Logits need float32, because small differences select the token. In bf16, logits
 are multiples of 1/8: at 4 % of 2,040 positions of a text, the two best were exactly equal, and the
 lower id won.
 
-A row of a product should have the same bits whatever other rows are computed with it; then a
-token's value does not depend on the batch. `row_rule` tests this when an engine starts. oneDNN's
-packed products in float32 pass from 2 rows on; in bfloat16 they pass on CPUs without AMX. Where
-they do not pass, tokens have equal values up to rounding.
+The bits of a row may depend on the number of rows; `row_rule` makes products without this
+dependence.
 
 Shapes: T rows, O and I a linear's output and input size; for the head S rows, D hidden size,
 V vocabulary.
@@ -21,23 +19,20 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
-
-Product = Callable[[torch.Tensor], torch.Tensor]
+from baton_engine.attention.exact.row_rule import HEAD_ROW_COUNTS, ROW_COUNTS, Product
 
 # Number of rows of the head that a CPU multiplies at a time if it reads them twice. With 576
 # columns these are 9 MB, which the second read finds in the cache. One input row took 4.7 ms
 # instead of 5.7 ms for the whole head at once, and 16 rows 7.6 instead of 10.3 ms (2 threads,
 # 49,152 x 576).
 HEAD_ROWS = 8192
-# Numbers of rows at which libraries choose other instructions or divide the work otherwise.
-ROWS_TESTED = (1, 2, 3, 5, 8, 16, 17, 32, 33, 64, 96, 192)
 
 
 def plain_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product:
@@ -98,41 +93,22 @@ def widened_product(weight_VD: torch.Tensor) -> Product:
 
 
 @dataclass(frozen=True, slots=True)
-class RowRule:
-    """From `least` rows on, each row of a product has the same bits for any number of rows; or, if
-    not `exact`, for none that was tested."""
+class LinearMethod:
+    """How an engine computes products: `product` is made from a weight and a bias, `head` from the
+    head's weight. Another method is `triton_matmul.FIXED_TILE`.
 
-    least: int
-    exact: bool
+    With `any_rows`, a row has the same bits for any number of rows by construction. A test at the
+    start compares the numbers of rows in `counts` even so (see `row_rule`).
+    """
 
-
-def row_rule(product: Product, width: int, dtype: torch.dtype) -> RowRule:
-    """Test a product of `width` inputs on random numbers. The order of additions depends only on
-    shapes, so they show every difference. Takes some milliseconds for a small matrix, and about as
-    long as a step of 600 tokens."""
-    noise = torch.Generator().manual_seed(0)
-    x_TI = torch.randn(max(ROWS_TESTED), width, generator=noise).to(dtype)
-    whole_TO = product(x_TI)
-    bad = [rows for rows in ROWS_TESTED if not torch.equal(product(x_TI[:rows]), whole_TO[:rows])]
-    if not bad:
-        return RowRule(1, exact=True)
-    return RowRule(2, exact=True) if bad == [1] else RowRule(1, exact=False)
+    product: Callable[[torch.Tensor, torch.Tensor | None], Product]
+    head: Callable[[torch.Tensor], Product]
+    any_rows: bool = False
+    counts: Sequence[int] = ROW_COUNTS
+    head_counts: Sequence[int] = HEAD_ROW_COUNTS
 
 
-def with_rule(product: Product, rule: RowRule) -> Product:
-    """The product with rows of zeros added to inputs of fewer rows than the rule's `least`."""
-    if rule.least == 1:
-        return product
-
-    def padded(x_TI: torch.Tensor) -> torch.Tensor:
-        rows = len(x_TI)
-        if rows >= rule.least:
-            return product(x_TI)
-        padded_TI = x_TI.new_zeros(rule.least, x_TI.shape[1])
-        padded_TI[:rows] = x_TI
-        return product(padded_TI)[:rows]
-
-    return padded
+PACKED = LinearMethod(packed_product, head_product)
 
 
 def _parts(weight_VD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

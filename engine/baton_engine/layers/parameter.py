@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from baton_engine.layers.linear_method import Product, RowRule, row_rule, with_rule
+from baton_engine.attention.exact.row_rule import Product, RowRule, row_rule, with_rule
+from baton_engine.layers.linear_method import PACKED, LinearMethod
 from baton_engine.layers.ops import TORCH_OPS, Ops
 
 
@@ -45,7 +46,7 @@ class Parameter:
 class WeightSlots:
     """Allocates a model's tensors on one device, and has the Parameter of each checkpoint name.
     Tensors are of `dtype`, unless a layer needs another. `ops` are the operations that the model
-    uses on that device."""
+    uses on that device, and `linear` makes its products."""
 
     def __init__(
         self,
@@ -53,13 +54,16 @@ class WeightSlots:
         device: torch.device,
         ops: Ops = TORCH_OPS,
         *,
-        test_rows: bool = False,
+        linear: LinearMethod = PACKED,
+        exact_rows: int | None = None,
     ) -> None:
-        """With `test_rows`, products are tested and made exact if possible (see same_bits)."""
+        """`exact_rows` is the number of rows of the largest step, if products are to be tested and
+        made exact (see same_bits)."""
         self.dtype = dtype
-        self._test_rows = test_rows
+        self._exact_rows = exact_rows
         self.device = device
         self.ops = ops
+        self.linear = linear
         self.parameters: dict[str, Parameter] = {}
         # What tests found about products, by output and input size and whether there is a bias.
         self.row_rules: dict[tuple[int, int, bool], RowRule] = {}
@@ -87,21 +91,38 @@ class WeightSlots:
             raise AssertionError(f"parameter {name} declared twice")
         self.parameters[name] = parameter
 
-    def same_bits(self, product: Product, outputs: int, inputs: int, *, bias: bool) -> Product:
+    def same_bits(
+        self,
+        product: Product,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None = None,
+        *,
+        head: bool = False,
+    ) -> Product:
         """The product, changed so that a row has the same bits for any number of rows, if that is
-        possible (see `linear_method.row_rule`). Products of equal shapes are tested once."""
-        if not self._test_rows:
+        possible (see `row_rule`). Products of equal shapes are tested once."""
+        if self._exact_rows is None:
             return product
-        key = (outputs, inputs, bias)
+        # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
+        most = max(256, self._exact_rows)
+        counts = self.linear.head_counts if head else self.linear.counts
+        some = [count for count in counts if count <= most]
+        key = (*weight_OI.shape, bias_O is not None)
         if key not in self.row_rules:
-            self.row_rules[key] = row_rule(product, inputs, self.dtype)
-        return with_rule(product, self.row_rules[key])
+            self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
+        rule = self.row_rules[key]
+        if self.linear.any_rows and len(rule.counts) == len(some):
+            return product
+        return with_rule(product, rule)
 
     @property
-    def exact(self) -> bool:
-        """Whether tests have shown that all products of the model give a row the same bits for any
-        number of rows."""
-        return self._test_rows and all(rule.exact for rule in self.row_rules.values())
+    def bits(self) -> str:
+        """Identifies the bits of the tested products; "" unless all give a row the same bits for
+        any number of rows."""
+        rules = self.row_rules.values()
+        if not all(rule.counts for rule in rules):
+            return ""
+        return "-".join(rule.digest[:8] for rule in rules)
 
     def when_filled(self, act: Callable[[], None]) -> None:
         """Register a callback for finish(), for what a layer derives from its weights."""

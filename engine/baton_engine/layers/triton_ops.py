@@ -9,10 +9,9 @@ import torch
 
 from baton_engine.attention.interface import StepAttention
 from baton_engine.layers.rotary import HeadNorm, RopeTables
-from baton_engine.layers.triton_gelu import gelu_tanh_mul
+from baton_engine.layers.triton_activation import activation_mul
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store
-from baton_engine.layers.triton_silu import silu_mul
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.triton_sampler import choose_tokens
 
@@ -28,10 +27,10 @@ class TritonOps:
         return add_norm(x_TD, delta_TD, weight_D, eps)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        return silu_mul(gate_up_TF)
+        return activation_mul(gate_up_TF, "silu")
 
     def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        return gelu_tanh_mul(gate_up_TF)
+        return activation_mul(gate_up_TF, "gelu_tanh")
 
     def attend(
         self,
@@ -42,7 +41,7 @@ class TritonOps:
         layer: int,
         attention: StepAttention,
     ) -> torch.Tensor:
-        rotate_store(heads_TZH, num_heads, norm, rope, layer, attention.slots())
+        rotate_store(heads_TZH, num_heads, norm, rope, attention.slots(layer))
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
         q_TNH, k_TKH = heads_TZH[:, :num_heads], heads_TZH[:, num_heads:both]
         return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], stored=True)

@@ -27,7 +27,6 @@ def rotate_store(
     num_heads: int,
     norm: HeadNorm | None,
     rope: RopeTables,
-    layer: int,
     slots: KVSlots,
 ) -> None:
     """`heads_TZH` and the pool's last dimension must be contiguous."""
@@ -38,7 +37,7 @@ def rotate_store(
     _rotate_store[(tokens, triton.cdiv(all_heads, heads))](
         *(heads_TZH, cos_T1R, sin_T1R),
         *(heads_TZH if norm is None else norm.weight_XH, 0.0 if norm is None else norm.eps),
-        *(pool, slots.slots_T, layer, *pool.stride()[:5]),
+        *(pool, slots.slots_T, slots.layer, *pool.stride()[:5]),
         HAS_NORM=norm is not None,
         QUERIES=num_heads,
         ALL=all_heads,

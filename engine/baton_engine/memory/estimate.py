@@ -18,7 +18,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_engine.config.engine_config import KEYS_COPIED, SCORES_AT_ONCE, SPLIT_KEYS
+from baton_engine.config.engine_config import (
+    KEYS_COPIED,
+    SCORES_AT_ONCE,
+    SPLIT_KEYS,
+    STORED_SPLIT_BYTES,
+)
 from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 
@@ -179,6 +184,8 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
         # The gate and its gelu are in float32.
         mlp = 2 * config.intermediate_size * (demand.item + FLOAT32_BYTES) // demand.item
     layers = tokens * (3 * config.hidden_size + max(attention, mlp)) * demand.item
+    if demand.exact and demand.kernels == "triton":
+        layers += STORED_SPLIT_BYTES
     rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
     logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
     # Layers and sampling run one after the other; sampling still holds the hidden states.

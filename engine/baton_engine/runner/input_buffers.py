@@ -1,86 +1,122 @@
-"""The inputs of a plain decode step: one buffer, one copy to the device.
+"""A step's arrays on the device: one buffer, one copy.
 
-In: a Batch. Out: its numbers in a device buffer with fixed addresses: first the numbers per line,
-then the block table. 256 lines of 40,960 tokens are 2.6 MB, which takes 50 us on an H100's bus; 256
-lines of 4,096 tokens take 5 us.
+In: StepArrays on the host. Out: the same numbers on the device. Recorded steps read them from a
+buffer with a fixed address, padded to a fixed shape. 256 lines of 40,960 tokens are 2.6 MB, which
+takes 50 us on an H100's bus; 256 lines of 4,096 tokens take 5 us.
 
 A padding line is token 0 at position 0 in block 0, which belongs to no request, and its KV is not
 stored. Padding is written again in each step, because an earlier step may have used the line.
-
-Shapes: P lines including padding, R real lines, M maximum number of blocks of a line.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.runner.batch_layout import Ints
-from baton_engine.runner.input_batch import Batch, BlockTables
-from baton_engine.sampling.metadata import COLUMNS
+from baton_engine.attention.interface import Array, GroupArrays, StepArrays
+from baton_engine.kv.staging import stage
 
 # Parts of the buffer begin at multiples of this number of int32 (128 bytes): triton compiles a
 # kernel again for a pointer that is not a multiple of 16 bytes.
 ALIGNMENT = 32
 STAGING_BUFFERS = 2
 
-Array = TypeVar("Array", npt.NDArray[Any], torch.Tensor)
+Host = StepArrays[npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs(Generic[Array]):
-    """A step's inputs, as views of one int32 buffer on the host or the device.
+class StepShape:
+    """Sizes of a step's arrays; `width` is the number of blocks of a row in one KV group."""
 
-    `after_P` is the index of the previous step's sample that is the line's token, -1 for none.
-    `lengths_P` counts the tokens of a line, the new one included. `slots_P` are KV slots, -1 for
-    none. `columns_6P` are the sampling columns (see `sampling.metadata`).
-    """
+    tokens: int
+    rows: int
+    width: int
+    groups: int
 
-    after_P: Array
-    tokens_P: Array
-    positions_P: Array
-    lengths_P: Array
-    slots_P: Array  # int64
-    columns_6P: Array
-    table_PM: Array
+    @classmethod
+    def of(cls, arrays: Host) -> StepShape:
+        rows, width = arrays.groups[0].table_RM.shape
+        return cls(len(arrays.tokens_T), rows, width, len(arrays.groups))
 
+    @property
+    def size(self) -> int:
+        """Size of a buffer in int32."""
+        return _aligned(_parts(self)[-1].stop)
 
-def inputs_in(buffer: Array, lines: int, width: int) -> Inputs[Array]:
-    """Views of `buffer` for `lines` lines with tables of `width` blocks."""
-    parts: list[Any] = []
-    begin = 0
-    for size in _sizes(lines, width):
-        parts.append(buffer[begin : begin + size])
-        begin += _aligned(size)
-    wide: Any = torch.int64 if isinstance(buffer, torch.Tensor) else np.int64
-    return Inputs(
-        after_P=parts[0],
-        tokens_P=parts[1],
-        positions_P=parts[2],
-        lengths_P=parts[3],
-        slots_P=parts[4].view(wide),
-        columns_6P=parts[5].reshape(COLUMNS, lines),
-        table_PM=parts[6].reshape(lines, width),
-    )
+    def arrays_in(self, buffer: Array) -> StepArrays[Array]:
+        """Views of an int32 buffer."""
+        views: list[Any] = [buffer[part] for part in _parts(self)]
+        wide: Any = torch.int64 if isinstance(buffer, torch.Tensor) else np.int64
+        groups = tuple(
+            GroupArrays(table.reshape(self.rows, self.width), slots.view(wide))
+            for slots, table in zip(views[5::2], views[6::2], strict=True)
+        )
+        tokens, positions, awaits, starts, lengths = views[:5]
+        return StepArrays(tokens, positions, awaits, starts, lengths, groups)
 
 
-def inputs_size(lines: int, width: int) -> int:
-    """Size of the buffer in int32."""
-    return sum(map(_aligned, _sizes(lines, width)))
-
-
-def _sizes(lines: int, width: int) -> list[int]:
-    return [lines] * 4 + [2 * lines, COLUMNS * lines, lines * width]
+@functools.cache
+def _parts(shape: StepShape) -> list[slice]:
+    """The places in the buffer of the five arrays of tokens and rows, and of each group's two."""
+    group = [2 * shape.tokens, shape.rows * shape.width]
+    sizes = [*[shape.tokens] * 3, shape.rows + 1, shape.rows, *group * shape.groups]
+    begins = accumulate(map(_aligned, sizes), initial=0)
+    return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)]
 
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def to_device(arrays: Host, device: torch.device) -> StepArrays[torch.Tensor]:
+    """The arrays on the device, sent in one copy. On a CPU they share the host's memory."""
+    if device.type == "cpu":
+        tokens, positions, awaits, starts, lengths = map(torch.from_numpy, _flat(arrays))
+        groups = tuple(
+            GroupArrays(torch.from_numpy(each.table_RM), torch.from_numpy(each.slots_T))
+            for each in arrays.groups
+        )
+        return StepArrays(tokens, positions, awaits, starts, lengths, groups)
+    shape = StepShape.of(arrays)
+    buffer = np.zeros(shape.size, np.int32)
+    fill(shape.arrays_in(buffer), arrays)
+    return shape.arrays_in(stage(buffer, device))
+
+
+def _flat(arrays: Host) -> list[npt.NDArray[Any]]:
+    tokens = [arrays.tokens_T, arrays.positions_T, arrays.awaits_T]
+    return [*tokens, arrays.query_starts_R1, arrays.seq_lens_R]
+
+
+def fill(into: Host, arrays: Host) -> None:
+    """Write a step's arrays, and padding after them. With padding, all rows have one token."""
+    for target, source in zip(_flat(into), _flat(arrays), strict=True):
+        target[: len(source)] = source
+    for group, source_group in zip(into.groups, arrays.groups, strict=True):
+        rows, width = source_group.table_RM.shape
+        group.table_RM[:rows, :width] = source_group.table_RM
+        group.slots_T[: len(source_group.slots_T)] = source_group.slots_T
+    if len(arrays.seq_lens_R) < len(into.seq_lens_R):
+        pad(into, len(arrays.seq_lens_R))
+
+
+def pad(into: Host, rows: int) -> None:
+    """Make the lines from `rows` on padding: one token in block 0, whose KV is not stored."""
+    into.tokens_T[rows:] = into.positions_T[rows:] = 0
+    into.awaits_T[rows:] = -1
+    into.query_starts_R1[rows:] = np.arange(rows, len(into.query_starts_R1))
+    into.seq_lens_R[rows:] = 1
+    for group in into.groups:
+        group.table_RM[rows:, :1] = 0
+        group.slots_T[rows:] = -1
 
 
 class Copied(Protocol):
@@ -133,36 +169,3 @@ def staging_for(size: int, device: torch.device) -> Staging:
         for _ in range(STAGING_BUFFERS)
     ]
     return Staging(size, device, hosts)
-
-
-def fill(
-    host: Inputs[npt.NDArray[Any]], batch: Batch, after_R: Ints | None, tables: BlockTables | None
-) -> None:
-    """Write the inputs of a batch, and padding after its lines.
-
-    `after_R` has the values of Inputs.after_P; None if no row awaits a token. Without `tables`, the
-    lengths, slots and block tables of the batch are not written.
-    """
-    rows = len(batch.rows)
-    host.after_P[:rows] = -1 if after_R is None else after_R
-    host.tokens_P[:rows] = batch.tokens_R
-    host.positions_P[:rows] = batch.starts_R
-    host.columns_6P.view(np.uint32)[:, :rows] = batch.columns_6R
-    if tables is not None:
-        host.lengths_P[:rows] = batch.starts_R + 1
-        host.slots_P[:rows] = tables.slots()
-        used = int(tables.counts_R.max())
-        host.table_PM[:rows, :used] = tables.table_RW[:, :used]
-    if rows < len(host.tokens_P):
-        pad(host, rows)
-
-
-def pad(host: Inputs[npt.NDArray[Any]], rows: int) -> None:
-    """Make the lines from `rows` on padding: greedy, one token in block 0, KV not stored."""
-    host.after_P[rows:] = -1
-    host.tokens_P[rows:] = 0
-    host.positions_P[rows:] = 0
-    host.lengths_P[rows:] = 1
-    host.slots_P[rows:] = -1
-    host.columns_6P[:, rows:] = 0
-    host.table_PM[rows:, :1] = 0

@@ -98,10 +98,10 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
 def _exact(settings: TorchSettings, device: torch.device, kernels: Kernels) -> bool:
     if settings.batch_invariant != "on":
         return False
-    if device.type != "cpu" or kernels != "torch":
+    if device.type != "cpu" and kernels == "torch":
         raise SettingsError(
-            f"--batch-invariant on works on cpu with --kernels torch only, not on {device.type} "
-            f"with {kernels}; use --batch-invariant off"
+            f"--batch-invariant on needs --kernels triton on {device.type}, not torch: torch's "
+            "products depend on the number of rows; use --kernels auto or --batch-invariant off"
         )
     return True
 

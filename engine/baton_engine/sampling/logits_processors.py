@@ -11,8 +11,7 @@ these changes, in this order:
     frequency      ids in the outputs: logit - penalty * count
     presence       ids in the outputs: logit - penalty
 
-Biases, bans and penalties touch only the (sample, id) pairs that change. A step without such
-parameters only checks its samples.
+Biases, bans and penalties touch only the (sample, id) pairs that change.
 
 Shapes: S samples, V vocabulary, N changed pairs.
 """
@@ -32,12 +31,8 @@ from baton_protocol.sampling import SamplingParams
 Pairs = tuple[torch.Tensor, torch.Tensor]  # rows [N] and ids [N]
 
 
-def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
-    """The changed logits, float32 [S, V]. Returns a copy, or `logits_SV` itself if no sample
-    changes logits."""
-    if not any(_says_something(each) for each in samples):
-        return logits_SV
-    logits_SV = logits_SV.clone()
+def change_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+    """Change logits, float32 [S, V], in place, and return them."""
     listed = [each.listed or ListedIds.of(each.params) for each in samples]
     _keep_matching(logits_SV, samples)
     _keep_allowed(logits_SV, listed)
@@ -47,17 +42,6 @@ def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.
     _penalise_repetition(logits_SV, seen)
     _penalise_outputs(logits_SV, seen)
     return logits_SV
-
-
-def _says_something(sample: Sample) -> bool:
-    params = sample.params
-    return bool(
-        sample.banned
-        or sample.seen
-        or sample.matcher is not None
-        or params.logit_bias
-        or params.allowed_token_ids is not None
-    )
 
 
 def _keep_matching(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 
@@ -49,9 +50,14 @@ class Logprobs:
 
 
 def logprobs_of(logits_NV: torch.Tensor, ids_N: torch.Tensor, most: int) -> Logprobs:
-    """Logprobs of `ids_N` and of the `most` most likely tokens. Logits are float32."""
-    logprob_NV = logits_NV.log_softmax(dim=-1)
+    """Logprobs of `ids_N` and of the `most` most likely tokens. Logits are float32.
+
+    On CUDA, torch adds a row's elements in an order that depends on the row's address modulo 16
+    bytes, so rows are padded to whole multiples of it."""
+    vocab = logits_NV.shape[1]
+    padded_NV = F.pad(logits_NV, (0, -vocab % 4), value=-torch.inf) if vocab % 4 else logits_NV
+    logprob_NV = padded_NV.log_softmax(dim=-1)[:, :vocab]
     own_N1 = logprob_NV.gather(1, ids_N[:, None])
     rank_N = (logprob_NV > own_N1).sum(dim=-1) + 1
-    best = logprob_NV.topk(min(most, logits_NV.shape[1]), dim=-1)
+    best = logprob_NV.topk(min(most, vocab), dim=-1)
     return Logprobs(own_N1[:, 0], rank_N, best.values, best.indices)

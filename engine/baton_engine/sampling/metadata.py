@@ -43,8 +43,7 @@ Streams = npt.NDArray[np.uint64]  # [S]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The columns on the host and on the device. While a CUDA graph replays, only the device's
-    columns are current."""
+    """The columns on the host and on the device."""
 
     host_6S: Columns
     columns_6S: torch.Tensor  # int32

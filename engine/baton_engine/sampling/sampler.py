@@ -14,7 +14,7 @@ V vocabulary, C candidates of top-k or top-p, N samples that ask for logprobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ import torch
 from baton_engine.interface import Sample, Sampled
 from baton_engine.kv.staging import stage
 from baton_engine.sampling.gumbel import gumbel
-from baton_engine.sampling.logits_processors import changed_logits
+from baton_engine.sampling.logits_processors import change_logits
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of
 from baton_engine.sampling.metadata import (
     ALL_MASS,
@@ -86,7 +86,7 @@ class ChosenTokens:
     only when the device has finished the step."""
 
     ids_S: torch.Tensor
-    asking: dict[int, int]  # index of the sample -> number of most likely tokens to return
+    asking: Mapping[int, int]  # index of the sample -> number of most likely tokens to return
     logprobs: Logprobs | None
 
     def to_host(self) -> ChosenTokens:
@@ -103,29 +103,30 @@ class ChosenTokens:
         return [Sampled(id, likely.get(index)) for index, id in enumerate(ids)]
 
 
-def begin_sample(
-    logits_RV: torch.Tensor,
-    row_of: Sequence[int],
+def choose(
+    logits_SV: torch.Tensor,
     samples: Sequence[Sample],
+    draws: Draws,
     draw: Draw = draw,
+    *,
+    changed: Sequence[int],
+    asking: Mapping[int, int],
 ) -> ChosenTokens:
-    """Sample one token per sample without waiting for the device. `row_of[i]` is the row of logits
-    of `samples[i]`; logits are float32 [R, V]."""
-    device = logits_RV.device
-    shared = list(row_of) != list(range(logits_RV.shape[0]))
-    raw_SV = logits_RV[stage(np.array(row_of), device)] if shared else logits_RV
-    ids_S = draw(changed_logits(raw_SV, samples), draws_of(samples, device))
-    asking = {
-        index: each.params.logprobs
-        for index, each in enumerate(samples)
-        if each.params.logprobs is not None
-    }
+    """Sample one token per sample without waiting for the device. Overwrites the logits, float32
+    [S, V]. `changed` are the samples that change logits, and `asking` maps those that want logprobs
+    to the number of most likely tokens."""
+    device = logits_SV.device
+    if asking:
+        places_N = stage(np.array(list(asking)), device)
+        raw_NV = logits_SV[places_N]
+    if changed:
+        changed_N = stage(np.array(changed), device)
+        changing = [samples[index] for index in changed]
+        logits_SV[changed_N] = change_logits(logits_SV[changed_N], changing)
+    ids_S = draw(logits_SV, draws)
     if not asking:
         return ChosenTokens(ids_S, asking, None)
-    places_N = stage(np.array(list(asking)), device)
-    return ChosenTokens(
-        ids_S, asking, logprobs_of(raw_SV[places_N], ids_S[places_N], max(asking.values()))
-    )
+    return ChosenTokens(ids_S, asking, logprobs_of(raw_NV, ids_S[places_N], max(asking.values())))
 
 
 def sample(
@@ -134,7 +135,17 @@ def sample(
     samples: Sequence[Sample],
     draw: Draw = draw,
 ) -> list[Sampled]:
-    return begin_sample(logits_RV, row_of, samples, draw).read()
+    """The tokens of samples that need not be those of a step. `row_of[i]` is the row of logits of
+    `samples[i]`; logits are float32 [R, V]."""
+    logits_SV = logits_RV[torch.tensor(row_of, device=logits_RV.device)]
+    draws = draws_of(samples, logits_RV.device)
+    asking = {
+        index: each.params.logprobs
+        for index, each in enumerate(samples)
+        if each.params.logprobs is not None
+    }
+    changed = range(len(samples))
+    return choose(logits_SV, samples, draws, draw, changed=changed, asking=asking).read()
 
 
 def shaped_logits(logits_QV: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -44,6 +44,8 @@ def choose_tokens(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
         *(samples, vocab, logits_SV.stride(0)),
         FILTERED=draws.filtered,
         TILE=DRAW_TILE,
+        # Another sample's filters must not change a score's bits.
+        enable_fp_fusion=False,
     )
     _pick[(samples,)](ids_S, score_SL, token_SL, tiles, TILES=triton.next_power_of_2(tiles))
     return ids_S

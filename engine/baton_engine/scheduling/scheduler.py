@@ -4,9 +4,9 @@ In: sequences. Out: for each step a list of Piece(sequence, count) under one tok
 no phases. Tokens computed catch up with tokens known, and runs that landed are skipped:
 
 1. Running sequences with one token missing (decode), oldest first. If such a sequence needs a block
-   and none is free, the scheduler preempts the youngest sequence: first among waiting sequences
-   that hold blocks, then among running ones, this one included. A preempted sequence is queued
-   again, and its blocks stay findable in the prefix cache until they are reused.
+   per group of layers and too few are free, the scheduler preempts the youngest sequence: first
+   among waiting sequences that hold blocks, then among running ones, this one included. A preempted
+   sequence is queued again, and its blocks stay findable in the prefix cache until they are reused.
 2. Running sequences with more tokens missing (chunked prefill), oldest first, while budget remains.
    They need no new blocks, because a sequence is admitted with blocks for all its known tokens.
 3. Waiting sequences, oldest first, unless this step preempted a sequence. After the first one that
@@ -26,6 +26,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import count
 
 import msgspec
@@ -33,6 +34,7 @@ import msgspec
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.sequence import Sequence, blocks_for
 from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.layout import KVLayout
 
 # While sequences run, an admission leaves 1/WATERMARK of the pool free. Otherwise a sequence could
 # be admitted and then preempted as soon as a running one needs a block.
@@ -47,6 +49,16 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class TailCopy:
+    """Copy the blocks of the prompt's tail to a choice that has `found` tokens without it."""
+
+    sequence: Sequence
+    found: int
+    sources: Seq[BlockId]
+    targets: Seq[BlockId]
+
+
 def _age(sequence: Sequence) -> tuple[int, int]:
     return sequence.key
 
@@ -59,10 +71,11 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, *, block_size: int, max_batched_tokens: int, max_num_seqs: int
+        self, pool: BlockPool, layout: KVLayout, *, max_batched_tokens: int, max_num_seqs: int
     ) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self._block_size = layout.block_size
+        self._groups = layout.num_groups
         self._max_batched_tokens = max_batched_tokens
         self._max_num_seqs = max_num_seqs
         self.waiting: list[Sequence] = []
@@ -74,6 +87,7 @@ class Scheduler:
         self.starved = False
         self._blocked = False  # the oldest waiting sequence did not fit in the last step
         self._tenures = count(1)
+        self.copies: list[TailCopy] = []  # to make before the step that was just scheduled
 
     # --- queues -------------------------------------------------------------------------------
 
@@ -161,7 +175,7 @@ class Scheduler:
                 filling.append(sequence)
                 continue
             if known > sequence.capacity:
-                if ahead and not self._pool.fits(1):
+                if ahead and not self._pool.fits(self._groups):
                     return None
                 # An older sequence may have preempted this one earlier in this loop.
                 if not sequence.running or not self._grow(sequence, known):
@@ -206,7 +220,7 @@ class Scheduler:
         if not held and not sequence.state.asks_prompt:
             # Leave at least one token to compute: sampling needs the logits of the last one.
             hashes = sequence.hashes_of((sequence.known - 1) // size)
-        new = blocks_for(sequence.known, size) - len(held)
+        new = blocks_for(sequence.known, size) - len(held) // self._groups
         taken = self._pool.take(new, hashes, spare=0 if held else self.spare)
         if taken is None:
             return False
@@ -215,12 +229,35 @@ class Scheduler:
             sequence.extend(taken.blocks)
         else:
             cached, found = taken.cached * size, (taken.cached + taken.loaded) * size
-            sequence.place(taken.blocks, [(0, found)] if found else [])
+            copied = self._copy_tail(sequence, taken.blocks, found)
+            sequence.place(taken.blocks, [(0, found + copied)] if found + copied else [])
             sequence.state.placed(sequence, cached=[(0, cached)], host=[(cached, found)])
         self.waiting.remove(sequence)
         sequence.running, sequence.tenure = True, next(self._tenures)
         insort(self.running, sequence, key=_age)
         return True
+
+    def _copy_tail(self, sequence: Sequence, blocks: Seq[BlockId], found: int) -> int:
+        """Copy the prompt's last block, which is partly filled, from the request's leader to
+        another choice whose first `found` tokens are cached. So the choices compute the prompt's
+        tail once. Returns the number of tokens in the copy."""
+        state, leader = sequence.state, sequence.state.leader
+        tail, first = state.prompt_len - found, found // self._block_size * self._groups
+        if leader is None or leader is sequence or leader.computed < state.prompt_len:
+            return 0
+        sources = leader.blocks[first : first + self._groups]
+        # 0: the leader's window has left the block.
+        if not 0 < tail < self._block_size or 0 in sources:
+            return 0
+        targets = blocks[first : first + self._groups]
+        self.copies.append(TailCopy(sequence, found, sources, targets))
+        return tail
+
+    def drop_copies(self) -> None:
+        """The copies could not be made: the choices compute the prompt's tail themselves."""
+        for copy in self.copies:
+            copy.sequence.computed = copy.sequence.started = copy.found
+        self.copies = []
 
     def _clear_the_way(self) -> bool:
         """Preempt the youngest waiting sequence that holds blocks, in favour of the oldest waiting
@@ -233,17 +270,17 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, known: int) -> bool:
-        """Give a running sequence the block it needs for `known` tokens, at most one more than it
-        has. Preempts the youngest sequences until a block is free. Returns False if the sequence
-        itself was preempted."""
-        if blocks_for(known, self._block_size) <= len(sequence.blocks):
+        """Give a running sequence the blocks it needs for `known` tokens, at most those of one span
+        more than it has. Preempts the youngest sequences until they are free. Returns False if the
+        sequence itself was preempted."""
+        if known <= sequence.capacity:
             return True
-        while not self._pool.fits(1):
+        while not self._pool.fits(self._groups):
             victim = self._holding[-1] if self._holding else self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.extend(self._pool.allocate(1))
+        sequence.extend(self._pool.allocate(self._groups))
         return True
 
     def _preempt(self, victim: Sequence) -> None:

@@ -12,20 +12,36 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from baton_engine.interface import ListedIds, Matcher, PenaltyCounts, PromptUse
+from baton_engine.kv.block_pool import PADDING
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher
 from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """Blocks that hold the KV of `tokens` tokens."""
+    """Blocks of one group that hold the KV of `tokens` tokens."""
     return -(-tokens // block_size)
+
+
+def drop_windowed(blocks: list[BlockId], spans: Iterable[int], layout: KVLayout) -> list[BlockId]:
+    """Replace the blocks of these spans in the groups with a window by padding. `blocks` is a flat
+    list (see KVLayout). Returns the blocks that were there, in logical order."""
+    groups, full = layout.num_groups, layout.num_full_groups
+    dropped = []
+    for span in spans:
+        for index in range(span * groups + full, (span + 1) * groups):
+            if blocks[index] != PADDING:
+                dropped.append(blocks[index])
+                blocks[index] = PADDING
+    return dropped
 
 
 def given_ids(request: Request) -> tuple[int, ...]:
@@ -40,9 +56,13 @@ class Sequence:
     """Tokens [0, computed) have KV in `blocks`. Tokens [computed, known) are left to compute,
     except for the token runs in `ahead`, whose KV has already landed.
 
+    `blocks` is a flat list with one block per span of `block_size` tokens and group of layers (see
+    KVLayout). It has 0 where the sequence holds no block because a window has left the span.
+
     KV and blocks:
-        registered    number of leading blocks that are in the prefix cache (the blocks of `ahead`
+        registered    number of leading spans that are in the prefix cache (the spans of `ahead`
                       are there too)
+        left          number of leading spans whose blocks with a window are released
         passed        number of leading chunks already reported, or cached, or landed
         capacity      number of tokens that `blocks` can hold
         tenure        a new number each time the sequence gets its blocks again
@@ -74,6 +94,7 @@ class Sequence:
         "end",
         "hashes",
         "key",
+        "left",
         "matcher",
         "passed",
         "plain",
@@ -97,6 +118,7 @@ class Sequence:
         self.blocks: list[BlockId] = []
         self.ahead: list[Run] = []
         self.computed = self.started = self.registered = self.passed = self.capacity = 0
+        self.left = 0
         self.step = self.tenure = 0
         self.after = -1
         self.running = self.plain = False
@@ -153,33 +175,40 @@ class Sequence:
         prompt = self.state.prompt_len
         return max(0, prompt - self.computed) - total(within(self.ahead, 0, prompt))
 
-    def named(self, blocks: int) -> list[BlockHash]:
-        """Hashes of at least the first `blocks` blocks, which must be full. Computed on first
-        use."""
+    def named(self, spans: int) -> list[BlockHash]:
+        """Hashes of at least the first `spans` spans, which must be full. Computed on first use."""
         hashes, state = self.hashes, self.state
         size = state.block_size
-        for index in range(len(hashes), blocks):
+        for index in range(len(hashes), spans):
             block = self.tokens[index * size : (index + 1) * size]
             hashes.append(state.name(hashes[-1] if hashes else state.root, block))
         return hashes
 
-    def hashes_of(self, blocks: int) -> Seq[BlockHash]:
-        """Hashes of the first `blocks` blocks, which must be full."""
-        return self.named(blocks)[:blocks]
+    def hashes_of(self, spans: int) -> Seq[BlockHash]:
+        """Hashes of the first `spans` spans, which must be full."""
+        return self.named(spans)[:spans]
 
     def place(self, blocks: list[BlockId], runs: Seq[Run] = ()) -> None:
         """Give the sequence its blocks. The tokens of `runs` already have KV in them. Each run
         begins at a block boundary, and its whole blocks are registered."""
-        self.blocks, self.computed, self.ahead = [], 0, list(runs)
+        self.blocks, self.computed, self.ahead, self.left = [], 0, list(runs), 0
         self.extend(blocks)
         self.advance(0)
         self.registered = self.computed // self.state.block_size
         assert self.due > 0, "at least one token must be left to compute"
 
     def extend(self, blocks: Seq[BlockId]) -> None:
-        """Append blocks to those the sequence has."""
+        """Append the blocks of whole spans to those the sequence has."""
         self.blocks += blocks
-        self.capacity = len(self.blocks) * self.state.block_size
+        self.capacity = len(self.blocks) // self.state.num_groups * self.state.block_size
+
+    def leave(self) -> list[BlockId]:
+        """Forget the blocks that no token from `computed` on sees, because a window has left their
+        spans, and return them. A step in flight does not read them either: it begins at
+        `computed`."""
+        layout = self.state.layout
+        first, self.left = self.left, layout.window_start(self.computed) // layout.block_size
+        return drop_windowed(self.blocks, range(first, self.left), layout)
 
     def launch(self, count: int, after: int) -> None:
         """Record that the launched step computes `count` more tokens and that its sample number
@@ -212,19 +241,19 @@ class Sequence:
 
     def clear(self) -> list[BlockId]:
         """Forget all KV, keep the tokens, and return the blocks that held the KV."""
-        blocks, self.blocks, self.ahead = self.blocks, [], []
-        self.computed = self.started = self.registered = self.capacity = 0
+        blocks, self.blocks, self.ahead = [id for id in self.blocks if id], [], []
+        self.computed = self.started = self.registered = self.capacity = self.left = 0
         self.after, self.plain = -1, False
         return blocks
 
 
 @dataclass(frozen=True, slots=True)
 class BlockNaming:
-    """How a request's blocks get their hashes: a chain from `root`, one block of `block_size`
-    tokens at a time."""
+    """How a request's blocks get their hashes: a chain from `root`, one span of the layout's
+    `block_size` tokens at a time."""
 
     root: BlockHash
-    block_size: int
+    layout: KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,8 +291,10 @@ class RequestState:
         self.arrival = arrival
         self.root = naming.root
         self.given_hashes = given_hashes
-        self.block_size = naming.block_size
-        self.name = block_hasher(naming.block_size)
+        self.layout = naming.layout
+        self.block_size = naming.layout.block_size
+        self.num_groups = naming.layout.num_groups
+        self.name = block_hasher(self.block_size)
         self.prefill_only = submission.prefill_only
         self.track = submission.track
         self.report_filled = submission.report_filled

@@ -24,7 +24,7 @@ from baton_engine.sim.model import Vocabulary
 from baton_engine.sim.runner import WORD_BYTES, SimMemory, SimRunner, Timing
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import Fingerprint
-from baton_protocol.layout import ITEM_BYTES, KVLayout, default_chunk_blocks
+from baton_protocol.layout import ITEM_BYTES, KVGroup, KVLayout, default_chunk_blocks
 
 # Part of the fingerprint. Change it whenever the same tokens get different KV bytes.
 FORMULA = "sim/1"
@@ -39,6 +39,7 @@ NO_KV_SETTINGS = frozenset(
         "model",  # a name for clients
         # Part of the KV layout, which the fingerprint includes; chunk_blocks is never None there.
         *("layers", "kv_heads", "head_dim", "block_size", "dtype", "chunk_blocks", "kv_shards"),
+        "groups",
         *("eos_ids", "first_id", "end_id", "eos_every"),  # change sampled ids, not KV
         "poison_token",  # ends the process before any KV is written
         # Sizes, schedules and timing
@@ -63,6 +64,7 @@ class SimSettings(SimConfig):
     dtype: str = "float32"
     chunk_blocks: int | None = None  # None: see layout.default_chunk_blocks
     kv_shards: int = 1  # stored values per chunk, each with a part of the KV heads
+    groups: tuple[KVGroup, ...] = ()  # of the layers (see KVLayout)
     vocab_size: int = BYTE_VOCAB_SIZE
     eos_ids: tuple[int, ...] = BYTE_EOS_IDS
     # The model generates ids in [first_id, end_id); the default is printable ASCII.
@@ -150,10 +152,11 @@ class SimSettings(SimConfig):
             dtype=self.dtype,
             chunk_blocks=self.chunk_blocks or 1,
             kv_shards=self.kv_shards,
+            groups=self.groups,
         )
         if self.chunk_blocks is not None:
             return layout
-        chunk_blocks = default_chunk_blocks(layout.block_bytes, layout.kv_shards)
+        chunk_blocks = default_chunk_blocks(layout.chunk_bytes, layout.kv_shards)
         return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)
 
     def fingerprint(self) -> Fingerprint:
@@ -184,11 +187,15 @@ def build_sim(
         fingerprint=settings.fingerprint(),
         layout=layout,
         num_blocks=settings.num_blocks,
-        max_model_len=min(settings.max_model_len, settings.num_blocks * settings.block_size),
+        max_model_len=min(
+            settings.max_model_len,
+            settings.num_blocks // layout.num_groups * settings.block_size,
+        ),
         max_batched_tokens=settings.max_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         vocab_size=settings.vocab_size,
         eos_ids=settings.eos_ids,
+        # Its arithmetic is on integers modulo 2^64: no order of steps, rows or sums changes a bit.
         exact="bitwise",
     )
     if not settings.overcommit:

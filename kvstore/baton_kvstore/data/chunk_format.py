@@ -17,6 +17,10 @@ All numbers are little-endian. A header of 96 bytes keeps the payload on a 32-by
 buffer. Fingerprint and epoch are text of any length, so the header holds the first 16 and 8 bytes
 of their SHA-256. The checksum covers the header, so a value under a wrong key never verifies.
 
+The payload of a chunk is `[group][block]`, so the blocks of the groups without a window (see
+KVLayout) come first. A value holds the blocks of all groups, or only that first part: its marker
+says how many bytes. Nothing else depends on the groups.
+
 Functions take a value as a list of memory pieces, in order. The first piece holds the header and
 may also hold payload.
 """
@@ -69,16 +73,17 @@ def chunk_spec(
     chunk: BlockHash,
     tokens: int | None = None,
     shard: int = 0,
+    payload_bytes: int | None = None,
 ) -> ChunkSpec:
     """Return the spec of one shard of a chunk. `fingerprint` is a digest; `tokens` None means a
-    full chunk."""
+    full chunk, `payload_bytes` (of the shard) None one with the blocks of all groups."""
     return ChunkSpec(
         version=layout.version,
         fingerprint=fingerprint,
         hash=chunk,
         shard=shard,
         tokens=layout.chunk_tokens if tokens is None else tokens,
-        payload_bytes=layout.shard_bytes,
+        payload_bytes=layout.shard_bytes if payload_bytes is None else payload_bytes,
     )
 
 

@@ -179,7 +179,7 @@ class Instance:
             self._settle(operation, reason or CLOSED)
             return
         try:
-            reason = self._transfer(link, operation, buffer)
+            reason = self._transfer(link, operation, buffer[: operation.value_bytes])
         except Exception as error:
             logger.exception("transfer of chunk failed")
             link.close()  # its state is unknown
@@ -203,7 +203,7 @@ class Instance:
     def _transfer(self, link: RespConnection, operation: Operation, buffer: memoryview) -> str:
         """Move each shard in turn; return "" or why it failed. All shards share one deadline, which
         counts the time of transfers only, not of callbacks."""
-        size, shards = self._shared.value_bytes, self._shared.shards
+        size, shards = operation.value_bytes, self._shared.shards
         left = self._shared.tuning.deadline_s(size * shards)
         for shard in range(shards):
             operation.stage(buffer, shard)
@@ -255,7 +255,7 @@ class Instance:
         meter.begin()
         try:
             reason = operation.exchange(link, deadline, self.number, buffer, shard)
-            moved = 0 if reason else self._shared.value_bytes
+            moved = 0 if reason else operation.value_bytes
         finally:
             meter.end(moved)
         if reason == MISSING:  # a reply without a value takes one round trip
@@ -311,7 +311,7 @@ class DataPlane:
             )
         tuning = tuning or Tuning()
         self._format = Format(layout, fingerprint, epoch, tuning.ttl_base_s)
-        size = self._format.value_bytes
+        size = self._format.value_bytes(layout.chunk_bytes)
         self._staging = StagingPool(size, max(1, tuning.max_inflight_bytes // size))
         self._puts, self._gets = RateMeter(), RateMeter()
         shared = Shared(
@@ -355,19 +355,27 @@ class DataPlane:
         done: Callable[[PutResult], None],
         priority: Priority = Priority.PREFIX,
         direct: Sequence[memoryview] | None = None,
+        payload_bytes: int | None = None,
     ) -> None:
         """Store a chunk of `tokens` tokens. `depth` is the chunk's index in its chain.
 
-        `fill(view, shard)` must write the `layout.shard_bytes` bytes of one head shard. `copied` is
-        called when the source is free. `done` gets the marker to write on the index; all shards are
-        then acknowledged.
+        The chunk has `payload_bytes`: `layout.chunk_bytes` (None), or `layout.full_groups_bytes`
+        for only the blocks of the groups without a window. It replaces a value of another size.
+        `fill(view, shard)` must write the bytes of one head shard. `copied` is called when the
+        source is free. `done` gets the marker to write on the index; all shards are then
+        acknowledged.
 
         With `direct` the payload is read from these pieces instead, again if it is sent again. They
         must not change before `copied`, which is then called when the put has settled. Raise
-        ValueError if the sizes of `direct` do not fit the layout.
+        ValueError if `payload_bytes` or the sizes of `direct` do not fit the layout.
         """
-        self._check(direct)
-        operation = Put(self._format, chunk, tokens, depth, fill, copied, done, priority, direct)
+        size = self._format.layout.chunk_bytes if payload_bytes is None else payload_bytes
+        if size not in self._format.payload_sizes:
+            raise ValueError(f"payload_bytes is {size}, not in {set(self._format.payload_sizes)}")
+        self._check(direct, size)
+        operation = Put(
+            *(self._format, chunk, tokens, depth, fill, copied, done, priority, direct, size)
+        )
         self._instances[self.instance_for(chunk)].submit(operation)
 
     def submit_get(
@@ -380,7 +388,7 @@ class DataPlane:
         priority: Priority = Priority.PREFIX,
         direct: Pieces | None = None,
     ) -> None:
-        """Fetch a chunk. `depth` is the chunk's index in its chain.
+        """Fetch a chunk of `marker.payload_bytes` bytes. `depth` is the chunk's index in its chain.
 
         `sink(view, shard)` gets the verified payload of each head shard; the view is invalid when
         it returns. After a lost shard no further shard follows, so use the data only if the result
@@ -391,33 +399,34 @@ class DataPlane:
         skips that block of the payload; all pieces have the same size. Raise ValueError if the
         sizes of `direct` do not fit the layout.
         """
-        self._check(direct)
         operation = Get(self._format, chunk, marker, depth, sink, done, priority, direct)
         layout = self._format.layout
         wrong = ""
         if not 0 <= marker.instance < len(self._instances):
             wrong = f"{MISSING}: no data instance {marker.instance} among {len(self._instances)}"
-        elif (marker.payload_bytes, marker.shards) != (layout.chunk_bytes, layout.kv_shards):
+        elif marker.payload_bytes not in self._format.payload_sizes or (
+            marker.shards != layout.kv_shards
+        ):
             wrong = (
                 f"{MISSING}: the store has {marker.payload_bytes} bytes in {marker.shards} shards"
             )
         if wrong:
             operation.settle(operation.lost(wrong), 0.0)
             return
+        self._check(direct, marker.payload_bytes)
         self._instances[marker.instance].submit(operation)
 
-    def _check(self, direct: Pieces | None) -> None:
+    def _check(self, direct: Pieces | None, payload_bytes: int) -> None:
         """Raise ValueError for wrong sizes, which would otherwise look like a corrupt value."""
         if direct is None:
             return
-        layout = self._format.layout
-        share = layout.chunk_bytes // max(1, len(direct))
+        shards = self._format.layout.kv_shards
+        share = payload_bytes // max(1, len(direct))
         sizes = [share if piece is None else len(piece) for piece in direct]
-        if layout.kv_shards != 1 or sum(sizes) != layout.chunk_bytes or len(set(sizes)) != 1:
+        if shards != 1 or sum(sizes) != payload_bytes or len(set(sizes)) != 1:
             raise ValueError(
-                f"direct has pieces of {sizes} bytes and kv_shards is {layout.kv_shards}; give "
-                f"pieces of equal size, {layout.chunk_bytes} bytes in total, and only if kv_shards "
-                "is 1"
+                f"direct has pieces of {sizes} bytes and kv_shards is {shards}; give pieces of "
+                f"equal size, {payload_bytes} bytes in total, and only if kv_shards is 1"
             )
 
     def instance_for(self, chunk: BlockHash) -> int:

@@ -37,6 +37,7 @@ from baton_kvstore.connection.resp import RespConnection, leading
 from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.chunk_format import (
     HEADER_BYTES,
+    ChunkSpec,
     chunk_spec,
     epoch_digest,
     fingerprint_digest,
@@ -185,7 +186,7 @@ class Shared:
 
     staging: StagingPool
     fingerprint: Fingerprint
-    value_bytes: int  # header and payload of one head shard
+    value_bytes: int  # header and payload of one head shard, with the blocks of all groups
     shards: int  # values per chunk
     puts: RateMeter
     gets: RateMeter
@@ -240,8 +241,22 @@ class Format:
     ttl_base_s: float
 
     @cached_property
-    def value_bytes(self) -> int:
-        return HEADER_BYTES + self.layout.shard_bytes
+    def payload_sizes(self) -> frozenset[int]:
+        """The bytes that a chunk may have: with the blocks of all groups, or only with those of the
+        groups without a window."""
+        sizes = frozenset({self.layout.chunk_bytes, self.layout.full_groups_bytes})
+        return sizes - {0}
+
+    def value_bytes(self, payload_bytes: int) -> int:
+        """Bytes of one value of a chunk with `payload_bytes`: the header and one head shard."""
+        return HEADER_BYTES + payload_bytes // self.layout.kv_shards
+
+    def spec(
+        self, chunk: BlockHash, payload_bytes: int, shard: int, tokens: int | None = None
+    ) -> ChunkSpec:
+        """Return the spec of one shard of a chunk with `payload_bytes`."""
+        size = payload_bytes // self.layout.kv_shards
+        return chunk_spec(self.layout, self.digest, chunk, tokens, shard, size)
 
     @cached_property
     def digest(self) -> bytes:
@@ -272,11 +287,16 @@ def in_pieces(direct: Pieces | None, buffer: memoryview) -> list[memoryview]:
 
 class Operation(Protocol):
     """A put or get, run by a transfer thread: stage, exchange and deliver for each shard, then
-    settle."""
+    settle. `buffer` has `value_bytes` bytes."""
 
     is_put: ClassVar[bool]
     priority: Priority
     queued_at: float
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of each value: the header and one head shard."""
+        ...
 
     def stage(self, buffer: memoryview, shard: int) -> None: ...
 
@@ -293,8 +313,8 @@ class Operation(Protocol):
 
 @dataclass(slots=True)
 class Put:
-    """Store one chunk. `copied` is called exactly once, before `done`, also if the put failed or
-    never ran: after it the source is no longer read."""
+    """Store one chunk of `payload_bytes`; None means all groups. `copied` is called exactly once,
+    before `done`, also if the put failed or never ran: after it the source is no longer read."""
 
     format: Format
     hash: BlockHash
@@ -305,17 +325,26 @@ class Put:
     done: Callable[[PutResult], None]
     priority: Priority
     direct: Sequence[memoryview] | None = None
+    payload_bytes: int | None = None
     is_put: ClassVar[bool] = True
     queued_at: float = 0.0
     _copied: bool = False
     _instance: int = 0
     _runs: set[str] = field(default_factory=set)  # run ids of the server while shards were put
 
+    @property
+    def value_bytes(self) -> int:
+        return self.format.value_bytes(self._size)
+
+    @property
+    def _size(self) -> int:
+        return self.payload_bytes or self.format.layout.chunk_bytes
+
     def stage(self, buffer: memoryview, shard: int) -> None:
         layout = self.format.layout
         if self.direct is None:
             self.fill(buffer[HEADER_BYTES:], shard)
-        spec = chunk_spec(layout, self.format.digest, self.hash, self.tokens, shard)
+        spec = self.format.spec(self.hash, self._size, shard, self.tokens)
         seal_value(in_pieces(self.direct, buffer), spec, self.format.writer)
         if self.direct is None and shard == layout.kv_shards - 1:
             self._release()
@@ -351,7 +380,7 @@ class Put:
         return Marker(
             instance=self._instance,
             run_id=run_id,
-            payload_bytes=layout.chunk_bytes,
+            payload_bytes=self._size,
             shards=layout.kv_shards,
             depth=self.depth,
             stamp=int.from_bytes(os.urandom(STAMP_BYTES)),
@@ -379,6 +408,10 @@ class Get:
     queued_at: float = 0.0
     _gone: bool = False
 
+    @property
+    def value_bytes(self) -> int:
+        return self.format.value_bytes(self.marker.payload_bytes)
+
     def stage(self, buffer: memoryview, shard: int) -> None:
         pass
 
@@ -402,7 +435,7 @@ class Get:
             return refusal(error)
         if length is None:
             return self.lost(MISSING)
-        spec = chunk_spec(self.format.layout, self.format.digest, self.hash, shard=shard)
+        spec = self.format.spec(self.hash, self.marker.payload_bytes, shard)
         wrong = verify_value(leading(value, length), spec)
         return self.lost(wrong) if wrong else ""
 
@@ -416,7 +449,7 @@ class Get:
             self.sink(buffer[HEADER_BYTES:], shard)
 
     def settle(self, reason: str, seconds: float) -> None:
-        size = 0 if reason else self.format.layout.chunk_bytes
+        size = 0 if reason else self.marker.payload_bytes
         self.done(GetResult(self.hash, not reason, size, reason, self._gone, seconds))
 
 

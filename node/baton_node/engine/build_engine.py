@@ -95,10 +95,10 @@ def measure_compute(info: EngineInfo, runner: Runner) -> Speeds:
 
     It calls the runner directly, so it leaves no request, no cache entry and no count.
     """
-    size = info.layout.block_size
-    room = min(info.num_blocks * size, info.max_model_len, info.max_batched_tokens)
+    size, groups = info.layout.block_size, info.layout.num_groups
+    room = min(info.num_blocks // groups * size, info.max_model_len, info.max_batched_tokens)
     count = max(1, min(PREFILL_TOKENS, room - DECODE_STEPS))
-    blocks = [BlockId(1 + i) for i in range(min(info.num_blocks, -(-room // size)))]
+    blocks = [BlockId(1 + i) for i in range(min(info.num_blocks, -(-room // size) * groups))]
     prompt = [(PROMPT_FROM + i) % info.vocab_size for i in range(count)]
     began = time.monotonic()
     _run(runner, prompt[:WARM_TOKENS], 0, blocks)

@@ -340,9 +340,25 @@ class Job:
         return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])
 
     def chunk_of(self, blocks: tuple[BlockId, ...], chunk: int) -> tuple[BlockId, ...]:
-        """Return the blocks of one chunk. `blocks` are those of the prompt, in order."""
-        size = self.layout.chunk_blocks
-        return blocks[chunk * size : (chunk + 1) * size]
+        """Return the blocks of one chunk, in the order of its payload. `blocks` are those of the
+        prompt."""
+        return self.layout.chunk_of(blocks, chunk)
+
+    @property
+    def first_complete(self) -> int:
+        """The first chunk whose KV is needed in all groups of layers (see KVLayout). Of earlier
+        chunks a node needs only the groups without a window."""
+        return self.layout.first_complete(len(self.chunks))
+
+    @property
+    def needless(self) -> int:
+        """The set of chunks of which no KV is needed once the later ones have it."""
+        return 0 if self.layout.num_full_groups else first_chunks(self.first_complete)
+
+    def suffices(self, chunk: int, marker: Marker) -> bool:
+        """Return whether the marker's value has all KV of this chunk that is needed once the later
+        chunks have theirs."""
+        return chunk < self.first_complete or marker.payload_bytes == self.layout.chunk_bytes
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
         """Return the request's statistics when its prompt is computed, at `now`."""

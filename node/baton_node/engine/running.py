@@ -51,7 +51,8 @@ class OutgoingBlocks:
     def share(self, divisor: int) -> int:
         """Return the number of chunks that fill 1/divisor of the block pool, at least 1."""
         info = self._engine.info
-        return max(1, info.num_blocks // divisor // info.layout.chunk_blocks)
+        blocks = info.layout.chunk_blocks * info.layout.num_groups
+        return max(1, info.num_blocks // divisor // blocks)
 
     def put(
         self,
@@ -127,11 +128,15 @@ class RunningBatch:
         return job is not None and job.key == key
 
     def admit(
-        self, job: Job, reservation: Reservation | None, landed: tuple[tuple[int, int], ...]
+        self,
+        job: Job,
+        reservation: Reservation | None,
+        landed: tuple[tuple[int, int], ...],
+        window_landed: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
-        """Submit a job to the engine, which computes what is not cached or fetched. `landed` lists
-        the runs [start, end) of blocks after the cached ones that fetches have filled. If the
-        engine refuses the job, release the reservation and fail the job."""
+        """Submit a job to the engine, which computes what is not cached or fetched. For `landed`
+        and `window_landed` see Engine.submit. If the engine refuses the job, release the
+        reservation and fail the job."""
         job.times.admitted = self._clock()
         prefill = job.kind == "prefill"
         try:
@@ -139,6 +144,7 @@ class RunningBatch:
                 job.request,
                 reservation=reservation,
                 landed=landed,
+                window_landed=window_landed,
                 prefill_only=prefill,
                 track=prefill,
                 report_filled=not prefill and self._context.has_store,

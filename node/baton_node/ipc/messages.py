@@ -33,7 +33,7 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.store import NodeLoad, Speeds, StoreHealth
+from baton_protocol.store import Exact, NodeLoad, Speeds, StoreHealth
 from baton_protocol.wire import Codec
 
 _LENGTH = struct.Struct("<I")
@@ -93,6 +93,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     load: NodeLoad
     chunks: tuple[BlockHash, ...] = ()
     store: StoreHealth = "none"
+    exact: Exact = "numeric"
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):

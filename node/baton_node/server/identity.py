@@ -83,6 +83,7 @@ class Identity:
             replaced_by=load.replaced_by,
             max_num_seqs=self.settings.max_num_seqs,
             model_made=self.model_made,
+            exact=self.ready.exact,
         )
 
 

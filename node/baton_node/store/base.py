@@ -88,7 +88,9 @@ class KVConnector(Protocol):
 
     def fetch(
         self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
-    ) -> None: ...
+    ) -> None:
+        """Fetch a chunk into its blocks, which are in the order of KVLayout.chunk_of. Padding
+        blocks are not written, and neither are those that the marker's value does not have."""
 
     def publish(
         self,
@@ -98,7 +100,8 @@ class KVConnector(Protocol):
         inbox: tuple[str, str] | None = None,
     ) -> None:
         """Store a chunk and its marker, announce it to `inbox` (node, epoch) if given, and then
-        emit Published. Copied comes before Published."""
+        emit Published. Copied comes before Published. `blocks` are in the order of
+        KVLayout.chunk_of: all of them, or only those of the groups without a window."""
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
         """Append an entry to the inbox of (node, epoch), after all earlier announcements to it.

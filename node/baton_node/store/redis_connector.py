@@ -119,22 +119,32 @@ class StoreConnector:
     def fetch(
         self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
     ) -> None:
-        """Fetch a chunk into `blocks`.
+        """Fetch a chunk into `blocks`, which are in the order of its payload.
 
-        Leading padding blocks stand for blocks that already hold their KV: they are not written. A
-        fetch into padding only measures the server. The other blocks hold undefined bytes until the
-        fetch has settled, and after it unless it is ok. If the store does not hold the chunk that
-        the marker describes, the marker is dropped.
+        If the value has only the first blocks, the others stay as they are. Padding blocks stand
+        for blocks that already hold their KV, or that the request does not need: they are not
+        written. A fetch into padding only measures the server. The blocks that are written hold
+        undefined bytes until the fetch has settled, and after it unless it is ok. If the store does
+        not hold the chunk that the marker describes, the marker is dropped.
         """
-        keep = sum(1 for block in blocks if block == PADDING)
-        offset = keep * self._layout.block_bytes // self._layout.kv_shards
-        targets = tuple(blocks[keep:])
-        views = self._memory.views(targets)
-        direct = None if views is None else [*[None] * keep, *views]
+        stored = tuple(blocks[: marker.payload_bytes // self._layout.block_bytes])
+        size = self._layout.block_bytes // self._layout.kv_shards
+        runs: list[tuple[int, list[BlockId]]] = []  # first place in the payload, blocks
+        for place, block in enumerate(stored):
+            if block != PADDING and place and stored[place - 1] != PADDING:
+                runs[-1][1].append(block)
+            elif block != PADDING:
+                runs.append((place, [block]))
+        views = self._memory.views([block for block in stored if block != PADDING])
+        direct: list[memoryview | None] | None = None
+        if views is not None:
+            given = iter(views)
+            direct = [None if block == PADDING else next(given) for block in stored]
 
         def sink(payload: memoryview, shard: int) -> None:
-            if targets:
-                self._memory.write(targets, payload[offset:], shard)
+            for first, targets in runs:
+                piece = payload[first * size : (first + len(targets)) * size]
+                self._memory.write(targets, piece, shard)
 
         def done(result: GetResult) -> None:
             self._emit(Fetched(chunk, result.ok, result.bytes, result.reason))
@@ -171,9 +181,12 @@ class StoreConnector:
             else:
                 self._index.mark(Stored(chunk, result.marker, result.bytes, inbox))
 
-        tokens, direct = self._layout.chunk_tokens, self._memory.views(source)
+        layout, direct = self._layout, self._memory.views(source)
+        size = len(source) * layout.block_bytes
         self._plane.submit_put(
-            chunk.hash, tokens, chunk.index, fill, copied, done, priority, direct
+            *(chunk.hash, layout.chunk_tokens, chunk.index, fill, copied, done, priority),
+            direct=direct,
+            payload_bytes=size,
         )
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:

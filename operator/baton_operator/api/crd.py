@@ -34,9 +34,10 @@ COLUMNS = {
     "Decode": ".status.decode.summary",
     "Routers": ".status.router.summary",
     "Model": ".status.model.name",
+    "Exact": ".status.exact",
     "URL": ".status.url",
 }
-WIDE = {"Routers"}  # shown only by `kubectl get --output wide`
+WIDE = {"Routers", "Exact"}  # shown only by `kubectl get --output wide`
 SCALER_COLUMNS = {"Desired": ".spec.replicas", "Current": ".status.replicas"}
 _RULES = (
     # Not `required`: its error would not say what to write.

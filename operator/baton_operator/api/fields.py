@@ -112,6 +112,7 @@ NODE_FLAGS = (
     "engine",
     "model",
     "dtype",
+    "batch-invariant",
     "block-size",
     "chunk-blocks",
     "kv-shards",

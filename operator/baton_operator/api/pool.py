@@ -192,6 +192,17 @@ class EngineSpec(Record, frozen=True, kw_only=True):
             " node decides. Nodes with different types exchange no KV."
         ),
     ] = "auto"
+    batch_invariant: (
+        Annotated[
+            bool,
+            Meta(
+                description="Compute a token's bits from the tokens before it alone, whatever the"
+                " batch: --batch-invariant on (true) or off (false). Default: auto. Nodes with and"
+                " without it exchange no KV."
+            ),
+        ]
+        | None
+    ) = None
     block_size: Annotated[int, Meta(ge=1, description="Tokens per KV block.")] = 16
     chunk_blocks: (
         Annotated[int, Meta(ge=1, description="KV blocks per value in the store.")] | None

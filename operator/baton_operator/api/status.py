@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from baton_operator.api.autoscaling import PlannedMode
 from baton_operator.api.fields import Count, keyed
+from baton_protocol.store import Exact
 
 
 def stamp(now: datetime) -> str:
@@ -151,6 +152,14 @@ class PoolStatus(_Record, frozen=True, kw_only=True):
     fingerprint: Annotated[
         str, Meta(description="KV fingerprint of the current revision's nodes.")
     ] = ""
+    exact: Annotated[
+        Exact | None,
+        Meta(
+            description="How exact the ready nodes of all revisions are together. bitwise: a"
+            " token's bits depend only on the tokens before it. numeric: on some node they also"
+            " depend on the batch."
+        ),
+    ] = None
 
     def written(self) -> dict[str, Any]:
         """The status as the API accepts it: absent parts are left out."""

@@ -350,10 +350,16 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "engine": engine.kind,
         "model": folder or None,
         "dtype": engine.dtype,
+        "batch-invariant": _switch(engine.batch_invariant),
         "block-size": engine.block_size,
         "chunk-blocks": engine.chunk_blocks,
         "max-model-len": engine.max_model_len,
     }
+
+
+def _switch(value: bool | None) -> str | None:
+    """The value of a flag that takes auto, on or off; None leaves it out, which is auto."""
+    return None if value is None else "on" if value else "off"
 
 
 def _device(pool: Pool, wanted: Resources) -> str | None:

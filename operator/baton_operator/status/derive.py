@@ -39,7 +39,7 @@ from baton_operator.status.conditions import (
     Reason,
 )
 from baton_protocol.model_source import HubModel
-from baton_protocol.store import ROLES, FetchReport, NodeReport, Role
+from baton_protocol.store import ROLES, Exact, FetchReport, NodeReport, Role, exact_together
 
 # Seconds after which a pod counts as NotPrepared if no event says why. Attaching a cloud volume
 # takes less.
@@ -531,6 +531,7 @@ def derive(
         url=_url(valid, observed.address) if valid else last.url,
         revision=revision,
         fingerprint=_fingerprint(view),
+        exact=_exact(view),
     )
 
 
@@ -615,6 +616,16 @@ def _fingerprint(view: View) -> str:
     if not counts or known in counts:
         return known
     return min(counts, key=lambda fingerprint: (-counts[fingerprint], fingerprint))
+
+
+def _exact(view: View) -> Exact | None:
+    """How exact the ready nodes are together. In a roll-out those of every revision count, because
+    all of them serve. The last value holds while the index is not read."""
+    nodes = view.observed.nodes
+    if nodes is None:
+        return view.before.exact
+    ready = [report.exact for report in nodes if report.state == "ready"]
+    return exact_together(ready) if ready else None
 
 
 def _endpoint(pool: Pool) -> str:

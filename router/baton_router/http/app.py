@@ -3,7 +3,7 @@ checks the API key, and formats every error as OpenAI does.
 
 In: the parts of the API. Out: an application whose answers all carry x-request-id and
 x-baton-request-id, and whose generation answers carry x-baton-placement, including errors and
-streams.
+streams, and x-baton-exact once their nodes are known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from baton_protocol.errors import BatonError, ErrorRecord, Forbidden, InternalEr
 from baton_protocol.hosts import Hosts
 from baton_router.auth import Tenants
 from baton_router.errors import RequestFailed
-from baton_router.http.connections import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
+from baton_router.http.connections import (
+    EXACT_HEADER,
+    ID_HEADER,
+    OWN_ID_HEADER,
+    PLACEMENT_HEADER,
+)
 from baton_router.http.drain import DrainRoutes
 from baton_router.http.generation import (
     TRAIL,
@@ -42,7 +47,7 @@ JSON_TYPE = "application/json"
 ANY = "*"
 SHOWN = 100  # characters of a header in an error
 # Headers that a browser shows to a page, beside the few that it always shows.
-EXPOSED = "x-request-id, x-baton-request-id, x-baton-placement, retry-after"
+EXPOSED = "x-request-id, x-baton-request-id, x-baton-placement, x-baton-exact, retry-after"
 PREFLIGHT = "Access-Control-Request-Method"
 PREFLIGHT_S = 600  # a browser may cache the answer; none does for over 2 h
 # Names of methods and headers in a preflight; only these are repeated in the answer.
@@ -207,7 +212,8 @@ def _header_signal(
     guard: BrowserGuard,
 ) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-        """Add the headers of every answer just before it is sent: request id, placement, CORS."""
+        """Add the headers of every answer just before it is sent: ids, placement, exactness,
+        CORS."""
         trail = request.get(TRAIL)
         if trail is None:
             return  # not from the application; `connections` set its headers
@@ -215,6 +221,8 @@ def _header_signal(
         headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
         if trail.endpoint and (placement := trail.placement()) is not None:
             headers[PLACEMENT_HEADER] = placement
+        if (exact := trail.exact()) is not None:
+            headers[EXACT_HEADER] = exact
         guard.add_cors_headers(request, response)
 
     return add_headers

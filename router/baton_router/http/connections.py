@@ -36,6 +36,7 @@ from baton_router.openai.body_reader import check_size
 from baton_router.settings import RouterSettings
 
 PLACEMENT_HEADER = "x-baton-placement"
+EXACT_HEADER = "x-baton-exact"
 POLICY_HEADER = "x-baton-policy"
 OWN_ID_HEADER = "x-baton-request-id"
 ID_HEADER = "x-request-id"  # the client's own id of the request, or the router's

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -28,6 +28,7 @@ from baton_protocol.errors import (
     Unauthorized,
     Unavailable,
 )
+from baton_protocol.store import Exact
 from baton_router.http.drain import NodeDrain, read_drain
 from baton_router.http.pool_status import Pool
 from baton_router.http.readiness import Health, Readiness
@@ -393,6 +394,10 @@ def _headers(*, generation: bool) -> Json:
     }
     if generation:
         headers["x-baton-placement"] = _header("the request's placement and its reason")
+        headers["x-baton-exact"] = {
+            "description": "how exact the request's nodes compute; absent while they are unknown",
+            "schema": {"type": "string", "enum": list(get_args(Exact))},
+        }
     return headers
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from baton_protocol.ids import NodeId
 from baton_protocol.layout import KVLayout
-from baton_protocol.store import DataInstance, Kind, NodeLoad, Speeds, differing
+from baton_protocol.store import DataInstance, Exact, Kind, NodeLoad, Speeds, differing
 from baton_router.nodes.link import NodeLink
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
@@ -30,6 +30,7 @@ class PoolNode(msgspec.Struct, kw_only=True):
     differs: list[str]
     model: str
     engine: str
+    exact: Exact
     fingerprint: str
     max_model_len: int
     layout: KVLayout
@@ -119,6 +120,7 @@ def _node(node: NodeView, used: Container[Kind], sample: NodeView | None) -> Jso
         "revision": report.revision,
         "model": report.model,
         "engine": report.engine,
+        "exact": report.exact,
         "fingerprint": report.fingerprint,
         "max_model_len": report.max_model_len,
         "layout": msgspec.to_builtins(layout)

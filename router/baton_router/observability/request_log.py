@@ -20,6 +20,7 @@ import msgspec
 from baton_protocol.errors import ErrorRecord, NotFound
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
+from baton_protocol.store import Exact, exact_together
 from baton_protocol.traces import Attribute, Place, Sink, Span, begin, below
 from baton_router.auth import Tenant
 from baton_router.openai.answers import Usage
@@ -191,6 +192,13 @@ class RequestLog:
         if self.failure is not None:
             return refused(self.failure)
         return f"prefill=- decode=- reason=waiting: {self.waits}" if self.waits else None
+
+    def exact(self) -> Exact | None:
+        """The current value of the `x-baton-exact` header: how exact the nodes of all prompts are
+        together. None while a prompt has had no node."""
+        in_flight = self.answer.in_flight if self.answer is not None else ()
+        known = [request.record.exact for request in in_flight if request.record.exact is not None]
+        return exact_together(known) if known and len(known) == len(in_flight) else None
 
     def fail(self, error: ErrorRecord) -> None:
         self.failure = error
@@ -372,6 +380,7 @@ def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
         "prompt_tokens": usage.prompt_tokens if usage is not None else 0,
         "cached_tokens": usage.cached_tokens if usage is not None else 0,
         "completion_tokens": usage.completion_tokens if usage is not None else 0,
+        "exact": trail.exact(),
         "requests": [_request(request, trail.started, now) for request in in_flight[:MAX_PROMPTS]],
         "requests_left_out": max(0, len(in_flight) - MAX_PROMPTS),
     }
@@ -430,6 +439,7 @@ def _attempt(attempt: Attempt, started: float) -> Json:
             "stored_chunks": attempt.basis.stored_chunks,
             "cached_tokens": chosen.cached_tokens if chosen is not None else None,
         },
+        "exact": attempt.basis.exact,
         "considered": placement.considered,
         "predicted_ms": round(placement.predicted_ms, 3),
         "expected_ms": round(attempt.expected_ms, 3),

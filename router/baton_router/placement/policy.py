@@ -42,7 +42,10 @@ JOIN_SHARE = 0.05
 class RequestFacts:
     """The facts of a request. `stored[i]`: the store holds chunk i; its length is the number of
     full chunks. `store_up` False: chunks cannot be handed off. For a `resumed` request,
-    `prompt_tokens` includes the tokens its client has."""
+    `prompt_tokens` includes the tokens its client has.
+
+    `chunk_bytes` is an upper bound if layers have windows: early chunks of a prompt have fewer
+    bytes, so a hand-off may take less time than predicted."""
 
     prompt_tokens: int
     chunk_tokens: int

@@ -36,7 +36,7 @@ from baton_protocol.link import (
     RunJob,
     ToNode,
 )
-from baton_protocol.store import Kind
+from baton_protocol.store import Exact, Kind, exact_together
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Loss
@@ -171,6 +171,11 @@ class Placer:
         else:
             self.view.book(placement.decode, request.id, placement.uncached, sequences)
         return self.view.nodes[placement.decode].report.epoch
+
+    def exact(self, placement: Placement) -> Exact:
+        """How exact the nodes of the placement are together."""
+        nodes = (placement.decode, placement.prefill)
+        return exact_together(self.view.nodes[node].report.exact for node in nodes if node)
 
     def choice_ended(self, request: InFlightRequest) -> None:
         """Release the booking of one finished choice; the other choices go on."""
@@ -364,7 +369,12 @@ class Dispatcher:
         self, request: InFlightRequest, placement: Placement, stored: Stored
     ) -> None:
         record = request.record
-        basis = PlacementBasis(self._places.store_up, len(request.prepared.chunks), sum(stored))
+        basis = PlacementBasis(
+            store_up=self._places.store_up,
+            chunks=len(request.prepared.chunks),
+            stored_chunks=sum(stored),
+            exact=self._places.exact(placement),
+        )
         epoch = self._places.take(request, placement)
         if record.on_probation:
             self._on_probation = request.id

@@ -51,6 +51,7 @@ from baton_protocol.link import (
     ToNode,
 )
 from baton_protocol.request import Request
+from baton_protocol.store import Exact, exact_together
 from baton_router.nodes.link import Loss
 from baton_router.placement.policy import Considered, Placement, PredictionError, Way
 
@@ -73,11 +74,13 @@ class FirstTokenTimes:
 
 @dataclass(frozen=True, slots=True)
 class PlacementBasis:
-    """Inputs of a placement: the prompt's full chunks, and how many of them have a marker."""
+    """Inputs of a placement: the prompt's full chunks, how many of them have a marker, and how
+    exact the chosen nodes are together."""
 
     store_up: bool
     chunks: int
     stored_chunks: int
+    exact: Exact
 
 
 @dataclass(slots=True)
@@ -238,8 +241,8 @@ class RequestRecord:
 
     `attempt` counts placements; the record ignores `request.attempt`. `attempts` holds the kept
     ones and `left_out` counts the others. `current` is the last attempt, or None while the request
-    waits for a place. `end` says how the request ended. `token_at` is the time of the client's last
-    token.
+    waits for a place. `exact` is that of the nodes of all attempts together; None before the first.
+    `end` says how the request ended. `token_at` is the time of the client's last token.
     """
 
     def __init__(self, request: Request, clock: Callable[[], float]) -> None:
@@ -251,6 +254,7 @@ class RequestRecord:
         self.attempts: list[Attempt] = []
         self.left_out = 0
         self.current: Attempt | None = None
+        self.exact: Exact | None = None
         self.waits: list[Wait] = []
         self.outputs: list[list[int]] = [list(ids) for ids in request.outputs]
         self.open = set(range(request.params.n))
@@ -308,6 +312,7 @@ class RequestRecord:
         self.attempt += 1
         self.current = Attempt(self.attempt, placement, epoch, basis, now)
         self.attempts.append(self.current)
+        self.exact = exact_together((basis.exact, self.exact or basis.exact))
         self.phase = "handoff" if split else "running"
         sends = [Send(placement.decode, self._run_job())]
         if placement.prefill is not None:

@@ -97,6 +97,7 @@ EXPLANATION: dict[str, Any] = {
     "prompt_tokens": 600,
     "cached_tokens": 56,
     "completion_tokens": 20,
+    "exact": "numeric",
     "requests": [
         {
             "id": "ab" * 16,
@@ -120,6 +121,7 @@ def test_the_text_lists_the_candidates_and_compares_prediction_with_measurement(
         "  client request id 'mine-7'",
         "  came 1970-01-01 00:00:00 UTC, first token after 21.2 ms, status 200 after 500.0 ms",
         "  600 prompt tokens (56 cached), 20 completion tokens",
+        "  exact: numeric",
         "  ready to be placed after 1.0 ms",
         "  at 1.2 ms: attempt 1: prefill prefill-0, decode decode-0 (split)",
         "    uncached 9 of 600 tokens, 28.0 ms; decode node alone 99.0 ms",

@@ -6,7 +6,7 @@ import io
 
 from baton_cli.local_pool.display import Display, Row, table
 
-READY = Row("decode-0", "decode", 7, "ready", 2, "http://h:1")
+READY = Row("decode-0", "decode", 7, "ready", 2, "http://h:1", "bitwise")
 
 
 class Terminal(io.StringIO):
@@ -37,7 +37,8 @@ def test_a_terminal_s_table_is_redrawn_in_place() -> None:
     display.rows([READY])
     first, second = out.getvalue().split("\x1b[2A\x1b[J")
     assert first == second
-    assert first.splitlines()[1].split() == ["decode-0", "decode", "7", "ready", "2", "http://h:1"]
+    cells = ["decode-0", "decode", "7", "ready", "bitwise", "2", "http://h:1"]
+    assert first.splitlines()[1].split() == cells
 
 
 def test_on_a_terminal_a_log_line_stays_above_the_table() -> None:

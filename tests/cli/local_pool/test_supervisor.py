@@ -79,7 +79,9 @@ class Bench:
     def look(self, router: RouterAddress) -> PoolView | None:
         nodes = tuple(
             NodeView(
-                path.stem, path.stem.split("-")[0], int(path.read_text()), "ready", "http://n", 1
+                *(path.stem, path.stem.split("-")[0], int(path.read_text()), "ready", "http://n"),
+                requests=1,
+                exact="numeric",
             )
             for path in sorted(self.folder.glob("*-*.pid"))
         )

@@ -15,7 +15,7 @@ from baton_engine.attention.exact.pages import SIZES, Sizes
 from baton_engine.config.engine_config import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 
 
@@ -69,7 +69,7 @@ def test_attention_equals_the_definition(
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
     specs = specs_of(memory.layout, num_heads, windows)
-    step = ExactAttention(memory, specs, sizes).begin(rows)
+    step = ExactAttention(memory, specs, sizes).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         q, k, v = (
             torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
@@ -94,16 +94,20 @@ def test_attention_equals_the_definition(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None:
-    """Other slots may hold anything from earlier requests; this test fills them with NaN."""
+    """Other slots may hold anything from earlier requests; this test fills them with NaN. Block 0
+    is padding, which is never written."""
     memory, rows = memory_of(2, dtype), rows_of(SPANS["decode rows of many lengths"])
     for layer, window in enumerate(windows := (None, 16)):
         seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
+        seen[0] = True
         for row in rows:
             first = max(0, row.start + 1 - window) if window else 0
             for position in range(first, row.start + 1):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
         memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
-    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(rows)
+    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(
+        batch_of(rows, memory.layout)
+    )
     noise = torch.Generator().manual_seed(3)
     for layer in range(LAYERS):
         q, k, v = (
@@ -123,7 +127,9 @@ def test_a_prompt_piece_reads_only_the_keys_that_it_attends_to(dtype: str) -> No
             for position in range(first, row.start + len(row.tokens)):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
         memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
-    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(rows)
+    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(
+        batch_of(rows, memory.layout)
+    )
     tokens = sum(len(row.tokens) for row in rows)
     for layer in range(LAYERS):
         q, k, v = (torch.ones(tokens, count, DIM).to(memory.pool.dtype) for count in (4, 2, 2))
@@ -156,8 +162,9 @@ def sequence_outputs(
 ) -> torch.Tensor:
     """Outputs of a sequence's 300 tokens, computed in pieces among rows with random q, k and v."""
     memory = memory_of(heads[1], dtype)
+    windows = [window] * LAYERS
     specs = [
-        replace(spec, soft_cap=soft_cap) for spec in specs_of(memory.layout, heads[0], [window])
+        replace(spec, soft_cap=soft_cap) for spec in specs_of(memory.layout, heads[0], windows)
     ]
     attention = ExactAttention(memory, specs)
     noise = torch.Generator().manual_seed(4)
@@ -175,7 +182,9 @@ def sequence_outputs(
             mixed = torch.randn(total, *each.shape[1:], generator=noise)
             mixed[begin : begin + count] = each[start : start + count]
             qkv.append(mixed.to(memory.pool.dtype))
-        outputs.append(attention.begin(rows).attend(0, *qkv)[begin : begin + count])
+        outputs.append(
+            attention.begin(batch_of(rows, memory.layout)).attend(0, *qkv)[begin : begin + count]
+        )
         start += count
     return torch.cat(outputs)
 

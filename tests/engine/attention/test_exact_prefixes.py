@@ -12,12 +12,14 @@ import torch
 from baton_engine.attention.exact.backend import ExactAttention, ExactStep
 from baton_engine.attention.exact.decode_rows import DecodeRows, shared_prefixes, similar
 from baton_engine.attention.exact.splits import Splits
+from baton_engine.attention.interface import TableRow, table_rows
 from baton_engine.config.engine_config import SPLIT_KEYS
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
@@ -79,9 +81,13 @@ GROUPS: dict[str, tuple[list[Group], list[int]]] = {
 }
 
 
+def table_rows_of(rows: Sequence[Row], block_size: int = BLOCK) -> list[TableRow]:
+    return table_rows(batch_of(rows, kv_layout(block=block_size)), 0) if rows else []
+
+
 def sizes(rows: Sequence[Row]) -> list[int]:
     """The number of rows in each group with a shared prefix."""
-    groups = shared_prefixes(rows, Splits(BLOCK, None))
+    groups = shared_prefixes(table_rows_of(rows), Splits(BLOCK, None))
     return sorted(len(members) for members, shared in groups if shared)
 
 
@@ -95,7 +101,7 @@ def test_rows_that_share_blocks_equal_the_definition(
     groups, expected_sizes = GROUPS[name]
     memory, rows = memory_of(heads[1], dtype), rows_of(groups)
     assert sizes(rows) == expected_sizes
-    step = attention_of(memory, heads[0]).begin(rows)
+    step = attention_of(memory, heads[0]).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         actual, expected = attend(step, memory, rows, layer, heads)
         torch.testing.assert_close(actual, expected, rtol=10 * near, atol=near)
@@ -105,7 +111,9 @@ def test_scores_that_differ_by_much_equal_the_definition() -> None:
     """One key dominates, in a shared split or in a row's own."""
     memory, rows = memory_of(2), rows_of([(100, (3, 50, 1))])
     memory.pool[:, :, 0] *= 30
-    actual, expected = attend(attention_of(memory, 4).begin(rows), memory, rows, 0, (4, 2))
+    actual, expected = attend(
+        attention_of(memory, 4).begin(batch_of(rows, memory.layout)), memory, rows, 0, (4, 2)
+    )
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -113,11 +121,12 @@ def test_scores_that_differ_by_much_equal_the_definition() -> None:
 def test_attention_with_shared_prefixes_reads_only_the_rows_own_positions(dtype: str) -> None:
     memory, rows = memory_of(2, dtype), rows_of(GROUPS["several groups and others"][0])
     seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
+    seen[0] = True  # padding, which is never written
     for row in rows:
         for position in range(row.start + 1):
             seen[row.blocks[position // BLOCK], position % BLOCK] = True
     memory.pool.masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
-    step = attention_of(memory, 4).begin(rows)
+    step = attention_of(memory, 4).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         actual, _ = attend(step, memory, rows, layer, (4, 2))
         assert actual.isfinite().all()
@@ -127,14 +136,16 @@ def test_attention_with_shared_prefixes_reads_only_the_rows_own_positions(dtype:
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_row_gets_the_same_bits_as_alone(name: str, dtype: str) -> None:
     memory, rows = memory_of(2, dtype), rows_of(GROUPS[name][0])
-    together, _ = attend(attention_of(memory, 4).begin(rows), memory, rows, 0, (4, 2))
+    together, _ = attend(
+        attention_of(memory, 4).begin(batch_of(rows, memory.layout)), memory, rows, 0, (4, 2)
+    )
     noise = torch.Generator().manual_seed(0)
     q_TNH, k_TKH, v_TKH = (
         torch.randn(len(rows), n, DIM, generator=noise).to(memory.pool.dtype) for n in (4, 2, 2)
     )
     for index, row in enumerate(rows):
         part = slice(index, index + 1)
-        step = attention_of(memory, 4).begin([row])
+        step = attention_of(memory, 4).begin(batch_of([row], memory.layout))
         alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part])
         assert torch.equal(together[part], alone.double())
 
@@ -142,7 +153,7 @@ def test_a_row_gets_the_same_bits_as_alone(name: str, dtype: str) -> None:
 def test_layers_with_a_sliding_window_do_not_share_prefixes() -> None:
     rows = rows_of(GROUPS["many shared splits"][0])
     splits = Splits(BLOCK, 16)
-    assert shared_prefixes(rows, splits) == [(list(range(len(rows))), 0)]
+    assert shared_prefixes(table_rows_of(rows), splits) == [(list(range(len(rows))), 0)]
 
 
 def prefixes_of(tables: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
@@ -152,7 +163,7 @@ def prefixes_of(tables: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
         Row([0], (len(table) - 1) * SPLIT_KEYS, [BlockId(block) for block in table])
         for table in tables
     ]
-    return shared_prefixes(rows, splits)
+    return shared_prefixes(table_rows_of(rows, SPLIT_KEYS), splits)
 
 
 def test_rows_are_grouped_by_the_prefixes_that_save_most() -> None:

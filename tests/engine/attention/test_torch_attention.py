@@ -12,7 +12,7 @@ from baton_engine.attention.kv_views import Tuning
 from baton_engine.attention.torch_backend import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 
 
@@ -64,7 +64,9 @@ def test_attention_equals_the_definition(
     before = memory.pool.clone()
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
-    step = TorchAttention(memory, specs_of(memory.layout, num_heads, windows), tuning).begin(rows)
+    step = TorchAttention(memory, specs_of(memory.layout, num_heads, windows), tuning).begin(
+        batch_of(rows, memory.layout)
+    )
     for layer in range(LAYERS):
         q, k, v = (
             torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
@@ -98,7 +100,9 @@ def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None
             for position in range(first, row.start + 1):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
         memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
-    step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(rows)
+    step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(
+        batch_of(rows, memory.layout)
+    )
     noise = torch.Generator().manual_seed(3)
     for layer in range(LAYERS):
         q, k, v = (
@@ -115,7 +119,7 @@ def groups_of(lengths: Sequence[int]) -> list[int]:
         for index, blocks in enumerate(lengths)
     ]
     memory = memory_of(1)
-    step = TorchAttention(memory, specs_of(memory.layout, 1)).begin(rows)
+    step = TorchAttention(memory, specs_of(memory.layout, 1)).begin(batch_of(rows, memory.layout))
     places = [group.places for group in step._divisions[0].groups]
     return [each.stop - each.start for each in places if isinstance(each, slice)]
 

@@ -1,7 +1,9 @@
 """Requests with several choices: they share the prompt's computation, its sampled row and its full
-blocks."""
+blocks, and copy its last block."""
 
 from __future__ import annotations
+
+from unittest.mock import patch
 
 import pytest
 
@@ -36,16 +38,49 @@ def test_the_first_tokens_of_all_choices_come_from_one_row() -> None:
     assert run.finished == ["a"]
 
 
-def test_choices_share_full_blocks_and_each_computes_the_tail() -> None:
+def test_choices_share_full_blocks_and_copy_the_last_one() -> None:
     engine, runner = scripted()
     run = run_all(engine, [make_request("a", 10, n=3, max_tokens=2)])
-    assert runner.work()[1] == [(10, 1), (8, 3), (8, 3)]
+    assert runner.work()[1] == [(10, 1), (10, 1), (10, 1)]
     leader, one, two = (row.blocks for row in runner.steps[1])
     assert leader[:2] == one[:2] == two[:2]
     assert len({leader[2], one[2], two[2]}) == 3
+    assert runner.memory.copies == [(leader[2], one[2]), (leader[2], two[2])]
     assert run.use("a") == (0, 0, 10)
     assert run.steps[0].num_prompt_tokens == 10
-    assert run.steps[1].num_prompt_tokens == 4
+    assert run.steps[1].num_prompt_tokens == 0
+
+
+def test_without_a_partly_filled_block_nothing_is_copied() -> None:
+    engine, runner = scripted()
+    run_all(engine, [make_request("a", 8, n=3, max_tokens=2)])
+    assert runner.work()[1] == [(8, 1), (8, 1), (8, 1)]
+    assert runner.memory.copies == []
+
+
+def test_if_the_leader_has_ended_the_others_compute_the_tail() -> None:
+    engine, runner = scripted(lambda sample: EOS if sample.choice == 0 else sample.position)
+    run_all(engine, [make_request("a", 10, n=2, max_tokens=2)])
+    assert runner.work()[1] == [(8, 3)]
+    assert runner.memory.copies == []
+
+
+def test_if_a_copy_fails_the_choices_compute_the_tail() -> None:
+    request = make_request("a", 10, n=3, max_tokens=3)
+    expected = run_all(scripted()[0], [request]).all_ids()
+    engine, runner = scripted()
+    run = Run()
+    engine.submit(request)
+    step_once(engine, run)
+    with (
+        patch.object(runner.memory, "copy", side_effect=MemoryError("no room")),
+        pytest.raises(MemoryError, match="no room"),
+    ):
+        engine.step()
+    drive(engine, into=run)
+    assert run.all_ids() == expected
+    assert runner.work()[1] == [(10, 1), (8, 3), (8, 3)]
+    engine.check_integrity()
 
 
 def test_the_prompt_is_counted_once_for_all_choices() -> None:

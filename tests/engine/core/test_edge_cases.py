@@ -11,7 +11,7 @@ import torch
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Complete, Sample
-from baton_engine.sampling.logits_processors import changed_logits
+from baton_engine.sampling.logits_processors import change_logits
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
@@ -63,7 +63,7 @@ def test_a_requests_lists_of_ids_are_iterated_at_submit_and_not_in_each_step() -
     before = {name: each.iterations for name, each in lists.items()}
     drive(engine)
     for sample in samples_of(runner):
-        [row] = changed_logits(torch.zeros(1, 100), [sample]).tolist()
+        [row] = change_logits(torch.zeros(1, 100), [sample]).tolist()
         finite = {id: logit for id, logit in enumerate(row) if logit > -math.inf}
         assert finite == ({5: 1.0, 7: 0.0, 8: 0.0} if sample.position == 4 else {5: 1.0, 7: 0.0})
     assert len(samples_of(runner)) == 5
@@ -233,7 +233,7 @@ def test_with_prompt_logprobs_choices_share_the_leaders_blocks() -> None:
     request = make_request("a", 10, n=3, max_tokens=2, prompt_logprobs=0)
     run = run_all(engine, [request])
     assert prompt_entries(run, "a") == expected_entries(request)
-    assert runner.work() == [[(0, 10)], [(10, 1), (8, 3), (8, 3)]]
+    assert runner.work() == [[(0, 10)], [(10, 1), (10, 1), (10, 1)]]
     assert requested_targets(runner)[1:] == [None] * 3
 
 

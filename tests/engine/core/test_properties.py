@@ -15,13 +15,23 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Reservation
 from baton_protocol.errors import PromptTooLong
 from baton_protocol.ids import BlockId, RequestId
+from baton_protocol.layout import KVGroup
 from baton_protocol.request import Request
 from tests.support.engines.engine_core import Run, drive, make_request, run_all, step_once
-from tests.support.engines.landing import BLOCK, DeviceLostError, host_bytes, land, sim, watched_sim
+from tests.support.engines.landing import (
+    BLOCK,
+    GROUPS,
+    DeviceLostError,
+    host_bytes,
+    land,
+    sim,
+    watched_sim,
+)
 
 MAX_STEPS = 4000
 ACTIONS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]
-LANDED = st.sets(st.integers(0, 9))  # indexes of the blocks that land
+LANDED = st.sets(st.integers(0, 9))  # indexes of the spans that land
+Groups = tuple[KVGroup, ...]
 # Blocks of the host tier: none, fewer than a request has, about as many as the pool, and more than
 # all requests need.
 HOST = st.sampled_from([0, 1, 3, 12, 400]).map(host_bytes)
@@ -67,15 +77,21 @@ def optional_params(draw: st.DrawFn) -> dict[str, Any]:
     return {name: draw(fields[name]) for name in names}
 
 
-def ids_alone(wanted: list[Request], eos_every: int = 0) -> dict[tuple[str, int], list[int]]:
+def ids_alone(wanted: list[Request], **changes: Any) -> dict[tuple[str, int], list[int]]:
     ids = {}
     for request in wanted:
-        ids.update(run_all(sim(eos_every=eos_every), [request]).all_ids())
+        ids.update(run_all(sim(**changes), [request]).all_ids())
     return ids
+
+
+def pool_of(blocks: int, groups: Groups) -> dict[str, Any]:
+    """Settings for `blocks` blocks per group."""
+    return {"num_blocks": blocks * max(1, len(groups)), "groups": groups}
 
 
 @given(
     wanted=requests(),
+    groups=st.sampled_from(GROUPS),
     blocks=st.integers(10, 40),
     host=HOST,
     budget=st.sampled_from([1, 3, 7, 64]),
@@ -86,6 +102,7 @@ def ids_alone(wanted: list[Request], eos_every: int = 0) -> dict[tuple[str, int]
 @settings(max_examples=150)
 def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     wanted: list[Request],
+    groups: Groups,
     blocks: int,
     host: int,
     budget: int,
@@ -94,7 +111,7 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     overlap: bool,
 ) -> None:
     engine, _ = watched_sim(
-        num_blocks=blocks,
+        **pool_of(blocks, groups),
         host_kv_memory=host,
         max_batched_tokens=budget,
         max_num_seqs=seqs,
@@ -105,20 +122,22 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
     for request in wanted:
         engine.submit(request, track=len(request.prompt_ids) % 2 == 0)
     drive(engine, MAX_STEPS, into=run)
-    assert run.all_ids() == ids_alone(wanted, eos_every)
+    assert run.all_ids() == ids_alone(wanted, groups=groups, eos_every=eos_every)
     assert sorted(run.finished) == sorted(request.id for request in wanted)
     for request in wanted:
         assert sum(run.use(request.id)) + run.from_host(request.id) == len(request.prompt_ids)
         if request.params.prompt_logprobs is not None:
-            expected = run_all(sim(eos_every=eos_every), [request]).prompt_logprobs(request.id)
+            alone = run_all(sim(groups=groups, eos_every=eos_every), [request])
+            expected = alone.prompt_logprobs(request.id)
             assert run.prompt_logprobs(request.id) == expected
             assert len(expected) == len(request.prompt_ids) - 1
     load = engine.load()
-    assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
+    assert (load.running, load.waiting, load.free_blocks) == (0, 0, load.total_blocks)
 
 
 @given(
     wanted=requests(),
+    groups=st.sampled_from(GROUPS),
     cut=st.integers(0, 20),
     blocks=st.integers(10, 40),
     host=HOST,
@@ -126,11 +145,11 @@ def test_ids_do_not_depend_on_the_pool_host_tier_budget_batch_or_overlap(
 )
 @settings(max_examples=80)
 def test_a_resumed_request_continues_as_if_undisturbed(
-    wanted: list[Request], cut: int, blocks: int, host: int, overlap: bool
+    wanted: list[Request], groups: Groups, cut: int, blocks: int, host: int, overlap: bool
 ) -> None:
-    whole = ids_alone(wanted)
+    whole = ids_alone(wanted, groups=groups)
     engine, _ = watched_sim(
-        num_blocks=blocks, host_kv_memory=host, max_batched_tokens=9, overlap=overlap
+        **pool_of(blocks, groups), host_kv_memory=host, max_batched_tokens=9, overlap=overlap
     )
     known = {}
     for request in wanted:
@@ -176,14 +195,19 @@ class NodeLoop:
         else:
             self.parked.append(Parked(request, reservation))
 
-    def submit(self, parked: Parked, wanted: Iterable[int]) -> None:
-        """Submit a parked request. Wanted blocks that the donor still has land, the others are
-        holes."""
+    def submit(self, parked: Parked, wanted: Iterable[int], windowed: Iterable[int]) -> None:
+        """Submit a parked request. Wanted spans that the donor still has land, the others are
+        holes. Those that are not in `windowed` land without the groups with a window."""
         self.parked.remove(parked)
         request, reservation = parked.request, parked.reservation
-        landed = land(self.engine, reservation, self.donor, request, wanted)
+        found = land(self.engine, reservation, self.donor, wanted, windowed)
         self.engine.submit(
-            request, reservation=reservation, landed=landed, track=True, report_filled=True
+            request,
+            reservation=reservation,
+            landed=found.landed,
+            window_landed=found.window_landed,
+            track=True,
+            report_filled=True,
         )
 
     def step(self) -> None:
@@ -192,7 +216,8 @@ class NodeLoop:
         except DeviceLostError:
             return  # a later call repeats the step
         for progress in result.progress:
-            self.hold(progress.blocks[: progress.computed // BLOCK])
+            groups = self.engine.info.layout.num_groups
+            self.hold(progress.blocks[: progress.computed // BLOCK * groups])
         for filled in result.filled:
             self.hold(filled.blocks)
         if self.engine.starved():
@@ -212,7 +237,7 @@ class NodeLoop:
             if not (self.parked or self.unparked or self.engine.has_work()):
                 break
             for parked in list(self.parked):
-                self.submit(parked, range(99))
+                self.submit(parked, range(99), range(5, 99))
             for request in self.unparked:
                 self.engine.submit(request)
             self.unparked.clear()
@@ -224,6 +249,7 @@ class NodeLoop:
 
 @given(
     wanted=requests(),
+    groups=st.sampled_from(GROUPS),
     blocks=st.integers(10, 24),
     host=HOST,
     overlap=st.booleans(),
@@ -231,13 +257,18 @@ class NodeLoop:
 )
 @settings(max_examples=150)
 def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
-    wanted: list[Request], blocks: int, host: int, overlap: bool, data: st.DataObject
+    wanted: list[Request],
+    groups: Groups,
+    blocks: int,
+    host: int,
+    overlap: bool,
+    data: st.DataObject,
 ) -> None:
-    whole = ids_alone(wanted)
-    donor = sim()
+    whole = ids_alone(wanted, groups=groups)
+    donor = sim(groups=groups)
     run_all(donor, wanted)
     engine, runner = watched_sim(
-        num_blocks=blocks,
+        **pool_of(blocks, groups),
         host_kv_memory=host,
         max_batched_tokens=8,
         max_num_seqs=4,
@@ -250,7 +281,8 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
         if action == "park" and todo:
             loop.park(todo.pop(0))
         elif action == "submit" and loop.parked:
-            loop.submit(data.draw(st.sampled_from(loop.parked)), data.draw(LANDED))
+            parked = data.draw(st.sampled_from(loop.parked))
+            loop.submit(parked, data.draw(LANDED), data.draw(LANDED))
         elif action == "abort":
             name = data.draw(st.sampled_from([request.id for request in wanted]))
             if name not in [parked.request.id for parked in loop.parked]:
@@ -271,7 +303,7 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     loop.unparked += todo
     loop.settle()
     load = loop.engine.load()
-    assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
+    assert (load.running, load.waiting, load.free_blocks) == (0, 0, load.total_blocks)
     for key, ids in loop.run.all_ids().items():
         if key in loop.stopped:
             assert ids == whole[key][: len(ids)]
@@ -280,12 +312,17 @@ def test_any_order_of_reservations_landings_aborts_and_failures_changes_no_ids(
     assert {request.id for request in wanted} - set(loop.run.finished) <= loop.aborted
 
 
-@given(length=st.integers(1, 60), blocks=st.integers(1, 12), max_len=st.integers(2, 60))
+@given(
+    length=st.integers(1, 60),
+    groups=st.sampled_from(GROUPS),
+    blocks=st.integers(1, 12),
+    max_len=st.integers(2, 60),
+)
 @settings(max_examples=60)
 def test_a_request_is_refused_at_submit_or_runs_to_its_limit(
-    length: int, blocks: int, max_len: int
+    length: int, groups: Groups, blocks: int, max_len: int
 ) -> None:
-    engine = sim(num_blocks=blocks, max_model_len=max_len)
+    engine = sim(**pool_of(blocks, groups), max_model_len=max_len)
     request = make_request("a", length, max_tokens=100)
     limit = min(max_len, blocks * BLOCK)
     try:

@@ -188,7 +188,7 @@ def test_exactly_the_holes_are_computed_and_all_counters_agree(
         run_all(engine, [make_request("head", prompt[:cached], max_tokens=1)])
         runner.steps.clear()
     reservation = reserve(engine, request)
-    landed = land(engine, reservation, donor, request, wanted)
+    landed = land(engine, reservation, donor, wanted).landed
     available = set(range(reservation.cached * block))
     available |= {token for start, end in landed for token in range(start * block, end * block)}
     engine.submit(request, reservation=reservation, landed=landed, track=True, report_filled=True)
@@ -255,7 +255,7 @@ def test_in_a_small_pool_each_request_has_the_same_tokens_as_alone(
     engine, _ = watched_sim(num_blocks=blocks, max_batched_tokens=budget, max_num_seqs=6)
     for request in requests:
         reservation = engine.reserve(request)
-        landed = land(engine, reservation, donor, request, wanted) if reservation else []
+        landed = land(engine, reservation, donor, wanted).landed if reservation else []
         engine.submit(request, reservation=reservation, landed=landed, report_filled=True)
         engine.check_integrity()
     run = drive(engine)
@@ -274,7 +274,7 @@ def test_a_hole_that_is_not_computed_changes_the_ids() -> None:
     whole = run_all(donor, [request]).ids("a")
     engine, _ = watched_sim()
     reservation = reserve(engine, request)
-    land(engine, reservation, donor, request, {0, 2, 3})
+    land(engine, reservation, donor, {0, 2, 3})
     engine.submit(request, reservation=reservation, landed=[(0, 4)])
     assert drive(engine).ids("a") != whole
     assert len(reservation.blocks) * BLOCK == 20

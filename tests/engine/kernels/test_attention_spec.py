@@ -11,6 +11,7 @@ from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
+from tests.support.engines.attention_specs import batch_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.paged import assert_near
@@ -63,5 +64,6 @@ def test_outputs_equal_those_of_torch(name: str, rows: str) -> None:
     for backend in (ExactAttention, TritonAttention):
         memory = TorchMemory(layout, 24, DEVICE)
         memory.pool.copy_(noise(*memory.pool.shape))
-        outputs.append(backend(memory, [layer]).begin(step_rows).attend(0, q, k, v))
+        step = backend(memory, [layer]).begin(batch_of(step_rows, layout, DEVICE))
+        outputs.append(step.attend(0, q, k, v))
     assert_near(outputs[1], outputs[0].cpu().double())

@@ -10,7 +10,7 @@ import torch
 
 from baton_engine.attention.selector import attention_for
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.runner.cuda_graphs import DecodeSteps, Graphs, NoGraphs, decode_steps
+from baton_engine.runner.cuda_graphs import Graphs, NoGraphs, forward_steps
 from baton_engine.runner.input_buffers import Staging, staging_for
 from baton_engine.runner.model_runner import TorchRunner
 from tests.support.engines.decoding import Driver, alone, make_runner, spoiled_staging, streams
@@ -99,11 +99,11 @@ def test_steps_are_recorded_only_on_cuda_and_not_with_enforce_eager(
     assert isinstance(memory, TorchMemory)
     config = read_config(tiny_model("llama-gqa2-tied"))
     model = build_model(config, WeightSlots(torch.float32, DEVICE, ops_for("triton")))
-    steps: DecodeSteps = decode_steps(
+    forward = forward_steps(
         *(model, memory, attention_for("triton", memory, config)),
         max_num_seqs=20,
         max_model_len=100,
         enforce_eager=enforce_eager,
     )
     recorded = DEVICE.type == "cuda" and not enforce_eager
-    assert steps.sizes == ((1, 2, 4, 8, 16, 20) if recorded else ())
+    assert forward.sizes == ((1, 2, 4, 8, 16, 20) if recorded else ())

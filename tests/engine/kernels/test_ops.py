@@ -22,7 +22,7 @@ from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.models.registry import build_model
 from baton_engine.weights.loader import load_weights
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, assert_close, noise
 from tests.support.engines.tiny_models import prompt_of
@@ -49,13 +49,13 @@ def memory_of(kv_heads: int, dim: int, layers: int) -> TorchMemory:
 
 def test_a_steps_slots_are_where_it_stores_its_tokens_kv() -> None:
     memory = memory_of(K, H, LAYERS)
-    step = TorchAttention(memory, specs_of(memory.layout, N)).begin(ROWS)
-    assert step.slots().slots_T.tolist() == SLOTS
+    step = TorchAttention(memory, specs_of(memory.layout, N)).begin(batch_of(ROWS, memory.layout))
+    assert step.slots(0).slots_T.tolist() == SLOTS
     k, v = noise(len(SLOTS), K, H, seed=1), noise(len(SLOTS), K, H, seed=2)
     step.attend(1, noise(len(SLOTS), N, H), k, v)
     for token, slot in enumerate(SLOTS):
         block, offset = divmod(slot, BLOCK)
-        stored = step.slots().pool[block, 1, :, :, offset]
+        stored = step.slots(0).pool[block, 1, :, :, offset]
         assert torch.equal(stored, torch.stack([k[token], v[token]]))
 
 
@@ -63,7 +63,9 @@ def test_torch_attention_does_not_store_kv_that_is_marked_as_stored() -> None:
     memory = memory_of(K, H, LAYERS)
     before = memory.pool.clone()
     q, k, v = (noise(len(SLOTS), heads, H) for heads in (N, K, K))
-    TorchAttention(memory, specs_of(memory.layout, N)).begin(ROWS).attend(0, q, k, v, stored=True)
+    TorchAttention(memory, specs_of(memory.layout, N)).begin(batch_of(ROWS, memory.layout)).attend(
+        0, q, k, v, stored=True
+    )
     assert torch.equal(memory.pool, before)
 
 
@@ -77,7 +79,9 @@ def test_attention_outputs_and_the_pool_are_the_same_with_kernels_and_with_torch
     results = []  # (outputs, pool) of torch, then of the kernels
     for ops in (TORCH_OPS, ops_for("triton")):
         memory = memory_of(K, H, LAYERS)
-        step = TorchAttention(memory, specs_of(memory.layout, N)).begin(ROWS)
+        step = TorchAttention(memory, specs_of(memory.layout, N)).begin(
+            batch_of(ROWS, memory.layout)
+        )
         heads = noise(len(SLOTS), N + 2 * K, H, seed=6)
         out_TNH = ops.attend(heads, N, norm, tables, 1, step)
         results.append((out_TNH, memory.pool))
@@ -100,7 +104,9 @@ def test_a_models_logits_are_the_same_with_kernels_and_with_torch(
         load_weights(folder, config, slots)
         slots.finish()
         memory = memory_of(config.num_kv_heads, config.head_dim, config.num_layers)
-        step = TorchAttention(memory, specs_of(memory.layout, config.num_heads)).begin([row])
+        step = TorchAttention(memory, specs_of(memory.layout, config.num_heads)).begin(
+            batch_of([row], memory.layout)
+        )
         return model.logits(model.forward(tokens.to(DEVICE), positions.to(DEVICE), step))
 
     with torch.inference_mode():

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from baton_engine.attention.triton_paged_attention import (
-    MAX_SPLITS,
+    MAX_PROGRAMS,
     PagedRows,
     paged_attention,
-    splits_for,
+    programs_for,
 )
 from tests.support.engines.kernels import DEVICE, poisoned
 from tests.support.engines.paged import Case, Inputs, assert_near, make_inputs
@@ -24,12 +24,12 @@ DECODE = [(82, 1), (17, 1), (63, 1), (64, 1), (0, 1)]
 MIXED = [(82, 1), (0, 1), (13, 5), (0, 18), (42, 37)]
 
 
-def attend(inputs: Inputs, window: int | None = None, splits: int = 1) -> torch.Tensor:
+def attend(inputs: Inputs, window: int | None = None, programs: int = 1) -> torch.Tensor:
     q_TNH = inputs.q_TNH
     with poisoned():
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
         paged_attention(
-            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH), window=window, splits=splits
+            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH), window=window, programs=programs
         )
     return out_TNH
 
@@ -86,30 +86,32 @@ def test_attention_in_bfloat16_equals_the_definition(name: str) -> None:
     needs("gpu")
     case = replace(CASES[name], dtype=torch.bfloat16)
     inputs = make_inputs(case)
-    for splits in (1, 4):
-        assert_near(attend(inputs, case.window, splits), inputs.expected_TNH)
+    for programs in (1, 4):
+        assert_near(attend(inputs, case.window, programs), inputs.expected_TNH)
 
 
 @pytest.mark.parametrize("window", [None, 200])
-@pytest.mark.parametrize("splits", [2, 8])
-def test_split_keys_give_the_same_attention(splits: int, window: int | None) -> None:
+@pytest.mark.parametrize("programs", [2, 8])
+def test_split_keys_give_the_same_attention(programs: int, window: int | None) -> None:
     spans = [(470, 1), (256, 1), (128, 1), (127, 1), (0, 1)]  # most have splits without keys
     inputs = make_inputs(Case(spans=spans, heads=(2, 1), window=window))
-    assert_near(attend(inputs, window, splits), inputs.expected_TNH)
+    assert_near(attend(inputs, window, programs), inputs.expected_TNH)
 
 
 def test_the_keys_of_one_token_rows_can_be_split_in_a_step_with_longer_rows() -> None:
     case = Case(spans=[(0, 19), (300, 1), (290, 3), (150, 1)], heads=(2, 1), dtype=torch.float16)
     inputs = make_inputs(case)
-    assert_near(attend(inputs, splits=4), inputs.expected_TNH)
+    assert_near(attend(inputs, programs=4), inputs.expected_TNH)
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_rows_of_length_0_are_padding(splits: int) -> None:
+@pytest.mark.parametrize("programs", [1, 2])
+def test_rows_of_length_0_are_padding(programs: int) -> None:
     inputs = make_inputs(Case(spans=[(140, 1), (9, 1), (200, 1)]))
     lengths_R = inputs.rows.lengths_R.clone()
     lengths_R[1] = 0
-    actual = attend(replace(inputs, rows=replace(inputs.rows, lengths_R=lengths_R)), splits=splits)
+    actual = attend(
+        replace(inputs, rows=replace(inputs.rows, lengths_R=lengths_R)), programs=programs
+    )
     assert actual[1].isnan().all()
     assert_near(actual[[0, 2]], inputs.expected_TNH[[0, 2]])
 
@@ -139,9 +141,9 @@ def test_a_pool_can_have_more_elements_than_int32_can_count() -> None:
 
 
 def test_keys_are_split_only_when_there_are_too_few_rows_for_the_device() -> None:
-    assert splits_for(rows=256, kv_heads=8, longest=4096, processors=132) == 1
-    assert splits_for(rows=32, kv_heads=8, longest=4096, processors=132) == 2
-    assert splits_for(rows=8, kv_heads=8, longest=4096, processors=132) == 8
-    assert splits_for(rows=1, kv_heads=8, longest=100_000, processors=132) == MAX_SPLITS
-    assert splits_for(rows=1, kv_heads=8, longest=256, processors=132) == 2
-    assert splits_for(rows=1, kv_heads=8, longest=1, processors=132) == 1
+    assert programs_for(rows=256, kv_heads=8, longest=4096, processors=132) == 1
+    assert programs_for(rows=32, kv_heads=8, longest=4096, processors=132) == 2
+    assert programs_for(rows=8, kv_heads=8, longest=4096, processors=132) == 8
+    assert programs_for(rows=1, kv_heads=8, longest=100_000, processors=132) == MAX_PROGRAMS
+    assert programs_for(rows=1, kv_heads=8, longest=256, processors=132) == 2
+    assert programs_for(rows=1, kv_heads=8, longest=1, processors=132) == 1

@@ -30,7 +30,7 @@ class RecordingAttention:
 
     arguments: list[torch.Tensor] = field(default_factory=list)
 
-    def slots(self) -> KVSlots:
+    def slots(self, layer: int) -> KVSlots:
         raise AssertionError("TorchOps leaves the store of K and V to attention")
 
     def attend(
@@ -59,7 +59,7 @@ def pool_of(kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def slots_of(pool: torch.Tensor) -> KVSlots:
-    return KVSlots(pool, torch.tensor(SLOTS, device=DEVICE))
+    return KVSlots(pool, LAYER, torch.tensor(SLOTS, device=DEVICE))
 
 
 def check(
@@ -72,7 +72,7 @@ def check(
     expected = RecordingAttention()
     TORCH_OPS.attend(heads.clone(), n, norm, rope, LAYER, expected)
     q_TNH, k_TKH, v_TKH = expected.arguments
-    rotate_store(heads, n, norm, rope, LAYER, slots_of(pool))
+    rotate_store(heads, n, norm, rope, slots_of(pool))
     assert_close(heads[:, :n], q_TNH)
     assert_close(heads[:, n : n + k], k_TKH)
     assert torch.equal(heads[:, n + k :], v_TKH)
@@ -122,10 +122,10 @@ def test_kv_is_stored_at_pool_offsets_beyond_int32() -> None:
     # torch.zeros would touch every page.
     zeros = np.zeros((blocks, LAYERS, 2, kv_heads, BLOCK, dim), np.float16)
     pool = torch.from_numpy(zeros).to(DEVICE)
-    slots = KVSlots(pool, torch.tensor([blocks * BLOCK - 1], device=DEVICE))
+    slots = KVSlots(pool, LAYERS - 1, torch.tensor([blocks * BLOCK - 1], device=DEVICE))
     heads = noise(1, 4, dim, dtype=torch.float16)
     cos_T1H, sin_T1H = tables(dim, torch.float16)
-    rotate_store(heads, 2, None, (cos_T1H[:1], sin_T1H[:1]), LAYERS - 1, slots)
+    rotate_store(heads, 2, None, (cos_T1H[:1], sin_T1H[:1]), slots)
     assert torch.equal(pool[-1, -1, :, 0, -1], heads[0, 2:])
 
 
@@ -135,7 +135,7 @@ def test_an_infinite_value_is_stored_unchanged() -> None:
     pool = pool_of(1, 32, torch.float32)
     heads = noise(len(POSITIONS), 3, 32)
     heads[:, 2, 5] = heads[:, 1, 30] = torch.inf
-    rotate_store(heads, 1, None, tables(32, torch.float32, 0.75), LAYER, slots_of(pool))
+    rotate_store(heads, 1, None, tables(32, torch.float32, 0.75), slots_of(pool))
     block, offset = divmod(SLOTS[0], BLOCK)
     assert torch.equal(pool[block, LAYER, :, 0, offset], heads[0, 1:])
     assert bool(heads[0, 1].isinf().sum() == 1)

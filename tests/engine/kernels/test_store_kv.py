@@ -28,5 +28,5 @@ def test_tokens_are_stored_in_their_slots_and_nothing_else_is_written(
         if slot >= 0:
             expected[slot // BLOCK, 1, 0, :, slot % BLOCK] = k_TKH[token]
             expected[slot // BLOCK, 1, 1, :, slot % BLOCK] = v_TKH[token]
-    store_kv(KVSlots(pool, torch.tensor(slots, device=DEVICE)), 1, k_TKH, v_TKH)
+    store_kv(KVSlots(pool, 1, torch.tensor(slots, device=DEVICE)), k_TKH, v_TKH)
     assert torch.equal(pool, expected)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
-from baton_engine.attention.interface import StepAttention
+from baton_engine.attention.interface import StepAttention, StepBatch
 from baton_engine.attention.torch_backend import TorchAttention
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.runner.input_buffers import StepShape, fill, to_device
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.paged import assert_near
@@ -52,12 +54,10 @@ def rows_of(spans: Sequence[tuple[int, int]]) -> list[Row]:
 def test_outputs_and_the_pool_equal_those_of_torch(name: str) -> None:
     rows, tokens = rows_of(SPANS[name]), sum(count for _, count in SPANS[name])
     both = make_memory(), make_memory()
-    torch_step: StepAttention = TorchAttention(
-        both[0], specs_of(both[0].layout, HEADS, WINDOWS)
-    ).begin(rows)
-    step: StepAttention = TritonAttention(both[1], specs_of(both[1].layout, HEADS, WINDOWS)).begin(
-        rows
-    )
+    specs = specs_of(both[0].layout, HEADS, WINDOWS)
+    batch = batch_of(rows, both[0].layout, DEVICE)
+    torch_step: StepAttention = TorchAttention(both[0], specs).begin(batch)
+    step: StepAttention = TritonAttention(both[1], specs).begin(batch)
     for layer in range(len(WINDOWS)):
         qkv = noise(tokens, HEADS + 2 * KV_HEADS, DIM, seed=layer)
         q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
@@ -68,17 +68,21 @@ def test_outputs_and_the_pool_equal_those_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPANS)
 def test_slots_equal_those_of_torch(name: str) -> None:
-    rows, memory = rows_of(SPANS[name]), make_memory()
-    expected = TorchAttention(memory, specs_of(memory.layout, HEADS)).begin(rows).slots()
-    slots = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(rows).slots()
-    assert torch.equal(slots.slots_T, expected.slots_T)
-    assert slots.pool is expected.pool is memory.pool
+    memory = make_memory()
+    batch = batch_of(rows_of(SPANS[name]), memory.layout, DEVICE)
+    for layer in range(len(WINDOWS)):
+        expected = TorchAttention(memory, specs_of(memory.layout, HEADS)).begin(batch).slots(layer)
+        slots = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(batch).slots(layer)
+        assert torch.equal(slots.slots_T, expected.slots_T)
+        assert slots.layer == expected.layer == layer
+        assert slots.pool is expected.pool is memory.pool
 
 
 def test_triton_attention_does_not_store_kv_that_is_marked_as_stored() -> None:
     rows, memory = rows_of(SPANS["a mix"]), make_memory()
     before = memory.pool.clone()
-    step = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(rows)
+    batch = batch_of(rows, memory.layout, DEVICE)
+    step = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(batch)
     qkv = noise(20, HEADS + 2 * KV_HEADS, DIM)
     q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     step.attend(0, q, k, v, stored=True)
@@ -86,31 +90,25 @@ def test_triton_attention_does_not_store_kv_that_is_marked_as_stored() -> None:
 
 
 @pytest.mark.parametrize("starts", [[290], [30, 7, 0]], ids=["split keys", "several rows"])
-def test_a_step_over_fixed_buffers_equals_a_step_from_begin(
-    starts: list[int],
-) -> None:
+def test_a_padded_step_equals_a_step_without_padding(starts: list[int]) -> None:
     """If there are several rows, a line of padding follows them. It reads block 0 and stores
     nothing."""
     rows = rows_of([(start, 1) for start in starts])
     lines = len(rows) if len(rows) == 1 else len(rows) + 1
     both = make_memory(), make_memory()
-    begun = TritonAttention(both[0], specs_of(both[0].layout, HEADS, WINDOWS)).begin(rows)
-    slots = torch.full((lines,), -1, dtype=torch.int64, device=DEVICE)
-    lengths = torch.ones(lines, dtype=torch.int32, device=DEVICE)
-    table = torch.zeros(lines, POOL, dtype=torch.int32, device=DEVICE)
-    slots[: len(rows)] = begun.slots().slots_T
-    for line, row in enumerate(rows):
-        lengths[line] = row.start + 1
-        table[line, : len(row.blocks)] = torch.tensor(row.blocks)
-    fixed = TritonAttention(both[1], specs_of(both[1].layout, HEADS, WINDOWS)).over(
-        slots, lengths, table
-    )
+    specs = specs_of(both[0].layout, HEADS, WINDOWS)
+    batch = batch_of(rows, both[0].layout, DEVICE)
+    shape = StepShape(lines, lines, POOL, 1)
+    host = shape.arrays_in(np.zeros(shape.size, np.int32))
+    fill(host, batch.host)
+    fixed = StepBatch(host, to_device(host, DEVICE), 1, POOL * BLOCK)
+    plain, padded = TritonAttention(both[0], specs), TritonAttention(both[1], specs)
     for layer in range(len(WINDOWS)):
         qkv = noise(lines, HEADS + 2 * KV_HEADS, DIM, seed=layer)
         q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
         real = slice(len(rows))
-        expected = begun.attend(layer, q[real], k[real], v[real])
-        actual = fixed.attend(layer, q, k, v)
+        expected = plain.begin(batch).attend(layer, q[real], k[real], v[real])
+        actual = padded.begin(fixed).attend(layer, q, k, v)
         assert_near(actual[real], expected.cpu().double())
         assert bool(actual.isfinite().all())
     assert torch.equal(both[0].pool, both[1].pool)

@@ -7,6 +7,9 @@ to the new blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -61,8 +64,9 @@ class TierMachine(RuleBasedStateMachine):
                 self.free.remove(block)
             self.refs[block] = self.refs.get(block, 0) + 1
 
-    def evict(self, count: int) -> list[BlockId]:
-        """Take the next `count` blocks of the free queue. Their content moves to the host tier."""
+    def evict(self, count: int, claimed: Sequence[BlockHash] = ()) -> list[BlockId]:
+        """Take the next `count` blocks of the free queue. Their content moves to the host tier, as
+        far as there is a slot without claimed content."""
         taken = self.free[:count]
         for block in taken:
             hash = self.hashes.pop(block, None)
@@ -70,14 +74,15 @@ class TierMachine(RuleBasedStateMachine):
                 if hash in self.host:
                     self.host.remove(hash)
                 elif len(self.host) == self.slots:
+                    if self.host[0] in claimed:
+                        continue
                     self.host.pop(0)
                 self.host.append(hash)
         self.hold(taken)
         return taken
 
-    def leading(self, wanted: list[BlockHash]) -> list[BlockHash]:
-        missing = [index for index, hash in enumerate(wanted) if hash not in self.host]
-        return wanted[: missing[0]] if missing else wanted
+    def present(self) -> set[BlockHash]:
+        return {*self.hashes.values(), *self.host}
 
     # --- allocations ----------------------------------------------------------------------------
 
@@ -85,7 +90,9 @@ class TierMachine(RuleBasedStateMachine):
     def take(self, chain: tuple[int, int], more: int) -> None:
         first, count = chain
         wanted = [name(number) for number in range(first, first + count)]
-        hits = self.pool.lookup(wanted)
+        found = list(takewhile(self.present().__contains__, wanted))
+        loaded = [hash for hash in found if hash not in self.hashes.values()]
+        hits = [block for hash in found for block in self.pool.lookup([hash])]
         new = len(wanted) - len(hits) + more
         room = len([each for each in self.free if each not in hits])
         while new > room and self.owners:
@@ -98,15 +105,15 @@ class TierMachine(RuleBasedStateMachine):
             return
         self.copied = False
         self.hold(hits)
-        beyond = wanted[len(hits) :]
-        for hash in reversed(self.leading(beyond)):
+        for hash in reversed(loaded):
             self.host.remove(hash)
             self.host.append(hash)
-        fresh = self.evict(new)
-        loaded = self.leading(beyond)
-        assert taken.blocks == hits + fresh
-        assert (taken.cached, taken.loaded) == (len(hits), len(loaded))
+        fresh = self.evict(new, loaded)
         self.hashes.update(zip(fresh, loaded, strict=False))
+        split = found.index(loaded[0]) if loaded else len(found)
+        assert (taken.cached, taken.loaded) == (split, len(found) - split)
+        assert [self.hashes[block] for block in taken.blocks[: len(found)]] == found
+        assert taken.blocks[len(found) :] == fresh[len(loaded) :]
         self.owners.append((taken.blocks, wanted))
 
     @rule()
@@ -180,7 +187,7 @@ class TierMachine(RuleBasedStateMachine):
         assert self.pool.free_order() == self.free
         assert self.pool.host.hashes() == self.host
         assert len(self.pool.host) <= self.slots
-        present = {*self.hashes.values(), *self.host}
+        present = self.present()
         assert set(self.pool.cached_chunks()) == {each for each in present if each[0] % 2 == 0}
         for hash in {name(number) for number in range(NAMES)}:
             assert self.pool.cached([hash]) == (hash in present)

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from baton_engine.attention.selector import attention_for
+from baton_engine.config.engine_config import STORED_SPLIT_BYTES
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.parameter import WeightSlots
@@ -179,6 +180,12 @@ def test_a_cpu_needs_memory_for_two_copies_of_the_head_while_it_packs_it() -> No
 )
 def test_num_graphs_counts_the_sizes_up_to_max_num_seqs(seqs: int, sizes: int) -> None:
     assert num_graphs(seqs) == sizes
+
+
+def test_batch_invariant_kernels_need_memory_for_the_splits_that_they_store() -> None:
+    config = config_of(vocab_size=1000)  # layers need more memory than logits
+    plain, exact = (activation_bytes(demand_of(config, exact=each), 1) for each in (False, True))
+    assert exact - plain == STORED_SPLIT_BYTES
 
 
 def test_eager_mode_needs_no_memory_for_graphs() -> None:

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from baton_engine.attention.cascade import PrefixedRows, shared_prefixes
+from baton_engine.attention.interface import table_rows
 from baton_engine.attention.kv_views import TUNED, Tuning
 from baton_engine.attention.torch_backend import TorchAttention, TorchStep
 from baton_engine.attention.torch_decode import SampledRows
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
-from tests.support.engines.attention_specs import specs_of
+from tests.support.engines.attention_specs import batch_of, specs_of
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
@@ -96,7 +98,7 @@ def test_rows_that_share_blocks_equal_the_definition(
 ) -> None:
     groups, expected_sizes = GROUPS[name]
     memory, rows = memory_of(heads[1], dtype), rows_of(groups)
-    step = sharing_attention(memory, heads[0]).begin(rows)
+    step = sharing_attention(memory, heads[0]).begin(batch_of(rows, memory.layout))
     assert sorted(sizes(step)) == expected_sizes
     for layer in range(LAYERS):
         actual, expected = attend(step, memory, rows, layer, heads)
@@ -108,7 +110,9 @@ def test_a_prefix_read_in_several_pieces_equals_the_definition() -> None:
     tuning = replace(SHARE_ALWAYS, max_scores=3 * 4 * BLOCK * 2)
     memory, rows = memory_of(2), rows_of([(100, (3, 50, 1))])
     memory.pool[:, :, 0] *= 30
-    step = TorchAttention(memory, specs_of(memory.layout, 4), tuning).begin(rows)
+    step = TorchAttention(memory, specs_of(memory.layout, 4), tuning).begin(
+        batch_of(rows, memory.layout)
+    )
     [group] = step._divisions[0].groups
     assert isinstance(group, PrefixedRows)
     assert len(group._sources) == 13
@@ -124,7 +128,7 @@ def test_attention_with_shared_prefixes_reads_only_the_rows_own_positions(dtype:
         for position in range(row.start + 1):
             seen[row.blocks[position // BLOCK], position % BLOCK] = True
     memory.pool.masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
-    step = sharing_attention(memory, 4).begin(rows)
+    step = sharing_attention(memory, 4).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         actual, _ = attend(step, memory, rows, layer, (4, 2))
         assert actual.isfinite().all()
@@ -132,19 +136,23 @@ def test_attention_with_shared_prefixes_reads_only_the_rows_own_positions(dtype:
 
 def test_a_row_with_a_shared_prefix_gets_the_same_output_as_alone() -> None:
     memory, rows = memory_of(2), rows_of(GROUPS["several groups and others"][0])
-    together, _ = attend(sharing_attention(memory, 4).begin(rows), memory, rows, 0, (4, 2))
+    together, _ = attend(
+        sharing_attention(memory, 4).begin(batch_of(rows, memory.layout)), memory, rows, 0, (4, 2)
+    )
     noise = torch.Generator().manual_seed(0)
     q_TNH, k_TKH, v_TKH = (torch.randn(len(rows), n, DIM, generator=noise) for n in (4, 2, 2))
     for index, row in enumerate(rows):
         part = slice(index, index + 1)
-        step = sharing_attention(memory, 4).begin([row])
+        step = sharing_attention(memory, 4).begin(batch_of([row], memory.layout))
         alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part])
         torch.testing.assert_close(together[part], alone.double(), rtol=1e-5, atol=1e-6)
 
 
 def test_layers_with_a_sliding_window_do_not_share_prefixes() -> None:
     rows = rows_of(GROUPS["many shared blocks"][0])
-    plain, windowed = sharing_attention(memory_of(2), 4, (None, 16)).begin(rows)._divisions
+    memory = memory_of(2)
+    attention = sharing_attention(memory, 4, (None, 16))
+    plain, windowed = attention.begin(batch_of(rows, memory.layout))._divisions
     assert [type(group) for group in plain.groups] == [PrefixedRows]
     assert {type(group) for group in windowed.groups} == {SampledRows}
 
@@ -156,7 +164,10 @@ def prefixes_of(
         Row([0], (len(table) - 1) * block_size, [BlockId(block) for block in table])
         for table in tables
     ]
-    return [(each.rows, each.num_blocks) for each in shared_prefixes(rows, block_size, tuning)]
+    if not rows:
+        return []
+    table = table_rows(batch_of(rows, kv_layout(block=block_size)), 0)
+    return [(each.rows, each.num_blocks) for each in shared_prefixes(table, block_size, tuning)]
 
 
 def test_rows_are_grouped_by_the_prefixes_that_save_most() -> None:

@@ -1,20 +1,22 @@
-"""Plain decode steps: padded to a size, in fixed buffers, with one step launched ahead."""
+"""Decode steps: padded to a size, in fixed buffers, with one step launched ahead."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 
-from baton_engine.interface import Row, Sample
+from baton_engine.attention.interface import StepArrays
+from baton_engine.interface import PenaltyCounts, Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.runner.cuda_graphs import buckets
-from baton_engine.runner.input_buffers import Staging, inputs_in, inputs_size, pad
+from baton_engine.runner.input_buffers import Staging, StepShape, pad
 from baton_engine.runner.model_runner import TorchRunner
 from tests.support.engines.decoding import (
     GREEDY,
@@ -48,7 +50,7 @@ def pool_of(runner: TorchRunner) -> torch.Tensor:
 
 
 def with_logprobs(row: Row) -> Row:
-    """The row with logprobs, which a plain decode step does not compute. The id is the same."""
+    """The row with logprobs. The id is the same."""
     [sample] = row.samples
     params = msgspec.structs.replace(sample.params, logprobs=1)
     return msgspec.structs.replace(row, samples=(Sample(0, sample.position, params),))
@@ -120,6 +122,39 @@ def test_a_step_is_padded_to_the_smallest_size_that_fits_or_runs_unpadded(
     ]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"logprobs": 2},
+        {"logit_bias": ((3, 0.5),)},
+        {"allowed_token_ids": tuple(range(50))},
+        {"frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_the_parameters_of_one_row_do_not_change_how_a_step_is_computed(
+    changes: dict[str, Any], tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    """Sampling is not part of the recorded step. The other rows get the same ids."""
+
+    def change(row: Row) -> Row:
+        [sample] = row.samples
+        if row.key != 2:
+            return row
+        params = msgspec.structs.replace(sample.params, **changes)
+        seen = PenaltyCounts((1, 2), {3: 1}) if params.penalized else None
+        return msgspec.structs.replace(row, samples=(Sample(0, sample.position, params, (), seen),))
+
+    recorder = RecordingGraphs()
+    driver, made = prefilled(make_runner(tiny_model(MODEL), sizes=SIZES, recorder=recorder), 4)
+    for _ in range(8):
+        driver.step(made, late=True, change=change)
+    driver.read()
+    assert recorder.sizes == [4] * 8
+    for number in (0, 2, 3):
+        assert made[number].given == expected[number][:9]
+
+
 @pytest.mark.parametrize("sizes", [(), SIZES], ids=["unpadded", "padded"])
 def test_ids_stay_the_same_when_rows_change_places_leave_and_return(
     sizes: tuple[int, ...], tiny_model: Folders, expected: list[list[int]]
@@ -135,10 +170,10 @@ def test_ids_stay_the_same_when_rows_change_places_leave_and_return(
 
 
 @pytest.mark.parametrize("sizes", [(), SIZES], ids=["unpadded", "padded"])
-def test_plain_and_other_steps_can_be_launched_ahead_of_each_other(
+def test_steps_with_prompts_and_logprobs_can_be_launched_ahead_of_each_other(
     sizes: tuple[int, ...], tiny_model: Folders, expected: list[list[int]]
 ) -> None:
-    """Prompts join while others decode, and some steps compute logprobs, so they are not plain."""
+    """Prompts join while others decode, and some steps compute logprobs."""
     made = streams(LENGTHS)
     driver = Driver(make_runner(tiny_model(MODEL), sizes=sizes))
     driver.step(made[:4])
@@ -252,35 +287,48 @@ def test_an_unpadded_runner_has_no_sizes_to_warm_up(tiny_model: Folders) -> None
     assert make_runner(tiny_model(MODEL)).buckets == ()
 
 
-def test_the_input_arrays_are_aligned_and_do_not_overlap() -> None:
-    for lines, width in ((1, 3), (8, 12), (33, 1), (250, 40)):
-        size = inputs_size(lines, width)
-        host = np.zeros(size, np.int32)
-        inputs = inputs_in(host, lines, width)
-        parts = [
-            *(inputs.after_P, inputs.tokens_P, inputs.positions_P, inputs.lengths_P),
-            *(inputs.slots_P, inputs.columns_6P, inputs.table_PM),
-        ]
-        for number, part in enumerate(parts, start=1):
-            assert (part.ctypes.data - host.ctypes.data) % 128 == 0
-            assert not part.any()
-            part[...] = number
-        assert [int(part.min()) for part in parts] == [int(part.max()) for part in parts]
-        device = inputs_in(torch.from_numpy(host), lines, width)
-        assert device.slots_P.dtype == torch.int64
-        assert device.slots_P.tolist() == inputs.slots_P.tolist()
-        assert device.table_PM.shape == (lines, width)
+def flat(arrays: StepArrays[Any]) -> list[Any]:
+    tokens = [arrays.tokens_T, arrays.positions_T, arrays.awaits_T]
+    groups = [part for each in arrays.groups for part in (each.slots_T, each.table_RM)]
+    return [*tokens, arrays.query_starts_R1, arrays.seq_lens_R, *groups]
 
 
-def test_a_padding_line_is_a_greedy_token_in_block_0_that_is_not_stored() -> None:
-    host = inputs_in(np.full(inputs_size(5, 3), 99, np.int32), 5, 3)
-    pad(host, 2)
-    for part, value in (
-        *((host.after_P, -1), (host.tokens_P, 0), (host.positions_P, 0), (host.lengths_P, 1)),
-        *((host.slots_P, -1), (host.columns_6P.T, 0), (host.table_PM[:, :1], 0)),
-    ):
+@pytest.mark.parametrize(
+    ("tokens", "rows", "width", "groups"),
+    [(1, 1, 3, 1), (8, 8, 12, 1), (40, 33, 1, 2), (250, 250, 40, 3)],
+)
+def test_the_arrays_of_a_buffer_are_aligned_and_do_not_overlap(
+    tokens: int, rows: int, width: int, groups: int
+) -> None:
+    shape = StepShape(tokens, rows, width, groups)
+    host = np.zeros(shape.size, np.int32)
+    parts = flat(shape.arrays_in(host))
+    for number, part in enumerate(parts, start=1):
+        assert (part.ctypes.data - host.ctypes.data) % 128 == 0
+        assert not part.any()
+        part[...] = number
+    assert [int(part.min()) for part in parts] == [int(part.max()) for part in parts]
+    device = shape.arrays_in(torch.from_numpy(host))
+    for part, copy in zip(parts, flat(device), strict=True):
+        assert copy.dtype == (torch.int64 if part.dtype == np.int64 else torch.int32)
+        assert copy.tolist() == part.tolist()
+    assert device.groups[-1].table_RM.shape == (rows, width)
+
+
+def test_a_padding_line_is_a_token_in_block_0_that_is_not_stored() -> None:
+    shape = StepShape(5, 5, 3, 2)
+    arrays = shape.arrays_in(np.full(shape.size, 99, np.int32))
+    pad(arrays, 2)
+    expected = [
+        *((arrays.tokens_T, 0), (arrays.positions_T, 0), (arrays.awaits_T, -1)),
+        (arrays.seq_lens_R, 1),
+        *((group.slots_T, -1) for group in arrays.groups),
+        *((group.table_RM[:, :1], 0) for group in arrays.groups),
+    ]
+    for part, value in expected:
         assert (part[2:] == value).all()
         assert (part[:2] == np.full(part.dtype.itemsize // 4, 99, np.int32).view(part.dtype)).all()
+    assert arrays.query_starts_R1.tolist() == [99, 99, 2, 3, 4, 5]
 
 
 def test_a_pinned_buffer_is_reused_only_after_its_copy_is_done() -> None:

@@ -212,3 +212,34 @@ def test_an_engine_on_a_gpu_uses_the_configured_share_of_memory(
     assert 0.4 * total < total - free <= 0.51 * total
     assert engine.overlap
     assert any("captured 6 batch sizes (20 ... 1)" in each for each in caplog.messages)
+
+
+def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("settings", "exact"),
+    [
+        ({}, False),
+        ({"batch_invariant": "on"}, True),
+        ({"batch_invariant": "on", "kernels": "triton"}, True),
+        ({"device": "cuda"}, False),  # auto: its cost on a GPU is not measured
+        ({"device": "cuda", "batch_invariant": "on"}, True),
+    ],
+)
+def test_batch_invariance_is_off_unless_it_is_asked_for(
+    settings: dict[str, Any], exact: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with_a_gpu(monkeypatch)
+    assert plan_of(folder, dtype="float32", **settings).exact == exact
+
+
+def test_batch_invariance_with_torchs_kernels_is_refused_with_a_gpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_a_gpu(monkeypatch)
+    with pytest.raises(SettingsError, match="--batch-invariant on needs --kernels triton on cuda"):
+        plan_of(folder, device="cuda", kernels="torch", batch_invariant="on")

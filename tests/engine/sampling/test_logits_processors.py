@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from baton_engine.interface import ListedIds, PenaltyCounts, Sample
 from baton_engine.sampling.gumbel import gumbel, noise_keys
-from baton_engine.sampling.logits_processors import changed_logits
+from baton_engine.sampling.logits_processors import change_logits
 from baton_engine.sampling.sampler import sample
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.sampling import SamplingParams
@@ -41,7 +41,7 @@ def changed(
     values = SamplingParams(**params)
     known = seen(prompt, outputs) if values.penalized else None
     row = Sample(0, len(prompt) + len(outputs), values, banned, known)
-    actual: list[float] = changed_logits(torch.tensor([logits]), [row])[0].tolist()
+    actual: list[float] = change_logits(torch.tensor([logits]), [row])[0].tolist()
     return actual
 
 
@@ -73,7 +73,7 @@ def test_a_matchers_mask_removes_other_ids_from_its_own_row_only(width: int) -> 
     ids = [0, 7, 9, 20] if width > 2 else [0, 7, 9]
     params = SamplingParams()
     masked = Sample(0, 4, params, banned=(7,), matcher=ListedMatcher(ids, width))
-    actual_SV = changed_logits(raw_SV, [Sample(0, 4, params), masked, Sample(0, 4, params)])
+    actual_SV = change_logits(raw_SV.clone(), [Sample(0, 4, params), masked, Sample(0, 4, params)])
     assert actual_SV[[0, 2]].equal(raw_SV[[0, 2]])
     remaining = actual_SV[1].isfinite().nonzero().flatten().tolist()
     assert remaining == [id for id in ids if id != 7]
@@ -150,10 +150,12 @@ def test_a_bias_or_a_penalty_does_not_restore_a_removed_or_banned_id() -> None:
     assert actual == [-INF, -INF, 8.0]
 
 
-def test_logits_are_not_copied_if_no_parameter_changes_them() -> None:
+def test_logits_are_changed_in_place_and_only_by_parameters_that_change_them() -> None:
     logits = torch.randn(3, 10)
     samples = [Sample(0, index, SamplingParams(seed=1, top_k=2)) for index in range(3)]
-    assert changed_logits(logits, samples) is logits
+    before = logits.clone()
+    assert change_logits(logits, samples) is logits
+    assert logits.equal(before)
 
 
 def test_logprobs_are_computed_from_the_raw_logits() -> None:
@@ -180,7 +182,7 @@ def test_each_row_of_a_batch_is_changed_by_its_own_parameters() -> None:
         Sample(0, 0, SamplingParams(), banned=(0, 2)),
         Sample(0, 0, SamplingParams(presence_penalty=1.0), seen=seen([3], [])),
     ]
-    assert changed_logits(logits, samples).tolist() == [
+    assert change_logits(logits, samples).tolist() == [
         [1.0, 1.0, 1.0, 1.0],
         [0.0, 1.0, 1.0, 0.5],
         [1.0, 6.0, 1.0, 1.0],
@@ -206,7 +208,7 @@ def test_ids_that_are_already_in_an_array_are_not_converted_again(
         repetition_penalty=2.0, frequency_penalty=0.5, logit_bias=((0, 1.0),) * 9
     )
     row = Sample(0, 400, params, seen=seen(range(300), [1, 2]), listed=ListedIds.of(params))
-    changed_logits(torch.ones(1, 300), [row])
+    change_logits(torch.ones(1, 300), [row])
     assert set(converted) == {2}
 
 
@@ -220,7 +222,7 @@ def test_a_repetition_penalty_equals_that_of_transformers(penalty: float) -> Non
     params = SamplingParams(repetition_penalty=penalty)
     samples = [Sample(0, 40, params, seen=seen(row[:25], row[25:])) for row in known.tolist()]
     expected = RepetitionPenaltyLogitsProcessor(penalty)(known, logits.clone())
-    torch.testing.assert_close(changed_logits(logits, samples), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(change_logits(logits, samples), expected, rtol=1e-6, atol=0)
 
 
 # --- banned ids ---------------------------------------------------------------------------------
@@ -403,5 +405,5 @@ def test_changed_logits_on_cuda_equal_those_on_the_cpu() -> None:
     )
     known = [seen(range(row, 12), [row, row, 20]) for row in range(6)]
     samples = [Sample(0, row, params, (row + 5,), known[row]) for row in range(6)]
-    expected = changed_logits(logits, samples)
-    torch.testing.assert_close(changed_logits(logits.cuda(), samples).cpu(), expected)
+    expected = change_logits(logits.clone(), samples)
+    torch.testing.assert_close(change_logits(logits.cuda(), samples).cpu(), expected)

@@ -18,9 +18,11 @@ from baton_engine.scheduling.sequence import (
 )
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.engine_core import make_request
 
 BLOCK = 4
+LAYOUT = kv_layout(block=BLOCK)
 ROOT = BlockHash(bytes(16))
 
 
@@ -30,9 +32,7 @@ class SchedulerHarness:
 
     def __init__(self, blocks: int, *, budget: int = 1000, seqs: int = 100) -> None:
         self.pool = BlockPool(blocks)
-        self.scheduler = Scheduler(
-            self.pool, block_size=BLOCK, max_batched_tokens=budget, max_num_seqs=seqs
-        )
+        self.scheduler = Scheduler(self.pool, LAYOUT, max_batched_tokens=budget, max_num_seqs=seqs)
         self.arrivals = 0
 
     def sequence(self, name: str, prompt: int, **params: Any) -> Sequence:
@@ -40,7 +40,7 @@ class SchedulerHarness:
         request = make_request(name, prompt, **params)
         state = RequestState(
             request,
-            BlockNaming(ROOT, BLOCK),
+            BlockNaming(ROOT, LAYOUT),
             arrival=self.arrivals,
             given_hashes=extend_hashes(ROOT, request.prompt_ids, BLOCK),
             submission=Submission(),

@@ -15,6 +15,7 @@ from baton_engine.sim.build import NO_KV_SETTINGS, SimSettings, build_sim
 from baton_engine.sim.model import mix
 from baton_engine.sim.runner import Timing
 from baton_protocol.ids import BlockId, Fingerprint
+from baton_protocol.layout import KVGroup
 from baton_protocol.request import Request
 from tests.support.clock import Clock
 from tests.support.engines.engine_core import Run, drive, make_request, run_all
@@ -366,6 +367,7 @@ def test_each_setting_of_a_sim_that_affects_kv_is_in_its_fingerprint() -> None:
     others: dict[str, Any] = {
         **{"model": "other", "dtype": "bfloat16", "chunk_blocks": 3, "kv_shards": 2},
         **{"eos_ids": (3,), "poison_token": 7, "overlap": True, "overcommit": True},
+        "groups": (KVGroup((0, 1), 32),),
     }
     for name in (each.name for each in fields(SimSettings)):
         value = others.get(name) or getattr(base, name) * 2 + 1

@@ -64,6 +64,9 @@ class GatedMemory:
     def views(self, blocks: Sequence[BlockId]) -> None:
         """No direct access to pages: every copy must pass the gate."""
 
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+        self._memory.copy(sources, targets)
+
     @property
     def waiting(self) -> int:
         return self._waiting

@@ -287,10 +287,10 @@ def test_a_condition_has_the_schema_of_metav1_condition() -> None:
             assert re.fullmatch(reason, kind_reason.name), kind_reason.name
 
 
-def test_the_routers_are_shown_in_a_wide_table_only() -> None:
+def test_routers_and_exactness_are_shown_in_a_wide_table_only() -> None:
     [version] = crd()["spec"]["versions"]
     priorities = {
         one["name"]: one.get("priority", 0) for one in version["additionalPrinterColumns"]
     }
-    assert priorities == dict.fromkeys([*COLUMNS, "Age"], 0) | {"Routers": 1}
-    assert {"Routers"} == WIDE
+    assert priorities == dict.fromkeys([*COLUMNS, "Age"], 0) | {"Routers": 1, "Exact": 1}
+    assert {"Routers", "Exact"} == WIDE

@@ -140,6 +140,14 @@ def test_nodes_get_the_spec_their_pod_s_name_and_address_and_a_valid_store(name:
         ).check()
 
 
+@pytest.mark.parametrize(("field", "option"), [(True, "on"), (False, "off"), (None, "auto")])
+def test_nodes_are_batch_invariant_as_the_spec_says(field: bool | None, option: str) -> None:
+    engine = {"kind": "torch", "batchInvariant": field}
+    for role, options in commands("torch", engine=engine):
+        if isinstance(options, NodeOptions):
+            assert options.batch_invariant == option, role
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_simulated_node_s_options_become_its_settings(role: Role) -> None:
     options = dict(commands("sim"))[role]

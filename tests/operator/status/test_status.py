@@ -173,6 +173,23 @@ def test_a_new_revision_starts_without_a_fingerprint() -> None:
     assert (status.fingerprint, status.revision) == ("", revision_of(edited).name)
 
 
+def test_a_pool_is_bitwise_exact_while_every_ready_node_of_any_revision_is() -> None:
+    def after(nodes: Any, before: PoolStatus | None = None) -> PoolStatus:
+        return status_of(observed(nodes=nodes), before=before)
+
+    bitwise, numeric = o.reports(exact="bitwise"), o.reports(exact="numeric")
+    old = o.reports(revision=o.OLD, fingerprint=Fingerprint("0" * 32), exact="numeric")
+    gone = o.reports(revision=o.OLD, state="draining", exact="numeric")
+    assert [after(nodes).exact for nodes in (None, (), gone)] == [None, None, None]
+    status = after(bitwise)
+    assert status.written()["exact"] == "bitwise"
+    assert after(None, before=status).exact == "bitwise"
+    assert after((bitwise[0], numeric[1]), before=status).exact == "numeric"
+    assert after((*bitwise, *old), before=status).exact == "numeric"
+    assert after((*bitwise, *gone), before=after((*bitwise, *old))).exact == "bitwise"
+    assert "exact" not in after((), before=status).written()
+
+
 def test_the_model_s_name_comes_from_the_spec_or_else_from_the_nodes() -> None:
     reported = observed(nodes=o.reports(model="tiny"))
     first = status_of(reported)

@@ -57,6 +57,7 @@ async def test_a_stream_that_waits_for_a_node_gets_comments(running: Any, decode
         await client.ready(0)
         async with stream(client) as response:
             assert response.headers["x-baton-placement"].startswith("prefill=- decode=- ")
+            assert "x-baton-exact" not in response.headers
             assert await response.content.readline() == COMMENT
             await decode.say_load("ready")
             assert (await response.text()).endswith("data: [DONE]\n\n")

@@ -1,10 +1,17 @@
-"""Attention specs for tests of attention backends."""
+"""Attention specs and batches for tests of attention backends."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import torch
+
+from baton_engine.attention.interface import StepArrays, StepBatch
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.interface import Row
+from baton_engine.runner.input_batch import BlockTables
+from baton_engine.runner.input_buffers import to_device
 from baton_protocol.layout import KVLayout
 
 
@@ -22,3 +29,29 @@ def specs_of(
         )
         for window in windows or [None] * layout.num_layers
     ]
+
+
+def batch_of(
+    rows: Sequence[Row], layout: KVLayout, device: str | torch.device = "cpu"
+) -> StepBatch:
+    """The batch of a step with the rows in this order."""
+    counts = np.array([len(row.tokens) for row in rows])
+    starts = np.array([row.start for row in rows])
+    ends = starts + counts
+    positions = np.concatenate([np.arange(*span) for span in zip(starts, ends, strict=True)])
+    tables = BlockTables(layout)
+    tables.rearrange(np.full(len(rows), -1))
+    tables.extend(starts, (ends - 1) // layout.block_size, rows)
+    host = StepArrays(
+        np.array([token for row in rows for token in row.tokens], np.int32),
+        positions.astype(np.int32),
+        np.full(len(positions), -1, np.int32),
+        np.concatenate([[0], counts.cumsum()]).astype(np.int32),
+        ends.astype(np.int32),
+        tables.groups(
+            np.arange(len(rows)).repeat(counts), *np.divmod(positions, layout.block_size)
+        ),
+    )
+    return StepBatch(
+        host, to_device(host, torch.device(device)), int(counts.max()), int(ends.max())
+    )

@@ -19,7 +19,7 @@ from baton_engine.interface import Launched, Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.registry import build_model
-from baton_engine.runner.cuda_graphs import DecodeSteps, Recorder
+from baton_engine.runner.cuda_graphs import Compute, Forward, Recorder
 from baton_engine.runner.input_buffers import STAGING_BUFFERS, Staging, staging_for
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.weights.loader import load_weights
@@ -32,7 +32,7 @@ BLOCK = 8
 BLOCKS = 400
 WIDTH = 12  # the most blocks of a row
 GREEDY = SamplingParams(temperature=0.0)
-# One of each kind of sampling parameters that a plain decode step supports.
+# One of each kind of sampling parameters.
 KINDS = (
     GREEDY,
     SamplingParams(seed=1),
@@ -48,9 +48,9 @@ class RecordingGraphs:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def run(self, size: int, compute: Callable[[], None]) -> None:
+    def run(self, size: int, compute: Compute) -> torch.Tensor:
         self.sizes.append(size)
-        compute()
+        return compute()
 
 
 def make_runner(
@@ -74,14 +74,14 @@ def make_runner(
     )
     memory = TorchMemory(layout, BLOCKS, device)
     attention = attention_for(kernels, memory, config)
-    steps = DecodeSteps(
+    forward = Forward(
         *(model, memory, attention),
         sizes=sizes,
         width=WIDTH,
         recorder=recorder,
         make_staging=make_staging,
     )
-    return TorchRunner(model, memory, attention, steps)
+    return TorchRunner(model, memory, attention, forward)
 
 
 class OverwrittenCopy:

@@ -14,7 +14,6 @@ from baton_engine.interface import (
     Complete,
     EngineInfo,
     Filled,
-    KVMemory,
     PenaltyCounts,
     Progress,
     PromptUse,
@@ -36,10 +35,11 @@ LAYOUT = kv_layout(chunk=2)
 
 
 class NoMemory:
-    """A KVMemory without memory: every access raises."""
+    """A KVMemory without memory. It lists copies of blocks; every other access raises."""
 
     def __init__(self, layout: KVLayout) -> None:
         self.layout = layout
+        self.copies: list[tuple[BlockId, BlockId]] = []
 
     def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
         raise NotImplementedError
@@ -49,6 +49,9 @@ class NoMemory:
 
     def views(self, blocks: Sequence[BlockId]) -> None:
         raise NotImplementedError
+
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+        self.copies += zip(sources, targets, strict=True)
 
 
 class ScriptedRunner:
@@ -71,7 +74,7 @@ class ScriptedRunner:
         self._last_ids: list[int] = []
 
     @property
-    def memory(self) -> KVMemory:
+    def memory(self) -> NoMemory:
         return self._memory
 
     def launch(self, rows: Sequence[Row]) -> ScriptedStep:

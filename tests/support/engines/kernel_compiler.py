@@ -1,131 +1,209 @@
-"""Compiles kernels for an A100 (sm_80) or H100 (sm_90), without a GPU.
+"""Compiles the kernels for A100 (sm_80), H100 (sm_90) and B200 (sm_100), without a GPU.
 
-This is a separate process, because triton is either an interpreter or a compiler. In: nothing. Out,
-on stdout: JSON with the bytes of shared memory that a program of each kernel takes. A kernel that
+Kernels are launched by the functions that the engine calls, and compiled with the arguments of
+these launches: triton compiles another variant for an argument that is 1 or a multiple of 16, and
+its interpreter accepts code that the compiler rejects. This is a separate process, because triton
+is either an interpreter or a compiler. Out: for each variant its registers per thread, the bytes
+per thread that do not fit them (spills), and the bytes of shared memory per program. A kernel that
 does not compile ends the process with the compiler's error.
+
+    python -m tests.support.engines.kernel_compiler           all cases on all devices, in minutes
+    python -m tests.support.engines.kernel_compiler --quick   each kernel on one device
+    ... --json                                                for tests, instead of a table
 """
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
-from baton_engine.attention import triton_paged_attention, triton_store_kv
-from baton_engine.layers import triton_gelu, triton_norm, triton_rope_store, triton_silu
-from baton_engine.sampling import triton_sampler, triton_topk_topp
+from baton_engine.attention import triton_backend
+from baton_engine.attention.interface import StepBatch
+from baton_engine.attention.triton_backend import TritonAttention
+from baton_engine.build import ops_for
+from baton_engine.config.model_config import AttentionSpec, RopeConfig
+from baton_engine.interface import Row, Sample
+from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
+from baton_engine.layers.rotary import HeadNorm, Rope
+from baton_engine.layers.triton_matmul import FIXED_TILE, LEAST_TILES, WIDTHS
+from baton_engine.runner.input_buffers import StepShape, pad, to_device
+from baton_engine.sampling.metadata import draws_of
+from baton_protocol.ids import BlockId
+from baton_protocol.sampling import SamplingParams
+from tests.support.engines.attention_specs import batch_of
+from tests.support.engines.demands import kv_layout
+
+ARCHITECTURES = (80, 90, 100)
+CPU = torch.device("cpu")
+OPS = ops_for("triton")
+HEADS, KV_HEADS, BLOCK = 16, 8, 16
+# A step of one decode row, whose launches have arguments equal to 1, and a mixed step.
+STEPS = [
+    [Row([0], 300, [BlockId(1)] * 19)],
+    [Row([0], 20, [BlockId(1)] * 2), Row([0] * 40, 16, [BlockId(2)] * 4)],
+]
+PADDED = 8  # rows of a padded step, whose inputs stay at the same addresses
+PROGRAMS = 8  # that share a row's keys
 
 
-@dataclass(frozen=True, kw_only=True)
-class Build:
-    """A kernel to compile. `types` lists the types of its arguments that are not constants, in
-    order; a star marks a pointer."""
+@dataclass(frozen=True)
+class Compiled:
+    """A variant of a kernel. `registers` and `spills` (bytes) are per thread, `shared` (bytes) per
+    program."""
 
-    kernel: Any
-    types: str
-    constants: dict[str, Any]
-    arch: int = 90
-    options: dict[str, int] = field(default_factory=dict)
+    kernel: str
+    case: str
+    arch: int
+    registers: int
+    spills: int
+    shared: int
 
 
-def builds() -> Iterator[Build]:
-    yield from _attention("bf16", one_token=True, dim=128, splits=8, window=0, arch=90)
-    yield from _attention("bf16", one_token=False, dim=128, splits=4, window=4096, arch=90)
-    yield from _attention("bf16", one_token=False, dim=256, splits=1, window=0, arch=80)
-    yield from _attention("bf16", one_token=True, dim=256, splits=8, window=4096, arch=90, cap=True)
-    yield from _attention("fp32", one_token=False, dim=128, splits=1, window=0, arch=80)
-    yield Build(
-        kernel=triton_store_kv._store_kv,
-        types="*i64 *bf16 i32 i32 *bf16 i32 i32 *bf16 i32 i32 i32",
-        constants={"BLOCK": 16, "DIM": 128, "DIM_P": 128},
+class AbsentGpu:
+    """The parts of a driver that triton calls before it compiles. Triton caches kernels per device,
+    so each architecture is a device."""
+
+    arch = ARCHITECTURES[0]
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return self.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
+    """Rope, the store of K and V, and attention over decode rows, a mixed and a padded step."""
+    kind = TORCH_DTYPES[dtype]
+    memory = TorchMemory(kv_layout(heads=KV_HEADS, dim=dim, block=BLOCK, dtype=dtype), 3, CPU)
+    spec = AttentionSpec(
+        num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=dim, scale=dim**-0.5, **limits
     )
-    yield Build(
-        kernel=triton_norm._add_norm,
-        types="*bf16 *bf16 *bf16 *bf16 i32 fp32",
-        constants={"HAS_DELTA": True, "BLOCK": 4096},
-    )
-    yield Build(
-        kernel=triton_silu._silu_mul,
-        types="*bf16 *bf16 i32",
-        constants={"BLOCK": triton_silu.BLOCK},
-    )
-    yield Build(
-        kernel=triton_gelu._gelu_tanh_mul,
-        types="*bf16 *bf16 i32",
-        constants={"BLOCK": triton_gelu.BLOCK},
-    )
-    for rotary, has_norm in ((64, True), (48, False)):
-        shape = {"QUERIES": 16, "ALL": 32, "BLOCK": 16, "HALF": 64, "HALF_P": 64, "HEADS": 16}
-        yield Build(
-            kernel=triton_rope_store._rotate_store,
-            types="*bf16 *bf16 *bf16 *bf16 fp32 *bf16 *i64 i32 i32 i32 i32 i32 i32",
-            constants={"HAS_NORM": has_norm, "ROTARY": rotary, **shape},
-        )
-    yield Build(
-        kernel=triton_topk_topp._shape,
-        types="*fp32 *i32 *fp32 *i32 i32 i32 i32",
-        constants={"TILE": triton_topk_topp.TILE},
-        options={"num_warps": 8},
-    )
-    yield Build(
-        kernel=triton_sampler._draw,
-        types="*fp32 *i32 *fp32 *i32 *fp32 *i32 i32 i32 i32",
-        constants={"FILTERED": True, "TILE": triton_sampler.DRAW_TILE},
-    )
-    yield Build(kernel=triton_sampler._pick, types="*i64 *fp32 *i32 i32", constants={"TILES": 128})
+    attention = TritonAttention(memory, [spec], exact=exact)
+    rope = Rope(RopeConfig(type="default", theta=1e6), dim, kind, CPU)
+    norm = HeadNorm(torch.ones(HEADS + KV_HEADS, dim, dtype=kind), 1e-6) if limits else None
+    shape = StepShape(PADDED, PADDED, 20, 1)
+    host = shape.arrays_in(np.zeros(shape.size, np.int32))
+    pad(host, 0)
+    padded = StepBatch(host, to_device(host, CPU), 1, 20 * BLOCK)
+    for batch in [*(batch_of(rows, memory.layout) for rows in STEPS), padded]:
+        tokens, step = len(batch.host.tokens_T), attention.begin(batch)
+        tables = rope.tables(torch.arange(tokens))
+        heads = torch.zeros(tokens, HEADS + 2 * KV_HEADS, dim, dtype=kind)
+        OPS.attend(heads, HEADS, norm, tables, 0, step)
+        step.attend(0, *torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1))
 
 
-def _attention(
-    dtype: str, *, one_token: bool, dim: int, splits: int, window: int, arch: int, cap: bool = False
-) -> Iterator[Build]:
-    group, item_bytes = 2, 4 if dtype == "fp32" else 2
-    queries, keys, stages = triton_paged_attention.tile_shape(one_token, group, dim, item_bytes)
-    least = max(triton_paged_attention.SPLIT_KEYS // keys, 1)
-    fixed = {"DIM": dim, "DIM_P": dim, "WINDOW": window, "SPLITS": splits, "KEYS": keys}
-    shape = {"GROUP": group, "BLOCK": 16, "CAPPED": cap, "ONE_TOKEN": one_token, "QUERIES": queries}
-    results, where = f"*{dtype} *fp32 *fp32", "*i32 *i32 i32"
-    yield Build(
-        kernel=triton_paged_attention._attend,
-        types=f"{results} {where} *i32 i32 *{dtype} i32 i32 fp32 fp32 *{dtype} i32 i32 i32",
-        constants={**shape, **fixed, "LEAST": least},
-        arch=arch,
-        options={"num_stages": stages},
+def small_operations() -> None:
+    x = torch.zeros(3, 4096, dtype=torch.bfloat16)
+    OPS.add_norm(x, None, x[0], 1e-6)
+    OPS.add_norm(x, x, x[0], 1e-6)
+    OPS.add_norm(x, x, torch.zeros(4096), 1e-6)  # a weight in float32
+    OPS.silu_mul(x)
+    OPS.gelu_tanh_mul(x)
+
+
+def sample() -> None:
+    for vocab in (1000, 151_936):
+        logits = torch.zeros(1, vocab)
+        for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
+            OPS.draw(logits, draws_of([Sample(0, 0, params)], CPU))
+
+
+def multiply(dtype: str) -> None:
+    """Products with tiles of all widths, with and without a bias and a last part of the inputs."""
+    kind = TORCH_DTYPES[dtype]
+    for outputs, inputs in [*((LEAST_TILES * width, 128) for width in WIDTHS), (100, 80)]:
+        weight, x = torch.zeros(outputs, inputs, dtype=kind), torch.zeros(1, inputs, dtype=kind)
+        FIXED_TILE.product(weight, torch.zeros(outputs, dtype=kind))(x)
+        FIXED_TILE.head(weight)(x)
+
+
+LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
+CASES: dict[str, Callable[[], None]] = {
+    f"{dtype}, head_dim {dim}{limits}{', exact' if exact else ''}": partial(
+        attend, dtype, dim, LIMITS[limits], exact
     )
-    if splits > 1:
-        constants = {**fixed, "LEAST": least}
-        yield Build(
-            kernel=triton_paged_attention._join, types=f"{results} {where}", constants=constants
-        )
+    for dtype, dim, limits, exact in product(
+        ("bfloat16", "float32"), (64, 128, 256), LIMITS, (False, True)
+    )
+} | {
+    "norms and activations": small_operations,
+    "sampling": sample,
+    "products in bfloat16": partial(multiply, "bfloat16"),
+    "products in float32": partial(multiply, "float32"),
+}
+QUICK = {
+    "bfloat16, head_dim 128, exact": 90,
+    "bfloat16, head_dim 256, limited": 80,
+    "float32, head_dim 64, limited, exact": 100,
+    "norms and activations": 90,
+    "sampling": 80,
+    "products in bfloat16": 100,
+}
 
 
-def compile_one(build: Build) -> int:
-    """Compile a kernel and return a program's shared memory in bytes. Arguments on whose values
-    triton specializes are assumed to be multiples of 16."""
-    names, types = build.kernel.arg_names, iter(build.types.split())
-    signature = {name: "constexpr" if name in build.constants else next(types) for name in names}
-    assert next(types, None) is None, f"{build.kernel.__name__} has fewer arguments"
-    even = {
-        (param.num,): [["tt.divisibility", 16]]
-        for param in build.kernel.params
-        if signature[param.name].startswith(("*", "i")) and not param.do_not_specialize
-    }
-    values = {(names.index(name),): value for name, value in build.constants.items()}
-    source = ASTSource(build.kernel, signature, values, even)
-    target = GPUTarget("cuda", build.arch, 32)
-    return int(triton.compile(source, target=target, options=build.options).metadata.shared)
+def compile_all(cases: list[tuple[str, int]]) -> list[Compiled]:
+    """Compile the cases, each given by its name and its architecture."""
+    found: list[Compiled] = []
+    gpu, run = AbsentGpu(), JITFunction.run
+    name = ""
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        log = io.StringIO()
+        with redirect_stdout(log):
+            kernel = run(self, *args, grid=grid, warmup=True, **options)
+        used = re.search(r"(\d+) bytes spill stores[\s\S]*Used (\d+) registers", log.getvalue())
+        if used is not None:  # else it was compiled before
+            shared = int(kernel.metadata.shared)
+            numbers = int(used[2]), int(used[1]), shared
+            found.append(Compiled(self.__name__, name, gpu.arch, *numbers))
+        return kernel
+
+    JITFunction.run = compile_only
+    driver.set_active(gpu)
+    triton.knobs.nvidia.dump_ptxas_log = True
+    triton.knobs.compilation.always_compile = True
+    with patch.object(triton_backend, "programs_for", lambda *_: PROGRAMS):
+        for name, gpu.arch in cases:
+            CASES[name]()
+    return found
 
 
-def compile_all() -> dict[str, int]:
-    results = {}
-    for number, build in enumerate(builds()):
-        results[f"{number}: {build.kernel.__name__}, sm_{build.arch}"] = compile_one(build)
-    return results
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    cases = list(QUICK.items()) if options.quick else [*product(CASES, ARCHITECTURES)]
+    found = compile_all(cases)
+    if options.json:
+        print(json.dumps([asdict(each) for each in found]))
+        return
+    print(f"{'kernel':18}{'case':40}{'arch':>7}{'registers':>11}{'spills':>8}{'shared':>8}")
+    for each in found:
+        numbers = f"{each.registers:11}{each.spills:8}{each.shared:8}"
+        print(f"{each.kernel:18}{each.case:40}{'sm_' + str(each.arch):>7}{numbers}")
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_all()))
+    main()

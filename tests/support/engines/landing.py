@@ -5,24 +5,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory, Launched, Reservation, Row, RowResult
+from baton_engine.kv.block_pool import hash_in
 from baton_engine.kv.cpu_offload import CopiedBlocks, slots_for
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.ids import BlockId
-from baton_protocol.request import Request
+from baton_protocol.layout import KVGroup
 
 BLOCK = 4
+# Groups of layers: one without a window, one with a window, one of each, and several windows.
+GROUPS: list[tuple[KVGroup, ...]] = [
+    (),
+    (KVGroup((0,), 6),),
+    (KVGroup((0,)), KVGroup((1,), 6)),
+    (KVGroup((0,)), KVGroup((1,), 3), KVGroup((2,), 9)),
+]
 POISON = 0xA5
 
 
 def sim(**changes: Any) -> EngineCore:
     """A sim engine with 400 blocks of 4 tokens (128 bytes), chunks of 2 blocks, a context of 40
-    tokens and no host tier."""
+    tokens and no host tier. Each group has one layer."""
     sizes = {"num_blocks": 400, "max_model_len": 40, "block_size": BLOCK} | changes
-    return build_sim(SimSettings(layers=1, kv_heads=1, head_dim=4, chunk_blocks=2, **sizes))
+    layers = len(changes.get("groups", ())) or 1
+    return build_sim(SimSettings(layers=layers, kv_heads=1, head_dim=4, chunk_blocks=2, **sizes))
 
 
 def host_bytes(slots: int) -> int:
@@ -40,14 +49,15 @@ class WatchedRunner:
     - no write to a block that others may read: one in the prefix cache (which includes landed
       blocks), or one with another holder;
     - no block of an unread step may be allocated, registered or used by another sequence;
-    - a row may wait only for its own next token.
+    - a row may wait only for its own next token;
+    - a row has a block for each token that it computes, and for each that these tokens see.
 
     `fails` names the operation that fails next, once: "launch" or "read".
     """
 
     def __init__(self, engine: EngineCore) -> None:
         self._runner = engine.runner
-        self._size = engine.info.layout.block_size
+        self._layout = engine.info.layout
         self._pool = engine._pool
         self.unread: list[WatchedStep] = []
         self.fails = ""
@@ -86,18 +96,31 @@ class WatchedRunner:
             assert self.unread or row.after is None, "a row awaits a token, but no step is unread"
         self.fail("launch")
         self.steps.append([(row.start, len(row.tokens)) for row in rows])
-        used = [tuple(row.blocks) for row in rows]
+        used = [self.used(row) for row in rows]
         self.unread.append(WatchedStep(self, rows, used, self._runner.launch(rows)))
         return self.unread[-1]
 
     def written(self, row: Row) -> Sequence[BlockId]:
+        size, groups = self._layout.block_size, self._layout.num_groups
         end = row.start + len(row.tokens)
-        return row.blocks[row.start // self._size : -(-end // self._size)]
+        return row.blocks[row.start // size * groups : -(-end // size) * groups]
+
+    def used(self, row: Row) -> tuple[BlockId, ...]:
+        """The row's blocks; 0 in place of those that its first token does not see."""
+        size, groups = self._layout.block_size, self._layout.num_groups
+        first = self._layout.window_start(row.start) // size
+        used = list(row.blocks)
+        for index, block in enumerate(used):
+            left = index < first * groups and index % groups >= self._layout.num_full_groups
+            assert block or left, f"block {index} of {row.blocks} is missing, and is seen"
+            if left:
+                used[index] = BlockId(0)
+        return tuple(used)
 
     def check_read(self, step: WatchedStep) -> None:
         assert self.unread.pop(0) is step, "steps are read in order, once each"
         for row, used in zip(step.rows, step.used, strict=True):
-            for block in used:
+            for block in filter(None, used):
                 assert self._pool.refs(block), f"block {block} was free before its step was read"
             for block in self.written(row):
                 assert self._pool.hash_of(block) is None, f"block {block} was registered too early"
@@ -105,8 +128,8 @@ class WatchedRunner:
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """A launched step. `used` are copies of the rows' blocks at launch. Rows of the same sequence
-    share one list of blocks."""
+    """A launched step. `used` are the rows' blocks at launch (see WatchedRunner.used). Rows of the
+    same sequence share one list of blocks."""
 
     runner: WatchedRunner
     rows: Sequence[Row]
@@ -126,14 +149,16 @@ class WatchedStep:
         """Check a row of the next step against this unread one."""
         for own_row, used in zip(self.rows, self.used, strict=True):
             if own_row.blocks is row.blocks:
-                assert tuple(row.blocks[: len(used)]) == used, (
-                    "blocks were removed from a row in use"
+                same = (
+                    not then or now in (0, then)
+                    for now, then in zip(row.blocks, used, strict=False)
                 )
+                assert all(same), "blocks of a row in use were replaced"
                 continue
             assert own_row.key != row.key, "two sequences have one key"
             assert set(used).isdisjoint(written), "a block that is being read is written"
             being_written = self.runner.written(own_row)
-            assert set(row.blocks).isdisjoint(being_written), (
+            assert set(self.runner.used(row)).isdisjoint(being_written), (
                 "a block that is being written is read"
             )
         if row.after is not None:
@@ -168,25 +193,39 @@ def content(engine: EngineCore, blocks: Sequence[BlockId]) -> bytes:
     return bytes(data)
 
 
+class Landing(NamedTuple):
+    """See interface.Engine.submit."""
+
+    landed: list[tuple[int, int]]
+    window_landed: list[tuple[int, int]]
+
+
 def land(
     engine: EngineCore,
     reservation: Reservation,
     donor: EngineCore,
-    request: Request,
     wanted: Iterable[int],
-) -> list[tuple[int, int]]:
-    """Copy the wanted blocks that the donor has and the reservation lacks, and poison the others.
-    Return the runs [start, end) of block indices that landed."""
-    source = donor.reserve(request)
-    assert source is not None
-    able = range(reservation.cached, min(source.cached, len(reservation.hashes)))
-    landed = sorted(set(wanted) & set(able))
-    poison(engine, reservation.blocks[reservation.cached :])
-    for index in landed:
-        data = memoryview(content(donor, source.blocks[index : index + 1]))
-        engine.memory.write(reservation.blocks[index : index + 1], data)
-    donor.release(source)
-    return runs_of(landed)
+    windowed: Iterable[int] | None = None,
+) -> Landing:
+    """Copy the wanted spans that the donor has and the reservation lacks, and poison the others. In
+    the groups with a window, copy only the spans in `windowed`, if it is given."""
+    groups, full = engine.info.layout.num_groups, engine.info.layout.num_full_groups
+    reserved = [block for block in reservation.blocks[reservation.cached * groups :] if block]
+    poison(engine, reserved)
+    landed: tuple[list[int], list[int]] = ([], [])
+    asked = set(wanted), set(wanted) & set(wanted if windowed is None else windowed)
+    for span in range(reservation.cached, len(reservation.hashes)):
+        for found, spans, members in zip(
+            landed, asked, (range(full), range(full, groups)), strict=True
+        ):
+            hash = reservation.hashes[span]
+            sources = [donor._pool.lookup([hash_in(group, hash)]) for group in members]
+            if span in spans and all(sources):
+                found.append(span)
+                for group, source in zip(members, sources, strict=True):
+                    block = reservation.blocks[span * groups + group]
+                    engine.memory.write([block], memoryview(content(donor, source)))
+    return Landing(runs_of(landed[0]), runs_of(landed[1]))
 
 
 def runs_of(indices: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A connector over the pool of a simulated engine, with waits for its events.
+"""A connector over the pool of a simulated engine, or other memory, with waits for its events.
 
 In: a store. Out: blocks to fill and read, the calls of a step loop, and the resulting events.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from baton_engine.interface import KVMemory
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.data.transfers import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
@@ -18,6 +19,7 @@ from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
+from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority
 
 SETTINGS = SimSettings(chunk_blocks=4, num_blocks=32)
@@ -25,20 +27,58 @@ PATIENCE_S = 120.0
 E = TypeVar("E", bound=ConnectorEvent)
 
 
+class PlainMemory:
+    """KV memory of any layout in one piece of memory. Its head shards are parts of a block's bytes.
+    Only with `direct` can a socket reach them."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, *, direct: bool = False) -> None:
+        self.layout = layout
+        self._direct = direct and layout.kv_shards == 1
+        size = layout.block_bytes
+        data = memoryview(bytearray((num_blocks + 1) * size))
+        self.blocks = [data[block * size : (block + 1) * size] for block in range(num_blocks + 1)]
+
+    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
+        for piece, part in self._pairs(blocks, into, shard):
+            piece[:] = part
+
+    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
+        for piece, part in self._pairs(blocks, data, shard):
+            part[:] = piece
+
+    def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None:
+        return [self.blocks[block] for block in blocks] if self._direct else None
+
+    def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+        raise NotImplementedError
+
+    def _pairs(
+        self, blocks: Sequence[BlockId], data: memoryview, shard: int
+    ) -> Iterator[tuple[memoryview, memoryview]]:
+        """The pieces of `data`, each with the block's memory that it belongs to."""
+        size = self.layout.block_bytes // self.layout.kv_shards
+        assert len(data) == len(blocks) * size
+        for place, block in enumerate(blocks):
+            part = self.blocks[block][shard * size : (shard + 1) * size]
+            yield data[place * size : (place + 1) * size], part
+
+
 class Harness:
-    """A connector over the pool of a simulated engine, and the events that it reported."""
+    """A connector over the pool of a simulated engine or over `memory`, and the events that it
+    reported."""
 
     def __init__(
         self,
         store: EmbeddedStore,
         settings: SimSettings = SETTINGS,
         *,
+        memory: KVMemory | None = None,
         care: StoreCare = "apply",
         connect: Callable[[str, str], Index] = Index,
         tuning: Tuning | None = None,
     ) -> None:
         self.engine = build_sim(settings)
-        self.memory = self.engine.memory
+        self.memory = memory or self.engine.memory
         self.block_bytes = self.memory.layout.block_bytes
         self.connector = StoreConnector(
             StoreAddress(

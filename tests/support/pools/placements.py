@@ -8,7 +8,7 @@ from baton_protocol.ids import NodeId
 from baton_router.placement.policy import Placement
 from baton_router.requests.state import PlacementBasis
 
-BASIS = PlacementBasis(store_up=True, chunks=4, stored_chunks=2)
+BASIS = PlacementBasis(store_up=True, chunks=4, stored_chunks=2, exact="bitwise")
 
 
 def placement_on(decode: NodeId, prefill: NodeId | None = None, **changes: Any) -> Placement:

@@ -1,6 +1,6 @@
 """Paged attention on CPUs whose bits do not depend on the batch.
 
-In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
+In: the step's batch and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
 are written to the pool first, because a token attends to itself through the cache.
 
 The output of a query depends only on the query and on the keys and values that it sees, to the last
@@ -29,18 +29,16 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
 from baton_engine.attention.exact.decode_rows import DecodeRows, shared_prefixes, similar
 from baton_engine.attention.exact.pages import SIZES, CopiedKV, Sizes
 from baton_engine.attention.exact.splits import Hidden, Splits
-from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.kv_views import slots_of
+from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
 from baton_engine.attention.torch_decode import Places
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.kv.staging import stage
 
 
 class ExactAttention:
@@ -52,15 +50,20 @@ class ExactAttention:
         self._kv = CopiedKV(memory, specs[0].num_heads, sizes)
         self._specs = tuple(specs)
         self._products = BatchedProducts.for_heads(
-            self._kv.pool.dtype, self._kv.device, self._kv.head_dim
+            *(self._kv.pool.dtype, self._kv.device, self._kv.head_dim),
+            keys=Splits(self._kv.block_size, None).keys,
         )
 
     @property
     def exact(self) -> bool:
         return self._kv.device.type == "cpu" and self._products.exact
 
-    def begin(self, rows: Sequence[Row]) -> ExactStep:
-        return ExactStep(self._kv, self._products, self._specs, rows)
+    @property
+    def recordable(self) -> bool:
+        return False
+
+    def begin(self, batch: StepBatch) -> ExactStep:
+        return ExactStep(self._kv, self._products, self._specs, batch)
 
 
 class Group(Protocol):
@@ -80,21 +83,26 @@ class ExactStep:
         kv: CopiedKV,
         products: BatchedProducts,
         specs: Sequence[AttentionSpec],
-        rows: Sequence[Row],
+        batch: StepBatch,
     ) -> None:
         self._kv = kv
         self._specs = specs
-        self._slots_T = slots_of(rows, kv.block_size)
-        self._targets = kv.slot_rows(self._slots_T)
-        windows = [spec.window for spec in specs]
+        self._slots = [group.slots_T for group in batch.device.groups]
+        self._targets = [kv.slot_rows(group.slots_T) for group in batch.host.groups]
+        # Layers of one KV group with one window have the same plan.
+        kinds = [(group, spec.window) for (group, _), spec in zip(kv.places, specs, strict=True)]
         plans = {
-            window: _groups(kv, products, rows, Splits(kv.block_size, window), specs[0].num_heads)
-            for window in dict.fromkeys(windows)
+            (group, window): _groups(
+                *(kv, products, table_rows(batch, group)),
+                *(Splits(kv.block_size, window), specs[0].num_heads),
+            )
+            for group, window in dict.fromkeys(kinds)
         }
-        self._plans = [plans[window] for window in windows]
+        self._plans = [plans[kind] for kind in kinds]
 
-    def slots(self) -> KVSlots:
-        return KVSlots(self._kv.pool, stage(self._slots_T, self._kv.device))
+    def slots(self, layer: int) -> KVSlots:
+        group, index = self._kv.places[layer]
+        return KVSlots(self._kv.pool, index, self._slots[group])
 
     def attend(
         self,
@@ -106,7 +114,7 @@ class ExactStep:
         stored: bool = False,
     ) -> torch.Tensor:
         if not stored:
-            self._kv.store(layer, self._targets, k_TKH, v_TKH)
+            self._kv.store(layer, self._targets[self._kv.places[layer][0]], k_TKH, v_TKH)
         plan, spec = self._plans[layer], self._specs[layer]
         if len(plan) == 1:  # the usual decode step: no copy
             return plan[0].attend(layer, q_TNH, spec)
@@ -121,13 +129,13 @@ class PromptPiece:
     allows, and at least one."""
 
     def __init__(
-        self, kv: CopiedKV, products: BatchedProducts, row: Row, begin: int, splits: Splits
+        self, kv: CopiedKV, products: BatchedProducts, row: TableRow, begin: int, splits: Splits
     ) -> None:
-        self.places: Places = slice(begin, begin + len(row.tokens))
+        self.places: Places = slice(begin, begin + row.count)
         self._kv = kv
         self._products = products
         self._splits = splits
-        self._queries_T = np.arange(row.start, row.start + len(row.tokens))
+        self._queries_T = np.arange(row.start, row.start + row.count)
         self._low = splits.lowest(row.start)
         count = splits.of(int(self._queries_T[-1])) + 1 - self._low
         self._keys = count * splits.keys
@@ -150,19 +158,27 @@ class PromptPiece:
         out_KTGH = out_TNH.view(by_head).transpose(0, 1)
         q_KTGH = q_TNH.reshape(by_head).transpose(0, 1)
         each_token = by_head[2] * self._keys
-        height = min(tokens, max(1, kv.sizes.max_scores // each_token))
+        height = min(
+            tokens,
+            max(1, kv.sizes.max_scores // each_token),
+            max(1, self._products.most_rows // by_head[2]),
+        )
         width = max(1, kv.sizes.max_scores // (height * each_token))
         for part, seen, hidden in self._parts_of(height, by_head[2]):
             for head in range(0, kv.num_kv_heads, width):
                 some = slice(head, head + width)
                 q_XTGH = q_KTGH[some, part]
-                scores_XML = self._products.scores(q_XTGH.flatten(1, 2), k_KLH[some, :seen], spec)
+                q_XMH = q_XTGH.flatten(1, 2)
+                rows = q_XMH.shape[1]
+                # Padding here is cheaper than in each product.
+                q_XMH = F.pad(q_XMH, (0, 0, 0, self._products.rows(rows) - rows))
+                scores_XML = self._products.scores(q_XMH, k_KLH[some, :seen], spec)
                 if hidden is not None:
-                    hidden.hide(scores_XML)
-                weights_XCMS, total_XM = self._splits.weights(scores_XML)
-                sums_XCMH = self._products.sums(weights_XCMS, v_KLH[some, :seen])
-                out_XMH = added(sums_XCMH).div_(total_XM[..., None])
-                out_KTGH[some, part] = out_XMH.view(q_XTGH.shape)
+                    hidden.hide(scores_XML[:, :rows])
+                weights_XMCS, total_XM = self._splits.weights(scores_XML)
+                sums_XMCH = self._products.sums(weights_XMCS, v_KLH[some, :seen])
+                out_XMH = added(sums_XMCH).div_(total_XM[..., None])
+                out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
         return out_TNH
 
     def _parts_of(self, height: int, group: int) -> list[tuple[slice, int, Hidden | None]]:
@@ -183,20 +199,24 @@ class PromptPiece:
 
 
 def _groups(
-    kv: CopiedKV, products: BatchedProducts, rows: Sequence[Row], splits: Splits, num_heads: int
+    kv: CopiedKV,
+    products: BatchedProducts,
+    rows: Sequence[TableRow],
+    splits: Splits,
+    num_heads: int,
 ) -> list[Group]:
     """The groups of a step, for all layers with the same window."""
     found: list[Group] = []
-    ones: list[Row] = []
+    ones: list[TableRow] = []
     places: list[int] = []
     begin = 0
     for row in rows:
-        if len(row.tokens) == 1:
+        if row.count == 1:
             ones.append(row)
             places.append(begin)
         else:
             found.append(PromptPiece(kv, products, row, begin, splits))
-        begin += len(row.tokens)
+        begin += row.count
     most = max(1, kv.sizes.max_scores // (num_heads * splits.keys))
     for members, shared in shared_prefixes(ones, splits):
         starts_R = np.asarray([ones[index].start for index in members])

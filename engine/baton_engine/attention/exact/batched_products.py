@@ -3,9 +3,12 @@
 In: queries, keys, values and weights as batches of matrices. Out: scores, and weighted sums of V.
 
 A library may compute products of few rows with other instructions, in another order of additions.
-In float32, MKL does so below 3 rows for heads of 64, and below 5 for heads of 128. So matrices with
-fewer rows than `least_rows` get additional rows of zeros. A test on random numbers finds
-`least_rows` when an engine starts.
+In float32, MKL does so below 3 rows for heads of 64, and below 5 for heads of 128. So a test with
+random numbers finds permitted numbers of rows when an engine starts (see `row_rule`), and
+matrices with other numbers get additional rows of zeros.
+
+The test also compares torch's embedding bag with the product. In float32, both add weighted values
+key by key in the same way, so one-token rows may read V in place and get the bits of a prompt.
 
 Shapes: X matrices, M rows, S keys of a split, C splits, L = C S keys, H head_dim.
 """
@@ -16,36 +19,56 @@ import functools
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import wide_scores
+from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, tested_rule
 from baton_engine.config.model_config import AttentionSpec
 
-CANDIDATES = (1, 4, 8, 16, 32, 64)
-# What the test multiplies: numbers of rows, columns of the first product, columns in each product
-# of the second (a split).
-TESTED_ROWS = (*range(1, 10), 12, 15, 16, 17, 24, 31, 33, 64, 95)
-MOST_ROWS = 96
-TESTED_KEYS = (64, 320)
+# Matrices and splits of the larger products of the test.
 MATRICES = 3
+SPLITS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class BatchedProducts:
-    """`exact` is False if even the largest candidate for `least_rows` changes bits."""
+    """`rule` has no number of rows if bits depend on it. `in_place` is whether sums_in_place() has
+    the bits of sums()."""
 
-    least_rows: int = 1
-    exact: bool = True
+    rule: RowRule
+    in_place: bool = False
 
     @classmethod
-    def for_heads(cls, dtype: torch.dtype, device: torch.device, head_dim: int) -> BatchedProducts:
-        return _tested(dtype, head_dim) if device.type == "cpu" else cls()
+    def for_heads(
+        cls, dtype: torch.dtype, device: torch.device, head_dim: int, keys: int
+    ) -> BatchedProducts:
+        """The products of heads of `head_dim` and splits of `keys` keys."""
+        if device.type != "cpu":
+            return cls(RowRule(()))
+        return _tested(dtype, head_dim, keys, torch.get_num_threads())
+
+    @property
+    def exact(self) -> bool:
+        return bool(self.rule.counts)
+
+    @property
+    def most_rows(self) -> int:
+        """The largest number of rows of a product."""
+        return self.rule.counts[-1] if self.exact else ROW_COUNTS[-1]
+
+    def rows(self, count: int) -> int:
+        """The number of rows to compute for `count` rows, at most `most_rows`."""
+        return next((rows for rows in self.rule.counts if rows >= count), count)
 
     def scores(self, q_XMH: torch.Tensor, k_XLH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """Scores of all keys, float32 [X, M, L], contiguous."""
         count = q_XMH.shape[1]
-        if count < self.least_rows:
-            padded_XMH = q_XMH.new_zeros(len(q_XMH), self.least_rows, q_XMH.shape[2])
-            padded_XMH[:, :count] = q_XMH
+        if count > self.most_rows:
+            parts = [self.scores(part, k_XLH, spec) for part in self._divided(q_XMH)]
+            return torch.cat(parts, 1)
+        missing = self.rows(count) - count
+        if missing:
+            padded_XMH = F.pad(q_XMH, (0, 0, 0, missing))
             scores_XML = wide_scores(padded_XMH, k_XLH, spec.scale)[:, :count].contiguous()
         else:
             scores_XML = wide_scores(q_XMH.contiguous(), k_XLH, spec.scale)
@@ -53,51 +76,93 @@ class BatchedProducts:
             scores_XML.div_(spec.soft_cap).tanh_().mul_(spec.soft_cap)
         return scores_XML
 
-    def sums(self, weights_XCMS: torch.Tensor, v_XLH: torch.Tensor) -> torch.Tensor:
-        """Sums of V times weight by split, [X, C, M, H], in the dtype of V."""
-        matrices, splits, count, keys = weights_XCMS.shape
-        shape = matrices, splits, max(count, self.least_rows), keys
-        if count < self.least_rows:
-            padded_XCMS = torch.zeros(shape, dtype=v_XLH.dtype, device=v_XLH.device)
-            padded_XCMS[:, :, :count] = weights_XCMS
-        else:
-            padded_XCMS = torch.empty(shape, dtype=v_XLH.dtype, device=v_XLH.device)
-            padded_XCMS.copy_(weights_XCMS)
+    def sums(self, weights_XMCS: torch.Tensor, v_XLH: torch.Tensor) -> torch.Tensor:
+        """Sums of V times weight by split, [X, M, C, H], in the dtype of V."""
+        matrices, count, splits, keys = weights_XMCS.shape
+        if count > self.most_rows:
+            return torch.cat([self.sums(part, v_XLH) for part in self._divided(weights_XMCS)], 1)
+        shape = matrices, splits, self.rows(count), keys
+        padded_XCMS = torch.empty(shape, dtype=v_XLH.dtype, device=v_XLH.device)
+        padded_XCMS[:, :, :count].copy_(weights_XMCS.transpose(1, 2))
+        padded_XCMS[:, :, count:] = 0.0
         v_YSH = v_XLH.reshape(matrices * splits, keys, -1)
         sums_YMH = torch.bmm(padded_XCMS.flatten(0, 1), v_YSH)
-        return sums_YMH.view(matrices, splits, *sums_YMH.shape[1:])[:, :, :count]
+        sums_XCMH = sums_YMH.view(matrices, splits, *sums_YMH.shape[1:])
+        return sums_XCMH[:, :, :count].transpose(1, 2)
+
+    def _divided(self, tensor_XM: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.split(tensor_XM, self.most_rows, 1))
 
 
-def added(sums_XCMH: torch.Tensor) -> torch.Tensor:
+def sums_in_place(
+    weights_XMCS: torch.Tensor, v_slots: torch.Tensor, slots: torch.Tensor, bags: torch.Tensor
+) -> torch.Tensor:
+    """Sums of V times weight by split, [X, M, C, H]. `slots` has the slot in `v_slots` of each
+    weight, and `bags` the index of the first weight of each sum."""
+    sums, *_ = torch.embedding_bag(
+        *(v_slots, slots, bags),
+        mode=0,  # sums
+        per_sample_weights=weights_XMCS.reshape(-1),
+    )
+    return sums.view(*weights_XMCS.shape[:3], -1)
+
+
+def added(sums_XMCH: torch.Tensor) -> torch.Tensor:
     """The sums of all splits, added in ascending order: float32 [X, M, H], a new tensor."""
-    found_XMH = sums_XCMH[:, 0].to(torch.float32, copy=True)
-    for split in range(1, sums_XCMH.shape[1]):
-        found_XMH += sums_XCMH[:, split]
+    found_XMH = sums_XMCH[:, :, 0].to(torch.float32, copy=True)
+    for split in range(1, sums_XMCH.shape[2]):
+        found_XMH += sums_XMCH[:, :, split]
     return found_XMH
 
 
 @functools.cache
-def _tested(dtype: torch.dtype, head_dim: int) -> BatchedProducts:
-    """Find the smallest number of rows from which on both products give a row the same bits for any
-    number of rows, columns and matrices. The order of additions depends only on shapes, so random
-    numbers show it. Takes tens of milliseconds; cached per process."""
+def _tested(dtype: torch.dtype, head_dim: int, keys: int, threads: int) -> BatchedProducts:
+    """Find the numbers of rows with which both products give a row the same bits, for any number of
+    columns and matrices. Takes a tenth of a second; cached per process, for each number of
+    `threads`."""
     noise = torch.Generator().manual_seed(0)
-    keys = max(TESTED_KEYS)
-    q_XMH = torch.randn(MATRICES, MOST_ROWS, head_dim, generator=noise).to(dtype)
-    k_XLH = torch.randn(MATRICES, keys, head_dim, generator=noise).to(dtype)
-    weights_XML = torch.rand(MATRICES, MOST_ROWS, min(TESTED_KEYS), generator=noise).to(dtype)
-    v_XSH = k_XLH[:, : min(TESTED_KEYS)].contiguous()
-    scores_XML = wide_scores(q_XMH, k_XLH, 1.0)
-    sums_XMH = torch.bmm(weights_XML, v_XSH)
+    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=head_dim, scale=1.0)
+    untested = BatchedProducts(RowRule(ROW_COUNTS))
+    k_XCSH = torch.randn(MATRICES, SPLITS, keys, head_dim, generator=noise).to(dtype)
+    v_XCSH = torch.randn(MATRICES, SPLITS, keys, head_dim, generator=noise).to(dtype)
+    w_RS = torch.rand(TEST_ROWS, keys, generator=noise)
+    # The second half of a sum cancels the first. What rounding leaves shows the order of additions,
+    # even in bfloat16.
+    half = keys // 2
+    w_RS[:, half : 2 * half] = w_RS[:, :half]
+    v_XCSH[:, :, half : 2 * half] = -v_XCSH[:, :, :half]
+    v_XCSH[:, :, 2 * half :] = 0.0
 
-    def same(rows: int, matrices: int) -> bool:
-        some, columns = slice(matrices), TESTED_KEYS[rows % len(TESTED_KEYS)]
-        scores = wide_scores(q_XMH[some, :rows].contiguous(), k_XLH[some, :columns], 1.0)
-        sums = torch.bmm(weights_XML[some, :rows].contiguous(), v_XSH[some])
-        return torch.equal(scores, scores_XML[some, :rows, :columns]) and torch.equal(
-            sums, sums_XMH[some, :rows]
-        )
+    def product(x_MI: torch.Tensor) -> torch.Tensor:
+        """Scores and sums of rows of (query, weights). NaN if the bits depend on the number of
+        matrices or splits."""
+        q_MH, w_MS = x_MI[:, :head_dim].to(dtype), x_MI[:, head_dim:]
+        found = []
+        for matrices, splits in ((MATRICES, SPLITS), (MATRICES, 1), (1, 1)):
+            some = slice(matrices), slice(splits)
+            q_XMH = q_MH.expand(matrices, -1, -1)
+            w_XMCS = w_MS[None, :, None].expand(matrices, -1, splits, -1)
+            scores_XML = untested.scores(q_XMH, k_XCSH[some].flatten(1, 2), spec)
+            sums_XMCH = untested.sums(w_XMCS, v_XCSH[some].flatten(1, 2))
+            found.append((scores_XML, sums_XMCH))
+        scores_XML, sums_XMCH = found[0]
+        for scores, sums in found[1:]:
+            matrices, _, splits, _ = sums.shape
+            same = torch.equal(scores, scores_XML[:matrices, :, : splits * keys])
+            if not same or not torch.equal(sums, sums_XMCH[:matrices, :, :splits]):
+                scores_XML.fill_(torch.nan)
+        each = (scores_XML.transpose(0, 1), sums_XMCH.float().transpose(0, 1))
+        return torch.cat([part.flatten(1) for part in each], 1)
 
-    bad = [rows for rows in TESTED_ROWS if not (same(rows, 1) and same(rows, MATRICES))]
-    able = [least for least in CANDIDATES if least > max(bad, default=0)]
-    return BatchedProducts(able[0]) if able else BatchedProducts(CANDIDATES[-1], exact=False)
+    q_RH = torch.randn(TEST_ROWS, head_dim, generator=noise).to(dtype).float()
+    rule = tested_rule(product, torch.cat((q_RH, w_RS), 1), ROW_COUNTS)
+    if not rule.counts:
+        return BatchedProducts(rule)
+    products = BatchedProducts(rule)
+    w_XMCS = w_RS.to(dtype)[None, :, None].expand(MATRICES, -1, SPLITS, -1).contiguous()
+    slots = torch.arange(v_XCSH[..., 0].numel()).view(MATRICES, 1, SPLITS, keys)
+    slots = slots.expand(w_XMCS.shape).reshape(-1)
+    bags = torch.arange(0, len(slots), keys)
+    sums_XMCH = sums_in_place(w_XMCS, v_XCSH.view(-1, head_dim), slots, bags)
+    same = torch.equal(sums_XMCH, products.sums(w_XMCS, v_XCSH.flatten(1, 2)))
+    return BatchedProducts(rule, in_place=same)

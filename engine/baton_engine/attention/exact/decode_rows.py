@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from baton_engine.attention.exact.batched_products import BatchedProducts, added
+from baton_engine.attention.exact.batched_products import BatchedProducts, added, sums_in_place
 from baton_engine.attention.exact.pages import CopiedKV
 from baton_engine.attention.exact.splits import Hidden, Splits
-from baton_engine.attention.torch_decode import places_of
+from baton_engine.attention.interface import TableRow
+from baton_engine.attention.torch_decode import places_of, value_slots
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.interface import Row
 
 # Rows of up to this number of splits may share a group.
 SHORT_SPLITS = 4
@@ -37,7 +37,7 @@ class DecodeRows:
         self,
         kv: CopiedKV,
         products: BatchedProducts,
-        rows: Sequence[Row],
+        rows: Sequence[TableRow],
         places: Sequence[int],
         splits: Splits,
         shared: int = 0,
@@ -53,16 +53,22 @@ class DecodeRows:
         self._common = kv.key_rows(splits.table(rows[:1], [0], shared)) if shared else None
         one_row = kv.num_kv_heads * count * splits.keys * kv.head_dim
         height = max(1, kv.sizes.max_copied // one_row)
-        self._own: list[tuple[slice, torch.Tensor]] = []
-        for first in range(0, len(rows), height):
-            part = slice(first, first + height)
-            table_RM = splits.table(rows[part], low_R[part].tolist(), count)
-            self._own.append((part, kv.key_rows(table_RM)))
+        table_RM = splits.table(rows, low_R.tolist(), count)
+        parts = [slice(first, first + height) for first in range(0, len(rows), height)]
+        self._own = [(part, kv.key_rows(table_RM[part])) for part in parts]
         first_R1 = ((low_R - shared) * splits.keys)[:, None]
         keys_RL = first_R1 + np.arange((shared + count) * splits.keys)
         hidden_RL = splits.hidden(starts_R[:, None], keys_RL)
         hidden_XL = np.repeat(hidden_RL, kv.num_kv_heads, 0)
         self._hidden = Hidden.of(hidden_XL[:, None], kv.device)
+        # Keys from here on are those of block 0, which are finite.
+        ends_R = (starts_R // kv.block_size + 1) * kv.block_size
+        self._written = int((ends_R - (low_R - shared) * splits.keys).max())
+        self._slots = self._bags = None
+        if products.in_place:
+            own_RL = ~hidden_RL[:, shared * splits.keys :]
+            self._slots = torch.from_numpy(value_slots(kv, table_RM, own_RL))
+            self._bags = torch.arange(0, len(self._slots), splits.keys)
 
     def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         kv, (rows, heads, dim) = self._kv, q_RNH.shape
@@ -70,9 +76,9 @@ class DecodeRows:
         scores_XGL = self._scores(layer, q_RKGH, spec)
         if self._hidden is not None:
             self._hidden.hide(scores_XGL)
-        weights_XCGS, total_XG = self._splits.weights(scores_XGL)
-        sums_XCGH = self._sums(layer, weights_XCGS)
-        out_XGH = added(sums_XCGH).div_(total_XG[..., None])
+        weights_XGCS, total_XG = self._splits.weights(scores_XGL)
+        sums_XGCH = self._sums(layer, weights_XGCS)
+        out_XGH = added(sums_XGCH).div_(total_XG[..., None])
         return out_XGH.to(q_RNH.dtype).view(rows, heads, dim)
 
     def _scores(self, layer: int, q_RKGH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
@@ -92,30 +98,36 @@ class DecodeRows:
         scores_RKGL = scores_KML.view(kv_heads, rows, group, -1).transpose(0, 1)
         return torch.cat((scores_RKGL.flatten(0, 1), own_XGL), -1)
 
-    def _sums(self, layer: int, weights_XCGS: torch.Tensor) -> torch.Tensor:
-        """Sums of V times weight [X, C, G, H], of the shared splits and of each row's own."""
+    def _sums(self, layer: int, weights_XGCS: torch.Tensor) -> torch.Tensor:
+        """Sums of V times weight [X, G, C, H], of the shared splits and of each row's own."""
+        if self._common is None:
+            return self._own_sums(layer, weights_XGCS, 0)
         kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
-        shared = 0
-        found: list[torch.Tensor] = []
-        if self._common is not None:
-            v_KLH = self._kv.gather_v(layer, self._common).view(kv_heads, -1, dim)
-            shared = v_KLH.shape[1] // self._splits.keys
-            rows, group = len(weights_XCGS) // kv_heads, weights_XCGS.shape[2]
-            weights_RKCGS = weights_XCGS[:, :shared].reshape(rows, kv_heads, shared, group, -1)
-            weights_KCMS = weights_RKCGS.permute(1, 2, 0, 3, 4).flatten(2, 3)
-            sums_KCMH = self._products.sums(weights_KCMS, v_KLH)
-            sums_KCRGH = sums_KCMH.reshape(kv_heads, shared, rows, group, dim)
-            found.append(sums_KCRGH.permute(2, 0, 1, 3, 4).flatten(0, 1))
-        own = []
+        v_KLH = self._kv.gather_v(layer, self._common).view(kv_heads, -1, dim)
+        rows, (group, splits, keys) = len(weights_XGCS) // kv_heads, weights_XGCS.shape[1:]
+        weights_RKGCS = weights_XGCS.view(rows, kv_heads, group, splits, keys)
+        weights_RKGCS = weights_RKGCS[..., : self.shared, :]
+        weights_KMCS = weights_RKGCS.transpose(0, 1).flatten(1, 2)
+        sums_KMCH = self._products.sums(weights_KMCS, v_KLH)
+        sums_RKGCH = sums_KMCH.reshape(kv_heads, rows, group, -1, dim).transpose(0, 1)
+        own_XGCH = self._own_sums(layer, weights_XGCS[:, :, self.shared :], self.shared)
+        return torch.cat((sums_RKGCH.flatten(0, 1), own_XGCH), 2)
+
+    def _own_sums(self, layer: int, weights_XGCS: torch.Tensor, first: int) -> torch.Tensor:
+        """Sums over the rows' own splits, from split `first` on."""
+        if self._slots is not None and self._bags is not None:
+            return sums_in_place(weights_XGCS, self._kv.v_slots[layer], self._slots, self._bags)
+        kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
+        found = []
         for part, pages in self._own:
             matrices = slice(part.start * kv_heads, part.stop * kv_heads)
-            weights = weights_XCGS[matrices, shared:]
+            weights = weights_XGCS[matrices]
             v_XLH = self._kv.gather_v(layer, pages).view(len(weights), -1, dim)
             if self._hidden is not None:
-                self._hidden.clear(v_XLH, matrices, shared * self._splits.keys)
-            own.append(self._products.sums(weights, v_XLH))
-        found.append(own[0] if len(own) == 1 else torch.cat(own))
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+                keys = slice(first * self._splits.keys, self._written)
+                self._hidden.clear(v_XLH, matrices, keys)
+            found.append(self._products.sums(weights, v_XLH))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def similar(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
@@ -135,7 +147,7 @@ def similar(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
         yield sorted(group)
 
 
-def shared_prefixes(rows: Sequence[Row], splits: Splits) -> list[tuple[list[int], int]]:
+def shared_prefixes(rows: Sequence[TableRow], splits: Splits) -> list[tuple[list[int], int]]:
     """Divide rows into groups to compute together: indexes of rows, and how many leading splits
     have the same blocks in all of them. Only splits before the row's new token are shared, so each
     row has at least one split of its own. Rows that share nothing form one group."""
@@ -151,7 +163,7 @@ def shared_prefixes(rows: Sequence[Row], splits: Splits) -> list[tuple[list[int]
 
 
 def _best(
-    rows: Sequence[Row], blocks: int, counts: Sequence[int], members: list[int], known: int
+    rows: Sequence[TableRow], blocks: int, counts: Sequence[int], members: list[int], known: int
 ) -> tuple[int, list[tuple[list[int], int]]]:
     """The grouping of `members` that saves most, and its saving in splits of one row. Their first
     `known` splits are the same. Either all form one group with their common prefix, or they split
@@ -159,13 +171,13 @@ def _best(
     if len(members) < 2:
         return 0, []
 
-    def split_of(index: int, split: int) -> tuple[int, ...]:
-        return tuple(rows[index].blocks[split * blocks : (split + 1) * blocks])
+    def split_of(index: int, split: int) -> bytes:
+        return rows[index].blocks[split * blocks : (split + 1) * blocks].tobytes()
 
     common, most = known, min(counts[index] for index in members)
     while common < most and len({split_of(index, common) for index in members}) == 1:
         common += 1
-    apart: dict[tuple[int, ...], list[int]] = {}
+    apart: dict[bytes, list[int]] = {}
     for index in members:
         if counts[index] > common:
             apart.setdefault(split_of(index, common), []).append(index)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from baton_engine.attention.interface import TableRow
 from baton_engine.attention.kv_views import Positions, Table, Visible
 from baton_engine.config.engine_config import SPLIT_KEYS
-from baton_engine.interface import Row
 from baton_engine.kv.staging import stage
 
 
@@ -46,25 +46,25 @@ class Splits:
         hidden: Visible = keys > queries
         return hidden if self.window is None else hidden | (keys <= queries - self.window)
 
-    def table(self, rows: Sequence[Row], first: Sequence[int], count: int) -> Table:
+    def table(self, rows: Sequence[TableRow], first: Sequence[int], count: int) -> Table:
         """The blocks of `count` splits of each row, from its split `first` on. Where a row has no
         block, the table has block 0, whose KV is finite."""
         table_RM = np.zeros((len(rows), count * self.blocks), np.int64)
         for line, (row, split) in enumerate(zip(rows, first, strict=True)):
-            end = -(-(row.start + len(row.tokens)) // self._block_size)
+            end = -(-(row.start + row.count) // self._block_size)
             begin = split * self.blocks
             used = row.blocks[begin : min(end, begin + table_RM.shape[1])]
             table_RM[line, : len(used)] = used
         return table_RM
 
     def weights(self, scores_XML: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights exp(score - largest) [X, C, M, S] from the scores of all keys that each query
+        """Weights exp(score - largest) [X, M, C, S] from the scores of all keys that each query
         sees, and the sums of a query's weights [X, M]. Overwrites the scores."""
         weights_XML = scores_XML.sub_(scores_XML.amax(-1, keepdim=True)).exp_()
         weights_XMCS = weights_XML.view(*weights_XML.shape[:2], -1, self.keys)
         sums_XMC = weights_XMCS.sum(-1)
         # cumsum adds the splits in order, and splits without a visible key add 0.
-        return weights_XMCS.transpose(1, 2), sums_XMC.cumsum(-1)[..., -1]
+        return weights_XMCS, sums_XMC.cumsum(-1)[..., -1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,10 @@ class Hidden:
         scores are replaced, not added to."""
         scores_XML[:, :, self.first :].masked_fill_(self.mask_XML, -torch.inf)
 
-    def clear(self, v_XLH: torch.Tensor, matrices: slice, begin: int) -> None:
-        """Set hidden values of some matrices to 0, from key `begin` on: a weight of 0 does not
-        remove NaN. Only for matrices with one query each."""
-        first = max(self.first, begin)
-        mask_XL1 = self.mask_XML[matrices, :, first - self.first :].transpose(1, 2)
-        v_XLH[:, first - begin :].masked_fill_(mask_XL1, 0.0)
+    def clear(self, v_XLH: torch.Tensor, matrices: slice, keys: slice) -> None:
+        """Set hidden values of some matrices to 0, for a range of `keys`: a weight of 0 does not
+        remove NaN. `v_XLH` begins at the first of them. Only for matrices with one query each."""
+        first = max(self.first, keys.start)
+        some = slice(first - self.first, keys.stop - self.first)
+        mask_XL1 = self.mask_XML[matrices, :, some].transpose(1, 2)
+        v_XLH[:, first - keys.start : keys.stop - keys.start].masked_fill_(mask_XL1, 0.0)
