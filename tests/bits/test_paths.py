@@ -17,6 +17,7 @@ from tests.bits.cells import DTYPES, MODELS, SUBJECTS, Bench, Differs, ids_in
 from tests.bits.origin import first_difference
 from tests.bits.paths import PATHS
 from tests.bits.store_paths import STORE_PATHS
+from tests.support.needs import needs
 
 ALL_PATHS: Mapping[str, Callable[[Bench], None]] = {**PATHS, **STORE_PATHS}
 SMOKE = list(zip(cycle(MODELS), cycle(DTYPES), ALL_PATHS, strict=False))
@@ -55,11 +56,11 @@ def test_the_smoke_has_each_model_each_dtype_and_each_path() -> None:
 def bench_of(
     tiny_model: Callable[[str], Path], request: pytest.FixtureRequest
 ) -> Callable[..., Bench]:
-    """(model, dtype, path) -> its bench, with a store if the path needs one."""
+    """(model, dtype, path, device) -> its bench, with a store if the path needs one."""
 
-    def make(model: str, dtype: str, path: str) -> Bench:
+    def make(model: str, dtype: str, path: str, device: str = "cpu") -> Bench:
         store = request.getfixturevalue("store") if path in STORE_PATHS else None
-        return Bench(tiny_model(model), dtype, store)
+        return Bench(tiny_model(model), dtype, store, device)
 
     return make
 
@@ -81,7 +82,10 @@ def test_a_request_has_the_bits_that_it_has_alone(
 @pytest.mark.parametrize("path", ALL_PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_request_has_the_bits_that_it_has_alone_on_every_path(
-    model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
+    device: str, model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
 ) -> None:
-    check(bench_of(model, dtype, path), path)
+    if device == "cuda":
+        needs("gpu")
+    check(bench_of(model, dtype, path, device), path)
