@@ -23,6 +23,10 @@ ALL_PATHS: Mapping[str, Callable[[Bench], None]] = {**PATHS, **STORE_PATHS}
 SMOKE = list(zip(cycle(MODELS), cycle(DTYPES), ALL_PATHS, strict=False))
 
 
+def marks_of(path: str) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.integration,) if path in STORE_PATHS else ()
+
+
 def check(bench: Bench, path: str) -> None:
     try:
         ALL_PATHS[path](bench)
@@ -66,11 +70,7 @@ def bench_of(
 
 
 @pytest.mark.parametrize(
-    ("model", "dtype", "path"),
-    [
-        pytest.param(*each, marks=pytest.mark.integration if each[2] in STORE_PATHS else ())
-        for each in SMOKE
-    ],
+    ("model", "dtype", "path"), [pytest.param(*each, marks=marks_of(each[2])) for each in SMOKE]
 )
 def test_a_request_has_the_bits_that_it_has_alone(
     model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
@@ -79,7 +79,7 @@ def test_a_request_has_the_bits_that_it_has_alone(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("path", ALL_PATHS)
+@pytest.mark.parametrize("path", [pytest.param(p, marks=marks_of(p)) for p in ALL_PATHS])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
