@@ -102,6 +102,7 @@ def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
         dtype=compute_dtype(config, settings.dtype),
         chunk_blocks=settings.chunk_blocks or 1,
         kv_shards=shards,
+        groups=groups_of(config),
     )
     if settings.chunk_blocks is not None:
         return layout
