@@ -102,6 +102,16 @@ def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
         assert run(continued)["continued"] == expected[position:], f"taken over at {position}"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pieces_give_the_same_bits_with_blocks_that_do_not_divide_a_split(
+    dtype: str, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = tiny_model("mistral-window")
+    expected = alone(folder, dtype, block_size=12)
+    for size in (1, 7, 64):
+        assert alone(folder, dtype, block_size=12, max_batched_tokens=size) == expected
+
+
 def test_preempted_requests_get_the_bits_that_they_get_alone(
     tiny_model: Callable[[str], Path],
 ) -> None:

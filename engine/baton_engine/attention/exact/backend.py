@@ -43,8 +43,8 @@ from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 
-# Tokens of a prompt that are computed at a time. More would compute more scores of keys that a token
-# does not see, and fewer would take more calls.
+# Tokens of a prompt that are computed at a time. More would compute more scores of keys that a
+# token does not see, and fewer would take more calls.
 PIECE_TOKENS = 64
 
 
