@@ -203,8 +203,8 @@ class Sequence:
 
     def leave(self) -> list[BlockId]:
         """Forget the blocks that no token from `computed` on sees, because a window has left their
-        spans, and return them. A step in flight does not read them either: it begins at
-        `computed`."""
+        chunks, and return them. Whole chunks are kept, because the store gets whole chunks. A step
+        in flight does not read the blocks either: it begins at `computed`."""
         layout = self.state.layout
         chunks = layout.first_complete(self.computed // layout.chunk_tokens)
         first, self.left = self.left, chunks * layout.chunk_blocks
