@@ -20,7 +20,7 @@ QUESTION := models/demo/question.txt
 # Which Python and torch beside those of .venv; each torch names its own triton, and the interpreter
 # of triton 3.6 wants a numpy before 2.4.
 VERSIONS ?= 3.12/2.11 3.13/2.12
-ENGINE_TESTS := tests/engine tests/oracles tests/text tests/protocol
+ENGINE_TESTS := tests/engine tests/bits tests/oracles tests/text tests/protocol
 
 # Where images are to be pushed to, and which of the node's are wanted; TORCH_INDEX: node/Dockerfile.
 IMAGE_PREFIX ?=

@@ -25,7 +25,7 @@ from baton_decode_node.fetch_state import (
     FetchState,
     Outcome,
 )
-from baton_engine.interface import Reservation
+from baton_engine.interface import PADDING, Reservation
 from baton_node.engine.job import (
     BlockCounts,
     FetchSummary,
@@ -36,7 +36,7 @@ from baton_node.engine.job import (
     first_chunks,
 )
 from baton_node.engine.running import RunningBatch
-from baton_node.store.base import PADDING, Fetched
+from baton_node.store.base import Fetched
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 
-from tests.cluster.load import Accepts, Load, Shape, accept_none
+from tests.cluster.load import Load, Shape
 from tests.cluster.machine.client import Kubernetes
 from tests.support.clients.http import Json
 from tests.support.kubernetes.operator import RESTRICTED, install_operator
@@ -53,14 +53,11 @@ def scaled_pool(
 
 class Loads:
     """Loads on one pool that share no prompts. `references` are the addresses of pools that give
-    the right answers; `accepts` may accept other answers."""
+    the right answers."""
 
-    def __init__(
-        self, pool: ClusterPool, references: Sequence[str], accepts: Accepts = accept_none
-    ) -> None:
+    def __init__(self, pool: ClusterPool, references: Sequence[str]) -> None:
         self._pool = pool
         self._references = references
-        self._accepts = accepts
         self._numbers = count(NUMBERS_PER_LOAD, NUMBERS_PER_LOAD)
 
     @contextmanager
@@ -74,7 +71,7 @@ class Loads:
             yield load
             load.check_running()
         try:
-            tally = load.check(self._references, expected_errors, self._accepts)
+            tally = load.check(self._references, expected_errors)
         except AssertionError as error:
             error.add_note(f"errors that the clients got: {load.errors()}")
             error.add_note(self._pool.describe())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.load import Answer, Load, Shape, accept_none, check_answer
+from tests.cluster.load import Answer, Load, Shape, check_answer
 from tests.support.clients.streams import ask
 from tests.support.pools.baton_up import Pool
 
@@ -23,7 +23,7 @@ def answer(reference_pool: Pool) -> Answer:
 
 
 def check(answer: Answer, reference_pool: Pool, *expected_errors: str) -> None:
-    check_answer(answer, [reference_pool.url], expected_errors, accept_none)
+    check_answer(answer, [reference_pool.url], expected_errors)
 
 
 def cut(answer: Answer, error: dict[str, Any] | None) -> Answer:

@@ -1,5 +1,4 @@
-"""Scale-down and roll-out of nodes that run a real model cost no token either. Answers are greedy;
-one that differs from the expected answer must differ by rounding only."""
+"""Scale-down and roll-out of nodes that run a real model, in bfloat16, change no token either."""
 
 from __future__ import annotations
 
@@ -12,17 +11,14 @@ from tests.cluster.load import Shape
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.torch_pods import torch_pod_overrides
 from tests.cluster.scaled_pool import ROLES, Loads, Report, scaled_pool, settle
-from tests.support.clients.mix import Result
-from tests.support.engines.exactness import rounding_explains
 from tests.support.kubernetes.pool import ClusterPool
 from tests.support.kubernetes.specs import torch_spec, torch_up
-from tests.support.kubernetes.streams import Question
 from tests.support.needs import needs
 from tests.support.pools.baton_up import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 
-SHAPE = Shape(clients=3, prompt=160, tokens=120, greedy=True)
+SHAPE = Shape(clients=3, prompt=160, tokens=120)
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +33,8 @@ def pool(cluster: Kubernetes, pod_model: Path) -> Iterator[ClusterPool]:
 
 @pytest.fixture(scope="module")
 def loads(pool: ClusterPool, pod_model: Path) -> Iterator[Loads]:
-    def accepts(question: Question, expected_result: Result, result: Result) -> bool:
-        expected_ids, ids = expected_result.choices[0].ids, result.choices[0].ids
-        return rounding_explains(pod_model, question.body["prompt"], expected_ids, ids)
-
     with Pool(torch_up(pod_model)) as calm:
-        yield Loads(pool, [calm.url], accepts)
+        yield Loads(pool, [calm.url])
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ import torch
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import EngineError, ModelError, SettingsError, UnsupportedModel
+from baton_engine.runner.model_runner import TorchRunner
 from tests.support.engines.tiny_models import FIRST_SPECIAL, MAX_POSITIONS, VOCAB
 from tests.support.engines.torch_engines import small_engine
 
@@ -119,3 +120,17 @@ def test_settings_and_configs_of_all_families_are_read_without_importing_torch()
         f"{families}; sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+
+
+def test_an_engine_that_is_not_exact_is_refused_with_batch_invariant_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchRunner, "exact", False)
+    with pytest.raises(SettingsError, match="--batch-invariant on: products in float32"):
+        small_engine(folder, batch_invariant="on")
+
+
+def test_an_exact_engine_has_another_fingerprint_than_others(folder: Path) -> None:
+    exact, other = small_engine(folder, batch_invariant="on").info, small_engine(folder).info
+    assert (exact.exact, other.exact) == ("bitwise", "numeric")
+    assert other.fingerprint != exact.fingerprint

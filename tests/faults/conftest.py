@@ -48,8 +48,8 @@ def torch_folder(tiny_model: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def torch_flags(torch_folder: Path) -> list[str]:
     return [
-        *("--model", str(torch_folder), "--dtype", "float32", "--threads", "1"),
-        *("--chunk-blocks", "1", "--kv-blocks", "400"),
+        *("--model", str(torch_folder), "--dtype", "bfloat16", "--batch-invariant", "on"),
+        *("--threads", "1", "--chunk-blocks", "1", "--kv-blocks", "400"),
     ]
 
 

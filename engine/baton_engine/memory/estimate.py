@@ -23,6 +23,7 @@ from baton_engine.config.engine_config import (
     SCORES_AT_ONCE,
     SPLIT_KEYS,
     STORED_SPLIT_BYTES,
+    split_blocks,
 )
 from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
@@ -42,7 +43,8 @@ SCORE_BYTES = 20
 # Bytes per score of a prompt in bf16 on a CPU: two bf16 products, two float32, one bf16 weight.
 PRODUCT_BYTES = 14
 # Bytes per score of batch-invariant attention, in addition to those that depend on dtype and head
-# size: two float32 numbers, two products of small matrices padded with zeros, and a mask.
+# size: two float32 numbers, two products of small matrices padded with zeros or an index of V, and
+# a mask.
 EXACT_SCORE_BYTES = 20
 # Workspaces of libraries, small tensors and fragmentation.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
@@ -231,8 +233,8 @@ def _exact_reading_bytes(demand: Demand, length: int) -> int:
     of EXACT_SCORE_BYTES, products and weights in the compute dtype, and sums of V for each
     split."""
     layout, config = demand.layout, demand.config
-    splits = -(-length // SPLIT_KEYS)
-    keys = splits * max(SPLIT_KEYS, layout.block_size)
+    split = split_blocks(layout.block_size) * layout.block_size
+    keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
     scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
     each = EXACT_SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS

@@ -206,7 +206,8 @@ class Sequence:
         spans, and return them. A step in flight does not read them either: it begins at
         `computed`."""
         layout = self.state.layout
-        first, self.left = self.left, layout.window_start(self.computed) // layout.block_size
+        chunks = layout.first_complete(self.computed // layout.chunk_tokens)
+        first, self.left = self.left, chunks * layout.chunk_blocks
         return drop_windowed(self.blocks, range(first, self.left), layout)
 
     def launch(self, count: int, after: int) -> None:

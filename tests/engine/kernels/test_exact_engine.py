@@ -1,7 +1,7 @@
 """--batch-invariant on with kernels: a token's bits depend only on the tokens before it.
 
 Ids and float32 logprobs are compared as they are, without a tolerance. For torch on a CPU,
-`tests/engine/core/test_same_bits.py` does the same.
+`tests/bits` does the same.
 """
 
 from __future__ import annotations

@@ -214,6 +214,7 @@ def test_a_draining_node_leaves_the_windows_that_its_requests_need(pool: Pool) -
     settle([second])
     assert second.ids("r") == ids[known:] == undisturbed(request, pool.settings)[0][known:]
     assert second.loop.counters.fetched_chunks > 0
+    assert second.prompted("r").stats.computed_tokens < CHUNK
 
 
 def test_without_its_prefill_node_a_decode_node_computes_the_windows(pool: Pool) -> None:

@@ -71,20 +71,6 @@ def compare(reference: Reference, ids: Sequence[int], tally: Tally, label: str =
         return
 
 
-def rounding_explains(
-    folder: Path, prompt: Sequence[int], expected: Sequence[int], actual: Sequence[int]
-) -> bool:
-    """Whether the first differing id of a greedy answer is within the tolerance, by transformers'
-    logits. False if the ids do not differ."""
-    exact = reference(folder, prompt, len(expected))
-    for position, (one, other) in enumerate(zip(expected, actual, strict=False)):
-        if one != other:
-            gaps = exact.gap(position, one), exact.gap(position, other)
-            print(f"position {position} is {other}, not {one}: logit gaps {gaps}")
-            return max(gaps) <= LOGIT_TOLERANCE
-    return False
-
-
 def reference(folder: Path, prompt: Sequence[int], new_tokens: int) -> Reference:
     """The result of transformers' greedy generate for a prompt in fp32, with EOS ignored."""
     name = hashlib.sha256(json.dumps([list(prompt), new_tokens]).encode()).hexdigest()[:24]

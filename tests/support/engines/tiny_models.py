@@ -164,6 +164,9 @@ MORE_MODELS: dict[str, Tiny] = {
         embed_std=0.03,
     ),
     "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
+    "qwen2-mha-head40": Tiny("qwen2", 0.15, _sizes(3, 3, hidden=120)),
+    "llama-head64": Tiny("llama", 0.2, {**_sizes(4, 2), "head_dim": 64}),
+    "qwen3-head128": Tiny("qwen3", 0.2, {**_sizes(4, 2), "head_dim": 128}),
     "mistral": Tiny("mistral", 0.2, {**_sizes(4, 2), "head_dim": 24, "sliding_window": None}),
     # A window in one layer of two.
     "qwen3-window": Tiny(

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -61,8 +61,8 @@ class Clients:
     """`count` clients, each of which sends one request after another while the context lasts.
 
     `kinds` holds the same requests for each kind of node that may answer, with that kind's correct
-    answers; `answers_by_kind` counts the answers per kind. `is_equivalent` may accept a different
-    answer. `wrong` describes the first wrong answer.
+    answers; `answers_by_kind` counts the answers per kind. `wrong` describes the first wrong
+    answer.
     """
 
     def __init__(
@@ -71,9 +71,7 @@ class Clients:
         kinds: Sequence[Sequence[KnownAnswer]],
         seed: int,
         count: int,
-        is_equivalent: Callable[[StreamedAnswer, KnownAnswer], bool] = lambda answer, known: False,
     ) -> None:
-        self._is_equivalent = is_equivalent
         self._cluster = cluster
         self._kinds = kinds
         self._seed = seed
@@ -123,7 +121,7 @@ class Clients:
             index = rng.randrange(len(self._kinds[0]))
             call = self._kinds[0][index].call
             answer = send_call(self._cluster.url, call)
-            problems = [self._problem(answer, known[index]) for known in self._kinds]
+            problems = [problem_with(answer, known[index]) for known in self._kinds]
             with self._lock:
                 self._record(answer, call)
                 if all(problems):
@@ -131,10 +129,6 @@ class Clients:
                     self.wrong.append("\nor\n".join(problems))
                 else:
                     self.answers_by_kind[problems.index("")] += 1
-
-    def _problem(self, answer: StreamedAnswer, known: KnownAnswer) -> str:
-        problem = problem_with(answer, known)
-        return "" if problem and self._is_equivalent(answer, known) else problem
 
     def _record(self, answer: StreamedAnswer, call: ClientCall) -> None:
         tally = self.tally
@@ -196,13 +190,11 @@ def known_answers(
     undisturbed: str,
     seed: int,
     count: int,
-    wanted: Callable[[ClientCall], bool] = lambda call: True,
 ) -> list[KnownAnswer]:
-    """Draw `count` requests of the mix, keep those that are `wanted`, and pair each with the
-    undisturbed pool's answer."""
+    """Draw `count` requests of the mix, and pair each with the undisturbed pool's answer."""
     rng = random.Random(seed)
     mix = Mix(rng)
-    calls = [call for _ in range(count) if wanted(call := mix.request())]
+    calls = [mix.request() for _ in range(count)]
     for call in calls:
         if rng.random() < PENALIZED_SHARE:
             call.body.update(PENALTIES)

@@ -299,17 +299,15 @@ def run_row(
     seed: str = "",
     sizes: Sizes = SIZES,
     kinds: Sequence[Kind] = KINDS,
-    adapt: Callable[[Case], Case] = lambda case: case,
 ) -> None:
     """Run a row with prompts drawn from `seed`; retry with other prompts if the moment was missed.
-    Then repair the cluster, and wait until it holds no requests. `adapt` may replace a case by one
-    with a different check."""
+    Then repair the cluster, and wait until it holds no requests."""
     try:
         for number in range(TRIES):
             row_seed = f"{seed}/{row}/{number}"
             cases = make_cases(undisturbed.url, row.kind, row.when, row_seed, sizes, kinds)
             try:
-                FaultRun(cluster, row, [adapt(case) for case in cases]).run()
+                FaultRun(cluster, row, cases).run()
                 break
             except MomentMissed:
                 continue

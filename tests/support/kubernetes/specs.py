@@ -30,9 +30,12 @@ def sim_spec(
 
 
 def torch_spec(model: str, pod_template: Json) -> Json:
-    """A spec with torch engines on CPUs. `pod_template` mounts the Python environment and the
-    model's folder."""
-    engine = {"kind": "torch", "dtype": "float32", "chunkBlocks": 1, "extraArgs": TORCH_ARGUMENTS}
+    """A spec with torch engines on CPUs, whose answers depend on no batch. `pod_template` mounts
+    the Python environment and the model's folder."""
+    engine = {
+        **{"kind": "torch", "dtype": "bfloat16", "batchInvariant": True},
+        **{"chunkBlocks": 1, "extraArgs": TORCH_ARGUMENTS},
+    }
     spec = _spec(engine, {"podTemplate": pod_template}, 1, 1)
     return {**spec, "model": {"path": model, "name": Path(model).name}}
 
@@ -41,8 +44,8 @@ TORCH_ARGUMENTS = ["--threads=1", "--kv-blocks=400"]
 
 
 def torch_up(model: Path) -> tuple[str, ...]:
-    flags = ("--model", str(model), "--dtype", "float32", "--threads", "1", "--kv-blocks", "400")
-    return (*flags, *SAME)
+    exact = ("--model", str(model), "--dtype", "bfloat16", "--batch-invariant", "on")
+    return (*exact, "--threads", "1", "--kv-blocks", "400", *SAME)
 
 
 def _spec(engine: Json, role: Json, prefill: int, decode: int) -> Json:

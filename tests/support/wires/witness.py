@@ -23,6 +23,7 @@ class Placed(NamedTuple):
     attempt: int
     role: Role  # the job's, not the node's: a prefill node may run whole requests
     node: str
+    tokens: int = 0  # that choice 0 has already
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Witness:
         request = job.request
         role: Role = "prefill" if isinstance(job, PrefillJob) else "decode"
         self._placed.setdefault(request.id, []).append(
-            Placed(time.monotonic(), request.attempt, role, node)
+            Placed(time.monotonic(), request.attempt, role, node, len(request.outputs[0]))
         )
         self._requests[request.prompt_ids] = request.id
         self._seeds[request.id] = request.params.seed

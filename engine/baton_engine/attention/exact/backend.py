@@ -40,8 +40,8 @@ from baton_engine.attention.torch_decode import Places
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.kv.kv_pool import TorchMemory
 
-# Tokens of a prompt that are computed at a time. More would compute more scores of keys that a token
-# does not see, and fewer would take more calls.
+# Tokens of a prompt that are computed at a time. More would compute more scores of keys that a
+# token does not see, and fewer would take more calls.
 PIECE_TOKENS = 64
 
 

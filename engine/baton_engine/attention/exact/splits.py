@@ -9,7 +9,6 @@ keys, X matrices.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,20 +18,15 @@ import torch
 
 from baton_engine.attention.interface import TableRow
 from baton_engine.attention.kv_views import Positions, Table, Visible
-from baton_engine.config.engine_config import SPLIT_KEYS
+from baton_engine.config.engine_config import split_blocks
 from baton_engine.kv.staging import stage
-
-# Numbers in a vector register of float32 with AVX-512; others have fewer.
-REGISTER_NUMBERS = 16
 
 
 class Splits:
     """The splits of all layers with the same `window` (see ModelConfig.windows)."""
 
     def __init__(self, block_size: int, window: int | None) -> None:
-        # Whole vector registers (see `weights`).
-        smallest = math.lcm(block_size, REGISTER_NUMBERS) // block_size
-        self.blocks = max(1, SPLIT_KEYS // block_size // smallest) * smallest
+        self.blocks = split_blocks(block_size)
         self.keys = self.blocks * block_size
         self.window = window
         self._block_size = block_size

@@ -1,0 +1,220 @@
+"""The paths on which one engine computes a request: each a row of PATHS.
+
+In: a Bench. Out: nothing, or Differs. A path also checks that it is the path that its name says:
+that KV came from a cache, that a sequence was preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from baton_engine import LLM
+from baton_engine.core.engine_core import EngineCore
+from baton_protocol.request import Request
+from baton_protocol.sampling import SamplingParams
+from tests.bits.cells import (
+    DRAWN,
+    GREEDY,
+    NEW_TOKENS,
+    SUBJECTS,
+    Answer,
+    Bench,
+    Subject,
+    ids_in,
+    others,
+    run,
+    token_of,
+)
+from tests.support.engines.tiny_models import prompt_of
+
+BLOCK = 16
+POSITIONS = range(NEW_TOKENS - 4)  # 40 of a greedy request's tokens
+
+
+def subjects() -> list[Request]:
+    return [subject.request() for subject in SUBJECTS]
+
+
+# --- batches and pieces ---------------------------------------------------------------------------
+
+
+def in_crowds(bench: Bench) -> None:
+    """In batches of 2 to 64 requests, which arrive before, with and after the subjects."""
+    for size in bench.some((2, 3, 8, 17, 33, 64)):
+        engine = bench.engine(kv_blocks=1500, max_batched_tokens=2048 if size > 33 else 256)
+        rest = others(size - len(SUBJECTS), seed=size)
+        third = -(-len(rest) // 3)
+        found = run(engine, rest[:third], steps=3)
+        run(engine, [*rest[third : 2 * third], *subjects()], found, steps=5)
+        bench.check_all(f"in a batch of {size}", run(engine, rest[2 * third :], found))
+
+
+def in_pieces(bench: Bench) -> None:
+    for tokens in bench.some((1, 7, 16, 64, 256, 2048)):
+        for requests in (subjects()[:1], subjects()[1:], [*others(5), *subjects()]):
+            if tokens == 1 and len(requests) > 2:
+                continue  # one token of one request per step
+            answers = run(bench.engine(max_batched_tokens=tokens), requests)
+            for subject in SUBJECTS:
+                for choice in range(subject.params.n):
+                    if (subject.name, choice) in answers:
+                        label = f"pieces of {tokens} tokens, {len(requests)} requests"
+                        bench.check(label, subject, answers[subject.name, choice], choice)
+
+
+def with_overlap(bench: Bench) -> None:
+    engine = bench.engine(overlap="on")
+    bench.check_all("alone, overlap on", run(engine, subjects()))
+    engine = bench.engine(overlap="on", max_batched_tokens=48)
+    bench.check_all("in a batch of 17, overlap on", run(engine, [*others(15), *subjects()]))
+
+
+def several_choices(bench: Bench) -> None:
+    """Choices share the prompt's KV; one alone has the same bits."""
+    answers = run(bench.engine(), [GREEDY.request(n=4)])
+    for choice in range(4):
+        bench.check(f"choice {choice} of 4", GREEDY, answers[GREEDY.name, choice])
+    bench.check("n = 1", DRAWN, run(bench.engine(), [DRAWN.request(n=1)])[DRAWN.name, 0])
+
+
+def on_two_threads(bench: Bench) -> None:
+    bench.check_all("two threads", run(bench.engine(threads=2), [*others(6), *subjects()]))
+    bench.engine(threads=1)  # the number is the process'
+
+
+# --- KV that is there already ---------------------------------------------------------------------
+
+
+def from_the_cache(bench: Bench) -> None:
+    engine = bench.engine()
+    bench.check_all("cold", run(engine, [*others(4), *subjects()]))
+    before = engine.load().cached_prompt_tokens_total
+    bench.check_all("warm", run(engine, subjects()))
+    cached = sum((len(each.prompt) - 1) // BLOCK * BLOCK for each in SUBJECTS)
+    assert engine.load().cached_prompt_tokens_total - before == cached
+    for length in bench.some(range(BLOCK, len(GREEDY.prompt), 2 * BLOCK)):
+        engine = bench.engine()
+        begun = Subject("begun", GREEDY.prompt[:length], DRAWN.params)
+        run(engine, [begun.request()])
+        run(engine, [*others(3)], steps=2)
+        bench.check(f"{length} cached", GREEDY, run(engine, [GREEDY.request()])[GREEDY.name, 0])
+        assert engine.load().cached_prompt_tokens_total == length // BLOCK * BLOCK
+
+
+def shared_with_running(bench: Bench) -> None:
+    """Requests that run beside the subject hold the blocks of its prompt."""
+    for steps in (1, 4):
+        engine = bench.engine(max_batched_tokens=48)
+        longer = [
+            Subject("", (*GREEDY.prompt, *prompt_of(9, seed=number)), GREEDY.params).request(
+                f"longer {number}"
+            )
+            for number in range(3)
+        ]
+        found = run(engine, [*longer, GREEDY.request("same")], steps=steps)
+        run(engine, [*subjects()], found)
+        bench.check_all(f"shared after {steps} steps", found)
+        bench.check(f"the first of two after {steps} steps", GREEDY, found["same", 0])
+        assert engine.load().cached_prompt_tokens_total > 0
+
+
+def from_the_host_tier(bench: Bench) -> None:
+    engine = bench.engine(kv_blocks=20, host_kv_memory=1 << 26, max_batched_tokens=64)
+    bench.check_all("first", run(engine, subjects()))
+    run(engine, others(12))
+    bench.check_all("from the host tier", run(engine, subjects()))
+    assert engine.load().host_prompt_tokens_total >= len(GREEDY.prompt) // BLOCK * BLOCK
+
+
+# --- interruptions --------------------------------------------------------------------------------
+
+
+def preempted(bench: Bench) -> None:
+    """An older request takes the last block when the subject has some number of tokens."""
+    positions = set()
+    chosen = bench.some(range(1, NEW_TOKENS))
+    for known in chosen:
+        engine, elder = _pool_that_preempts_at(bench, known)
+        found = run(engine, [elder], steps=1)
+        engine.submit(GREEDY.request())
+        while engine.load().preemptions_total == 0:
+            run(engine, [], found, steps=1)
+        positions.add(len(found[GREEDY.name, 0]))
+        answer = run(engine, [], found)[GREEDY.name, 0]
+        bench.check(f"preempted with {known} tokens", GREEDY, answer)
+    assert positions == set(chosen), positions
+
+
+def _pool_that_preempts_at(bench: Bench, known: int) -> tuple[EngineCore, Request]:
+    """An engine, and a request that needs a block which only the subject can give when the subject
+    has `known` tokens."""
+    # The elder is one token ahead. Its KV then fills whole blocks, and its next token needs one.
+    held = -(-(len(GREEDY.prompt) + known) // BLOCK)
+    length = 4 * BLOCK - known % BLOCK
+    grown = (length + known) // BLOCK
+    params = SamplingParams(temperature=0.0, max_tokens=known + 4, ignore_eos=True)
+    elder = Subject("", tuple(prompt_of(length, seed=known)), params).request("elder")
+    return bench.engine(kv_blocks=held + grown), elder
+
+
+def taken_over(bench: Bench) -> None:
+    """Continued after each of 40 tokens on another engine: all at once, and one by one."""
+    positions = bench.some(POSITIONS)
+    for together in (True, False):
+        engine = bench.engine(kv_blocks=1500)
+        found: dict[tuple[str, int], Answer] = {}
+        for position in positions:
+            known = ids_in(bench.expected(GREEDY)[:position])
+            # A salt of its own: the position before has left its KV in the cache.
+            request = GREEDY.request(f"after {position}", known=[known], salt=str(position))
+            run(engine, [request], found, steps=0 if together else None)
+        run(engine, [], found)
+        for position in positions:
+            answer = found[f"after {position}", 0]
+            label = f"taken over after {position} tokens, {'together' if together else 'alone'}"
+            bench.check(label, GREEDY, answer, begin=position)
+
+
+# --- other ways in --------------------------------------------------------------------------------
+
+
+def offline(bench: Bench) -> None:
+    """By LLM.generate, alone and together."""
+    llm = LLM(bench.folder, threads=1, kv_blocks=300, **bench.exact)
+    for beside in (0, 7):
+        rest = others(beside)
+        outputs = llm.generate(
+            [*(list(each.prompt_ids) for each in rest), *(list(each.prompt) for each in SUBJECTS)],
+            [*(each.params for each in rest), *(each.params for each in SUBJECTS)],
+        )
+        found = {}
+        for subject, output in zip(SUBJECTS, outputs[beside:], strict=True):
+            for choice in output.outputs:
+                pairs = zip(choice.token_ids, choice.logprobs or (), strict=True)
+                found[subject.name, choice.index] = tuple(token_of(*each) for each in pairs)
+        bench.check_all(f"LLM, beside {beside} others", found)
+
+
+def as_a_prompt(bench: Bench) -> None:
+    """The log-probabilities of a generated token are those of the same token in a prompt."""
+    ids = ids_in(bench.expected(GREEDY))
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=2)
+    whole = Subject("", (*GREEDY.prompt, *ids), params).request("whole")
+    for tokens in (7, 2048):
+        engine = bench.engine(max_batched_tokens=tokens)
+        engine.submit(whole)
+        logprobs = []
+        while engine.has_work():
+            logprobs += [one for use in engine.step().prompts for one in use.logprobs]
+        pairs = zip(ids, logprobs[-len(ids) :], strict=True)
+        bench.check(f"in a prompt, {tokens} a step", GREEDY, tuple(token_of(*e) for e in pairs))
+
+
+PATHS: Mapping[str, Callable[[Bench], None]] = {
+    path.__name__.replace("_", " "): path
+    for path in (
+        *(in_crowds, in_pieces, with_overlap, several_choices, on_two_threads),
+        *(from_the_cache, shared_with_running, from_the_host_tier),
+        *(preempted, taken_over, offline, as_a_prompt),
+    )
+}

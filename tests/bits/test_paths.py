@@ -1,0 +1,91 @@
+"""--batch-invariant on: on every path a request gets the bits that it gets alone on an engine.
+
+Ids and float32 log-probabilities are compared as integers. Each test is a model in a dtype on a
+path. `make test` runs each model, dtype and path in some test, and `make test-long` all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from tests.bits.cells import DTYPES, MODELS, SUBJECTS, Bench, Differs, ids_in
+from tests.bits.origin import first_difference
+from tests.bits.paths import PATHS
+from tests.bits.store_paths import STORE_PATHS
+from tests.support.needs import needs
+
+ALL_PATHS: Mapping[str, Callable[[Bench], None]] = {**PATHS, **STORE_PATHS}
+SMOKE = list(zip(cycle(MODELS), cycle(DTYPES), ALL_PATHS, strict=False))
+
+
+def marks_of(path: str) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.integration,) if path in STORE_PATHS else ()
+
+
+def check(bench: Bench, path: str) -> None:
+    try:
+        ALL_PATHS[path](bench)
+    except Differs as differs:
+        differs.add_note(origin_of(bench, path, differs))
+        raise
+
+
+def origin_of(bench: Bench, path: str, differs: Differs) -> str:
+    """Repeat the path on engines that record their hidden states, and find the first difference."""
+    alone, again = replace(bench, origins=[]), replace(bench, origins=[])
+    known = [*differs.subject.prompt, *ids_in(alone.expected(differs.subject, differs.choice))]
+    again.alone = alone.alone
+    try:
+        ALL_PATHS[path](again)
+    except Differs:
+        assert alone.origins is not None
+        assert again.origins is not None
+        return first_difference(
+            alone.origins[SUBJECTS.index(differs.subject)], again.origins, known
+        )
+    return "a repetition shows no difference"
+
+
+def test_the_smoke_has_each_model_each_dtype_and_each_path() -> None:
+    models, dtypes, paths = (set(each) for each in zip(*SMOKE, strict=True))
+    assert (models, dtypes, paths) == (set(MODELS), set(DTYPES), set(ALL_PATHS))
+
+
+@pytest.fixture
+def bench_of(
+    tiny_model: Callable[[str], Path], request: pytest.FixtureRequest
+) -> Callable[..., Bench]:
+    """(model, dtype, path, device) -> its bench, with a store if the path needs one."""
+
+    def make(model: str, dtype: str, path: str, device: str = "cpu") -> Bench:
+        store = request.getfixturevalue("store") if path in STORE_PATHS else None
+        return Bench(tiny_model(model), dtype, store, device)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "path"), [pytest.param(*each, marks=marks_of(each[2])) for each in SMOKE]
+)
+def test_a_request_has_the_bits_that_it_has_alone(
+    model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
+) -> None:
+    check(replace(bench_of(model, dtype, path), thorough=False), path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", [pytest.param(p, marks=marks_of(p)) for p in ALL_PATHS])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_request_has_the_bits_that_it_has_alone_on_every_path(
+    device: str, model: str, dtype: str, path: str, bench_of: Callable[..., Bench]
+) -> None:
+    if device == "cuda":
+        needs("gpu")
+    check(bench_of(model, dtype, path, device), path)
