@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from baton_engine.memory.requirements import PADDED_SHARE, groups_of
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.memory.requirements import PADDED_SHARE, groups_of, layout_of
 from tests.support.engines.demands import config_of
 
 Windows = list[int | None]
@@ -48,3 +50,13 @@ def test_larger_sets_of_layers_are_split_so_that_little_of_the_blocks_is_unused(
     assert [len(group.layers) for group in groups] == sizes
     slots = len(groups) * max(sizes)
     assert slots - layers <= PADDED_SHARE * slots
+
+
+def test_a_layout_has_the_groups_and_counts_all_of_them_in_a_chunk() -> None:
+    settings = TorchSettings(model=Path("model"))
+    plain = layout_of(settings, config_of(num_layers=4))
+    mixed = layout_of(settings, replace(config_of(num_layers=4), windows=(512, None, 512, None)))
+    assert plain.groups == ()
+    assert [group.layers for group in mixed.groups] == [(1, 3), (0, 2)]
+    assert mixed.block_bytes * 2 == plain.block_bytes
+    assert (mixed.token_bytes, mixed.chunk_blocks) == (plain.token_bytes, plain.chunk_blocks)
