@@ -11,7 +11,7 @@ bits. A product is only ever called with a tested number of rows: it gets additi
 or its rows are divided.
 
 Measured with 16 rows on a CPU with AMX (116M parameters, bfloat16, one thread): all products of a
-step took 5 to 10 % longer with 36 rows than with 16, because reading the weights takes most of the
+step took 5 to 10 % longer with 40 rows than with 16, because reading the weights takes most of the
 time.
 
 Shapes: T rows of a step, R rows of a test, O and I a linear's output and input size.
