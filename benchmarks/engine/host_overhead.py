@@ -93,7 +93,7 @@ CASES = (
 BOOKS = (
     (Choice, "named"),
     (BlockPool, "register"),
-    (BlockPool, "lookup"),
+    (BlockPool, "cached"),
     (BlockPool, "_forget"),
 )
 

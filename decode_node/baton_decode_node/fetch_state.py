@@ -34,9 +34,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from baton_engine.interface import PADDING
 from baton_node.engine.job import Job, JobKey, LoopContext, chunks_of, first_chunks, runs_of
 from baton_node.settings import FetchPolicy
-from baton_node.store.base import PADDING, ChunkRef
+from baton_node.store.base import ChunkRef
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Priority
@@ -68,14 +69,14 @@ def usable(
     """
     if layout.window is None:
         return exists, 0
-    size, tokens = layout.chunk_blocks, layout.chunk_tokens
+    tokens, partial = layout.chunk_tokens, layout.num_full_groups > 0
     useful = needless = 0
-    computed = chunks * tokens - 1  # the first computed token after the chunk
-    for chunk in range(chunks - 1, cached_blocks // size - 1, -1):
+    seen = layout.window_start(chunks * tokens - 1)  # the first token that the windows reach
+    for chunk in range(chunks - 1, cached_blocks // layout.chunk_blocks - 1, -1):
         bit = 1 << chunk
-        if (chunk + 1) * tokens > layout.window_start(computed):
+        if (chunk + 1) * tokens > seen:
             stored = complete & bit
-        elif layout.num_full_groups:
+        elif partial:
             stored = exists & bit
         else:
             needless |= bit
@@ -83,6 +84,7 @@ def usable(
         useful |= stored
         if not stored:
             computed = max(chunk * tokens, cached_blocks * layout.block_size)
+            seen = layout.window_start(computed)
     return useful, needless
 
 
@@ -150,11 +152,10 @@ def _fetch_s(chunks: Mapping[int, int], partial: int, costs: FetchCosts) -> floa
 
     Servers work in parallel. 0.0 if the speed of one of the servers is not measured.
     """
+    complete_bytes, partial_bytes = costs.layout.chunk_bytes, costs.layout.full_groups_bytes
     sizes: Counter[int] = Counter()
     for chunk, instance in chunks.items():
-        is_partial = partial >> chunk & 1
-        layout = costs.layout
-        sizes[instance] += layout.full_groups_bytes if is_partial else layout.chunk_bytes
+        sizes[instance] += partial_bytes if partial >> chunk & 1 else complete_bytes
     slowest = 0.0
     for instance, size in sizes.items():
         seen = _seen(costs, instance)
@@ -222,7 +223,7 @@ class FetchChooser:
         for chunk, marker in job.markers.items():
             if not _seen(costs, marker.instance).trouble:
                 exists |= 1 << chunk
-                complete |= (marker.payload_bytes == layout.chunk_bytes) << chunk
+                complete |= (marker.payload_bytes == job.complete_bytes) << chunk
         useful, needless = usable(layout, len(job.chunks), exists, complete, cached_blocks)
         decision = decide(
             {chunk: job.markers[chunk].instance for chunk in chunks_of(useful)},

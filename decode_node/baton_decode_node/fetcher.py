@@ -25,7 +25,7 @@ from baton_decode_node.fetch_state import (
     FetchState,
     Outcome,
 )
-from baton_engine.interface import Reservation
+from baton_engine.interface import PADDING, Reservation
 from baton_node.engine.job import (
     BlockCounts,
     FetchSummary,
@@ -36,7 +36,7 @@ from baton_node.engine.job import (
     first_chunks,
 )
 from baton_node.engine.running import RunningBatch
-from baton_node.store.base import PADDING, Fetched
+from baton_node.store.base import Fetched
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
@@ -227,7 +227,7 @@ class Fetcher:
         job, state, index = parked.job, parked.state, event.chunk.index
         if event.ok:
             parked.fetched |= 1 << index
-            is_complete = event.bytes == job.layout.chunk_bytes
+            is_complete = event.bytes == job.complete_bytes
             parked.complete = parked.complete & ~(1 << index) | is_complete << index
             self._counters.fetched_chunks += 1
             self._counters.fetched_bytes += event.bytes

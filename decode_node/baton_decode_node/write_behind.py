@@ -13,10 +13,10 @@ WritingBehind.
 
 from __future__ import annotations
 
-from baton_engine.interface import Filled
+from baton_engine.interface import PADDING, Filled
 from baton_node.engine.job import Job, JobKey, LoopContext
 from baton_node.engine.running import OutgoingBlocks
-from baton_node.store.base import PADDING, ChunkRef, Copied, Published
+from baton_node.store.base import ChunkRef, Copied, Published
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority
 

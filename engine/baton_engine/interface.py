@@ -6,6 +6,10 @@
 
 One thread, the step loop, calls all methods of Engine. Transfer threads may use KVMemory on blocks
 that the step loop holds for them.
+
+A span is `layout.block_size` consecutive tokens of a sequence. Each group of layers has one block
+for it (see KVLayout). A sequence's blocks are a flat list with all blocks of the first span first,
+and 0 (padding) in place of blocks that the sequence does not hold because a window has left them.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Exact, NodeLoad
+
+# In place of a block that a sequence does not hold.
+PADDING = BlockId(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +132,16 @@ class PromptAsk(msgspec.Struct, frozen=True, gc=False):
 
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part of a step: compute `tokens` at positions [start, start + len(tokens)).
-    The KV of [0, start) is already in `blocks`.
+    The KV of [0, start) is already in `blocks`, a flat list that holds a block for each token that
+    is computed or seen.
 
     `after` is set if the last of `tokens` has not been read yet. It is then an index into the
     samples of the previously launched step, counted over all its rows in order, and the last number
     in `tokens` is a placeholder.
 
     Rows of two steps with the same `key` (0: none) belong to one sequence that kept its blocks in
-    between, so `blocks` begins with the blocks of the earlier row.
+    between, so `blocks` begins with the blocks of the earlier row, or with 0 in place of some that
+    a window has left. The engine changes the list when it has read an earlier step.
     """
 
     tokens: Sequence[int]
@@ -218,16 +227,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks for all known tokens of a request (see Engine.block_hashes), in order. They are held
-    until submit() or release().
+    """Blocks for all known tokens of a request (see Engine.block_hashes), as a flat list. They are
+    held until submit() or release().
 
-    The first `cached` blocks already have KV from this node's prefix cache. The last `loaded` of
-    these came from its host tier.
+    The first `cached` spans already have KV from this node's prefix cache, in groups with a window
+    as far as the next token sees them. The last `loaded` of these begin with a span that came from
+    its host tier.
     """
 
     request: RequestId
     blocks: tuple[BlockId, ...]
-    hashes: tuple[BlockHash, ...]  # hashes of the full blocks
+    hashes: tuple[BlockHash, ...]  # hashes of the full spans
     cached: int
     loaded: int = 0
 
@@ -262,7 +272,8 @@ class Complete:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How many of the tokens that a tracked request came with (see Engine.block_hashes) have KV,
-    and their blocks. The step loop may `hold` these blocks until the next call of step()."""
+    and their blocks, as a flat list. The step loop may `hold` these blocks until the next call of
+    step()."""
 
     request: RequestId
     computed: int  # number of leading tokens with KV, including landed ones
@@ -271,7 +282,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A full chunk of a choice's prompt or outputs: its hash and its blocks.
+    """A full chunk of a choice's prompt or outputs: its hash and its blocks, in the order of
+    KVLayout.chunk_of. If one of them is 0, the chunk has no whole KV in the groups with a window.
 
     In a StepResult, it is a chunk that the step completed. Each is reported once, and chunks of the
     prompt only for the leader. The step loop may `hold` the blocks until the next call of step(),
@@ -335,11 +347,12 @@ class Engine(Protocol):
     memory: KVMemory
 
     def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
-        """Hashes of the full blocks of the request's known tokens: the prompt, and with n = 1 also
+        """Hashes of the full spans of the request's known tokens: the prompt, and with n = 1 also
         the outputs that it came with."""
 
     def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of leading blocks that are in this node's prefix cache now."""
+        """Number of leading spans whose KV is in this node's prefix cache now, in groups with a
+        window as far as the next token sees them."""
 
     def reserve(self, request: Request) -> Reservation | None:
         """Take blocks for all known tokens of the request. Returns None, without any effect, if the
@@ -363,11 +376,13 @@ class Engine(Protocol):
     ) -> None:
         """Queue a request.
 
-        - `landed`: ascending runs [start, end) of the reservation's full blocks that have verified
-          KV, in addition to the leading `cached` ones. The engine computes the gaps and skips the
-          runs. With prompt_logprobs it computes everything and ignores `landed`.
-        - `window_landed`: such runs whose KV in the groups with a window is verified, too. None:
-          the same as `landed`.
+        - `landed`: ascending runs [start, end) of the reservation's full spans that have verified
+          KV in the groups without a window, in addition to the leading `cached` ones. Without such
+          groups: runs that need not be computed for lack of KV in them.
+        - `window_landed`: runs that have verified KV in the groups with a window, too. None: the
+          same as `landed`. The engine computes the spans outside `landed`, and those outside
+          `window_landed` that a computed token sees. It skips the others. With prompt_logprobs it
+          computes everything and ignores both.
         - `prefill_only`: end each choice after its first new token.
         - `track`: report Progress. `report_filled`: report Filled.
         - `finished`: choices that are not run.
@@ -389,7 +404,7 @@ class Engine(Protocol):
         """Forget a request and release its blocks. Ignores unknown ids."""
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
-        """Add a reference to blocks for a transfer, so that they are not reused."""
+        """Add a reference to blocks for a transfer, so that they are not reused. Ignores 0."""
 
     def unhold(self, blocks: Sequence[BlockId]) -> None: ...
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton_engine.interface import Progress
+from baton_engine.interface import PADDING, Progress
 from baton_node.engine.job import Job, JobKey, LoopContext, chunks_of, first_chunks, runs_of
 from baton_node.engine.running import OutgoingBlocks
-from baton_node.store.base import PADDING, LookedUp, Published
+from baton_node.store.base import LookedUp, Published
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from baton_decode_node.fetch_state import SAMPLE_EVERY_S
+from baton_engine.interface import PADDING
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.store.base import PADDING, ChunkRef
+from baton_node.store.base import ChunkRef
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId
 from baton_protocol.link import Load, PrefillJob

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from baton_protocol.layout import KVLayout
 from tests.support.clients.http import all_at_once, ids_of
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.tiny_models import TINY_MODELS, prompt_of
@@ -97,7 +99,9 @@ def run_cell(cell: Cell, folder: Path, report: Callable[[str], None]) -> None:
             if crowd:
                 check(pool, folder, crowd, CROWD_TOKENS, tally)
             if phase == "cold":
-                check_handoff(cell, before, pool.totals(), [*alone, *together, *crowd])
+                layout = msgspec.convert(pool.pool()["nodes"][0]["layout"], KVLayout)
+                cold = [*alone, *together, *crowd]
+                check_handoff(cell, layout, before, pool.totals(), cold)
         preemptions = pool.totals()["preemptions_total"]
     report(f"{cell}: {tally}; {preemptions} preemptions")
     tally.check()
@@ -118,11 +122,18 @@ def check(
 
 
 def check_handoff(
-    cell: Cell, before: dict[str, int], after: dict[str, int], prompts: list[list[int]]
+    cell: Cell,
+    layout: KVLayout,
+    before: dict[str, int],
+    after: dict[str, int],
+    prompts: list[list[int]],
 ) -> None:
-    """With prefill nodes, exactly the full chunks of the cold prompts were handed over; without,
-    none. Chunks that decode nodes write behind are not counted."""
+    """With prefill nodes, exactly the full chunks of the cold prompts were handed over, or if all
+    layers have windows, those that the last window reaches; without, none. Chunks that decode nodes
+    write behind are not counted."""
     full = sum(len(prompt) // CHUNK for prompt in prompts)
+    if not layout.num_full_groups:
+        full -= sum(layout.first_complete(len(prompt) // CHUNK) for prompt in prompts)
 
     def increase(name: str) -> int:
         return after[name] - before[name]

@@ -21,11 +21,10 @@ import pytest
 import torch
 
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import Reservation
+from baton_engine.interface import PADDING, Reservation
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
-from baton_node.store.base import PADDING
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.request import Request

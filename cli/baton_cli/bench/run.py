@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from baton_engine.interface import Engine, StepResult
 from baton_protocol.ids import RequestId
+from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
 
 STEP_LIMIT = 10_000_000
@@ -130,15 +131,16 @@ def _look(engine: Engine, trace: Trace, result: StepResult, number: int) -> Cach
     """Sample the KV cache. Shared blocks are full, so summing each request's empty slots counts
     none twice. Requests that ended in this step still hold their blocks, because they are tracked.
     """
-    size, load = engine.info.layout.block_size, engine.load()
-    empty = sum(_empty(live, size) for live in trace.lives.values() if live.seen == number)
-    allocated = (load.total_blocks - load.free_blocks) * size
+    layout, load = engine.info.layout, engine.load()
+    empty = sum(_empty(live, layout) for live in trace.lives.values() if live.seen == number)
+    allocated = (load.total_blocks - load.free_blocks) * layout.block_size
     return CacheUse(allocated, empty, steady=result.num_prompt_tokens == 0)
 
 
-def _empty(live: BenchRequest, size: int) -> int:
-    """The empty token slots in a request's blocks. A generating request has KV for all its tokens
-    but the last, in the fewest blocks that hold it."""
+def _empty(live: BenchRequest, layout: KVLayout) -> int:
+    """The empty token slots in a request's blocks, over all groups of layers. A generating request
+    has KV for all its tokens but the last, in the fewest blocks that hold it."""
+    size, groups = layout.block_size, layout.num_groups
     if not live.times:
-        return live.blocks * size - live.computed
-    return -(live.prompt_len + len(live.times) - 1) % size
+        return live.blocks * size - live.computed * groups
+    return -(live.prompt_len + len(live.times) - 1) % size * groups

@@ -297,6 +297,26 @@ def _factors(top: tl.tensor, part_top: tl.tensor) -> tl.tensor:
     return new_top, tl.exp2(top - base), tl.exp2(part_top - base)
 
 
+@triton.jit
+def _store_part(
+    parts_RNSH: tl.tensor,
+    stats_RNS2: tl.tensor,
+    where_Q: tl.tensor,
+    live_QD: tl.tensor,
+    top_Q: tl.tensor,
+    sum_Q: tl.tensor,
+    acc_QD: tl.tensor,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+) -> None:
+    """Store the part of a one-token row, whose GROUP heads are the first lanes."""
+    dim_D = tl.arange(0, acc_QD.shape[1])
+    head_Q = tl.arange(0, acc_QD.shape[0]) < GROUP
+    tl.store(parts_RNSH + where_Q[:, None] * DIM + dim_D[None, :], acc_QD, mask=live_QD)
+    tl.store(stats_RNS2 + where_Q * 2, top_Q, mask=head_Q)
+    tl.store(stats_RNS2 + where_Q * 2 + 1, sum_Q, mask=head_Q)
+
+
 @triton.jit(do_not_specialize=["parts", "num_rows", "table_stride"])
 def _attend(
     out_TNH: tl.tensor,
@@ -367,6 +387,7 @@ def _attend(
     head_PBH = pool_P2KBH + kv_head * pool_head
 
     keys = q_QD, position_Q, low, end, scale, cap, table_M, head_PBH, pool_block, pool_kv
+    to = parts_RNSH, stats_RNS2
     if EXACT:
         top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
         sum_Q = tl.zeros([QUERIES], tl.float32)
@@ -377,11 +398,8 @@ def _attend(
                 at, last, *keys, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
             )
             if divided:
-                to_Q = part_Q + at // SPLIT
-                to_QD = to_Q[:, None] * DIM + dim_D[None, :]
-                tl.store(parts_RNSH + to_QD, part_acc_QD, mask=live_QD)
-                tl.store(stats_RNS2 + to_Q * 2, part_top_Q, mask=lane_Q < GROUP)
-                tl.store(stats_RNS2 + to_Q * 2 + 1, part_sum_Q, mask=lane_Q < GROUP)
+                where_Q = part_Q + at // SPLIT
+                _store_part(*to, where_Q, live_QD, part_top_Q, part_sum_Q, part_acc_QD, GROUP, DIM)
             top_Q, decay_Q, weight_Q = _factors(top_Q, part_top_Q)
             sum_Q = sum_Q * decay_Q + part_sum_Q * weight_Q
             acc_QD = acc_QD * decay_Q[:, None] + part_acc_QD * weight_Q[:, None]
@@ -390,11 +408,7 @@ def _attend(
             tile, stop, *keys, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
         )
         if divided:
-            to_Q = part_Q + program
-            to_QD = to_Q[:, None] * DIM + dim_D[None, :]
-            tl.store(parts_RNSH + to_QD, acc_QD, mask=live_QD)
-            tl.store(stats_RNS2 + to_Q * 2, top_Q, mask=lane_Q < GROUP)
-            tl.store(stats_RNS2 + to_Q * 2 + 1, sum_Q, mask=lane_Q < GROUP)
+            _store_part(*to, part_Q + program, live_QD, top_Q, sum_Q, acc_QD, GROUP, DIM)
     if divided:
         return
     # Lanes without a query may have a sum of 0.

@@ -11,6 +11,7 @@ Other settings are derived from these fields: flags and environment variables of
 
 from __future__ import annotations
 
+import math
 import re
 import typing
 from dataclasses import dataclass, field, fields
@@ -34,10 +35,12 @@ LoadFormat = Literal["auto", "dummy"]
 # the CPU's caches between two passes. In bf16, each score takes two bf16 products, two float32
 # numbers and a bf16 weight.
 SCORES_AT_ONCE = 1 << 20
-# Sizes of torch's attention with --batch-invariant on. A split has as many whole blocks as fit in
-# SPLIT_KEYS keys, at least one. Of one-token rows, KEYS_COPIED elements of K are copied at a time,
-# or those of one row.
+# Sizes of torch's attention with --batch-invariant on. Of one-token rows, KEYS_COPIED elements of K
+# are copied at a time, or those of one row. Splits have SPLIT_KEYS keys if possible (see
+# split_blocks). REGISTER_NUMBERS are the float32 numbers in a vector register with AVX-512; others
+# have fewer.
 SPLIT_KEYS = 64
+REGISTER_NUMBERS = 16
 KEYS_COPIED = 1 << 21
 # Maximum bytes of the splits that Triton's attention stores in a step with --batch-invariant on.
 # Beyond it, one program adds all splits of a row.
@@ -205,6 +208,13 @@ class TorchSettings(EngineConfig):
         """Settings with the engine options of `config` (which may be a subclass with more fields),
         the model folder and the fields in `more`."""
         return cls(model=model, **config.engine_options(), **more)
+
+
+def split_blocks(block_size: int) -> int:
+    """The number of blocks in a split of batch-invariant attention: the keys fill whole vector
+    registers, and there are at most SPLIT_KEYS, if that is possible."""
+    smallest = math.lcm(block_size, REGISTER_NUMBERS) // block_size
+    return max(1, SPLIT_KEYS // block_size // smallest) * smallest
 
 
 def is_device(name: str) -> bool:

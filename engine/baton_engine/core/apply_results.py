@@ -32,6 +32,7 @@ class ResultReader:
     ) -> None:
         self._info = info
         self._layout = info.layout
+        self._windowed = info.layout.window is not None
         self._limits = limits
         self._pool = pool
         self._scheduler = scheduler
@@ -56,7 +57,8 @@ class ResultReader:
             sequence.computed = computed = row.start + 1
             if computed % size == 0:
                 self._fill(sequence, row.start, computed, outcome)
-                self._requests.leave(sequence)
+                if self._windowed:
+                    self._requests.leave(sequence)
             token, state = result.samples[0], sequence.state
             if computed + 1 >= sequence.end or token.id in state.stops:
                 self._append(state, sequence.choice, token, outcome)
@@ -81,7 +83,8 @@ class ResultReader:
         self._fill(sequence, row.start, end, outcome)
         if sequence is state.leader:
             self._report_progress(sequence, outcome)
-        self._requests.leave(sequence)
+        if self._windowed:
+            self._requests.leave(sequence)
         for sample, token in zip(row.samples, result.samples, strict=True):
             self._append(state, sample.choice, token, outcome)
         if row.samples and sequence.running:

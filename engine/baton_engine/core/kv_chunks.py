@@ -23,10 +23,11 @@ def register(
     changes. Chunks are reported for group 0 alone."""
     groups = layout.num_groups
     for span in range(*run):
-        ends_chunk = (span + 1) % layout.chunk_blocks == 0
-        for group, block in enumerate(blocks[span * groups : (span + 1) * groups]):
+        ends_chunk, hash = (span + 1) % layout.chunk_blocks == 0, hashes[span]
+        for group in range(groups):
+            block = blocks[span * groups + group]
             if block:
-                key = hash_in(group, hashes[span])
+                key = hash_in(group, hash) if group else hash
                 pool.register(block, key, ends_chunk=ends_chunk and not group)
 
 

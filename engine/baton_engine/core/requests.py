@@ -31,7 +31,6 @@ class RunningRequests:
         in_flight: InFlightSteps,
     ) -> None:
         self._layout = layout
-        self._windowed = layout.window is not None
         self._pool = pool
         self._scheduler = scheduler
         self._reservations = reservations
@@ -95,7 +94,7 @@ class RunningRequests:
 
     def leave(self, sequence: Sequence) -> None:
         """Release the blocks that a window has left."""
-        blocks = sequence.leave() if self._windowed else []
+        blocks = sequence.leave()
         if blocks and sequence.state.keeps_blocks:
             self.lingering.append(blocks)
         elif blocks:

@@ -96,10 +96,9 @@ class Reservations:
             computable = whole * size
         found = merged([(0, cached), *landed.full])
         if layout.window is not None:
-            kept = layout.window_start(cached * size) // size
-            windowed = merged([(kept, cached), *within(landed.windowed, cached, whole + 1)])
-            first = computable if whole < len(reservation.hashes) else whole * size
-            found = reusable(found, windowed, first, layout)
+            # Of the cached spans, the blocks that are missing are not seen from `cached` on.
+            windowed = merged([(0, cached), *within(landed.windowed, cached, whole + 1)])
+            found = reusable(found, windowed, computable, layout)
             unseen = spans_of(found) - spans_of(windowed)
             self._pool.release(drop_windowed(blocks, sorted(unseen), layout))
         for run in within(found, cached, whole):

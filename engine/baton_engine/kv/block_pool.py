@@ -23,12 +23,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from baton_engine.interface import CacheChange
+from baton_engine.interface import PADDING, CacheChange
 from baton_engine.kv.cpu_offload import HostTier
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
-
-PADDING = BlockId(0)
 
 
 class IntegrityError(AssertionError):
@@ -184,7 +182,9 @@ class BlockPool:
         keys = self._keys(hashes[:found])
         cached = [self._cached.get(key) for key in keys]
         hits = [block.id for block in cached if block is not None]
-        wanted = [key for key, block in zip(keys, cached, strict=True) if key and block is None]
+        wanted: list[BlockHash] = []
+        if len(hits) < len(keys):
+            wanted = [key for key, block in zip(keys, cached, strict=True) if key and not block]
         new = (spans - found) * self._groups + len(wanted)
         if not self.fits(new + spare, hits):
             return None
@@ -192,14 +192,14 @@ class BlockPool:
         # Claim before allocating: allocate() moves old content to the host tier.
         self.host.claim(wanted)
         fresh = self.allocate(new)
+        ends = self.host.bring(wanted, fresh)
+        for id, key, ends_chunk in zip(fresh, wanted, ends, strict=False):
+            self.register(id, key, ends_chunk=ends_chunk)
         blocks, split = hits, found
         if len(hits) < len(keys):
-            for id, key, ends_chunk in zip(
-                fresh, wanted, self.host.bring(wanted, fresh), strict=False
-            ):
-                self.register(id, key, ends_chunk=ends_chunk)
             blocks = [self._cached[key].id if key else PADDING for key in keys]
-            split = keys.index(wanted[0]) // self._groups if wanted else found
+        if wanted:
+            split = keys.index(wanted[0]) // self._groups
         return TakenBlocks(blocks + fresh[len(wanted) :], split, found - split)
 
     def _keys(self, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
@@ -257,12 +257,15 @@ class BlockPool:
 
     def cached(self, hashes: Sequence[BlockHash]) -> int:
         """Number of leading spans whose KV take() would find now, in both tiers."""
-        found = 0
-        for hash in hashes:
-            if not self._has(hash, 0, self._full_groups):
+        layout, full = self._layout, self._full_groups
+        cached, host = self._cached, self.host
+        found = 0 if full else len(hashes)
+        for hash in hashes if full else ():
+            if hash not in cached and hash not in host:
+                break
+            if full > 1 and not self._has(hash, 1, full):
                 break
             found += 1
-        layout = self._layout
         if layout is None or layout.window is None:
             return found
         # Go back over the spans that the next token sees. At one that is missing, the prefix ends

@@ -23,6 +23,7 @@ from baton_engine.config.engine_config import (
     SCORES_AT_ONCE,
     SPLIT_KEYS,
     STORED_SPLIT_BYTES,
+    split_blocks,
 )
 from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
@@ -42,7 +43,8 @@ SCORE_BYTES = 20
 # Bytes per score of a prompt in bf16 on a CPU: two bf16 products, two float32, one bf16 weight.
 PRODUCT_BYTES = 14
 # Bytes per score of batch-invariant attention, in addition to those that depend on dtype and head
-# size: two float32 numbers, two products of small matrices padded with zeros, and a mask.
+# size: two float32 numbers, two products of small matrices padded with zeros or an index of V, and
+# a mask.
 EXACT_SCORE_BYTES = 20
 # Workspaces of libraries, small tensors and fragmentation.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
@@ -171,8 +173,15 @@ def pool_bytes(demand: Demand, num_blocks: int) -> int:
 
 
 def blocks_for(demand: Demand, length: int) -> int:
-    """Number of blocks of a sequence of `length` tokens."""
-    return -(-length // demand.layout.block_size)
+    """Number of blocks of a sequence of `length` tokens, over all groups of layers. Windows do not
+    lower it, although a sequence releases the blocks that a window has left: it may start with
+    blocks for all its tokens."""
+    return -(-length // demand.layout.block_size) * demand.layout.num_groups
+
+
+def tokens_in(layout: KVLayout, num_blocks: int) -> int:
+    """Number of tokens of one sequence that `num_blocks` blocks hold in all groups of layers."""
+    return num_blocks // layout.num_groups * layout.block_size
 
 
 def _step_bytes(demand: Demand, tokens: int) -> int:
@@ -201,7 +210,7 @@ def _reading_bytes(demand: Demand, length: int) -> int:
     order that the product needs.
     """
     layout = demand.layout
-    blocks = min(GROUP_BLOCKS, demand.max_num_seqs * blocks_for(demand, length))
+    blocks = min(GROUP_BLOCKS, demand.max_num_seqs * -(-length // layout.block_size))
     copied = length
     scores = 0
     if (demand.device, layout.dtype) == ("cpu", "float32"):
@@ -224,8 +233,8 @@ def _exact_reading_bytes(demand: Demand, length: int) -> int:
     of EXACT_SCORE_BYTES, products and weights in the compute dtype, and sums of V for each
     split."""
     layout, config = demand.layout, demand.config
-    splits = -(-length // SPLIT_KEYS)
-    keys = splits * max(SPLIT_KEYS, layout.block_size)
+    split = split_blocks(layout.block_size) * layout.block_size
+    keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
     scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
     each = EXACT_SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS

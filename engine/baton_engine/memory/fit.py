@@ -25,6 +25,7 @@ from baton_engine.memory.estimate import (
     graph_bytes,
     pool_bytes,
     resident_bytes,
+    tokens_in,
 )
 
 # Without --max-model-len: the shortest useful limit of a sequence, in tokens.
@@ -60,7 +61,7 @@ def least_length(demand: Demand) -> int:
         return demand.max_model_len
     length = min(demand.config.max_positions, LEAST_LEN)
     if demand.pool_blocks is not None:
-        length = min(length, demand.pool_blocks * demand.layout.block_size)
+        length = min(length, tokens_in(demand.layout, demand.pool_blocks))
     return length
 
 
@@ -70,13 +71,13 @@ def free_blocks(demand: Demand, room: MemoryBudget) -> int:
     length = demand.max_model_len
     if length is None:
         size, longest = demand.layout.block_size, demand.config.max_positions
-        most = blocks_for(demand, longest)
+        most = -(-longest // size)
         held = most_that(
-            lambda count: fits(replace(demand, max_model_len=min(longest, count * size)), room),
+            lambda spans: fits(replace(demand, max_model_len=min(longest, spans * size)), room),
             *(0, most),
         )
         if held < most:
-            return held
+            return held * demand.layout.num_groups
         length = longest
     return (room.limit - fixed_bytes(demand, length)) // demand.layout.block_bytes - 1
 
@@ -121,12 +122,12 @@ def _least_blocks(demand: Demand) -> int:
 
 
 def _shorter(demand: Demand, room: MemoryBudget) -> Remedy | None:
-    """A shorter --max-model-len in whole blocks, unless that would be uselessly short."""
+    """A shorter --max-model-len in whole spans, unless that would be uselessly short."""
     if demand.max_model_len is None or demand.pool_blocks is not None:
         return None
     size = demand.layout.block_size
     most = most_that(
-        lambda blocks: fits(replace(demand, max_model_len=blocks * size), room),
+        lambda spans: fits(replace(demand, max_model_len=spans * size), room),
         0,
         (demand.max_model_len - 1) // size,
     )
@@ -217,7 +218,7 @@ def pool_text(demand: Demand, room: MemoryBudget | None, num_blocks: int) -> str
         return f"{size} by --kv-blocks"
     if room is None or demand.device == "cpu":
         return f"{size} by default, as far as there is memory"
-    length = demand.max_model_len or num_blocks * demand.layout.block_size
+    length = demand.max_model_len or tokens_in(demand.layout, num_blocks)
     parts = _parts(demand, length)
     less = "".join(f" - {name} {gib(part)}" for name, part in parts.items() if part)
     return f"{size}: {gib(room.limit)} that may be used{less}"

@@ -12,7 +12,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
 from baton_engine.memory.estimate import Demand
-from baton_protocol.layout import KVLayout, default_chunk_blocks
+from baton_protocol.layout import KVGroup, KVLayout, default_chunk_blocks
 
 # Default size of the pool on a CPU, where other processes share the memory.
 CPU_KV_BYTES = 1 << 30
@@ -21,6 +21,8 @@ CPU_SHARE = 0.9
 # Default tokens per step. On a CPU, bf16 computes 512 in the time of 256 in fp32.
 BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 BATCHED_TOKENS_CPU_BF16 = 512
+# Share of a block's bytes that may be unused because groups of layers differ in size.
+PADDED_SHARE = 0.1
 
 
 def demand_of(
@@ -55,6 +57,34 @@ def _batched_tokens(device: str, dtype: str) -> int:
     return BATCHED_TOKENS_CPU_BF16 if bf16_on_cpu else BATCHED_TOKENS[device]
 
 
+def groups_of(config: ModelConfig) -> tuple[KVGroup, ...]:
+    """The groups of layers that share blocks; () if no layer has a window.
+
+    Layers with the same window form a group. All groups' blocks have the size of the largest group,
+    so a set of layers that is larger than another one is split: all groups get the same number of
+    layers, the largest with which at most PADDED_SHARE of the blocks' bytes are unused. Examples:
+    13 layers of each kind make 2 groups of 13; 4 layers without and 22 with a window make 7 groups
+    of at most 4.
+    """
+    windows = config.windows or (None,) * config.num_layers
+    if not any(windows):
+        return ()
+    sets: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        sets.setdefault(window, []).append(layer)
+    ordered = sorted(sets.items(), key=lambda each: each[0] or 0)  # those without a window first
+    longest = max(map(len, sets.values()))
+    for size in range(longest, 0, -1):
+        slots = sum(-(-len(layers) // size) * size for layers in sets.values())
+        if slots - len(windows) <= PADDED_SHARE * slots:
+            break
+    return tuple(
+        KVGroup(tuple(layers[begin : begin + size]), window)
+        for window, layers in ordered
+        for begin in range(0, len(layers), size)
+    )
+
+
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
     """The layout of the engine's KV. Raises SettingsError if --kv-shards does not divide the
     model's KV heads."""
@@ -72,8 +102,9 @@ def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
         dtype=compute_dtype(config, settings.dtype),
         chunk_blocks=settings.chunk_blocks or 1,
         kv_shards=shards,
+        groups=groups_of(config),
     )
     if settings.chunk_blocks is not None:
         return layout
-    chunk_blocks = default_chunk_blocks(layout.block_bytes, layout.kv_shards)
+    chunk_blocks = default_chunk_blocks(layout.chunk_bytes, layout.kv_shards)
     return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)

@@ -6,6 +6,7 @@ about the model folder, the architecture, the device or too little memory.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,12 +19,14 @@ from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.cpu_offload import slots_for
-from baton_engine.memory.estimate import Demand, Measured, MemoryBudget
+from baton_engine.memory.estimate import Demand, Measured, MemoryBudget, tokens_in
 from baton_engine.memory.fit import check_fit, free_blocks, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
 from baton_engine.weights.safetensors_files import weight_files
 from baton_protocol.layout import KVLayout
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
 
 def _exact(settings: TorchSettings, device: torch.device, kernels: Kernels) -> bool:
     if settings.batch_invariant != "on":
+        if settings.batch_invariant == "auto":
+            logger.info("--batch-invariant auto: off; on would make decode steps over 10 % slower")
         return False
     if device.type != "cpu" and kernels == "torch":
         raise SettingsError(
@@ -155,13 +160,18 @@ def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
             f"{size} bytes of KV memory hold no block of {demand.layout.block_bytes} bytes; "
             "raise --kv-memory"
         )
+    if blocks < demand.layout.num_groups:
+        raise SettingsError(
+            f"{blocks} KV blocks are fewer than the {demand.layout.num_groups} groups of layers, "
+            "and each token needs a block per group; raise --kv-memory or --kv-blocks"
+        )
     return blocks
 
 
 def _max_model_len(demand: Demand, num_blocks: int) -> int:
     """The maximum length of a sequence in tokens: as asked, or the smaller of the model's limit and
     the pool. Raises SettingsError if the pool is too small for the length asked."""
-    wanted, room = demand.max_model_len, num_blocks * demand.layout.block_size
+    wanted, room = demand.max_model_len, tokens_in(demand.layout, num_blocks)
     if wanted is None:
         return min(demand.config.max_positions, room)
     if wanted > room:

@@ -58,9 +58,9 @@ def reusable(
 
     `full` are runs of spans with KV in the groups without a window, `windowed` with KV in those
     with a window. A span without KV in `full` is computed. A span without KV in `windowed` is
-    computed only if a token that is computed later sees it. Such a span in turn sees earlier ones.
-    So go back from the last span: `seen` is the first token that the tokens computed from here on
-    see. It moves back with each computed span.
+    computed only if a token that is computed later sees it, or if `first` is in it. Such a span in
+    turn sees earlier ones. So go back from the last span: `seen` is the first token that the tokens
+    computed from here on see. It moves back with each computed span.
     """
     in_full, in_windowed = spans_of(full), spans_of(windowed)
     size, found = layout.block_size, list[Run]()

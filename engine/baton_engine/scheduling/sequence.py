@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from baton_engine.interface import ListedIds, Matcher, PenaltyCounts, PromptUse
-from baton_engine.kv.block_pool import PADDING
+from baton_engine.interface import PADDING, ListedIds, Matcher, PenaltyCounts, PromptUse
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher
@@ -204,10 +203,11 @@ class Sequence:
 
     def leave(self) -> list[BlockId]:
         """Forget the blocks that no token from `computed` on sees, because a window has left their
-        spans, and return them. A step in flight does not read them either: it begins at
-        `computed`."""
+        chunks, and return them. Whole chunks are kept, because the store gets whole chunks. A step
+        in flight does not read the blocks either: it begins at `computed`."""
         layout = self.state.layout
-        first, self.left = self.left, layout.window_start(self.computed) // layout.block_size
+        chunks = layout.first_complete(self.computed // layout.chunk_tokens)
+        first, self.left = self.left, chunks * layout.chunk_blocks
         return drop_windowed(self.blocks, range(first, self.left), layout)
 
     def launch(self, count: int, after: int) -> None:

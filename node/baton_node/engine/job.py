@@ -292,6 +292,9 @@ class Job:
     `seq` numbers jobs in order of arrival. The request's known tokens fill `full_blocks` blocks;
     `chunks` holds the hashes of their full chunks. `markers` maps the index of each chunk that is
     known to be in the store to its marker. Fetching and publishing keep their own state elsewhere.
+
+    From chunk `first_complete` on KV is needed in all groups of layers (see KVLayout), of earlier
+    chunks only in the groups without a window. `complete_bytes` is the size of a chunk with all.
     """
 
     request: Request
@@ -310,6 +313,12 @@ class Job:
     open_choices: set[int] = field(default_factory=set)
     # Offset of each choice's newest token, if the request has stop strings.
     newest: dict[int, int] = field(default_factory=dict)
+    first_complete: int = field(init=False)
+    complete_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first_complete = self.layout.first_complete(len(self.chunks))
+        self.complete_bytes = self.layout.chunk_bytes
 
     @property
     def key(self) -> JobKey:
@@ -345,12 +354,6 @@ class Job:
         return self.layout.chunk_of(blocks, chunk)
 
     @property
-    def first_complete(self) -> int:
-        """The first chunk whose KV is needed in all groups of layers (see KVLayout). Of earlier
-        chunks a node needs only the groups without a window."""
-        return self.layout.first_complete(len(self.chunks))
-
-    @property
     def needless(self) -> int:
         """The set of chunks of which no KV is needed once the later ones have it."""
         return 0 if self.layout.num_full_groups else first_chunks(self.first_complete)
@@ -358,7 +361,7 @@ class Job:
     def suffices(self, chunk: int, marker: Marker) -> bool:
         """Return whether the marker's value has all KV of this chunk that is needed once the later
         chunks have theirs."""
-        return chunk < self.first_complete or marker.payload_bytes == self.layout.chunk_bytes
+        return chunk < self.first_complete or marker.payload_bytes == self.complete_bytes
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
         """Return the request's statistics when its prompt is computed, at `now`."""

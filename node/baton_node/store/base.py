@@ -20,8 +20,6 @@ from baton_protocol.store import (
     StoreHealth,
 )
 
-PADDING = BlockId(0)
-
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:

@@ -12,6 +12,7 @@ import torch
 
 from baton_engine.attention.exact.backend import ExactAttention
 from baton_engine.attention.exact.pages import SIZES, Sizes
+from baton_engine.attention.exact.splits import Splits
 from baton_engine.config.engine_config import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
@@ -134,6 +135,14 @@ def test_a_prompt_piece_reads_only_the_keys_that_it_attends_to(dtype: str) -> No
     for layer in range(LAYERS):
         q, k, v = (torch.ones(tokens, count, DIM).to(memory.pool.dtype) for count in (4, 2, 2))
         assert step.attend(layer, q, k, v).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("block_size", "keys"),
+    [(1, 64), (4, 64), (7, 112), (12, 48), (16, 64), (24, 48), (64, 64), (65, 1040), (128, 128)],
+)
+def test_the_keys_of_a_split_fill_whole_vector_registers(block_size: int, keys: int) -> None:
+    assert Splits(block_size, None).keys == keys
 
 
 # --- the same bits --------------------------------------------------------------------------------

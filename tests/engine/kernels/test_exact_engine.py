@@ -95,3 +95,14 @@ def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
     first = expected[0][0][0]
     continued = tokens_of(exact_engine(folder, dtype, max_batched_tokens=10), [PROMPT], [first])
     assert continued == expected[1:], "taken over after a token, in pieces of 10"
+
+
+def test_engines_of_different_arithmetic_have_different_fingerprints(tiny_model: Folders) -> None:
+    """They must not exchange KV."""
+    folder = tiny_model("llama-gqa2-tied")
+    engines = [
+        exact_engine(folder, "float32"),
+        exact_engine(folder, "float32", kernels="torch", device="cpu"),
+        small_engine(folder),
+    ]
+    assert len({engine.info.fingerprint for engine in engines}) == len(engines)

@@ -50,6 +50,8 @@ def test_ids_equal_those_of_transformers_when_all_kv_goes_through_the_host_tier(
     assert (load.host_loaded_blocks_total > 0) == bool(room)
     if tier == "of all blocks":
         assert load.host_evicted_blocks_total == 0
-        assert load.host_prompt_tokens_total > 1000
+        # Of a model with a window in all layers, only the last window is loaded.
+        window = engine.info.layout.window
+        assert load.host_prompt_tokens_total > (1000 if window is None else window)
     record_property("exactness", f"{name}, tier {tier}: {tally}")
     tally.check()

@@ -26,9 +26,11 @@ from baton_engine.memory.estimate import (
     fixed_bytes,
     graph_bytes,
     pool_bytes,
+    tokens_in,
     weight_bytes,
 )
 from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_length, remedies
+from baton_protocol.layout import KVGroup
 from tests.support.engines.demands import GIB, config_of, demand_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,8 +66,15 @@ def demands(draw: st.DrawFn) -> Demand:
         max_num_seqs=draw(st.integers(1, 1024)),
         **pool,
     )
-    room = demand.pool_blocks or config.max_positions // demand.layout.block_size
-    lengths = st.integers(1, max(1, min(config.max_positions, room * demand.layout.block_size)))
+    windows = draw(st.lists(st.sampled_from([None, 512]), max_size=3))
+    if windows:
+        share = -(-config.num_layers // len(windows))
+        groups = tuple(KVGroup(tuple(range(share)), window) for window in windows)
+        demand = replace(demand, layout=msgspec.structs.replace(demand.layout, groups=groups))
+    room = config.max_positions
+    if demand.pool_blocks is not None:
+        room = min(room, tokens_in(demand.layout, demand.pool_blocks))
+    lengths = st.integers(1, max(1, room))
     return replace(demand, max_model_len=draw(st.none() | lengths))
 
 
@@ -132,7 +141,7 @@ def test_the_pool_and_all_other_memory_stay_within_the_limit(
     if demand.pool_blocks is not None or not fits(demand, room):
         return
     blocks = free_blocks(demand, room)
-    tokens = blocks * demand.layout.block_size
+    tokens = tokens_in(demand.layout, blocks)
     length = demand.max_model_len or min(demand.config.max_positions, tokens)
     assert blocks >= blocks_for(demand, least_length(demand))
     assert fixed_bytes(demand, length) + pool_bytes(demand, blocks) <= room.limit

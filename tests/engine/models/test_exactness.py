@@ -95,14 +95,15 @@ def test_ids_equal_those_of_transformers_when_requests_are_preempted(
 def test_a_wrong_kv_block_changes_the_ids(name: str, tiny_model: Callable[[str], Path]) -> None:
     """Otherwise the tests above would not detect wrong KV."""
     folder = tiny_model(name)
-    settings = TorchSettings(model=folder, dtype="float32", threads=1, kv_blocks=40, block_size=16)
+    settings = TorchSettings(model=folder, dtype="float32", threads=1, kv_blocks=60, block_size=16)
     runner = build_runner(settings)
+    layout = runner.memory.layout
+    groups = layout.num_groups
     prompt, other = prompt_of(48, seed=3), prompt_of(48, seed=4)
-    own = [BlockId(block) for block in range(1, 9)]
-    foreign = [BlockId(block) for block in range(9, 17)]
+    own = [BlockId(1 + index) for index in range(8 * groups)]
+    foreign = [BlockId(1 + len(own) + index) for index in range(8 * groups)]
     [first] = runner.launch([Row(prompt, 0, own, ask(48))]).read()[0].samples
     runner.launch([Row(other, 0, foreign)]).read()
-    layout = runner.memory.layout
     snapshot = bytearray(layout.block_bytes * len(own))
     runner.memory.read(own, memoryview(snapshot))
     undisturbed = decode_alone(runner, [*prompt, first.id], own, NEW_TOKENS - 1)
@@ -110,7 +111,7 @@ def test_a_wrong_kv_block_changes_the_ids(name: str, tiny_model: Callable[[str],
     compare(expected, [first.id, *undisturbed], Tally(), name)
 
     runner.memory.write(own, memoryview(snapshot))
-    block = bytearray(layout.block_bytes)
-    runner.memory.read(foreign[1:2], memoryview(block))
-    runner.memory.write(own[1:2], memoryview(block))
+    span = bytearray(layout.block_bytes * groups)
+    runner.memory.read(foreign[groups : 2 * groups], memoryview(span))
+    runner.memory.write(own[groups : 2 * groups], memoryview(span))
     assert decode_alone(runner, [*prompt, first.id], own, NEW_TOKENS - 1) != undisturbed

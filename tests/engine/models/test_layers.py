@@ -24,7 +24,7 @@ TOP_20 = SamplingParams(temperature=0.0, logprobs=20)
 
 def top_logprobs(folder: Path, prompt: list[int], dtype: DType) -> dict[int, float]:
     settings = TorchSettings(model=folder, dtype=dtype, threads=1, kv_blocks=70)
-    blocks = [BlockId(block) for block in range(1, 41)]
+    blocks = [BlockId(block) for block in range(1, 71)]
     row = Row(prompt, 0, blocks, ask(len(prompt), TOP_20))
     [sample] = build_runner(settings).launch([row]).read()[0].samples
     assert sample.logprobs is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton_engine import build
 from baton_engine.attention.exact.row_rule import (
     ROW_COUNTS,
     Product,
@@ -17,8 +18,7 @@ from baton_engine.attention.exact.row_rule import (
     with_rule,
 )
 from baton_engine.errors import SettingsError
-from baton_engine.layers import decoder_layers
-from baton_engine.layers.linear_method import packed_product
+from baton_engine.layers.linear_method import LinearMethod, head_product, packed_product
 from tests.support.engines.torch_engines import small_engine
 
 SHAPES = {"one group of inputs": (160, 96), "several groups of inputs": (96, 800)}
@@ -156,7 +156,8 @@ def test_an_engine_whose_products_depend_on_the_place_refuses_to_be_batch_invari
 
         return product
 
-    monkeypatch.setattr(decoder_layers, "packed_product", restless)
+    method = LinearMethod(restless, head_product)
+    monkeypatch.setattr(build, "linear_for", lambda kernels, *, exact: method)
     folder = tiny_model("llama-gqa2-tied")
     with pytest.raises(SettingsError, match=r"--batch-invariant on.*--batch-invariant off"):
         small_engine(folder, batch_invariant="on")

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.scheduling.ranges import Run, check_runs, merged, total, within
+from baton_engine.scheduling.ranges import (
+    Run,
+    check_runs,
+    merged,
+    reusable,
+    spans_of,
+    total,
+    within,
+)
+from baton_protocol.layout import KVGroup
+from tests.support.engines.demands import kv_layout
 
 
 @st.composite
@@ -55,3 +65,59 @@ def test_ascending_runs_within_the_blocks_are_valid(runs: list[Run]) -> None:
 def test_the_error_for_an_invalid_run_names_it(runs: list[Run], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_runs(runs, 9)
+
+
+@pytest.mark.parametrize(
+    ("windowed", "first", "expected"),
+    [
+        # The token at 40 sees those from 31 on.
+        ([(0, 10)], 40, [(0, 10)]),
+        ([(7, 10)], 40, [(0, 10)]),
+        # Span 7 is missing: token 28 sees those from 19 on, and nothing earlier is missing.
+        ([(4, 7), (8, 10)], 40, [(0, 7), (8, 10)]),
+        # Each computed span needs the two before it.
+        ([(8, 10)], 40, [(8, 10)]),
+        ([], 40, []),
+        # The token at 39 is computed in span 9, which landed.
+        ([(7, 10)], 39, [(0, 10)]),
+        ([(8, 10)], 39, [(8, 10)]),
+        ([(7, 9)], 36, [(7, 9)]),
+        ([(6, 9)], 36, [(0, 9)]),
+    ],
+)
+def test_a_span_without_windowed_kv_is_computed_if_a_computed_token_sees_it(
+    windowed: list[Run], first: int, expected: list[Run]
+) -> None:
+    layout = kv_layout(block=4, groups=(KVGroup((0,)), KVGroup((1,), 10)))
+    assert reusable([(0, 10)], windowed, first, layout) == expected
+
+
+@given(
+    drawn_runs(),
+    drawn_runs(),
+    st.integers(0, 80),
+    st.sampled_from([1, 3, 4]),
+    st.sampled_from([1, 2, 5, 8, 30]),
+)
+def test_the_fewest_spans_are_computed_with_which_all_computed_tokens_see_kv(
+    full: list[Run], windowed: list[Run], first: int, block: int, window: int
+) -> None:
+    layout = kv_layout(block=block, groups=(KVGroup((0,)), KVGroup((1,), window)))
+    spans = set(range(-(-first // block)))
+    reused = spans_of(reusable(full, windowed, first, layout))
+    assert reused <= spans & members(full)
+
+    def lacks(computed: set[int]) -> set[int]:
+        """Spans whose KV is missing, if these spans and the tokens from `first` on are computed."""
+        starts = [first, *(span * block for span in computed)]
+        seen = {
+            token // block for start in starts for token in range(layout.window_start(start), start)
+        }
+        if first % block:
+            seen.add(first // block)  # a part of the span, which is cached when it is full
+        return ((spans - members(full)) | (seen & spans - members(windowed))) - computed
+
+    needed = set[int]()
+    while lacks(needed):
+        needed |= lacks(needed)
+    assert spans - reused == needed

@@ -13,11 +13,12 @@ from baton_engine.errors import SettingsError
 from baton_engine.interface import Row
 from baton_engine.sim.build import NO_KV_SETTINGS, SimSettings, build_sim
 from baton_engine.sim.model import mix
-from baton_engine.sim.runner import Timing
+from baton_engine.sim.runner import SimMemory, Timing
 from baton_protocol.ids import BlockId, Fingerprint
 from baton_protocol.layout import KVGroup
 from baton_protocol.request import Request
 from tests.support.clock import Clock
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.engine_core import Run, drive, make_request, run_all
 
 
@@ -92,6 +93,34 @@ def test_one_wrong_byte_anywhere_in_a_block_changes_the_ids() -> None:
         target.memory.write(reservation.blocks[:1], memoryview(wrong))
         target.submit(request, reservation=reservation, landed=[(0, 1)])
         assert drive(target).ids("a") != expected, position
+
+
+@pytest.mark.parametrize("position", [0, 13, 14, 15, 19])
+@pytest.mark.parametrize("group", [0, 1, 2])
+def test_a_token_depends_on_all_kv_that_it_sees_in_each_group(group: int, position: int) -> None:
+    """Of the group with window 6, the token at 20 sees those from 15 on."""
+    groups = (KVGroup((0,)), KVGroup((1,), 6), KVGroup((2,), 50))
+    layout = kv_layout(dim=4, groups=groups)
+    memory, blocks = SimMemory(layout, 18), [BlockId(id) for id in range(1, 19)]
+    memory.extend(range(20), 0, blocks)
+    expected = memory.extend([7], 20, blocks)
+    block, data = blocks[position // 4 * 3 + group], bytearray(layout.block_bytes)
+    memory.read([block], memoryview(data))
+    data[position % 4 * 16] ^= 1  # in the layer's K, [token][dim]
+    memory.write([block], memoryview(data))
+    assert (memory.extend([7], 20, blocks) != expected) == (group != 1 or position >= 15)
+
+
+def test_pieces_of_a_prompt_give_the_digests_of_the_whole_with_windows() -> None:
+    groups = (KVGroup((0,)), KVGroup((1,), 6), KVGroup((2,), 1))
+    layout, tokens = kv_layout(dim=4, groups=groups), list(range(30, 60))
+    blocks = [BlockId(id) for id in range(1, 25)]
+    expected = SimMemory(layout, 24).extend(tokens, 0, blocks)
+    for size in (1, 4, 7):
+        memory, digests = SimMemory(layout, 24), list[int]()
+        for start in range(0, 30, size):
+            digests += memory.extend(tokens[start : start + size], start, blocks)
+        assert digests == expected
 
 
 @pytest.mark.parametrize("length", [4, 8, 13])

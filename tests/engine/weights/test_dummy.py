@@ -95,7 +95,7 @@ def test_ids_with_dummy_weights_equal_those_of_transformers_with_the_same_weight
 ) -> None:
     folder = copy_config(tiny_model(name), tmp_path / "model")
     settings = TorchSettings(
-        model=folder, load_format="dummy", dtype="float32", threads=1, kv_blocks=20
+        model=folder, load_format="dummy", dtype="float32", threads=1, kv_blocks=40
     )
     prompt = prompt_of(100, seed=2)
     [ids] = generate_ids(build_torch(settings), [prompt])

@@ -15,6 +15,7 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import RequestId
+from baton_protocol.layout import KVGroup
 from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
@@ -24,6 +25,12 @@ from tests.support.stores.kvstore import plain_client
 pytestmark = pytest.mark.integration
 
 SMALL = SimSettings(chunk_blocks=1, num_blocks=40, max_batched_tokens=48)
+# A prompt has up to 280 tokens, so windows of 40 and 70 tokens leave most of it.
+FULL, WINDOWS = KVGroup((0,)), (KVGroup((1,), 40), KVGroup((2,), 70))
+WINDOWED = [
+    replace(SMALL, layers=3, groups=(FULL, *WINDOWS), num_blocks=120),
+    replace(SMALL, layers=3, groups=(KVGroup((0,), 40), *WINDOWS), num_blocks=120, chunk_blocks=2),
+]
 PREFIXES = [bytes(range(32 + 3 * i, 122)) for i in range(4)]
 WAITS: dict[str, Any] = {"lookup_wait_s": 0.1, "first_wait_s": 0.2, "blocks_wait_s": 1.0}
 
@@ -37,6 +44,7 @@ class Router:
         self.waiting: dict[RequestId, Request] = {}
         self.running: dict[RequestId, Request] = {}
         self.num_placed = 0
+        self.reference = SimSettings(chunk_blocks=1)
 
     def act(self) -> None:
         match self.rng.randrange(6):
@@ -86,7 +94,7 @@ class Router:
         return not self.waiting and self.unfinished() == 0
 
     def check(self) -> None:
-        reference = LoopNode("reference", lambda _: NoStore(), SimSettings(chunk_blocks=1))
+        reference = LoopNode("reference", lambda _: NoStore(), self.reference)
         for request in self.running.values():
             tokens = self.decode.tokens(request.id)
             firsts = self.prefill.ids(request.id)[:1] if tokens[0].offset else []
@@ -143,6 +151,33 @@ def test_random_requests_aborts_and_damaged_chunks_leak_no_block(
         assert len(router.running) > 5
         reloaded = [node.engine.load().host_loaded_blocks_total for node in (prefill, decode)]
         assert (sum(reloaded) > 0) == (host_blocks > 0)
+
+
+@pytest.mark.parametrize("settings", WINDOWED, ids=["with a full group", "windows only"])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3))])
+def test_random_requests_of_layers_with_windows_get_the_right_ids(
+    store: EmbeddedStore, settings: SimSettings, seed: int
+) -> None:
+    """Write-behind puts values of all groups beside those without windows. Lost and damaged values
+    make holes."""
+    waits = {**WAITS, "write_behind": 1 << 20}
+    prefill = store_node("p0", store, settings, **waits)
+    decode = store_node("d0", store, settings, **waits)
+    router = Router(seed, prefill, decode)
+    router.reference = replace(settings, num_blocks=512)
+    with closing(prefill), closing(decode):
+        for round_ in range(8):
+            drive(router, 40)
+            for url in store.data_urls:
+                with plain_client(url) as client:
+                    key = client.randomkey()
+                    if key and round_ % 2:
+                        client.setrange(key, router.rng.randrange(1000), b"\xff\x00\xff")
+                    elif key:
+                        client.delete(key)
+        finish(router)
+        assert len(router.running) > 5
+        assert decode.loop.counters.reused_chunks > 0
 
 
 @pytest.mark.parametrize("victims", [["data0"], ["index"], ["index", "data0", "data1"]])

@@ -11,9 +11,9 @@ from contextlib import closing
 import msgspec
 import pytest
 
+from baton_engine.interface import PADDING
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
-from baton_node.store.base import PADDING
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVGroup, KVLayout
 from tests.support.nodes.connectors import Harness, PlainMemory, ref
 from tests.support.stores.kvstore import PATIENT, patient_index, plain_client

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from baton_engine.interface import PADDING
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import marker_key
 from baton_node.settings import StoreCare
-from baton_node.store.base import PADDING, Copied, LookedUp, Published
+from baton_node.store.base import Copied, LookedUp, Published
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
 from tests.support.nodes.connectors import PATIENCE_S, Harness, ref

@@ -6,7 +6,7 @@ from typing import Any
 
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.memory.estimate import Demand
-from baton_protocol.layout import KVLayout
+from baton_protocol.layout import KVGroup, KVLayout
 
 GIB = 1 << 30
 # Qwen3-8B's sizes.
@@ -30,6 +30,7 @@ def kv_layout(
     dtype: str = "float32",
     chunk: int = 1,
     shards: int = 1,
+    groups: tuple[KVGroup, ...] = (),
 ) -> KVLayout:
     return KVLayout(
         num_layers=layers,
@@ -39,6 +40,7 @@ def kv_layout(
         dtype=dtype,
         chunk_blocks=chunk,
         kv_shards=shards,
+        groups=groups,
     )
 
 

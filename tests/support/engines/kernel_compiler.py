@@ -18,13 +18,13 @@ import argparse
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from typing import Any
-from unittest.mock import patch
+from unittest import mock
 
 import numpy as np
 import torch
@@ -65,7 +65,8 @@ PROGRAMS = 8  # that share a row's keys
 @dataclass(frozen=True)
 class Compiled:
     """A variant of a kernel. `registers` and `spills` (bytes) are per thread, `shared` (bytes) per
-    program."""
+    program. `fused` counts multiply-adds in float32, `layouts` are those of tensor cores' results:
+    variants must not differ in either if their results are to have the same bits."""
 
     kernel: str
     case: str
@@ -73,6 +74,8 @@ class Compiled:
     registers: int
     spills: int
     shared: int
+    fused: int
+    layouts: list[str]
 
 
 class AbsentGpu:
@@ -130,12 +133,12 @@ def sample() -> None:
 
 
 def multiply(dtype: str) -> None:
-    """Products with tiles of all widths, with and without a bias and a last part of the inputs."""
+    """Products with tiles of all widths, and with a last part of the inputs."""
     kind = TORCH_DTYPES[dtype]
     for outputs, inputs in [*((LEAST_TILES * width, 128) for width in WIDTHS), (100, 80)]:
         weight, x = torch.zeros(outputs, inputs, dtype=kind), torch.zeros(1, inputs, dtype=kind)
         FIXED_TILE.product(weight, torch.zeros(outputs, dtype=kind))(x)
-        FIXED_TILE.head(weight)(x)
+    FIXED_TILE.head(weight)(x)
 
 
 LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
@@ -154,7 +157,7 @@ CASES: dict[str, Callable[[], None]] = {
 }
 QUICK = {
     "bfloat16, head_dim 128, exact": 90,
-    "bfloat16, head_dim 256, limited": 80,
+    "bfloat16, head_dim 64, limited": 80,
     "float32, head_dim 64, limited, exact": 100,
     "norms and activations": 90,
     "sampling": 80,
@@ -162,7 +165,7 @@ QUICK = {
 }
 
 
-def compile_all(cases: list[tuple[str, int]]) -> list[Compiled]:
+def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
     """Compile the cases, each given by its name and its architecture."""
     found: list[Compiled] = []
     gpu, run = AbsentGpu(), JITFunction.run
@@ -174,19 +177,31 @@ def compile_all(cases: list[tuple[str, int]]) -> list[Compiled]:
             kernel = run(self, *args, grid=grid, warmup=True, **options)
         used = re.search(r"(\d+) bytes spill stores[\s\S]*Used (\d+) registers", log.getvalue())
         if used is not None:  # else it was compiled before
-            shared = int(kernel.metadata.shared)
-            numbers = int(used[2]), int(used[1]), shared
-            found.append(Compiled(self.__name__, name, gpu.arch, *numbers))
+            found.append(
+                Compiled(
+                    kernel=self.__name__,
+                    case=name,
+                    arch=gpu.arch,
+                    registers=int(used[2]),
+                    spills=int(used[1]),
+                    shared=int(kernel.metadata.shared),
+                    fused=len(re.findall(r"fma\.[\w.]*f32", kernel.asm["ptx"])),
+                    layouts=sorted(re.findall(r"= (#ttg\.nvidia_mma<.*>)", kernel.asm["ttgir"])),
+                )
+            )
         return kernel
 
-    JITFunction.run = compile_only
     driver.set_active(gpu)
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True
-    with patch.object(triton_backend, "programs_for", lambda *_: PROGRAMS):
+    with (
+        mock.patch.object(JITFunction, "run", compile_only),
+        mock.patch.object(triton_backend, "programs_for", return_value=PROGRAMS),
+    ):
         for name, gpu.arch in cases:
             CASES[name]()
-    return found
+            yield from found
+            found.clear()
 
 
 def main() -> None:
@@ -202,7 +217,7 @@ def main() -> None:
     print(f"{'kernel':18}{'case':40}{'arch':>7}{'registers':>11}{'spills':>8}{'shared':>8}")
     for each in found:
         numbers = f"{each.registers:11}{each.spills:8}{each.shared:8}"
-        print(f"{each.kernel:18}{each.case:40}{'sm_' + str(each.arch):>7}{numbers}")
+        print(f"{each.kernel:18}{each.case:40}{'sm_' + str(each.arch):>7}{numbers}", flush=True)
 
 
 if __name__ == "__main__":

@@ -109,12 +109,13 @@ class WatchedRunner:
         """The row's blocks; 0 in place of those that its first token does not see."""
         size, groups = self._layout.block_size, self._layout.num_groups
         first = self._layout.window_start(row.start) // size
+        end = -(-(row.start + len(row.tokens)) // size)
         used = list(row.blocks)
         for index, block in enumerate(used):
-            left = index < first * groups and index % groups >= self._layout.num_full_groups
-            assert block or left, f"block {index} of {row.blocks} is missing, and is seen"
-            if left:
+            if index < first * groups and index % groups >= self._layout.num_full_groups:
                 used[index] = BlockId(0)
+            elif index < end * groups:
+                assert block, f"block {index} of {row.blocks} is missing, and is seen"
         return tuple(used)
 
     def check_read(self, step: WatchedStep) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.families import read_config
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Row, Runner, Sample, TokenOut
+from baton_engine.memory.requirements import groups_of
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -19,8 +21,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 
 def small_engine(folder: Path, **settings: Any) -> EngineCore:
-    """A torch engine on one thread in fp32, with a pool of 200 blocks and chunks of 2 blocks."""
+    """A torch engine on one thread in fp32, with a pool of 200 blocks and chunks of 2 blocks.
+    `kv_blocks` is per group of layers."""
     chosen = {"dtype": "float32", "threads": 1, "kv_blocks": 200, "chunk_blocks": 2, **settings}
+    if chosen["kv_blocks"] is not None:
+        chosen["kv_blocks"] *= max(1, len(groups_of(read_config(folder))))
     return build_torch(TorchSettings(model=folder, **chosen))
 
 

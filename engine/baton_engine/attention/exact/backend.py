@@ -40,6 +40,10 @@ from baton_engine.attention.torch_decode import Places
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.kv.kv_pool import TorchMemory
 
+# Tokens of a prompt that are computed at a time. More would compute more scores of keys that a
+# token does not see, and fewer would take more calls.
+PIECE_TOKENS = 64
+
 
 class ExactAttention:
     """`specs` has one entry per layer."""
@@ -160,6 +164,7 @@ class PromptPiece:
         each_token = by_head[2] * self._keys
         height = min(
             tokens,
+            PIECE_TOKENS,
             max(1, kv.sizes.max_scores // each_token),
             max(1, self._products.most_rows // by_head[2]),
         )
@@ -175,9 +180,8 @@ class PromptPiece:
                 scores_XML = self._products.scores(q_XMH, k_KLH[some, :seen], spec)
                 if hidden is not None:
                     hidden.hide(scores_XML[:, :rows])
-                weights_XMCS, total_XM = self._splits.weights(scores_XML)
-                sums_XMCH = self._products.sums(weights_XMCS, v_KLH[some, :seen])
-                out_XMH = added(sums_XMCH).div_(total_XM[..., None])
+                weights_XMCS = self._splits.weights(scores_XML)
+                out_XMH = added(self._products.sums(weights_XMCS, v_KLH[some, :seen]))
                 out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
         return out_TNH
 

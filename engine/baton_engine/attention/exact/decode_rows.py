@@ -76,9 +76,8 @@ class DecodeRows:
         scores_XGL = self._scores(layer, q_RKGH, spec)
         if self._hidden is not None:
             self._hidden.hide(scores_XGL)
-        weights_XGCS, total_XG = self._splits.weights(scores_XGL)
-        sums_XGCH = self._sums(layer, weights_XGCS)
-        out_XGH = added(sums_XGCH).div_(total_XG[..., None])
+        sums_XGCH = self._sums(layer, self._splits.weights(scores_XGL))
+        out_XGH = added(sums_XGCH)
         return out_XGH.to(q_RNH.dtype).view(rows, heads, dim)
 
     def _scores(self, layer: int, q_RKGH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 
 from baton_engine.attention.interface import TableRow
 from baton_engine.attention.kv_views import Positions, Table, Visible
-from baton_engine.config.engine_config import SPLIT_KEYS
+from baton_engine.config.engine_config import split_blocks
 from baton_engine.kv.staging import stage
 
 
@@ -26,7 +26,7 @@ class Splits:
     """The splits of all layers with the same `window` (see ModelConfig.windows)."""
 
     def __init__(self, block_size: int, window: int | None) -> None:
-        self.blocks = max(1, SPLIT_KEYS // block_size)
+        self.blocks = split_blocks(block_size)
         self.keys = self.blocks * block_size
         self.window = window
         self._block_size = block_size
@@ -57,14 +57,15 @@ class Splits:
             table_RM[line, : len(used)] = used
         return table_RM
 
-    def weights(self, scores_XML: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights exp(score - largest) [X, M, C, S] from the scores of all keys that each query
-        sees, and the sums of a query's weights [X, M]. Overwrites the scores."""
-        weights_XML = scores_XML.sub_(scores_XML.amax(-1, keepdim=True)).exp_()
-        weights_XMCS = weights_XML.view(*weights_XML.shape[:2], -1, self.keys)
-        sums_XMC = weights_XMCS.sum(-1)
-        # cumsum adds the splits in order, and splits without a visible key add 0.
-        return weights_XMCS, sums_XMC.cumsum(-1)[..., -1]
+    def weights(self, scores_XML: torch.Tensor) -> torch.Tensor:
+        """Attention weights [X, M, C, S] from the scores of all keys that each query sees.
+
+        torch adds the exponentials of a row in as many sums as a vector register has numbers, and
+        the keys of a split fill whole registers. So each weight is always in the same sum, and keys
+        that are not seen add 0.
+        """
+        weights_XML = scores_XML.softmax(-1)
+        return weights_XML.view(*weights_XML.shape[:2], -1, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
