@@ -188,10 +188,17 @@ class Bench:
         return self.alone[subject.name, choice]
 
     def check(
-        self, label: str, subject: Subject, answer: Answer, choice: int = 0, begin: int = 0
+        self,
+        label: str,
+        subject: Subject,
+        answer: Answer,
+        choice: int = 0,
+        *,
+        begin: int = 0,
+        end: int | None = None,
     ) -> None:
-        """Raise Differs unless the answer is the expected one from token `begin` on."""
-        expected = self.expected(subject, choice)[begin:]
+        """Raise Differs unless the answer has the expected tokens from `begin` to `end`."""
+        expected = self.expected(subject, choice)[begin:end]
         for at, (one, other) in enumerate(zip(answer, expected, strict=False)):
             if one != other:
                 raise Differs(label, subject, choice, begin + at, f"{one}, alone {other}")

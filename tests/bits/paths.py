@@ -28,6 +28,7 @@ from tests.bits.cells import (
 from tests.support.engines.tiny_models import prompt_of
 
 BLOCK = 16
+AFTERWARDS = 8  # tokens after a preemption
 POSITIONS = range(NEW_TOKENS - 4)  # 40 of a greedy request's tokens
 
 
@@ -136,12 +137,13 @@ def preempted(bench: Bench) -> None:
     for known in chosen:
         engine, elder = _pool_that_preempts_at(bench, known)
         found = run(engine, [elder], steps=1)
-        engine.submit(GREEDY.request())
+        end = min(NEW_TOKENS, known + AFTERWARDS)
+        engine.submit(GREEDY.request(max_tokens=end))
         while engine.load().preemptions_total == 0:
             run(engine, [], found, steps=1)
         positions.add(len(found[GREEDY.name, 0]))
         answer = run(engine, [], found)[GREEDY.name, 0]
-        bench.check(f"preempted with {known} tokens", GREEDY, answer)
+        bench.check(f"preempted with {known} tokens", GREEDY, answer, end=end)
     assert positions == set(chosen), positions
 
 
