@@ -180,7 +180,7 @@ def test_choices_share_landed_blocks() -> None:
     known = make_request("a", 10, ((50,), (51,)), n=2)
     engine.submit(known, reservation=reservation, landed=[(0, 2)])
     run = drive(engine)
-    assert [work for step in runner.work()[:2] for work in step] == [(8, 3), (11, 1), (8, 3)]
+    assert [work for step in runner.work()[:2] for work in step] == [(8, 3), (11, 1), (10, 1)]
     assert run.use("a") == (0, 8, 2)
     assert run.ids("a", 1) == [21, 22, 23]
 
