@@ -47,7 +47,8 @@ def test_a_decoding_sequence_holds_only_the_blocks_of_the_last_window(
     layout, request = engine.info.layout, make_request("a", 100, max_tokens=60)
     assert layout.window is not None
     windowed = layout.num_groups - layout.num_full_groups
-    most = windowed * (-(-layout.window // BLOCK) + 1)
+    # The spans of a window, and those of a chunk at each end: only whole chunks are released.
+    most = windowed * (-(-layout.window // BLOCK) + 1 + 2 * (layout.chunk_blocks - 1))
     engine.submit(request)
     run, counts = Run(), []
     while engine.has_work():
@@ -93,8 +94,9 @@ def test_a_reservation_lists_no_blocks_that_the_window_has_left() -> None:
 @pytest.mark.parametrize(
     ("windowed", "work", "blocks"),
     [
-        # All 10 spans landed, and the last token is computed. It sees spans 7 to 10.
-        (range(10), [(40, 1)], 11 + 2 * 4),
+        # All 10 spans landed, and the last token is computed. It sees spans 7 to 10, and span 6 is
+        # in the same chunk as span 7.
+        (range(10), [(40, 1)], 11 + 2 * 5),
         (range(7, 10), [(40, 1)], 11 + 2 * 4),
         # Span 7 is computed again, from spans 4 to 6.
         ({4, 5, 6, 8, 9}, [(28, 4), (40, 1)], 11 + 2 * 7),
@@ -182,8 +184,8 @@ def test_blocks_that_a_window_leaves_stay_referenced_until_the_next_step() -> No
         assert content(engine, chunk.blocks) == content(donor, source)
 
     (progress,) = step_once(engine, run).progress
-    # The token at 32 sees those from 23 on, in span 5.
-    left = {span * 3 + group for span in range(5) for group in (1, 2)}
+    # The token at 32 sees those from 23 on, in span 5. Spans 4 and 5 are one chunk.
+    left = {span * 3 + group for span in range(4) for group in (1, 2)}
     assert {index for index, block in enumerate(progress.blocks) if not block} == left
     assert held(engine) == 16 * 3 - len(left)
 
@@ -210,7 +212,7 @@ def test_other_choices_start_from_the_prompts_last_window() -> None:
     expected = run_all(sim(groups=MIXED, max_model_len=200), [request]).all_ids()
     engine, runner = watched_sim(groups=MIXED, max_model_len=200)
     assert run_all(engine, [request]).all_ids() == expected
-    assert runner.steps[:2] == [[(0, 61)], [(61, 1), (60, 2), (60, 2)]]
+    assert runner.steps[:2] == [[(0, 61)], [(61, 1), (61, 1), (61, 1)]]
 
 
 def test_a_preempted_sequence_finds_the_blocks_of_its_last_window_in_both_tiers() -> None:
