@@ -42,13 +42,13 @@ def reserve(engine: EngineCore, request: Request) -> Reservation:
 def test_a_decoding_sequence_holds_only_the_blocks_of_the_last_window(
     groups: tuple[KVGroup, ...], budget: int, overlap: bool
 ) -> None:
-    """The KV of a window model in memory, counted: the prompt is many windows long. Whole chunks
-    are released, so that the store gets whole chunks."""
+    """The KV of a window model in memory, counted: the prompt is many windows long."""
     engine = engine_of(groups, max_batched_tokens=budget, overlap=overlap)
     layout, request = engine.info.layout, make_request("a", 100, max_tokens=60)
     assert layout.window is not None
     windowed = layout.num_groups - layout.num_full_groups
-    most = windowed * (-(-layout.window // BLOCK) + 1 + 2 * layout.chunk_blocks)
+    # The spans of a window, and those of a chunk at each end: only whole chunks are released.
+    most = windowed * (-(-layout.window // BLOCK) + 1 + 2 * (layout.chunk_blocks - 1))
     engine.submit(request)
     run, counts = Run(), []
     while engine.has_work():
@@ -94,8 +94,8 @@ def test_a_reservation_lists_no_blocks_that_the_window_has_left() -> None:
 @pytest.mark.parametrize(
     ("windowed", "work", "blocks"),
     [
-        # All 10 spans landed, and the last token is computed. It sees spans 7 to 10. Span 6 is in
-        # the chunk of span 7.
+        # All 10 spans landed, and the last token is computed. It sees spans 7 to 10, and span 6 is
+        # in the same chunk as span 7.
         (range(10), [(40, 1)], 11 + 2 * 5),
         (range(7, 10), [(40, 1)], 11 + 2 * 4),
         # Span 7 is computed again, from spans 4 to 6.
@@ -184,7 +184,7 @@ def test_blocks_that_a_window_leaves_stay_referenced_until_the_next_step() -> No
         assert content(engine, chunk.blocks) == content(donor, source)
 
     (progress,) = step_once(engine, run).progress
-    # The last token of chunk 3, at 31, sees those from 22 on, in chunk 2 of spans 4 and 5.
+    # The token at 32 sees those from 23 on, in span 5. Spans 4 and 5 are one chunk.
     left = {span * 3 + group for span in range(4) for group in (1, 2)}
     assert {index for index, block in enumerate(progress.blocks) if not block} == left
     assert held(engine) == 16 * 3 - len(left)
