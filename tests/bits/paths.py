@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from baton_engine import LLM
-from baton_engine.core.engine_core import EngineCore
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.bits.cells import (
@@ -124,39 +123,38 @@ def from_the_host_tier(bench: Bench) -> None:
     bench.check_all("first", run(engine, subjects()))
     run(engine, others(12))
     bench.check_all("from the host tier", run(engine, subjects()))
-    assert engine.load().host_prompt_tokens_total >= len(GREEDY.prompt) // BLOCK * BLOCK
+    assert engine.load().host_prompt_tokens_total > 0
 
 
 # --- interruptions --------------------------------------------------------------------------------
 
 
 def preempted(bench: Bench) -> None:
-    """An older request takes the last block when the subject has some number of tokens."""
-    positions = set()
-    chosen = bench.some(range(1, NEW_TOKENS))
-    for known in chosen:
-        engine, elder = _pool_that_preempts_at(bench, known)
-        found = run(engine, [elder], steps=1)
+    """Preempted with each number of tokens. Every other time its KV is evicted meanwhile."""
+    for known in bench.some(range(1, NEW_TOKENS)):
+        engine = bench.engine()
         end = min(NEW_TOKENS, known + AFTERWARDS)
-        engine.submit(GREEDY.request(max_tokens=end))
-        while engine.load().preemptions_total == 0:
+        found = run(engine, [*others(2, seed=known), GREEDY.request(max_tokens=end)], steps=1)
+        while len(found.get((GREEDY.name, 0), ())) < known:
             run(engine, [], found, steps=1)
-        positions.add(len(found[GREEDY.name, 0]))
+        victim = engine._scheduler.running[-1]  # the youngest, as the scheduler chooses
+        assert victim.state.request.id == GREEDY.name
+        engine._scheduler._preempt(victim)
+        if known % 2:
+            engine._pool.release(engine._pool.allocate(engine._pool.num_free))
         answer = run(engine, [], found)[GREEDY.name, 0]
         bench.check(f"preempted with {known} tokens", GREEDY, answer, end=end)
-    assert positions == set(chosen), positions
+        assert engine.load().preemptions_total == 1
 
 
-def _pool_that_preempts_at(bench: Bench, known: int) -> tuple[EngineCore, Request]:
-    """An engine, and a request that needs a block which only the subject can give when the subject
-    has `known` tokens."""
-    # The elder is one token ahead. Its KV then fills whole blocks, and its next token needs one.
-    held = -(-(len(GREEDY.prompt) + known) // BLOCK)
-    length = 4 * BLOCK - known % BLOCK
-    grown = (length + known) // BLOCK
-    params = SamplingParams(temperature=0.0, max_tokens=known + 4, ignore_eos=True)
-    elder = Subject("", tuple(prompt_of(length, seed=known)), params).request("elder")
-    return bench.engine(kv_blocks=held + grown), elder
+def in_a_small_pool(bench: Bench) -> None:
+    """Too small for all requests: the youngest are preempted when older ones need blocks."""
+    preemptions = 0
+    for blocks in bench.some((18, 20, 22, 24, 28)):
+        engine = bench.engine(kv_blocks=blocks, max_batched_tokens=64)
+        bench.check_all(f"{blocks} blocks", run(engine, [*others(10, seed=blocks), *subjects()]))
+        preemptions += engine.load().preemptions_total
+    assert preemptions > 0
 
 
 def taken_over(bench: Bench) -> None:
@@ -217,6 +215,6 @@ PATHS: Mapping[str, Callable[[Bench], None]] = {
     for path in (
         *(in_crowds, in_pieces, with_overlap, several_choices, on_two_threads),
         *(from_the_cache, shared_with_running, from_the_host_tier),
-        *(preempted, taken_over, offline, as_a_prompt),
+        *(preempted, in_a_small_pool, taken_over, offline, as_a_prompt),
     )
 }
