@@ -355,6 +355,8 @@ def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
             if "pattern" in field_schema:
                 # msgspec writes Python's \Z for the end of a text; JSON Schema uses `$`.
                 field_schema["pattern"] = field_schema["pattern"].replace(r"\Z", "$")
+            if field_schema.get("default") == ():
+                field_schema["default"] = []  # a tuple is no JSON
     return components
 
 

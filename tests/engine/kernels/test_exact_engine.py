@@ -7,6 +7,7 @@ Ids and float32 logprobs are compared as they are, without a tolerance. For torc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from baton_engine.attention import triton_backend, triton_paged_attention
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.kv.kv_pool import TORCH_DTYPES
-from baton_engine.layers import linear_method
+from baton_engine.layers import triton_matmul
 from tests.support.engines.kernels import DEVICE, can_compute
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import GREEDY, make_request, run_requests, small_engine
@@ -37,7 +38,8 @@ DTYPES = [
 def _short_splits_among_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row's keys are divided among more programs in a small step than in a large one. Without
     fixed splits that changes its bits. The engine's own test of its products is shortened."""
-    monkeypatch.setattr(linear_method, "ROWS_TESTED", (1, 70))
+    method = replace(triton_matmul.FIXED_TILE, counts=(1, 70), head_counts=(1, 70))
+    monkeypatch.setattr(triton_matmul, "FIXED_TILE", method)
     for name in ("FIXED_SPLIT_KEYS", "SPLIT_KEYS", "MOST_KEYS"):
         monkeypatch.setattr(triton_paged_attention, name, SPLIT_KEYS)
     monkeypatch.setattr(
@@ -67,16 +69,10 @@ def tokens_of(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "family",
-    [
-        "gemma2",
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("llama-gqa2-tied", "qwen2", "qwen3-window", "phi3-partial-window")
-        ),
-    ],
+    "family", ["gemma2", "llama-gqa2-tied", "qwen2", "qwen3-window", "phi3-partial-window"]
 )
 def test_every_path_gives_a_request_the_bits_that_it_gets_alone(
     family: str, dtype: str, tiny_model: Folders
