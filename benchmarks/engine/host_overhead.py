@@ -25,11 +25,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 
-from baton_engine.attention.interface import KVSlots, StepAttention, StepBatch
+from baton_engine.attention.interface import StepAttention, StepBatch
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled
@@ -38,7 +38,7 @@ from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.ops import TorchOps
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.decoder import Decoder
-from baton_engine.runner.cuda_graphs import Forward
+from baton_engine.runner.forward import Forward
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.sampling.metadata import Draws
 from baton_engine.scheduling.sequence import Sequence as Choice
@@ -137,29 +137,16 @@ class Zeros(Decoder):
 
 
 class NoAttention:
-    """A backend that prepares nothing, because the model never calls it."""
+    """A backend that prepares nothing. The model never calls the attention of a step."""
 
     exact = False
 
     def __init__(self, *, recordable: bool) -> None:
         self.recordable = recordable
+        self._step: StepAttention = Mock(spec=())
 
     def begin(self, batch: StepBatch) -> StepAttention:
-        return self
-
-    def slots(self, layer: int) -> KVSlots:
-        raise NotImplementedError
-
-    def attend(
-        self,
-        layer: int,
-        q_TNH: torch.Tensor,
-        k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
-        *,
-        stored: bool = False,
-    ) -> torch.Tensor:
-        raise NotImplementedError
+        return self._step
 
 
 def make_engine(kind: str, temperature: float, steps: int, *, overlap: bool = False) -> EngineCore:

@@ -8,7 +8,7 @@ serves a hand-off (`await_first`), a whole request and a prefill job.
 
 Of layers with a window (see KVLayout) a request needs only the last `window` tokens before those
 that it computes. So a chunk there must be stored with the blocks of all groups of layers; of
-earlier chunks it needs the groups without a window, or nothing if there are none (`needless`). The
+earlier chunks it needs the groups without a window, or nothing if there are none (`unneeded`). The
 state machine learns only of chunks that suffice. A hand-off gets all chunks that it needs, so what
 suffices follows from the prompt's length. A lookup may find less, and then `usable` finds out what
 the rest is good for.
@@ -19,7 +19,7 @@ and the actions for the step loop.
 Invariants for every order of events (tests/decode_node/test_fetch_state.py):
   - A fetch needs reserved blocks. Blocks are released or handed to the engine only when no fetch
     into them is in flight, also on abort and timeout.
-  - An admission names exactly the landed and the needless chunks, and there is at most one. After
+  - An admission names exactly the landed and the unneeded chunks, and there is at most one. After
     it, and after `forget`, there are no actions.
   - A lost chunk leaves only a hole: chunks after it are still fetched and used. No request waits
     for a lost chunk. If it is announced again, it is fetched again.
@@ -70,7 +70,7 @@ def usable(
     if layout.window is None:
         return exists, 0
     tokens, partial = layout.chunk_tokens, layout.num_full_groups > 0
-    useful = needless = 0
+    useful = unneeded = 0
     seen = layout.window_start(chunks * tokens - 1)  # the first token that the windows reach
     for chunk in range(chunks - 1, cached_blocks // layout.chunk_blocks - 1, -1):
         bit = 1 << chunk
@@ -79,13 +79,13 @@ def usable(
         elif partial:
             stored = exists & bit
         else:
-            needless |= bit
+            unneeded |= bit
             continue
         useful |= stored
         if not stored:
             computed = max(chunk * tokens, cached_blocks * layout.block_size)
             seen = layout.window_start(computed)
-    return useful, needless
+    return useful, unneeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class FetchDecision:
 
     fetch: int = 0
     declined: int = 0  # chunks that exist, but are not fetched
-    needless: int = 0  # chunks of which no KV is needed if the chunks in `fetch` are fetched
+    unneeded: int = 0  # chunks of which no KV is needed if the chunks in `fetch` are fetched
     fetch_ms: float = 0.0
     compute_ms: float = 0.0
 
@@ -110,13 +110,13 @@ def decide(
     policy: FetchPolicy = "auto",
     *,
     partial: int = 0,
-    needless: int = 0,
+    unneeded: int = 0,
 ) -> FetchDecision:
     """Decide for each run of neighbouring chunks whether to fetch it.
 
     `chunks` maps each existing chunk to the number of its data server. The node's cache already
     holds the first `cached_blocks` blocks of the prompt. Chunks in `partial` are stored without the
-    groups with a window. Chunks in `needless` belong to a run, but are not fetched (see `usable`).
+    groups with a window. Chunks in `unneeded` belong to a run, but are not fetched (see `usable`).
     """
     size = costs.layout.chunk_blocks
     wanted = {
@@ -126,7 +126,7 @@ def decide(
     }
     fetch = declined = 0
     fetch_s = compute_s = 0.0
-    for run in _runs({*wanted, *chunks_of(needless)}):
+    for run in _runs({*wanted, *chunks_of(unneeded)}):
         stored = {chunk: wanted[chunk] for chunk in run if chunk in wanted}
         bits = sum(1 << chunk for chunk in stored)
         blocks = (run[-1] + 1) * size - max(run[0] * size, cached_blocks)
@@ -136,10 +136,10 @@ def decide(
             fetch |= bits
         else:
             declined |= bits
-            needless &= ~sum(1 << chunk for chunk in run)
+            unneeded &= ~sum(1 << chunk for chunk in run)
         fetch_s += to_fetch
         compute_s += to_compute
-    return FetchDecision(fetch, declined, needless, fetch_s * 1e3, compute_s * 1e3)
+    return FetchDecision(fetch, declined, unneeded, fetch_s * 1e3, compute_s * 1e3)
 
 
 def _pays(fetch_s: float, compute_s: float) -> bool:
@@ -224,14 +224,14 @@ class FetchChooser:
             if not _seen(costs, marker.instance).trouble:
                 exists |= 1 << chunk
                 complete |= (marker.payload_bytes == job.complete_bytes) << chunk
-        useful, needless = usable(layout, len(job.chunks), exists, complete, cached_blocks)
+        useful, unneeded = usable(layout, len(job.chunks), exists, complete, cached_blocks)
         decision = decide(
             {chunk: job.markers[chunk].instance for chunk in chunks_of(useful)},
             cached_blocks,
             costs,
             self._policy,
             partial=exists & ~complete,
-            needless=needless,
+            unneeded=unneeded,
         )
         if self._policy == "auto":
             self._sample(job, decision.declined)
@@ -301,7 +301,7 @@ class Admission:
     """Run the request with the chunks that have landed."""
 
     # Blocks that the engine need not compute, [start, end), after the cached ones: filled by
-    # fetches, or of a needless chunk. Ascending and disjoint.
+    # fetches, or of a unneeded chunk. Ascending and disjoint.
     runs: tuple[tuple[int, int], ...] = ()
     chunks: int = 0  # number of landed chunks
 
@@ -329,7 +329,7 @@ class FetchState:
     # Must not run yet: it waits for (No)FirstTokens or, if it is a prefill job, for its lookup.
     awaits_first: bool = False
     cached_blocks: int = 0  # leading blocks in this node's cache; an estimate until reserve()
-    needless: int = 0  # chunks of which no KV is needed once the later ones have landed
+    unneeded: int = 0  # chunks of which no KV is needed once the later ones have landed
     exists: int = 0  # chunks announced or found
     flying: int = 0  # chunks whose fetch is in flight
     renewed: int = 0  # chunks announced again while their fetch is in flight
@@ -349,8 +349,8 @@ class FetchState:
 
     @property
     def have(self) -> int:
-        """Chunks that need not come, or no more."""
-        return first_chunks(self.own) | self.landed | self.needless
+        """Chunks of which this node has all the KV that it needs."""
+        return first_chunks(self.own) | self.landed | self.unneeded
 
     @property
     def fetchable(self) -> int:
@@ -374,12 +374,12 @@ class FetchState:
         """Return the state and the actions before the first event."""
         return self._become()
 
-    def announce(self, chunks: int, needless: int = 0) -> Outcome:
-        """These chunks exist and suffice, and no KV is needed of the `needless` ones (bit sets). A
+    def announce(self, chunks: int, unneeded: int = 0) -> Outcome:
+        """These chunks exist and suffice, and no KV is needed of the `unneeded` ones (bit sets). A
         lost chunk that is announced again was put again."""
         known = chunks & first_chunks(self.chunks)
         return self._become(
-            needless=self.needless | needless,
+            unneeded=self.unneeded | unneeded,
             exists=self.exists | known,
             lost=self.lost & ~known,
             renewed=self.renewed | (known & self.flying),
@@ -460,10 +460,10 @@ class FetchState:
         return self.expired or not self.missing
 
     def _admission(self) -> Admission:
-        """Return the landed and the needless runs. Of a partly cached chunk they include only the
+        """Return the landed and the unneeded runs. Of a partly cached chunk they include only the
         blocks that were not cached. If nothing has landed, all is computed, so all KV is needed."""
         size = self.chunk_blocks
-        ready = self.landed | (self.needless & ~first_chunks(self.own) if self.landed else 0)
+        ready = self.landed | (self.unneeded & ~first_chunks(self.own) if self.landed else 0)
         runs = tuple(
             (max(first * size, self.cached_blocks), (first + count) * size)
             for first, count in runs_of(ready)

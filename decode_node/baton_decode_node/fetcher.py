@@ -34,6 +34,7 @@ from baton_node.engine.job import (
     LoopContext,
     chunks_of,
     first_chunks,
+    runs_of,
 )
 from baton_node.engine.running import RunningBatch
 from baton_node.store.base import Fetched
@@ -68,7 +69,7 @@ class ParkedRequest:
         job, state = self.job, self.state
         if job.kind == "run" and state.awaits_first:
             return 0
-        stored = state.exists | state.needless if state.exists else 0
+        stored = state.exists | state.unneeded if state.exists else 0
         found = state.cached_blocks + self._blocks_of(chunks_of(stored))
         given = max(map(job.given, job.open_choices), default=0)
         return max(0, given - found * job.layout.block_size)
@@ -91,14 +92,13 @@ class ParkedRequest:
         if layout.window is None or self.reservation is None:
             return None
         size, groups, full = layout.chunk_blocks, layout.num_groups, layout.num_full_groups
-        blocks, runs = self.reservation.blocks, list[tuple[int, int]]()
+        blocks, windowed = self.reservation.blocks, 0
         for chunk in chunks_of(self.state.landed & self.complete):
             for i in range(max(chunk * size, self.reservation.cached), (chunk + 1) * size):
-                if PADDING in blocks[i * groups + full : (i + 1) * groups]:
-                    continue  # the engine needs no KV of its windows here
-                start = runs.pop()[0] if runs and runs[-1][1] == i else i
-                runs.append((start, i + 1))
-        return tuple(runs)
+                # Padding: the engine needs no KV of the windows here.
+                held = PADDING not in blocks[i * groups + full : (i + 1) * groups]
+                windowed |= held << i
+        return tuple((first, first + count) for first, count in runs_of(windowed))
 
     def summary(self, admission: Admission | None) -> FetchSummary:
         """Return the block counts and predictions to report when the job leaves."""
@@ -177,7 +177,7 @@ class Fetcher:
             job.layout.chunk_blocks,
             awaits_first=await_first or not is_run,
             cached_blocks=cached_blocks,
-            needless=job.needless if await_first else 0,
+            unneeded=job.unneeded if await_first else 0,
         )
         priority = Priority.HANDOFF if is_run and await_first else Priority.PREFIX
         parked = self._parked[job.key] = ParkedRequest(job, state, priority)
@@ -196,7 +196,7 @@ class Fetcher:
         parked.looking = False
         parked.decision = self._chooser.choose(job, parked.state.cached_blocks)
         decision = parked.decision
-        self._apply(parked, parked.state.announce(decision.fetch, decision.needless))
+        self._apply(parked, parked.state.announce(decision.fetch, decision.unneeded))
         self._apply(parked, parked.state.end())
         if job.kind == "prefill":
             self._apply(parked, parked.state.know_first())

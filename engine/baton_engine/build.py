@@ -33,7 +33,7 @@ from baton_engine.memory.malloc import keep_freed_memory
 from baton_engine.models.decoder import Decoder
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
-from baton_engine.runner.cuda_graphs import forward_steps
+from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import Plan, make_plan
 from baton_engine.runner.profile_run import PROFILE_BLOCKS, largest_step, measure_step

@@ -55,7 +55,7 @@ class PublishState:
     """
 
     chunks: int  # number of full chunks in the prompt
-    needless: int = 0  # chunks whose KV nobody needs, a bit set
+    unneeded: int = 0  # chunks whose KV nobody needs, a bit set
     computed: int = 0  # number of leading chunks whose KV is in this node's blocks
     exists: int = 0  # chunks known to be in the store, a bit set
     flying: int = 0  # chunks whose put is in flight, a bit set
@@ -92,7 +92,7 @@ class PublishState:
 
     @property
     def _needed(self) -> int:
-        return first_chunks(self.chunks) & ~self.needless
+        return first_chunks(self.chunks) & ~self.unneeded
 
     def _become(self, announce: tuple[tuple[int, int], ...] = (), **changes: Any) -> Outcome:
         """Return the state with these changes, and the actions. After `end` there are none."""
@@ -115,7 +115,7 @@ class PublishState:
 
 
 TOO_SLOW = "the store is too slow: too many blocks wait to be copied"
-TOO_LATE = "the engine holds its blocks of layers with a window no more"
+TOO_LATE = "the engine has released its blocks of layers with a window"
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +142,7 @@ class Publisher:
 
     def open(self, job: Job) -> None:
         """Start to publish a job. A job without a full chunk ends at once."""
-        opened = self._jobs[job.key] = OpenJob(job, PublishState(len(job.chunks), job.needless))
+        opened = self._jobs[job.key] = OpenJob(job, PublishState(len(job.chunks), job.unneeded))
         if not job.chunks:
             self._apply(opened, opened.state.find(0))
 
@@ -151,7 +151,7 @@ class Publisher:
         if opened is not None:
             job, markers = opened.job, enumerate(event.markers)
             found = sum(1 << i for i, marker in markers if marker and job.suffices(i, marker))
-            self._counters.announced_chunks += (found & ~job.needless).bit_count()
+            self._counters.announced_chunks += (found & ~job.unneeded).bit_count()
             self._apply(opened, opened.state.find(found))
 
     def missing(self, job: Job, chunk: int) -> None:

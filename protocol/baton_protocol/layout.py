@@ -100,6 +100,10 @@ class KVLayout(msgspec.Struct, frozen=True):
         tokens are computed: the query at position p sees the keys from p + 1 - window on."""
         return 0 if self.window is None else max(0, computed + 1 - self.window)
 
+    def tokens_in(self, blocks: int) -> int:
+        """Number of tokens whose KV `blocks` blocks hold in all groups."""
+        return blocks // self.num_groups * self.block_size
+
     @property
     def group_layers(self) -> int:
         """Number of layers in the payload of a block: those of the largest group."""

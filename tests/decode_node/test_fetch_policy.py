@@ -126,7 +126,7 @@ def windowed(window: int, *, full: bool) -> KVLayout:
 
 
 @pytest.mark.parametrize(
-    ("exists", "complete", "full", "useful", "needless"),
+    ("exists", "complete", "full", "useful", "unneeded"),
     [
         # 6 chunks of 64 tokens. A window of 100 tokens reaches into the last two.
         (0b111111, 0b110000, True, 0b111111, 0),
@@ -145,10 +145,10 @@ def windowed(window: int, *, full: bool) -> KVLayout:
     ],
 )
 def test_stored_chunks_are_usable_up_to_a_window_that_is_stored(
-    exists: int, complete: int, full: bool, useful: int, needless: int
+    exists: int, complete: int, full: bool, useful: int, unneeded: int
 ) -> None:
     layout = windowed(100, full=full)
-    assert usable(layout, 6, exists, complete, 0) == (useful, needless)
+    assert usable(layout, 6, exists, complete, 0) == (useful, unneeded)
 
 
 def test_without_windows_each_stored_chunk_is_usable() -> None:
@@ -166,12 +166,12 @@ def test_without_windows_each_stored_chunk_is_usable() -> None:
 def test_no_smaller_set_of_chunks_could_be_computed(
     chunks: int, exists: int, complete: int, cached: int, window: int, full: bool
 ) -> None:
-    """The chunks that are neither cached, useful nor needless are computed. The oracle tries all
+    """The chunks that are neither cached, useful nor unneeded are computed. The oracle tries all
     sets of chunks to compute."""
     layout, cached = windowed(window, full=full), min(cached, chunks * 4)
     exists &= first_chunks(chunks)
     complete &= exists
-    useful, needless = usable(layout, chunks, exists, complete, cached)
+    useful, unneeded = usable(layout, chunks, exists, complete, cached)
     mine = range(cached // 4, chunks)
     expected = set(mine)
     for choice in range(1 << len(mine)):
@@ -190,9 +190,9 @@ def test_no_smaller_set_of_chunks_could_be_computed(
             for chunk in set(mine) - computed
         ):
             expected &= computed
-    assert set(mine) - set(chunks_of(useful | needless)) == expected
+    assert set(mine) - set(chunks_of(useful | unneeded)) == expected
     assert useful & ~exists == 0
-    assert useful & needless == 0
+    assert useful & unneeded == 0
 
 
 def test_chunks_without_windows_are_fetched_in_less_time() -> None:
@@ -207,12 +207,12 @@ def test_needless_chunks_count_for_the_tokens_that_need_not_be_computed() -> Non
     slow = DataInstance(get_bytes_per_s=MIB / 4 / 0.03)  # a chunk in 30 ms
     figures = FetchCosts(windowed(100, full=False), 6400.0, (slow,))
     layout_ms = 30 * figures.layout.chunk_bytes / (MIB / 4)
-    decision = decide(on(0, 8), 0, figures, needless=0b011111111)
-    assert (decision.fetch, decision.declined, decision.needless) == (1 << 8, 0, 0b011111111)
+    decision = decide(on(0, 8), 0, figures, unneeded=0b011111111)
+    assert (decision.fetch, decision.declined, decision.unneeded) == (1 << 8, 0, 0b011111111)
     assert decision.fetch_ms == pytest.approx(layout_ms)
     assert decision.compute_ms == pytest.approx(90.0)
-    declined = decide(on(0, 8), 0, figures, "never", needless=0b011111111)
-    assert (declined.fetch, declined.declined, declined.needless) == (0, 1 << 8, 0)
+    declined = decide(on(0, 8), 0, figures, "never", unneeded=0b011111111)
+    assert (declined.fetch, declined.declined, declined.unneeded) == (0, 1 << 8, 0)
 
 
 # --- random figures -------------------------------------------------------------------------------

@@ -24,12 +24,12 @@ class Event:
 
     method: str
     chunks: int | None = None
-    needless: int = 0
+    unneeded: int = 0
 
     def apply(self, state: FetchState) -> Outcome:
         method: Callable[..., Outcome] = getattr(state, self.method)
-        if self.needless:
-            return method(self.chunks, self.needless)
+        if self.unneeded:
+            return method(self.chunks, self.unneeded)
         return method() if self.chunks is None else method(self.chunks)
 
 
@@ -45,7 +45,7 @@ class Driver:
 
     state: FetchState
     cached: int = 0
-    needless: set[int] = field(default_factory=set)
+    unneeded: set[int] = field(default_factory=set)
     puts: Counter[int] = field(default_factory=Counter)
     begun: dict[int, int] = field(default_factory=dict)
     gone: dict[int, int] = field(default_factory=dict)
@@ -62,14 +62,14 @@ class Driver:
     def available(self) -> set[int]:
         """Chunks that exist as far as the node knows, and that its own cache does not hold."""
         existing = {chunk for chunk in self.puts if self.puts[chunk] > self.gone.get(chunk, 0)}
-        return existing - set(range(self.cached // CHUNK_BLOCKS)) - self.needless
+        return existing - set(range(self.cached // CHUNK_BLOCKS)) - self.unneeded
 
     def start(self) -> None:
         self.state, actions = self.state.start()
         self._apply(actions)
 
-    def call(self, method: str, chunks: int | None = None, needless: int = 0) -> None:
-        event = Event(method, chunks, needless)
+    def call(self, method: str, chunks: int | None = None, unneeded: int = 0) -> None:
+        event = Event(method, chunks, unneeded)
         self._record(event)
         has_ended = self.outcome is not None
         self.state, actions = event.apply(self.state)
@@ -81,7 +81,7 @@ class Driver:
     def _record(self, event: Event) -> None:
         match event:
             case Event("announce", int(chunks)):
-                self.needless |= {i for i in range(self.state.chunks) if event.needless >> i & 1}
+                self.unneeded |= {i for i in range(self.state.chunks) if event.unneeded >> i & 1}
                 self.puts.update(i for i in range(self.state.chunks) if chunks >> i & 1)
             case Event("reserve", int(cached)):
                 assert self.state.wants_blocks
@@ -132,7 +132,7 @@ class Driver:
         assert all(start < end for start, end in runs)
         assert all(end < start for (_, end), (start, _) in pairwise(runs)), "adjacent runs"
         named = [block for start, end in runs for block in range(start, end)]
-        ready = self.landed | self.needless if self.landed else set()
+        ready = self.landed | self.unneeded if self.landed else set()
         held = [c * CHUNK_BLOCKS + i for c in sorted(ready) for i in range(CHUNK_BLOCKS)]
         assert named == [block for block in held if block >= self.cached], "not the landed chunks"
         assert chunks == len(self.landed)
@@ -144,7 +144,7 @@ class Driver:
         if self.first and not self.aborted and not self.flying:
             wants_blocks = not self.held and bool(self.available)
             own = self.cached // CHUNK_BLOCKS
-            known = self.puts.keys() | set(range(own)) | self.needless
+            known = self.puts.keys() | set(range(own)) | self.unneeded
             unannounced = self.state.chunks > len(known)
             assert not self.expired
             assert wants_blocks or (unannounced and not self.ended), (
@@ -152,11 +152,11 @@ class Driver:
             )
 
 
-def make_driver(chunks: int, *, await_first: bool, cached: int = 0, needless: int = 0) -> Driver:
+def make_driver(chunks: int, *, await_first: bool, cached: int = 0, unneeded: int = 0) -> Driver:
     state = FetchState(
-        chunks, CHUNK_BLOCKS, awaits_first=await_first, cached_blocks=cached, needless=needless
+        chunks, CHUNK_BLOCKS, awaits_first=await_first, cached_blocks=cached, unneeded=unneeded
     )
-    driver = Driver(state, cached, set(chunks_of(needless)), first=not await_first)
+    driver = Driver(state, cached, set(chunks_of(unneeded)), first=not await_first)
     driver.start()
     return driver
 
@@ -167,9 +167,9 @@ def test_every_order_of_events_ends_in_an_admission_or_a_release(data: st.DataOb
     most = chunks * CHUNK_BLOCKS + 1
     cached = st.integers(0, most)
     # Without a group without a window, no KV of the first chunks is needed.
-    needless = first_chunks(max(0, data.draw(st.integers(-20, chunks - 1), "needless")))
+    unneeded = first_chunks(max(0, data.draw(st.integers(-20, chunks - 1), "unneeded")))
     driver = make_driver(
-        chunks, await_first=data.draw(st.booleans()), cached=data.draw(cached), needless=needless
+        chunks, await_first=data.draw(st.booleans()), cached=data.draw(cached), unneeded=unneeded
     )
     for _ in range(data.draw(st.integers(0, 60), "events")):
         if driver.outcome is not None:
@@ -178,7 +178,7 @@ def test_every_order_of_events_ends_in_an_admission_or_a_release(data: st.DataOb
         match kind:
             case "announce":
                 found = data.draw(st.integers(0, (1 << chunks + 2) - 1))
-                driver.call("announce", found, data.draw(st.sampled_from([0, 0, needless])))
+                driver.call("announce", found, data.draw(st.sampled_from([0, 0, unneeded])))
             case "end":
                 driver.call("end")
             case "grant" if driver.state.wants_blocks:
@@ -257,7 +257,7 @@ class Script:
     outcome: Admission | str | None = None
     await_first: bool = True
     cached: int = 0
-    needless: int = 0
+    unneeded: int = 0
 
 
 STILL_WAITS = Expect()
@@ -412,7 +412,7 @@ SCRIPTS: dict[str, Script] = {
         Admission(),
         await_first=False,
     ),
-    "needless chunks are neither awaited nor fetched, and the engine need not compute them": Script(
+    "unneeded chunks are neither awaited nor fetched, and the engine need not compute them": Script(
         4,
         [
             Event("announce", 0b1000),
@@ -426,24 +426,24 @@ SCRIPTS: dict[str, Script] = {
             Event("know_first"),
         ],
         Admission(((0, 8),), 2),
-        needless=0b0011,
+        unneeded=0b0011,
     ),
-    "if nothing lands, the needless chunks are computed, too": Script(
+    "if nothing lands, the unneeded chunks are computed, too": Script(
         2,
         [Event("announce", 0b10), Event("reserve", 0), Event("lose", 1), Event("know_first")],
         Admission(),
-        needless=0b01,
+        unneeded=0b01,
     ),
-    "cached blocks of needless chunks are not named again": Script(
+    "cached blocks of unneeded chunks are not named again": Script(
         4,
         [Event("announce", 0b1000), Event("reserve", 3), Event("land", 3), Event("know_first")],
         Admission(((3, 8),), 1),
-        needless=0b0111,
+        unneeded=0b0111,
     ),
-    "a lookup tells which chunks are needless": Script(
+    "a lookup tells which chunks are unneeded": Script(
         3,
         [
-            Event("announce", 0b100, needless=0b011),
+            Event("announce", 0b100, unneeded=0b011),
             Event("reserve", 0),
             Event("land", 2),
         ],
@@ -459,7 +459,7 @@ def test_a_parked_request_follows_the_script(script: Script) -> None:
         script.chunks,
         await_first=script.await_first,
         cached=script.cached,
-        needless=script.needless,
+        unneeded=script.unneeded,
     )
     for event in script.events:
         if isinstance(event, Expect):
@@ -468,7 +468,7 @@ def test_a_parked_request_follows_the_script(script: Script) -> None:
             assert event.held in (None, driver.held)
             assert event.wants_blocks in (None, driver.state.wants_blocks)
         else:
-            driver.call(event.method, event.chunks, event.needless)
+            driver.call(event.method, event.chunks, event.unneeded)
     assert driver.outcome == script.outcome
     if isinstance(script.outcome, Admission):
         assert driver.state.cached_blocks == driver.cached

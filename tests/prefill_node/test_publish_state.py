@@ -24,7 +24,7 @@ class Driver:
 
     @property
     def needed(self) -> set[int]:
-        return {i for i in range(self.state.chunks) if not self.state.needless >> i & 1}
+        return {i for i in range(self.state.chunks) if not self.state.unneeded >> i & 1}
 
     def find(self, chunks: int) -> None:
         self.stored |= {i for i in range(self.state.chunks) if chunks >> i & 1}
@@ -112,7 +112,7 @@ def test_stored_chunks_are_announced_in_runs_before_the_prompt_is_computed() -> 
 
 
 def test_chunks_that_nobody_needs_are_neither_announced_nor_put_nor_awaited() -> None:
-    state, actions = PublishState(6, needless=0b001111).find(0b010010)
+    state, actions = PublishState(6, unneeded=0b001111).find(0b010010)
     assert actions == PublishActions(announce=((4, 1),))
     state, actions = state.compute(6)
     assert actions.publish == (5,)

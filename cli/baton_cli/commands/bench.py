@@ -70,7 +70,7 @@ def latency(options: LatencyOptions) -> int:
 def check_room(engine: EngineCore, workload: Workload) -> None:
     """Raise CommandError if a request is too long for the engine to generate all its tokens."""
     info = engine.info
-    pool = info.num_blocks // info.layout.num_groups * info.layout.block_size
+    pool = info.layout.tokens_in(info.num_blocks)
     room = min(info.max_model_len, pool)
     longest = max(len(item.prompt) + item.new_tokens for item in workload.items)
     if longest > room:

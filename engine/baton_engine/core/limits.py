@@ -25,7 +25,7 @@ class Limits:
     def __init__(self, info: EngineInfo) -> None:
         self.vocab_size = info.vocab_size
         self.eos_ids = info.eos_ids
-        room = info.num_blocks // info.layout.num_groups * info.layout.block_size
+        room = info.layout.tokens_in(info.num_blocks)
         self.max_tokens = min(info.max_model_len, room + 1)
 
     def check(self, request: Request) -> None:

@@ -154,7 +154,7 @@ def graph_bytes(demand: Demand) -> int:
 
 def num_graphs(max_num_seqs: int) -> int:
     """Number of decode step sizes that are recorded: 1, 2, 4, multiples of 8 up to 256, then
-    multiples of 16, and `max_num_seqs` itself (see cuda_graphs.buckets)."""
+    multiples of 16, and `max_num_seqs` itself (see `runner.forward`)."""
     small = sum(size < min(8, max_num_seqs) for size in (1, 2, 4))
     by_8 = -(-min(max_num_seqs, 256) // 8)
     by_16 = -(-max(0, max_num_seqs - 256) // 16)
@@ -177,11 +177,6 @@ def blocks_for(demand: Demand, length: int) -> int:
     lower it, although a sequence releases the blocks that a window has left: it may start with
     blocks for all its tokens."""
     return -(-length // demand.layout.block_size) * demand.layout.num_groups
-
-
-def tokens_in(layout: KVLayout, num_blocks: int) -> int:
-    """Number of tokens of one sequence that `num_blocks` blocks hold in all groups of layers."""
-    return num_blocks // layout.num_groups * layout.block_size
 
 
 def _step_bytes(demand: Demand, tokens: int) -> int:

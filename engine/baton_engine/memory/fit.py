@@ -25,7 +25,6 @@ from baton_engine.memory.estimate import (
     graph_bytes,
     pool_bytes,
     resident_bytes,
-    tokens_in,
 )
 
 # Without --max-model-len: the shortest useful limit of a sequence, in tokens.
@@ -61,7 +60,7 @@ def least_length(demand: Demand) -> int:
         return demand.max_model_len
     length = min(demand.config.max_positions, LEAST_LEN)
     if demand.pool_blocks is not None:
-        length = min(length, tokens_in(demand.layout, demand.pool_blocks))
+        length = min(length, demand.layout.tokens_in(demand.pool_blocks))
     return length
 
 
@@ -218,7 +217,7 @@ def pool_text(demand: Demand, room: MemoryBudget | None, num_blocks: int) -> str
         return f"{size} by --kv-blocks"
     if room is None or demand.device == "cpu":
         return f"{size} by default, as far as there is memory"
-    length = demand.max_model_len or tokens_in(demand.layout, num_blocks)
+    length = demand.max_model_len or demand.layout.tokens_in(num_blocks)
     parts = _parts(demand, length)
     less = "".join(f" - {name} {gib(part)}" for name, part in parts.items() if part)
     return f"{size}: {gib(room.limit)} that may be used{less}"

@@ -225,11 +225,12 @@ class InputBatch:
 
     def _changed(self, samples: list[Sample]) -> Sequence[int]:
         """The samples that change logits: by their parameters, or in this step."""
-        now = [each for each in samples if each.banned or each.seen or each.matcher is not None]
-        if not now:
-            return self._bound
-        found = {id(each) for each in now}
-        return sorted({*self._bound, *(i for i, one in enumerate(samples) if id(one) in found)})
+        now = [
+            index
+            for index, each in enumerate(samples)
+            if each.banned or each.seen or each.matcher is not None
+        ]
+        return sorted({*self._bound, *now}) if now else self._bound
 
 
 class _DrawColumns:

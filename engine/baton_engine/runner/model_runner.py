@@ -4,7 +4,7 @@ In: rows of tokens with their blocks. Out: sampled ids, and prompt logprobs for 
 them; the rows' KV is written to the pool. Results are in the order of the call.
 
 A step is the same for prompts and decoding sequences: its input as arrays (`input_batch`), the
-forward pass (`cuda_graphs`), logits of the positions that are sampled, and samples. A row may have
+forward pass (`forward`), logits of the positions that are sampled, and samples. A row may have
 samples after several of its tokens.
 
 On CUDA a launch does not wait for the device. Sampled ids stay on the device, where the next step
@@ -27,7 +27,7 @@ from baton_engine.interface import Launched, Ready, Row, RowResult, Sampled
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 from baton_engine.models.decoder import Decoder
-from baton_engine.runner.cuda_graphs import Forward
+from baton_engine.runner.forward import Forward
 from baton_engine.runner.input_batch import InputBatch, StepInput
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of
 from baton_engine.sampling.metadata import Draws

@@ -19,7 +19,7 @@ from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.cpu_offload import slots_for
-from baton_engine.memory.estimate import Demand, Measured, MemoryBudget, tokens_in
+from baton_engine.memory.estimate import Demand, Measured, MemoryBudget
 from baton_engine.memory.fit import check_fit, free_blocks, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
@@ -171,7 +171,7 @@ def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
 def _max_model_len(demand: Demand, num_blocks: int) -> int:
     """The maximum length of a sequence in tokens: as asked, or the smaller of the model's limit and
     the pool. Raises SettingsError if the pool is too small for the length asked."""
-    wanted, room = demand.max_model_len, tokens_in(demand.layout, num_blocks)
+    wanted, room = demand.max_model_len, demand.layout.tokens_in(num_blocks)
     if wanted is None:
         return min(demand.config.max_positions, room)
     if wanted > room:

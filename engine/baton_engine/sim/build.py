@@ -189,7 +189,7 @@ def build_sim(
         num_blocks=settings.num_blocks,
         max_model_len=min(
             settings.max_model_len,
-            settings.num_blocks // layout.num_groups * settings.block_size,
+            layout.tokens_in(settings.num_blocks),
         ),
         max_batched_tokens=settings.max_batched_tokens,
         max_num_seqs=settings.max_num_seqs,

@@ -354,7 +354,7 @@ class Job:
         return self.layout.chunk_of(blocks, chunk)
 
     @property
-    def needless(self) -> int:
+    def unneeded(self) -> int:
         """The set of chunks of which no KV is needed once the later ones have it."""
         return 0 if self.layout.num_full_groups else first_chunks(self.first_complete)
 

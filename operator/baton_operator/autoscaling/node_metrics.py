@@ -77,17 +77,12 @@ def store_read(gauges: Gauges) -> float | None:
 def kv_tokens(report: NodeReport) -> int:
     """KV tokens in use by live requests."""
     load = report.load
-    return _tokens_in(report, max(0, load.total_blocks - load.free_blocks))
+    return report.layout.tokens_in(max(0, load.total_blocks - load.free_blocks))
 
 
 def kv_capacity(report: NodeReport) -> int:
     """The node's KV capacity in tokens."""
-    return _tokens_in(report, report.load.total_blocks)
-
-
-def _tokens_in(report: NodeReport, blocks: int) -> int:
-    """Tokens whose KV these blocks hold, with a block per group of layers."""
-    return blocks // report.layout.num_groups * report.layout.block_size
+    return report.layout.tokens_in(report.load.total_blocks)
 
 
 def _typical(

@@ -10,7 +10,7 @@ import torch
 
 from baton_engine.attention.selector import attention_for
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.runner.cuda_graphs import Graphs, NoGraphs, forward_steps
+from baton_engine.runner.forward import Graphs, NoGraphs, forward_steps
 from baton_engine.runner.input_buffers import Staging, staging_for
 from baton_engine.runner.model_runner import TorchRunner
 from tests.support.engines.decoding import Driver, alone, make_runner, spoiled_staging, streams

@@ -26,7 +26,6 @@ from baton_engine.memory.estimate import (
     fixed_bytes,
     graph_bytes,
     pool_bytes,
-    tokens_in,
     weight_bytes,
 )
 from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_length, remedies
@@ -73,7 +72,7 @@ def demands(draw: st.DrawFn) -> Demand:
         demand = replace(demand, layout=msgspec.structs.replace(demand.layout, groups=groups))
     room = config.max_positions
     if demand.pool_blocks is not None:
-        room = min(room, tokens_in(demand.layout, demand.pool_blocks))
+        room = min(room, demand.layout.tokens_in(demand.pool_blocks))
     lengths = st.integers(1, max(1, room))
     return replace(demand, max_model_len=draw(st.none() | lengths))
 
@@ -141,7 +140,7 @@ def test_the_pool_and_all_other_memory_stay_within_the_limit(
     if demand.pool_blocks is not None or not fits(demand, room):
         return
     blocks = free_blocks(demand, room)
-    tokens = tokens_in(demand.layout, blocks)
+    tokens = demand.layout.tokens_in(blocks)
     length = demand.max_model_len or min(demand.config.max_positions, tokens)
     assert blocks >= blocks_for(demand, least_length(demand))
     assert fixed_bytes(demand, length) + pool_bytes(demand, blocks) <= room.limit

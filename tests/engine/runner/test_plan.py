@@ -17,7 +17,7 @@ from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
 from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, num_graphs, pool_bytes
-from baton_engine.runner.cuda_graphs import buckets
+from baton_engine.runner.forward import buckets
 from baton_engine.runner.plan import Plan, find_device, make_plan
 from tests.support.engines.torch_engines import small_engine
 

@@ -19,7 +19,7 @@ from baton_engine.interface import Launched, Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.registry import build_model
-from baton_engine.runner.cuda_graphs import Compute, Forward, Recorder
+from baton_engine.runner.forward import Compute, Forward, Recorder
 from baton_engine.runner.input_buffers import STAGING_BUFFERS, Staging, staging_for
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.weights.loader import load_weights
