@@ -94,9 +94,15 @@ class PagedKV:
         return self._page_rows(table_RM, 1)
 
     def _page_rows(self, table_RM: Table, kinds: int) -> torch.Tensor:
-        heads = np.arange(kinds * self.num_kv_heads).reshape(kinds, 1, self.num_kv_heads, 1)
-        rows = table_RM.astype(np.int64)[None, :, None, :] * self.block_pages + heads
+        heads = np.arange(kinds)[:, None, None, None] * self.num_kv_heads
+        rows = self.key_pages(table_RM).reshape(1, len(table_RM), self.num_kv_heads, -1) + heads
         return stage(rows.reshape(-1), self.device)
+
+    def key_pages(self, table_RM: Table) -> Table:
+        """Indexes of the pages of K [R K, M]."""
+        heads = np.arange(self.num_kv_heads)[:, None]
+        pages_RKM = table_RM.astype(np.int64)[:, None] * self.block_pages + heads
+        return pages_RKM.reshape(-1, table_RM.shape[1])
 
     def slot_rows(self, slots_T: Positions) -> torch.Tensor:
         """Indexes of the slots of each (token, kv head), in order [T, K], flattened. A token

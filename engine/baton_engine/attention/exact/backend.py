@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
-from baton_engine.attention.exact.decode_rows import DecodeRows, shared_prefixes, similar
+from baton_engine.attention.exact.decode_rows import decode_rows, shared_prefixes, similar
 from baton_engine.attention.exact.pages import SIZES, CopiedKV, Sizes
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
@@ -228,5 +228,5 @@ def _groups(
         for group in similar(sizes.tolist(), most):
             some = [members[index] for index in group]
             rows_of, at = [ones[index] for index in some], [places[index] for index in some]
-            found.append(DecodeRows(kv, products, rows_of, at, splits, shared))
+            found.append(decode_rows(kv, products, rows_of, at, splits, shared))
     return found

@@ -7,8 +7,8 @@ In float32, MKL does so below 3 rows for heads of 64, and below 5 for heads of 1
 random numbers finds permitted numbers of rows when an engine starts (see `row_rule`), and
 matrices with other numbers get additional rows of zeros.
 
-The test also compares torch's embedding bag with the product. In float32, both add weighted values
-key by key in the same way, so one-token rows may read V in place and get the bits of a prompt.
+The test also finds in which order the library adds. If it is an order that `paged_kernels` have,
+one-token rows read K and V in place and get the bits of a prompt.
 
 Shapes: X matrices, M rows, S keys of a split, C splits, L = C S keys, H head_dim.
 """
@@ -18,10 +18,18 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.cpu_bf16 import wide_scores
+from baton_engine.attention.cpu_bf16 import multiplies_bf16, wide_scores
+from baton_engine.attention.exact.paged_kernels import TILE, UNIT, Order
+from baton_engine.attention.exact.paged_products import (
+    Orders,
+    PagedMatrices,
+    can_compute,
+    wide_queries,
+)
 from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, tested_rule
 from baton_engine.config.model_config import AttentionSpec
 
@@ -32,11 +40,11 @@ SPLITS = 5
 
 @dataclass(frozen=True, slots=True)
 class BatchedProducts:
-    """`rule` has no number of rows if bits depend on it. `in_place` is whether sums_in_place() has
-    the bits of sums()."""
+    """`rule` has no number of rows if bits depend on it. `orders` are those of both products; None
+    if the kernels have no such order."""
 
     rule: RowRule
-    in_place: bool = False
+    orders: Orders | None = None
 
     @classmethod
     def for_heads(
@@ -85,26 +93,17 @@ class BatchedProducts:
         padded_XCMS = torch.empty(shape, dtype=v_XLH.dtype, device=v_XLH.device)
         padded_XCMS[:, :, :count].copy_(weights_XMCS.transpose(1, 2))
         padded_XCMS[:, :, count:] = 0.0
+        weights_YMS = padded_XCMS.flatten(0, 1)
         v_YSH = v_XLH.reshape(matrices * splits, keys, -1)
-        sums_YMH = torch.bmm(padded_XCMS.flatten(0, 1), v_YSH)
+        if v_XLH.dtype == torch.bfloat16 and not multiplies_bf16():
+            sums_YMH = torch.bmm(weights_YMS.float(), v_YSH.float()).bfloat16()
+        else:
+            sums_YMH = torch.bmm(weights_YMS, v_YSH)
         sums_XCMH = sums_YMH.view(matrices, splits, *sums_YMH.shape[1:])
         return sums_XCMH[:, :, :count].transpose(1, 2)
 
     def _divided(self, tensor_XM: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.split(tensor_XM, self.most_rows, 1))
-
-
-def sums_in_place(
-    weights_XMCS: torch.Tensor, v_slots: torch.Tensor, slots: torch.Tensor, bags: torch.Tensor
-) -> torch.Tensor:
-    """Sums of V times weight by split, [X, M, C, H]. `slots` has the slot in `v_slots` of each
-    weight, and `bags` the index of the first weight of each sum."""
-    sums, *_ = torch.embedding_bag(
-        *(v_slots, slots, bags),
-        mode=0,  # sums
-        per_sample_weights=weights_XMCS.reshape(-1),
-    )
-    return sums.view(*weights_XMCS.shape[:3], -1)
 
 
 def added(sums_XMCH: torch.Tensor) -> torch.Tensor:
@@ -158,11 +157,42 @@ def _tested(dtype: torch.dtype, head_dim: int, keys: int, threads: int) -> Batch
     rule = tested_rule(product, torch.cat((q_RH, w_RS), 1), ROW_COUNTS)
     if not rule.counts:
         return BatchedProducts(rule)
-    products = BatchedProducts(rule)
-    w_XMCS = w_RS.to(dtype)[None, :, None].expand(MATRICES, -1, SPLITS, -1).contiguous()
-    slots = torch.arange(v_XCSH[..., 0].numel()).view(MATRICES, 1, SPLITS, keys)
-    slots = slots.expand(w_XMCS.shape).reshape(-1)
-    bags = torch.arange(0, len(slots), keys)
-    sums_XMCH = sums_in_place(w_XMCS, v_XCSH.view(-1, head_dim), slots, bags)
-    same = torch.equal(sums_XMCH, products.sums(w_XMCS, v_XCSH.flatten(1, 2)))
-    return BatchedProducts(rule, in_place=same)
+    w_XMCS = w_RS[None, :, None].expand(MATRICES, -1, SPLITS, -1)
+    return BatchedProducts(rule, _orders(BatchedProducts(rule), q_RH, w_XMCS, k_XCSH, v_XCSH))
+
+
+def _orders(
+    products: BatchedProducts,
+    q_MH: torch.Tensor,
+    w_XMCS: torch.Tensor,
+    k_XCSH: torch.Tensor,
+    v_XCSH: torch.Tensor,
+) -> Orders | None:
+    """The orders in which the library adds, found with some queries and weights."""
+    (matrices, splits, keys, dim), rows = k_XCSH.shape, len(q_MH)
+    dtype, block = k_XCSH.dtype, UNIT
+    if not can_compute(dtype, dim, block) or keys % TILE:
+        return None
+    spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=dim, scale=dim**-0.5)
+    q_XMH = q_MH.to(dtype).expand(matrices, -1, -1)
+    scores_XML = products.scores(q_XMH, k_XCSH.flatten(1, 2), spec)
+    sums_XMH = added(products.sums(w_XMCS, v_XCSH.flatten(1, 2)))
+    pages_XP = np.arange(matrices * splits * keys // block).reshape(matrices, -1)
+    rows_XM = np.arange(matrices * rows).reshape(matrices, rows)
+    seen_X2 = np.tile((0, splits * keys), (matrices, 1))
+    k_pages, v_pages = k_XCSH.view(-1, block * dim), v_XCSH.view(-1, block * dim)
+    q_QH = wide_queries(q_XMH.reshape(-1, dim), spec.scale)
+    w_QL = w_XMCS.reshape(matrices * rows, -1)
+    scores: list[Order] = []
+    sums: list[Order] = []
+    for order in Order:
+        paged = PagedMatrices(pages_XP, rows_XM, seen_X2, split=keys, orders=Orders(order, order))
+        found_QL = torch.empty(len(q_QH), splits * keys)
+        paged.scores(k_pages, q_QH, spec.scale, found_QL)
+        if torch.equal(found_QL.view(scores_XML.shape), scores_XML):
+            scores.append(order)
+        found_QH = torch.zeros(len(q_QH), dim)
+        paged.add_sums(v_pages, w_QL, found_QH)
+        if torch.equal(found_QH.view(sums_XMH.shape), sums_XMH):
+            sums.append(order)
+    return Orders(scores[0], sums[0]) if scores and sums else None

@@ -2,10 +2,13 @@
 
 In: rows with their blocks, and per layer their queries. Out: attention outputs.
 
-Prefix caching gives requests the same blocks for the same first tokens. Without sharing, the keys
-of a system prompt of 1,000 tokens are copied once per row. Here they are copied once per layer and
-multiplied with the queries of all rows. The bits stay the same, because a row of a product does not
-depend on the other rows (see `batched_products`).
+Compiled kernels read K and V in the blocks of the pool (`PagedRows`). On a CPU whose library adds
+in an order that the kernels do not have, and for block and head sizes that these do not support, K
+and V are copied out of their blocks (`CopiedRows`).
+
+Prefix caching gives requests the same blocks for the same first tokens. The keys of a system prompt
+are read once per layer and multiplied with the queries of all rows. The bits stay the same, because
+a row of a product does not depend on the other rows (see `batched_products`).
 
 Shapes: R rows, N query heads, K kv heads, G = N / K, H head_dim, S keys of a split, C splits,
 L keys, X = R K matrices.
@@ -18,20 +21,100 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from baton_engine.attention.exact.batched_products import BatchedProducts, added, sums_in_place
+from baton_engine.attention.exact.batched_products import BatchedProducts, added
+from baton_engine.attention.exact.paged_products import (
+    Orders,
+    PagedMatrices,
+    can_compute,
+    wide_queries,
+)
 from baton_engine.attention.exact.pages import CopiedKV
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import TableRow
-from baton_engine.attention.torch_decode import places_of, value_slots
+from baton_engine.attention.torch_decode import places_of
 from baton_engine.config.model_config import AttentionSpec
 
 # Rows of up to this number of splits may share a group.
 SHORT_SPLITS = 4
 
 
-class DecodeRows:
-    """Rows at `places` of the step, whose first `shared` splits have the same blocks. Of the other
-    splits, some rows' are copied at a time."""
+def decode_rows(
+    kv: CopiedKV,
+    products: BatchedProducts,
+    rows: Sequence[TableRow],
+    places: Sequence[int],
+    splits: Splits,
+    shared: int = 0,
+) -> PagedRows | CopiedRows:
+    """The rows at `places` of the step, whose first `shared` splits have the same blocks."""
+    orders = products.orders
+    if orders is not None and can_compute(kv.pool.dtype, kv.head_dim, kv.block_size):
+        return PagedRows(kv, orders, rows, places, splits, shared)
+    return CopiedRows(kv, products, rows, places, splits, shared)
+
+
+class PagedRows:
+    """Rows whose K and V are read in the blocks of the pool. See decode_rows()."""
+
+    def __init__(
+        self,
+        kv: CopiedKV,
+        orders: Orders,
+        rows: Sequence[TableRow],
+        places: Sequence[int],
+        splits: Splits,
+        shared: int,
+    ) -> None:
+        self.places = places_of(places)
+        self.shared = shared
+        self._kv = kv
+        starts_R = np.asarray([row.start for row in rows])
+        low_R = splits.lowest(starts_R) + shared
+        count = int((splits.of(starts_R) - low_R).max()) + 1
+        self._scores = (shared + count) * splits.keys
+        # Query head n of row r is row r N + n of all products.
+        rows_RKG = np.arange(len(rows) * kv.num_heads).reshape(len(rows), kv.num_kv_heads, -1)
+        first_R = starts_R * 0 if splits.window is None else starts_R + 1 - splits.window
+        seen_R2 = np.stack((first_R, starts_R + 1), 1) - (low_R * splits.keys)[:, None]
+        own = PagedMatrices(
+            kv.key_pages(splits.table(rows, low_R.tolist(), count)),
+            rows_RKG.reshape(-1, rows_RKG.shape[2]),
+            np.repeat(seen_R2.clip(min=0), kv.num_kv_heads, 0),
+            split=splits.keys,
+            orders=orders,
+            column=shared * splits.keys,
+        )
+        self._matrices = [own]
+        if shared:
+            common = PagedMatrices(
+                kv.key_pages(splits.table(rows[:1], [0], shared)),
+                rows_RKG.transpose(1, 0, 2).reshape(kv.num_kv_heads, -1),
+                np.tile((0, shared * splits.keys), (kv.num_kv_heads, 1)),
+                split=splits.keys,
+                orders=orders,
+            )
+            self._matrices = [common, own]  # the splits are added in this order
+
+    def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        kv, dim = self._kv, q_RNH.shape[-1]
+        q_QH = wide_queries(q_RNH.reshape(-1, dim), spec.scale)
+        scores_QL = torch.empty(len(q_QH), self._scores)
+        for matrices in self._matrices:
+            matrices.scores(kv.pages[layer], q_QH, spec.scale, scores_QL)
+        if spec.soft_cap is not None:
+            hidden_QL = scores_QL == -torch.inf
+            scores_QL.div_(spec.soft_cap).tanh_().mul_(spec.soft_cap)
+            scores_QL.masked_fill_(hidden_QL, -torch.inf)
+        weights_QL = scores_QL.softmax(-1)
+        out_QH = torch.zeros(len(q_QH), dim)
+        for matrices in self._matrices:
+            matrices.add_sums(kv.v_pages[layer], weights_QL, out_QH)
+        return out_QH.to(q_RNH.dtype).view(q_RNH.shape)
+
+
+class CopiedRows:
+    """Rows whose K and V are copied, those that they do not share for some rows at a time. See
+    decode_rows()."""
 
     def __init__(
         self,
@@ -40,7 +123,7 @@ class DecodeRows:
         rows: Sequence[TableRow],
         places: Sequence[int],
         splits: Splits,
-        shared: int = 0,
+        shared: int,
     ) -> None:
         self.places = places_of(places)
         self.shared = shared
@@ -64,11 +147,6 @@ class DecodeRows:
         # Keys from here on are those of block 0, which are finite.
         ends_R = (starts_R // kv.block_size + 1) * kv.block_size
         self._written = int((ends_R - (low_R - shared) * splits.keys).max())
-        self._slots = self._bags = None
-        if products.in_place:
-            own_RL = ~hidden_RL[:, shared * splits.keys :]
-            self._slots = torch.from_numpy(value_slots(kv, table_RM, own_RL))
-            self._bags = torch.arange(0, len(self._slots), splits.keys)
 
     def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         kv, (rows, heads, dim) = self._kv, q_RNH.shape
@@ -114,8 +192,6 @@ class DecodeRows:
 
     def _own_sums(self, layer: int, weights_XGCS: torch.Tensor, first: int) -> torch.Tensor:
         """Sums over the rows' own splits, from split `first` on."""
-        if self._slots is not None and self._bags is not None:
-            return sums_in_place(weights_XGCS, self._kv.v_slots[layer], self._slots, self._bags)
         kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
         found = []
         for part, pages in self._own:

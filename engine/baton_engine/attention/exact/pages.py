@@ -35,7 +35,7 @@ class CopiedKV(PagedKV):
     def __init__(self, memory: TorchMemory, num_heads: int, sizes: Sizes = SIZES) -> None:
         super().__init__(memory, num_heads)
         self.sizes = sizes
-        self._v_pages = [pages[self.num_kv_heads :] for pages in self.pages]
+        self.v_pages = [pages[self.num_kv_heads :] for pages in self.pages]
         self._copies = [self.pages[0][:0], self.pages[0][:0]]
 
     def gather_k(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ class CopiedKV(PagedKV):
 
     def gather_v(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """Copy pages of V; otherwise like gather_k()."""
-        return self._gather(self._v_pages[layer], rows, 1)
+        return self._gather(self.v_pages[layer], rows, 1)
 
     def _gather(self, pages: torch.Tensor, rows: torch.Tensor, copy: int) -> torch.Tensor:
         if len(self._copies[copy]) < len(rows):

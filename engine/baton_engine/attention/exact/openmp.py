@@ -1,0 +1,51 @@
+"""Compiled functions on the threads that torch's operators use.
+
+In: a compiled function and its argument. Out: nothing; each thread has called the function.
+
+torch's OpenMP library keeps its threads awake for a while after an operator. Threads of another
+library would compete with them for the same cores, so kernels run on these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def call_on_threads(function: int, argument: int) -> None:
+    """Call the function at an address with `argument` on each of torch's threads, and wait. On
+    this thread alone if torch has one thread or another OpenMP library."""
+    threads = torch.get_num_threads()
+    parallel = _parallel() if threads > 1 else None
+    if parallel is None:
+        _FUNCTION(function)(argument)
+    else:
+        parallel(function, argument, threads, 0)
+
+
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@functools.cache
+def _parallel() -> Any:
+    """GNU OpenMP's function that a compiler calls for a parallel region."""
+    try:
+        paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    except OSError:
+        return None
+    of_torch = str(Path(torch.__file__).parent)
+    found = sorted(
+        (path for path in paths if Path(path).name.startswith("libgomp")),
+        key=lambda path: not path.startswith(of_torch),
+    )
+    if not found:
+        return None
+    parallel = ctypes.CDLL(found[0], mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
