@@ -25,9 +25,8 @@ from pathlib import Path
 
 import torch
 
-from baton_engine.attention.exact.backend import ExactAttention, ExactStep
-from baton_engine.attention.kv_views import PagedKV
-from baton_engine.attention.torch_backend import TorchAttention, TorchStep
+from baton_engine.attention.exact.backend import TorchAttention, TorchStep
+from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import BatchInvariant, DType, TorchSettings
 from baton_engine.core.engine_core import EngineCore
@@ -192,16 +191,15 @@ def _functions(shape: Shape) -> list[tuple[object, str, Name]]:
         (Rope, "tables", "rope, store"),
         (PagedKV, "store", "rope, store"),
         (TorchStep, "attend", ATTENTION),
-        (ExactStep, "attend", ATTENTION),
+        (TorchStep, "attend", ATTENTION),
         (ops.TorchOps, "silu_mul", "silu, multiply"),
-        (ops.ExactTorchOps, "silu_mul", "silu, multiply"),
         (Decoder, "logits", HEAD),
         (ops.TorchOps, "draw", "sampling"),
         (Decoder, "forward", "rest of the model"),
         (EngineCore, "step", HOST[0]),
         (TorchRunner, "launch", HOST[1]),
         (TorchAttention, "begin", HOST[2]),
-        (ExactAttention, "begin", HOST[2]),
+        (TorchAttention, "begin", HOST[2]),
     ]
 
 

@@ -26,7 +26,7 @@ from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
 from baton_engine.layers.linear_method import PACKED, LinearMethod
-from baton_engine.layers.ops import EXACT_TORCH_OPS, TORCH_OPS, Ops
+from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
 from baton_engine.memory.malloc import keep_freed_memory
@@ -72,10 +72,7 @@ def build_torch(
         plan = _measured(plan, model)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
-            raise SettingsError(
-                f"--batch-invariant on: products in {plan.layout.dtype} on this CPU depend on the "
-                "place of a row; use --batch-invariant off"
-            )
+            plan = _not_exact(plan, settings)
         with ProgressLine(sys.stderr) as line:
             warm_all(runner, line)
     info = EngineInfo(
@@ -94,6 +91,16 @@ def build_torch(
     engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
     _log_ready(info, plan, runner.buckets, time.monotonic() - started)
     return engine
+
+
+def _not_exact(plan: Plan, settings: TorchSettings) -> Plan:
+    """The plan of an engine whose products turned out to depend on the batch. Raises SettingsError
+    if the user asked for others."""
+    why = f"products in {plan.layout.dtype} on this CPU depend on the place of a row"
+    if settings.batch_invariant == "on":
+        raise SettingsError(f"--batch-invariant on: {why}; use --batch-invariant off")
+    logger.warning("--batch-invariant auto: off, because %s", why)
+    return replace(plan, exact=False)
 
 
 def build_runner(settings: TorchSettings) -> TorchRunner:
@@ -145,7 +152,7 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
         keep_freed_memory()
     dtype = TORCH_DTYPES[plan.layout.dtype]
     slots = WeightSlots(
-        *(dtype, plan.device, ops_for(plan.kernels, exact=plan.exact)),
+        *(dtype, plan.device, ops_for(plan.kernels)),
         linear=linear_for(plan.kernels, exact=plan.exact),
         exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
     )
@@ -224,11 +231,9 @@ def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: fl
     )
 
 
-def ops_for(kernels: Kernels, *, exact: bool = False) -> Ops:
-    """The operations; with `exact`, their bits for a token do not depend on the number of
-    tokens."""
+def ops_for(kernels: Kernels) -> Ops:
     if kernels == "torch":
-        return EXACT_TORCH_OPS if exact else TORCH_OPS
+        return TORCH_OPS
     # Imported here, because torch wheels for CPUs do not include triton.
     from baton_engine.layers.triton_ops import TritonOps
 

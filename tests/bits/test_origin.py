@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton_engine import build
-from baton_engine.layers.ops import ExactTorchOps
+from baton_engine.layers.ops import TorchOps
 from tests.bits.cells import Bench, Differs
 from tests.bits.test_paths import check
 
@@ -25,14 +25,14 @@ def changed(numbers: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
-class BrokenAttention(ExactTorchOps):
+class BrokenAttention(TorchOps):
     def attend(self, *arguments: Any) -> torch.Tensor:
         result = super().attend(*arguments)
         layer = arguments[4]
         return changed(result) if layer == 1 else result
 
 
-class BrokenActivation(ExactTorchOps):
+class BrokenActivation(TorchOps):
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         return changed(super().silu_mul(gate_up_TF))
 
@@ -46,12 +46,12 @@ class BrokenActivation(ExactTorchOps):
     ids=lambda value: type(value).__name__,
 )
 def test_an_operation_whose_bits_depend_on_the_batch_is_found_and_named(
-    ops: ExactTorchOps,
+    ops: TorchOps,
     place: str,
     tiny_model: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(build, "EXACT_TORCH_OPS", ops)
+    monkeypatch.setattr(build, "TORCH_OPS", ops)
     with pytest.raises(Differs) as caught:
         check(Bench(tiny_model("llama-gqa2-tied"), "float32", thorough=False), "in crowds")
     [note] = caught.value.__notes__

@@ -118,7 +118,7 @@ DIFFERENCES: Mapping[str, str] = {
     "O-QNT-1": "as O-MEM-1 and O-MEM-14",
     "O-QNT-5": "only the sizes of the layout, as in O-XFR-1d",
     "O-PRF-3": "only the work with a cache, because the engine always has one",
-    "O-PRF-4": "as entries of the attention mask in the memory estimate",
+    "O-PRF-4": "as scores in the memory estimate",
     "O-BLK-6": "blocks 1, 2 and 3 are shared, because block 0 is padding",
     "O-BLK-8": "num_blocks, total_blocks and all counts exclude block 0",
     "O-BLK-9": "B, C and D finish after their prompt, and a hold keeps their blocks",

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from baton_engine.attention.torch_backend import TorchAttention
+from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.interface import Row
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.kv_pool import TorchMemory

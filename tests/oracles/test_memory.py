@@ -1,5 +1,5 @@
 """Bytes of weights and KV, number of blocks (O-MEM), bytes of a hand-off (O-XFR), 8-bit KV (O-QNT)
-and the attention mask (O-PRF).
+and attention's scores (O-PRF).
 
 The sizes are those that the engine plans from a model's config.json. The oracles' "FP16" is
 bfloat16 here, because the engine computes in float32 or bfloat16. Both 16-bit types have 2 bytes.
@@ -26,6 +26,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory import estimate
 from baton_engine.memory.estimate import (
     SPARE_BYTES,
     Measured,
@@ -374,15 +375,20 @@ def test_fetching_is_cheaper_than_computing_above_the_break_even_bandwidth_O_XFR
         (32768, 32768, 1_073_741_824),
     ],
 )
-def test_the_attention_mask_has_an_entry_for_each_query_and_key_O_PRF_4(
-    queries: int, keys: int, scores: int
+def test_attention_has_a_score_for_each_query_and_key_O_PRF_4(
+    queries: int, keys: int, scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mask's bytes are the part of the estimate that grows with queries times keys: for each
-    entry 4 bytes in float32, and 2 bytes while the mask is built."""
+    """The bytes of scores are the part of the estimate that grows with queries times keys. Here
+    all scores exist at a time, and keys are not padded to whole splits."""
+    monkeypatch.setattr(estimate, "SCORES_AT_ONCE", 1 << 60)
+    monkeypatch.setattr(estimate, "split_blocks", lambda block_size: 1)
 
     def size(queries: int, keys: int) -> int:
-        demand = demand_of(dtype="float32", kernels="torch", max_num_seqs=1)
-        return activation_bytes(replace(demand, max_batched_tokens=queries), keys)
+        demand = demand_of(dtype="float32", kernels="torch", max_num_seqs=0)
+        demand = replace(demand, max_batched_tokens=queries, layout=kv_layout(block=1))
+        return activation_bytes(demand, keys)
 
-    mask = size(queries, keys) - size(0, keys) - size(queries, 0) + size(0, 0)
-    assert mask == scores * (4 + 2)
+    def growing(queries: int, keys: int) -> int:
+        return size(queries, keys) - size(0, keys) - size(queries, 0) + size(0, 0)
+
+    assert growing(queries, keys) == scores * growing(1, 1)

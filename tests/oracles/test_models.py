@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.interface import KVSlots, StepAttention
-from baton_engine.attention.torch_backend import TorchAttention
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.interface import Row

@@ -19,8 +19,6 @@ import functools
 
 import torch
 
-from baton_engine.config.engine_config import SCORES_AT_ONCE
-
 
 @functools.cache
 def multiplies_bf16() -> bool:
@@ -42,44 +40,6 @@ def wide_scores(
     near_XYS = torch.bmm(q_XYH, k_XHS)
     lost_XYS = torch.baddbmm(near_XYS, q_XYH, k_XHS, beta=-1)
     return near_XYS.float().add_(lost_XYS).mul_(scale)
-
-
-def prompt_attention(
-    q_TNH: torch.Tensor,
-    k_KSH: torch.Tensor,
-    v_KSH: torch.Tensor,
-    mask_TS: torch.Tensor,
-    *,
-    most: int = SCORES_AT_ONCE,
-) -> torch.Tensor:
-    """Attention outputs [T, N, H] of consecutive tokens, the last of which is at the last key.
-    `mask_TS` is added to the scores.
-
-    Computes some kv heads at a time, or some tokens of one kv head, each over the keys up to the
-    last of those tokens. At most `most` scores exist at a time, or the scores of one token and one
-    kv head if these are more.
-    """
-    (tokens, heads, dim), (kv_heads, keys) = q_TNH.shape, k_KSH.shape[:2]
-    group = heads // kv_heads
-    k_KSH, v_KSH = k_KSH.contiguous(), v_KSH.contiguous()
-    q_KTGH = q_TNH.reshape(tokens, kv_heads, group, dim).transpose(0, 1)
-    out_TNH = torch.empty(tokens, heads, dim, dtype=q_TNH.dtype)
-    out_KTGH = out_TNH.view(tokens, kv_heads, group, dim).transpose(0, 1)
-    height = min(tokens, max(1, most // (group * keys)))
-    width = max(1, most // (group * keys * height))
-    for head in range(0, kv_heads, width):
-        some = slice(head, head + width)
-        for begin in range(0, tokens, height):
-            part = slice(begin, begin + height)
-            seen = keys - max(0, tokens - part.stop)
-            q_XTGH = q_KTGH[some, part]
-            q_XYH = q_XTGH.reshape(len(q_XTGH), -1, dim)
-            scores_XYS = wide_scores(q_XYH, k_KSH[some, :seen], dim**-0.5)
-            scores_XYS.view(*q_XTGH.shape[:3], seen).add_(mask_TS[part, None, :seen])
-            weights_XYS = scores_XYS.softmax(-1).to(v_KSH.dtype)
-            out_XYH = torch.bmm(weights_XYS, v_KSH[some, :seen])
-            out_KTGH[some, part] = out_XYH.view_as(q_XTGH)
-    return out_TNH
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -11,9 +11,8 @@ from typing import Literal
 
 import torch
 
-from baton_engine.attention.exact.backend import ExactAttention
+from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.interface import AttentionBackend
-from baton_engine.attention.torch_backend import TorchAttention, can_compute
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.kv_pool import TorchMemory
@@ -50,10 +49,9 @@ def choose_kernels(asked: str, device: torch.device, dtype: str) -> Kernels:
 def attention_for(
     kernels: Kernels, memory: TorchMemory, config: ModelConfig, *, exact: bool = False
 ) -> AttentionBackend:
-    """The backend for these kernels. With `exact`, its bits must not depend on the batch."""
+    """The backend for these kernels. With `exact`, those of triton do not let bits depend on the
+    batch; torch's never do on a CPU."""
     if kernels == "torch":
-        if exact or not can_compute(config.attention):
-            return ExactAttention(memory, config.attention)
         return TorchAttention(memory, config.attention)
     from baton_engine.attention.triton_backend import TritonAttention
 

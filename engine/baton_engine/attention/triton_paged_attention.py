@@ -1,7 +1,7 @@
 """Unified paged attention: prompts, later pieces of prompts and one-token rows in one launch.
 
 In: rotated queries; one layer of the pool, which already has the step's own K and V; and each row's
-tokens and blocks. Out: attention outputs. Torch twin: `torch_backend.TorchAttention`.
+tokens and blocks. Out: attention outputs. Torch twin: `exact.backend.TorchAttention`.
 
 A program computes one tile of a row's queries for one kv head. The tile has all G query heads of
 that kv head, so K and V are read once for all of them. If there are too few rows to fill the

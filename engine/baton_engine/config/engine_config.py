@@ -35,8 +35,8 @@ LoadFormat = Literal["auto", "dummy"]
 # the CPU's caches between two passes. In bf16, each score takes two bf16 products, two float32
 # numbers and a bf16 weight.
 SCORES_AT_ONCE = 1 << 20
-# Sizes of torch's attention with --batch-invariant on. Of one-token rows, KEYS_COPIED elements of K
-# are copied at a time, or those of one row. Splits have SPLIT_KEYS keys if possible (see
+# Sizes of torch's attention. If K and V of one-token rows are copied, KEYS_COPIED elements of K are
+# copied at a time, or those of one row. Splits have SPLIT_KEYS keys if possible (see
 # split_blocks). REGISTER_NUMBERS are the float32 numbers in a vector register with AVX-512; others
 # have fewer.
 SPLIT_KEYS = 64
@@ -142,8 +142,8 @@ class EngineConfig:
     )
     batch_invariant: BatchInvariant = option(
         "auto",
-        "compute a token's bits from the tokens before it alone, whatever the batch; auto is off:"
-        " steps are more than 10 % slower on cpu, and their cost on cuda is not yet measured",
+        "compute a token's bits from the tokens before it alone, whatever the batch; auto: on with"
+        " cpu, off with cuda, where its cost is not yet measured",
     )
     verify_weights: bool = option(
         False, "hash the weights again at the start, even if .baton-digests.json has their digests"

@@ -8,7 +8,6 @@ because settings are checked before it is imported.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -62,11 +61,6 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     soft_cap: float | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether scores are only scaled, by 1 / sqrt(head_dim)."""
-        return self.soft_cap is None and math.isclose(self.scale, self.head_dim**-0.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,8 @@ class Ops(Protocol):
 
 
 class TorchOps:
+    """On a CPU, bits for a token do not depend on the number of tokens."""
+
     def add_norm(
         self,
         x_TD: torch.Tensor,
@@ -79,7 +81,17 @@ class TorchOps:
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        return F.silu(gate_TF).mul_(up_TF)
+        if gate_up_TF.device.type != "cpu":
+            return F.silu(gate_TF).mul_(up_TF)
+        # A CPU's silu computes the last numbers of a vector with other instructions than the rest.
+        # exp gives each number the same bits anywhere.
+        out_TF = torch.empty(gate_TF.shape, dtype=gate_up_TF.dtype)
+        for begin in range(0, len(out_TF), SILU_ROWS):
+            some = slice(begin, begin + SILU_ROWS)
+            gate = gate_TF[some].float()
+            divisor = gate.neg().exp_().add_(1.0)
+            torch.mul(torch.div(gate, divisor, out=divisor), up_TF[some], out=out_TF[some])
+        return out_TF
 
     def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
@@ -106,22 +118,6 @@ class TorchOps:
         return draw(logits_SV, draws)
 
 
-class ExactTorchOps(TorchOps):
-    """TorchOps whose bits for a token do not depend on the number of tokens, on a CPU."""
-
-    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
-        # torch's silu computes the last numbers of a vector with other instructions than the rest.
-        # exp gives each number the same bits anywhere.
-        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
-        out_TF = torch.empty(gate_TF.shape, dtype=gate_up_TF.dtype)
-        for begin in range(0, len(out_TF), SILU_ROWS):
-            some = slice(begin, begin + SILU_ROWS)
-            gate = gate_TF[some].float()
-            divisor = gate.neg().exp_().add_(1.0)
-            torch.mul(torch.div(gate, divisor, out=divisor), up_TF[some], out=out_TF[some])
-        return out_TF
-
-
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). On a CPU, F.gelu computes the last numbers
     of a tensor with other instructions, so that a number's bits depend on its place."""
@@ -139,4 +135,3 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 TORCH_OPS = TorchOps()
-EXACT_TORCH_OPS = ExactTorchOps()

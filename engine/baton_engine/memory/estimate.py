@@ -36,16 +36,10 @@ LOGIT_BYTES = 4  # float32 in every compute dtype
 # Bytes per logit in addition to the logit itself: a changed copy and the logprobs in float32;
 # without kernels also the scaled logits, the noise and the integers it is computed from.
 SAMPLING_BYTES = {"triton": 12, "torch": 32}
-# Without kernels, decode rows are computed in groups of at most this number of blocks.
-GROUP_BLOCKS = 8192
-# Bytes per score in fp32 on a CPU: its index (8), and the score three times.
-SCORE_BYTES = 20
-# Bytes per score of a prompt in bf16 on a CPU: two bf16 products, two float32, one bf16 weight.
-PRODUCT_BYTES = 14
-# Bytes per score of batch-invariant attention, in addition to those that depend on dtype and head
+# Bytes per score of torch's attention, in addition to those that depend on dtype and head
 # size: two float32 numbers, two products of small matrices padded with zeros or an index of V, and
 # a mask.
-EXACT_SCORE_BYTES = 20
+SCORE_BYTES = 20
 # Workspaces of libraries, small tensors and fragmentation.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
 # What the driver keeps per layer of a recorded step: about 10 launches.
@@ -80,7 +74,7 @@ class Demand:
     kv_memory: int | None = None
     kv_blocks: int | None = None
     measured: Measured | None = None
-    exact: bool = False  # attention is batch-invariant
+    stored_splits: bool = False  # triton's attention stores its splits (--batch-invariant on)
 
     @property
     def item(self) -> int:
@@ -140,7 +134,7 @@ def activation_bytes(demand: Demand, length: int) -> int:
         return demand.measured.step
     seen = 0
     if demand.kernels == "torch":
-        seen = (_exact_reading_bytes if demand.exact else _reading_bytes)(demand, length)
+        seen = _attention_bytes(demand, length)
     return _step_bytes(demand, demand.max_batched_tokens) + seen
 
 
@@ -188,7 +182,7 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
         # The gate and its gelu are in float32.
         mlp = 2 * config.intermediate_size * (demand.item + FLOAT32_BYTES) // demand.item
     layers = tokens * (3 * config.hidden_size + max(attention, mlp)) * demand.item
-    if demand.exact and demand.kernels == "triton":
+    if demand.stored_splits:
         layers += STORED_SPLIT_BYTES
     rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
     logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
@@ -196,42 +190,16 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
     return max(layers, tokens * config.hidden_size * demand.item + logits)
 
 
-def _reading_bytes(demand: Demand, length: int) -> int:
-    """Bytes of the tensors that torch attention allocates, for one layer at a time.
-
-    For a piece of a prompt: a copy of the earlier K and V, a mask, and in bf16 on a CPU scores. For
-    decode rows: a copy of all K and V that they see, or in float32 on a CPU, which reads K and V in
-    place, scores and their indexes. K and V may be copied twice: in the pool's order, and in the
-    order that the product needs.
+def _attention_bytes(demand: Demand, length: int) -> int:
+    """Bytes of the tensors that torch's attention allocates, for one layer at a time: copies of K
+    and V; and per score of the tokens and heads that are computed at a time the numbers of
+    SCORE_BYTES, products and weights in the compute dtype, and sums of V for each split.
     """
-    layout = demand.layout
-    blocks = min(GROUP_BLOCKS, demand.max_num_seqs * -(-length // layout.block_size))
-    copied = length
-    scores = 0
-    if (demand.device, layout.dtype) == ("cpu", "float32"):
-        scores = SCORE_BYTES * demand.config.num_heads * blocks * layout.block_size
-    else:
-        copied = max(length, blocks * layout.block_size)
-    if (demand.device, layout.dtype) == ("cpu", "bfloat16"):
-        tokens = min(demand.max_batched_tokens, length)
-        one_token = demand.config.num_heads // layout.num_kv_heads * length
-        most = max(SCORES_AT_ONCE, one_token)
-        scores = PRODUCT_BYTES * min(demand.config.num_heads * tokens * length, most)
-    mask = min(demand.max_batched_tokens, length) * length * (demand.item + 2)
-    copies = 2 * 2 * layout.num_kv_heads * layout.head_dim * copied * demand.item
-    return copies + scores + mask
-
-
-def _exact_reading_bytes(demand: Demand, length: int) -> int:
-    """Bytes of the tensors that batch-invariant attention allocates, for one layer at a time:
-    copies of K and V; and per score of the tokens and heads that are computed at a time the numbers
-    of EXACT_SCORE_BYTES, products and weights in the compute dtype, and sums of V for each
-    split."""
     layout, config = demand.layout, demand.config
     split = split_blocks(layout.block_size) * layout.block_size
     keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
     scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
-    each = EXACT_SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS
+    each = SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS
     copies = 2 * demand.item * max(layout.num_kv_heads * layout.head_dim * keys, KEYS_COPIED)
     return copies + each * scores

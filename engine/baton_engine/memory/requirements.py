@@ -36,7 +36,6 @@ def demand_of(
             f"--max-model-len {wanted} exceeds the model's max_position_embeddings "
             f"{config.max_positions}"
         )
-    plain = all(spec.plain for spec in config.attention)
     return Demand(
         config=config,
         layout=layout,
@@ -48,7 +47,7 @@ def demand_of(
         max_model_len=wanted,
         kv_memory=settings.kv_memory,
         kv_blocks=settings.kv_blocks,
-        exact=settings.batch_invariant == "on" or (kernels == "torch" and not plain),
+        stored_splits=settings.batch_invariant == "on" and kernels == "triton",
     )
 
 

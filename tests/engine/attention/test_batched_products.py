@@ -10,6 +10,8 @@ import torch
 
 from baton_engine.attention.exact import batched_products
 from baton_engine.attention.exact.batched_products import BatchedProducts, _tested
+from baton_engine.attention.exact.paged_kernels import Order
+from baton_engine.attention.exact.paged_products import Orders
 from baton_engine.attention.exact.row_rule import ROW_COUNTS
 from baton_engine.config.model_config import AttentionSpec
 
@@ -106,11 +108,12 @@ def test_each_number_of_threads_is_tested(monkeypatch: pytest.MonkeyPatch) -> No
     assert 16 not in products_of(torch.float32).rule.counts
 
 
-def test_values_are_read_in_place_only_if_that_gives_the_same_bits(
+def test_pages_are_read_in_place_only_if_that_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    products = products_of(torch.float32)
+    assert products_of(torch.float32).orders == Orders(Order.IN_TURN, Order.IN_TURN)
     _tested.cache_clear()
     replace_bmm(monkeypatch, lambda a_XMI, b_XIN: True)
-    assert products.in_place
-    assert not products_of(torch.float32).in_place
+    products = products_of(torch.float32)
+    assert products.exact
+    assert products.orders is None

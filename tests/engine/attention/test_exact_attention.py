@@ -1,4 +1,4 @@
-"""ExactAttention against attention computed token by token in float64, and to the last bit against
+"""TorchAttention against attention computed token by token in float64, and to the last bit against
 itself: a query's output does not depend on what is computed beside it."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton_engine.attention.exact.backend import ExactAttention
+from baton_engine.attention.exact import decode_rows
+from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.exact.pages import SIZES, Sizes
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.config.engine_config import SPLIT_KEYS
@@ -18,6 +19,13 @@ from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+
+
+@pytest.fixture(params=["in place", "copied"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How one-token rows get K and V: from the blocks of the pool, or from copies."""
+    if request.param == "copied":
+        monkeypatch.setattr(decode_rows, "can_compute", lambda *shape: False)
 
 
 def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:
@@ -51,6 +59,7 @@ SMALL_PARTS = Sizes(max_copied=1, max_scores=5 * SPLIT_KEYS)
 
 
 @pytest.mark.pairwise
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("sizes", [SIZES, SMALL_PARTS], ids=["default sizes", "small parts"])
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
@@ -70,7 +79,7 @@ def test_attention_equals_the_definition(
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
     specs = specs_of(memory.layout, num_heads, windows)
-    step = ExactAttention(memory, specs, sizes).begin(batch_of(rows, memory.layout))
+    step = TorchAttention(memory, specs, sizes).begin(batch_of(rows, memory.layout))
     for layer in range(LAYERS):
         q, k, v = (
             torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
@@ -93,6 +102,7 @@ def test_attention_equals_the_definition(
     assert torch.equal(memory.pool, before)  # no other slot was written
 
 
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None:
     """Other slots may hold anything from earlier requests; this test fills them with NaN. Block 0
@@ -106,7 +116,7 @@ def test_a_decode_row_reads_only_the_keys_that_it_attends_to(dtype: str) -> None
             for position in range(first, row.start + 1):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
         memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
-    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(
+    step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(
         batch_of(rows, memory.layout)
     )
     noise = torch.Generator().manual_seed(3)
@@ -128,7 +138,7 @@ def test_a_prompt_piece_reads_only_the_keys_that_it_attends_to(dtype: str) -> No
             for position in range(first, row.start + len(row.tokens)):
                 seen[row.blocks[position // BLOCK], position % BLOCK] = True
         memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
-    step = ExactAttention(memory, specs_of(memory.layout, 4, windows)).begin(
+    step = TorchAttention(memory, specs_of(memory.layout, 4, windows)).begin(
         batch_of(rows, memory.layout)
     )
     tokens = sum(len(row.tokens) for row in rows)
@@ -175,7 +185,7 @@ def sequence_outputs(
     specs = [
         replace(spec, soft_cap=soft_cap) for spec in specs_of(memory.layout, heads[0], windows)
     ]
-    attention = ExactAttention(memory, specs)
+    attention = TorchAttention(memory, specs)
     noise = torch.Generator().manual_seed(4)
     whole = [torch.randn(300, count, DIM, generator=noise) for count in (heads[0], *heads[1:] * 2)]
     blocks = [BlockId(index) for index in range(1, 76)]
@@ -203,6 +213,7 @@ def range_of(tokens: int) -> list[BlockId]:
 
 
 @pytest.mark.pairwise
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (100, None), (None, 20.0)])

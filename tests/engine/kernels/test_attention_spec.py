@@ -1,11 +1,11 @@
-"""Scale, window and soft cap of a layer: TritonAttention gives the outputs of ExactAttention."""
+"""Scale, window and soft cap of a layer: TritonAttention gives the outputs of TorchAttention."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from baton_engine.attention.exact.backend import ExactAttention
+from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
@@ -61,7 +61,7 @@ def test_outputs_equal_those_of_torch(name: str, rows: str) -> None:
     qkv = noise(tokens, HEADS + 2 * KV_HEADS, layer.head_dim, seed=1) * 2
     q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     outputs = []
-    for backend in (ExactAttention, TritonAttention):
+    for backend in (TorchAttention, TritonAttention):
         memory = TorchMemory(layout, 24, DEVICE)
         memory.pool.copy_(noise(*memory.pool.shape))
         step = backend(memory, [layer]).begin(batch_of(step_rows, layout, DEVICE))

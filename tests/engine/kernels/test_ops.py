@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.attention.torch_backend import TorchAttention
+from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.build import ops_for
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import RopeConfig

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.interface import StepAttention, StepBatch
-from baton_engine.attention.torch_backend import TorchAttention
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory

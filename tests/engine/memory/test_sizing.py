@@ -184,7 +184,9 @@ def test_num_graphs_counts_the_sizes_up_to_max_num_seqs(seqs: int, sizes: int) -
 
 def test_batch_invariant_kernels_need_memory_for_the_splits_that_they_store() -> None:
     config = config_of(vocab_size=1000)  # layers need more memory than logits
-    plain, exact = (activation_bytes(demand_of(config, exact=each), 1) for each in (False, True))
+    plain, exact = (
+        activation_bytes(demand_of(config, stored_splits=each), 1) for each in (False, True)
+    )
     assert exact - plain == STORED_SPLIT_BYTES
 
 

@@ -190,7 +190,7 @@ def test_the_startup_log_line_states_the_pool_the_lengths_and_the_overlap(
     small_engine(tiny_model("llama-gqa1"), overlap="on")
     [line] = [each.getMessage() for each in caplog.records if "is ready" in each.getMessage()]
     assert "200 KV blocks of 16 tokens, sequences of up to 1024" in line
-    assert line.endswith("by --kv-blocks; overlap on, no graphs, exact: numeric")
+    assert line.endswith("by --kv-blocks; overlap on, no graphs, exact: bitwise")
 
 
 @pytest.mark.gpu
@@ -222,14 +222,15 @@ def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "exact"),
     [
-        ({}, False),
-        ({"batch_invariant": "on"}, True),
+        ({}, True),
+        ({"batch_invariant": "off"}, False),
+        ({"kernels": "triton"}, False),  # in the interpreter, for tests
         ({"batch_invariant": "on", "kernels": "triton"}, True),
         ({"device": "cuda"}, False),  # auto: its cost on a GPU is not measured
         ({"device": "cuda", "batch_invariant": "on"}, True),
     ],
 )
-def test_batch_invariance_is_off_unless_it_is_asked_for(
+def test_batch_invariance_is_on_by_default_on_a_cpu_only(
     settings: dict[str, Any], exact: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")

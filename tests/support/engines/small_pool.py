@@ -14,7 +14,7 @@ from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from tests.support.engines.demands import kv_layout
 
-LAYERS, BLOCK, DIM, POOL = 2, 4, 8, 400
+LAYERS, BLOCK, DIM, POOL = 2, 16, 32, 400
 
 
 def memory_of(kv_heads: int, dtype: str = "float32") -> TorchMemory:

@@ -1,1 +1,1 @@
-"""Attention whose bits do not depend on the batch: `backend.ExactAttention` and its parts."""
+"""Attention whose bits do not depend on the batch: `backend.TorchAttention` and its parts."""

@@ -32,11 +32,10 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
-from baton_engine.attention.exact.decode_rows import decode_rows, shared_prefixes, similar
-from baton_engine.attention.exact.pages import SIZES, CopiedKV, Sizes
+from baton_engine.attention.exact.decode_rows import Places, decode_rows, shared_prefixes, similar
+from baton_engine.attention.exact.pages import SIZES, PagedKV, Sizes
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
-from baton_engine.attention.torch_decode import Places
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.kv.kv_pool import TorchMemory
 
@@ -45,13 +44,13 @@ from baton_engine.kv.kv_pool import TorchMemory
 PIECE_TOKENS = 64
 
 
-class ExactAttention:
+class TorchAttention:
     """`specs` has one entry per layer."""
 
     def __init__(
         self, memory: TorchMemory, specs: Sequence[AttentionSpec], sizes: Sizes = SIZES
     ) -> None:
-        self._kv = CopiedKV(memory, specs[0].num_heads, sizes)
+        self._kv = PagedKV(memory, specs[0].num_heads, sizes)
         self._specs = tuple(specs)
         self._products = BatchedProducts.for_heads(
             *(self._kv.pool.dtype, self._kv.device, self._kv.head_dim),
@@ -66,8 +65,8 @@ class ExactAttention:
     def recordable(self) -> bool:
         return False
 
-    def begin(self, batch: StepBatch) -> ExactStep:
-        return ExactStep(self._kv, self._products, self._specs, batch)
+    def begin(self, batch: StepBatch) -> TorchStep:
+        return TorchStep(self._kv, self._products, self._specs, batch)
 
 
 class Group(Protocol):
@@ -81,10 +80,10 @@ class Group(Protocol):
         ...
 
 
-class ExactStep:
+class TorchStep:
     def __init__(
         self,
-        kv: CopiedKV,
+        kv: PagedKV,
         products: BatchedProducts,
         specs: Sequence[AttentionSpec],
         batch: StepBatch,
@@ -133,7 +132,7 @@ class PromptPiece:
     allows, and at least one."""
 
     def __init__(
-        self, kv: CopiedKV, products: BatchedProducts, row: TableRow, begin: int, splits: Splits
+        self, kv: PagedKV, products: BatchedProducts, row: TableRow, begin: int, splits: Splits
     ) -> None:
         self.places: Places = slice(begin, begin + row.count)
         self._kv = kv
@@ -147,7 +146,7 @@ class PromptPiece:
         first = 0 if splits.window is None else max(0, row.start + 1 - splits.window)
         begins = self._low * splits.keys
         self._seen = slice(first - begins, int(self._queries_T[-1]) + 1 - begins)
-        self._pages = kv.key_rows(splits.table([row], [self._low], count))
+        self._pages = kv.page_rows(splits.table([row], [self._low], count))
         self._parts: list[tuple[slice, int, Hidden | None]] | None = None
 
     def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
@@ -203,7 +202,7 @@ class PromptPiece:
 
 
 def _groups(
-    kv: CopiedKV,
+    kv: PagedKV,
     products: BatchedProducts,
     rows: Sequence[TableRow],
     splits: Splits,

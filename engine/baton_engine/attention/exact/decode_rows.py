@@ -28,18 +28,27 @@ from baton_engine.attention.exact.paged_products import (
     can_compute,
     wide_queries,
 )
-from baton_engine.attention.exact.pages import CopiedKV
+from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import TableRow
-from baton_engine.attention.torch_decode import places_of
 from baton_engine.config.model_config import AttentionSpec
+
+# Tokens of a step: a slice if they are consecutive, else their indexes.
+Places = slice | torch.Tensor
 
 # Rows of up to this number of splits may share a group.
 SHORT_SPLITS = 4
 
 
+def places_of(indexes: Sequence[int]) -> Places:
+    first, last = indexes[0], indexes[-1]
+    if last - first + 1 == len(indexes):
+        return slice(first, last + 1)
+    return torch.tensor(indexes)
+
+
 def decode_rows(
-    kv: CopiedKV,
+    kv: PagedKV,
     products: BatchedProducts,
     rows: Sequence[TableRow],
     places: Sequence[int],
@@ -58,7 +67,7 @@ class PagedRows:
 
     def __init__(
         self,
-        kv: CopiedKV,
+        kv: PagedKV,
         orders: Orders,
         rows: Sequence[TableRow],
         places: Sequence[int],
@@ -77,7 +86,7 @@ class PagedRows:
         first_R = starts_R * 0 if splits.window is None else starts_R + 1 - splits.window
         seen_R2 = np.stack((first_R, starts_R + 1), 1) - (low_R * splits.keys)[:, None]
         own = PagedMatrices(
-            kv.key_pages(splits.table(rows, low_R.tolist(), count)),
+            kv.pages_of(splits.table(rows, low_R.tolist(), count)),
             rows_RKG.reshape(-1, rows_RKG.shape[2]),
             np.repeat(seen_R2.clip(min=0), kv.num_kv_heads, 0),
             split=splits.keys,
@@ -87,7 +96,7 @@ class PagedRows:
         self._matrices = [own]
         if shared:
             common = PagedMatrices(
-                kv.key_pages(splits.table(rows[:1], [0], shared)),
+                kv.pages_of(splits.table(rows[:1], [0], shared)),
                 rows_RKG.transpose(1, 0, 2).reshape(kv.num_kv_heads, -1),
                 np.tile((0, shared * splits.keys), (kv.num_kv_heads, 1)),
                 split=splits.keys,
@@ -100,7 +109,7 @@ class PagedRows:
         q_QH = wide_queries(q_RNH.reshape(-1, dim), spec.scale)
         scores_QL = torch.empty(len(q_QH), self._scores)
         for matrices in self._matrices:
-            matrices.scores(kv.pages[layer], q_QH, spec.scale, scores_QL)
+            matrices.scores(kv.k_pages[layer], q_QH, spec.scale, scores_QL)
         if spec.soft_cap is not None:
             hidden_QL = scores_QL == -torch.inf
             scores_QL.div_(spec.soft_cap).tanh_().mul_(spec.soft_cap)
@@ -118,7 +127,7 @@ class CopiedRows:
 
     def __init__(
         self,
-        kv: CopiedKV,
+        kv: PagedKV,
         products: BatchedProducts,
         rows: Sequence[TableRow],
         places: Sequence[int],
@@ -133,12 +142,12 @@ class CopiedRows:
         starts_R = np.asarray([row.start for row in rows])
         low_R = splits.lowest(starts_R) + shared
         count = int((splits.of(starts_R) - low_R).max()) + 1
-        self._common = kv.key_rows(splits.table(rows[:1], [0], shared)) if shared else None
+        self._common = kv.page_rows(splits.table(rows[:1], [0], shared)) if shared else None
         one_row = kv.num_kv_heads * count * splits.keys * kv.head_dim
         height = max(1, kv.sizes.max_copied // one_row)
         table_RM = splits.table(rows, low_R.tolist(), count)
         parts = [slice(first, first + height) for first in range(0, len(rows), height)]
-        self._own = [(part, kv.key_rows(table_RM[part])) for part in parts]
+        self._own = [(part, kv.page_rows(table_RM[part])) for part in parts]
         first_R1 = ((low_R - shared) * splits.keys)[:, None]
         keys_RL = first_R1 + np.arange((shared + count) * splits.keys)
         hidden_RL = splits.hidden(starts_R[:, None], keys_RL)

@@ -148,7 +148,8 @@ def _scratch(size: int) -> Any:
 
 @_compiled
 def _aligned(memory: Any) -> int:
-    return (memory.ctypes.data + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+    place: int = memory.ctypes.data
+    return (place + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
 @_compiled

@@ -1,19 +1,28 @@
-"""Copies of K and V pages of the pool.
+"""Views of the paged pool as rows that torch's operators select by index, and copies of pages.
 
-In: block tables and a layer. Out: the pages as matrices.
+In: the pool; block tables. Out: one view per layer, made once, and the indexes of a step. The
+indexes are the same for all layers of a KV group, because each layer's view begins at that layer's
+K or V.
 
-Shapes: R rows, M blocks, K kv heads.
+Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, B block size, P blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from baton_engine.attention.kv_views import PagedKV
 from baton_engine.config.engine_config import KEYS_COPIED, SCORES_AT_ONCE
 from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.staging import stage
+
+Positions = npt.NDArray[np.int64]
+Table = npt.NDArray[np.signedinteger[Any]]  # blocks
+Visible = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +38,69 @@ class Sizes:
 SIZES = Sizes()
 
 
-class CopiedKV(PagedKV):
-    """PagedKV that copies K and V separately. `key_rows` gives the indexes for both."""
+class PagedKV:
+    """Views of the pool by page and by slot.
+
+    A page is one (block, layer, K or V, head) of shape [B, H]; a slot is one token's [H] in it. All
+    views have one entry per layer. An index that selects a row of one layer selects the same row of
+    any layer of its KV group in that layer's view. `places` has each layer's KV group and index in
+    it.
+    """
 
     def __init__(self, memory: TorchMemory, num_heads: int, sizes: Sizes = SIZES) -> None:
-        super().__init__(memory, num_heads)
+        layout = memory.layout
         self.sizes = sizes
-        self.v_pages = [pages[self.num_kv_heads :] for pages in self.pages]
-        self._copies = [self.pages[0][:0], self.pages[0][:0]]
+        self.pool = memory.pool
+        self.device = memory.pool.device
+        self.num_heads = num_heads
+        self.num_kv_heads = layout.num_kv_heads
+        self.head_dim = layout.head_dim
+        self.block_size = layout.block_size
+        self.places = layout.layer_places
+        layer_pages = 2 * layout.num_kv_heads
+        self._block_pages = layer_pages * layout.group_layers
+        pages = memory.pool.view(-1, layout.block_size * layout.head_dim)
+        slots = memory.pool.view(-1, layout.head_dim)
+        k_starts = [index * layer_pages for _, index in self.places]
+        v_starts = [start + layout.num_kv_heads for start in k_starts]
+        self.k_pages, self.v_pages = (
+            [pages[start:] for start in starts] for starts in (k_starts, v_starts)
+        )
+        self._k_slots, self._v_slots = (
+            [slots[start * layout.block_size :] for start in starts]
+            for starts in (k_starts, v_starts)
+        )
+        self._copies = [pages[:0], pages[:0]]
+
+    def pages_of(self, table_RM: Table) -> Table:
+        """Indexes of the pages of K in `k_pages`, and of V in `v_pages`: [R K, M]."""
+        heads = np.arange(self.num_kv_heads)[:, None]
+        pages_RKM = table_RM.astype(np.int64)[:, None] * self._block_pages + heads
+        return pages_RKM.reshape(-1, table_RM.shape[1])
+
+    def page_rows(self, table_RM: Table) -> torch.Tensor:
+        """The indexes of pages_of() for gather_k() and gather_v()."""
+        return stage(self.pages_of(table_RM).reshape(-1), self.device)
+
+    def slot_rows(self, slots_T: Positions) -> torch.Tensor:
+        """Indexes of the slots of each (token, kv head), in order [T, K], flattened. A token
+        without a slot gets one of block 0, which belongs to no request."""
+        blocks, offsets = np.divmod(slots_T.clip(min=0), self.block_size)
+        pages = blocks[:, None] * self._block_pages + np.arange(self.num_kv_heads)
+        return stage((pages * self.block_size + offsets[:, None]).reshape(-1), self.device)
+
+    def store(
+        self, layer: int, targets: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+    ) -> None:
+        """Store K and V at the indexes `targets` from slot_rows()."""
+        self._k_slots[layer].index_copy_(0, targets, k_TKH.reshape(-1, self.head_dim))
+        self._v_slots[layer].index_copy_(0, targets, v_TKH.reshape(-1, self.head_dim))
 
     def gather_k(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """Copy pages of K. The copy is valid until the next call. Its memory is reused: filling
         fresh memory of 32 MB and more took twice as long, because malloc maps it from the kernel
         each time."""
-        return self._gather(self.pages[layer], rows, 0)
+        return self._gather(self.k_pages[layer], rows, 0)
 
     def gather_v(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """Copy pages of V; otherwise like gather_k()."""

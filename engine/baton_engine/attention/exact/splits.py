@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from baton_engine.attention.exact.pages import Positions, Table, Visible
 from baton_engine.attention.interface import TableRow
-from baton_engine.attention.kv_views import Positions, Table, Visible
 from baton_engine.config.engine_config import split_blocks
 from baton_engine.kv.staging import stage
 

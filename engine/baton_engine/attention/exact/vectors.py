@@ -12,6 +12,7 @@ of a float32, so each half becomes a float32 by a shift or a mask.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -28,6 +29,12 @@ _WORDS = ir.VectorType(_WORD, LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 
 _Emit = Any  # (context, builder, signature, arguments) -> value
+
+
+def _operation(declared: Callable[..., tuple[Any, _Emit]]) -> Any:
+    """An operation of compiled code, from a function that returns its signature and what emits it.
+    The function's first argument is numba's typing context."""
+    return intrinsic(declared)
 
 
 class _Vector(types.Type):  # type: ignore[misc]
@@ -60,19 +67,19 @@ words = _Words("uint32x16")
 address = types.int64
 
 
-@intrinsic
+@_operation
 def zeros(typing: Any) -> tuple[Any, _Emit]:
     return numbers(), lambda context, builder, signature, given: ir.Constant(
         _NUMBERS, [0.0] * LANES
     )
 
 
-@intrinsic
+@_operation
 def no_words(typing: Any) -> tuple[Any, _Emit]:
     return words(), lambda context, builder, signature, given: ir.Constant(_WORDS, [0] * LANES)
 
 
-@intrinsic
+@_operation
 def broadcast(typing: Any, number: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return _broadcast(builder, given[0], _NUMBERS)
@@ -80,7 +87,7 @@ def broadcast(typing: Any, number: Any) -> tuple[Any, _Emit]:
     return numbers(types.float32), emit
 
 
-@intrinsic
+@_operation
 def fma(typing: Any, one: Any, other: Any, addend: Any) -> tuple[Any, _Emit]:
     """one * other + addend, rounded once."""
 
@@ -92,7 +99,7 @@ def fma(typing: Any, one: Any, other: Any, addend: Any) -> tuple[Any, _Emit]:
     return numbers(numbers, numbers, numbers), emit
 
 
-@intrinsic
+@_operation
 def add(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return builder.fadd(*given)
@@ -100,7 +107,7 @@ def add(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
     return numbers(numbers, numbers), emit
 
 
-@intrinsic
+@_operation
 def subtract(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return builder.fsub(*given)
@@ -108,7 +115,7 @@ def subtract(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
     return numbers(numbers, numbers), emit
 
 
-@intrinsic
+@_operation
 def multiply(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return builder.fmul(*given)
@@ -116,7 +123,7 @@ def multiply(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
     return numbers(numbers, numbers), emit
 
 
-@intrinsic
+@_operation
 def rounded_to_bf16(typing: Any, value: Any) -> tuple[Any, _Emit]:
     """The nearest bfloat16 numbers, ties to even. The value of NaN is not specified."""
 
@@ -129,7 +136,7 @@ def rounded_to_bf16(typing: Any, value: Any) -> tuple[Any, _Emit]:
     return numbers(numbers), emit
 
 
-@intrinsic
+@_operation
 def lower_halves(typing: Any, pairs: Any) -> tuple[Any, _Emit]:
     """The first bfloat16 number of each pair."""
 
@@ -139,7 +146,7 @@ def lower_halves(typing: Any, pairs: Any) -> tuple[Any, _Emit]:
     return numbers(words), emit
 
 
-@intrinsic
+@_operation
 def upper_halves(typing: Any, pairs: Any) -> tuple[Any, _Emit]:
     """The second bfloat16 number of each pair."""
 
@@ -149,7 +156,7 @@ def upper_halves(typing: Any, pairs: Any) -> tuple[Any, _Emit]:
     return numbers(words), emit
 
 
-@intrinsic
+@_operation
 def only_lanes(typing: Any, value: Any, first: Any, end: Any, other: Any) -> tuple[Any, _Emit]:
     """The numbers at places [first, end), and `other` at the others."""
 
@@ -165,7 +172,7 @@ def only_lanes(typing: Any, value: Any, first: Any, end: Any, other: Any) -> tup
     return numbers(numbers, types.int64, types.int64, types.float32), emit
 
 
-@intrinsic
+@_operation
 def load(typing: Any, place: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return _load(builder, given[0], _NUMBERS)
@@ -173,7 +180,7 @@ def load(typing: Any, place: Any) -> tuple[Any, _Emit]:
     return numbers(address), emit
 
 
-@intrinsic
+@_operation
 def load_words(typing: Any, place: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return _load(builder, given[0], _WORDS)
@@ -181,7 +188,7 @@ def load_words(typing: Any, place: Any) -> tuple[Any, _Emit]:
     return words(address), emit
 
 
-@intrinsic
+@_operation
 def load_number(typing: Any, place: Any) -> tuple[Any, _Emit]:
     """One float32."""
 
@@ -191,7 +198,7 @@ def load_number(typing: Any, place: Any) -> tuple[Any, _Emit]:
     return types.float32(address), emit
 
 
-@intrinsic
+@_operation
 def load_index(typing: Any, place: Any) -> tuple[Any, _Emit]:
     """One int32, as an int64."""
 
@@ -201,7 +208,7 @@ def load_index(typing: Any, place: Any) -> tuple[Any, _Emit]:
     return types.int64(address), emit
 
 
-@intrinsic
+@_operation
 def store(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         _store(builder, given[0], given[1])
@@ -210,7 +217,7 @@ def store(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
     return types.void(address, numbers), emit
 
 
-@intrinsic
+@_operation
 def store_transposed(typing: Any, place: Any, row_bytes: Any, target: Any) -> tuple[Any, _Emit]:
     """Read 16 rows of 16 words, `row_bytes` apart, and store their columns one after the other."""
 
@@ -239,7 +246,7 @@ def store_transposed(typing: Any, place: Any, row_bytes: Any, target: Any) -> tu
     return types.void(address, types.int64, address), emit
 
 
-@intrinsic
+@_operation
 def interleaved(typing: Any, evens: Any, odds: Any) -> tuple[Any, _Emit]:
     """Both vectors' numbers in turn: a pair of vectors."""
 
@@ -253,7 +260,7 @@ def interleaved(typing: Any, evens: Any, odds: Any) -> tuple[Any, _Emit]:
     return types.UniTuple(numbers, 2)(numbers, numbers), emit
 
 
-@intrinsic
+@_operation
 def prefetch(typing: Any, place: Any) -> tuple[Any, _Emit]:
     """Ask for a cache line that is read soon."""
 
@@ -268,7 +275,7 @@ def prefetch(typing: Any, place: Any) -> tuple[Any, _Emit]:
     return types.void(address), emit
 
 
-@intrinsic
+@_operation
 def take_next(typing: Any, counter: Any) -> tuple[Any, _Emit]:
     """Add 1 to the int64 that a pointer points to, and return what it was, for all threads in
     turn."""
