@@ -197,8 +197,8 @@ class EngineSpec(Record, frozen=True, kw_only=True):
             bool,
             Meta(
                 description="Compute a token's bits from the tokens before it alone, whatever the"
-                " batch: --batch-invariant on (true) or off (false). Default: auto. Nodes with and"
-                " without it exchange no KV."
+                " batch: --batch-invariant on (true) or off (false). Default: auto, on with cpu and"
+                " off with cuda. Nodes with and without it exchange no KV."
             ),
         ]
         | None

@@ -32,7 +32,7 @@ ROW_COUNTS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64),
     *(80, 96, 112, 128, 160, 192, 224, 256, 512),
 )
-HEAD_ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+HEAD_ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 # Reading the weights for a product takes as long as computing this number of rows.
 READING_ROWS = 64
 # Numbers of rows of usual steps, for the choice between numbers that give different bits.
