@@ -25,8 +25,8 @@ INTEGRATION = ("tests/cluster/", "tests/e2e/", "tests/faults/")
 # tests take as long, and the other workers run the rest meanwhile.
 TOGETHER = ("tests/cluster/test_node_",)
 
-# Keep compiled modules even where the environment says no: each worker would spend 10 s on rewriting
-# asserts, and each process of a pool compile all of Baton again.
+# Keep compiled modules even where the environment says no: each worker would spend 10 s on asserts,
+# and each process of a pool would compile all of Baton again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before anybody loads torch: idle threads that spin take the cores from other workers and pools.

@@ -40,9 +40,7 @@ HINT = re.compile(r"pip install((?: -\S+| constraints\.txt)* (?:'[^']+'|[\w.=<>-
 # Anything like a hint: an installer's command, or Baton with an extra, in any spelling.
 INSTALLER = r"\b(?:pip[\d.]*|pipx|uvx?|poetry|conda)\b"
 WITH_EXTRA = r"\bbaton(?:[-_.]serve)?\["
-MENTION = re.compile(
-    rf"{INSTALLER}[^.;`]{{0,20}}\b(?:install|add)\b|{WITH_EXTRA}", re.IGNORECASE
-)
+MENTION = re.compile(rf"{INSTALLER}[^.;`]{{0,20}}\b(?:install|add)\b|{WITH_EXTRA}", re.IGNORECASE)
 # What each mention contains: sources without it are not parsed, which would take seconds.
 MENTIONED = re.compile(f"{INSTALLER}|{WITH_EXTRA}", re.IGNORECASE)
 
