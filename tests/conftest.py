@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ INTEGRATION = ("tests/cluster/", "tests/e2e/", "tests/faults/")
 # tests take as long, and the other workers run the rest meanwhile.
 TOGETHER = ("tests/cluster/test_node_",)
 
+# Keep compiled modules even where the environment says no: each worker would spend 10 s on asserts,
+# and each process of a pool would compile all of Baton again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Before anybody loads torch: idle threads that spin take the cores from other workers and pools.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Before anybody loads triton, which looks then: without a GPU kernels run in its interpreter.

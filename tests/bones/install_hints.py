@@ -38,11 +38,11 @@ KNOWN_VALUES = {"command.extra": [one.extra for one in COMMANDS if one.extra]}
 # Options, then one requirement, in shell quotes if it has brackets.
 HINT = re.compile(r"pip install((?: -\S+| constraints\.txt)* (?:'[^']+'|[\w.=<>-]*\w))")
 # Anything like a hint: an installer's command, or Baton with an extra, in any spelling.
-MENTION = re.compile(
-    r"\b(?:pip[\d.]*|pipx|uvx?|poetry|conda)\b[^.;`]{0,20}\b(?:install|add)\b"
-    r"|\bbaton(?:[-_.]serve)?\[",
-    re.IGNORECASE,
-)
+INSTALLER = r"\b(?:pip[\d.]*|pipx|uvx?|poetry|conda)\b"
+WITH_EXTRA = r"\bbaton(?:[-_.]serve)?\["
+MENTION = re.compile(rf"{INSTALLER}[^.;`]{{0,20}}\b(?:install|add)\b|{WITH_EXTRA}", re.IGNORECASE)
+# What each mention contains: sources without it are not parsed, which would take seconds.
+MENTIONED = re.compile(f"{INSTALLER}|{WITH_EXTRA}", re.IGNORECASE)
 
 
 class Hint(NamedTuple):
@@ -104,5 +104,7 @@ def _texts() -> Iterator[tuple[str, str]]:
         yield str(path.relative_to(ROOT)), path.read_text()
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            for text in strings_of(path.read_text(), KNOWN_VALUES):
-                yield str(path.relative_to(ROOT)), text
+            source = path.read_text()
+            if MENTIONED.search(source):
+                for text in strings_of(source, KNOWN_VALUES):
+                    yield str(path.relative_to(ROOT)), text

@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.clients.http import exchange
+from tests.support.clients.http import complete, exchange
+from tests.support.engines.tiny_models import prompt_of
 from tests.support.pools.baton_up import Pool
 
 MESSAGES: Any = [{"role": "user", "content": "the prefill node computes the prompt " * 8}]
@@ -21,7 +22,7 @@ def pool(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
     flags = [
         *("--model", str(tiny_model("llama-gqa2-tied")), "--dtype", "float32", "--threads", "1"),
         *("--prefill", "1", "--decode", "1", "--chunk-blocks", "1", "--handoff", "always"),
-        *("--kv-blocks", "800", "--served-model-name", "tiny"),
+        *("--kv-blocks", "800", "--served-model-name", "tiny", "--batch-invariant", "on"),
     ]
     with Pool(flags) as running:
         yield running
@@ -200,3 +201,10 @@ def test_requests_use_both_nodes(pool: Pool, client: openai.OpenAI) -> None:
     assert "prefill-0" in raw.headers["x-baton-placement"]
     assert "decode-0" in raw.headers["x-baton-placement"]
     assert pool.totals()["reused_chunks_total"] > 0
+
+
+def test_answers_and_nodes_of_a_batch_invariant_pool_are_bitwise_exact(pool: Pool) -> None:
+    answer = complete(pool.url, prompt_of(40, seed=1), max_tokens=4)
+    assert "prefill-0" in answer.headers["x-baton-placement"]
+    assert answer.headers["x-baton-exact"] == "bitwise"
+    assert [node["exact"] for node in pool.pool()["nodes"]] == ["bitwise"] * 2

@@ -173,7 +173,6 @@ async def drained(port: int) -> DrainAnswer:
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
-BOMB = gzip.compress(b"0" * (256 << 20))
 
 
 @pytest.mark.parametrize(
@@ -184,13 +183,22 @@ BOMB = gzip.compress(b"0" * (256 << 20))
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"),
         (HEAD, b"X-More: yes\r\n" * 1000),
         (HEAD, b"x" * (1 << 20)),
-        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB, b""),
     ],
-    ids=["a body", "a long body", "chunks", "headers", "a header", "a compressed body"],
+    ids=["a body", "a long body", "chunks", "headers", "a header"],
 )
 async def test_only_a_limited_part_of_a_router_s_answer_is_read(
     answer: bytes, endless: bytes
 ) -> None:
+    await check_limited(answer, endless)
+
+
+async def test_only_a_limited_part_of_a_compressed_answer_is_read() -> None:
+    body = gzip.compress(b"0" * (256 << 20))
+    length = b"Content-Length: %d\r\n" % len(body)
+    await check_limited(HEAD + b"Content-Encoding: gzip\r\n" + length + b"\r\n" + body, b"")
+
+
+async def check_limited(answer: bytes, endless: bytes) -> None:
     async with raw(answer, endless) as (port, _):
         tracemalloc.start()
         try:

@@ -14,6 +14,7 @@ HEAD_END = b"\r\n\r\n"
 # The beginnings of the heads after which frames follow: the router's and the node's.
 UPGRADES = (b"GET /link ", b"HTTP/1.1 101 ")
 BINARY = 2
+FIN = 0x80  # set in the first byte of each frame, and in no byte of a head
 
 
 class Piece(NamedTuple):
@@ -30,6 +31,8 @@ class Splitter:
 
     def feed(self, data: bytes) -> Iterator[Piece]:
         self._buffer += data
+        if self._framed and self._buffer[0] < FIN:
+            self._framed = False  # the node has refused the link, and the connection is kept
         if not self._framed:
             yield from self._plain()
         while self._framed and (piece := self._frame()) is not None:
