@@ -16,13 +16,12 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
+from baton_engine.attention.exact.elementwise import silu_mul
 from baton_engine.attention.interface import StepAttention
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
 
-# Rows of an activation that are computed at a time, so that they stay in the CPU's caches.
-SILU_ROWS = 32
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 
 
@@ -83,15 +82,7 @@ class TorchOps:
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
         if gate_up_TF.device.type != "cpu":
             return F.silu(gate_TF).mul_(up_TF)
-        # A CPU's silu computes the last numbers of a vector with other instructions than the rest.
-        # exp gives each number the same bits anywhere.
-        out_TF = torch.empty(gate_TF.shape, dtype=gate_up_TF.dtype)
-        for begin in range(0, len(out_TF), SILU_ROWS):
-            some = slice(begin, begin + SILU_ROWS)
-            gate = gate_TF[some].float()
-            divisor = gate.neg().exp_().add_(1.0)
-            torch.mul(torch.div(gate, divisor, out=divisor), up_TF[some], out=out_TF[some])
-        return out_TF
+        return silu_mul(gate_up_TF)
 
     def gelu_tanh_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)

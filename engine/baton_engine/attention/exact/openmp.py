@@ -1,6 +1,6 @@
-"""Compiled functions on the threads that torch's operators use.
+"""Kernels: functions that numba compiles, on the threads that torch's operators use.
 
-In: a compiled function and its argument. Out: nothing; each thread has called the function.
+In: a function and its task. Out: nothing; each thread has called the function.
 
 torch's OpenMP library keeps its threads awake for a while after an operator. Threads of another
 library would compete with them for the same cores, so kernels run on these.
@@ -11,10 +11,25 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
 import torch
+
+
+def compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
+    """The address of a function of a pointer to a `task`, compiled. numba keeps compiled code
+    beside the function's file or in the user's cache, and compiles it again in about a second if it
+    can use neither."""
+    signature = numba.types.void(numba.types.CPointer(numba.from_dtype(task)))
+    try:
+        address: int = numba.cfunc(signature, cache=True)(function).address
+    except RuntimeError:  # no folder for the cache
+        address = numba.cfunc(signature)(function).address
+    return address
 
 
 def call_on_threads(function: int, argument: int) -> None:

@@ -25,6 +25,7 @@ import numba
 import numpy as np
 
 from baton_engine.attention.exact import vectors
+from baton_engine.attention.exact.openmp import compiled
 from baton_engine.attention.exact.vectors import (
     add,
     broadcast,
@@ -83,20 +84,14 @@ TASK = np.dtype(
     ],
     align=True,
 )
-_SIGNATURE = numba.types.void(numba.types.CPointer(numba.from_dtype(TASK)))
 _HIDDEN = np.float32(-np.inf)
 _compiled = numba.njit(nogil=True, error_model="numpy")
 
 
 @functools.cache
 def kernel(function: Callable[[Any], None]) -> int:
-    """The address of one of the four kernels of this module, compiled. numba keeps compiled code
-    beside this file or in the user's cache, and compiles it again in about a second if it can use
-    neither."""
-    try:
-        return int(numba.cfunc(_SIGNATURE, cache=True)(function).address)
-    except RuntimeError:  # no folder for the cache
-        return int(numba.cfunc(_SIGNATURE)(function).address)
+    """The address of one of the kernels of this module."""
+    return compiled(function, TASK)
 
 
 def fp32_scores(pointer: Any) -> None:

@@ -124,6 +124,97 @@ def multiply(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
+def divide(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.fdiv(*given)
+
+    return numbers(numbers, numbers), emit
+
+
+@_operation
+def larger(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
+    """The larger number at each place; `one` if `other` is NaN."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        one, other = given
+        return builder.select(builder.fcmp_ordered(">", other, one), other, one)
+
+    return numbers(numbers, numbers), emit
+
+
+@_operation
+def smaller(typing: Any, one: Any, other: Any) -> tuple[Any, _Emit]:
+    """The smaller number at each place; `one` if `other` is NaN."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        one, other = given
+        return builder.select(builder.fcmp_ordered("<", other, one), other, one)
+
+    return numbers(numbers, numbers), emit
+
+
+@_operation
+def nearest_integer(typing: Any, value: Any) -> tuple[Any, _Emit]:
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(_NUMBERS, [_NUMBERS])
+        name = f"llvm.nearbyint.v{LANES}f32"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given)
+
+    return numbers(numbers), emit
+
+
+@_operation
+def power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
+    """2 to the power of integers from -127 to 127; 0 for -127."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        biased = builder.add(builder.fptosi(given[0], _WORDS), _words(127))
+        return builder.bitcast(builder.shl(biased, _words(23)), _NUMBERS)
+
+    return numbers(numbers), emit
+
+
+@_operation
+def lanes_of(typing: Any, value: Any) -> tuple[Any, _Emit]:
+    """The 16 numbers as a tuple."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        lanes = [
+            builder.extract_element(given[0], ir.Constant(_WORD, lane)) for lane in range(LANES)
+        ]
+        return context.make_tuple(builder, signature.return_type, lanes)
+
+    return types.UniTuple(types.float32, LANES)(numbers), emit
+
+
+@_operation
+def load_bf16(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """16 bfloat16 numbers."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        halves = ir.VectorType(ir.IntType(16), LANES)
+        value = builder.load(builder.inttoptr(given[0], halves.as_pointer()), typ=halves)
+        value.align = 2
+        return builder.bitcast(builder.shl(builder.zext(value, _WORDS), _words(16)), _NUMBERS)
+
+    return numbers(address), emit
+
+
+@_operation
+def store_bf16(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    """Store 16 numbers from rounded_to_bf16()."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        halves = ir.VectorType(ir.IntType(16), LANES)
+        bits = builder.lshr(builder.bitcast(given[1], _WORDS), _words(16))
+        pointer = builder.inttoptr(given[0], halves.as_pointer())
+        builder.store(builder.trunc(bits, halves), pointer).align = 2
+        return context.get_dummy_value()
+
+    return types.void(address, numbers), emit
+
+
+@_operation
 def rounded_to_bf16(typing: Any, value: Any) -> tuple[Any, _Emit]:
     """The nearest bfloat16 numbers, ties to even. The value of NaN is not specified."""
 
