@@ -33,13 +33,18 @@ def wide_scores(
 ) -> torch.Tensor:
     """scale * q k^T as float32 [X, Y, S], from float32 or bfloat16. `native` says whether to use
     bf16 products; None means: if this CPU has them."""
-    k_XHS = k_XSH.transpose(1, 2)
     native = multiplies_bf16() if native is None else native
     if q_XYH.dtype == torch.float32 or not native:
-        return torch.bmm(q_XYH.float() * scale, k_XHS.float())
-    near_XYS = torch.bmm(q_XYH, k_XHS)
-    lost_XYS = torch.baddbmm(near_XYS, q_XYH, k_XHS, beta=-1)
+        return torch.bmm(q_XYH.float() * scale, k_XSH.float().transpose(1, 2))
+    near_XYS, lost_XYS = product_and_lost(q_XYH, k_XSH)
     return near_XYS.float().add_(lost_XYS).mul_(scale)
+
+
+def product_and_lost(q_XYH: torch.Tensor, k_XSH: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """q k^T rounded to bfloat16, and what rounding lost, [X, Y, S] each."""
+    k_XHS = k_XSH.transpose(1, 2)
+    near_XYS = torch.bmm(q_XYH, k_XHS)
+    return near_XYS, torch.baddbmm(near_XYS, q_XYH, k_XHS, beta=-1)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -127,6 +128,9 @@ class TorchStep:
         return out_TNH
 
 
+_Part = tuple[slice, int, Hidden | None, npt.NDArray[np.int32]]
+
+
 class PromptPiece:
     """Consecutive tokens of one row. Computes as many tokens and kv heads at a time as `max_scores`
     allows, and at least one."""
@@ -147,7 +151,7 @@ class PromptPiece:
         begins = self._low * splits.keys
         self._seen = slice(first - begins, int(self._queries_T[-1]) + 1 - begins)
         self._pages = kv.page_rows(splits.table([row], [self._low], count))
-        self._parts: list[tuple[slice, int, Hidden | None]] | None = None
+        self._parts: list[_Part] | None = None
 
     def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         kv, (tokens, heads, dim) = self._kv, q_TNH.shape
@@ -168,7 +172,7 @@ class PromptPiece:
             max(1, self._products.most_rows // by_head[2]),
         )
         width = max(1, kv.sizes.max_scores // (height * each_token))
-        for part, seen, hidden in self._parts_of(height, by_head[2]):
+        for part, seen, hidden, seen_R2 in self._parts_of(height, by_head[2]):
             for head in range(0, kv.num_kv_heads, width):
                 some = slice(head, head + width)
                 q_XTGH = q_KTGH[some, part]
@@ -176,17 +180,23 @@ class PromptPiece:
                 rows = q_XMH.shape[1]
                 # Padding here is cheaper than in each product.
                 q_XMH = F.pad(q_XMH, (0, 0, 0, self._products.rows(rows) - rows))
-                scores_XML = self._products.scores(q_XMH, k_KLH[some, :seen], spec)
-                if hidden is not None:
-                    hidden.hide(scores_XML[:, :rows])
-                weights_XMCS = self._splits.weights(scores_XML)
-                out_XMH = added(self._products.sums(weights_XMCS, v_KLH[some, :seen]))
+                k_XLH, v_XLH = k_KLH[some, :seen], v_KLH[some, :seen]
+                if q_TNH.device.type == "cpu":
+                    weights_XCMS = self._products.weights(
+                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys
+                    )
+                    out_XMH = added(self._products.multiplied(weights_XCMS, v_XLH))
+                else:
+                    scores_XML = self._products.scores(q_XMH, k_XLH, spec)
+                    if hidden is not None:
+                        hidden.hide(scores_XML[:, :rows])
+                    out_XMH = added(self._products.sums(self._splits.weights(scores_XML), v_XLH))
                 out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
         return out_TNH
 
-    def _parts_of(self, height: int, group: int) -> list[tuple[slice, int, Hidden | None]]:
+    def _parts_of(self, height: int, group: int) -> list[_Part]:
         """`height` tokens at a time: the tokens, the number of keys up to the last that they see,
-        and those that some do not see. Made by the first layer."""
+        those that some do not see, and what each row of a product sees. Made by the first layer."""
         if self._parts is None:
             self._parts = []
             for first in range(0, len(self._queries_T), height):
@@ -197,7 +207,9 @@ class PromptPiece:
                 # The G query heads of a token are neighbouring rows of a product.
                 hidden_1ML = np.repeat(hidden_TL, group, 0)[None]
                 hidden = Hidden.of(hidden_1ML, self._kv.device)
-                self._parts.append((slice(first, first + len(part_T)), seen, hidden))
+                seen_T2 = self._splits.seen(part_T, self._low).clip(max=seen)
+                seen_R2 = np.repeat(seen_T2, group, 0).astype(np.int32)
+                self._parts.append((slice(first, first + len(part_T)), seen, hidden, seen_R2))
         return self._parts
 
 

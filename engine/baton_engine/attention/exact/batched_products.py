@@ -19,10 +19,12 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.cpu_bf16 import multiplies_bf16, wide_scores
+from baton_engine.attention.cpu_bf16 import multiplies_bf16, product_and_lost, wide_scores
+from baton_engine.attention.exact.elementwise import prompt_weights
 from baton_engine.attention.exact.paged_kernels import TILE, UNIT, Order
 from baton_engine.attention.exact.paged_products import (
     Orders,
@@ -93,14 +95,36 @@ class BatchedProducts:
         padded_XCMS = torch.empty(shape, dtype=v_XLH.dtype, device=v_XLH.device)
         padded_XCMS[:, :, :count].copy_(weights_XMCS.transpose(1, 2))
         padded_XCMS[:, :, count:] = 0.0
-        weights_YMS = padded_XCMS.flatten(0, 1)
+        return self.multiplied(padded_XCMS, v_XLH)[:, :count]
+
+    def multiplied(self, weights_XCMS: torch.Tensor, v_XLH: torch.Tensor) -> torch.Tensor:
+        """The same, of a permitted number of rows in another order."""
+        matrices, splits, _, keys = weights_XCMS.shape
+        weights_YMS = weights_XCMS.flatten(0, 1)
         v_YSH = v_XLH.reshape(matrices * splits, keys, -1)
         if v_XLH.dtype == torch.bfloat16 and not multiplies_bf16():
             sums_YMH = torch.bmm(weights_YMS.float(), v_YSH.float()).bfloat16()
         else:
             sums_YMH = torch.bmm(weights_YMS, v_YSH)
-        sums_XCMH = sums_YMH.view(matrices, splits, *sums_YMH.shape[1:])
-        return sums_XCMH[:, :, :count].transpose(1, 2)
+        return sums_YMH.view(matrices, splits, *sums_YMH.shape[1:]).transpose(1, 2)
+
+    def weights(
+        self,
+        q_XMH: torch.Tensor,
+        k_XLH: torch.Tensor,
+        spec: AttentionSpec,
+        seen_R2: npt.NDArray[np.int32],
+        split: int,
+    ) -> torch.Tensor:
+        """Attention weights [X, C, M, S] in the dtype of K, for multiplied(), on a CPU. Of a
+        permitted number of rows, the first R see keys [begin, end) = `seen_R2`; the weights of the
+        others are not set."""
+        scores: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+        if q_XMH.dtype == torch.bfloat16 and multiplies_bf16() and spec.soft_cap is None:
+            scores = product_and_lost(q_XMH, k_XLH)
+        else:
+            scores = self.scores(q_XMH, k_XLH, spec)
+        return prompt_weights(scores, seen_R2, split, k_XLH.dtype, spec.scale)
 
     def _divided(self, tensor_XM: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.split(tensor_XM, self.most_rows, 1))

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
+from baton_engine.attention.exact.elementwise import softmax_
 from baton_engine.attention.exact.paged_products import (
     Orders,
     PagedMatrices,
@@ -83,8 +84,7 @@ class PagedRows:
         self._scores = (shared + count) * splits.keys
         # Query head n of row r is row r N + n of all products.
         rows_RKG = np.arange(len(rows) * kv.num_heads).reshape(len(rows), kv.num_kv_heads, -1)
-        first_R = starts_R * 0 if splits.window is None else starts_R + 1 - splits.window
-        seen_R2 = np.stack((first_R, starts_R + 1), 1) - (low_R * splits.keys)[:, None]
+        seen_R2 = splits.seen(starts_R, 0) - (low_R * splits.keys)[:, None]
         own = PagedMatrices(
             kv.pages_of(splits.table(rows, low_R.tolist(), count)),
             rows_RKG.reshape(-1, rows_RKG.shape[2]),
@@ -114,7 +114,7 @@ class PagedRows:
             hidden_QL = scores_QL == -torch.inf
             scores_QL.div_(spec.soft_cap).tanh_().mul_(spec.soft_cap)
             scores_QL.masked_fill_(hidden_QL, -torch.inf)
-        weights_QL = scores_QL.softmax(-1)
+        weights_QL = softmax_(scores_QL)
         out_QH = torch.zeros(len(q_QH), dim)
         for matrices in self._matrices:
             matrices.add_sums(kv.v_pages[layer], weights_QL, out_QH)

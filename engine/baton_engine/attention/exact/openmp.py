@@ -19,6 +19,11 @@ import numba
 import numpy as np
 import torch
 
+# The first field of a task: how many parts of it threads have taken. It has a cache line of its
+# own, because every thread reads the other fields all the time.
+COUNTER = ("next", np.int64, (16,))
+NONE_TAKEN = (0,) * 16
+
 
 def compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
     """The address of a function of a pointer to a `task`, compiled. numba keeps compiled code

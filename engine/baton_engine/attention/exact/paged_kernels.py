@@ -25,7 +25,7 @@ import numba
 import numpy as np
 
 from baton_engine.attention.exact import vectors
-from baton_engine.attention.exact.openmp import compiled
+from baton_engine.attention.exact.openmp import COUNTER, compiled
 from baton_engine.attention.exact.vectors import (
     add,
     broadcast,
@@ -76,7 +76,8 @@ _PAIRS, _TILES = int(Order.PAIRS), int(Order.TILES)
 # is the Order of bfloat16 products; those of float32 add one by one.
 TASK = np.dtype(
     [
-        *((name, np.int64) for name in ("next", "matrices", "height", "width", "block", "dim")),
+        COUNTER,
+        *((name, np.int64) for name in ("matrices", "height", "width", "block", "dim")),
         *((name, np.int64) for name in ("pages", "rows", "seen", "queries", "scores", "out")),
         *((name, np.int64) for name in ("pool", "page_bytes", "row_scores", "column", "split")),
         *((name, np.int64) for name in ("order", "rounded")),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
-from baton_engine.attention.exact.openmp import call_on_threads
+from baton_engine.attention.exact.openmp import NONE_TAKEN, call_on_threads
 from baton_engine.attention.exact.paged_kernels import (
     TASK,
     TILE,
@@ -119,7 +119,7 @@ class PagedMatrices:
         dim: int,
     ) -> None:
         self._set(
-            next=0,
+            next=NONE_TAKEN,
             pool=pages.data_ptr(),
             page_bytes=pages.stride(0) * pages.element_size(),
             block=pages.shape[1] // dim,
@@ -129,6 +129,6 @@ class PagedMatrices:
         )
         call_on_threads(kernel(function), self._task.ctypes.data)
 
-    def _set(self, **fields: int | float) -> None:
+    def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             self._fields[name] = value

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from baton_engine.attention.exact.elementwise import softmax_
 from baton_engine.attention.exact.pages import Positions, Table, Visible
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.engine_config import split_blocks
@@ -46,6 +48,11 @@ class Splits:
         hidden: Visible = keys > queries
         return hidden if self.window is None else hidden | (keys <= queries - self.window)
 
+    def seen(self, queries: Positions, first: int) -> npt.NDArray[np.int64]:
+        """The keys [begin, end) that each query sees, counted from split `first` on: [M, 2]."""
+        begin = queries * 0 if self.window is None else queries + 1 - self.window
+        return np.stack((begin, queries + 1), 1).clip(min=first * self.keys) - first * self.keys
+
     def table(self, rows: Sequence[TableRow], first: Sequence[int], count: int) -> Table:
         """The blocks of `count` splits of each row, from its split `first` on. Where a row has no
         block, the table has block 0, whose KV is finite."""
@@ -58,14 +65,13 @@ class Splits:
         return table_RM
 
     def weights(self, scores_XML: torch.Tensor) -> torch.Tensor:
-        """Attention weights [X, M, C, S] from the scores of all keys that each query sees.
-
-        torch adds the exponentials of a row in as many sums as a vector register has numbers, and
-        the keys of a split fill whole registers. So each weight is always in the same sum, and keys
-        that are not seen add 0.
-        """
-        weights_XML = scores_XML.softmax(-1)
-        return weights_XML.view(*weights_XML.shape[:2], -1, self.keys)
+        """Attention weights [X, M, C, S] from the scores of all keys that each query sees, which
+        are overwritten on a CPU."""
+        if scores_XML.device.type == "cpu":
+            softmax_(scores_XML.flatten(0, 1))
+        else:
+            scores_XML = scores_XML.softmax(-1)
+        return scores_XML.view(*scores_XML.shape[:2], -1, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
