@@ -107,29 +107,28 @@ def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 def fp32_silu_mul(pointer: Any) -> None:
     task = numba.carray(pointer, 1)[0]
-    parts = -(-task.columns // SOME_COLUMNS)
+    columns, source, target = task.columns, task.source, task.target
+    parts = -(-columns // SOME_COLUMNS)
     x = take_next(pointer)
     while x < task.rows * parts:
         row, first = x // parts, x % parts * SOME_COLUMNS
-        gate = task.source + 8 * row * task.columns
-        for column in range(first, min(first + SOME_COLUMNS, task.columns), LANES):
-            up = load(gate + 4 * (task.columns + column))
-            place = task.target + 4 * (row * task.columns + column)
-            store(place, _silu_mul(load(gate + 4 * column), up))
+        gate, up, out = source + 8 * row * columns, 4 * columns, target + 4 * row * columns
+        for place in range(4 * first, 4 * min(first + SOME_COLUMNS, columns), 4 * LANES):
+            store(out + place, _silu_mul(load(gate + place), load(gate + up + place)))
         x = take_next(pointer)
 
 
 def bf16_silu_mul(pointer: Any) -> None:
     task = numba.carray(pointer, 1)[0]
-    parts = -(-task.columns // SOME_COLUMNS)
+    columns, source, target = task.columns, task.source, task.target
+    parts = -(-columns // SOME_COLUMNS)
     x = take_next(pointer)
     while x < task.rows * parts:
         row, first = x // parts, x % parts * SOME_COLUMNS
-        gate = task.source + 4 * row * task.columns
-        for column in range(first, min(first + SOME_COLUMNS, task.columns), LANES):
-            up = load_bf16(gate + 2 * (task.columns + column))
-            place = task.target + 2 * (row * task.columns + column)
-            store_bf16(place, rounded_to_bf16(_silu_mul(load_bf16(gate + 2 * column), up)))
+        gate, up, out = source + 4 * row * columns, 2 * columns, target + 2 * row * columns
+        for place in range(2 * first, 2 * min(first + SOME_COLUMNS, columns), 2 * LANES):
+            product = _silu_mul(load_bf16(gate + place), load_bf16(gate + up + place))
+            store_bf16(out + place, rounded_to_bf16(product))
         x = take_next(pointer)
 
 
