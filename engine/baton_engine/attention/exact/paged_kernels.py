@@ -161,6 +161,9 @@ def _score_matrix(task: Any, x: int, columns: int, bf16: bool) -> None:
         if page + 1 < task.width and first + task.block < end:
             ahead = task.pool + load_index(pages + 4 * (page + 1)) * task.page_bytes
             _prefetch_all(ahead, task.block * row_bytes)
+        elif first < end and x + 1 < task.matrices:
+            ahead = task.pool + load_index(pages + 4 * task.width) * task.page_bytes
+            _prefetch_all(ahead, task.block * row_bytes)
         for unit in range(first, first + task.block, UNIT):
             seen = begin < unit + UNIT and unit < end
             if seen:
@@ -306,8 +309,13 @@ def _sum_matrix(task: Any, x: int, part: int, rounded: int, bf16: bool) -> None:
                 even = odd = (low, high)
                 for number in range(units):
                     unit = first + number
-                    if index == 0 and output == 0 and unit + units < len(places):
-                        _prefetch_all(places[unit + units], UNIT * row_bytes)
+                    if index == 0 and output == 0:
+                        if (first + units) * UNIT < end:
+                            _prefetch_all(places[unit + units], UNIT * row_bytes)
+                        elif x + 1 < task.matrices and number * UNIT % task.block == 0:
+                            place = number * UNIT // task.block + (x + 1) * task.width
+                            page = task.pool + load_index(task.pages + 4 * place) * task.page_bytes
+                            _prefetch_all(page, task.block * row_bytes)
                     source, step = places[unit] + item * output, row_bytes
                     least, most = low_key - number * UNIT, high_key - number * UNIT
                     if least > 0 or most < UNIT:
