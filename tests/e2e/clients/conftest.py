@@ -44,8 +44,8 @@ def sim() -> Iterator[Pool]:
 @pytest.fixture(scope="module")
 def demo(demo_model: Path) -> Iterator[Pool]:
     """A pool with the demo model, which can answer simple questions."""
-    flags = ("--model", str(demo_model), "--prefill", "1", "--decode", "1", "--threads", "1")
-    flags += ("--kv-memory", "64MiB")  # the default takes a second for each engine
+    flags = ["--model", str(demo_model), "--prefill", "1", "--decode", "1", "--threads", "1"]
+    flags += ["--kv-memory", "64MiB"]  # the default takes a second for each engine
     with Pool([*flags, "--served-model-name", "demo", "--handoff", "always"]) as pool:
         yield pool
 
