@@ -1,4 +1,4 @@
-"""--batch-invariant on: on every path a request gets the bits that it gets alone on an engine.
+"""On every path a request gets the bits that it gets alone on an engine.
 
 Ids and float32 log-probabilities are compared as integers. Each test is a model in a dtype on a
 path. `make test` runs each model, dtype and path in some test, and `make test-long` all of them.

@@ -1,4 +1,4 @@
-"""--batch-invariant on: pools of real processes give a request the bits of an engine alone.
+"""Pools of real processes give a request the bits of an engine alone.
 
 A client compares ids and float32 log-probabilities over HTTP with those of an engine in the test's
 process. Each model runs in one pool; each kind of pool runs models in both dtypes.

@@ -1,4 +1,5 @@
-"""Paged attention on CPUs whose bits do not depend on the batch.
+"""Paged attention with torch's operators and kernels that numba compiles: the backend for CPUs, on
+which its bits do not depend on the batch, and the twin of Triton's kernels.
 
 In: the step's batch and, per layer, rotated q and k, and v. Out: attention outputs. The new K and V
 are written to the pool first, because a token attends to itself through the cache.
@@ -14,9 +15,10 @@ blocks that rows share:
 - The library's products give each row of a matrix the same bits for any number of rows, columns and
   matrices, from a certain number of rows on (see `batched_products`).
 
-One-token rows (decode) are computed together. Rows that begin with the same splits read these once
-(see `decode_rows`). Longer rows (prefill) are computed one by one, some tokens and kv heads at a
-time. K and V are copied from their blocks into one matrix before they are multiplied.
+One-token rows (decode) are computed together, and read K and V in their blocks. Rows that begin
+with the same splits read these once (see `decode_rows`). Longer rows (prefill) are computed one by
+one, some tokens and kv heads at a time. Their K and V are copied from the blocks into one matrix
+before they are multiplied.
 
 Shapes: T tokens of the step or of a piece, N query heads, K kv heads, G = N / K, H head_dim, S keys
 of a split, C splits, L = C S keys, M rows of a product (tokens times G), X matrices.

@@ -92,6 +92,8 @@ def _silu_kernel(function: Callable[[Any], None]) -> int:
 
 def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, [T, F], from a CPU's [T, 2 F] with gate before up."""
+    if gate_up_TF.dtype not in (torch.float32, torch.bfloat16):
+        return silu_mul(gate_up_TF.float()).to(gate_up_TF.dtype)
     rows, columns = len(gate_up_TF), gate_up_TF.shape[1] // 2
     missing = -columns % LANES
     if missing:  # whole vectors
@@ -183,6 +185,8 @@ def prompt_weights(
     """The softmax [X, C, Y, S], in the dtype of V, of scores [X, Y, L] of the keys that each row
     sees: float32 scores, or two bfloat16 parts whose sum times `scale` they are. Rows from M on are
     not set."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return prompt_weights(scores, seen_M2, split, torch.float32, scale).to(dtype)
     near_XYL, lost_XYL = scores if isinstance(scores, tuple) else (scores, scores)
     matrices, height, keys = near_XYL.shape
     weights_XCYS = torch.empty(matrices, keys // split, height, split, dtype=dtype)
