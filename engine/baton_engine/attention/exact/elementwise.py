@@ -47,8 +47,8 @@ from baton_engine.attention.exact.vectors import (
 
 _inlined = numba.njit(nogil=True, error_model="numpy")
 
-# exp(x) is 0 below LOWEST and constant above HIGHEST.
-LOWEST, HIGHEST = np.float32(-88.0), np.float32(88.0)
+# exp(x) is 0 below LOWEST and infinite above HIGHEST.
+LOWEST, HIGHEST = np.float32(-88.0), np.float32(89.0)
 LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts: products of the first with integers up to 127 are exact.
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)

@@ -168,7 +168,7 @@ def nearest_integer(typing: Any, value: Any) -> tuple[Any, _Emit]:
 
 @_operation
 def power_of_2(typing: Any, exponent: Any) -> tuple[Any, _Emit]:
-    """2 to the power of integers from -127 to 127; 0 for -127."""
+    """2 to the power of integers from -127 to 128; 0 for -127, infinity for 128."""
 
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         biased = builder.add(builder.fptosi(given[0], _WORDS), _words(127))
