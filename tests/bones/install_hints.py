@@ -98,9 +98,8 @@ def _choices(
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    for path in sorted(
-        {path for pattern in DOCUMENTS for path in ROOT.glob(pattern) if path.is_file()}
-    ):
+    found = {path for pattern in DOCUMENTS for path in ROOT.glob(pattern) if path.is_file()}
+    for path in sorted(path for path in found if path.parent.name != "__pycache__"):
         yield str(path.relative_to(ROOT)), path.read_text()
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):

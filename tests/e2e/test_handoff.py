@@ -44,7 +44,7 @@ def test_totals_count_published_fetched_and_reused_chunks_and_bytes(pool: Pool) 
     assert "prefill-" in placement
     assert "decode-" in placement
     assert response.headers["x-baton-request-id"]
-    assert response.headers["x-baton-exact"] == "numeric"
+    assert response.headers["x-baton-exact"] == "bitwise"
 
 
 def test_the_metrics_page_has_the_hand_off_counters_per_node(pool: Pool) -> None:

@@ -36,10 +36,9 @@ LOGIT_BYTES = 4  # float32 in every compute dtype
 # Bytes per logit in addition to the logit itself: a changed copy and the logprobs in float32;
 # without kernels also the scaled logits, the noise and the integers it is computed from.
 SAMPLING_BYTES = {"triton": 12, "torch": 32}
-# Bytes per score of torch's attention, in addition to those that depend on dtype and head
-# size: two float32 numbers, two products of small matrices padded with zeros or an index of V, and
-# a mask.
-SCORE_BYTES = 20
+# Bytes per score of torch's attention, in addition to those that depend on dtype and head size: two
+# float32 numbers, a product padded to more rows, and a mask.
+SCORE_BYTES = 13
 # Workspaces of libraries, small tensors and fragmentation.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
 # What the driver keeps per layer of a recorded step: about 10 launches.

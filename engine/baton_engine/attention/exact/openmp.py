@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +26,24 @@ COUNTER = ("next", np.int64, (16,))
 NONE_TAKEN = (0,) * 16
 
 
+# Identifies the sources of all kernels, as this process has imported them.
+_SOURCES = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+).hexdigest()[:16]
+
+
 def compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
-    """The address of a function of a pointer to a `task`, compiled. numba keeps compiled code
-    beside the function's file or in the user's cache, and compiles it again in about a second if it
-    can use neither."""
+    """The address of a function of a pointer to a `task`, compiled.
+
+    numba keeps compiled code in NUMBA_CACHE_DIR or the user's cache, and compiles it again in about
+    a second if it cannot write there. Other sources have another folder: numba itself looks only at
+    the file of the function, and a process that started before an update would store old code there
+    as new.
+    """
     signature = numba.types.void(numba.types.CPointer(numba.from_dtype(task)))
     try:
+        cache = os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache" / "baton" / "kernels"
+        numba.config.CACHE_DIR = str(Path(cache) / _SOURCES)
         address: int = numba.cfunc(signature, cache=True)(function).address
     except RuntimeError:  # no folder for the cache
         address = numba.cfunc(signature)(function).address

@@ -8,9 +8,6 @@ LLVM divides each vector.
 
 bfloat16 numbers are read in pairs, as the two halves of 32-bit words. A bfloat16 is the upper half
 of a float32, so each half becomes a float32 by a shift or a mask.
-
-numba keeps compiled kernels on disk, and compiles a kernel again when its own file changes. After
-a change here, touch the files of the kernels.
 """
 
 from __future__ import annotations
