@@ -204,11 +204,12 @@ class PromptPiece:
             for first in range(0, len(self._queries_T), height):
                 part_T = self._queries_T[first : first + height]
                 seen = (self._splits.of(int(part_T[-1])) + 1 - self._low) * self._splits.keys
-                keys_L = self._low * self._splits.keys + np.arange(seen)
-                hidden_TL = self._splits.hidden(part_T[:, None], keys_L)
                 # The G query heads of a token are neighbouring rows of a product.
-                hidden_1ML = np.repeat(hidden_TL, group, 0)[None]
-                hidden = Hidden.of(hidden_1ML, self._kv.device)
+                hidden = None
+                if self._kv.device.type != "cpu":  # whose kernels need no mask
+                    keys_L = self._low * self._splits.keys + np.arange(seen)
+                    hidden_TL = self._splits.hidden(part_T[:, None], keys_L)
+                    hidden = Hidden.of(np.repeat(hidden_TL, group, 0)[None], self._kv.device)
                 seen_T2 = self._splits.seen(part_T, self._low).clip(max=seen)
                 seen_R2 = np.repeat(seen_T2, group, 0).astype(np.int32)
                 self._parts.append((slice(first, first + len(part_T)), seen, hidden, seen_R2))

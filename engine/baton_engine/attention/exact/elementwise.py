@@ -204,35 +204,26 @@ def prompt_weights(
 
 
 def fp32_softmax(pointer: Any) -> None:
-    task = numba.carray(pointer, 1)[0]
-    scratch = np.empty(task.keys, np.float32)
-    count = task.matrices * task.used
-    first = take_next(pointer) * SOME_ROWS
-    while first < count:
-        for x in range(first, min(first + SOME_ROWS, count)):
-            _softmax_row(task, x, scratch.ctypes.data, False, False)
-        first = take_next(pointer) * SOME_ROWS
+    _softmax_rows(pointer, False, False)
 
 
 def bf16_softmax(pointer: Any) -> None:
-    task = numba.carray(pointer, 1)[0]
-    scratch = np.empty(task.keys, np.float32)
-    count = task.matrices * task.used
-    first = take_next(pointer) * SOME_ROWS
-    while first < count:
-        for x in range(first, min(first + SOME_ROWS, count)):
-            _softmax_row(task, x, scratch.ctypes.data, False, True)
-        first = take_next(pointer) * SOME_ROWS
+    _softmax_rows(pointer, False, True)
 
 
 def bf16_softmax_of_sums(pointer: Any) -> None:
+    _softmax_rows(pointer, True, True)
+
+
+@_inlined
+def _softmax_rows(pointer: Any, sums: bool, bf16: bool) -> None:
     task = numba.carray(pointer, 1)[0]
     scratch = np.empty(task.keys, np.float32)
     count = task.matrices * task.used
     first = take_next(pointer) * SOME_ROWS
     while first < count:
         for x in range(first, min(first + SOME_ROWS, count)):
-            _softmax_row(task, x, scratch.ctypes.data, True, True)
+            _softmax_row(task, x, scratch.ctypes.data, sums, bf16)
         first = take_next(pointer) * SOME_ROWS
 
 

@@ -1,6 +1,6 @@
 """Compiled kernels that multiply queries and weights with K and V in the blocks of the pool.
 
-In: a Task. Out: scores of keys, or weighted sums of V.
+In: a task (see TASK). Out: scores of keys, or weighted sums of V.
 
 torch's products need K and V as one matrix, and copying it out of the blocks takes as long as the
 product. These kernels read the blocks. They add in the order of one of torch's products, which is
@@ -97,23 +97,13 @@ def kernel(function: Callable[[Any], None]) -> int:
 
 def fp32_scores(pointer: Any) -> None:
     """Scores of all keys, and -inf for those that are not seen."""
-    task = numba.carray(pointer, 1)[0]
-    memory = _scratch(4 * task.dim * UNIT)
-    x = take_next(pointer)
-    while x < task.matrices:
-        _score_matrix(task, x, _aligned(memory), False)
-        x = take_next(pointer)
+    _score_matrices(pointer, False)
 
 
 def bf16_scores(pointer: Any) -> None:
     """The same of bfloat16 keys. With `rounded`, products are rounded to bfloat16 twice (see
     cpu_bf16.wide_scores)."""
-    task = numba.carray(pointer, 1)[0]
-    memory = _scratch(2 * task.dim * UNIT)
-    x = take_next(pointer)
-    while x < task.matrices:
-        _score_matrix(task, x, _aligned(memory), True)
-        x = take_next(pointer)
+    _score_matrices(pointer, True)
 
 
 def fp32_sums(pointer: Any) -> None:
@@ -146,6 +136,16 @@ def _scratch(size: int) -> Any:
 def _aligned(memory: Any) -> int:
     place: int = memory.ctypes.data
     return (place + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+
+
+@_compiled
+def _score_matrices(pointer: Any, bf16: bool) -> None:
+    task = numba.carray(pointer, 1)[0]
+    memory = _scratch((2 if bf16 else 4) * task.dim * UNIT)
+    x = take_next(pointer)
+    while x < task.matrices:
+        _score_matrix(task, x, _aligned(memory), bf16)
+        x = take_next(pointer)
 
 
 @_compiled
