@@ -44,6 +44,7 @@ ID_HEADER = "x-request-id"  # the client's own id of the request, or the router'
 MAX_LINE = 8190
 MAX_HEADERS = 128
 SHUTDOWN_S = 0.1  # seconds for connections that still write at shutdown
+BACKLOG = 128  # connections that wait to be accepted
 # Errors of the client. Their messages contain the offending line, so they are not logged.
 _CLIENT_ERRORS = (HttpProcessingError, web.PayloadAccessError, web.RequestPayloadError)
 
@@ -63,21 +64,51 @@ class ConnectionSettings:
 
 
 class HttpServer:
-    """Serves an application on the sites of its `runner`."""
+    """Serves an application on the addresses that it listens on."""
 
     def __init__(self, app: web.Application, settings: ConnectionSettings) -> None:
         self._app = web.AppRunner(app)  # starts and ends the application; it has no site
         self._settings = settings
+        self._listeners: list[asyncio.Server] = []
+        self._server: _Server
         self.runner: web.ServerRunner
 
     async def setup(self) -> None:
         await self._app.setup()
         assert self._app.server is not None
-        server = _Server(self._app.server, self._settings)
-        self.runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_S)
+        self._server = _Server(self._app.server, self._settings)
+        self.runner = web.ServerRunner(self._server, shutdown_timeout=SHUTDOWN_S)
         await self.runner.setup()
 
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Listen on a TCP port, and return it. Raise OSError."""
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            self._server, host, port, reuse_port=reuse_port, backlog=BACKLOG
+        )
+        self._listeners.append(listener)
+        return int(listener.sockets[0].getsockname()[1])
+
+    async def listen_at(self, path: str) -> None:
+        """Listen on a Unix socket. Raise OSError."""
+        loop = asyncio.get_running_loop()
+        self._listeners.append(await loop.create_unix_server(self._server, path, backlog=BACKLOG))
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections. Accepted ones continue. Idempotent."""
+        listeners, self._listeners = self._listeners, []
+        loop = asyncio.get_running_loop()
+        for listener in listeners:
+            for accepting in listener.sockets:
+                loop.remove_reader(accepting.fileno())
+        # asyncio starts to read from an accepted connection one pass of the loop later. If the
+        # listener is closed by then, the connection stays open and nobody reads from it.
+        await asyncio.sleep(0)
+        for listener in listeners:
+            listener.close()
+
     async def cleanup(self) -> None:
+        await self.stop_listening()
         await self.runner.cleanup()
         await self._app.cleanup()
 

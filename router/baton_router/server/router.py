@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index.markers import Index
@@ -231,8 +230,7 @@ class Router:
         """Stop accepting; let running answers finish until the deadline, or until `hurry`."""
         self.api.generation.draining = True
         if self._server is not None:
-            for site in list(self._server.runner.sites):
-                await site.stop()
+            await self._server.stop_listening()
         deadline = self._clock() + self.settings.shutdown_deadline_s
         while self.api.generation.answering and not hurry.is_set() and self._clock() < deadline:
             await asyncio.sleep(POLL_S)
@@ -306,14 +304,13 @@ class Router:
         if siblings is not None and siblings.others():
             await self._know_nodes()
         try:
-            await web.TCPSite(server.runner, host, port, reuse_port=bool(own)).start()
+            self.port = await server.listen(host, port, reuse_port=bool(own))
             if own:
-                await web.UnixSite(server.runner, own).start()
+                await server.listen_at(own)
         except OSError as error:
             raise StartError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}"
             ) from error
-        self.port = server.runner.addresses[0][1]
         if siblings is not None:
             logger.info("worker %s is serving", siblings.name)  # the parent logs the address
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -105,3 +107,28 @@ async def test_the_second_signal_ends_the_stream_with_an_error_and_aborts_the_jo
             assert '"code":"unavailable"' in await task
             while not decode.got_of(Abort):
                 await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_arrives_with_the_shutdown_gets_an_answer(
+    running: Any, decode: FakeNode
+) -> None:
+    """asyncio takes the connection in one pass of its loop and reads from it in the next. The
+    shutdown begins between the two."""
+    gc.disable()  # the router collects so rarely that it leaves a lost connection open
+    try:
+        async with running(decode) as client:
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(0.1)
+            with socket.create_connection(("127.0.0.1", client.router.port)) as link:
+                link.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                link.setblocking(False)
+                ended = asyncio.Event()
+                drains: list[asyncio.Task[None]] = []
+                loop.call_soon(lambda: drains.append(loop.create_task(client.router.drain(ended))))
+                async with asyncio.timeout(WAIT_S):
+                    answer = await loop.sock_recv(link, 4096)
+                assert answer.startswith(b"HTTP/1.1 503 ")
+                ended.set()
+                await drains[0]
+    finally:
+        gc.enable()
