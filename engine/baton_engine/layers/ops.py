@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
-from baton_engine.attention.exact.elementwise import silu_mul
 from baton_engine.attention.interface import StepAttention
+from baton_engine.cpu_kernels.elementwise import silu_mul
+from baton_engine.cpu_kernels.norm import add_norm, can_norm
+from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
@@ -74,6 +76,8 @@ class TorchOps:
         weight_D: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
+        if can_norm(x_TD):
+            return add_norm(x_TD, delta_TD, weight_D, eps)
         if delta_TD is not None:
             x_TD += delta_TD
         return _norm(x_TD, weight_D, eps)
@@ -98,6 +102,14 @@ class TorchOps:
         attention: StepAttention,
     ) -> torch.Tensor:
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
+        if heads_TZH.device.type == "cpu":
+            slots = attention.slots(layer)
+            if can_rotate_store(heads_TZH, rope[0], slots.pool):
+                weights = None if norm is None else (norm.weight_XH, norm.eps)
+                places = slots.pool, slots.layer, slots.slots_T
+                q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
+                k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
+                return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True)
         qk_TXH = heads_TZH[:, :both]
         if norm is not None:
             qk_TXH = _norm(qk_TXH, norm.weight_XH, norm.eps)

@@ -10,10 +10,10 @@ import torch
 
 from baton_engine.attention.exact import batched_products
 from baton_engine.attention.exact.batched_products import BatchedProducts, _tested
-from baton_engine.attention.exact.paged_kernels import Order
 from baton_engine.attention.exact.paged_products import Orders
 from baton_engine.attention.exact.row_rule import ROW_COUNTS
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.cpu_kernels.paged_attention import Order
 
 CPU = torch.device("cpu")
 DIM, KEYS = 32, 64

@@ -54,8 +54,9 @@ SPANS = {
 WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
 
 
-# Few keys and scores at a time: one row's keys; some tokens of one kv head.
-SMALL_PARTS = Sizes(max_copied=1, max_scores=5 * SPLIT_KEYS)
+# Few keys and scores at a time: one row's keys; some tokens of one kv head. No prompt is computed
+# like one-token rows.
+SMALL_PARTS = Sizes(max_copied=1, max_scores=5 * SPLIT_KEYS, max_pairs=0)
 
 
 @pytest.mark.pairwise

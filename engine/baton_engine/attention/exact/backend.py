@@ -15,10 +15,10 @@ blocks that rows share:
 - The library's products give each row of a matrix the same bits for any number of rows, columns and
   matrices, from a certain number of rows on (see `batched_products`).
 
-One-token rows (decode) are computed together, and read K and V in their blocks. Rows that begin
-with the same splits read these once (see `decode_rows`). Longer rows (prefill) are computed one by
-one, some tokens and kv heads at a time. Their K and V are copied from the blocks into one matrix
-before they are multiplied.
+One-token rows (decode) and the tokens of short prompts are computed together, and read K and V in
+their blocks. Those that begin with the same splits read these once (see `decode_rows`). Longer rows
+(prefill) are computed one by one, some tokens and kv heads at a time. Their K and V are copied from
+the blocks into one matrix before they are multiplied.
 
 Shapes: T tokens of the step or of a piece, N query heads, K kv heads, G = N / K, H head_dim, S keys
 of a split, C splits, L = C S keys, M rows of a product (tokens times G), X matrices.
@@ -35,11 +35,18 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
-from baton_engine.attention.exact.decode_rows import Places, decode_rows, shared_prefixes, similar
+from baton_engine.attention.exact.decode_rows import (
+    Places,
+    decode_rows,
+    has_kernels,
+    shared_prefixes,
+    similar,
+)
 from baton_engine.attention.exact.pages import SIZES, PagedKV, Sizes
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.cpu_kernels.elementwise import add_splits, can_add_splits
 from baton_engine.kv.kv_pool import TorchMemory
 
 # Tokens of a prompt that are computed at a time. More would compute more scores of keys that a
@@ -164,6 +171,7 @@ class PromptPiece:
         v_KLH[:, : self._seen.start] = 0.0
         v_KLH[:, self._seen.stop :] = 0.0
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        add_in_place = can_add_splits(out_TNH)
         out_KTGH = out_TNH.view(by_head).transpose(0, 1)
         q_KTGH = q_TNH.reshape(by_head).transpose(0, 1)
         each_token = by_head[2] * self._keys
@@ -187,7 +195,11 @@ class PromptPiece:
                     weights_XCMS = self._products.weights(
                         q_XMH, k_XLH, spec, seen_R2, self._splits.keys
                     )
-                    out_XMH = added(self._products.multiplied(weights_XCMS, v_XLH))
+                    sums_XMCH = self._products.multiplied(weights_XCMS, v_XLH)
+                    if add_in_place:
+                        add_splits(sums_XMCH.transpose(1, 2), out_TNH[part], by_head[2], head)
+                        continue
+                    out_XMH = added(sums_XMCH)
                 else:
                     scores_XML = self._products.scores(q_XMH, k_XLH, spec)
                     if hidden is not None:
@@ -228,10 +240,12 @@ def _groups(
     ones: list[TableRow] = []
     places: list[int] = []
     begin = 0
+    kernels = has_kernels(kv, products)
     for row in rows:
-        if row.count == 1:
-            ones.append(row)
-            places.append(begin)
+        pairs = row.count * (row.start + row.count)
+        if row.count == 1 or (kernels and pairs <= kv.sizes.max_pairs):
+            ones += (TableRow(row.start + index, 1, row.blocks) for index in range(row.count))
+            places += range(begin, begin + row.count)
         else:
             found.append(PromptPiece(kv, products, row, begin, splits))
         begin += row.count

@@ -7,8 +7,8 @@ In float32, MKL does so below 3 rows for heads of 64, and below 5 for heads of 1
 random numbers finds permitted numbers of rows when an engine starts (see `row_rule`), and
 matrices with other numbers get additional rows of zeros.
 
-The test also finds in which order the library adds. If it is an order that `paged_kernels` have,
-one-token rows read K and V in place and get the bits of a prompt.
+The test also finds in which order the library adds. If it is an order of the kernels
+(`cpu_kernels.paged_attention`), one-token rows read K and V in place and get the bits of a prompt.
 
 Shapes: X matrices, M rows, S keys of a split, C splits, L = C S keys, H head_dim.
 """
@@ -24,16 +24,16 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16, product_and_lost, wide_scores
-from baton_engine.attention.exact.elementwise import prompt_weights
-from baton_engine.attention.exact.paged_kernels import TILE, UNIT, Order
 from baton_engine.attention.exact.paged_products import (
+    Arrays,
     Orders,
     PagedMatrices,
     can_compute,
-    wide_queries,
 )
 from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, tested_rule
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.cpu_kernels.elementwise import prompt_weights
+from baton_engine.cpu_kernels.paged_attention import TILE, UNIT, Order, Part
 
 # Matrices and splits of the larger products of the test.
 MATRICES = 3
@@ -204,19 +204,27 @@ def _orders(
     pages_XP = np.arange(matrices * splits * keys // block).reshape(matrices, -1)
     rows_XM = np.arange(matrices * rows).reshape(matrices, rows)
     seen_X2 = np.tile((0, splits * keys), (matrices, 1))
-    k_pages, v_pages = k_XCSH.view(-1, block * dim), v_XCSH.view(-1, block * dim)
-    q_QH = wide_queries(q_XMH.reshape(-1, dim), spec.scale)
-    w_QL = w_XMCS.reshape(matrices * rows, -1)
+    scores_QL, sums_QH = (
+        torch.empty(matrices * rows, splits * keys),
+        torch.empty(matrices * rows, dim),
+    )
+    arrays = Arrays(
+        k_pages=k_XCSH.view(-1, block * dim),
+        v_pages=v_XCSH.view(-1, block * dim),
+        queries_QH=q_XMH.reshape(-1, dim),
+        scores_QL=scores_QL,
+        sums_QH=sums_QH,
+        output_QH=sums_QH,  # not written
+    )
     scores: list[Order] = []
     sums: list[Order] = []
     for order in Order:
         paged = PagedMatrices(pages_XP, rows_XM, seen_X2, split=keys, orders=Orders(order, order))
-        found_QL = torch.empty(len(q_QH), splits * keys)
-        paged.scores(k_pages, q_QH, spec.scale, found_QL)
-        if torch.equal(found_QL.view(scores_XML.shape), scores_XML):
+        paged.compute(Part.SCORES, arrays, spec.scale)
+        if torch.equal(scores_QL.view(scores_XML.shape), scores_XML):
             scores.append(order)
-        found_QH = torch.zeros(len(q_QH), dim)
-        paged.add_sums(v_pages, w_QL, found_QH)
-        if torch.equal(found_QH.view(sums_XMH.shape), sums_XMH):
+        scores_QL.copy_(w_XMCS.reshape(scores_QL.shape))
+        paged.compute(Part.NO_SUMS | Part.SUMS, arrays, spec.scale)
+        if torch.equal(sums_QH.view(sums_XMH.shape), sums_XMH):
             sums.append(order)
     return Orders(scores[0], sums[0]) if scores and sums else None

@@ -22,17 +22,17 @@ import numpy as np
 import torch
 
 from baton_engine.attention.exact.batched_products import BatchedProducts, added
-from baton_engine.attention.exact.elementwise import softmax_
 from baton_engine.attention.exact.paged_products import (
+    Arrays,
     Orders,
     PagedMatrices,
     can_compute,
-    wide_queries,
 )
 from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.attention.exact.splits import Hidden, Splits
 from baton_engine.attention.interface import TableRow
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.cpu_kernels.paged_attention import Part
 
 # Tokens of a step: a slice if they are consecutive, else their indexes.
 Places = slice | torch.Tensor
@@ -48,6 +48,12 @@ def places_of(indexes: Sequence[int]) -> Places:
     return torch.tensor(indexes)
 
 
+def has_kernels(kv: PagedKV, products: BatchedProducts) -> bool:
+    """Whether kernels compute one-token rows."""
+    shapes = kv.pool.dtype, kv.head_dim, kv.block_size
+    return products.orders is not None and can_compute(*shapes)
+
+
 def decode_rows(
     kv: PagedKV,
     products: BatchedProducts,
@@ -58,7 +64,7 @@ def decode_rows(
 ) -> PagedRows | CopiedRows:
     """The rows at `places` of the step, whose first `shared` splits have the same blocks."""
     orders = products.orders
-    if orders is not None and can_compute(kv.pool.dtype, kv.head_dim, kv.block_size):
+    if orders is not None and has_kernels(kv, products):
         return PagedRows(kv, orders, rows, places, splits, shared)
     return CopiedRows(kv, products, rows, places, splits, shared)
 
@@ -81,11 +87,11 @@ class PagedRows:
         starts_R = np.asarray([row.start for row in rows])
         low_R = splits.lowest(starts_R) + shared
         count = int((splits.of(starts_R) - low_R).max()) + 1
-        self._scores = (shared + count) * splits.keys
-        # Query head n of row r is row r N + n of all products.
-        rows_RKG = np.arange(len(rows) * kv.num_heads).reshape(len(rows), kv.num_kv_heads, -1)
+        # Query head n of row r is row r N + n of all arrays.
+        queries = len(rows) * kv.num_heads
+        rows_RKG = np.arange(queries).reshape(len(rows), kv.num_kv_heads, -1)
         seen_R2 = splits.seen(starts_R, 0) - (low_R * splits.keys)[:, None]
-        own = PagedMatrices(
+        self._own = PagedMatrices(
             kv.pages_of(splits.table(rows, low_R.tolist(), count)),
             rows_RKG.reshape(-1, rows_RKG.shape[2]),
             np.repeat(seen_R2.clip(min=0), kv.num_kv_heads, 0),
@@ -93,32 +99,40 @@ class PagedRows:
             orders=orders,
             column=shared * splits.keys,
         )
-        self._matrices = [own]
+        self._common: PagedMatrices | None = None
         if shared:
-            common = PagedMatrices(
+            self._common = PagedMatrices(
                 kv.pages_of(splits.table(rows[:1], [0], shared)),
                 rows_RKG.transpose(1, 0, 2).reshape(kv.num_kv_heads, -1),
                 np.tile((0, shared * splits.keys), (kv.num_kv_heads, 1)),
                 split=splits.keys,
                 orders=orders,
             )
-            self._matrices = [common, own]  # the splits are added in this order
+        self._scores = (shared + count) * splits.keys
 
     def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-        kv, dim = self._kv, q_RNH.shape[-1]
-        q_QH = wide_queries(q_RNH.reshape(-1, dim), spec.scale)
+        kv, own, common = self._kv, self._own, self._common
+        q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
+        out_QH = torch.empty_like(q_QH)
+        # Made for each layer, because a step may have many groups.
         scores_QL = torch.empty(len(q_QH), self._scores)
-        for matrices in self._matrices:
-            matrices.scores(kv.k_pages[layer], q_QH, spec.scale, scores_QL)
+        sums_QH = torch.empty(len(q_QH), kv.head_dim)
+        arrays = Arrays(kv.k_pages[layer], kv.v_pages[layer], q_QH, scores_QL, sums_QH, out_QH)
+        if common is None and spec.soft_cap is None:
+            own.compute(Part.ALL, arrays, spec.scale)
+            return out_QH.view(q_RNH.shape)
+        each = [own] if common is None else [common, own]  # their splits are added in this order
+        for matrices in each:
+            matrices.compute(Part.SCORES, arrays, spec.scale)
         if spec.soft_cap is not None:
+            cap = spec.soft_cap
             hidden_QL = scores_QL == -torch.inf
-            scores_QL.div_(spec.soft_cap).tanh_().mul_(spec.soft_cap)
-            scores_QL.masked_fill_(hidden_QL, -torch.inf)
-        weights_QL = softmax_(scores_QL)
-        out_QH = torch.zeros(len(q_QH), dim)
-        for matrices in self._matrices:
-            matrices.add_sums(kv.v_pages[layer], weights_QL, out_QH)
-        return out_QH.to(q_RNH.dtype).view(q_RNH.shape)
+            scores_QL.div_(cap).tanh_().mul_(cap).masked_fill_(hidden_QL, -torch.inf)
+        own.compute(Part.SOFTMAX | Part.NO_SUMS, arrays, spec.scale)
+        for matrices in each:
+            matrices.compute(Part.SUMS, arrays, spec.scale)
+        own.compute(Part.OUTPUT, arrays, spec.scale)
+        return out_QH.view(q_RNH.shape)
 
 
 class CopiedRows:

@@ -33,6 +33,9 @@ class Sizes:
     max_copied: int = KEYS_COPIED
     # Scores that exist at a time.
     max_scores: int = SCORES_AT_ONCE
+    # Tokens times keys of a prompt whose tokens are computed like one-token rows. Up to this size
+    # that was faster, in float32 up to any size.
+    max_pairs: int = 96 * 96
 
 
 SIZES = Sizes()

@@ -1,6 +1,6 @@
-"""Compiled kernels that multiply queries and weights with K and V in the blocks of the pool.
+"""Compiled kernels for attention of few queries, with K and V in the blocks of the pool.
 
-In: a task (see TASK). Out: scores of keys, or weighted sums of V.
+In: a task (see TASK). Out: scores of keys, weights, weighted sums of V, or all of these.
 
 torch's products need K and V as one matrix, and copying it out of the blocks takes as long as the
 product. These kernels read the blocks. They add in the order of one of torch's products, which is
@@ -24,14 +24,17 @@ from typing import Any
 import numba
 import numpy as np
 
-from baton_engine.attention.exact import vectors
-from baton_engine.attention.exact.openmp import COUNTER, compiled
-from baton_engine.attention.exact.vectors import (
+from baton_engine.cpu_kernels import vectors
+from baton_engine.cpu_kernels.elementwise import softmax_in_place
+from baton_engine.cpu_kernels.openmp import COUNTER, compiled, inlined
+from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
     fma,
     interleaved,
     load,
+    load_address,
+    load_bf16,
     load_index,
     load_number,
     load_words,
@@ -41,6 +44,8 @@ from baton_engine.attention.exact.vectors import (
     prefetch,
     rounded_to_bf16,
     store,
+    store_address,
+    store_bf16,
     store_transposed,
     subtract,
     take_next,
@@ -67,26 +72,42 @@ class Order(enum.IntEnum):
     TILES = 2  # per 32 inputs, those at even and at odd places apart: AMX
 
 
+class Part(enum.IntFlag):
+    """What a kernel computes of each matrix, in this order."""
+
+    SCORES = 1  # -inf for keys that a row does not see
+    SOFTMAX = 2  # replaces all scores of the rows by weights
+    NO_SUMS = 4  # sets `sums` to 0
+    SUMS = 8  # adds V times weight to `sums`, one split after the other
+    OUTPUT = 16  # writes `sums` to `output`
+    ALL = 31
+
+
 _PAIRS, _TILES = int(Order.PAIRS), int(Order.TILES)
+_SCORES, _SOFTMAX, _NO_SUMS = int(Part.SCORES), int(Part.SOFTMAX), int(Part.NO_SUMS)
+_SUMS, _OUTPUT = int(Part.SUMS), int(Part.OUTPUT)
 
 # The argument of a kernel. The addresses are of arrays: `pages` int32 [X, P], `rows` int32 [X, M]
-# (which of the Q rows), `seen` int32 [X, 2] (begin, end), `queries` float32 [Q, H], `scores`
-# float32 [Q, L], `out` float32 [Q, H]. Page p is at `pool` + p * `page_bytes`. Key 0 of a matrix
-# has its scores in column `column`. `next` is the matrix that the next free thread takes. `order`
-# is the Order of bfloat16 products; those of float32 add one by one.
+# (which of the Q rows), `seen` int32 [X, 2] (begin, end), `scores` float32 [Q, L], `sums` float32
+# [Q, H], `queries` and `output` [Q, H] in the dtype of the pool. Page p of K is at `keys`
+# + p * `page_bytes`, that of V at `values` + p * `page_bytes`. Key 0 of a matrix has its scores in
+# column `column`. `next` is the matrix that the next free thread takes. The orders are those of
+# bfloat16 products; those of float32 add one by one. With `rounded`, bfloat16 products are rounded
+# to bfloat16 twice (see cpu_bf16.wide_scores).
 TASK = np.dtype(
     [
         COUNTER,
         *((name, np.int64) for name in ("matrices", "height", "width", "block", "dim")),
-        *((name, np.int64) for name in ("pages", "rows", "seen", "queries", "scores", "out")),
-        *((name, np.int64) for name in ("pool", "page_bytes", "row_scores", "column", "split")),
-        *((name, np.int64) for name in ("order", "rounded")),
+        *((name, np.int64) for name in ("pages", "rows", "seen", "keys", "values", "page_bytes")),
+        *((name, np.int64) for name in ("queries", "scores", "sums", "output")),
+        *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
+        *((name, np.int64) for name in ("scores_order", "sums_order", "rounded")),
         ("scale", np.float32),
     ],
     align=True,
 )
 _HIDDEN = np.float32(-np.inf)
-_compiled = numba.njit(nogil=True, error_model="numpy")
+_ONE = np.float32(1.0)
 
 
 @functools.cache
@@ -95,75 +116,84 @@ def kernel(function: Callable[[Any], None]) -> int:
     return compiled(function, TASK)
 
 
-def fp32_scores(pointer: Any) -> None:
-    """Scores of all keys, and -inf for those that are not seen."""
-    _score_matrices(pointer, False)
+def fp32_attention(pointer: Any) -> None:
+    _compute(pointer, False)
 
 
-def bf16_scores(pointer: Any) -> None:
-    """The same of bfloat16 keys. With `rounded`, products are rounded to bfloat16 twice (see
-    cpu_bf16.wide_scores)."""
-    _score_matrices(pointer, True)
+def bf16_attention(pointer: Any) -> None:
+    """Weights and the sums of splits are rounded to bfloat16."""
+    _compute(pointer, True)
 
 
-def fp32_sums(pointer: Any) -> None:
-    """Adds V times weight to `out`, one split of `split` keys after the other. The weights are in
-    `scores`."""
+@inlined
+def _compute(pointer: Any, bf16: bool) -> None:
     task = numba.carray(pointer, 1)[0]
-    memory = _scratch(4 * OUTPUTS * UNIT)
+    item = 2 if bf16 else 4
+    # Memory of this thread, in parts of whole cache lines: the words of 16 keys; the queries of a
+    # matrix; where its units of V are; values of a unit for 32 outputs; weights of four rows.
+    columns_bytes, queries_bytes = item * task.dim * UNIT, 4 * task.height * task.dim
+    places_bytes = _whole_lines(8 * task.width * task.block // UNIT)
+    values_bytes, weights_bytes = item * OUTPUTS * UNIT, 4 * ROWS * task.split
+    memory = np.empty(
+        CACHE_LINE + columns_bytes + queries_bytes + places_bytes + values_bytes + weights_bytes,
+        np.uint8,
+    )
+    columns = _whole_lines(memory.ctypes.data)
+    queries = columns + columns_bytes
+    places = queries + queries_bytes
+    values = places + places_bytes
+    weights = values + values_bytes
     x = take_next(pointer)
     while x < task.matrices:
-        _sum_matrix(task, x, _aligned(memory), 0, False)
-        x = take_next(pointer)
+        following = take_next(pointer)
+        if task.parts & _SCORES:
+            _score_matrix(task, x, following, columns, queries, bf16)
+        if task.parts & _SOFTMAX:
+            for index in range(task.height):
+                row = load_index(task.rows + 4 * (x * task.height + index))
+                softmax_in_place(task.scores + 4 * row * task.row_scores, task.row_scores)
+        if task.parts & _NO_SUMS:
+            _empty_sums(task, x)
+        if task.parts & _SUMS:
+            _sum_matrix(task, x, following, places, values, weights, bf16)
+        if task.parts & _OUTPUT:
+            _write_output(task, x, bf16)
+        x = following
 
 
-def bf16_sums(pointer: Any) -> None:
-    """The same of bfloat16 values. Weights and the sums of splits are rounded to bfloat16."""
-    task = numba.carray(pointer, 1)[0]
-    memory, weights = _scratch(2 * OUTPUTS * UNIT), _scratch(4 * ROWS * task.split)
-    x = take_next(pointer)
-    while x < task.matrices:
-        _sum_matrix(task, x, _aligned(memory), _aligned(weights), True)
-        x = take_next(pointer)
+@inlined
+def _whole_lines(size: Any) -> Any:
+    return (size + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
 
 
-@_compiled
-def _scratch(size: int) -> Any:
-    return np.empty(size + CACHE_LINE, np.uint8)
+@inlined
+def _page(task: Any, pool: int, x: int, page: int) -> Any:
+    """The address of a page of matrix x."""
+    return pool + load_index(task.pages + 4 * (x * task.width + page)) * task.page_bytes
 
 
-@_compiled
-def _aligned(memory: Any) -> int:
-    place: int = memory.ctypes.data
-    return (place + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
-
-
-@_compiled
-def _score_matrices(pointer: Any, bf16: bool) -> None:
-    task = numba.carray(pointer, 1)[0]
-    memory = _scratch((2 if bf16 else 4) * task.dim * UNIT)
-    x = take_next(pointer)
-    while x < task.matrices:
-        _score_matrix(task, x, _aligned(memory), bf16)
-        x = take_next(pointer)
-
-
-@_compiled
-def _score_matrix(task: Any, x: int, columns: int, bf16: bool) -> None:
-    """`columns` has room for the words of 16 keys."""
+@inlined
+def _score_matrix(
+    task: Any, x: int, following: int, columns: int, queries: int, bf16: bool
+) -> None:
+    """`columns` has room for the words of 16 keys, `queries` for those of the matrix. The next
+    matrix is `following`."""
     row_bytes = task.dim * (2 if bf16 else 4)
+    page_bytes = task.block * row_bytes
     words = row_bytes // 4
-    pages, rows = task.pages + 4 * x * task.width, task.rows + 4 * x * task.height
+    rows = task.rows + 4 * x * task.height
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
+    _widen_queries(task, rows, queries, bf16)
     for page in range(task.width):
         first = page * task.block
-        place = task.pool + load_index(pages + 4 * page) * task.page_bytes
+        place = _page(task, task.keys, x, page)
         if page + 1 < task.width and first + task.block < end:
-            ahead = task.pool + load_index(pages + 4 * (page + 1)) * task.page_bytes
-            _prefetch_all(ahead, task.block * row_bytes)
-        elif first < end and x + 1 < task.matrices:
-            ahead = task.pool + load_index(pages + 4 * task.width) * task.page_bytes
-            _prefetch_all(ahead, task.block * row_bytes)
+            _prefetch_all(_page(task, task.keys, x, page + 1), page_bytes)
+        if task.parts & _SUMS:
+            if first < min(task.split, end):
+                _prefetch_all(_page(task, task.values, x, page), page_bytes)
+        elif end <= first + task.block and first < end and following < task.matrices:
+            _prefetch_all(_page(task, task.keys, following, 0), page_bytes)
         for unit in range(first, first + task.block, UNIT):
             seen = begin < unit + UNIT and unit < end
             if seen:
@@ -172,16 +202,16 @@ def _score_matrix(task: Any, x: int, columns: int, bf16: bool) -> None:
                     store_transposed(source, row_bytes, columns + CACHE_LINE * word)
             for index in range(0, task.height, ROWS):
                 some = _rows(rows, index, task.height)
-                queries = _places(task.queries, some, task.dim)
                 targets = _places(task.scores + 4 * (task.column + unit), some, task.row_scores)
                 if not seen:
                     for target in targets:
                         store(target, broadcast(_HIDDEN))
                     continue
+                wide = _places(queries, _indexes(index, task.height), task.dim)
                 if bf16:
-                    found = _bf16_scores(queries, columns, words, task.order)
+                    found = _bf16_scores(wide, columns, words, task.scores_order)
                 else:
-                    found = _fp32_scores(queries, columns, words)
+                    found = _fp32_scores(wide, columns, words)
                 for lane in range(ROWS):
                     scores = found[lane]
                     if task.rounded:
@@ -193,19 +223,58 @@ def _score_matrix(task: Any, x: int, columns: int, bf16: bool) -> None:
                     store(targets[lane], scores)
 
 
-@_compiled
-def _rows(rows: int, index: int, height: int) -> Any:
-    """Four rows of a matrix from `index` on. The last one stands for those that are missing."""
+@inlined
+def _widen_queries(task: Any, rows: int, target: int, bf16: bool) -> None:
+    """Write the queries of a matrix in float32, with the scale unless the products get it."""
+    factor = broadcast(_ONE if task.rounded else task.scale)
+    item = 2 if bf16 else 4
+    for index in range(task.height):
+        source = task.queries + item * load_index(rows + 4 * index) * task.dim
+        for place in range(0, task.dim, UNIT):
+            values = load_bf16(source + 2 * place) if bf16 else load(source + 4 * place)
+            store(target + 4 * (index * task.dim + place), multiply(values, factor))
+
+
+@inlined
+def _indexes(index: int, height: int) -> Any:
+    """Four rows from `index` on. The last one stands for those that are missing."""
     last = height - 1
+    return index, min(index + 1, last), min(index + 2, last), min(index + 3, last)
+
+
+@inlined
+def _empty_sums(task: Any, x: int) -> None:
+    for index in range(task.height):
+        row = load_index(task.rows + 4 * (x * task.height + index))
+        for place in range(0, 4 * task.dim, CACHE_LINE):
+            store(task.sums + 4 * row * task.dim + place, zeros())
+
+
+@inlined
+def _write_output(task: Any, x: int, bf16: bool) -> None:
+    for index in range(task.height):
+        row = load_index(task.rows + 4 * (x * task.height + index)) * task.dim
+        for place in range(row, row + task.dim, UNIT):
+            sums = load(task.sums + 4 * place)
+            if bf16:
+                store_bf16(task.output + 2 * place, rounded_to_bf16(sums))
+            else:
+                store(task.output + 4 * place, sums)
+
+
+@inlined
+def _rows(rows: int, index: int, height: int) -> Any:
+    """Which of all rows are those of _indexes()."""
+    one, two, three, four = _indexes(index, height)
     return (
-        load_index(rows + 4 * index),
-        load_index(rows + 4 * min(index + 1, last)),
-        load_index(rows + 4 * min(index + 2, last)),
-        load_index(rows + 4 * min(index + 3, last)),
+        load_index(rows + 4 * one),
+        load_index(rows + 4 * two),
+        load_index(rows + 4 * three),
+        load_index(rows + 4 * four),
     )
 
 
-@_compiled
+@inlined
 def _places(array: int, rows: Any, width: int) -> Any:
     """The addresses of four rows of a float32 array with `width` columns."""
     return (
@@ -216,12 +285,12 @@ def _places(array: int, rows: Any, width: int) -> Any:
     )
 
 
-@_compiled
+@inlined
 def _no_sums() -> Any:
     return (zeros(), zeros(), zeros(), zeros())
 
 
-@_compiled
+@inlined
 def _both(some: Any, others: Any) -> Any:
     """The sums of four pairs of vectors."""
     return (
@@ -232,7 +301,7 @@ def _both(some: Any, others: Any) -> Any:
     )
 
 
-@_compiled
+@inlined
 def _more(factors: Any, place: int, values: Any, sums: Any) -> Any:
     """The sums of four rows with one more product each: of `values` and the row's factor, which is
     `place` bytes after the row's address in `factors`."""
@@ -244,7 +313,7 @@ def _more(factors: Any, place: int, values: Any, sums: Any) -> Any:
     )
 
 
-@_compiled
+@inlined
 def _fp32_scores(queries: Any, columns: int, words: int) -> Any:
     """Scores of 16 keys for four queries."""
     sums = _no_sums()
@@ -253,7 +322,7 @@ def _fp32_scores(queries: Any, columns: int, words: int) -> Any:
     return sums
 
 
-@_compiled
+@inlined
 def _bf16_scores(queries: Any, columns: int, words: int, order: int) -> Any:
     """The same. A word has two numbers of a key."""
     sums = _no_sums()
@@ -278,22 +347,26 @@ def _bf16_scores(queries: Any, columns: int, words: int, order: int) -> Any:
     return sums
 
 
-@_compiled
+@inlined
 def _number(place: int) -> Any:
     return broadcast(load_number(place))
 
 
-@_compiled
-def _sum_matrix(task: Any, x: int, part: int, rounded: int, bf16: bool) -> None:
-    """`part` has room for the values of a unit for 32 outputs, `rounded` for the weights of a split
-    of four rows."""
+@inlined
+def _sum_matrix(
+    task: Any, x: int, following: int, places: int, part: int, rounded: int, bf16: bool
+) -> None:
+    """`places` has room for the address of each unit of 16 keys, `part` for the values of a unit
+    for 32 outputs, `rounded` for the weights of a split of four rows. The next matrix is
+    `following`."""
     item = 2 if bf16 else 4
     row_bytes = task.dim * item
     units = task.split // UNIT
     rows = task.rows + 4 * x * task.height
     begin, end = load_index(task.seen + 8 * x), load_index(task.seen + 8 * x + 4)
-    places = _unit_places(task, x, row_bytes)
-    for first in range(0, len(places), units):
+    _find_units(task, x, row_bytes, places)
+    coming = task.keys if task.parts & _SCORES else task.values
+    for first in range(0, task.width * task.block // UNIT, units):
         low_key, high_key = begin - first * UNIT, end - first * UNIT  # that are seen in this split
         if high_key <= 0 or low_key >= task.split:
             continue
@@ -303,7 +376,7 @@ def _sum_matrix(task: Any, x: int, part: int, rounded: int, bf16: bool) -> None:
             weights = _places(task.scores + 4 * column, some, task.row_scores)
             if bf16:
                 weights = _rounded_weights(weights, task.split, rounded)
-            outputs = _places(task.out, some, task.dim)
+            targets = _places(task.sums, some, task.dim)
             for output in range(0, task.dim, OUTPUTS):
                 low = high = _no_sums()
                 even = odd = (low, high)
@@ -311,12 +384,12 @@ def _sum_matrix(task: Any, x: int, part: int, rounded: int, bf16: bool) -> None:
                     unit = first + number
                     if index == 0 and output == 0:
                         if (first + units) * UNIT < end:
-                            _prefetch_all(places[unit + units], UNIT * row_bytes)
-                        elif x + 1 < task.matrices and number * UNIT % task.block == 0:
-                            place = number * UNIT // task.block + (x + 1) * task.width
-                            page = task.pool + load_index(task.pages + 4 * place) * task.page_bytes
-                            _prefetch_all(page, task.block * row_bytes)
-                    source, step = places[unit] + item * output, row_bytes
+                            ahead = load_address(places + 8 * (unit + units))
+                            _prefetch_all(ahead, UNIT * row_bytes)
+                        elif following < task.matrices and number * UNIT % task.block == 0:
+                            ahead = _page(task, coming, following, number * UNIT // task.block)
+                            _prefetch_all(ahead, task.block * row_bytes)
+                    source, step = load_address(places + 8 * unit) + item * output, row_bytes
                     least, most = low_key - number * UNIT, high_key - number * UNIT
                     if least > 0 or most < UNIT:
                         _copy_seen(source, step, part, item * OUTPUTS, least, most)
@@ -324,16 +397,16 @@ def _sum_matrix(task: Any, x: int, part: int, rounded: int, bf16: bool) -> None:
                     place = 4 * UNIT * number
                     if bf16:
                         low, high, even, odd = _bf16_unit(
-                            source, step, weights, place, task.order, low, high, even, odd
+                            source, step, weights, place, task.sums_order, low, high, even, odd
                         )
-                        if task.order == _TILES and number % 2:
+                        if task.sums_order == _TILES and number % 2:
                             low = _both(low, _both(even[0], odd[0]))
                             high = _both(high, _both(even[1], odd[1]))
                             even = odd = (_no_sums(), _no_sums())
                     else:
                         low, high = _fp32_unit(source, step, weights, place, low, high)
                 for lane in range(min(ROWS, task.height - index)):
-                    target = outputs[lane] + 4 * output
+                    target = targets[lane] + 4 * output
                     one, other = low[lane], high[lane]
                     if bf16:
                         one, other = interleaved(rounded_to_bf16(one), rounded_to_bf16(other))
@@ -341,26 +414,23 @@ def _sum_matrix(task: Any, x: int, part: int, rounded: int, bf16: bool) -> None:
                     store(target + 4 * UNIT, add(load(target + 4 * UNIT), other))
 
 
-@_compiled
-def _unit_places(task: Any, x: int, row_bytes: int) -> Any:
-    """Where the values of each unit of 16 keys of a matrix are."""
-    each = task.block // UNIT
-    places = np.empty(task.width * each, np.int64)
+@inlined
+def _find_units(task: Any, x: int, row_bytes: int, places: int) -> None:
+    """Write the address of each unit of 16 values of a matrix to `places`."""
     for page in range(task.width):
-        index = load_index(task.pages + 4 * (x * task.width + page))
-        for number in range(each):
-            offset = index * task.page_bytes + number * UNIT * row_bytes
-            places[page * each + number] = task.pool + offset
-    return places
+        address = _page(task, task.values, x, page)
+        for number in range(task.block // UNIT):
+            place = places + 8 * (page * (task.block // UNIT) + number)
+            store_address(place, address + number * UNIT * row_bytes)
 
 
-@_compiled
+@inlined
 def _prefetch_all(place: int, size: int) -> None:
     for line in range(0, size, CACHE_LINE):
         prefetch(place + line)
 
 
-@_compiled
+@inlined
 def _rounded_weights(weights: Any, split: int, target: int) -> Any:
     """Copies of four rows of weights, rounded to bfloat16."""
     for lane in range(ROWS):
@@ -370,7 +440,7 @@ def _rounded_weights(weights: Any, split: int, target: int) -> Any:
     return _places(target, (0, 1, 2, 3), split)
 
 
-@_compiled
+@inlined
 def _fp32_unit(source: int, step: int, weights: Any, place: int, low: Any, high: Any) -> Any:
     """The sums of the first and the last 16 of 32 outputs, with 16 more keys."""
     for key in range(UNIT):
@@ -380,7 +450,7 @@ def _fp32_unit(source: int, step: int, weights: Any, place: int, low: Any, high:
     return low, high
 
 
-@_compiled
+@inlined
 def _bf16_unit(
     source: int,
     step: int,
@@ -409,7 +479,7 @@ def _bf16_unit(
     return low, high, even, odd
 
 
-@_compiled
+@inlined
 def _bf16_key(weights: Any, place: int, values: Any, low: Any, high: Any) -> Any:
     return (
         _more(weights, place, lower_halves(values), low),
@@ -417,7 +487,7 @@ def _bf16_key(weights: Any, place: int, values: Any, low: Any, high: Any) -> Any
     )
 
 
-@_compiled
+@inlined
 def _copy_seen(source: int, step: int, target: int, size: int, begin: int, end: int) -> None:
     """Copy `size` bytes of each of 16 keys, and 0 for keys outside [begin, end): memory that no
     token has written may hold NaN, which a weight of 0 does not remove."""

@@ -24,6 +24,7 @@ LANES = 16
 
 _NUMBER = ir.FloatType()
 _WORD = ir.IntType(32)
+_ADDRESS = ir.IntType(64)
 _NUMBERS = ir.VectorType(_NUMBER, LANES)
 _WORDS = ir.VectorType(_WORD, LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
@@ -297,6 +298,25 @@ def load_index(typing: Any, place: Any) -> tuple[Any, _Emit]:
         return builder.sext(_load(builder, given[0], _WORD), ir.IntType(64))
 
     return types.int64(address), emit
+
+
+@_operation
+def load_address(typing: Any, place: Any) -> tuple[Any, _Emit]:
+    """One int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return _load(builder, given[0], _ADDRESS)
+
+    return address(address), emit
+
+
+@_operation
+def store_address(typing: Any, place: Any, value: Any) -> tuple[Any, _Emit]:
+    def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        _store(builder, given[0], given[1])
+        return context.get_dummy_value()
+
+    return types.void(address, address), emit
 
 
 @_operation

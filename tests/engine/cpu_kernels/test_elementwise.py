@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.exact.elementwise import prompt_weights, silu_mul, softmax_
+from baton_engine.cpu_kernels.elementwise import prompt_weights, silu_mul, softmax_
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from baton_engine.attention.exact import openmp, paged_products
-from baton_engine.attention.exact.paged_kernels import Order
-from baton_engine.attention.exact.paged_products import Orders, PagedMatrices
+from baton_engine.attention.exact import paged_products
+from baton_engine.attention.exact.paged_products import Arrays, Orders, PagedMatrices
+from baton_engine.cpu_kernels import openmp
+from baton_engine.cpu_kernels.paged_attention import Order, Part
 
 Numbers = npt.NDArray[np.float32]
 # Matrices, rows, pages, keys of a page and of a split, inputs of a head.
@@ -66,6 +67,20 @@ def pages_of(seed: int) -> tuple[torch.Tensor, Numbers]:
     return pages, pages.float().numpy()[::-1].reshape(X, KEYS, H)
 
 
+def arrays_of(k_pages: torch.Tensor, v_pages: torch.Tensor | None = None, seed: int = 1) -> Arrays:
+    """Random queries, and no scores, sums or output yet."""
+    noise = torch.Generator().manual_seed(seed)
+    queries_QH = torch.randn(X * M, H, generator=noise).to(k_pages.dtype)
+    return Arrays(
+        k_pages=k_pages,
+        v_pages=k_pages if v_pages is None else v_pages,
+        queries_QH=queries_QH,
+        scores_QL=torch.full((X * M, KEYS), torch.nan),
+        sums_QH=torch.full((X * M, H), torch.nan),
+        output_QH=torch.full_like(queries_QH, torch.nan),
+    )
+
+
 SEEN = np.array([[0, KEYS], [5, 70], [33, 34]])
 
 
@@ -80,15 +95,14 @@ def is_seen() -> npt.NDArray[np.bool_]:
 def test_scores_are_added_in_the_given_order(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_products, "multiplies_bf16", lambda: True)
     pages, keys_XLH = pages_of(0)
-    q_QH = torch.randn(X * M, H, generator=torch.Generator().manual_seed(1)).bfloat16().float()
-    scores_QL = torch.empty(X * M, KEYS)
-    matrices_of(order, SEEN).scores(pages, q_QH, 0.25, scores_QL)
-    q_XMH = q_QH.numpy().reshape(X, M, H)
+    arrays = arrays_of(pages)
+    matrices_of(order, SEEN).compute(Part.SCORES, arrays, 0.25)
+    q_XMH = arrays.queries_QH.float().numpy().reshape(X, M, H)
     sums_XML = in_order(np.einsum("xmh,xlh->hxml", q_XMH, keys_XLH), order)
     near_XML = rounded(sums_XML)
     expected = (near_XML + rounded(sums_XML - near_XML)) * np.float32(0.25)
     expected = np.where(is_seen()[:, None], expected, -np.inf)
-    np.testing.assert_array_equal(scores_QL.numpy().reshape(X, M, KEYS), expected)
+    np.testing.assert_array_equal(arrays.scores_QL.numpy().reshape(X, M, KEYS), expected)
 
 
 @pytest.mark.usefixtures("threads")
@@ -100,27 +114,43 @@ def test_values_are_added_in_the_given_order_split_by_split(order: Order) -> Non
     # Memory that no token has written may hold NaN.
     hidden = np.flip(~is_seen().reshape(X * P, B), 0)
     pages.view(X * P, B, H)[torch.from_numpy(hidden.copy())] = torch.nan
-    out_QH = torch.zeros(X * M, H)
-    weights_QL = torch.from_numpy(weights_XML.reshape(X * M, KEYS))
-    matrices_of(order, SEEN).add_sums(pages, weights_QL, out_QH)
+    arrays = arrays_of(pages)
+    arrays.scores_QL.copy_(torch.from_numpy(weights_XML.reshape(X * M, KEYS)))
+    matrices_of(order, SEEN).compute(Part.NO_SUMS | Part.SUMS, arrays, 1.0)
     expected = np.zeros((X, M, H), np.float32)
     for first in range(0, KEYS, S):
         some = slice(first, first + S)
         weights = rounded(weights_XML[:, :, some])
         products = np.einsum("xms,xsh->sxmh", weights, values_XLH[:, some])
         expected += rounded(in_order(products, order))
-    np.testing.assert_array_equal(out_QH.numpy().reshape(X, M, H), expected)
+    np.testing.assert_array_equal(arrays.sums_QH.numpy().reshape(X, M, H), expected)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_parts_at_once_give_the_bits_of_the_parts_in_turn(dtype: torch.dtype) -> None:
+    k_pages, v_pages = (pages_of(seed)[0].to(dtype) for seed in (4, 5))
+    found = []
+    for parts in ([Part.ALL], [part for part in Part if part != Part.ALL]):
+        arrays = arrays_of(k_pages, v_pages)
+        for part in parts:
+            matrices_of(Order.IN_TURN, SEEN).compute(part, arrays, 0.25)
+        found.append(arrays)
+    at_once, in_turn = found
+    assert torch.equal(at_once.output_QH, in_turn.output_QH)
+    weights_QL = in_turn.scores_QL
+    torch.testing.assert_close(weights_QL.sum(1), torch.ones(X * M), rtol=1e-5, atol=0)
+    assert torch.equal(in_turn.output_QH, in_turn.sums_QH.to(dtype))
 
 
 def test_kernels_run_on_one_thread_beside_another_openmp_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pages, _ = pages_of(0)
-    q_QH = torch.ones(X * M, H)
     found = []
     for parallel in (openmp._parallel(), None):
         monkeypatch.setattr(openmp, "_parallel", lambda there=parallel: there)
-        scores_QL = torch.full((X * M, KEYS), torch.nan)
-        matrices_of(Order.IN_TURN, SEEN).scores(pages, q_QH, 1.0, scores_QL)
-        found.append(scores_QL)
+        arrays = arrays_of(pages)
+        matrices_of(Order.IN_TURN, SEEN).compute(Part.ALL, arrays, 1.0)
+        found.append(arrays.output_QH)
     assert torch.equal(*found)

@@ -1,11 +1,12 @@
-"""Compiled kernels for activations and softmax, with the same bits for a number at any place.
+"""Compiled kernels for activations, softmax and sums of splits, with the same bits for a number at
+any place.
 
 torch's silu computes the last numbers of a tensor with other instructions than the rest, and its
 softmax divides a row among as many sums as fit its registers. These kernels compute every number
 with the same vector instructions.
 
 Shapes: T rows, F columns; X matrices of Y rows, of which M are used, L scores of a row, C splits of
-S keys.
+S keys; N query heads, K kv heads, G = N / K, H head_dim.
 """
 
 from __future__ import annotations
@@ -20,8 +21,14 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.exact.openmp import COUNTER, NONE_TAKEN, call_on_threads, compiled
-from baton_engine.attention.exact.vectors import (
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    NONE_TAKEN,
+    call_on_threads,
+    compiled,
+    inlined,
+)
+from baton_engine.cpu_kernels.vectors import (
     LANES,
     add,
     broadcast,
@@ -45,8 +52,6 @@ from baton_engine.attention.exact.vectors import (
     zeros,
 )
 
-_inlined = numba.njit(nogil=True, error_model="numpy")
-
 # exp(x) is 0 below LOWEST and infinite above HIGHEST.
 LOWEST, HIGHEST = np.float32(-88.0), np.float32(89.0)
 LOG2_E = np.float32(1.4426950408889634)
@@ -58,7 +63,7 @@ C4, C3, C2 = np.float32(1 / 24), np.float32(1 / 6), np.float32(0.5)
 ONE = np.float32(1.0)
 
 
-@_inlined
+@inlined
 def exponential(x: Any) -> Any:
     """exp of 16 numbers: 2^n exp(r) with x = n ln 2 + r. Not for NaN."""
     x = smaller(larger(x, broadcast(LOWEST)), broadcast(HIGHEST))
@@ -73,6 +78,21 @@ def exponential(x: Any) -> Any:
     series = fma(series, r, broadcast(ONE))
     series = fma(series, r, broadcast(ONE))
     return multiply(series, power_of_2(n))
+
+
+@inlined
+def number_at(array: int, index: int, bf16: bool) -> Any:
+    """16 numbers of an array from an index on, in float32."""
+    return load_bf16(array + 2 * index) if bf16 else load(array + 4 * index)
+
+
+@inlined
+def store_numbers(array: int, index: int, values: Any, bf16: bool) -> None:
+    """Store 16 numbers; with `bf16` they must be rounded."""
+    if bf16:
+        store_bf16(array + 2 * index, values)
+    else:
+        store(array + 4 * index, values)
 
 
 # Columns of a row that a thread computes at a time.
@@ -108,33 +128,31 @@ def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
 
 
 def fp32_silu_mul(pointer: Any) -> None:
-    task = numba.carray(pointer, 1)[0]
-    columns, source, target = task.columns, task.source, task.target
-    parts = -(-columns // SOME_COLUMNS)
-    x = take_next(pointer)
-    while x < task.rows * parts:
-        row, first = x // parts, x % parts * SOME_COLUMNS
-        gate, up, out = source + 8 * row * columns, 4 * columns, target + 4 * row * columns
-        for place in range(4 * first, 4 * min(first + SOME_COLUMNS, columns), 4 * LANES):
-            store(out + place, _silu_mul(load(gate + place), load(gate + up + place)))
-        x = take_next(pointer)
+    _silu_mul_rows(pointer, False)
 
 
 def bf16_silu_mul(pointer: Any) -> None:
+    _silu_mul_rows(pointer, True)
+
+
+@inlined
+def _silu_mul_rows(pointer: Any, bf16: bool) -> None:
     task = numba.carray(pointer, 1)[0]
     columns, source, target = task.columns, task.source, task.target
     parts = -(-columns // SOME_COLUMNS)
     x = take_next(pointer)
     while x < task.rows * parts:
         row, first = x // parts, x % parts * SOME_COLUMNS
-        gate, up, out = source + 4 * row * columns, 2 * columns, target + 2 * row * columns
-        for place in range(2 * first, 2 * min(first + SOME_COLUMNS, columns), 2 * LANES):
-            product = _silu_mul(load_bf16(gate + place), load_bf16(gate + up + place))
-            store_bf16(out + place, rounded_to_bf16(product))
+        for column in range(first, min(first + SOME_COLUMNS, columns), LANES):
+            gate = number_at(source, 2 * row * columns + column, bf16)
+            up = number_at(source, (2 * row + 1) * columns + column, bf16)
+            product = _silu_mul(gate, up)
+            product = rounded_to_bf16(product) if bf16 else product
+            store_numbers(target, row * columns + column, product, bf16)
         x = take_next(pointer)
 
 
-@_inlined
+@inlined
 def _silu_mul(gate: Any, up: Any) -> Any:
     divisor = add(broadcast(ONE), exponential(subtract(zeros(), gate)))
     return multiply(divide(gate, divisor), up)
@@ -215,7 +233,7 @@ def bf16_softmax_of_sums(pointer: Any) -> None:
     _softmax_rows(pointer, True, True)
 
 
-@_inlined
+@inlined
 def _softmax_rows(pointer: Any, sums: bool, bf16: bool) -> None:
     task = numba.carray(pointer, 1)[0]
     scratch = np.empty(task.keys, np.float32)
@@ -227,7 +245,39 @@ def _softmax_rows(pointer: Any, sums: bool, bf16: bool) -> None:
         first = take_next(pointer) * SOME_ROWS
 
 
-@_inlined
+@inlined
+def softmax_in_place(place: int, keys: int) -> None:
+    """Replace float32 scores by their softmax. `keys` must be a multiple of 16. A score of -inf
+    gets a weight of exactly 0, so the bits of the others do not depend on how many such scores
+    there are, if 16 follow each other."""
+    highest = broadcast(_HIDDEN)
+    for key in range(0, keys, LANES):
+        highest = larger(highest, load(place + 4 * key))
+    factor = _exponentials(place, 0, keys, highest)
+    for key in range(0, keys, LANES):
+        store(place + 4 * key, multiply(load(place + 4 * key), factor))
+
+
+@inlined
+def _exponentials(place: int, first: int, end: int, highest: Any) -> Any:
+    """Replace the scores of keys [first, end) by exp(score - largest). Returns one by their sum, in
+    all lanes. The largest score is one of `highest`."""
+    most = _HIDDEN
+    for lane in lanes_of(highest):
+        if lane > most:
+            most = lane
+    total = zeros()
+    for key in range(first, end, LANES):
+        weights = exponential(subtract(load(place + 4 * key), broadcast(most)))
+        total = add(total, weights)
+        store(place + 4 * key, weights)
+    whole = np.float32(0.0)
+    for lane in lanes_of(total):
+        whole += lane
+    return broadcast(ONE / whole)
+
+
+@inlined
 def _softmax_row(task: Any, x: int, scratch: int, sums: bool, bf16: bool) -> None:
     """Compute one row. `scratch` has room for its scores. With `sums`, they are in two parts; with
     `bf16`, weights are rounded to bfloat16."""
@@ -248,19 +298,7 @@ def _softmax_row(task: Any, x: int, scratch: int, sums: bool, bf16: bool) -> Non
             scores = only_lanes(scores, begin - key, end - key, _HIDDEN)
         highest = larger(highest, scores)
         store(scratch + 4 * key, scores)
-    most = _HIDDEN
-    for lane in lanes_of(highest):
-        if lane > most:
-            most = lane
-    total = zeros()
-    for key in range(first, end, LANES):
-        weights = exponential(subtract(load(scratch + 4 * key), broadcast(most)))
-        total = add(total, weights)
-        store(scratch + 4 * key, weights)
-    whole = np.float32(0.0)
-    for lane in lanes_of(total):
-        whole += lane
-    factor = broadcast(ONE / whole)
+    factor = _exponentials(scratch, first, end, highest)
     height, split, target = task.height, task.split, task.target
     splits = task.keys // split
     for number in range(splits):
@@ -274,3 +312,70 @@ def _softmax_row(task: Any, x: int, scratch: int, sums: bool, bf16: bool) -> Non
                 store_bf16(target + 2 * (place + key), rounded_to_bf16(weights))
             else:
                 store(target + 4 * (place + key), weights)
+
+
+# The argument of the kernels that add splits: the addresses of sums [X, C, Y, H] and of output
+# rows of `heads` * H numbers, the first of which is that of the first token. Row m of matrix x is
+# query head (`first` + x) G + m % G of token m // G.
+_SPLITS = np.dtype(
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("matrices", "splits", "height", "dim", "tokens")),
+        *((name, np.int64) for name in ("group", "heads", "first", "sums", "output")),
+    ],
+    align=True,
+)
+
+
+@functools.cache
+def _splits_kernel(function: Callable[[Any], None]) -> int:
+    return compiled(function, _SPLITS)
+
+
+def can_add_splits(out_TNH: torch.Tensor) -> bool:
+    """Whether add_splits() supports these outputs."""
+    numbers = out_TNH.dtype in (torch.float32, torch.bfloat16)
+    whole = out_TNH.shape[-1] % LANES == 0 and out_TNH.is_contiguous()
+    return out_TNH.device.type == "cpu" and numbers and whole
+
+
+def add_splits(sums_XCYH: torch.Tensor, out_TNH: torch.Tensor, group: int, first: int) -> None:
+    """Add the splits of each row in ascending order, in float32, and write the sums of the T G rows
+    of matrix x to query heads (first + x) G and following of `out_TNH`."""
+    matrices, splits, height, dim = sums_XCYH.shape
+    task = np.zeros(1, _SPLITS)
+    task[0] = (
+        *(NONE_TAKEN, matrices, splits, height, dim, len(out_TNH), group, out_TNH.shape[1], first),
+        *(sums_XCYH.data_ptr(), out_TNH.data_ptr()),
+    )
+    function = bf16_add_splits if out_TNH.dtype == torch.bfloat16 else fp32_add_splits
+    call_on_threads(_splits_kernel(function), task.ctypes.data)
+
+
+def fp32_add_splits(pointer: Any) -> None:
+    _add_splits(pointer, False)
+
+
+def bf16_add_splits(pointer: Any) -> None:
+    _add_splits(pointer, True)
+
+
+@inlined
+def _add_splits(pointer: Any, bf16: bool) -> None:
+    task = numba.carray(pointer, 1)[0]
+    dim, group, step = task.dim, task.group, task.height * task.dim
+    turn = take_next(pointer)
+    while turn < task.matrices * task.tokens:
+        x, token = turn // task.tokens, turn % task.tokens
+        for member in range(group):
+            source = x * task.splits * step + (token * group + member) * dim
+            target = (token * task.heads + (task.first + x) * group + member) * dim
+            for column in range(0, dim, LANES):
+                total = number_at(task.sums, source + column, bf16)
+                for split in range(1, task.splits):
+                    part = number_at(task.sums, source + split * step + column, bf16)
+                    total = add(total, part)
+                if bf16:
+                    total = rounded_to_bf16(total)
+                store_numbers(task.output, target + column, total, bf16)
+        turn = take_next(pointer)

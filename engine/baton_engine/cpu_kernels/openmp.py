@@ -25,6 +25,8 @@ import torch
 COUNTER = ("next", np.int64, (16,))
 NONE_TAKEN = (0,) * 16
 
+# Compiles the functions that kernels call.
+inlined = numba.njit(nogil=True, error_model="numpy")
 
 # Identifies the sources of all kernels, as this process has imported them.
 _SOURCES = hashlib.sha256(

@@ -1,0 +1,175 @@
+"""QK-norm, rotary embedding and the store of K and V in one pass on a CPU. Twin of
+`layers.triton_rope_store`.
+
+In: heads of q, k and v; cos and sin; weights of the norm. Out: rotated q, and k and v in the pool.
+Arithmetic is float32, rounded once. Shapes: T tokens, N query heads, K kv heads, X = N + K,
+Z = N + 2 K, H head_dim, R its rotated dimensions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from baton_engine.cpu_kernels.elementwise import number_at, store_numbers
+from baton_engine.cpu_kernels.norm import norm_scale
+from baton_engine.cpu_kernels.openmp import (
+    COUNTER,
+    NONE_TAKEN,
+    call_on_threads,
+    compiled,
+    inlined,
+)
+from baton_engine.cpu_kernels.vectors import (
+    LANES,
+    broadcast,
+    fma,
+    load,
+    load_address,
+    multiply,
+    rounded_to_bf16,
+    store,
+    subtract,
+    take_next,
+    zeros,
+)
+
+# The argument of the kernels. The addresses are of arrays: `heads` [T, Z, H], `q` [T, N, H], `cos`
+# and `sin` [T, `half`] with half = R / 2, `weights` float32 [X, H] or 0, `slots` int64 [T]. The
+# other numbers of the pool are bytes: where a layer's K is in a block of `block` slots, and from
+# one block, part (K or V), head and slot to the next.
+_TASK = np.dtype(
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("tokens", "queries", "kv_heads", "dim", "half")),
+        *((name, np.int64) for name in ("heads", "q", "cos", "sin", "weights", "slots")),
+        *((name, np.int64) for name in ("layer", "block", "block_step", "part_step")),
+        *((name, np.int64) for name in ("head_step", "slot_step")),
+        ("eps", np.float32),
+    ],
+    align=True,
+)
+
+
+def can_rotate_store(heads_TZH: torch.Tensor, cos_T1R: torch.Tensor, pool: torch.Tensor) -> bool:
+    """Whether rotate_store() supports these tensors: on a CPU, contiguous, in float32 or bfloat16,
+    with halves of the rotated dimensions and heads of whole vectors."""
+    dim, half = heads_TZH.shape[-1], cos_T1R.shape[-1]
+    return (
+        heads_TZH.device.type == "cpu"
+        and heads_TZH.is_contiguous()
+        and pool.stride(-1) == 1
+        and heads_TZH.dtype in (torch.float32, torch.bfloat16)
+        and heads_TZH.dtype == cos_T1R.dtype == pool.dtype
+        and half % LANES == 0
+        and dim % LANES == 0
+    )
+
+
+def rotate_store(
+    heads_TZH: torch.Tensor,
+    num_heads: int,
+    norm: tuple[torch.Tensor, float] | None,
+    rope: tuple[torch.Tensor, torch.Tensor],
+    pool: torch.Tensor,
+    layer: int,
+    slots_T: torch.Tensor,
+) -> torch.Tensor:
+    """Return rotated q [T, N, H], and rotate k in place. `norm` has weights [X, H] and eps. `pool`
+    is [P, L, 2, K, B, H], and token t is stored at pool[s // B, layer, :, :, s % B] with
+    s = `slots_T`[t], unless s is negative."""
+    tokens, all_heads, dim = heads_TZH.shape
+    item = pool.element_size()
+    q_TNH = torch.empty(tokens, num_heads, dim, dtype=heads_TZH.dtype)
+    cos, sin = (table.contiguous() for table in rope)
+    slots_T = slots_T.contiguous()
+    weight_XH, eps = (None, 0.0) if norm is None else norm
+    weights = None if weight_XH is None else weight_XH.float().contiguous()
+    block_step, layer_step, *steps = (item * step for step in pool.stride()[:5])
+    task = np.zeros(1, _TASK)
+    task[0] = (
+        *(NONE_TAKEN, tokens, num_heads, (all_heads - num_heads) // 2, dim, cos.shape[-1]),
+        *(heads_TZH.data_ptr(), q_TNH.data_ptr(), cos.data_ptr(), sin.data_ptr()),
+        *(0 if weights is None else weights.data_ptr(), slots_T.data_ptr()),
+        *(pool.data_ptr() + layer * layer_step, pool.shape[4], block_step, *steps, eps),
+    )
+    function = bf16_rotate_store if heads_TZH.dtype == torch.bfloat16 else fp32_rotate_store
+    call_on_threads(_kernel(function), task.ctypes.data)
+    return q_TNH
+
+
+@functools.cache
+def _kernel(function: Callable[[Any], None]) -> int:
+    return compiled(function, _TASK)
+
+
+def fp32_rotate_store(pointer: Any) -> None:
+    _rotate_store_tokens(pointer, False)
+
+
+def bf16_rotate_store(pointer: Any) -> None:
+    _rotate_store_tokens(pointer, True)
+
+
+@inlined
+def _rotate_store_tokens(pointer: Any, bf16: bool) -> None:
+    task = numba.carray(pointer, 1)[0]
+    item = 2 if bf16 else 4
+    row = item * task.dim
+    all_heads = task.queries + 2 * task.kv_heads
+    wide = np.empty(task.dim, np.float32)
+    token = take_next(pointer)
+    while token < task.tokens:
+        heads = task.heads + row * token * all_heads
+        for head in range(task.queries):
+            target = task.q + row * (token * task.queries + head)
+            _rotate(task, token, heads + row * head, head, wide.ctypes.data, target, bf16)
+        slot = load_address(task.slots + 8 * token)
+        place = task.layer + slot // task.block * task.block_step
+        place += slot % task.block * task.slot_step
+        for head in range(task.kv_heads):
+            key = heads + row * (task.queries + head)
+            _rotate(task, token, key, task.queries + head, wide.ctypes.data, key, bf16)
+            if slot >= 0:
+                target = place + head * task.head_step
+                _copy(key, target, task.dim, bf16)
+                _copy(key + row * task.kv_heads, target + task.part_step, task.dim, bf16)
+        token = take_next(pointer)
+
+
+@inlined
+def _rotate(
+    task: Any, token: int, source: int, head: int, wide: int, target: int, bf16: bool
+) -> None:
+    """Normalise, if there are weights, and rotate one head. `wide` has room for its numbers."""
+    dim, half = task.dim, task.half
+    squares = zeros()
+    for column in range(0, dim, LANES):
+        values = number_at(source, column, bf16)
+        squares = fma(values, values, squares)
+        store(wide + 4 * column, values)
+    if task.weights != 0:
+        scale = broadcast(norm_scale(squares, dim, task.eps))
+        for column in range(0, dim, LANES):
+            weights = load(task.weights + 4 * (head * dim + column))
+            store(wide + 4 * column, multiply(multiply(load(wide + 4 * column), scale), weights))
+    for column in range(0, half, LANES):
+        cos = number_at(task.cos, token * half + column, bf16)
+        sin = number_at(task.sin, token * half + column, bf16)
+        low, high = load(wide + 4 * column), load(wide + 4 * (half + column))
+        store(wide + 4 * column, fma(low, cos, subtract(zeros(), multiply(high, sin))))
+        store(wide + 4 * (half + column), fma(low, sin, multiply(high, cos)))
+    for column in range(0, dim, LANES):
+        values = load(wide + 4 * column)
+        store_numbers(target, column, rounded_to_bf16(values) if bf16 else values, bf16)
+
+
+@inlined
+def _copy(source: int, target: int, dim: int, bf16: bool) -> None:
+    for column in range(0, dim, LANES):
+        store_numbers(target, column, number_at(source, column, bf16), bf16)
