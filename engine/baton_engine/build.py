@@ -25,7 +25,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
-from baton_engine.layers.linear_method import PACKED, LinearMethod
+from baton_engine.layers.linear_method import MethodOf, packed_methods
 from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
@@ -153,7 +153,7 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     dtype = TORCH_DTYPES[plan.layout.dtype]
     slots = WeightSlots(
         *(dtype, plan.device, ops_for(plan.kernels)),
-        linear=linear_for(plan.kernels, exact=plan.exact),
+        method_of=linear_methods(plan.kernels, exact=plan.exact),
         exact_rows=plan.demand.max_batched_tokens if plan.exact else None,
     )
     model = build_model(plan.config, slots)
@@ -240,9 +240,9 @@ def ops_for(kernels: Kernels) -> Ops:
     return TritonOps()
 
 
-def linear_for(kernels: Kernels, *, exact: bool) -> LinearMethod:
+def linear_methods(kernels: Kernels, *, exact: bool) -> MethodOf:
     if kernels == "torch" or not exact:
-        return PACKED
-    from baton_engine.layers.triton_matmul import FIXED_TILE
+        return packed_methods
+    from baton_engine.layers.triton_matmul import fixed_tile_methods
 
-    return FIXED_TILE
+    return fixed_tile_methods

@@ -32,6 +32,7 @@ class Linear:
         bias: bool,
     ) -> None:
         self.shape = (sum(rows), width)  # out, in
+        self._name = prefixes[0]
         self._weight_OI: torch.Tensor | None = slots.stacked(
             [f"{prefix}.weight" for prefix in prefixes], rows, width
         )
@@ -42,8 +43,7 @@ class Linear:
 
     def _pack(self, slots: WeightSlots) -> None:
         assert self._weight_OI is not None
-        product = slots.linear.product(self._weight_OI, self._bias_O)
-        self._product = slots.same_bits(product, self._weight_OI, self._bias_O)
+        self._product = slots.product(self._name, self._weight_OI, self._bias_O)
         self._weight_OI = None  # the product owns the weight or a packed copy of it
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:

@@ -49,10 +49,11 @@ def packed_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Prod
     return lambda x_TI: multiply(x_TI, packed, bias_O, "none", [], "")
 
 
-def head_product(weight_VD: torch.Tensor) -> Product:
+def head_product(weight_VD: torch.Tensor, bias_V: torch.Tensor | None = None) -> Product:
     """A product that gives float32 logits without a float32 copy of the weight. Logits have float32
     precision on CUDA and for float32 weights, and 16 bits for bf16 weights on a CPU with bf16
-    products."""
+    products. The head has no bias."""
+    assert bias_V is None
     if weight_VD.dtype == torch.float32:
         return packed_product(weight_VD, None)
     if weight_VD.device.type == "cuda":
@@ -94,21 +95,29 @@ def widened_product(weight_VD: torch.Tensor) -> Product:
 
 @dataclass(frozen=True, slots=True)
 class LinearMethod:
-    """How an engine computes products: `product` is made from a weight and a bias, `head` from the
-    head's weight. Another method is `triton_matmul.FIXED_TILE`.
+    """How a layer computes its product, which is made from its weight and bias.
 
     With `any_rows`, a row has the same bits for any number of rows by construction. A test at the
     start compares the numbers of rows in `counts` even so (see `row_rule`).
     """
 
     product: Callable[[torch.Tensor, torch.Tensor | None], Product]
-    head: Callable[[torch.Tensor], Product]
     any_rows: bool = False
     counts: Sequence[int] = ROW_COUNTS
-    head_counts: Sequence[int] = HEAD_ROW_COUNTS
 
 
-PACKED = LinearMethod(packed_product, head_product)
+# Gives the method of a layer, by its name in the checkpoint; the first of several if the layer
+# stacks them. Other methods are those of `triton_matmul`.
+MethodOf = Callable[[str], LinearMethod]
+# The head's name, also if its weight is the embedding's.
+HEAD = "lm_head"
+
+PACKED = LinearMethod(packed_product)
+PACKED_HEAD = LinearMethod(head_product, counts=HEAD_ROW_COUNTS)
+
+
+def packed_methods(name: str) -> LinearMethod:
+    return PACKED_HEAD if name == HEAD else PACKED
 
 
 def _parts(weight_VD: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

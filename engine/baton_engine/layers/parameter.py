@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from baton_engine.attention.exact.row_rule import Product, RowRule, row_rule, with_rule
-from baton_engine.layers.linear_method import PACKED, LinearMethod
+from baton_engine.layers.linear_method import LinearMethod, MethodOf, packed_methods
 from baton_engine.layers.ops import TORCH_OPS, Ops
 
 
@@ -46,7 +46,7 @@ class Parameter:
 class WeightSlots:
     """Allocates a model's tensors on one device, and has the Parameter of each checkpoint name.
     Tensors are of `dtype`, unless a layer needs another. `ops` are the operations that the model
-    uses on that device, and `linear` makes its products."""
+    uses on that device, and `method_of` gives each layer's linear method."""
 
     def __init__(
         self,
@@ -54,19 +54,20 @@ class WeightSlots:
         device: torch.device,
         ops: Ops = TORCH_OPS,
         *,
-        linear: LinearMethod = PACKED,
+        method_of: MethodOf = packed_methods,
         exact_rows: int | None = None,
     ) -> None:
         """`exact_rows` is the number of rows of the largest step, if products are to be tested and
-        made exact (see same_bits)."""
+        made exact (see product())."""
         self.dtype = dtype
         self._exact_rows = exact_rows
         self.device = device
         self.ops = ops
-        self.linear = linear
+        self._method_of = method_of
         self.parameters: dict[str, Parameter] = {}
-        # What tests found about products, by output and input size and whether there is a bias.
-        self.row_rules: dict[tuple[int, int, bool], RowRule] = {}
+        # What tests found about products, by method, output and input size, and whether there is a
+        # bias.
+        self.row_rules: dict[tuple[LinearMethod, int, int, bool], RowRule] = {}
         self._then: list[Callable[[], None]] = []
 
     def tensor(
@@ -91,27 +92,24 @@ class WeightSlots:
             raise AssertionError(f"parameter {name} declared twice")
         self.parameters[name] = parameter
 
-    def same_bits(
-        self,
-        product: Product,
-        weight_OI: torch.Tensor,
-        bias_O: torch.Tensor | None = None,
-        *,
-        head: bool = False,
+    def product(
+        self, name: str, weight_OI: torch.Tensor, bias_O: torch.Tensor | None = None
     ) -> Product:
-        """The product, changed so that a row has the same bits for any number of rows, if that is
-        possible (see `row_rule`). Products of equal shapes are tested once."""
+        """The product of the layer `name`. A row has the same bits for any number of rows, if that
+        is wanted and possible (see `row_rule`). Products of equal shapes are tested once."""
+        method = self._method_of(name)
+        product = method.product(weight_OI, bias_O)
         if self._exact_rows is None:
             return product
         # Nodes with smaller steps must choose the same rule: 256 rows are always tested.
         most = max(256, self._exact_rows)
-        counts = self.linear.head_counts if head else self.linear.counts
-        some = [count for count in counts if count <= most]
-        key = (*weight_OI.shape, bias_O is not None)
+        some = [count for count in method.counts if count <= most]
+        outputs, inputs = weight_OI.shape
+        key = (method, outputs, inputs, bias_O is not None)
         if key not in self.row_rules:
             self.row_rules[key] = row_rule(product, weight_OI, bias_O, some)
         rule = self.row_rules[key]
-        if self.linear.any_rows and len(rule.counts) == len(some):
+        if method.any_rows and len(rule.counts) == len(some):
             return product
         return with_rule(product, rule)
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.exact.row_rule import Product
-from baton_engine.layers.linear_method import LinearMethod
+from baton_engine.layers.linear_method import HEAD, LinearMethod
 
 # Tiles are narrow if a weight has fewer of them than this, about the number of multiprocessors.
 LEAST_TILES = 128
@@ -72,13 +72,17 @@ def fixed_tile_product(
     return product
 
 
-FIXED_TILE = LinearMethod(
-    product=fixed_tile_product,
-    head=lambda weight_VD: fixed_tile_product(weight_VD, None, torch.float32),
+COUNTS = (1, 16, 64, 100)
+FIXED_TILE = LinearMethod(fixed_tile_product, any_rows=True, counts=COUNTS)
+FIXED_TILE_HEAD = LinearMethod(
+    lambda weight_VD, bias_V: fixed_tile_product(weight_VD, bias_V, torch.float32),
     any_rows=True,
-    counts=(1, 16, 64, 100),
-    head_counts=(1, 16, 64, 100),
+    counts=COUNTS,
 )
+
+
+def fixed_tile_methods(name: str) -> LinearMethod:
+    return FIXED_TILE_HEAD if name == HEAD else FIXED_TILE
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -13,6 +13,7 @@ from baton_engine.attention.exact.row_rule import Product
 from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import Attention, GatedMLP, RMSNorm
+from baton_engine.layers.linear_method import HEAD
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import Rope, RopeTables
 
@@ -82,7 +83,7 @@ class Decoder:
     def _pack_head(self, head_VD: torch.Tensor, slots: WeightSlots) -> None:
         """Pack the head's weight. A tied head then exists twice, because the embedding needs plain
         rows. For 16 rows the product is 2.5 times as fast in bf16, and 1.4 times in fp32."""
-        self._head = slots.same_bits(slots.linear.head(head_VD), head_VD, head=True)
+        self._head = slots.product(HEAD, head_VD)
         self.bits = slots.bits  # the head's is the last product
 
     def forward(

@@ -38,8 +38,9 @@ DTYPES = [
 def _short_splits_among_several_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row's keys are divided among more programs in a small step than in a large one. Without
     fixed splits that changes its bits. The engine's own test of its products is shortened."""
-    method = replace(triton_matmul.FIXED_TILE, counts=(1, 70), head_counts=(1, 70))
-    monkeypatch.setattr(triton_matmul, "FIXED_TILE", method)
+    for name in ("FIXED_TILE", "FIXED_TILE_HEAD"):
+        method = replace(getattr(triton_matmul, name), counts=(1, 70))
+        monkeypatch.setattr(triton_matmul, name, method)
     for name in ("FIXED_SPLIT_KEYS", "SPLIT_KEYS", "MOST_KEYS"):
         monkeypatch.setattr(triton_paged_attention, name, SPLIT_KEYS)
     monkeypatch.setattr(

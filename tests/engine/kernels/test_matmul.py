@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton_engine.attention.exact.row_rule import Product, row_rule
-from baton_engine.layers.triton_matmul import FIXED_TILE, LEAST_TILES, tile_of
+from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, LEAST_TILES, tile_of
 from tests.support.engines.kernels import can_compute, noise, poisoned
 
 DTYPES = [
@@ -39,7 +39,7 @@ def test_products_equal_those_of_torch(
 
 def test_logits_are_float32_for_weights_of_16_bits() -> None:
     x, weight = noise(3, 64, dtype=torch.float16), noise(50, 64, dtype=torch.float16, seed=1)
-    logits = FIXED_TILE.head(weight)(x)
+    logits = FIXED_TILE_HEAD.product(weight, None)(x)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(
         logits.double(), x.double() @ weight.double().T, rtol=1e-6, atol=1e-5

@@ -18,7 +18,7 @@ from baton_engine.attention.exact.row_rule import (
     with_rule,
 )
 from baton_engine.errors import SettingsError
-from baton_engine.layers.linear_method import LinearMethod, head_product, packed_product
+from baton_engine.layers.linear_method import HEAD, PACKED_HEAD, LinearMethod, packed_product
 from tests.support.engines.torch_engines import small_engine
 
 SHAPES = {"one group of inputs": (160, 96), "several groups of inputs": (96, 800)}
@@ -156,8 +156,10 @@ def test_an_engine_whose_products_depend_on_the_place_refuses_to_be_batch_invari
 
         return product
 
-    method = LinearMethod(restless, head_product)
-    monkeypatch.setattr(build, "linear_for", lambda kernels, *, exact: method)
+    def restless_methods(name: str) -> LinearMethod:
+        return PACKED_HEAD if name == HEAD else LinearMethod(restless)
+
+    monkeypatch.setattr(build, "linear_methods", lambda kernels, *, exact: restless_methods)
     folder = tiny_model("llama-gqa2-tied")
     with pytest.raises(SettingsError, match=r"--batch-invariant on.*--batch-invariant off"):
         small_engine(folder, batch_invariant="on")

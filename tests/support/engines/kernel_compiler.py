@@ -41,7 +41,7 @@ from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.rotary import HeadNorm, Rope
-from baton_engine.layers.triton_matmul import FIXED_TILE, LEAST_TILES, WIDTHS
+from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, LEAST_TILES, WIDTHS
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
@@ -138,7 +138,7 @@ def multiply(dtype: str) -> None:
     for outputs, inputs in [*((LEAST_TILES * width, 128) for width in WIDTHS), (100, 80)]:
         weight, x = torch.zeros(outputs, inputs, dtype=kind), torch.zeros(1, inputs, dtype=kind)
         FIXED_TILE.product(weight, torch.zeros(outputs, dtype=kind))(x)
-    FIXED_TILE.head(weight)(x)
+    FIXED_TILE_HEAD.product(weight, None)(x)
 
 
 LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
