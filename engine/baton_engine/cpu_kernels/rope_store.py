@@ -56,16 +56,15 @@ _TASK = np.dtype(
 )
 
 
-def can_rotate_store(heads_TZH: torch.Tensor, cos_T1R: torch.Tensor, pool: torch.Tensor) -> bool:
+def can_rotate_store(heads_TZH: torch.Tensor, cos_T1R: torch.Tensor) -> bool:
     """Whether rotate_store() supports these tensors: on a CPU, contiguous, in float32 or bfloat16,
     with halves of the rotated dimensions and heads of whole vectors."""
     dim, half = heads_TZH.shape[-1], cos_T1R.shape[-1]
     return (
         heads_TZH.device.type == "cpu"
         and heads_TZH.is_contiguous()
-        and pool.stride(-1) == 1
         and heads_TZH.dtype in (torch.float32, torch.bfloat16)
-        and heads_TZH.dtype == cos_T1R.dtype == pool.dtype
+        and heads_TZH.dtype == cos_T1R.dtype
         and half % LANES == 0
         and dim % LANES == 0
     )
@@ -81,8 +80,8 @@ def rotate_store(
     slots_T: torch.Tensor,
 ) -> torch.Tensor:
     """Return rotated q [T, N, H], and rotate k in place. `norm` has weights [X, H] and eps. `pool`
-    is [P, L, 2, K, B, H], and token t is stored at pool[s // B, layer, :, :, s % B] with
-    s = `slots_T`[t], unless s is negative."""
+    is [P, L, 2, K, B, H] of the same dtype. Token t is stored at pool[s // B, layer, :, :, s % B]
+    with s = `slots_T`[t], unless s is negative."""
     tokens, all_heads, dim = heads_TZH.shape
     item = pool.element_size()
     q_TNH = torch.empty(tokens, num_heads, dim, dtype=heads_TZH.dtype)

@@ -102,14 +102,13 @@ class TorchOps:
         attention: StepAttention,
     ) -> torch.Tensor:
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
-        if heads_TZH.device.type == "cpu":
+        if can_rotate_store(heads_TZH, rope[0]):
             slots = attention.slots(layer)
-            if can_rotate_store(heads_TZH, rope[0], slots.pool):
-                weights = None if norm is None else (norm.weight_XH, norm.eps)
-                places = slots.pool, slots.layer, slots.slots_T
-                q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
-                k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
-                return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True)
+            weights = None if norm is None else (norm.weight_XH, norm.eps)
+            places = slots.pool, slots.layer, slots.slots_T
+            q_TNH = rotate_store(heads_TZH, num_heads, weights, rope, *places)
+            k_TKH, v_TKH = heads_TZH[:, num_heads:both], heads_TZH[:, both:]
+            return attention.attend(layer, q_TNH, k_TKH, v_TKH, stored=True)
         qk_TXH = heads_TZH[:, :both]
         if norm is not None:
             qk_TXH = _norm(qk_TXH, norm.weight_XH, norm.eps)

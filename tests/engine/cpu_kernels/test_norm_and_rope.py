@@ -69,7 +69,7 @@ def test_heads_are_normed_rotated_and_stored(
     angles = noise(len(slots), 1, half, seed=2) * 100
     rope = angles.cos().to(dtype), angles.sin().to(dtype)
     pool = torch.full((9, 3, 2, kv_heads, block, dim), torch.nan, dtype=dtype)
-    assert can_rotate_store(given, rope[0], pool)
+    assert can_rotate_store(given, rope[0])
     turned = normed(given[:, :both], weight) if with_norm else given[:, :both].double()
     a, b = turned[..., :half].clone(), turned[..., half : 2 * half].clone()
     cos, sin = (table.double() for table in rope)
@@ -89,5 +89,4 @@ def test_heads_are_normed_rotated_and_stored(
 
 @pytest.mark.parametrize(("dim", "half"), [(40, 20), (64, 24)])
 def test_heads_that_are_not_whole_vectors_are_not_supported(dim: int, half: int) -> None:
-    pool = torch.zeros(1, 1, 2, 1, 4, dim)
-    assert not can_rotate_store(noise(1, 3, dim), noise(1, 1, half), pool)
+    assert not can_rotate_store(noise(1, 3, dim), noise(1, 1, half))
