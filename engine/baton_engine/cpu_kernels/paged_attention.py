@@ -25,7 +25,7 @@ import numba
 import numpy as np
 
 from baton_engine.cpu_kernels import vectors
-from baton_engine.cpu_kernels.elementwise import softmax_in_place
+from baton_engine.cpu_kernels.elementwise import number_at, softmax_in_place, store_numbers
 from baton_engine.cpu_kernels.openmp import COUNTER, compiled, inlined
 from baton_engine.cpu_kernels.vectors import (
     add,
@@ -34,7 +34,6 @@ from baton_engine.cpu_kernels.vectors import (
     interleaved,
     load,
     load_address,
-    load_bf16,
     load_index,
     load_number,
     load_words,
@@ -45,7 +44,6 @@ from baton_engine.cpu_kernels.vectors import (
     rounded_to_bf16,
     store,
     store_address,
-    store_bf16,
     store_transposed,
     subtract,
     take_next,
@@ -227,12 +225,11 @@ def _score_matrix(
 def _widen_queries(task: Any, rows: int, target: int, bf16: bool) -> None:
     """Write the queries of a matrix in float32, with the scale unless the products get it."""
     factor = broadcast(_ONE if task.rounded else task.scale)
-    item = 2 if bf16 else 4
     for index in range(task.height):
-        source = task.queries + item * load_index(rows + 4 * index) * task.dim
+        row = load_index(rows + 4 * index) * task.dim
         for place in range(0, task.dim, UNIT):
-            values = load_bf16(source + 2 * place) if bf16 else load(source + 4 * place)
-            store(target + 4 * (index * task.dim + place), multiply(values, factor))
+            values = multiply(number_at(task.queries, row + place, bf16), factor)
+            store(target + 4 * (index * task.dim + place), values)
 
 
 @inlined
@@ -256,10 +253,7 @@ def _write_output(task: Any, x: int, bf16: bool) -> None:
         row = load_index(task.rows + 4 * (x * task.height + index)) * task.dim
         for place in range(row, row + task.dim, UNIT):
             sums = load(task.sums + 4 * place)
-            if bf16:
-                store_bf16(task.output + 2 * place, rounded_to_bf16(sums))
-            else:
-                store(task.output + 4 * place, sums)
+            store_numbers(task.output, place, rounded_to_bf16(sums) if bf16 else sums, bf16)
 
 
 @inlined
