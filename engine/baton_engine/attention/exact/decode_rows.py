@@ -121,17 +121,20 @@ class PagedRows:
         if common is None and spec.soft_cap is None:
             own.compute(Part.ALL, arrays, spec.scale)
             return out_QH.view(q_RNH.shape)
-        each = [own] if common is None else [common, own]  # their splits are added in this order
-        for matrices in each:
-            matrices.compute(Part.SCORES, arrays, spec.scale)
-        if spec.soft_cap is not None:
+        weights = Part.SOFTMAX | Part.NO_SUMS
+        if common is not None:
+            common.compute(Part.SCORES, arrays, spec.scale)
+        if spec.soft_cap is None:
+            own.compute(Part.SCORES | weights, arrays, spec.scale)
+        else:
+            own.compute(Part.SCORES, arrays, spec.scale)
             cap = spec.soft_cap
             hidden_QL = scores_QL == -torch.inf
             scores_QL.div_(cap).tanh_().mul_(cap).masked_fill_(hidden_QL, -torch.inf)
-        own.compute(Part.SOFTMAX | Part.NO_SUMS, arrays, spec.scale)
-        for matrices in each:
-            matrices.compute(Part.SUMS, arrays, spec.scale)
-        own.compute(Part.OUTPUT, arrays, spec.scale)
+            own.compute(weights, arrays, spec.scale)
+        if common is not None:  # its splits come first
+            common.compute(Part.SUMS, arrays, spec.scale)
+        own.compute(Part.SUMS | Part.OUTPUT, arrays, spec.scale)
         return out_QH.view(q_RNH.shape)
 
 
