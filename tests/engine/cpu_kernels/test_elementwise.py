@@ -8,7 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_engine.cpu_kernels.elementwise import prompt_weights, silu_mul, softmax_
+from baton_engine.cpu_kernels.elementwise import (
+    add_splits,
+    can_add_splits,
+    prompt_weights,
+    silu_mul,
+    softmax_,
+)
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
@@ -75,3 +81,20 @@ def test_scores_may_be_given_in_two_parts() -> None:
     whole = near.float().add_(lost).mul_(0.125)
     expected = prompt_weights(whole, seen, 32, torch.bfloat16)
     assert torch.equal(prompt_weights((near, lost), seen, 32, torch.bfloat16, 0.125), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_splits_are_added_in_ascending_order_and_written_to_their_heads(dtype: torch.dtype) -> None:
+    """Two matrices of kv heads 1 and 2, of three; 5 tokens with 2 heads each, padded to 12 rows."""
+    matrices, splits, height, dim, tokens, group, first = 2, 7, 12, 48, 5, 2, 1
+    sums = noise(matrices, splits, height, dim).to(dtype)
+    out = torch.full((tokens, 3 * group, dim), torch.nan, dtype=dtype)
+    assert can_add_splits(out)
+    add_splits(sums, out, group, first)
+    expected = sums[:, 0].float().clone()
+    for split in range(1, splits):
+        expected += sums[:, split]
+    for x in range(matrices):
+        found = out[:, (first + x) * group : (first + x + 1) * group]
+        assert torch.equal(found.flatten(0, 1), expected[x, : tokens * group].to(dtype))
+    assert out[:, :group].isnan().all()
