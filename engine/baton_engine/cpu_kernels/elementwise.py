@@ -11,8 +11,6 @@ S keys; N query heads, K kv heads, G = N / K, H head_dim.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -21,13 +19,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from baton_engine.cpu_kernels.openmp import (
-    COUNTER,
-    NONE_TAKEN,
-    call_on_threads,
-    compiled,
-    inlined,
-)
+from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.vectors import (
     LANES,
     add,
@@ -105,11 +97,6 @@ _SILU = np.dtype(
 )
 
 
-@functools.cache
-def _silu_kernel(function: Callable[[Any], None]) -> int:
-    return compiled(function, _SILU)
-
-
 def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, [T, F], from a CPU's [T, 2 F] with gate before up."""
     if gate_up_TF.dtype not in (torch.float32, torch.bfloat16):
@@ -123,7 +110,7 @@ def silu_mul(gate_up_TF: torch.Tensor) -> torch.Tensor:
     out_TF = torch.empty(rows, columns, dtype=gate_up_TF.dtype)
     task = np.array([(NONE_TAKEN, rows, columns, gate_up_TF.data_ptr(), out_TF.data_ptr())], _SILU)
     function = bf16_silu_mul if gate_up_TF.dtype == torch.bfloat16 else fp32_silu_mul
-    call_on_threads(_silu_kernel(function), task.ctypes.data)
+    run_kernel(function, task)
     return out_TF
 
 
@@ -175,11 +162,6 @@ _HIDDEN = np.float32(-np.inf)
 SOME_ROWS = 8
 
 
-@functools.cache
-def _softmax_kernel(function: Callable[[Any], None]) -> int:
-    return compiled(function, _SOFTMAX)
-
-
 def softmax_(scores_TL: torch.Tensor) -> torch.Tensor:
     """Replace float32 scores of a CPU by their softmax. L must be a multiple of 16. A score of -inf
     gets a weight of exactly 0, so the bits of the others do not depend on how many such scores
@@ -189,7 +171,7 @@ def softmax_(scores_TL: torch.Tensor) -> torch.Tensor:
     place = scores_TL.data_ptr()
     task = np.zeros(1, _SOFTMAX)
     task[0] = (NONE_TAKEN, rows, 1, 1, keys, keys, place, 0, seen.ctypes.data, place, 1.0)
-    call_on_threads(_softmax_kernel(fp32_softmax), task.ctypes.data)
+    run_kernel(fp32_softmax, task)
     return scores_TL
 
 
@@ -217,7 +199,7 @@ def prompt_weights(
         function = bf16_softmax_of_sums
     else:
         function = bf16_softmax if dtype == torch.bfloat16 else fp32_softmax
-    call_on_threads(_softmax_kernel(function), task.ctypes.data)
+    run_kernel(function, task)
     return weights_XCYS
 
 
@@ -327,11 +309,6 @@ _SPLITS = np.dtype(
 )
 
 
-@functools.cache
-def _splits_kernel(function: Callable[[Any], None]) -> int:
-    return compiled(function, _SPLITS)
-
-
 def can_add_splits(out_TNH: torch.Tensor) -> bool:
     """Whether add_splits() supports these outputs."""
     numbers = out_TNH.dtype in (torch.float32, torch.bfloat16)
@@ -349,7 +326,7 @@ def add_splits(sums_XCYH: torch.Tensor, out_TNH: torch.Tensor, group: int, first
         *(sums_XCYH.data_ptr(), out_TNH.data_ptr()),
     )
     function = bf16_add_splits if out_TNH.dtype == torch.bfloat16 else fp32_add_splits
-    call_on_threads(_splits_kernel(function), task.ctypes.data)
+    run_kernel(function, task)
 
 
 def fp32_add_splits(pointer: Any) -> None:

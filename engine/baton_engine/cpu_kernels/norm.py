@@ -7,8 +7,6 @@ again; all other arithmetic is float32. Shapes: T tokens, D hidden size.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -17,13 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.cpu_kernels.elementwise import number_at, store_numbers
-from baton_engine.cpu_kernels.openmp import (
-    COUNTER,
-    NONE_TAKEN,
-    call_on_threads,
-    compiled,
-    inlined,
-)
+from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.vectors import (
     LANES,
     add,
@@ -82,13 +74,8 @@ def _add_norm(
     places = x_TD.data_ptr(), delta, wide_D.data_ptr(), out_TD.data_ptr()
     task = np.array([(NONE_TAKEN, *x_TD.shape, size, *places, eps)], _TASK)
     function = bf16_add_norm if x_TD.dtype == torch.bfloat16 else fp32_add_norm
-    call_on_threads(_kernel(function), task.ctypes.data)
+    run_kernel(function, task)
     return out_TD
-
-
-@functools.cache
-def _kernel(function: Callable[[Any], None]) -> int:
-    return compiled(function, _TASK)
 
 
 def fp32_add_norm(pointer: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import torch
 
 # The first field of a task: how many parts of it threads have taken. It has a cache line of its
@@ -34,7 +35,20 @@ _SOURCES = hashlib.sha256(
 ).hexdigest()[:16]
 
 
-def compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
+def run_kernel(function: Callable[[Any], None], task: npt.NDArray[Any]) -> None:
+    """Call a kernel on each of torch's threads with a pointer to `task`, an array of one record,
+    and wait. On this thread alone if torch has one thread or another OpenMP library."""
+    address, argument = _compiled(function, task.dtype), task.ctypes.data
+    threads = torch.get_num_threads()
+    parallel = _parallel() if threads > 1 else None
+    if parallel is None:
+        _FUNCTION(address)(argument)
+    else:
+        parallel(address, argument, threads, 0)
+
+
+@functools.cache
+def _compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
     """The address of a function of a pointer to a `task`, compiled.
 
     numba keeps compiled code in NUMBA_CACHE_DIR or the user's cache, and compiles it again in about
@@ -50,17 +64,6 @@ def compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
     except RuntimeError:  # no folder for the cache
         address = numba.cfunc(signature)(function).address
     return address
-
-
-def call_on_threads(function: int, argument: int) -> None:
-    """Call the function at an address with `argument` on each of torch's threads, and wait. On
-    this thread alone if torch has one thread or another OpenMP library."""
-    threads = torch.get_num_threads()
-    parallel = _parallel() if threads > 1 else None
-    if parallel is None:
-        _FUNCTION(function)(argument)
-    else:
-        parallel(function, argument, threads, 0)
 
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

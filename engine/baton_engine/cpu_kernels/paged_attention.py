@@ -17,8 +17,6 @@ row, Q all rows.
 from __future__ import annotations
 
 import enum
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -26,7 +24,7 @@ import numpy as np
 
 from baton_engine.cpu_kernels import vectors
 from baton_engine.cpu_kernels.elementwise import number_at, softmax_in_place, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, compiled, inlined
+from baton_engine.cpu_kernels.openmp import COUNTER, inlined
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -106,12 +104,6 @@ TASK = np.dtype(
 )
 _HIDDEN = np.float32(-np.inf)
 _ONE = np.float32(1.0)
-
-
-@functools.cache
-def kernel(function: Callable[[Any], None]) -> int:
-    """The address of one of the kernels of this module."""
-    return compiled(function, TASK)
 
 
 def fp32_attention(pointer: Any) -> None:

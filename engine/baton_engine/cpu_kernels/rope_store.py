@@ -8,8 +8,6 @@ Z = N + 2 K, H head_dim, R its rotated dimensions.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -18,13 +16,7 @@ import torch
 
 from baton_engine.cpu_kernels.elementwise import number_at, store_numbers
 from baton_engine.cpu_kernels.norm import norm_scale
-from baton_engine.cpu_kernels.openmp import (
-    COUNTER,
-    NONE_TAKEN,
-    call_on_threads,
-    compiled,
-    inlined,
-)
+from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.vectors import (
     LANES,
     broadcast,
@@ -98,13 +90,8 @@ def rotate_store(
         *(pool.data_ptr() + layer * layer_step, pool.shape[4], block_step, *steps, eps),
     )
     function = bf16_rotate_store if heads_TZH.dtype == torch.bfloat16 else fp32_rotate_store
-    call_on_threads(_kernel(function), task.ctypes.data)
+    run_kernel(function, task)
     return q_TNH
-
-
-@functools.cache
-def _kernel(function: Callable[[Any], None]) -> int:
-    return compiled(function, _TASK)
 
 
 def fp32_rotate_store(pointer: Any) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
-from baton_engine.cpu_kernels.openmp import NONE_TAKEN, call_on_threads
+from baton_engine.cpu_kernels.openmp import NONE_TAKEN, run_kernel
 from baton_engine.cpu_kernels.paged_attention import (
     TASK,
     TILE,
@@ -26,7 +26,6 @@ from baton_engine.cpu_kernels.paged_attention import (
     Part,
     bf16_attention,
     fp32_attention,
-    kernel,
 )
 
 Indexes = npt.NDArray[np.integer]
@@ -111,7 +110,7 @@ class PagedMatrices:
             scale=scale,
         )
         function = bf16_attention if bf16 else fp32_attention
-        call_on_threads(kernel(function), self._task.ctypes.data)
+        run_kernel(function, self._task)
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
