@@ -175,7 +175,7 @@ def test_engines_share_no_gpu_whose_memory_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "start"),
     [
         ([], ""),
         ([H100], ""),
@@ -185,12 +185,12 @@ def test_engines_share_no_gpu_whose_memory_is_unknown() -> None:
     ],
 )
 def test_nodes_that_take_turns_on_a_gpu_are_one_line_with_the_remedy(
-    names: list[str], said: str, tmp_path: Path
+    names: list[str], start: str, tmp_path: Path
 ) -> None:
     line = time_slicing(names, {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none")})
-    assert line.partition("without")[0] == said
+    assert line.partition("without")[0] == start
     assert "\n" not in line
-    assert ("nvidia-cuda-mps-control -d" in line) == bool(said)
+    assert ("nvidia-cuda-mps-control -d" in line) == bool(start)
 
 
 def test_nodes_on_a_gpu_with_a_running_mps_daemon_take_no_turns(tmp_path: Path) -> None:
