@@ -24,7 +24,8 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
-from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
+from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
+from baton_engine.kv.pinned_blocks import PinnedBlocks
 from baton_engine.layers.linear_method import MethodOf, packed_methods
 from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots

@@ -23,7 +23,15 @@ from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.display import Display
 from baton_cli.local_pool.engine_memory import check_memory, fixed_bytes, share_memory
-from baton_cli.local_pool.gpus import Gpu, Share, choose_gpus, list_gpus, share_gpus
+from baton_cli.local_pool.gpus import (
+    VISIBLE,
+    Gpu,
+    Share,
+    choose_gpus,
+    list_gpus,
+    share_gpus,
+    time_slicing,
+)
 from baton_cli.local_pool.machine import cores, cpu_flags, decide_dtype, share_cores
 from baton_cli.local_pool.router_client import Answer, RouterAddress, ask
 from baton_cli.local_pool.store import StoreUrls, open_store
@@ -48,15 +56,14 @@ from baton_engine.memory.host_memory import free_memory
 from baton_node.ipc.parent_death import die_with
 
 PYTHON = (sys.executable, "-m", "baton_cli")
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Machine(NamedTuple):
     """Functions that read a machine's resources. `free` returns free memory in bytes, None if
-    unknown; `gpus` lists the GPUs for a value of CUDA_VISIBLE_DEVICES."""
+    unknown; `gpus` lists the GPUs that a process with these variables may use."""
 
     free: Callable[[], int | None] = free_memory
-    gpus: Callable[[str | None], list[Gpu]] = list_gpus
+    gpus: Callable[[Mapping[str, str]], list[Gpu]] = list_gpus
 
 
 THIS_MACHINE = Machine()
@@ -175,6 +182,7 @@ def make_plan(
     for (role, name), share in zip(name_nodes(options), shares, strict=True):
         its_options = node_options(options, store, name, share)
         nodes.append(_child(role, name, its_options, share.variables))
+    gpus = [share.variables[VISIBLE] for share in shares if VISIBLE in share.variables]
     return Plan(
         address=RouterAddress(options.host, options.port, options.admin_key),
         nodes=tuple(nodes),
@@ -182,6 +190,7 @@ def make_plan(
         environment=for_children(environment),
         drain_timeout_s=options.drain_timeout,
         ready_timeout_s=options.ready_timeout,
+        warning=time_slicing(gpus, environment),
     )
 
 
@@ -219,7 +228,7 @@ def share_machine(
             others = 0 if options.overcommit else store
             kv_memory = share_memory(options, engines, others, machine.free())
         return [NodeShare(count, kv_memory, {}) for count in threads]
-    gpus = choose_gpus(machine.gpus(environment.get(VISIBLE)), options.device)
+    gpus = choose_gpus(machine.gpus(environment), options.device)
     if given:
         turns = [gpus[index % len(gpus)].name for index in range(engines)]
         shares = [Share(name, kv_memory) for name in turns]
@@ -287,6 +296,8 @@ async def _up(options: UpOptions, started: float) -> None:
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
     with open_store(options) as store, folder_of_routers(options) as folder:
         plan = make_plan(options, store.urls, os.environ, folder)
+        if plan.warning:
+            display.note(plan.warning)
         supervisor = Supervisor(plan, stop, display)
         keeper = asyncio.create_task(store.keep(display.note))
         greeter = asyncio.create_task(_greet(options, supervisor, stop, display, started))

@@ -34,7 +34,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class Plan:
-    """The pool's processes. `nodes` end after the router, so that they can finish its streams."""
+    """The pool's processes. `nodes` end after the router, so that they can finish its streams.
+    `warning` is a line for the user, or ""."""
 
     address: RouterAddress
     nodes: tuple[ChildSpec, ...]
@@ -42,6 +43,7 @@ class Plan:
     environment: Mapping[str, str]
     drain_timeout_s: float
     ready_timeout_s: float
+    warning: str = ""
 
 
 @dataclass(frozen=True)

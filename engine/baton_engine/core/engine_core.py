@@ -199,6 +199,7 @@ class EngineCore:
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
         blocks = [id for id in blocks if id]
+        self._pool.host.settle()  # a launched step may load some of them from the host tier
         self._pool.touch(blocks)
         self._holds.update(blocks)
 

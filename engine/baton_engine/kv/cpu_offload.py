@@ -30,8 +30,10 @@ from baton_protocol.layout import KVLayout
 class HostMemory(Protocol):
     """Host memory for `num_slots` whole blocks of `slot_bytes` bytes each.
 
-    Copies run in the order of the calls, after the steps launched before them and before the steps
-    launched after them. settle() returns when all copies are done.
+    Copies run in the order of the calls, and before the steps launched after them. They may run
+    beside the steps in flight: those hold a reference to each block that they use, and a copy's
+    block was free until it was allocated for a later step. settle() returns when all copies are
+    done, and at once if none was made since the last settle().
     """
 
     num_slots: int
@@ -57,10 +59,10 @@ def slots_for(host_kv_memory: int, layout: KVLayout) -> int:
     return host_kv_memory // layout.block_bytes
 
 
-def no_memory(num_slots: int, slot_bytes: int) -> SettingsError:
+def no_memory(num_slots: int, slot_bytes: int, why: str = "") -> SettingsError:
     return SettingsError(
-        f"no host memory for {num_slots} KV blocks ({num_slots * slot_bytes} bytes); "
-        "lower --host-kv-memory"
+        f"no host memory for {num_slots} KV blocks ({num_slots * slot_bytes} bytes)"
+        f"{f': {why}' if why else ''}; lower --host-kv-memory"
     )
 
 
@@ -187,8 +189,9 @@ class HostTier:
                 self._memory.load(slots, blocks)
 
     def settle(self) -> None:
-        """Make the queued copies and wait until they are done. Needed before anything but the next
-        step uses the blocks, such as a transfer."""
+        """Make the queued copies and wait until all copies are done, also those of earlier steps:
+        a reservation may share blocks that they load. Needed before anything but a later step uses
+        the blocks, such as a transfer."""
         self.move()
         if self._memory is not None:
             self._memory.settle()

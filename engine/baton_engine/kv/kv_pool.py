@@ -3,13 +3,13 @@
 In: layout and block count. Out: `pool` [P, L, 2, K, B, H] for attention, and KVMemory's read, write
 and views for transfers. On a CPU both are the same memory, and sockets can read and write it
 directly. On CUDA, each transfer thread copies bytes through its own pinned staging buffer on its
-own stream. PinnedBlocks is the host tier's memory for a pool on CUDA.
+own stream.
 
 Head shard s of a block has heads [s * K / S, (s + 1) * K / S) of each layer's K and V: 2 * L
 contiguous pieces of the block.
 
 Shapes: P blocks with block 0 (padding), L layers of a group (see KVLayout.group_layers), K kv
-heads, S head shards, B block size, H head_dim; of PinnedBlocks N slots of Z bytes.
+heads, S head shards, B block size, H head_dim.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.errors import SettingsError
-from baton_engine.kv.cpu_offload import no_memory
 from baton_engine.kv.staging import stage
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
@@ -159,37 +158,3 @@ class TorchMemory:
     def _portions(self, count: int, staging: torch.Tensor) -> list[tuple[int, int]]:
         step = staging.shape[0]
         return [(begin, min(begin + step, count)) for begin in range(0, count, step)]
-
-
-class PinnedBlocks:
-    """HostMemory for a pool on CUDA: one pinned allocation. Copies run on the step's stream, and
-    the host does not wait for them.
-
-    It also works on a CPU, but CopiedBlocks is faster there: torch copies with all threads, and on
-    a busy machine a block of 393 KB took 1 to 7 ms instead of 0.1 to 0.3 ms.
-    """
-
-    def __init__(self, memory: TorchMemory, num_slots: int) -> None:
-        pool, size = memory.pool, memory.layout.block_bytes
-        self.num_slots = num_slots
-        self.slot_bytes = size
-        self._device = pool.device
-        self._blocks_PZ = pool.view(pool.shape[0], -1).view(torch.uint8)
-        try:
-            self._slots_NZ = torch.empty(
-                (num_slots, size), dtype=torch.uint8, pin_memory=self._device.type == "cuda"
-            )
-        except (MemoryError, RuntimeError) as error:
-            raise no_memory(num_slots, size) from error
-
-    def save(self, blocks: Sequence[BlockId], slots: Sequence[int]) -> None:
-        for block, slot in zip(blocks, slots, strict=True):
-            self._slots_NZ[slot].copy_(self._blocks_PZ[block], non_blocking=True)
-
-    def load(self, slots: Sequence[int], blocks: Sequence[BlockId]) -> None:
-        for slot, block in zip(slots, blocks, strict=True):
-            self._blocks_PZ[block].copy_(self._slots_NZ[slot], non_blocking=True)
-
-    def settle(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()

@@ -15,7 +15,7 @@ import pytest
 from baton_cli.commands.up import Machine, make_plan, share_machine
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.engine_memory import check_memory, demand_of, fixed_bytes, share_memory
-from baton_cli.local_pool.gpus import CONTEXT_BYTES, Gpu
+from baton_cli.local_pool.gpus import CONTEXT_BYTES, Gpu, Memory
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.options.devices import CUDA
 from baton_cli.options.records import UpOptions
@@ -32,7 +32,7 @@ def options(tiny_model: Callable[[str], Path]) -> UpOptions:
 
 
 def machine(free: int | None, *gpus: Gpu) -> Machine:
-    return Machine(lambda: free, lambda visible: list(gpus))
+    return Machine(lambda: free, lambda environment: list(gpus))
 
 
 def test_engine_flags_determine_the_memory_demand(options: UpOptions) -> None:
@@ -91,7 +91,7 @@ SIM = UpOptions(engine="sim")
 def test_sizes_that_do_not_fit_together_are_refused_with_remedies_that_work(
     options: UpOptions, sizes: dict[str, Any], message: str
 ) -> None:
-    here = machine(20 * GIB, *[Gpu("0", 79 * GIB, 80 * GIB)] * 2)
+    here = machine(20 * GIB, *[Gpu("0", Memory(79 * GIB, 80 * GIB))] * 2)
     changed = replace(options, **sizes)
     with pytest.raises(CommandError, match=message) as caught:
         share_machine(changed, {}, here)
@@ -148,7 +148,7 @@ def test_nodes_of_a_planned_pool_start_with_overcommit(options: UpOptions) -> No
 def test_engines_on_one_gpu_share_the_memory_that_models_and_steps_leave(
     options: UpOptions,
 ) -> None:
-    here = machine(None, Gpu("0", 9 * GIB, 10 * GIB))
+    here = machine(None, Gpu("0", Memory(9 * GIB, 10 * GIB)))
     changed = replace(options, device=CUDA, gpu_memory_utilization=0.8, prefill=1, decode=1)
     for share in share_machine(changed, {}, here):
         assert share.kv_memory is not None

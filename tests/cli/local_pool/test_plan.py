@@ -16,7 +16,7 @@ from baton_cli.commands.roles import node_settings, router_settings
 from baton_cli.commands.up import THIS_MACHINE, Machine, make_plan, settle, show_answer, show_ready
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildSpec
-from baton_cli.local_pool.gpus import Gpu
+from baton_cli.local_pool.gpus import Gpu, Memory
 from baton_cli.local_pool.router_client import Answer, RouterAddress
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.local_pool.supervisor import Plan
@@ -113,11 +113,27 @@ def test_a_node_gets_the_compute_options() -> None:
     assert [getattr(settings, name) for name in COMPUTING] == [*("cuda", 0.5, True, "on", True)]
 
 
+GPUS = [Gpu(name, Memory(80 << 30, 80 << 30)) for name in ("GPU-a", "GPU-b")]
+TWO_GPUS = Machine(gpus=lambda environment: GPUS)
+
+
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (UpOptions(model="m", device="cuda", kv_blocks=9, prefill=1, decode=1), ""),
+        (UpOptions(model="m", device="cuda:1", kv_blocks=9, decode=1), "2 nodes on GPU-b: "),
+        (UpOptions(model="m", device="cuda", kv_blocks=9, decode=2), "2 nodes on GPU-a: "),
+        (SIM, ""),
+    ],
+)
+def test_the_plan_says_that_nodes_take_turns_on_a_gpu(options: UpOptions, warning: str) -> None:
+    assert plan_of(options, TWO_GPUS).warning.partition("without")[0] == warning
+
+
 def test_a_node_sees_only_its_own_gpu() -> None:
-    gpus = [Gpu("0", 80 << 30, 80 << 30), Gpu("1", 80 << 30, 80 << 30)]
     options = UpOptions(model="m", device="cuda:1", kv_blocks=9, prefill=1, decode=1)
-    for spec in plan_of(options, Machine(gpus=lambda visible: gpus)).nodes:
-        assert spec.variables["CUDA_VISIBLE_DEVICES"] == "1"
+    for spec in plan_of(options, TWO_GPUS).nodes:
+        assert spec.variables["CUDA_VISIBLE_DEVICES"] == "GPU-b"
         _, child = child_options(spec)
         assert isinstance(child, NodeOptions)
         assert child.device == CUDA

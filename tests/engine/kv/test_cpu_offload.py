@@ -15,7 +15,7 @@ from baton_engine.interface import Reservation
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.request import Request
 from tests.support.engines.engine_core import Run, drive, make_request, run_all
-from tests.support.engines.landing import BLOCK, content, host_bytes, sim
+from tests.support.engines.landing import BLOCK, content, host_bytes, sim, watched_sim
 
 PROMPT = 16  # tokens in 4 blocks; 4 generated tokens need one more block
 
@@ -85,6 +85,23 @@ def test_reserve_loads_host_blocks_before_it_returns() -> None:
     back = reserve(engine, "a-2")
     assert (back.cached, back.loaded) == (4, 4)
     assert content(engine, back.blocks[:4]) == expected
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_blocks_are_held_for_a_transfer_only_after_the_copies_of_launched_steps(
+    overlap: bool,
+) -> None:
+    engine, runner = watched_sim(num_blocks=5, host_kv_memory=host_bytes(16), overlap=overlap)
+    run(engine, "a")
+    run(engine, "b")
+    engine.submit(request_for("a-2"), report_filled=True)
+    engine.step()
+    assert not runner.host.settled
+    [*chunks] = engine.full_chunks(request_for("a-2").id)
+    engine.hold(chunks[0].blocks)
+    assert runner.host.settled
+    engine.unhold(chunks[0].blocks)
+    drive(engine)
 
 
 def test_a_reserved_request_counts_its_tokens_from_the_host_separately() -> None:

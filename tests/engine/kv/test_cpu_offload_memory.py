@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 import torch
@@ -11,10 +10,12 @@ import torch
 from baton_engine.errors import SettingsError
 from baton_engine.interface import KVMemory
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory, HostTier
-from baton_engine.kv.kv_pool import PinnedBlocks, TorchMemory
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.pinned_blocks import PinnedBlocks
 from baton_engine.sim.runner import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.demands import kv_layout
+from tests.support.engines.fake_cuda import FakeCuda
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")]
 KINDS = ["sim", "cpu", "bfloat16", "pinned", pytest.param("cuda", marks=GPU)]
@@ -35,8 +36,10 @@ def memories(kind: str, shards: int = 1) -> tuple[KVMemory, HostMemory]:
         memory = SimMemory(layout, 8)
         return memory, CopiedBlocks(memory, SLOTS)
     pool = TorchMemory(layout, 8, torch.device("cuda" if kind == "cuda" else "cpu"))
-    if kind in ("pinned", "cuda"):
+    if kind == "cuda":
         return pool, PinnedBlocks(pool, SLOTS)
+    if kind == "pinned":
+        return pool, PinnedBlocks(pool, SLOTS, FakeCuda().calls)
     return pool, CopiedBlocks(pool, SLOTS)
 
 
@@ -67,6 +70,7 @@ def test_saved_content_can_be_loaded_into_any_block(kind: str, shards: int) -> N
     memory, host = memories(kind, shards)
     data = {block: write_random(memory, block) for block in (2, 5, 7)}
     host.save(blocks_of(7, 2, 5), [0, 2, 1])
+    host.settle()
     for block in (2, 5, 7):
         write_random(memory, block)
     host.load([2, 0], blocks_of(8, 2))
@@ -115,11 +119,24 @@ def test_the_host_memory_of_a_gpu_pool_is_pinned() -> None:
     assert host._slots_NZ.is_pinned()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
+def test_on_a_gpu_the_step_after_a_save_does_not_change_what_is_saved() -> None:
+    memory, host = memories("cuda")
+    assert isinstance(memory, TorchMemory)
+    for value in range(1, 50):
+        memory.pool[4] = value
+        torch.cuda.synchronize()
+        host.save(blocks_of(4), [1])
+        memory.pool[4] = -value  # on the stream of the steps
+        host.load([1], blocks_of(6))
+        assert bool((memory.pool[6] == value).all())
+
+
 def test_more_host_memory_than_the_machine_has_raises() -> None:
-    memory: Any = memories("cpu")[0]
-    for kind in (CopiedBlocks, PinnedBlocks):
-        with pytest.raises(SettingsError, match=r"no host memory for \d+ KV blocks.*--host-kv-me"):
-            kind(memory, 1 << 50)
+    memory, _ = memories("cpu")
+    with pytest.raises(SettingsError, match=r"no host memory for \d+ KV blocks.*--host-kv-me"):
+        CopiedBlocks(memory, 1 << 50)
 
 
 def test_fault_reports_a_lost_slot() -> None:

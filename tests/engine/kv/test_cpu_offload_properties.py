@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 import numpy as np
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,12 +22,16 @@ from hypothesis.stateful import (
     rule,
 )
 
+from baton_engine.interface import KVMemory
 from baton_engine.kv.block_pool import BlockPool
-from baton_engine.kv.cpu_offload import CopiedBlocks, HostTier
+from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory, HostTier
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.pinned_blocks import PinnedBlocks
 from baton_engine.sim.runner import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.cache_reports import follow
 from tests.support.engines.demands import kv_layout
+from tests.support.engines.fake_cuda import FakeCuda
 
 LAYOUT = kv_layout(heads=2, block=2, chunk=2, shards=2)
 NAMES = 12
@@ -44,8 +49,8 @@ class TierMachine(RuleBasedStateMachine):
 
     @initialize(size=st.integers(3, BLOCKS), slots=st.integers(1, 6))
     def start(self, size: int, slots: int) -> None:
-        self.memory = SimMemory(LAYOUT, size)
-        self.pool = BlockPool(size, HostTier(CopiedBlocks(self.memory, slots)))
+        self.memory, host = self.make_memory(size, slots)
+        self.pool = BlockPool(size, HostTier(host))
         self.size, self.slots = size, slots
         # Each owner's blocks, and the hashes of the content that they are to hold.
         self.owners: list[tuple[list[BlockId], list[BlockHash]]] = []
@@ -55,6 +60,13 @@ class TierMachine(RuleBasedStateMachine):
         self.host: list[BlockHash] = []  # least recently used first
         self.reported: set[BlockHash] = set()
         self.copied = True
+
+    def make_memory(self, size: int, slots: int) -> tuple[KVMemory, HostMemory]:
+        memory = SimMemory(LAYOUT, size)
+        return memory, CopiedBlocks(memory, slots)
+
+    def start_step(self) -> None:
+        """The copies queued so far are done now."""
 
     # --- the model ------------------------------------------------------------------------------
 
@@ -145,6 +157,7 @@ class TierMachine(RuleBasedStateMachine):
         """Make all copies, overwrite every block without content, then fill up to `budget`
         blocks."""
         self.pool.host.move()
+        self.start_step()
         self.copied = True
         for block in range(1, self.size + 1):
             if BlockId(block) not in self.hashes:
@@ -204,5 +217,19 @@ class TierMachine(RuleBasedStateMachine):
                 assert set(content.tolist()) == {hash[0]}
 
 
+class LateTierMachine(TierMachine):
+    """The same over the host memory of a GPU, with copies as late as their events allow."""
+
+    def make_memory(self, size: int, slots: int) -> tuple[KVMemory, HostMemory]:
+        self.cuda = FakeCuda()
+        memory = TorchMemory(LAYOUT, size, torch.device("cpu"))
+        return memory, PinnedBlocks(memory, slots, self.cuda.calls)
+
+    def start_step(self) -> None:
+        self.cuda.start_step()
+
+
 TestTier = TierMachine.TestCase
 TestTier.settings = settings(max_examples=80, stateful_step_count=40)
+TestLateTier = LateTierMachine.TestCase
+TestLateTier.settings = settings(max_examples=40, stateful_step_count=40)

@@ -3,8 +3,9 @@ poison, a runner that checks its rows, bytes from another engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from baton_engine.core.engine_core import EngineCore
@@ -52,11 +53,14 @@ class WatchedRunner:
     - a row may wait only for its own next token;
     - a row has a block for each token that it computes, and for each that these tokens see.
 
+    Copies of the host tier are made as late as their contract allows (see LateCopies).
+
     `fails` names the operation that fails next, once: "launch" or "read".
     """
 
-    def __init__(self, engine: EngineCore) -> None:
+    def __init__(self, engine: EngineCore, host_slots: int = 0) -> None:
         self._runner = engine.runner
+        self.host = LateCopies(engine.memory, host_slots)
         self._layout = engine.info.layout
         self._pool = engine._pool
         self.unread: list[WatchedStep] = []
@@ -75,6 +79,13 @@ class WatchedRunner:
             return taken
 
         pool.allocate = watched  # type: ignore[method-assign]
+        copy = self.memory.copy
+
+        def copied(sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
+            self.host.make()
+            copy(sources, targets)
+
+        self.memory.copy = copied  # type: ignore[method-assign]
 
     @property
     def memory(self) -> KVMemory:
@@ -95,6 +106,7 @@ class WatchedRunner:
                 step.check_next(row, self.written(row))
             assert self.unread or row.after is None, "a row awaits a token, but no step is unread"
         self.fail("launch")
+        self.host.make()
         self.steps.append([(row.start, len(row.tokens)) for row in rows])
         used = [self.used(row) for row in rows]
         self.unread.append(WatchedStep(self, rows, used, self._runner.launch(rows)))
@@ -125,6 +137,34 @@ class WatchedRunner:
                 assert self._pool.refs(block), f"block {block} was free before its step was read"
             for block in self.written(row):
                 assert self._pool.hash_of(block) is None, f"block {block} was registered too early"
+
+
+class LateCopies(CopiedBlocks):
+    """A HostMemory whose copies are made only before the work of the next step, or by settle().
+    `settled` says whether settle() was called since the last copy."""
+
+    settled = True
+
+    def __init__(self, memory: KVMemory, num_slots: int) -> None:
+        super().__init__(memory, num_slots)
+        self._late: list[Callable[[], None]] = []
+
+    def save(self, blocks: Sequence[BlockId], slots: Sequence[int]) -> None:
+        self.settled = False
+        self._late.append(partial(super().save, blocks, slots))
+
+    def load(self, slots: Sequence[int], blocks: Sequence[BlockId]) -> None:
+        self.settled = False
+        self._late.append(partial(super().load, slots, blocks))
+
+    def settle(self) -> None:
+        self.make()
+        self.settled = True
+
+    def make(self) -> None:
+        for copy in self._late:
+            copy()
+        self._late.clear()
 
 
 @dataclass(frozen=True)
@@ -173,9 +213,9 @@ class WatchedStep:
 def watched_sim(**changes: Any) -> tuple[EngineCore, WatchedRunner]:
     """A sim engine whose pool is filled with poison."""
     plain = sim(**changes)
-    runner = WatchedRunner(plain)
     slots = slots_for(changes.get("host_kv_memory", 0), plain.info.layout)
-    host = CopiedBlocks(runner.memory, slots) if slots else None
+    runner = WatchedRunner(plain, slots)
+    host = runner.host if slots else None
     engine = EngineCore(plain.info, runner, host, overlap=plain.overlap)
     runner.watch(engine)
     poison(engine, map(BlockId, range(1, engine.info.num_blocks + 1)))
