@@ -429,8 +429,8 @@ class Engine(Protocol):
 
         If the device lacks memory for a step, the engine reads the step in flight and tries smaller
         ones (see `scheduling.step_limits`); no token changes. A request that does not fit even
-        alone is in `failed`. Raises OutOfMemory if that happens twice without a step that fits
-        between: then the device, not the request, is the cause."""
+        alone, in three calls, is in `failed`. Raises OutOfMemory if no step fits until another one
+        would fail: then the device, not the request, is the cause."""
 
     def starved(self) -> bool:
         """True if the last call of step() preempted a sequence, or ran nothing, because blocks were

@@ -58,6 +58,8 @@ from baton_protocol.store import NodeLoad
 
 logger = logging.getLogger(__name__)
 
+# Times that a step of one token is tried before its request fails.
+TRIES_ALONE = 3
 # Lower values leave more of the device's memory to steps.
 MEMORY_FLAGS = "--gpu-memory-utilization, --kv-memory or --kv-blocks"
 
@@ -100,7 +102,8 @@ class EngineCore:
         self._ended: list[RequestId] = []
         self._complete: list[Complete] = []
         self._failed: list[Failed] = []
-        self._failed_alone = False  # a request failed, and no step has fitted since then
+        # Steps of one token that did not fit the device's memory, since one fitted.
+        self._refusals = 0
         self._arrivals = 0
         self._starved = False
         self._totals = Totals()
@@ -250,25 +253,32 @@ class EngineCore:
         while tokens := self._in_flight.launch():
             running = len(scheduler.running)
             alone = scheduler.shrink(tokens)
-            logger.warning(
-                "the device lacks memory for a step of %d tokens of %d sequences; steps now have at"
-                " most %d tokens and %d sequences; if this repeats, lower %s",
-                *(tokens, running, scheduler.limits.tokens, scheduler.limits.seqs, MEMORY_FLAGS),
-            )
-            if alone is not None:
-                self._fail(alone.state)
+            if alone is None:
+                limits = scheduler.limits
+                logger.warning(
+                    "the device lacks memory for a step of %d tokens of %d sequences; steps now"
+                    " have at most %d tokens and %d sequences; if this repeats, lower %s",
+                    *(tokens, running, limits.tokens, limits.seqs, MEMORY_FLAGS),
+                )
+                continue
+            self._refusals += 1
+            if self._refusals % TRIES_ALONE:
+                return  # other processes may give back memory until the next call
+            self._fail(alone.state)
         if self._in_flight:
-            self._failed_alone = False
+            self._refusals = 0
 
     def _fail(self, state: RequestState) -> None:
-        """End a request that does not fit the device's memory even alone."""
+        """End a request that does not fit the device's memory even alone. Raises OutOfMemory if no
+        step has fitted since another one did not fit either."""
+        if self._refusals == 2 * TRIES_ALONE:
+            self._refusals = TRIES_ALONE
+            raise OutOfMemory(f"no request fits the device's memory; lower {MEMORY_FLAGS}")
         error = NotEnoughMemory(
             f"a step of this request alone, with 1 token and {state.params.n} choices, needs more"
             f" memory than the node's device has left; lower n, or the node's {MEMORY_FLAGS}"
         )
-        if self._failed_alone:
-            raise OutOfMemory(f"no request fits the device's memory; lower {MEMORY_FLAGS}")
-        self._failed_alone = True
+        logger.warning("request %s fails: %s", state.request.id, error)
         self._requests.forget(state)
         self._failed.append(Failed(state.request.id, error))
         self._ended.append(state.request.id)

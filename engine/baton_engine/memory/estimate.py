@@ -34,10 +34,10 @@ GIB = 1 << 30
 SCORED_ROWS = 128
 FLOAT32_BYTES = 4
 LOGIT_BYTES = 4  # float32 in every compute dtype
-# Bytes per logit in addition to the logit itself. With kernels, most exist while a grammar's mask is
-# applied: four float32 copies (the raw logits that logprobs need, those to change, and the mask's
-# input and output) and two bools. Without kernels, most exist later: the scaled logits, the noise
-# and the integers it is computed from.
+# Bytes per logit in addition to the logit itself. With kernels, most exist while a grammar's mask
+# is applied: four float32 copies (the raw logits that logprobs need, those to change, and the
+# mask's input and output) and two bools. Without kernels, most exist later: the scaled logits, the
+# noise and the integers it is computed from.
 SAMPLING_BYTES = {"triton": 18, "torch": 32}
 # Bytes per score of torch's attention, in addition to those that depend on dtype and head size: two
 # float32 numbers, a product padded to more rows, and a mask.

@@ -30,7 +30,6 @@ from baton_engine.runner.input_buffers import (
     to_device,
 )
 
-
 Compute = Callable[[], torch.Tensor]
 
 

@@ -1,5 +1,5 @@
-"""Run the largest possible step once on CUDA: it compiles or loads every kernel of sampling, and its
-memory is measured.
+"""Run the largest possible step once on CUDA, so that all kernels of sampling are compiled and
+loaded, and measure its memory.
 
 In: the plan, with the limits of a step, and a runner of the model. Out: the plan with the measured
 memory. The rows reach the limits and use every feature that costs memory. There are no requests

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from baton_engine.attention.selector import attention_for
 from baton_engine.config.buckets import buckets
@@ -18,12 +15,12 @@ from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import (
-    SPARE_BYTES,
     GIB,
     GRAPH_LAYER_BYTES,
     LOADED_CODE_BYTES,
     LOGIT_BYTES,
     SAMPLING_BYTES,
+    SPARE_BYTES,
     Demand,
     Measured,
     MemoryBudget,
@@ -44,47 +41,7 @@ from baton_engine.sampling.sampler import choose
 from baton_engine.scheduling.stop_conditions import permits
 from baton_engine.weights.dummy import fill_slots
 from tests.support.engines.demands import config_of, demand_of
-
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the peak bytes of live tensors that were created since it was entered (`peak`)."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.peak: int = 0
-        self._now = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {_storage(leaf)._cdata for leaf in tree_leaves((args, kwargs)) if _is_dense(leaf)}
-        for leaf in tree_leaves(out):
-            if _is_dense(leaf):
-                self._count(_storage(leaf), given)
-        return out
-
-    def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known or key in given:
-            return
-        self._known.add(key)
-        self._now += size
-        self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._now -= size
-
-
-def _is_dense(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
+from tests.support.engines.live_bytes import LiveBytes
 
 
 def runner_of(demand: Demand, blocks: int) -> TorchRunner:

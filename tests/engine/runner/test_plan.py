@@ -232,6 +232,19 @@ def test_batch_invariance_is_on_by_default_on_a_cpu_only(
     assert plan_of(folder, dtype="float32", **settings).exact == exact
 
 
+@pytest.mark.parametrize(
+    ("gib", "asked", "tokens"), [(24, None, 2048), (80, None, 8192), (80, 9, 9)]
+)
+def test_the_default_tokens_of_a_step_depend_on_the_card(
+    gib: int, asked: int | None, tokens: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_a_gpu(monkeypatch)
+    memory = (gib - 1) * GIB, gib * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: memory)
+    plan = plan_of(folder, device="cuda", kernels="torch", max_batched_tokens=asked)
+    assert plan.demand.max_batched_tokens == tokens
+
+
 def test_batch_invariance_with_torchs_kernels_is_refused_with_a_gpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
