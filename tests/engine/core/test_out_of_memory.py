@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,62 +11,19 @@ from hypothesis import strategies as st
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import OutOfMemory
-from baton_engine.interface import KVMemory, Launched, Matcher, Row, Runner
+from baton_engine.interface import Matcher, Row
 from baton_engine.scheduling.step_limits import GROW_AFTER
-from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.request import Request
 from baton_protocol.sampling import StructuredOutput
 from baton_text.artifacts import byte_artifacts
 from baton_text.grammar import Grammars, grammar_of
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.engine_core import Run, drive, make_request, step_once
+from tests.support.engines.short_of_memory import engine_on, samples_of, tokens_of
 
 GRAMMARS = Grammars(Tokenizer.from_artifacts(byte_artifacts()))
 GRAMMAR = grammar_of("regex", "([a-f]{3}-)+[0-9]{4}")
 MAX_STEPS = 3000
-
-
-class ShortOfMemory:
-    """Wraps a runner. A launch raises OutOfMemory if `lacks` says so for its number (from 0) and
-    its rows; a failed launch has a number, too."""
-
-    def __init__(self, runner: Runner, lacks: Callable[[int, Sequence[Row]], bool]) -> None:
-        self._runner = runner
-        self._lacks = lacks
-        self.launches = 0
-        self.failed: list[Sequence[Row]] = []
-        self.fitted: list[tuple[int, int]] = []  # (tokens, rows)
-
-    @property
-    def memory(self) -> KVMemory:
-        return self._runner.memory
-
-    def launch(self, rows: Sequence[Row]) -> Launched:
-        number, self.launches = self.launches, self.launches + 1
-        if self._lacks(number, rows):
-            self.failed.append(rows)
-            raise OutOfMemory("out of memory")
-        self.fitted.append((tokens_of(rows), len(rows)))
-        return self._runner.launch(rows)
-
-
-def tokens_of(rows: Sequence[Row]) -> int:
-    return sum(len(row.tokens) for row in rows)
-
-
-def samples_of(rows: Sequence[Row]) -> int:
-    return sum(len(row.samples) for row in rows)
-
-
-def engine_on(
-    lacks: Callable[[int, Sequence[Row]], bool], **changes: Any
-) -> tuple[EngineCore, ShortOfMemory]:
-    """A simulated engine of 400 blocks of 4 tokens with steps of 32 tokens, which lacks memory for
-    some of them."""
-    sizes = {"num_blocks": 400, "max_model_len": 200, "max_batched_tokens": 32} | changes
-    plain = build_sim(SimSettings(block_size=4, chunk_blocks=2, **sizes))
-    runner = ShortOfMemory(plain.runner, lacks)
-    return EngineCore(plain.info, runner, overlap=plain.overlap), runner
 
 
 def never(number: int, rows: Sequence[Row]) -> bool:
