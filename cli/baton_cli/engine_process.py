@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from baton_cli.options.devices import on_cuda
 from baton_decode_node.fetcher import Fetcher
 from baton_decode_node.write_behind import WriteBehind
 from baton_engine.core.engine_core import EngineCore
@@ -122,7 +123,8 @@ def _measure(
     settings: NodeSettings, engine: EngineCore, connector: StoreConnector | NoStore
 ) -> Speeds:
     info = engine.info
-    speeds = measure_compute(info, engine.runner)
+    gpu = info.kind == "torch" and on_cuda(settings.device)
+    speeds = measure_compute(info, engine.runner, gpu=gpu)
     if isinstance(connector, NoStore):
         return speeds
     put, get, latency_ms = measure_transfers(

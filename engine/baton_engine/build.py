@@ -21,7 +21,7 @@ from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.errors import SettingsError
+from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
@@ -37,7 +37,7 @@ from baton_engine.progress import ProgressLine
 from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import Plan, make_plan
-from baton_engine.runner.profile_run import PROFILE_BLOCKS, largest_step, measure_step
+from baton_engine.runner.profile_run import PROFILE_BLOCKS, CudaCard, profile
 from baton_engine.runner.warm_up import counting, describe, warm_all
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -70,7 +70,7 @@ def build_torch(
         model = _load_model(settings, plan)
         if weights_there:
             check_unchanged(settings.model, states)
-        plan = _measured(plan, model)
+        plan = _profiled(plan, model)
         runner = _runner(plan, model)
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
@@ -168,19 +168,13 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     return model
 
 
-def _measured(plan: Plan, model: Decoder) -> Plan:
-    """The plan with the measured memory of weights and the largest step, if it can be measured."""
-    if not plan.measurable or plan.room is None:
+def _profiled(plan: Plan, model: Decoder) -> Plan:
+    """The plan after the largest step has run, on CUDA."""
+    if plan.device.type != "cuda":
         return plan
-    rows = largest_step(
-        max_batched_tokens=plan.demand.max_batched_tokens,
-        max_num_seqs=plan.demand.max_num_seqs,
-        longest=plan.max_model_len,
-        block_size=plan.layout.block_size,
-    )
     memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
     runner = TorchRunner(model, memory, _attention(plan, memory))
-    return plan.measured(measure_step(runner, rows, plan.device, plan.room))
+    return profile(plan, runner, CudaCard(plan.device))
 
 
 def _runner(plan: Plan, model: Decoder) -> TorchRunner:
@@ -211,7 +205,7 @@ def _no_memory_left(plan: Plan) -> Iterator[None]:
     """Turn out-of-memory into a SettingsError: other processes may take memory after the check."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, OutOfMemory) as error:
         raise SettingsError(
             f"{plan.device} ran out of memory while the model was loaded: others took some since "
             "the start, or a step needs more than was reckoned; lower "

@@ -1,10 +1,11 @@
-"""Errors in a model or its settings that are found before the engine runs.
+"""The engine's errors: in a model or its settings, found before the engine runs, and in a step.
 
     EngineError
     |-- SettingsError       an option's value cannot work on this machine or for this model
-    `-- ModelError          the folder has no model that can be served
-        |-- UnsupportedModel   an unsupported architecture or feature; the message names the value
-        `-- WeightsError       tensors are missing, left over or of the wrong shape
+    |-- ModelError          the folder has no model that can be served
+    |   |-- UnsupportedModel   an unsupported architecture or feature; the message names the value
+    |   `-- WeightsError       tensors are missing, left over or of the wrong shape
+    `-- OutOfMemory         a step needs more memory than the device has; a smaller one may fit
 
 Each message is one line with the offending value and what to do.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 
 class EngineError(Exception):
-    """Base of all errors that a user can correct before the engine starts."""
+    """Base of all errors of this package."""
 
 
 class SettingsError(EngineError):
@@ -30,3 +31,7 @@ class UnsupportedModel(ModelError):
 
 class WeightsError(ModelError):
     pass
+
+
+class OutOfMemory(EngineError):
+    """The step was not launched, and the runner's state is as before."""

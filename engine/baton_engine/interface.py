@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request
@@ -219,7 +220,8 @@ class Runner(Protocol):
     def launch(self, rows: Sequence[Row]) -> Launched:
         """Start a step of at least one row. It runs after the previously launched step, which may
         be unread; at most one step may be. `Row.after` refers to that step's samples. The caller
-        must not change anything that a row refers to until it has read the step."""
+        must not change anything that a row refers to until it has read the step. Raises OutOfMemory
+        if the device lacks memory for the step; a smaller one may fit."""
 
 
 # --- between engine and step loop -----------------------------------------------------------
@@ -313,13 +315,23 @@ class PromptUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that ended without its last token, because the device lacks memory even for a step
+    of this request alone."""
+
+    request: RequestId
+    error: BatonError
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     tokens: tuple[TokenOut, ...] = ()
     progress: tuple[Progress, ...] = ()
     filled: tuple[Filled, ...] = ()
     prompts: tuple[PromptUse, ...] = ()
     complete: tuple[Complete, ...] = ()  # submitted with all their tokens since the last step
-    finished: tuple[RequestId, ...] = ()  # requests that ended since the last step
+    finished: tuple[RequestId, ...] = ()  # requests that ended since the last step, failed ones too
+    failed: tuple[Failed, ...] = ()
     num_tokens: int = 0  # computed tokens, including those that were dropped; 0: nothing was read
     num_prompt_tokens: int = 0  # computed tokens that belong to prompts
     num_seqs: int = 0  # sequences in the step
@@ -413,7 +425,12 @@ class Engine(Protocol):
 
     def step(self) -> StepResult:
         """Launch a step and read it. With overlap, launch the next step and then read the oldest
-        one in flight. If the runner raises, no state is lost: call step() again."""
+        one in flight. If the runner raises, no state is lost: call step() again.
+
+        If the device lacks memory for a step, the engine reads the step in flight and tries smaller
+        ones (see `scheduling.step_limits`); no token changes. A request that does not fit even
+        alone, in three calls, is in `failed`. Raises OutOfMemory if no step fits until another one
+        would fail: then the device, not the request, is the cause."""
 
     def starved(self) -> bool:
         """True if the last call of step() preempted a sequence, or ran nothing, because blocks were

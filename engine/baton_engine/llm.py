@@ -239,6 +239,8 @@ class LLM:
 
     def _step(self, by_id: Mapping[RequestId, _Run]) -> None:
         result = self.engine.step()
+        if result.failed:
+            raise result.failed[0].error
         for use in result.prompts:
             run = by_id[use.request]
             run.cached_tokens = use.cached + use.host

@@ -18,6 +18,7 @@
     |   `-- QueueTimeout    503     every node stayed full
     |-- DeadlineExceeded    504
     |-- RequestKillsNodes   500     final: every node that got the request died without progress
+    |-- NotEnoughMemory     500     final: the request does not fit the device's memory even alone
     `-- InternalError       500     a bug in Baton
 
 `ErrorRecord` is the form of an error on the wire between Baton's processes.
@@ -175,6 +176,10 @@ class DeadlineExceeded(BatonError):
 
 class RequestKillsNodes(BatonError):
     code = "request_kills_nodes"
+
+
+class NotEnoughMemory(BatonError):
+    code = "out_of_memory"
 
 
 class InternalError(BatonError):

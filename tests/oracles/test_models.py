@@ -14,6 +14,7 @@ import torch
 
 from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.interface import KVSlots, StepAttention
+from baton_engine.config.buckets import buckets
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.interface import Row
@@ -23,7 +24,6 @@ from baton_engine.layers.parameter import WeightSlots
 from baton_engine.layers.rotary import Rope, rotate
 from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.models.registry import build_model
-from baton_engine.runner.forward import buckets
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.decoding import Driver, RecordingGraphs, make_runner, streams

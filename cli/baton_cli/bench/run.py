@@ -102,6 +102,8 @@ def _step_all(
         if not engine.has_work():
             return
         result = engine.step()
+        if result.failed:
+            raise result.failed[0].error
         if not result.num_tokens:  # the step only reported finished requests
             continue
         trace.elapsed = now()

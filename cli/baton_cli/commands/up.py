@@ -233,7 +233,7 @@ def share_machine(
         turns = [gpus[index % len(gpus)].name for index in range(engines)]
         shares = [Share(name, kv_memory) for name in turns]
     else:
-        needed = fixed_bytes(options)
+        needed = fixed_bytes(options, max(gpu.total for gpu in gpus))
         shares = share_gpus(gpus, engines, needed, options.gpu_memory_utilization)
     return [
         NodeShare(count, share.kv_memory, {VISIBLE: share.gpu})

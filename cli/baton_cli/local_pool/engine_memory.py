@@ -21,33 +21,34 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def demand_of(options: EngineOptions) -> Demand:
-    """The memory demand of one torch engine with these flags; its dtype must be resolved. Raise
-    CommandError for settings that the engine refuses."""
+def demand_of(options: EngineOptions, card: int = 0) -> Demand:
+    """The memory demand of one torch engine with these flags; its dtype must be resolved. `card` is
+    the memory of its GPU in bytes, and does not count on a CPU. Raise CommandError for settings
+    that the engine refuses."""
     from baton_engine.config.engine_config import TorchSettings
     from baton_engine.config.families import read_config
     from baton_engine.errors import EngineError
     from baton_engine.memory import requirements
 
-    device = "cuda" if on_cuda(options.device) else "cpu"
     kernels = options.kernels
     if kernels == "auto":
-        kernels = "triton" if device == "cuda" else "torch"
+        kernels = "triton" if on_cuda(options.device) else "torch"
     try:
         settings = TorchSettings.of(options, Path(options.model))
         settings.check()
         config = read_config(settings.model)
         layout = requirements.layout_of(settings, config)
-        return requirements.demand_of(settings, config, layout, device, kernels)
+        memory = card if on_cuda(options.device) else None
+        return requirements.demand_of(settings, config, layout, kernels=kernels, card=memory)
     except EngineError as error:
         raise CommandError(str(error)) from error
 
 
-def fixed_bytes(options: EngineOptions) -> int:
-    """Bytes that one engine takes besides KV."""
+def fixed_bytes(options: EngineOptions, card: int = 0) -> int:
+    """Bytes that one engine takes besides KV; `card` is the memory of its GPU in bytes."""
     from baton_engine.memory import estimate, fit
 
-    demand = demand_of(options)
+    demand = demand_of(options, card)
     return estimate.fixed_bytes(demand, fit.least_length(demand))
 
 

@@ -12,12 +12,16 @@ other choices start from there.
 With overlap, the engine launches a step before it reads the previous one. It reports, caches and
 counts only steps that it has read. If a sequence has ended in the meantime, its row is dropped.
 
+If the device lacks memory for a step, the engine launches a smaller one. The tokens do not change,
+because they do not depend on the steps.
+
 Errors: InvalidRequest and PromptTooLong for invalid input from a client; ValueError for calls that
-break the contract.
+break the contract; OutOfMemory if the device lacks memory for any step.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 
@@ -27,10 +31,12 @@ from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.limits import Limits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
+from baton_engine.errors import OutOfMemory
 from baton_engine.interface import (
     CacheChange,
     Complete,
     EngineInfo,
+    Failed,
     Filled,
     KVMemory,
     Matcher,
@@ -44,10 +50,18 @@ from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
 from baton_engine.scheduling.stop_conditions import Outcome, Totals
+from baton_protocol.errors import NotEnoughMemory
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.store import NodeLoad
+
+logger = logging.getLogger(__name__)
+
+# Times that a step of one token is tried before its request fails.
+TRIES_ALONE = 3
+# Lower values leave more of the device's memory to steps.
+MEMORY_FLAGS = "--gpu-memory-utilization, --kv-memory or --kv-blocks"
 
 
 class EngineCore:
@@ -87,6 +101,9 @@ class EngineCore:
         # step reports both.
         self._ended: list[RequestId] = []
         self._complete: list[Complete] = []
+        self._failed: list[Failed] = []
+        # Steps of one token that did not fit the device's memory, since one fitted.
+        self._refusals = 0
         self._arrivals = 0
         self._starved = False
         self._totals = Totals()
@@ -164,6 +181,7 @@ class EngineCore:
         # step's `finished` must not name this attempt.
         self._ended = [ended for ended in self._ended if ended != request.id]
         self._complete = [each for each in self._complete if each.request != request.id]
+        self._failed = [each for each in self._failed if each.request != request.id]
         for choice in range(request.params.n):
             if choice in finished:
                 continue
@@ -189,11 +207,9 @@ class EngineCore:
         self._requests.forget_if_ended(state, self._ended)
 
     def abort(self, request: RequestId) -> None:
-        state = self._states.pop(request, None)
-        if state is None:
-            return
-        for sequence in state.live.values():
-            self._requests.take_out(sequence)
+        state = self._states.get(request)
+        if state is not None:
+            self._requests.forget(state)
 
     # --- blocks in transfer -----------------------------------------------------------------------
 
@@ -222,23 +238,61 @@ class EngineCore:
         self._requests.release_lingering()
         self._starved = False
         if not self._in_flight:
-            self._in_flight.launch()
+            self._launch()
             self._starved = self._scheduler.starved
         if self.overlap and self._in_flight:
+            # If this step does not fit the device's memory, it is scheduled again when the one in
+            # flight is read.
             self._in_flight.launch()
         outcome = self._read()
         outcome.add_to(self._totals)
         return outcome.result()
 
+    def _launch(self) -> None:
+        """Launch a step. While the device lacks memory for it, launch a smaller one instead."""
+        scheduler = self._scheduler
+        while tokens := self._in_flight.launch():
+            running = len(scheduler.running)
+            alone = scheduler.shrink(tokens)
+            if alone is None:
+                limits = scheduler.limits
+                logger.warning(
+                    "the device lacks memory for a step of %d tokens of %d sequences; steps now"
+                    " have at most %d tokens and %d sequences; if this repeats, lower %s",
+                    *(tokens, running, limits.tokens, limits.seqs, MEMORY_FLAGS),
+                )
+                continue
+            self._refusals += 1
+            if self._refusals % TRIES_ALONE:
+                return  # other processes may give back memory until the next call
+            self._fail(alone.state)
+        if self._in_flight:
+            self._refusals = 0
+
+    def _fail(self, state: RequestState) -> None:
+        """End a request that does not fit the device's memory even alone. Raises OutOfMemory if no
+        step has fitted since another one did not fit either."""
+        if self._refusals == 2 * TRIES_ALONE:
+            self._refusals = TRIES_ALONE
+            raise OutOfMemory(f"no request fits the device's memory; lower {MEMORY_FLAGS}")
+        error = NotEnoughMemory(
+            f"a step of this request alone, with 1 token and {state.params.n} choices, needs more"
+            f" memory than the node's device has left; lower n, or the node's {MEMORY_FLAGS}"
+        )
+        logger.warning("request %s fails: %s", state.request.id, error)
+        self._requests.forget(state)
+        self._failed.append(Failed(state.request.id, error))
+        self._ended.append(state.request.id)
+
     def _read(self) -> Outcome:
         """Read the oldest step in flight, if there is one, and apply its results.
 
-        The outcome also holds the requests that ended and the choices that were submitted complete
-        since the last step.
+        The outcome also holds the requests that ended or failed and the choices that were submitted
+        complete since the last step.
         """
         read = self._in_flight.read() if self._in_flight else None
-        outcome = Outcome(ended=self._ended, complete=self._complete)
-        self._ended, self._complete = [], []
+        outcome = Outcome(ended=self._ended, complete=self._complete, failed=self._failed)
+        self._ended, self._complete, self._failed = [], [], []
         if read is not None:
             self._reader.take(*read, outcome)
         return outcome

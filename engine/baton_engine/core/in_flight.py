@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from baton_engine.errors import OutOfMemory
 from baton_engine.interface import EngineInfo, Launched, Row, RowResult, Runner
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.model_input import make_rows
@@ -51,25 +52,30 @@ class InFlightSteps:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def launch(self) -> None:
-        """Schedule a step after those in flight and launch it, unless nothing can run. If the
-        runner raises, the sequences return to their state before the launch."""
+    def launch(self) -> int:
+        """Schedule a step after those in flight and launch it, unless nothing can run. Returns 0,
+        or the step's number of tokens if the device lacks memory for it. In this case, and if the
+        runner raises another error, the sequences return to their state before the launch."""
         pieces = self._scheduler.schedule(ahead=bool(self._under_way))
         self._pool.host.move()
         if not pieces:
-            return
+            return 0
         self._copy_tails()
         number = self._launches + 1
         rows = make_rows(pieces, self._info, number)
         try:
             launched = self._runner.launch(rows)
-        except BaseException:
+        except BaseException as error:
             for piece, row in zip(pieces, rows, strict=True):
                 after = -1 if row.after is None else row.after
                 self._scheduler.rewind(piece.sequence, row.start, after, self._launches)
-            raise
+            if not isinstance(error, OutOfMemory):
+                raise
+            return sum(piece.count for piece in pieces)
         self._under_way.append(InFlightStep(number, pieces, rows, launched))
         self._launches = number
+        self._scheduler.limits.fit()
+        return 0
 
     def _copy_tails(self) -> None:
         copies = self._scheduler.copies

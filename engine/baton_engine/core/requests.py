@@ -82,6 +82,12 @@ class RunningRequests:
         if sequence is state.leader and not state.prompt_done:
             self.start_leader(state)
 
+    def forget(self, state: RequestState) -> None:
+        """End all choices of a request, and forget it."""
+        self.states.pop(state.request.id, None)
+        for sequence in state.live.values():
+            self.take_out(sequence)
+
     def take_out(self, sequence: Sequence, *, linger: bool = False) -> None:
         """Remove a sequence from the queues and release its blocks as soon as no step uses them."""
         blocks = self._scheduler.remove(sequence)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_engine.config.buckets import buckets
 from baton_engine.config.engine_config import (
     KEYS_COPIED,
     SCORES_AT_ONCE,
@@ -33,9 +34,11 @@ GIB = 1 << 30
 SCORED_ROWS = 128
 FLOAT32_BYTES = 4
 LOGIT_BYTES = 4  # float32 in every compute dtype
-# Bytes per logit in addition to the logit itself: a changed copy and the logprobs in float32;
-# without kernels also the scaled logits, the noise and the integers it is computed from.
-SAMPLING_BYTES = {"triton": 12, "torch": 32}
+# Bytes per logit in addition to the logit itself. With kernels, most exist while a grammar's mask
+# is applied: four float32 copies (the raw logits that logprobs need, those to change, and the
+# mask's input and output) and two bools. Without kernels, most exist later: the scaled logits, the
+# noise and the integers it is computed from.
+SAMPLING_BYTES = {"triton": 18, "torch": 32}
 # Bytes per score of torch's attention, in addition to those that depend on dtype and head size: two
 # float32 numbers, a product padded to more rows, and a mask.
 SCORE_BYTES = 13
@@ -43,6 +46,9 @@ SCORE_BYTES = 13
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
 # What the driver keeps per layer of a recorded step: about 10 launches.
 GRAPH_LAYER_BYTES = 64 << 10
+# Most that a process takes on a card beside torch's memory after its context exists: the code of
+# kernels and libraries, loaded when it is first used.
+LOADED_CODE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,18 @@ class Measured:
 
     resident: int
     step: int
+
+
+def measured_bytes(*, reserved: int, step: int, free: int, room: MemoryBudget) -> Measured:
+    """What this process keeps and what a step took, from the bytes that torch has `reserved`, those
+    that it reserved in addition during the `step`, and the bytes that are `free` on the card.
+
+    `room` was read before, with this process's context among the others. What the card lost since
+    then, beside torch's bytes, is code that this process loaded, or other processes took or gave
+    back memory. The two cannot be told apart, so at most LOADED_CODE_BYTES of it count as ours.
+    """
+    beside = room.total - free - room.others - reserved
+    return Measured(resident=reserved + min(max(0, beside), LOADED_CODE_BYTES), step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,20 +156,14 @@ def activation_bytes(demand: Demand, length: int) -> int:
 
 
 def graph_bytes(demand: Demand) -> int:
-    """Bytes of the CUDA graphs. All share the tensors of the largest; each keeps its launches."""
+    """Bytes of the CUDA graphs, which record the layers and not the sampling. All share the tensors
+    of the largest; each keeps its launches and its hidden states."""
     if not demand.graphs:
         return 0
-    records = num_graphs(demand.max_num_seqs) * demand.config.num_layers * GRAPH_LAYER_BYTES
-    return _step_bytes(demand, demand.max_num_seqs) + records
-
-
-def num_graphs(max_num_seqs: int) -> int:
-    """Number of decode step sizes that are recorded: 1, 2, 4, multiples of 8 up to 256, then
-    multiples of 16, and `max_num_seqs` itself (see `runner.forward`)."""
-    small = sum(size < min(8, max_num_seqs) for size in (1, 2, 4))
-    by_8 = -(-min(max_num_seqs, 256) // 8)
-    by_16 = -(-max(0, max_num_seqs - 256) // 16)
-    return small + by_8 + by_16
+    sizes = buckets(demand.max_num_seqs)
+    launches = len(sizes) * demand.config.num_layers * GRAPH_LAYER_BYTES
+    hidden = sum(sizes) * demand.config.hidden_size * demand.item
+    return _layers_bytes(demand, sizes[-1]) + launches + hidden
 
 
 def fixed_bytes(demand: Demand, length: int) -> int:
@@ -174,6 +186,15 @@ def blocks_for(demand: Demand, length: int) -> int:
 
 def _step_bytes(demand: Demand, tokens: int) -> int:
     config = demand.config
+    rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
+    logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
+    # Layers and sampling run one after the other; sampling still holds the hidden states.
+    return max(_layers_bytes(demand, tokens), tokens * config.hidden_size * demand.item + logits)
+
+
+def _layers_bytes(demand: Demand, tokens: int) -> int:
+    """Bytes of a step's tensors up to its hidden states, without those of `_attention_bytes`."""
+    config = demand.config
     heads = config.num_heads + 2 * config.num_kv_heads
     attention = (2 * heads + config.num_heads) * config.head_dim
     mlp = 4 * config.intermediate_size
@@ -181,12 +202,7 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
         # The gate and its gelu are in float32.
         mlp = 2 * config.intermediate_size * (demand.item + FLOAT32_BYTES) // demand.item
     layers = tokens * (3 * config.hidden_size + max(attention, mlp)) * demand.item
-    if demand.stored_splits:
-        layers += STORED_SPLIT_BYTES
-    rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
-    logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
-    # Layers and sampling run one after the other; sampling still holds the hidden states.
-    return max(layers, tokens * config.hidden_size * demand.item + logits)
+    return layers + (STORED_SPLIT_BYTES if demand.stored_splits else 0)
 
 
 def _attention_bytes(demand: Demand, length: int) -> int:

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from baton_engine.attention.interface import AttentionBackend, StepArrays, StepBatch
+from baton_engine.config.buckets import buckets
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.models.decoder import Decoder
 from baton_engine.runner.input_batch import HostArrays, StepInput
@@ -28,14 +29,6 @@ from baton_engine.runner.input_buffers import (
     staging_for,
     to_device,
 )
-
-
-def buckets(max_num_seqs: int) -> tuple[int, ...]:
-    """Sizes in lines that steps are padded to, ascending. Small sizes are close together, because
-    padding costs most there. The largest is `max_num_seqs`, so every step fits."""
-    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, max_num_seqs, 16)]
-    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
-
 
 Compute = Callable[[], torch.Tensor]
 

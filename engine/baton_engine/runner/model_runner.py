@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend
+from baton_engine.errors import OutOfMemory
 from baton_engine.interface import Launched, Ready, Row, RowResult, Sampled
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
@@ -36,6 +37,8 @@ from baton_protocol.request import PositionLogprobs
 
 # Number of prompt positions whose logits exist at a time: 128 rows of 150,000 floats are 77 MB.
 PROMPT_ROWS = 128
+# Times that a step is tried while the device lacks memory for it.
+LAUNCHES = 2
 
 
 class TorchRunner:
@@ -74,16 +77,31 @@ class TorchRunner:
 
     @torch.inference_mode()
     def launch(self, rows: Sequence[Row]) -> Launched:
+        """Raises OutOfMemory if the device lacks memory for the step, also after torch has given
+        back what it keeps for later. Nothing has changed then."""
+        why = ""
+        for _ in range(LAUNCHES):
+            try:
+                return self._launch(rows)
+            except torch.OutOfMemoryError as error:
+                why = str(error).partition("\n")[0]
+            # The error is gone here, and with it the tensors of the step.
+            torch.cuda.empty_cache()
+        raise OutOfMemory(why)
+
+    def _launch(self, rows: Sequence[Row]) -> Launched:
         step = self._batch.take(rows, self._place_of)
         hidden_TD = self._forward.run(step, self._sampled)
         chosen = self._sample(hidden_TD, step)
         prompts = self._score_prompts(hidden_TD, step)
+        read = None if chosen is None else chosen.to_host()
+        results = StepResults(step, read, [each.to_host() for each in prompts])
+        pending = launched(results.read, self._device)
+        # Last, because the next step depends on these: a launch that fails must not change them.
         self._place_of = step.sampling.place_of_S
         if chosen is not None:
             self._sampled = chosen.ids_S
-        read = None if chosen is None else chosen.to_host()
-        results = StepResults(step, read, [each.to_host() for each in prompts])
-        return launched(results.read, self._device)
+        return pending
 
     def _sample(self, hidden_TD: torch.Tensor, step: StepInput) -> ChosenTokens | None:
         """Sample for all rows at once, one token per sample; None if no row has a sample."""

@@ -50,11 +50,6 @@ class Plan:
     overlap: bool
     exact: bool  # --batch-invariant
 
-    @property
-    def measurable(self) -> bool:
-        """Whether the pool's size depends on the measured memory of a step on the device."""
-        return self.device.type == "cuda" and self.demand.pool_blocks is None
-
     def measured(self, found: Measured) -> Plan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
         the measured sizes exceed the estimate and no longer fit."""
@@ -79,8 +74,9 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
     layout = layout_of(settings, config)
     host_slots = slots_for(settings.host_kv_memory, layout)
     kernels = choose_kernels(settings.kernels, device, layout.dtype)
-    demand = demand_of(settings, config, layout, device.type, kernels)
     room = _room(settings, device, free())
+    card = room.total if room is not None and device.type == "cuda" else None
+    demand = demand_of(settings, config, layout, kernels=kernels, card=card)
     num_blocks = _num_blocks(demand, room)
     return Plan(
         config=config,

@@ -1,65 +1,151 @@
-"""Run the largest possible step once on CUDA and measure its memory.
+"""Run the largest possible step once on CUDA, so that all kernels of sampling are compiled and
+loaded, and measure its memory.
 
-In: the limits of a step, and a model on its device. Out: rows that reach the limits and use every
-feature that costs memory, and the measured bytes. There are no requests yet: all rows write to the
-same block, and their samples are discarded.
+In: the plan, with the limits of a step, and a runner of the model. Out: the plan with the measured
+memory. The rows reach the limits and use every feature that costs memory. There are no requests
+yet: all rows write to the same block, and their samples are discarded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 
-from baton_engine.interface import ListedIds, PenaltyCounts, PromptAsk, Row, Runner, Sample
-from baton_engine.memory.estimate import Measured, MemoryBudget
+from baton_engine.interface import (
+    ListedIds,
+    Matcher,
+    PenaltyCounts,
+    PromptAsk,
+    Row,
+    Runner,
+    Sample,
+)
+from baton_engine.memory.estimate import measured_bytes
+from baton_engine.runner.plan import Plan
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 
 PROFILE_BLOCKS = 1
 BLOCK = BlockId(1)
-# Every filter, changed logits and logprobs: the most memory that a row of logits can need.
+# A grammar, every filter, changed logits and logprobs: the most memory that a row of logits can
+# need.
 COSTLY = SamplingParams(
     temperature=1.0,
+    top_k=20,
     top_p=0.9,
     min_p=0.01,
     presence_penalty=0.1,
+    repetition_penalty=1.1,
     logit_bias=((0, 1.0),),
     logprobs=1,
     seed=0,
 )
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class AnyToken:
+    """A Matcher that permits every id."""
+
+    stopped = False
+    error = ""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._mask = b"\xff" * -(-vocab_size // 8)
+
+    def copy(self) -> AnyToken:
+        return self
+
+    def accept(self, ids: Sequence[int]) -> bool:
+        return True
+
+    def mask(self) -> bytes:
+        return self._mask
 
 
 def largest_step(
-    *, max_batched_tokens: int, max_num_seqs: int, longest: int, block_size: int
+    *,
+    max_batched_tokens: int,
+    max_num_seqs: int,
+    longest: int,
+    block_size: int,
+    vocab_size: int,
 ) -> list[Row]:
     """The maximum number of rows, of about equal length, with the maximum number of tokens in
     total; no row is longer than `longest` tokens."""
     count = min(max_num_seqs, max_batched_tokens)
     each, more = divmod(max_batched_tokens, count)
     lengths = [min(longest, each + (index < more)) for index in range(count)]
-    return [_row(length, block_size) for length in lengths]
+    return [_row(length, block_size, AnyToken(vocab_size)) for length in lengths]
 
 
-def measure_step(
-    runner: Runner, rows: list[Row], device: torch.device, room: MemoryBudget
-) -> Measured:
-    """Run a step on CUDA when only the model is loaded. Returns the bytes that stay allocated, and
-    the peak bytes that the step needed in addition."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_reserved(device)
+class Card(Protocol):
+    """A GPU's memory in bytes. What torch has reserved, not only allocated, counts: nothing else
+    can use its fragments."""
+
+    def release(self) -> None:
+        """Return what torch does not need to the driver, and start a new peak."""
+
+    def reserved(self) -> int: ...
+
+    def peak(self) -> int:
+        """The most that was reserved since release()."""
+
+    def free(self) -> int:
+        """Bytes that no process uses."""
+
+
+class CudaCard:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def reserved(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def free(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0]
+
+
+def profile(plan: Plan, runner: Runner, card: Card) -> Plan:
+    """Run the largest step when only the model is on the card. Returns the plan with a pool of the
+    size that the measured memory leaves, unless the pool's size was given. The step runs in any
+    case: otherwise the first requests would wait while kernels are compiled."""
+    rows = largest_step(
+        max_batched_tokens=plan.demand.max_batched_tokens,
+        max_num_seqs=plan.demand.max_num_seqs,
+        longest=plan.max_model_len,
+        block_size=plan.layout.block_size,
+        vocab_size=plan.config.vocab_size,
+    )
+    card.release()
+    before = card.reserved()
     runner.launch(rows).read()
-    torch.cuda.synchronize(device)
-    # Measure reserved, not allocated, memory: fragments cannot be used for anything else.
-    step = torch.cuda.max_memory_reserved(device) - before
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return Measured(resident=max(0, total - free - room.others), step=step)
+    step = card.peak() - before
+    # Sampling without filters and masks has kernels of its own.
+    runner.launch([Row([0], 0, [BLOCK], (Sample(0, 1, GREEDY),))]).read()
+    card.release()
+    if plan.room is None or plan.demand.pool_blocks is not None:
+        return plan
+    return plan.measured(
+        measured_bytes(reserved=card.reserved(), step=step, free=card.free(), room=plan.room)
+    )
 
 
-def _row(length: int, block_size: int) -> Row:
+def _row(length: int, block_size: int, matcher: Matcher) -> Row:
     tokens = [0] * length
     sample = Sample(
-        0, length, COSTLY, seen=PenaltyCounts((0,), {0: 1}), listed=ListedIds.of(COSTLY)
+        *(0, length, COSTLY),
+        seen=PenaltyCounts((0,), {0: 1}),
+        listed=ListedIds.of(COSTLY),
+        matcher=matcher,
     )
     blocks = [BLOCK] * -(-length // block_size)
     ask = PromptAsk(tuple(tokens[1:]), 1) if length > 1 else None

@@ -18,6 +18,9 @@ row depends on the token's value, and those that end with it. One token of budge
 each. Scheduling ahead never preempts, because rows in flight use the blocks. If a block is missing,
 the schedule is empty, and the next step is scheduled after the one in flight is read.
 
+If the device lacks memory for a step, shrink() lowers the limits of the next ones (see
+`step_limits`): first prompts get fewer tokens, then the youngest running sequence is preempted.
+
 The scheduler uses no clock and no set, so the same calls give the same schedule.
 """
 
@@ -33,6 +36,7 @@ import msgspec
 
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.sequence import Sequence, blocks_for
+from baton_engine.scheduling.step_limits import StepLimits
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
 
@@ -76,8 +80,7 @@ class Scheduler:
         self._pool = pool
         self._block_size = layout.block_size
         self._groups = layout.num_groups
-        self._max_batched_tokens = max_batched_tokens
-        self._max_num_seqs = max_num_seqs
+        self.limits = StepLimits(max_batched_tokens, max_num_seqs)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._holding: list[Sequence] = []  # waiting sequences that hold blocks, oldest first
@@ -162,8 +165,9 @@ class Scheduler:
         Returns the budget that is left in tokens, or None if a schedule made ahead would have to
         preempt.
         """
-        # The budget covers one token per running sequence: admission requires budget for it.
-        budget = self._max_batched_tokens
+        # The budget covers one token per running sequence: admission requires budget for it, but
+        # the limit may be lower since then.
+        budget = max(self.limits.tokens, len(self.running))
         for sequence in tuple(self.running):
             known = len(sequence.tokens)
             if sequence.after >= 0:
@@ -195,7 +199,7 @@ class Scheduler:
         return budget
 
     def _schedule_waiting(self, pieces: list[Piece], budget: int) -> None:
-        while budget and self.waiting and len(self.running) < self._max_num_seqs:
+        while budget and self.waiting and len(self.running) < self.limits.seqs:
             admitted = self._admit_next()
             if admitted is None:
                 return
@@ -282,6 +286,16 @@ class Scheduler:
                 return False
         sequence.extend(self._pool.allocate(self._groups))
         return True
+
+    def shrink(self, tokens: int) -> Sequence | None:
+        """Make the next steps smaller, because the device lacks memory for one of `tokens` tokens.
+        Call it while no step is in flight. Returns None; or, if there is no smaller step, the
+        sequence that runs alone."""
+        if not self.limits.lower(tokens, len(self.running)):
+            return self.running[0]
+        if len(self.running) > self.limits.seqs:
+            self._preempt(self.running[-1])
+        return None
 
     def _preempt(self, victim: Sequence) -> None:
         """Release a sequence's blocks and queue it again. It recomputes the tokens whose blocks are

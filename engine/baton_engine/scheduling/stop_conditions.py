@@ -12,6 +12,7 @@ from typing import Literal
 
 from baton_engine.interface import (
     Complete,
+    Failed,
     Filled,
     Matcher,
     Progress,
@@ -126,6 +127,7 @@ class Outcome:
 
     ended: list[RequestId]
     complete: list[Complete]
+    failed: list[Failed] = field(default_factory=list)
     tokens: list[TokenOut] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     filled: list[Filled] = field(default_factory=list)
@@ -152,6 +154,7 @@ class Outcome:
             prompts=tuple(self.prompts),
             complete=tuple(self.complete),
             finished=tuple(self.ended),
+            failed=tuple(self.failed),
             num_tokens=self.num_tokens,
             num_prompt_tokens=self.num_prompt_tokens,
             num_seqs=self.num_seqs,

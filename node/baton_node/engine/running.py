@@ -207,6 +207,9 @@ class RunningBatch:
         step = self._frame(result, now)
         if step.tokens or step.prompts:
             self._socket.send(step)
+        for failed in result.failed:
+            if job := self._jobs.get(failed.request):
+                self._socket.send(JobFailed(*job.key, failed.error.record()))
         for request in result.finished:
             if job := self._jobs.get(request):
                 self._end(job)

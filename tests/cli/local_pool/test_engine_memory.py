@@ -44,6 +44,8 @@ def test_engine_flags_determine_the_memory_demand(options: UpOptions) -> None:
     on_gpu = demand_of(replace(options, device="cuda:1"))
     assert (on_gpu.device, on_gpu.kernels, on_gpu.graphs) == ("cuda", "triton", True)
     assert not demand_of(replace(options, device="cuda", enforce_eager=True)).graphs
+    large = demand_of(replace(options, device="cuda:1"), 80 * GIB)
+    assert (on_gpu.max_batched_tokens, large.max_batched_tokens) == (2048, 8192)
 
 
 @pytest.mark.parametrize("free", [64 * GIB, None])

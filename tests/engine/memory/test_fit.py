@@ -29,6 +29,7 @@ from baton_engine.memory.estimate import (
     weight_bytes,
 )
 from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_length, remedies
+from baton_engine.memory.requirements import batched_tokens
 from baton_protocol.layout import KVGroup
 from tests.support.engines.demands import GIB, config_of, demand_of
 
@@ -159,7 +160,7 @@ def documented(text: str) -> bool:
 
 def test_the_documented_memory_of_an_8b_model_equals_the_estimate() -> None:
     config = read_config(ROOT / "benchmarks" / "shapes" / "qwen3-8b")
-    demand = demand_of(config)
+    demand = demand_of(config, max_batched_tokens=batched_tokens("bfloat16", GPU.total))
     blocks = free_blocks(demand, GPU)
     parts = {
         "limit": GPU.limit,
@@ -171,8 +172,10 @@ def test_the_documented_memory_of_an_8b_model_equals_the_estimate() -> None:
     }
     row = " | ".join(gib(size) for size in parts.values())
     assert documented(f"| {row} | {blocks:,} blocks of 16 tokens: {blocks * 16:,} tokens |")
-    small = replace(demand, max_model_len=40960)
-    assert documented(error_of(small, replace(GPU, total=24 * GIB)))
+    card = 24 * GIB
+    tokens = batched_tokens("bfloat16", card)
+    small = replace(demand, max_model_len=40960, max_batched_tokens=tokens)
+    assert documented(error_of(small, replace(GPU, total=card)))
 
 
 def test_the_pool_uses_measured_memory_instead_of_estimates() -> None:
@@ -220,7 +223,7 @@ def test_the_error_for_a_too_large_setting_suggests_a_smaller_value(
 
 def test_the_error_suggests_a_larger_gpu_share_only_if_that_is_enough() -> None:
     demand = demand_of(max_model_len=4096)
-    assert "--gpu-memory-utilization 0.44" in error_of(
+    assert "--gpu-memory-utilization 0.43" in error_of(
         demand, MemoryBudget(total=40 * GIB, share=0.2)
     )
     assert "--gpu-memory-utilization 0.9" not in error_of(

@@ -2,77 +2,46 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from baton_engine.attention.selector import attention_for
+from baton_engine.config.buckets import buckets
 from baton_engine.config.engine_config import STORED_SPLIT_BYTES
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import (
+    GIB,
+    GRAPH_LAYER_BYTES,
+    LOADED_CODE_BYTES,
+    LOGIT_BYTES,
+    SAMPLING_BYTES,
     SPARE_BYTES,
     Demand,
     Measured,
+    MemoryBudget,
     activation_bytes,
     count_weights,
     fixed_bytes,
     graph_bytes,
-    num_graphs,
+    measured_bytes,
+    pool_bytes,
     weight_bytes,
 )
+from baton_engine.memory.fit import free_blocks
 from baton_engine.models.registry import build_model
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.profile_run import largest_step
+from baton_engine.sampling.metadata import draws_of
+from baton_engine.sampling.sampler import choose
+from baton_engine.scheduling.stop_conditions import permits
 from baton_engine.weights.dummy import fill_slots
 from tests.support.engines.demands import config_of, demand_of
-
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the peak bytes of live tensors that were created since it was entered (`peak`)."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.peak: int = 0
-        self._now = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {_storage(leaf)._cdata for leaf in tree_leaves((args, kwargs)) if _is_dense(leaf)}
-        for leaf in tree_leaves(out):
-            if _is_dense(leaf):
-                self._count(_storage(leaf), given)
-        return out
-
-    def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known or key in given:
-            return
-        self._known.add(key)
-        self._now += size
-        self.peak = max(self.peak, self._now)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self._now -= size
-
-
-def _is_dense(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
+from tests.support.engines.live_bytes import LiveBytes
 
 
 def runner_of(demand: Demand, blocks: int) -> TorchRunner:
@@ -92,6 +61,7 @@ def peak_of_a_step(demand: Demand) -> int:
         max_num_seqs=demand.max_num_seqs,
         longest=demand.max_model_len,
         block_size=demand.layout.block_size,
+        vocab_size=demand.config.vocab_size,
     )
     runner = runner_of(demand, 1)
     live = LiveBytes()
@@ -178,8 +148,10 @@ def test_a_cpu_needs_memory_for_two_copies_of_the_head_while_it_packs_it() -> No
     ("seqs", "sizes"),
     [(1, 1), (2, 2), (3, 3), (8, 4), (9, 5), (16, 5), (216, 30), (250, 35), (256, 35), (257, 36)],
 )
-def test_num_graphs_counts_the_sizes_up_to_max_num_seqs(seqs: int, sizes: int) -> None:
-    assert num_graphs(seqs) == sizes
+def test_the_recorded_sizes_go_up_to_max_num_seqs(seqs: int, sizes: int) -> None:
+    found = buckets(seqs)
+    assert (len(found), found[-1]) == (sizes, seqs)
+    assert sorted(set(found)) == list(found)
 
 
 def test_batch_invariant_kernels_need_memory_for_the_splits_that_they_store() -> None:
@@ -195,6 +167,77 @@ def test_eager_mode_needs_no_memory_for_graphs() -> None:
     assert graph_bytes(eager) == 0
     saved = fixed_bytes(with_graphs, 4096) - fixed_bytes(eager, 4096)
     assert saved == graph_bytes(with_graphs) > 0
+
+
+def test_graphs_need_memory_for_the_layers_and_none_for_sampling() -> None:
+    """256 rows of Qwen3-8B's logits and of what sampling makes of them would be 0.8 GiB more."""
+    config = config_of()
+    sizes = buckets(256)
+    layers = 256 * 2 * (3 * config.hidden_size + 4 * config.intermediate_size)
+    hidden = sum(sizes) * 2 * config.hidden_size
+    records = len(sizes) * config.num_layers * GRAPH_LAYER_BYTES
+    assert graph_bytes(demand_of(config)) == layers + hidden + records
+    other_head = config_of(vocab_size=1000)
+    assert graph_bytes(demand_of(other_head)) == graph_bytes(demand_of(config))
+
+
+@pytest.mark.parametrize(
+    ("reserved", "free", "resident"),
+    [
+        (15.0, 64.0, 15.0),  # nothing else changed: this process's context is among the others
+        (15.0, 63.875, 15.125),  # kernels were loaded
+        (15.0, 34.0, 15.25),  # another process loaded 30 GiB
+        (15.0, 64.5, 15.0),  # another process gave back 0.5 GiB
+        (15.0, 79.0, 15.0),
+        (0.0, 0.0, 0.25),
+    ],
+)
+def test_what_other_processes_take_or_give_back_does_not_count_as_ours(
+    reserved: float, free: float, resident: float
+) -> None:
+    """Before the start, 1 of 80 GiB was in use."""
+    assert LOADED_CODE_BYTES == GIB / 4
+    room = MemoryBudget(total=80 * GIB, others=GIB)
+    found = measured_bytes(reserved=int(reserved * GIB), step=7, free=int(free * GIB), room=room)
+    assert found == Measured(resident=int(resident * GIB), step=7)
+
+
+def test_two_engines_that_start_at_once_get_pools_of_the_same_size() -> None:
+    """Each has 15 GiB of weights and a context of 0.5 GiB, and measures while the other already
+    holds everything it ever will, or nothing yet."""
+    total, context, weights, step = 80 * GIB, GIB // 2, 15 * GIB, GIB
+    room = MemoryBudget(total=total, others=2 * context, share=0.45)
+    demand = demand_of(max_model_len=4096)
+    blocks = set()
+    for other in (0, 10 * GIB, weights + 18 * GIB):
+        free = total - room.others - weights - other
+        found = measured_bytes(reserved=weights, step=step, free=free, room=room)
+        blocks.add(free_blocks(replace(demand, measured=found), room))
+    most, least = max(blocks), min(blocks)
+    held = 2 * (pool_bytes(demand, most) + weights + step + context + SPARE_BYTES["cuda"])
+    assert held + 2 * graph_bytes(demand) <= 0.9 * total
+    assert (most - least) * demand.layout.block_bytes <= LOADED_CODE_BYTES + GIB // 100
+
+
+def test_sampling_with_kernels_takes_at_most_the_estimated_memory() -> None:
+    """Each row has a grammar, changed logits and logprobs. The kernel draws in place."""
+    vocab, rows = 20_001, 16
+    step = largest_step(
+        max_batched_tokens=rows, max_num_seqs=rows, longest=1, block_size=4, vocab_size=vocab
+    )
+    samples = [row.samples[0] for row in step]
+    live = LiveBytes()
+    with live:
+        logits_SV = torch.randn(rows, vocab)
+        chosen = choose(
+            *(logits_SV, samples, draws_of(samples, torch.device("cpu"))),
+            lambda logits_SV, _: logits_SV.argmax(dim=-1),
+            changed=range(rows),
+            asking=dict.fromkeys(range(rows), 1),
+        )
+    assert chosen.logprobs is not None
+    estimate = rows * vocab * (LOGIT_BYTES + SAMPLING_BYTES["triton"])
+    assert estimate / 2 < live.peak <= estimate + (1 << 18)
 
 
 def test_measured_memory_replaces_the_estimates_of_weights_and_activations() -> None:
@@ -215,9 +258,18 @@ def test_measured_memory_replaces_the_estimates_of_weights_and_activations() -> 
 def test_the_largest_step_reaches_every_limit(
     tokens: int, seqs: int, longest: int, lengths: list[int]
 ) -> None:
-    rows = largest_step(max_batched_tokens=tokens, max_num_seqs=seqs, longest=longest, block_size=4)
+    rows = largest_step(
+        max_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        longest=longest,
+        block_size=4,
+        vocab_size=20,
+    )
     assert [len(row.tokens) for row in rows] == lengths
     for row in rows:
         assert len(row.blocks) * 4 >= len(row.tokens)
         assert set(row.blocks) == {1}
-        assert [each.position for each in row.samples] == [len(row.tokens)]
+        [sample] = row.samples
+        assert sample.position == len(row.tokens)
+        assert sample.matcher is not None
+        assert all(permits(sample.matcher.mask(), id) for id in range(20))

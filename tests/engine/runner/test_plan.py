@@ -16,8 +16,7 @@ import torch
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
-from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, num_graphs, pool_bytes
-from baton_engine.runner.forward import buckets
+from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, pool_bytes
 from baton_engine.runner.plan import Plan, find_device, make_plan
 from tests.support.engines.torch_engines import small_engine
 
@@ -178,11 +177,6 @@ def test_measured_memory_that_does_not_fit_is_refused(folder: Path) -> None:
         on_a_gpu(plan_of(folder)).measured(Measured(resident=100 * MIB, step=500 * MIB))
 
 
-@pytest.mark.parametrize("seqs", [1, 2, 3, 8, 9, 100, 216, 250, 256, 257, 272, 273, 1000])
-def test_num_graphs_is_the_number_of_recorded_sizes(seqs: int) -> None:
-    assert num_graphs(seqs) == len(buckets(seqs))
-
-
 def test_the_startup_log_line_states_the_pool_the_lengths_and_the_overlap(
     tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,6 +230,19 @@ def test_batch_invariance_is_on_by_default_on_a_cpu_only(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with_a_gpu(monkeypatch)
     assert plan_of(folder, dtype="float32", **settings).exact == exact
+
+
+@pytest.mark.parametrize(
+    ("gib", "asked", "tokens"), [(24, None, 2048), (80, None, 8192), (80, 9, 9)]
+)
+def test_the_default_tokens_of_a_step_depend_on_the_card(
+    gib: int, asked: int | None, tokens: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_a_gpu(monkeypatch)
+    memory = (gib - 1) * GIB, gib * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: memory)
+    plan = plan_of(folder, device="cuda", kernels="torch", max_batched_tokens=asked)
+    assert plan.demand.max_batched_tokens == tokens
 
 
 def test_batch_invariance_with_torchs_kernels_is_refused_with_a_gpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from baton_engine.config.engine_config import EngineConfig, SimConfig
+from baton_engine.interface import Launched, Row, Runner
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.build_engine import (
@@ -93,6 +95,40 @@ def test_the_self_benchmark_measures_and_leaves_no_trace(blocks: int) -> None:
     assert engine.load() == before
     assert engine.cached_chunks() == ()
     engine.check_integrity()
+
+
+class CountedRunner:
+    """Wraps a runner and records the tokens of each step."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.memory = runner.memory
+        self.tokens: list[int] = []
+
+    def launch(self, rows: Sequence[Row]) -> Launched:
+        self.tokens.append(sum(len(row.tokens) for row in rows))
+        return self._runner.launch(rows)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "sizes", "first", "prompt"),
+    [
+        (False, {}, 8, 64),
+        (True, {"max_batched_tokens": 8192}, 2048, 2048),
+        (True, {"max_batched_tokens": 512}, 512, 512),
+        (True, {"max_batched_tokens": 8192, "kv_blocks": 10}, 156, 156),
+    ],
+)
+def test_a_gpu_is_measured_with_a_long_prompt_that_it_has_computed_before(
+    gpu: bool, sizes: dict[str, int], first: int, prompt: int
+) -> None:
+    """A step of 64 tokens takes a GPU as long as its launches."""
+    engine = build_engine(settings(**sizes))
+    runner = CountedRunner(engine.runner)
+    measure_compute(engine.info, runner, gpu=gpu)
+    assert runner.tokens[:2] == [first, prompt]
+    assert runner.tokens[2:] == [1] * len(runner.tokens[2:])
+    assert 1 <= len(runner.tokens[2:]) <= 4
 
 
 def test_the_number_of_head_shards_is_part_of_the_fingerprint() -> None:

@@ -12,6 +12,7 @@ from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
+from tests.support.engines.short_of_memory import engine_on, samples_of
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin
 
@@ -29,6 +30,26 @@ def node() -> Iterator[LoopNode]:
 
 def with_deadline(request: Request, time_left: float) -> Request:
     return msgspec.structs.replace(request, time_left=time_left)
+
+
+def test_a_request_without_memory_for_a_step_of_its_own_fails_for_good_and_others_go_on() -> None:
+    engine, _ = engine_on(lambda number, rows: samples_of(rows) > 4, max_model_len=1000)
+    node = LoopNode("n0", lambda _: NoStore(), engine=engine)
+    node.take(RunJob(make_request("a", PROMPT)), RunJob(make_request("huge", PROMPT, n=6)))
+    node.take(RunJob(make_request("b", PROMPT)))
+    spin([node], lambda: bool(node.failures()), "the failure")
+    settle([node])
+    [failure] = node.failures()
+    assert (failure.request, failure.error.code, failure.error.status) == (
+        "huge",
+        "out_of_memory",
+        500,
+    )
+    assert not failure.error.retryable
+    assert [len(node.ids(name)) for name in ("a", "huge", "b")] == [8, 0, 8]
+    assert node.freed
+    assert node.loop.idle
+    node.close()
 
 
 # --- aborts ---------------------------------------------------------------------------------------
