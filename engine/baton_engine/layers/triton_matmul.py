@@ -57,7 +57,7 @@ class Tile:
     warps: int
 
     def splits(self, inputs: int) -> int:
-        return triton.cdiv(inputs, self.split)
+        return -(-inputs // self.split)
 
 
 def tile_of(outputs: int, inputs: int, item_bytes: int) -> Tile:

@@ -157,18 +157,17 @@ def sample() -> None:
             OPS.draw(logits, draws_of([Sample(0, 0, params)], CPU))
 
 
-# Outputs and inputs of products: Qwen3-0.6B's, one of medium width, and some with a last part of
-# the inputs.
+# Outputs and inputs of products. Those with a bias have a last part of the inputs.
 QWEN = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
-PRODUCTS = [*QWEN, (8192, 1024)]
+WIDTHS = [(1024, 2048), (8192, 1024)]
 BIASED = [(100, 80), (100, 1100)]
 HEAD = (151_936, 1024)
 
 
-def multiply(dtype: str) -> None:
+def multiply(dtype: str, sizes: list[tuple[int, int]]) -> None:
     """Products whose splits are stored, and whose splits a program adds."""
     kind = TORCH_DTYPES[dtype]
-    for outputs, inputs in (*PRODUCTS, *BIASED):
+    for outputs, inputs in sizes:
         weight = torch.zeros(outputs, inputs, dtype=kind)
         bias = torch.zeros(outputs, dtype=kind) if (outputs, inputs) in BIASED else None
         for rows in (1, STORED_ROWS + 1):
@@ -191,8 +190,9 @@ CASES = {
     "norms and activations": Case(partial(small_operations, SHAPE)),
     "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
     "sampling": Case(sample),
-    "products in bfloat16": Case(partial(multiply, "bfloat16")),
-    "products in float32": Case(partial(multiply, "float32"), Shape(item=4)),
+    "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
+    "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
+    "products in float32": Case(partial(multiply, "float32", [*WIDTHS, *BIASED]), Shape(item=4)),
 }
 QUICK = {
     "bfloat16, head_dim 128": 90,
@@ -232,8 +232,8 @@ def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
                     depth=min(map(int, TILES.findall(kernel.asm["ttgir"])), default=0),
                     fused=len(re.findall(r"fma\.[\w.]*f32", kernel.asm["ptx"])),
                     layouts=sorted(re.findall(r"= (#ttg\.nvidia_mma<.*>)", kernel.asm["ttgir"])),
-                    moved=[each and each.moved for each in counts],
-                    floor=[each and each.floor for each in counts],
+                    moved=[None if each is None else each.moved for each in counts],
+                    floor=[None if each is None else each.floor for each in counts],
                 )
             )
         return kernel
@@ -288,7 +288,7 @@ def table_line(each: Compiled) -> str:
 
 # Columns of the table, and their widths.
 COLUMNS = {
-    **{"kernel": 15, "variant": 38, "case": 36, "arch": 6},
+    **{"kernel": 15, "variant": 39, "case": 38, "arch": 6},
     **{"registers": 9, "spills": 6, "shared": 7, "depth": 5},
     **{"1 row: kB": 9, "floor": 9, "256 rows: kB": 12, "floor ": 11},
 }
