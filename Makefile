@@ -126,7 +126,7 @@ docs: $(INSTALLED) ## the documents as a site in .site/; a broken link is an err
 BENCHMARKS = $(filter-out benchmarks/support/%,$(wildcard benchmarks/*/*.py))
 
 .PHONY: kernels
-kernels: $(INSTALLED) ## compile the GPU kernels without a GPU: registers, spills, shared memory
+kernels: $(INSTALLED) ## compile the GPU kernels without a GPU: registers, spills, shared memory, bytes
 	@$(BIN)/python -m tests.support.engines.kernel_compiler $(ARGS)
 
 .PHONY: house

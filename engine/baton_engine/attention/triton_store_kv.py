@@ -49,7 +49,7 @@ def _store_kv(
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
 ) -> None:
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slots_T + token)  # int64: the pool has too many elements for 32-bit offsets
     if slot < 0:

@@ -43,7 +43,7 @@ SPLIT_KEYS = 64
 REGISTER_NUMBERS = 16
 KEYS_COPIED = 1 << 21
 # Maximum bytes of the splits that Triton's attention stores in a step with --batch-invariant on.
-# Beyond it, one program adds all splits of a row.
+# Beyond it, one program adds all splits of a row. Products store theirs afterwards, at most 8 MiB.
 STORED_SPLIT_BYTES = 64 << 20
 
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")

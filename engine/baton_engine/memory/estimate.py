@@ -91,7 +91,7 @@ class Demand:
     kv_memory: int | None = None
     kv_blocks: int | None = None
     measured: Measured | None = None
-    stored_splits: bool = False  # triton's attention stores its splits (--batch-invariant on)
+    stored_splits: bool = False  # triton's kernels store splits (--batch-invariant on)
 
     @property
     def item(self) -> int:

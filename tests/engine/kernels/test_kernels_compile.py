@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.engines.kernel_bytes import ESTIMATES
 from tests.support.engines.kernel_compiler import ARCHITECTURES
 
 pytestmark = pytest.mark.integration
@@ -21,8 +22,8 @@ SHARED_BYTES = 99 << 10
 SPILLED_BYTES = 64
 MOST_REGISTERS = 255
 KERNELS = {
-    *("_activation_mul", "_add_norm", "_attend", "_draw", "_join", "_matmul", "_pick"),
-    *("_rotate_store", "_shape", "_store_kv"),
+    *("_activation_mul", "_add_norm", "_add_splits", "_attend", "_draw", "_join", "_matmul"),
+    *("_pick", "_rotate_store", "_shape", "_store_kv"),
 }
 
 
@@ -73,5 +74,47 @@ def test_variants_of_exact_attention_do_the_same_arithmetic(compiled: Found) -> 
         if each["kernel"] == "_join" or (each["kernel"] == "_attend" and each["layouts"]):
             assert not each["fused"], each
     assert variants
-    for case, (one_token, mixed) in variants.items():
-        assert one_token == mixed, case
+    for case, (one_token, *longer) in variants.items():
+        assert longer, case
+        assert all(each == one_token for each in longer), case
+
+
+def test_a_tile_of_keys_is_loaded_while_a_one_token_row_computes_with_another(
+    compiled: Found,
+) -> None:
+    """Triton divides the stages of a loop among loads that depend on each other."""
+    found = [
+        each
+        for each in compiled
+        if (each["kernel"], each["variant"], each["arch"]) == ("_attend", "one-token rows", 90)
+    ]
+    assert {"exact" in each["case"] for each in found} == {False, True}
+    assert not [each for each in found if each["depth"] < 2]
+
+
+def test_products_that_store_splits_do_the_arithmetic_of_those_that_add_them(
+    compiled: Found,
+) -> None:
+    """In float32 the products are multiply-adds themselves."""
+    found = [
+        each
+        for each in compiled
+        if each["kernel"] in ("_matmul", "_add_splits") and "float32" not in each["case"]
+    ]
+    assert not [each for each in found if each["fused"]]
+    layouts: dict[tuple[str, int], list[list[str]]] = {}
+    for each in found:
+        name, splits, _ = each["variant"].partition(" splits")
+        if splits and each["kernel"] == "_matmul":
+            layouts.setdefault((name, each["arch"]), []).append(each["layouts"])
+    assert layouts
+    for variant, (stored, in_a_program) in layouts.items():
+        assert stored == in_a_program, variant
+
+
+def test_each_kernel_of_attention_and_layers_states_its_bytes(compiled: Found) -> None:
+    stated = {each["kernel"] for each in compiled if any(each["moved"])}
+    assert stated == set(ESTIMATES)
+    for each in compiled:
+        pairs = zip(each["floor"], each["moved"], strict=True)
+        assert all(floor <= moved for floor, moved in pairs if moved is not None), each

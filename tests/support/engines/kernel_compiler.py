@@ -4,11 +4,14 @@ Kernels are launched by the functions that the engine calls, and compiled with t
 these launches: triton compiles another variant for an argument that is 1 or a multiple of 16, and
 its interpreter accepts code that the compiler rejects. This is a separate process, because triton
 is either an interpreter or a compiler. Out: for each variant its registers per thread, the bytes
-per thread that do not fit them (spills), and the bytes of shared memory per program. A kernel that
-does not compile ends the process with the compiler's error.
+per thread that do not fit them (spills), the bytes of shared memory per program, and how many tiles
+of a loop are in shared memory at a time (depth): with one, a program waits for each load. Beside
+them stand the bytes that a call moves and the fewest that it can (see `kernel_bytes`). A kernel
+that does not compile ends the process with the compiler's error.
 
     python -m tests.support.engines.kernel_compiler           all cases on all devices, in minutes
     python -m tests.support.engines.kernel_compiler --quick   each kernel on one device
+    ... --arch 90                                             one device
     ... --json                                                for tests, instead of a table
 """
 
@@ -20,7 +23,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any
@@ -41,41 +44,62 @@ from baton_engine.config.model_config import AttentionSpec, RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.rotary import HeadNorm, Rope
-from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, LEAST_TILES, WIDTHS
+from baton_engine.layers.triton_matmul import FIXED_TILE, FIXED_TILE_HEAD, STORED_ROWS
 from baton_engine.runner.input_buffers import StepShape, pad, to_device
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.attention_specs import batch_of
 from tests.support.engines.demands import kv_layout
+from tests.support.engines.kernel_bytes import Shape, bytes_of, describe
 
 ARCHITECTURES = (80, 90, 100)
 CPU = torch.device("cpu")
 OPS = ops_for("triton")
-HEADS, KV_HEADS, BLOCK = 16, 8, 16
-# A step of one decode row, whose launches have arguments equal to 1, and a mixed step.
+SHAPE = Shape()
+HEADS, KV_HEADS, BLOCK = SHAPE.heads, SHAPE.kv_heads, SHAPE.block
+# A step of one decode row, whose launches have arguments equal to 1, a mixed step and a prompt.
+PROMPT = Row([0] * 40, 16, [BlockId(2)] * 4)
 STEPS = [
     [Row([0], 300, [BlockId(1)] * 19)],
-    [Row([0], 20, [BlockId(1)] * 2), Row([0] * 40, 16, [BlockId(2)] * 4)],
+    [Row([0], 20, [BlockId(1)] * 2), PROMPT],
+    [PROMPT],
 ]
 PADDED = 8  # rows of a padded step, whose inputs stay at the same addresses
 PROGRAMS = 8  # that share a row's keys
+STEP_ROWS = (1, 256)  # of the steps whose bytes are counted
+# A buffer of several tiles, which are read and filled in turn.
+TILES = re.compile(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x\w+,.*mutable")
 
 
 @dataclass(frozen=True)
 class Compiled:
     """A variant of a kernel. `registers` and `spills` (bytes) are per thread, `shared` (bytes) per
-    program. `fused` counts multiply-adds in float32, `layouts` are those of tensor cores' results:
-    variants must not differ in either if their results are to have the same bits."""
+    program. `depth` is the smallest number of tiles of a buffer in shared memory, 0 if there is
+    none. `fused` counts multiply-adds in float32, `layouts` are those of tensor cores' results:
+    variants must not differ in either if their results are to have the same bits. `moved` and
+    `floor` are the bytes of a call with each of STEP_ROWS, None if it is not made."""
 
     kernel: str
+    variant: str
     case: str
     arch: int
     registers: int
     spills: int
     shared: int
+    depth: int
     fused: int
     layouts: list[str]
+    moved: list[int | None]
+    floor: list[int | None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls that launch kernels, and the sizes that they have."""
+
+    run: Callable[[], None]
+    shape: Shape = field(default_factory=Shape)
 
 
 class AbsentGpu:
@@ -116,13 +140,14 @@ def attend(dtype: str, dim: int, limits: dict[str, Any], exact: bool) -> None:
         step.attend(0, *torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1))
 
 
-def small_operations() -> None:
-    x = torch.zeros(3, 4096, dtype=torch.bfloat16)
+def small_operations(shape: Shape) -> None:
+    x = torch.zeros(3, shape.hidden, dtype=torch.bfloat16)
     OPS.add_norm(x, None, x[0], 1e-6)
     OPS.add_norm(x, x, x[0], 1e-6)
-    OPS.add_norm(x, x, torch.zeros(4096), 1e-6)  # a weight in float32
-    OPS.silu_mul(x)
-    OPS.gelu_tanh_mul(x)
+    OPS.add_norm(x, x, torch.zeros(shape.hidden), 1e-6)  # a weight in float32
+    gate_up = torch.zeros(3, 2 * shape.mlp, dtype=torch.bfloat16)
+    OPS.silu_mul(gate_up)
+    OPS.gelu_tanh_mul(gate_up)
 
 
 def sample() -> None:
@@ -132,34 +157,49 @@ def sample() -> None:
             OPS.draw(logits, draws_of([Sample(0, 0, params)], CPU))
 
 
-def multiply(dtype: str) -> None:
-    """Products with tiles of all widths, and with a last part of the inputs."""
+# Outputs and inputs of products. Those with a bias have a last part of the inputs.
+QWEN = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
+WIDTHS = [(1024, 2048), (8192, 1024)]
+BIASED = [(100, 80), (100, 1100)]
+HEAD = (151_936, 1024)
+
+
+def multiply(dtype: str, sizes: list[tuple[int, int]]) -> None:
+    """Products whose splits are stored, and whose splits a program adds."""
     kind = TORCH_DTYPES[dtype]
-    for outputs, inputs in [*((LEAST_TILES * width, 128) for width in WIDTHS), (100, 80)]:
-        weight, x = torch.zeros(outputs, inputs, dtype=kind), torch.zeros(1, inputs, dtype=kind)
-        FIXED_TILE.product(weight, torch.zeros(outputs, dtype=kind))(x)
-    FIXED_TILE_HEAD.product(weight, None)(x)
+    for outputs, inputs in sizes:
+        weight = torch.zeros(outputs, inputs, dtype=kind)
+        bias = torch.zeros(outputs, dtype=kind) if (outputs, inputs) in BIASED else None
+        for rows in (1, STORED_ROWS + 1):
+            FIXED_TILE.product(weight, bias)(torch.zeros(rows, inputs, dtype=kind))
+    head, x = torch.zeros(*HEAD, dtype=kind), torch.zeros(1, HEAD[1], dtype=kind)
+    FIXED_TILE_HEAD.product(head, None)(x)
 
 
 LIMITS: dict[str, dict[str, Any]] = {"": {}, ", limited": {"window": 4096, "soft_cap": 50.0}}
-CASES: dict[str, Callable[[], None]] = {
-    f"{dtype}, head_dim {dim}{limits}{', exact' if exact else ''}": partial(
-        attend, dtype, dim, LIMITS[limits], exact
+WIDE = Shape(hidden=4096, mlp=12_288)
+CASES = {
+    f"{dtype}, head_dim {dim}{limits}{', exact' if exact else ''}": Case(
+        partial(attend, dtype, dim, LIMITS[limits], exact),
+        Shape(dim=dim, item=TORCH_DTYPES[dtype].itemsize),
     )
     for dtype, dim, limits, exact in product(
         ("bfloat16", "float32"), (64, 128, 256), LIMITS, (False, True)
     )
 } | {
-    "norms and activations": small_operations,
-    "sampling": sample,
-    "products in bfloat16": partial(multiply, "bfloat16"),
-    "products in float32": partial(multiply, "float32"),
+    "norms and activations": Case(partial(small_operations, SHAPE)),
+    "norms and activations of Qwen3-8B": Case(partial(small_operations, WIDE), WIDE),
+    "sampling": Case(sample),
+    "products of Qwen3-0.6B": Case(partial(multiply, "bfloat16", QWEN)),
+    "products in bfloat16": Case(partial(multiply, "bfloat16", [*WIDTHS, *BIASED])),
+    "products in float32": Case(partial(multiply, "float32", [*WIDTHS, *BIASED]), Shape(item=4)),
 }
 QUICK = {
+    "bfloat16, head_dim 128": 90,
     "bfloat16, head_dim 128, exact": 90,
     "bfloat16, head_dim 64, limited": 80,
     "float32, head_dim 64, limited, exact": 100,
-    "norms and activations": 90,
+    "norms and activations of Qwen3-8B": 90,
     "sampling": 80,
     "products in bfloat16": 100,
 }
@@ -177,16 +217,23 @@ def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
             kernel = run(self, *args, grid=grid, warmup=True, **options)
         used = re.search(r"(\d+) bytes spill stores[\s\S]*Used (\d+) registers", log.getvalue())
         if used is not None:  # else it was compiled before
+            counts = [
+                bytes_of(self.__name__, CASES[name].shape, rows, options) for rows in STEP_ROWS
+            ]
             found.append(
                 Compiled(
                     kernel=self.__name__,
+                    variant=describe(self.__name__, options),
                     case=name,
                     arch=gpu.arch,
                     registers=int(used[2]),
                     spills=int(used[1]),
                     shared=int(kernel.metadata.shared),
+                    depth=min(map(int, TILES.findall(kernel.asm["ttgir"])), default=0),
                     fused=len(re.findall(r"fma\.[\w.]*f32", kernel.asm["ptx"])),
                     layouts=sorted(re.findall(r"= (#ttg\.nvidia_mma<.*>)", kernel.asm["ttgir"])),
+                    moved=[None if each is None else each.moved for each in counts],
+                    floor=[None if each is None else each.floor for each in counts],
                 )
             )
         return kernel
@@ -199,7 +246,7 @@ def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
         mock.patch.object(triton_backend, "programs_for", return_value=PROGRAMS),
     ):
         for name, gpu.arch in cases:
-            CASES[name]()
+            CASES[name].run()
             yield from found
             found.clear()
 
@@ -207,17 +254,52 @@ def compile_all(cases: Iterable[tuple[str, int]]) -> Iterator[Compiled]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--arch", type=int, choices=ARCHITECTURES)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     cases = list(QUICK.items()) if options.quick else [*product(CASES, ARCHITECTURES)]
-    found = compile_all(cases)
+    found = compile_all(
+        (name, arch) for name, arch in cases if options.arch is None or arch == options.arch
+    )
     if options.json:
         print(json.dumps([asdict(each) for each in found]))
         return
-    print(f"{'kernel':18}{'case':40}{'arch':>7}{'registers':>11}{'spills':>8}{'shared':>8}")
+    print(CAPTION)
+    print("| " + " | ".join(f"{name:<{width}}" for name, width in COLUMNS.items()) + " |")
+    print("|" + "|".join("-" * (width + 2) for width in COLUMNS.values()) + "|")
     for each in found:
-        numbers = f"{each.registers:11}{each.spills:8}{each.shared:8}"
-        print(f"{each.kernel:18}{each.case:40}{'sm_' + str(each.arch):>7}{numbers}", flush=True)
+        print(table_line(each), flush=True)
+
+
+def table_line(each: Compiled) -> str:
+    """A line of the Markdown table."""
+    cells = [
+        *(each.kernel, each.variant, each.case, f"sm_{each.arch}"),
+        *(f"{number:,}" for number in (each.registers, each.spills, each.shared, each.depth)),
+        *(
+            "" if size is None else f"{size / 1000:,.1f}"
+            for pair in zip(each.moved, each.floor, strict=True)
+            for size in pair
+        ),
+    ]
+    padded = [f"{cell:<{width}}" for cell, width in zip(cells, COLUMNS.values(), strict=True)]
+    return "| " + " | ".join(padded) + " |"
+
+
+# Columns of the table, and their widths.
+COLUMNS = {
+    **{"kernel": 15, "variant": 39, "case": 38, "arch": 6},
+    **{"registers": 9, "spills": 6, "shared": 7, "depth": 5},
+    **{"1 row: kB": 9, "floor": 9, "256 rows: kB": 12, "floor ": 11},
+}
+CAPTION = f"""
+triton {triton.__version__}. Registers and spills (bytes) are per thread, shared memory (bytes) per
+program. Depth: tiles of K and V, or of x and the weight, in shared memory. kB (1,000 bytes): bytes
+that a call loads and stores, estimated, and below which it cannot go, for Qwen3-0.6B's sizes or
+those that the case names, on 132 multiprocessors. Rows have 1,024 tokens, of which one is new. A
+step with longer rows has one row with 256 new tokens; one with longer rows only has one of these,
+or 256 with 8.
+"""
 
 
 if __name__ == "__main__":

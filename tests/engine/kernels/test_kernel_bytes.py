@@ -1,0 +1,173 @@
+"""The bytes that kernels are said to move are those that the interpreter counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.attention.interface import KVSlots
+from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, tile_shape
+from baton_engine.attention.triton_store_kv import store_kv
+from baton_engine.layers.rotary import HeadNorm
+from baton_engine.layers.triton_activation import activation_mul
+from baton_engine.layers.triton_matmul import FIXED_TILE, STORED_ROWS
+from baton_engine.layers.triton_norm import add_norm
+from baton_engine.layers.triton_rope_store import rotate_store
+from tests.support.engines.kernel_bytes import ESTIMATES, Bytes, Rows, Shape, bytes_of
+from tests.support.engines.kernels import DEVICE, noise
+from tests.support.engines.launches import Launched, launches
+
+SMALL = Shape(hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4)
+# Bytes of single numbers, such as a row's length, that a program loads and the estimates omit.
+UNCOUNTED = 40
+
+pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="needs triton's interpreter")
+
+
+def attend(
+    rows: Rows, *, programs: int = 1, exact: bool = False, window: int | None = None
+) -> None:
+    """Attention over rows that all read the same blocks."""
+    shape, count = SMALL, len(rows.counts)
+    blocks = -(-rows.keys // shape.block)
+    where = PagedRows(
+        torch.tensor([0, *rows.counts]).cumsum(0).int(),
+        torch.full((count,), rows.keys).int(),
+        torch.arange(blocks).int().repeat(count, 1),
+        one_token=set(rows.counts) == {1},
+    )
+    q_TNH = noise(rows.tokens, shape.heads, shape.dim)
+    pool = noise(blocks, 2, shape.kv_heads, shape.block, shape.dim)
+    paged_attention(
+        *(q_TNH, pool, where, torch.empty_like(q_TNH)),
+        window=window,
+        programs=programs,
+        exact=exact,
+    )
+
+
+def check(launched: Launched, estimate: Bytes | None) -> None:
+    assert estimate is not None
+    single = launched.moved - estimate.moved
+    assert 0 <= single <= UNCOUNTED * math.prod(launched.grid), launched
+    assert estimate.floor <= estimate.moved
+
+
+ATTENTION: dict[str, tuple[Rows, dict[str, Any]]] = {
+    "one-token rows": (Rows((1, 1), 150), {}),
+    "divided one-token rows": (Rows((1, 1), 600), {"programs": 4}),
+    "divided one-token rows, exact": (Rows((1, 1), 600), {"programs": 4, "exact": True}),
+    "divided one-token rows with a window": (Rows((1,), 600), {"programs": 4, "window": 300}),
+    "a prompt": (Rows((21,), 40), {}),
+    "a prompt, exact": (Rows((21,), 40), {"exact": True}),
+    "a prompt beside a divided row": (Rows((1, 21), 300), {"programs": 2}),
+    "a prompt with a window": (Rows((21,), 60), {"window": 30}),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_the_bytes_of_attention_are_those_that_the_interpreter_counts(name: str) -> None:
+    rows, options = ATTENTION[name]
+    with launches() as found:
+        attend(rows, **options)
+    assert [each.kernel for each in found] == ["_attend", "_join"][: 1 + ("divided" in name)]
+    for each in found:
+        estimate = ESTIMATES[each.kernel](SMALL, rows, each.constants)
+        check(each, estimate)
+
+
+def heads_and_slots(tokens: int) -> tuple[torch.Tensor, KVSlots]:
+    shape = SMALL
+    heads_TZH = noise(tokens, shape.heads + 2 * shape.kv_heads, shape.dim)
+    pool = noise(2, 1, 2, shape.kv_heads, shape.block, shape.dim)
+    return heads_TZH, KVSlots(pool, 0, torch.arange(tokens))
+
+
+def rotated(*, norm: bool) -> None:
+    heads_TZH, slots = heads_and_slots(3)
+    weight_XH = noise(SMALL.heads + SMALL.kv_heads, SMALL.dim)
+    tables = noise(3, 1, SMALL.dim // 2), noise(3, 1, SMALL.dim // 2)
+    rotate_store(heads_TZH, SMALL.heads, HeadNorm(weight_XH, 1e-6) if norm else None, tables, slots)
+
+
+def stored() -> None:
+    heads_TZH, slots = heads_and_slots(3)
+    store_kv(slots, heads_TZH[:, 4:6], heads_TZH[:, 6:])
+
+
+def multiplied(rows: int, outputs: int, inputs: int, *, biased: bool = False) -> None:
+    bias = noise(outputs) if biased else None
+    FIXED_TILE.product(noise(outputs, inputs), bias)(noise(rows, inputs))
+
+
+LAYERS: dict[str, tuple[int, Callable[[], object]]] = {
+    "rope and store": (3, lambda: rotated(norm=False)),
+    "norm, rope and store": (3, lambda: rotated(norm=True)),
+    "store": (3, stored),
+    "a norm": (3, lambda: add_norm(noise(3, 48), None, noise(48), 1e-6)),
+    "a sum and a norm": (3, lambda: add_norm(noise(3, 48), noise(3, 48), noise(48), 1e-6)),
+    "an activation": (3, lambda: activation_mul(noise(3, 80), "silu")),
+    "a product": (70, lambda: multiplied(70, 70, 100)),
+    "a product with a bias": (70, lambda: multiplied(70, 70, 100, biased=True)),
+    "stored splits": (3, lambda: multiplied(3, 70, 1100, biased=True)),
+    "splits in a program": (
+        STORED_ROWS + 1,
+        lambda: multiplied(STORED_ROWS + 1, 70, 600, biased=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_bytes_of_layers_are_those_that_the_interpreter_counts(name: str) -> None:
+    tokens, run = LAYERS[name]
+    with launches() as found:
+        run()
+    assert found
+    for each in found:
+        estimate = ESTIMATES[each.kernel](SMALL, Rows((1,) * tokens), each.constants)
+        check(each, estimate)
+
+
+def test_the_bytes_of_a_row_of_1024_keys_are_those_counted_by_hand() -> None:
+    tile = tile_shape(True, 2, 128, 2)
+    constants = {
+        **{"ONE_TOKEN": True, "PROGRAMS": 8, "EXACT": False, "WINDOW": 0},
+        **{"KEYS": tile.keys, "QUERIES": tile.queries, "SPLIT": 128 // tile.keys},
+    }
+    kv = 1024 * 8 * 128 * 2 * 2
+    query = 16 * 128 * 2
+    # Eight programs per kv head have 128 keys each; each key's block number is an int32.
+    parts = 8 * 16 * (128 + 2) * 4
+    moved = kv + 1024 * 8 * 4 + 8 * query + parts
+    floor = kv + 64 * 4 + 2 * query
+    assert bytes_of("_attend", Shape(), 1, constants) == Bytes(moved, floor)
+    assert bytes_of("_join", Shape(), 1, constants) == Bytes(parts + query, parts + query)
+    # With 256 rows, a program has all keys of a row.
+    moved = 256 * (kv + 1024 * 8 * 4 + 2 * query)
+    assert bytes_of("_attend", Shape(), 256, constants) == Bytes(moved, 256 * floor)
+    assert bytes_of("_join", Shape(), 256, constants) is None
+
+
+def test_the_bytes_of_a_product_are_those_counted_by_hand() -> None:
+    constants = {
+        **{"OUTPUTS": 1024, "INPUTS": 2048, "SPLITS": 8, "STORED": True},
+        **{"HAS_BIAS": False, "M": 64, "N": 32},
+    }
+    weight, x = 1024 * 2048 * 2, 2048 * 2
+    moved = weight + 32 * x + 8 * 1024 * 4  # each of 32 tiles loads x
+    assert bytes_of("_matmul", Shape(), 1, constants) == Bytes(moved, weight + x + 1024 * 2)
+    sums = 8 * 1024 * 4 + 1024 * 2
+    assert bytes_of("_add_splits", Shape(), 1, constants) == Bytes(sums, sums)
+    assert bytes_of("_matmul", Shape(), 256, constants) is None
+    moved = 4 * weight + 256 * (32 * x + 1024 * 2)
+    floor = weight + 256 * (x + 1024 * 2)
+    within = {**constants, "STORED": False}
+    assert bytes_of("_matmul", Shape(), 256, within) == Bytes(moved, floor)
+
+
+def test_a_kernel_without_an_estimate_has_no_bytes() -> None:
+    assert bytes_of("_unknown", Shape(), 1, {}) is None

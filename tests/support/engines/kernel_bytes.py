@@ -1,0 +1,220 @@
+"""Bytes that the GPU kernels of attention and layers move per call, counted from their grids.
+
+In: a model's sizes, the rows of a step, and the constants of a launch. Out: `moved`, the bytes that
+the programs of the grid load and store, and `floor`, those of inputs and outputs if each is moved
+once. What several programs load counts each time, although a cache may have it. Single numbers per
+program, such as a row's length, are not counted. None is a call that such a step does not make.
+
+Functions have the names of the kernels. Tests compare them with what the interpreter counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton_engine.attention.triton_paged_attention import programs_for
+from baton_engine.layers.triton_matmul import STORED_ROWS
+
+PROCESSORS = 132  # of an H100
+FLOAT32, INT32 = 4, 4
+Constants = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of Qwen3-0.6B in bfloat16. `item` is the number of bytes of a value."""
+
+    hidden: int = 1024
+    mlp: int = 3072
+    heads: int = 16
+    kv_heads: int = 8
+    dim: int = 128
+    block: int = 16
+    item: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The new tokens of each row of a step. They are the last of `keys` tokens in each row."""
+
+    counts: tuple[int, ...]
+    keys: int = 1024
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    moved: int
+    floor: int
+
+
+def attend(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """Each tile of a row's queries loads the keys that it sees and their block numbers, once per
+    kv head. Parts of divided keys go to `join`."""
+    key = shape.kv_heads * 2 * shape.dim * shape.item
+    query = shape.heads * shape.dim * shape.item
+    moved = floor = 0
+    for count in rows.counts:
+        step = constants["QUERIES"] * shape.kv_heads // shape.heads
+        for first in range(0, count, step):
+            tokens = min(step, count - first)
+            end = rows.keys - count + first + tokens
+            keys = _seen(end - tokens, end, constants)
+            used, stored = _parts(end, constants) if count == 1 else (1, 0)
+            moved += keys * (key + shape.kv_heads * INT32) + used * tokens * query
+            moved += _part(shape) * stored if stored else tokens * query
+        keys = _seen(rows.keys - count, rows.keys, constants)
+        floor += keys * key + -(-keys // shape.block) * INT32 + 2 * count * query
+    return Bytes(moved, floor)
+
+
+def join(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
+    stored = sum(_parts(rows.keys, constants)[1] for count in rows.counts if count == 1)
+    if not stored:
+        return None
+    outputs = rows.counts.count(1) * shape.heads * shape.dim * shape.item
+    return _once(stored * _part(shape) + outputs)
+
+
+def _seen(first: int, end: int, constants: Constants) -> int:
+    """Keys that queries at positions [first, end) see."""
+    window = constants["WINDOW"]
+    return end - (max(first - window + 1, 0) if window else 0)
+
+
+def _parts(length: int, constants: Constants) -> tuple[int, int]:
+    """The programs that share the keys of a one-token row of this length, and the parts that they
+    store, 0 if there is one program."""
+    exact, split = constants["EXACT"], constants["SPLIT"]
+    begin = (length - _seen(length - 1, length, constants)) // constants["KEYS"]
+    if exact:
+        begin = begin // split * split
+    tiles = -(-length // constants["KEYS"]) - begin
+    share = -(-tiles // constants["PROGRAMS"])
+    share = -(-share // split) * split if exact else max(share, split)
+    used = -(-tiles // share)
+    if used == 1:
+        return 1, 0
+    return used, -(-tiles // split) if exact else used
+
+
+def _part(shape: Shape) -> int:
+    """Bytes of a part: sums of V, and the maximum and the sum of the weights."""
+    return shape.heads * (shape.dim + 2) * FLOAT32
+
+
+def rotate_store(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """Programs of the same token load the same cos and sin, and tokens the same norm."""
+    head = shape.dim * shape.item
+    turned = shape.heads + shape.kv_heads
+    norm = constants["HAS_NORM"] * turned * head
+    programs = -(-constants["ALL"] // constants["HEADS"])
+    tables = 2 * constants["ROTARY"] * shape.item
+    both = (turned + shape.kv_heads) * head + turned * head + 2 * shape.kv_heads * head
+    tokens = rows.tokens
+    return Bytes(tokens * (both + norm + programs * tables), tokens * (both + tables) + norm)
+
+
+def store_kv(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    return _once(rows.tokens * 2 * 2 * shape.kv_heads * shape.dim * shape.item)
+
+
+def add_norm(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """Tokens load the same weight."""
+    row = shape.hidden * shape.item
+    passes = 4 if constants["HAS_DELTA"] else 2
+    both = rows.tokens * passes * row
+    return Bytes(both + rows.tokens * row, both + row)
+
+
+def activation_mul(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    return _once(rows.tokens * 3 * shape.mlp * shape.item)
+
+
+def matmul(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
+    """Tiles in a row of the grid load the same inputs, and tiles in a column the same weights."""
+    tokens, outputs, inputs = rows.tokens, constants["OUTPUTS"], constants["INPUTS"]
+    splits, stored = constants["SPLITS"], constants["STORED"]
+    if stored != (splits > 1 and tokens <= STORED_ROWS):
+        return None
+    x, weight = tokens * inputs * shape.item, outputs * inputs * shape.item
+    result = tokens * outputs * shape.item
+    down, across = -(-tokens // constants["M"]), -(-outputs // constants["N"])
+    bias = constants["HAS_BIAS"] * outputs * shape.item
+    read = x * across + weight * down
+    if stored:
+        return Bytes(read + splits * tokens * outputs * FLOAT32, x + weight + result + bias)
+    return Bytes(read + bias * down + result, x + weight + result + bias)
+
+
+def add_splits(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
+    if rows.tokens > STORED_ROWS:
+        return None
+    sums = constants["SPLITS"] * FLOAT32 + shape.item
+    bias = constants["HAS_BIAS"] * constants["OUTPUTS"] * shape.item
+    both = rows.tokens * constants["OUTPUTS"] * sums
+    return Bytes(both + rows.tokens * bias, both + bias)
+
+
+def _once(size: int) -> Bytes:
+    """Nothing is loaded twice."""
+    return Bytes(size, size)
+
+
+ESTIMATES: Mapping[str, Callable[[Shape, Rows, Constants], Bytes | None]] = {
+    f"_{each.__name__}": each
+    for each in (
+        *(attend, join, rotate_store, store_kv),
+        *(add_norm, activation_mul, matmul, add_splits),
+    )
+}
+
+
+def step_of(rows: int, kernel: str, constants: Constants) -> Rows:
+    """A step of this number of rows of 1,024 tokens that launches the kernel's variant: rows with
+    one new token; beside longer rows, one of 256 new tokens; without one-token rows, one of 256
+    new tokens or several of 8."""
+    if kernel != "_attend" or constants["ONE_TOKEN"]:
+        return Rows((1,) * rows)
+    if constants["PROGRAMS"] > 1:
+        return Rows((*(1,) * (rows - 1), 256))
+    return Rows((8,) * rows if rows > 1 else (256,))
+
+
+def bytes_of(kernel: str, shape: Shape, rows: int, constants: Constants) -> Bytes | None:
+    """The bytes of a kernel's call in a step of this number of rows on an H100. None if the step
+    does not launch it, or if no function counts them."""
+    if kernel not in ESTIMATES:
+        return None
+    chosen = dict(constants)
+    if chosen.get("PROGRAMS", 1) > 1:
+        keys = step_of(rows, kernel, constants).keys
+        chosen["PROGRAMS"] = programs_for(rows, shape.kv_heads, keys, PROCESSORS)
+    return ESTIMATES[kernel](shape, step_of(rows, kernel, constants), chosen)
+
+
+def describe(kernel: str, constants: Constants) -> str:
+    """The variant of a kernel, in a few words."""
+    if kernel == "_attend":
+        if constants["ONE_TOKEN"]:
+            return "one-token rows"
+        return "one-token and longer rows" if constants["PROGRAMS"] > 1 else "longer rows"
+    if kernel == "_add_norm":
+        return "with a delta" if constants["HAS_DELTA"] else ""
+    if kernel == "_activation_mul":
+        return "gelu" if constants["GELU"] else "silu"
+    if kernel in ("_matmul", "_add_splits"):
+        size = f"{constants['OUTPUTS']} outputs"
+        if kernel == "_matmul":
+            size = f"{constants['OUTPUTS']} x {constants['INPUTS']}"
+        size += ", bias" if constants["HAS_BIAS"] else ""
+        if constants["SPLITS"] == 1:
+            return size
+        where = " stored" if constants.get("STORED", True) else " in a program"
+        return f"{size}, {constants['SPLITS']} splits{where}"
+    return ""
