@@ -186,3 +186,14 @@ def test_the_log_says_how_large_steps_may_be_and_which_flags_to_lower(
     [message] = caplog.messages
     assert "a step of 20 tokens of 1 sequences; steps now have at most 10 tokens" in message
     assert "--gpu-memory-utilization, --kv-memory or --kv-blocks" in message
+
+
+def test_one_more_sequence_is_tried_when_steps_have_fitted_for_a_while() -> None:
+    engine, runner = engine_on(lambda number, rows: len(rows) > 8)
+    names = [f"r{index}" for index in range(24)]
+    run = run_on(
+        engine, [make_request(name, [index], max_tokens=50) for index, name in enumerate(names)]
+    )
+    assert [len(run.ids(name)) for name in names] == [50] * 24
+    first = 24 - 8  # rows of 1 token, one fewer in each launch
+    assert first < len(runner.failed) <= first + len(runner.fitted) // GROW_AFTER
