@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from baton_engine import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
+from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import ModelError
-from baton_protocol.errors import InvalidRequest, PromptTooLong
+from baton_protocol.errors import InvalidRequest, NotEnoughMemory, PromptTooLong
 from baton_protocol.request import Request
 from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.short_of_memory import ShortOfMemory, samples_of
 from tests.support.engines.tiny_models import prompt_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -48,6 +50,21 @@ def test_ids_equal_those_of_transformers(llm: LLM, tiny_model: Callable[[str], P
         expected = reference(tiny_model("qwen3-gqa4"), prompt, 24)
         compare(expected, choice.token_ids, Tally())
         assert (choice.finish_reason, choice.stop_reason) == ("length", None)
+
+
+def test_a_request_without_memory_for_a_step_of_its_own_raises_and_the_next_one_runs(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    llm = make_llm(tiny_model("qwen3-gqa4"))
+    assert isinstance(llm.engine, EngineCore)
+    runner = ShortOfMemory(llm.engine.runner, lambda number, rows: samples_of(rows) > 4)
+    llm.engine = EngineCore(llm.engine.info, runner)
+    huge = SamplingParams(temperature=1.0, n=6, max_tokens=3)
+    with pytest.raises(NotEnoughMemory, match="1 token and 6 choices"):
+        llm.generate([prompt_of(9, seed=1)], huge)
+    assert not llm.engine.has_work()
+    [output] = llm.generate([prompt_of(9, seed=1)], GREEDY)
+    assert len(output.outputs[0].token_ids) == 24
 
 
 def test_a_text_is_tokenized_and_its_output_is_text(

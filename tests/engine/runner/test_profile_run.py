@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ class RunnerOnCard(ScriptedRunner):
         return super().launch(rows)
 
 
-def plan_on_card(**settings: int) -> Plan:
+def plan_on_card(**settings: Any) -> Plan:
     """A plan as it would be on an idle card of 80 GiB."""
     model = ROOT / "benchmarks" / "shapes" / "qwen3-8b"
     chosen = TorchSettings(model=model, load_format="dummy", max_num_seqs=16, **settings)
