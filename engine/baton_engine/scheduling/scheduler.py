@@ -8,7 +8,8 @@ no phases. Tokens computed catch up with tokens known, and runs that landed are 
    among waiting sequences that hold blocks, then among running ones, this one included. A preempted
    sequence is queued again, and its blocks stay findable in the prefix cache until they are reused.
 2. Running sequences with more tokens missing (chunked prefill), oldest first, while budget remains.
-   They need no new blocks, because a sequence is admitted with blocks for all its known tokens.
+   They need no new blocks, because a sequence is admitted with blocks for all its known tokens. A
+   prompt whose chunks are published gets at most PUBLISHED_PIECE tokens.
 3. Waiting sequences, oldest first, unless this step preempted a sequence. After the first one that
    does not fit, only sequences that already hold their blocks are admitted.
 
@@ -43,6 +44,9 @@ from baton_protocol.layout import KVLayout
 # While sequences run, an admission leaves 1/WATERMARK of the pool free. Otherwise a sequence could
 # be admitted and then preempted as soon as a running one needs a block.
 WATERMARK = 100
+# Most tokens that a step computes of a prompt whose chunks are published. The chunks of a step are
+# published while the next one runs, so larger pieces would leave more of the transfer to the end.
+PUBLISHED_PIECE = 2048
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -193,7 +197,7 @@ class Scheduler:
             if budget == 0:
                 break
             if sequence.running:
-                number = min(sequence.due, budget)
+                number = _piece_of(sequence, budget)
                 pieces.append(Piece(sequence, number))
                 budget -= number
         return budget
@@ -203,7 +207,7 @@ class Scheduler:
             admitted = self._admit_next()
             if admitted is None:
                 return
-            number = min(admitted.due, budget)
+            number = _piece_of(admitted, budget)
             pieces.append(Piece(admitted, number))
             budget -= number
 
@@ -303,3 +307,8 @@ class Scheduler:
         self._pool.release(self.remove(victim))
         self.preemptions += 1
         self.add(victim)
+
+
+def _piece_of(sequence: Sequence, budget: int) -> int:
+    """The number of tokens of a sequence that a step computes."""
+    return min(sequence.due, budget, PUBLISHED_PIECE if sequence.state.track else budget)

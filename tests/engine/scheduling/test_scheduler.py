@@ -35,7 +35,7 @@ class SchedulerHarness:
         self.scheduler = Scheduler(self.pool, LAYOUT, max_batched_tokens=budget, max_num_seqs=seqs)
         self.arrivals = 0
 
-    def sequence(self, name: str, prompt: int, **params: Any) -> Sequence:
+    def sequence(self, name: str, prompt: int, *, track: bool = False, **params: Any) -> Sequence:
         self.arrivals += 1
         request = make_request(name, prompt, **params)
         state = RequestState(
@@ -43,12 +43,12 @@ class SchedulerHarness:
             BlockNaming(ROOT, LAYOUT),
             arrival=self.arrivals,
             given_hashes=extend_hashes(ROOT, request.prompt_ids, BLOCK),
-            submission=Submission(),
+            submission=Submission(track=track),
         )
         return Sequence(state, 0)
 
-    def add(self, name: str, prompt: int, **params: Any) -> Sequence:
-        sequence = self.sequence(name, prompt, **params)
+    def add(self, name: str, prompt: int, *, track: bool = False, **params: Any) -> Sequence:
+        sequence = self.sequence(name, prompt, track=track, **params)
         self.scheduler.add(sequence)
         return sequence
 
@@ -124,6 +124,14 @@ def test_a_long_prompt_is_computed_in_pieces_of_the_budget() -> None:
     harness = SchedulerHarness(2000, budget=2048)
     harness.add("a", 5000)
     assert [harness.step() for _ in range(4)] == [{"a": 2048}, {"a": 2048}, {"a": 904}, {"a": 1}]
+
+
+def test_a_prompt_that_is_published_takes_small_pieces_and_leaves_the_budget_to_others() -> None:
+    harness = SchedulerHarness(5000, budget=8192)
+    harness.add("published", 5000, track=True)
+    harness.add("other", 5000)
+    steps = [{"published": 2048, "other": 5000}, {"published": 2048, "other": 1}]
+    assert [harness.step() for _ in steps] == steps
 
 
 def test_decode_has_priority_over_chunked_prefill() -> None:
