@@ -38,7 +38,7 @@ def choose_tokens(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
     token_SL = torch.empty(samples, tiles, dtype=torch.int32, device=device)
     ids_S = torch.empty(samples, dtype=torch.int64, device=device)
     if draws.filtered:
-        shape(logits_SV, draws.columns_6S, edge_S, last_S)
+        shape(logits_SV, draws, edge_S, last_S)
     _draw[(samples, tiles)](
         *(score_SL, token_SL, logits_SV, draws.columns_6S, edge_S, last_S),
         *(samples, vocab, logits_SV.stride(0)),

@@ -73,7 +73,7 @@ def kept_tokens(logits_SV: torch.Tensor, samples: list[Sample]) -> torch.Tensor:
     kernel reads them."""
     edge = torch.full((len(samples),), torch.nan, device=DEVICE)
     last = torch.full((len(samples),), -7, dtype=torch.int32, device=DEVICE)
-    shape(logits_SV, draws_of(samples, DEVICE).columns_6S, edge, last)
+    shape(logits_SV, draws_of(samples, DEVICE), edge, last)
     temperature = torch.tensor([each.params.temperature for each in samples], device=DEVICE)
     x = logits_SV.float() / temperature[:, None]
     tokens = torch.arange(x.shape[1], device=DEVICE)
