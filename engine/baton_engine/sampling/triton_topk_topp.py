@@ -6,11 +6,11 @@ last token. Torch twin: `sampler.shaped_logits`.
 
 Top-k and top-p both need the largest value v such that the values >= v have enough weight. A value
 weighs 1 for top-k and exp(value - largest) for top-p. Each search is a radix select: float32 values
-are mapped to 32-bit keys, whose digits of 11, 11 and 10 bits are found one after the other. For each
-digit many programs per row add the weights of the values that have the digits found so far to the
-row's histogram. The programs of the next launch read it and find the digit. Weights are integers
-(of top-p in units of 2^-40), so sums, and the result, do not depend on the order of addition or the
-number of programs. A row depends on no other row.
+are mapped to 32-bit keys, whose digits of 11, 11 and 10 bits are found one after the other. For a
+digit many programs per row add the weights of the values with the digits found so far to the row's
+histogram, and the programs of the next launch read it to find the digit. Weights are integers (for
+top-p in units of 2^-40), so sums, and the result, depend neither on the order of addition nor on
+the number of programs. A row's result depends on no other row.
 
     launch         if a sample has   programs   per row
     zero           any filter        torch      the histograms: 48 KiB per search
@@ -42,32 +42,41 @@ TILE = 1024
 WARPS = 8
 PROGRAMS = 2048  # of a launch; eight warps each, so an H100 runs half of them at a time
 DIGITS = 3
-BITS = tl.constexpr(11)  # of a digit; the last has 10
+BITS = tl.constexpr(11)  # of a digit
+LAST_BITS = tl.constexpr(10)  # of the last
 BINS = tl.constexpr(1 << BITS.value)
+LAST_BINS = tl.constexpr(1 << LAST_BITS.value)
 SEARCH_BINS = DIGITS * BINS.value
-# While a program reads its part of the row, it splits the values so far into this number of groups.
-# If k is not larger, no value below the least of the groups' largest values is among the k largest.
-# Nearly all values are below it, and additions of many programs to the same bins are slow.
+# A program splits the values that it has read into this number of groups. If k is not larger, no
+# value below the least of the groups' largest values is among the k largest, and it is not counted:
+# most values are below it, and many additions to one bin are slow.
 GROUPS = tl.constexpr(64)
 UNIT = tl.constexpr(float(1 << 40))
+LEAST_FLOAT = tl.constexpr(float(np.finfo(np.float32).min))
 ALL_BUT_SIGN = tl.constexpr(0x7FFFFFFF)
 LAST_KEY = tl.constexpr(0xFFFFFFFF)
-LEAST_KEY = tl.constexpr(0xFF800000)  # of -inf; the keys behind it are NaN
+LEAST_KEY = tl.constexpr(0xFF800000)  # of -inf; the keys behind it are those of NaN
 
 # The words of a row, before its histograms.
-LARGEST = tl.constexpr(0)  # the key of the largest value with its bits inverted
+LARGEST = tl.constexpr(0)  # the key of the largest value, inverted so that the best key is the most
 TOTAL = tl.constexpr(1)  # the mass of the values that pass min-p and top-k
 FLOOR = tl.constexpr(2)  # the key of the least of them
-NEEDED = tl.constexpr(3)  # the number of tokens that stay of those on the edge; 0: all
-BY_COUNT = tl.constexpr(4)  # after each digit: the digits so far, and the goal among their values
-BY_MASS = tl.constexpr(10)
+NEEDED = tl.constexpr(3)  # how many of the tokens on the edge stay; 0: all
+# Of each search, 2 * n words further: its first n digits, then the goal among their values.
+BY_COUNT = tl.constexpr(2)
+BY_MASS = tl.constexpr(8)
 WORDS = tl.constexpr(16)
 
 
 def shape(
-    logits_SV: torch.Tensor, draws: Draws, edge_S: torch.Tensor, last_S: torch.Tensor
+    logits_SV: torch.Tensor,
+    draws: Draws,
+    edge_S: torch.Tensor,
+    last_S: torch.Tensor,
+    programs: int = PROGRAMS,
 ) -> None:
-    """Fill `edge_S` (float32) and `last_S` (int32). Each row of `logits_SV` must be contiguous."""
+    """Fill `edge_S` (float32) and `last_S` (int32). Each row of `logits_SV` must be contiguous.
+    `programs` of a launch share the rows; the result does not depend on it."""
     samples, vocab = logits_SV.shape
     tiles = triton.cdiv(vocab, TILE)
     by_count, by_mass = _searches(draws.host_6S, vocab)
@@ -76,19 +85,18 @@ def shape(
     width = masses + by_mass * SEARCH_BINS
     work_SW = torch.zeros(samples, width, dtype=torch.int64, device=logits_SV.device)
     ties_SL = torch.empty(samples, tiles, dtype=torch.int32, device=logits_SV.device)
-    grid = samples, min(tiles, triton.cdiv(PROGRAMS, samples))
-    row = logits_SV, draws.columns_6S, samples, vocab, logits_SV.stride(0), width
-    # Compiled without fused multiply-adds, so that a value has the same mass in all kernels.
+    grid = samples, min(tiles, triton.cdiv(programs, samples))
+    rows = work_SW, logits_SV, draws.columns_6S, samples, vocab, logits_SV.stride(0), width
+    # Without fused multiply-adds a value has the same mass in all kernels.
     options = {"TILE": TILE, "num_warps": WARPS, "enable_fp_fusion": False}
     for digit in range(DIGITS if by_count else 1):
-        _count[grid](work_SW, *row, counts, digit, **options)
+        _count[grid](*rows, counts, digit, **options)
     for digit in range(DIGITS if by_mass else 0):
-        _weigh[grid](work_SW, *row, counts, masses, digit, **options)
+        _weigh[grid](*rows, counts, masses, digit, **options)
     if by_mass:
-        _count_ties[grid](ties_SL, work_SW, *row, masses, **options)
+        _count_ties[grid](ties_SL, *rows, masses, **options)
     all_tiles = triton.next_power_of_2(tiles)
-    outputs = edge_S, last_S
-    _limits[(samples,)](*outputs, ties_SL, work_SW, *row, counts, TILES=all_tiles, **options)
+    _limits[(samples,)](edge_S, last_S, ties_SL, *rows, counts, TILES=all_tiles, **options)
 
 
 def _searches(columns_6S: Columns, vocab: int) -> tuple[bool, bool]:
@@ -112,15 +120,16 @@ def _count(
     digit: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Count the values by a digit of their keys, for top-k. Find the largest value with the first
-    digit, also without top-k."""
+    """Count the values of samples with top-k by a digit of their keys. With the first digit, find
+    the largest value of all samples with a filter."""
     sample = tl.program_id(0)
     temperature, log_min_p, share, top_k = _params(columns_ptr, samples, vocab)
-    filtered = (top_k > 0) | (share < 1) | ((digit == 0) & (log_min_p > float("-inf")))
-    if (temperature > 0) & filtered & ((digit == 0) | (top_k > 0)):
+    others = (digit == 0) & ((share < 1) | (log_min_p > float("-inf")))
+    if (temperature > 0) & ((top_k > 0) | others):
         row_ptr = logits_ptr + sample.to(tl.int64) * stride
         words_ptr = work_ptr + sample.to(tl.int64) * width
         prefix, _ = _descend(words_ptr, words_ptr + counts, BY_COUNT, digit, top_k)
+        one = tl.full((TILE,), 1, tl.int64)
         best = tl.full((TILE,), float("-inf"), tl.float32)
         bound = float("-inf")
         for tile in range(tl.program_id(1), tl.cdiv(vocab, TILE), tl.num_programs(1)):
@@ -131,7 +140,6 @@ def _count(
                     groups = tl.reshape(best, (GROUPS, TILE // GROUPS))
                     bound = tl.min(tl.max(groups, axis=1), axis=0)
             counted = (x >= bound) & (x > float("-inf")) & (top_k > 0)
-            one = tl.full((TILE,), 1, tl.int64)
             _add(words_ptr + counts, _key(x), one, counted, prefix, digit)
         if digit == 0:
             largest = _key(tl.max(best, axis=0)).to(tl.int64) ^ LAST_KEY
@@ -204,10 +212,11 @@ def _count_ties(
         goal = _goal(words_ptr, share)
         bins_ptr = words_ptr + masses
         edge, goal = _descend(words_ptr, bins_ptr, BY_MASS, 3, goal)
-        # The number of tokens on the edge that bring the mass to the goal.
+        # The number of tokens on the edge that bring the mass to the goal. They weigh at least one
+        # unit each, unless no token is possible.
         each = tl.maximum(_mass(_value(edge), _largest(words_ptr)), 1)
         needed = (goal + each - 1) // each
-        on_edge = tl.load(bins_ptr + 2 * BINS + (edge & ((1 << _bits(2)) - 1)))
+        on_edge = tl.load(bins_ptr + 2 * BINS + edge % LAST_BINS)
         needed = tl.where(needed * each >= on_edge, 0, needed)
         if tl.program_id(1) == 0:
             tl.store(words_ptr + NEEDED, needed)
@@ -241,7 +250,7 @@ def _limits(
     edge, last = float("-inf"), vocab
     if temperature > 0:
         if share < 1:
-            key = tl.load(words_ptr + _digits_at(BY_MASS, 3)).to(tl.uint32)
+            key = tl.load(words_ptr + BY_MASS + 6).to(tl.uint32)
             edge = _value(key)
             needed = tl.load(words_ptr + NEEDED)
             if needed > 0:
@@ -291,8 +300,8 @@ def _scaled(
 
 @triton.jit
 def _mass(x: tl.tensor, largest: tl.tensor) -> tl.tensor:
-    """exp(x - largest) in units. Infinite values have no difference."""
-    return (tl.where(x == largest, 1.0, tl.exp(x - largest)) * UNIT).to(tl.int64)
+    """exp(x - largest) in units."""
+    return (tl.exp(x - largest) * UNIT).to(tl.int64)
 
 
 @triton.jit
@@ -310,18 +319,6 @@ def _value(key: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _bits(digit: tl.tensor) -> tl.tensor:
-    return tl.minimum(32 - digit * BITS, BITS)
-
-
-@triton.jit
-def _digits_at(SEARCH: tl.constexpr, digits: tl.tensor) -> tl.tensor:
-    """The word with the first `digits` digits that a search has found. The next word has the goal
-    among the values with these digits."""
-    return SEARCH + 2 * (digits - 1)
-
-
-@triton.jit
 def _add(
     bins_ptr: tl.tensor,
     key: tl.tensor,
@@ -331,9 +328,10 @@ def _add(
     digit: tl.tensor,
 ) -> None:
     """Add the weights of the values with the digits found so far to the bins of the next."""
+    bits = tl.where(digit == 2, LAST_BITS, BITS)
     leading = key >> tl.maximum(32 - (digit + 1) * BITS, 0)
-    added = added & ((leading >> _bits(digit)) == prefix)
-    bin = leading & ((1 << _bits(digit)) - 1)
+    added = added & ((leading >> bits) == prefix)
+    bin = leading & ((1 << bits) - 1)
     tl.atomic_add(bins_ptr + digit * BINS + bin, weight, mask=added, sem="relaxed")
 
 
@@ -346,24 +344,23 @@ def _descend(
     goal: tl.tensor,
 ) -> tl.tensor:
     """The first `digits` digits of the key that a search looks for, and the goal among the values
-    with these digits. The last of the digits is read from its bins: it is the first with which the
-    weights reach the goal."""
+    with these digits. The last of these digits is the first bin with which the weights reach the
+    goal."""
     prefix = tl.zeros((), tl.uint32)
     goal = goal.to(tl.int64)
     if digits > 0:
+        found_ptr = words_ptr + SEARCH + 2 * digits
         if digits > 1:
-            found_ptr = words_ptr + _digits_at(SEARCH, digits - 1)
-            prefix = tl.load(found_ptr).to(tl.uint32)
-            goal = tl.load(found_ptr + 1)
+            prefix = tl.load(found_ptr - 2).to(tl.uint32)
+            goal = tl.load(found_ptr - 1)
         upto = tl.cumsum(tl.load(bins_ptr + (digits - 1) * BINS + tl.arange(0, BINS)), axis=0)
         short = upto < goal
-        bits = _bits(digits - 1)
-        # Beyond the last bin if all weights are less than the goal, as with k finite values or less.
+        bits = tl.where(digits == 3, LAST_BITS, BITS)
+        # If all weights are less than the goal (fewer than k values are finite), the last bin.
         bin = tl.minimum(tl.sum(short.to(tl.int32), axis=0), (1 << bits) - 1)
         goal -= tl.max(tl.where(short, upto, 0), axis=0)
         prefix = (prefix << bits) | bin.to(tl.uint32)
         if tl.program_id(1) == 0:
-            found_ptr = words_ptr + _digits_at(SEARCH, digits)
             tl.store(found_ptr, prefix.to(tl.int64))
             tl.store(found_ptr + 1, goal)
     return prefix, goal
@@ -371,7 +368,9 @@ def _descend(
 
 @triton.jit
 def _largest(words_ptr: tl.tensor) -> tl.tensor:
-    return _value((tl.load(words_ptr + LARGEST) ^ LAST_KEY).to(tl.uint32))
+    """The largest value. Finite also if no token is possible, when all masses are 0."""
+    largest = _value((tl.load(words_ptr + LARGEST) ^ LAST_KEY).to(tl.uint32))
+    return tl.maximum(largest, LEAST_FLOAT)
 
 
 @triton.jit
