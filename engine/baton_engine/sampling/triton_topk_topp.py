@@ -13,7 +13,7 @@ top-p in units of 2^-40), so sums, and the result, depend neither on the order o
 the number of programs. A row's result depends on no other row.
 
     launch         if a sample has   programs   per row
-    zero           any filter        torch      the histograms: 48 KiB per search
+    zero           any filter        torch      96 KiB of histograms
     _count  1      any filter        many       the largest value; top-k's first digit
     _count  2, 3   top-k             many       the other digits
     _weigh  1 - 3  top-p             many       digits of the mass; the first also adds the total
@@ -23,8 +23,10 @@ the number of programs. A row's result depends on no other row.
 So there are 9 launches for top-k with top-p, 5 for top-k, 7 for top-p and 3 for min-p alone. Each
 but `zero` and `_limits` reads the logits once, and `_count_ties` only where ties are cut. A row
 without a filter costs four loads per program, and a row without top-k or top-p the same in their
-launches. A launch has up to 2,048 programs for all rows together: 149 for one row of 151,936
-values, which more than fills the 132 multiprocessors of an H100.
+launches. A launch has some 2,048 programs for all rows together: 149 for one row of 151,936
+values, which more than fills the 132 multiprocessors of an H100. Estimates for an H100, not
+measured: 3 to 4 us per launch for one row; 50 us per launch for 256 rows, which is the time to read
+156 MB of logits.
 
 Shapes: S samples, V vocabulary, L tiles, W words of 64 bits.
 """
@@ -42,30 +44,28 @@ TILE = 1024
 WARPS = 8
 PROGRAMS = 2048  # of a launch; eight warps each, so an H100 runs half of them at a time
 DIGITS = 3
-BITS = tl.constexpr(11)  # of a digit
-LAST_BITS = tl.constexpr(10)  # of the last
+BITS = tl.constexpr(11)  # of a digit; the last has one less
 BINS = tl.constexpr(1 << BITS.value)
-LAST_BINS = tl.constexpr(1 << LAST_BITS.value)
-SEARCH_BINS = DIGITS * BINS.value
 # A program splits the values that it has read into this number of groups. If k is not larger, no
 # value below the least of the groups' largest values is among the k largest, and it is not counted:
 # most values are below it, and many additions to one bin are slow.
 GROUPS = tl.constexpr(64)
 UNIT = tl.constexpr(float(1 << 40))
 LEAST_FLOAT = tl.constexpr(float(np.finfo(np.float32).min))
-ALL_BUT_SIGN = tl.constexpr(0x7FFFFFFF)
 LAST_KEY = tl.constexpr(0xFFFFFFFF)
 LEAST_KEY = tl.constexpr(0xFF800000)  # of -inf; the keys behind it are those of NaN
 
-# The words of a row, before its histograms.
-LARGEST = tl.constexpr(0)  # the key of the largest value, inverted so that the best key is the most
+# The 64-bit words of a row.
+LARGEST = tl.constexpr(0)  # the key of the largest value, with all bits inverted: 0 is none
 TOTAL = tl.constexpr(1)  # the mass of the values that pass min-p and top-k
 FLOOR = tl.constexpr(2)  # the key of the least of them
 NEEDED = tl.constexpr(3)  # how many of the tokens on the edge stay; 0: all
 # Of each search, 2 * n words further: its first n digits, then the goal among their values.
 BY_COUNT = tl.constexpr(2)
 BY_MASS = tl.constexpr(8)
-WORDS = tl.constexpr(16)
+COUNTS = tl.constexpr(16)  # top-k's histograms
+MASSES = tl.constexpr(COUNTS.value + DIGITS * BINS.value)  # top-p's
+WORDS = tl.constexpr(MASSES.value + DIGITS * BINS.value)
 
 
 def shape(
@@ -80,23 +80,20 @@ def shape(
     samples, vocab = logits_SV.shape
     tiles = triton.cdiv(vocab, TILE)
     by_count, by_mass = _searches(draws.host_6S, vocab)
-    counts = WORDS.value
-    masses = counts + by_count * SEARCH_BINS
-    width = masses + by_mass * SEARCH_BINS
-    work_SW = torch.zeros(samples, width, dtype=torch.int64, device=logits_SV.device)
+    work_SW = torch.zeros(samples, WORDS.value, dtype=torch.int64, device=logits_SV.device)
     ties_SL = torch.empty(samples, tiles, dtype=torch.int32, device=logits_SV.device)
     grid = samples, min(tiles, triton.cdiv(programs, samples))
-    rows = work_SW, logits_SV, draws.columns_6S, samples, vocab, logits_SV.stride(0), width
+    rows = work_SW, logits_SV, draws.columns_6S, samples, vocab, logits_SV.stride(0)
     # Without fused multiply-adds a value has the same mass in all kernels.
     options = {"TILE": TILE, "num_warps": WARPS, "enable_fp_fusion": False}
     for digit in range(DIGITS if by_count else 1):
-        _count[grid](*rows, counts, digit, **options)
+        _count[grid](*rows, digit, **options)
     for digit in range(DIGITS if by_mass else 0):
-        _weigh[grid](*rows, counts, masses, digit, **options)
+        _weigh[grid](*rows, digit, **options)
     if by_mass:
-        _count_ties[grid](ties_SL, *rows, masses, **options)
+        _count_ties[grid](ties_SL, *rows, **options)
     all_tiles = triton.next_power_of_2(tiles)
-    _limits[(samples,)](edge_S, last_S, ties_SL, *rows, counts, TILES=all_tiles, **options)
+    _limits[(samples,)](edge_S, last_S, ties_SL, *rows, TILES=all_tiles, **options)
 
 
 def _searches(columns_6S: Columns, vocab: int) -> tuple[bool, bool]:
@@ -107,7 +104,7 @@ def _searches(columns_6S: Columns, vocab: int) -> tuple[bool, bool]:
     return bool((drawn_S & by_count_S).any()), bool((drawn_S & by_mass_S).any())
 
 
-@triton.jit(do_not_specialize=["samples", "width", "counts", "digit"])
+@triton.jit(do_not_specialize=["samples", "digit"])
 def _count(
     work_ptr: tl.tensor,
     logits_ptr: tl.tensor,
@@ -115,8 +112,6 @@ def _count(
     samples: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
-    width: tl.tensor,
-    counts: tl.tensor,
     digit: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
@@ -127,8 +122,8 @@ def _count(
     others = (digit == 0) & ((share < 1) | (log_min_p > float("-inf")))
     if (temperature > 0) & ((top_k > 0) | others):
         row_ptr = logits_ptr + sample.to(tl.int64) * stride
-        words_ptr = work_ptr + sample.to(tl.int64) * width
-        prefix, _ = _descend(words_ptr, words_ptr + counts, BY_COUNT, digit, top_k)
+        words_ptr = work_ptr + sample.to(tl.int64) * WORDS
+        prefix, _ = _descend(words_ptr, words_ptr + COUNTS, BY_COUNT, digit, top_k)
         one = tl.full((TILE,), 1, tl.int64)
         best = tl.full((TILE,), float("-inf"), tl.float32)
         bound = float("-inf")
@@ -140,13 +135,13 @@ def _count(
                     groups = tl.reshape(best, (GROUPS, TILE // GROUPS))
                     bound = tl.min(tl.max(groups, axis=1), axis=0)
             counted = (x >= bound) & (x > float("-inf")) & (top_k > 0)
-            _add(words_ptr + counts, _key(x), one, counted, prefix, digit)
+            _add(words_ptr + COUNTS, _key(x), one, counted, prefix, digit)
         if digit == 0:
             largest = _key(tl.max(best, axis=0)).to(tl.int64) ^ LAST_KEY
             tl.atomic_max(words_ptr + LARGEST, largest, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["samples", "width", "counts", "masses", "digit"])
+@triton.jit(do_not_specialize=["samples", "digit"])
 def _weigh(
     work_ptr: tl.tensor,
     logits_ptr: tl.tensor,
@@ -154,9 +149,6 @@ def _weigh(
     samples: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
-    width: tl.tensor,
-    counts: tl.tensor,
-    masses: tl.tensor,
     digit: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
@@ -166,16 +158,16 @@ def _weigh(
     temperature, log_min_p, share, top_k = _params(columns_ptr, samples, vocab)
     if (temperature > 0) & (share < 1):
         row_ptr = logits_ptr + sample.to(tl.int64) * stride
-        words_ptr = work_ptr + sample.to(tl.int64) * width
+        words_ptr = work_ptr + sample.to(tl.int64) * WORDS
         largest = _largest(words_ptr)
         if digit == 0:
-            floor = _floor(words_ptr, words_ptr + counts, log_min_p, top_k)
+            floor = _floor(words_ptr, words_ptr + COUNTS, log_min_p, top_k)
             if tl.program_id(1) == 0:
                 tl.store(words_ptr + FLOOR, _key(floor).to(tl.int64))
         else:
             floor = _value(tl.load(words_ptr + FLOOR).to(tl.uint32))
         goal = _goal(words_ptr, share)
-        prefix, _ = _descend(words_ptr, words_ptr + masses, BY_MASS, digit, goal)
+        prefix, _ = _descend(words_ptr, words_ptr + MASSES, BY_MASS, digit, goal)
         # All values below this weigh less than half of what top-p drops, so the edge is not among
         # them, and they need not be added one by one. They are most of a vocabulary.
         likely = tl.maximum(floor, largest + tl.log((1.0 - share) / (2.0 * vocab)))
@@ -185,12 +177,12 @@ def _weigh(
             mass = tl.where(x >= floor, _mass(x, largest), 0)
             total += mass
             added = (x >= likely) & (mass > 0)
-            _add(words_ptr + masses, _key(x), mass, added, prefix, digit)
+            _add(words_ptr + MASSES, _key(x), mass, added, prefix, digit)
         if digit == 0:
             tl.atomic_add(words_ptr + TOTAL, tl.sum(total, axis=0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["samples", "width", "masses"])
+@triton.jit(do_not_specialize=["samples"])
 def _count_ties(
     ties_ptr: tl.tensor,
     work_ptr: tl.tensor,
@@ -199,8 +191,6 @@ def _count_ties(
     samples: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
-    width: tl.tensor,
-    masses: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
     """Count the tokens on the edge of top-p in each tile, if not all of them stay."""
@@ -208,15 +198,15 @@ def _count_ties(
     temperature, _, share, _ = _params(columns_ptr, samples, vocab)
     if (temperature > 0) & (share < 1):
         row_ptr = logits_ptr + sample.to(tl.int64) * stride
-        words_ptr = work_ptr + sample.to(tl.int64) * width
+        words_ptr = work_ptr + sample.to(tl.int64) * WORDS
         goal = _goal(words_ptr, share)
-        bins_ptr = words_ptr + masses
+        bins_ptr = words_ptr + MASSES
         edge, goal = _descend(words_ptr, bins_ptr, BY_MASS, 3, goal)
         # The number of tokens on the edge that bring the mass to the goal. They weigh at least one
         # unit each, unless no token is possible.
         each = tl.maximum(_mass(_value(edge), _largest(words_ptr)), 1)
         needed = (goal + each - 1) // each
-        on_edge = tl.load(bins_ptr + 2 * BINS + edge % LAST_BINS)
+        on_edge = tl.load(bins_ptr + 2 * BINS + edge % (BINS // 2))
         needed = tl.where(needed * each >= on_edge, 0, needed)
         if tl.program_id(1) == 0:
             tl.store(words_ptr + NEEDED, needed)
@@ -228,7 +218,7 @@ def _count_ties(
                 tl.store(ties_ptr + sample * tiles + tile, tied)
 
 
-@triton.jit(do_not_specialize=["samples", "width", "counts"])
+@triton.jit(do_not_specialize=["samples"])
 def _limits(
     edge_ptr: tl.tensor,
     last_ptr: tl.tensor,
@@ -239,18 +229,17 @@ def _limits(
     samples: tl.tensor,
     vocab: tl.tensor,
     stride: tl.tensor,
-    width: tl.tensor,
-    counts: tl.tensor,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ) -> None:
+    """The edge and the last token, from what the searches have found."""
     sample = tl.program_id(0)
     temperature, log_min_p, share, top_k = _params(columns_ptr, samples, vocab)
-    words_ptr = work_ptr + sample.to(tl.int64) * width
+    words_ptr = work_ptr + sample.to(tl.int64) * WORDS
     edge, last = float("-inf"), vocab
     if temperature > 0:
         if share < 1:
-            key = tl.load(words_ptr + BY_MASS + 6).to(tl.uint32)
+            key = tl.load(words_ptr + BY_MASS + 2 * 3).to(tl.uint32)
             edge = _value(key)
             needed = tl.load(words_ptr + NEEDED)
             if needed > 0:
@@ -268,7 +257,7 @@ def _limits(
                 order = before + tl.cumsum(on_edge, axis=0)
                 last = tl.max(tl.where((on_edge > 0) & (order <= needed), token, 0), axis=0)
         elif (top_k > 0) | (log_min_p > float("-inf")):
-            edge = _floor(words_ptr, words_ptr + counts, log_min_p, top_k)
+            edge = _floor(words_ptr, words_ptr + COUNTS, log_min_p, top_k)
     tl.store(edge_ptr + sample, edge)
     tl.store(last_ptr + sample, last)
 
@@ -308,14 +297,21 @@ def _mass(x: tl.tensor, largest: tl.tensor) -> tl.tensor:
 def _key(x: tl.tensor) -> tl.tensor:
     """Map floats to uint32 in reverse order: the largest has the smallest key. -0.0 equals 0.0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits, bits ^ ALL_BUT_SIGN).to(tl.uint32, bitcast=True)
+    return _reversed(bits).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _value(key: tl.tensor) -> tl.tensor:
     """The float of a key; -inf for keys that no number has."""
     bits = tl.minimum(key, LEAST_KEY).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits, bits ^ ALL_BUT_SIGN).to(tl.float32, bitcast=True)
+    return _reversed(bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _reversed(bits: tl.tensor) -> tl.tensor:
+    """Invert all bits but the sign if the sign is +. The bits of floats below 0 already fall as the
+    floats grow."""
+    return tl.where(bits < 0, bits, bits ^ 0x7FFFFFFF)
 
 
 @triton.jit
@@ -328,7 +324,7 @@ def _add(
     digit: tl.tensor,
 ) -> None:
     """Add the weights of the values with the digits found so far to the bins of the next."""
-    bits = tl.where(digit == 2, LAST_BITS, BITS)
+    bits = tl.where(digit == 2, BITS - 1, BITS)
     leading = key >> tl.maximum(32 - (digit + 1) * BITS, 0)
     added = added & ((leading >> bits) == prefix)
     bin = leading & ((1 << bits) - 1)
@@ -355,7 +351,7 @@ def _descend(
             goal = tl.load(found_ptr - 1)
         upto = tl.cumsum(tl.load(bins_ptr + (digits - 1) * BINS + tl.arange(0, BINS)), axis=0)
         short = upto < goal
-        bits = tl.where(digits == 3, LAST_BITS, BITS)
+        bits = tl.where(digits == 3, BITS - 1, BITS)
         # If all weights are less than the goal (fewer than k values are finite), the last bin.
         bin = tl.minimum(tl.sum(short.to(tl.int32), axis=0), (1 << bits) - 1)
         goal -= tl.max(tl.where(short, upto, 0), axis=0)

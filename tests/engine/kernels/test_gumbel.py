@@ -134,7 +134,8 @@ def certain_tokens(logits_V: torch.Tensor, sample: Sample) -> torch.Tensor:
     shaped_V = shaped_logits(logits_V[None].clone(), [others])[0].double()
     mass_V, order_V = shaped_V.softmax(-1).sort(descending=True, stable=True)
     before_V = mass_V.cumsum(-1) - mass_V
-    certain_V = (before_V - (sample.params.top_p - MASS_ROUNDING)).abs() > MASS_ROUNDING
+    top_p = sample.params.top_p if sample.params.top_p < 1 else math.inf
+    certain_V = (before_V - (top_p - MASS_ROUNDING)).abs() > MASS_ROUNDING
     return torch.empty_like(certain_V).scatter_(0, order_V, certain_V)
 
 
