@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from baton_engine.kv.staging import stage
+
 MASK_32 = 0xFFFFFFFF
 MASK_64 = 0xFFFFFFFFFFFFFFFF
 # The largest float32 below 1: w must not round up to 1, or a lone candidate would score -inf.
@@ -49,8 +51,8 @@ def keys_at(stream: Number, position: Number) -> tuple[Number, Number]:
 
 def random_bits(keys: Keys, vocab: int, device: torch.device) -> torch.Tensor:
     """32 random bits per (key pair, token) as int32 [S, V]."""
-    pairs = torch.from_numpy(np.asarray(keys, np.uint32).view(np.int32))
-    a_S1, b_S1 = pairs.to(device).chunk(2, dim=1)
+    pairs_S2 = stage(np.asarray(keys, np.uint32).view(np.int32), device)
+    a_S1, b_S1 = pairs_S2.chunk(2, dim=1)
     tokens_V = torch.arange(vocab, dtype=torch.int32, device=device)
     return _mix32(_mix32(tokens_V[None, :] ^ a_S1).add_(b_S1))
 

@@ -13,7 +13,7 @@ these changes, in this order:
 
 Biases, bans and penalties touch only the (sample, id) pairs that change.
 
-Shapes: S samples, V vocabulary, N changed pairs.
+Shapes: S samples, V vocabulary, N changed pairs or rows, B bytes of a grammar's mask.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ def _keep_matching(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
     width = -(-vocab // 8)
     packed = bytearray().join(each.mask()[:width].ljust(width, b"\0") for _, each in matched)
     bytes_NB = np.frombuffer(packed, np.uint8).reshape(len(matched), width)
-    bits_8 = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
-    follows_NV = (stage(bytes_NB, device)[:, :, None] & bits_8).ne(0).flatten(1)[:, :vocab]
+    # Counted on the device: a copy from the host would wait until the forward pass is done.
+    bit_8 = torch.arange(8, dtype=torch.uint8, device=device)
+    bits_NB8 = stage(bytes_NB, device)[:, :, None] >> bit_8
+    removed_NV = bits_NB8.bitwise_and_(1).eq(0).flatten(1)[:, :vocab]
     rows_N = stage(np.array([row for row, _ in matched]), device)
-    logits_SV[rows_N] = logits_SV[rows_N].masked_fill(~follows_NV, -torch.inf)
+    logits_SV[rows_N] = logits_SV[rows_N].masked_fill(removed_NV, -torch.inf)
 
 
 def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:

@@ -137,7 +137,7 @@ def sample(
 ) -> list[Sampled]:
     """The tokens of samples that need not be those of a step. `row_of[i]` is the row of logits of
     `samples[i]`; logits are float32 [R, V]."""
-    logits_SV = logits_RV[torch.tensor(row_of, device=logits_RV.device)]
+    logits_SV = logits_RV[stage(np.array(row_of), logits_RV.device)]
     draws = draws_of(samples, logits_RV.device)
     asking = {
         index: each.params.logprobs
@@ -183,9 +183,9 @@ def _top_k(logits_QV: torch.Tensor, ks: Sequence[int]) -> torch.Tensor:
         return logits_QV
     device = logits_QV.device
     largest_QC = logits_QV.topk(widest, dim=-1).values
-    column_Q = torch.tensor([min(k, widest) - 1 for k in wanted], device=device)
+    column_Q = stage(np.array([min(k, widest) - 1 for k in wanted]), device)
     threshold_Q1 = largest_QC.gather(1, column_Q[:, None])
-    limited_Q = torch.tensor([k < vocab for k in wanted], device=device)
+    limited_Q = stage(np.array([k < vocab for k in wanted]), device)
     return logits_QV.masked_fill((logits_QV < threshold_Q1) & limited_Q[:, None], -torch.inf)
 
 

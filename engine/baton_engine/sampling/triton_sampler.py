@@ -1,15 +1,16 @@
-"""Sampling in three launches: shape, draw, pick. Torch twin: `sampler.draw`.
+"""Sampling in three parts: shape, draw, pick. Torch twin: `sampler.draw`.
 
 In: logits in float32, and the sampling columns (see `metadata`). Out: token ids on the device.
 
     shape   only if a sample has filters. Per sample: the limits of the tokens that stay after
-            temperature, min-p, top-k and top-p, as two numbers (see `triton_topk_topp`)
-    draw    per sample and tile of the vocabulary: the largest logit / temperature + noise (see
-            `gumbel`) among the tokens that stay; for a greedy sample the largest logit
-    pick    per sample: the best of its tiles; the lowest id of equals
+            temperature, min-p, top-k and top-p, as two numbers, in at most nine launches (see
+            `triton_topk_topp`)
+    draw    one launch. Per sample and tile of the vocabulary: the largest logit / temperature +
+            noise (see `gumbel`) among the tokens that stay; for a greedy sample the largest logit
+    pick    one launch. Per sample: the best of its tiles; the lowest id of equals
 
-A sample depends only on its own row. The kernels read the parameters from device memory, so one
-recorded graph serves all steps of a size. In `shape`, a sample without filters costs four loads.
+A sample depends only on its own row. The kernels read the parameters from device memory. The host
+knows which filters the step has, and leaves out the launches that no sample needs.
 
 Shapes: S samples, V vocabulary, L tiles.
 """
@@ -38,7 +39,7 @@ def choose_tokens(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
     token_SL = torch.empty(samples, tiles, dtype=torch.int32, device=device)
     ids_S = torch.empty(samples, dtype=torch.int64, device=device)
     if draws.filtered:
-        shape(logits_SV, draws.columns_6S, edge_S, last_S)
+        shape(logits_SV, draws, edge_S, last_S)
     _draw[(samples, tiles)](
         *(score_SL, token_SL, logits_SV, draws.columns_6S, edge_S, last_S),
         *(samples, vocab, logits_SV.stride(0)),

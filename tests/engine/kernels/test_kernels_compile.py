@@ -22,8 +22,8 @@ SHARED_BYTES = 99 << 10
 SPILLED_BYTES = 64
 MOST_REGISTERS = 255
 KERNELS = {
-    *("_activation_mul", "_add_norm", "_add_splits", "_attend", "_draw", "_join", "_matmul"),
-    *("_pick", "_rotate_store", "_shape", "_store_kv"),
+    *("_activation_mul", "_add_norm", "_add_splits", "_attend", "_count", "_count_ties", "_draw"),
+    *("_join", "_limits", "_matmul", "_pick", "_rotate_store", "_store_kv", "_weigh"),
 }
 
 

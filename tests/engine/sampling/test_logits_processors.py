@@ -21,6 +21,7 @@ from baton_engine.sampling.logits_processors import change_logits
 from baton_engine.sampling.sampler import sample
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.matchers import ListedMatcher
 
 INF = math.inf
 
@@ -43,27 +44,6 @@ def changed(
     row = Sample(0, len(prompt) + len(outputs), values, banned, known)
     actual: list[float] = change_logits(torch.tensor([logits]), [row])[0].tolist()
     return actual
-
-
-class ListedMatcher:
-    """A matcher that allows only `ids`. Its mask of `width` bytes may be shorter or longer than the
-    vocabulary."""
-
-    stopped, error = False, ""
-
-    def __init__(self, ids: Sequence[int], width: int) -> None:
-        self._mask = bytearray(width)
-        for id in ids:
-            self._mask[id // 8] |= 1 << id % 8
-
-    def copy(self) -> ListedMatcher:
-        return self
-
-    def accept(self, ids: Sequence[int]) -> bool:
-        return True
-
-    def mask(self) -> bytes:
-        return bytes(self._mask)
 
 
 @pytest.mark.parametrize("width", [2, 3, 8])
