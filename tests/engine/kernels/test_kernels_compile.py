@@ -22,7 +22,7 @@ SPILLED_BYTES = 64
 MOST_REGISTERS = 255
 KERNELS = {
     *("_activation_mul", "_add_norm", "_attend", "_draw", "_join", "_matmul", "_pick"),
-    *("_rotate_store", "_shape", "_store_kv"),
+    *("_put_sampled", "_rotate_store", "_shape", "_store_kv"),
 }
 
 

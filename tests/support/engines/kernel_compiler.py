@@ -123,6 +123,8 @@ def small_operations() -> None:
     OPS.add_norm(x, x, torch.zeros(4096), 1e-6)  # a weight in float32
     OPS.silu_mul(x)
     OPS.gelu_tanh_mul(x)
+    tokens = torch.zeros(3, dtype=torch.int32)
+    OPS.put_sampled(tokens, tokens, torch.zeros(3, dtype=torch.int64))
 
 
 def sample() -> None:
