@@ -39,11 +39,9 @@ class TritonAttention:
 
     def begin(self, batch: StepBatch) -> TritonStep:
         arrays, one_token = batch.device, batch.max_query_len == 1
-        # On a CPU, the tables of several groups are interleaved in the host's memory.
-        tables = [group.table_RM.contiguous() for group in arrays.groups]
         groups = [
-            PagedRows(arrays.query_starts_R1, arrays.seq_lens_R, table_RM, one_token)
-            for table_RM in tables
+            PagedRows(arrays.query_starts_R1, arrays.seq_lens_R, group.table_RM, one_token)
+            for group in arrays.groups
         ]
         heads = self._memory.layout.num_kv_heads
         programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
