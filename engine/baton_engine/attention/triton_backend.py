@@ -44,7 +44,9 @@ class TritonAttention:
             for group in arrays.groups
         ]
         heads = self._memory.layout.num_kv_heads
-        programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
+        programs = 1  # longer rows are not divided
+        if batch.one_token_rows:
+            programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
         slots = [group.slots_T for group in arrays.groups]
         return TritonStep(self._memory, groups, slots, self._specs, programs, exact=self.exact)
 

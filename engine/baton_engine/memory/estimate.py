@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_engine.config.buckets import buckets
 from baton_engine.config.engine_config import (
     KEYS_COPIED,
     SCORES_AT_ONCE,
@@ -141,17 +142,9 @@ def graph_bytes(demand: Demand) -> int:
     """Bytes of the CUDA graphs. All share the tensors of the largest; each keeps its launches."""
     if not demand.graphs:
         return 0
-    records = num_graphs(demand.max_num_seqs) * demand.config.num_layers * GRAPH_LAYER_BYTES
-    return _step_bytes(demand, demand.max_num_seqs) + records
-
-
-def num_graphs(max_num_seqs: int) -> int:
-    """Number of decode step sizes that are recorded: 1, 2, 4, multiples of 8 up to 256, then
-    multiples of 16, and `max_num_seqs` itself (see `runner.forward`)."""
-    small = sum(size < min(8, max_num_seqs) for size in (1, 2, 4))
-    by_8 = -(-min(max_num_seqs, 256) // 8)
-    by_16 = -(-max(0, max_num_seqs - 256) // 16)
-    return small + by_8 + by_16
+    sizes = buckets(demand.max_num_seqs)
+    records = len(sizes) * demand.config.num_layers * GRAPH_LAYER_BYTES
+    return _step_bytes(demand, sizes[-1]) + records
 
 
 def fixed_bytes(demand: Demand, length: int) -> int:

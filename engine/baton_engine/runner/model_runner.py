@@ -73,6 +73,11 @@ class TorchRunner:
         self._forward.warm(bucket)
 
     @torch.inference_mode()
+    def warm_eager(self) -> None:
+        """Compile the kernels of steps that are not recorded. Changes no KV of any request."""
+        self._forward.warm_eager()
+
+    @torch.inference_mode()
     def launch(self, rows: Sequence[Row]) -> Launched:
         step = self._batch.take(rows, self._place_of)
         hidden_TD = self._forward.run(step, self._sampled)

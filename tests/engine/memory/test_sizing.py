@@ -12,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from baton_engine.attention.selector import attention_for
+from baton_engine.config.buckets import buckets
 from baton_engine.config.engine_config import STORED_SPLIT_BYTES
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import (
+    GRAPH_LAYER_BYTES,
     SPARE_BYTES,
     Demand,
     Measured,
@@ -24,7 +26,6 @@ from baton_engine.memory.estimate import (
     count_weights,
     fixed_bytes,
     graph_bytes,
-    num_graphs,
     weight_bytes,
 )
 from baton_engine.models.registry import build_model
@@ -174,12 +175,12 @@ def test_a_cpu_needs_memory_for_two_copies_of_the_head_while_it_packs_it() -> No
     assert weight_bytes(demand_of(config)) == 2 * count_weights(config)
 
 
-@pytest.mark.parametrize(
-    ("seqs", "sizes"),
-    [(1, 1), (2, 2), (3, 3), (8, 4), (9, 5), (16, 5), (216, 30), (250, 35), (256, 35), (257, 36)],
-)
-def test_num_graphs_counts_the_sizes_up_to_max_num_seqs(seqs: int, sizes: int) -> None:
-    assert num_graphs(seqs) == sizes
+@pytest.mark.parametrize("seqs", [1, 8, 256, 300])
+def test_each_layer_of_each_recorded_size_keeps_its_launches(seqs: int) -> None:
+    one, two = (
+        graph_bytes(demand_of(config_of(num_layers=layers), max_num_seqs=seqs)) for layers in (1, 2)
+    )
+    assert two - one == len(buckets(seqs)) * GRAPH_LAYER_BYTES
 
 
 def test_batch_invariant_kernels_need_memory_for_the_splits_that_they_store() -> None:

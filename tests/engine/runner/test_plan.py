@@ -16,8 +16,7 @@ import torch
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
-from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, num_graphs, pool_bytes
-from baton_engine.runner.forward import buckets
+from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, pool_bytes
 from baton_engine.runner.plan import Plan, find_device, make_plan
 from tests.support.engines.torch_engines import small_engine
 
@@ -178,11 +177,6 @@ def test_measured_memory_that_does_not_fit_is_refused(folder: Path) -> None:
         on_a_gpu(plan_of(folder)).measured(Measured(resident=100 * MIB, step=500 * MIB))
 
 
-@pytest.mark.parametrize("seqs", [1, 2, 3, 8, 9, 100, 216, 250, 256, 257, 272, 273, 1000])
-def test_num_graphs_is_the_number_of_recorded_sizes(seqs: int) -> None:
-    assert num_graphs(seqs) == len(buckets(seqs))
-
-
 def test_the_startup_log_line_states_the_pool_the_lengths_and_the_overlap(
     tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,7 +205,7 @@ def test_an_engine_on_a_gpu_uses_the_configured_share_of_memory(
     free, total = torch.cuda.mem_get_info()
     assert 0.4 * total < total - free <= 0.51 * total
     assert engine.overlap
-    assert any("captured 6 batch sizes (20 ... 1)" in each for each in caplog.messages)
+    assert any("captured 15 batch sizes (276 ... 1)" in each for each in caplog.messages)
 
 
 def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
