@@ -23,9 +23,9 @@ Array = TypeVar("Array", npt.NDArray[Any], torch.Tensor)
 class GroupArrays(Generic[Array]):
     """Where the layers of one KV group (see KVLayout) have a step's KV.
 
-    `table_RM` has each row's blocks; entries of tokens that the row does not have, or that the
-    group's window has left, may be any block. `slots_T` is where each new token's K and V go:
-    block * B + offset in the block, or -1 if they are not stored (int64).
+    `table_RM` has each row's blocks, with any strides; entries of tokens that the row does not
+    have, or that the group's window has left, may be any block. `slots_T` is where each new token's
+    K and V go: block * B + offset in the block, or -1 if they are not stored (int64).
     """
 
     table_RM: Array
@@ -66,6 +66,12 @@ class StepBatch:
     @property
     def rows(self) -> int:
         return len(self.device.seq_lens_R)
+
+    @property
+    def one_token_rows(self) -> int:
+        if self.max_query_len == 1:
+            return self.rows
+        return int(np.count_nonzero(np.diff(self.host.query_starts_R1) == 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,16 +59,13 @@ class TritonAttention:
 
     def begin(self, batch: StepBatch) -> TritonStep:
         arrays, one_token = batch.device, batch.max_query_len == 1
-        # On a CPU, the tables of several groups are interleaved in the host's memory.
-        tables = [group.table_RM.contiguous() for group in arrays.groups]
         groups = [
-            PagedRows(arrays.query_starts_R1, arrays.seq_lens_R, table_RM, one_token)
-            for table_RM in tables
+            PagedRows(arrays.query_starts_R1, arrays.seq_lens_R, group.table_RM, one_token)
+            for group in arrays.groups
         ]
         heads, programs = self._memory.layout.num_kv_heads, 1
-        # Only keys of one-token rows are divided, and these come first. A recorded step has no
-        # other rows, and its host arrays are not those of the steps that replay it.
-        if one_token or batch.host.query_starts_R1[1] == 1:
+        # Only keys of one-token rows are divided.
+        if batch.one_token_rows:
             programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
         slots = [group.slots_T for group in arrays.groups]
         launch = Launch(programs, exact=self.exact, tile=self._tile)

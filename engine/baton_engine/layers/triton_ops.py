@@ -12,6 +12,7 @@ from baton_engine.layers.rotary import HeadNorm, RopeTables
 from baton_engine.layers.triton_activation import activation_mul
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store
+from baton_engine.layers.triton_sampled import put_sampled
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.triton_sampler import choose_tokens
 
@@ -48,3 +49,8 @@ class TritonOps:
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
         return choose_tokens(logits_SV, draws)
+
+    def put_sampled(
+        self, tokens_T: torch.Tensor, awaits_T: torch.Tensor, ids_S: torch.Tensor
+    ) -> None:
+        put_sampled(tokens_T, awaits_T, ids_S)

@@ -29,13 +29,13 @@ def rotate_store(
     rope: RopeTables,
     slots: KVSlots,
 ) -> None:
-    """`heads_TZH` and the pool's last dimension must be contiguous."""
+    """`heads_TZH` and the last dimensions of the pool, cos and sin must be contiguous."""
     tokens, all_heads, dim = heads_TZH.shape
     cos_T1R, sin_T1R = rope
     pool = slots.pool
     heads = min(triton.next_power_of_2(all_heads), MOST_HEADS)
     _rotate_store[(tokens, triton.cdiv(all_heads, heads))](
-        *(heads_TZH, cos_T1R, sin_T1R),
+        *(heads_TZH, cos_T1R, sin_T1R, cos_T1R.stride(0)),
         *(heads_TZH if norm is None else norm.weight_XH, 0.0 if norm is None else norm.eps),
         *(pool, slots.slots_T, slots.layer, *pool.stride()[:5]),
         HAS_NORM=norm is not None,
@@ -54,6 +54,7 @@ def _rotate_store(
     heads_ptr: tl.tensor,
     cos_ptr: tl.tensor,
     sin_ptr: tl.tensor,
+    angle_stride: tl.tensor,
     weight_ptr: tl.tensor,
     eps: tl.tensor,
     pool_ptr: tl.tensor,
@@ -95,7 +96,7 @@ def _rotate_store(
         a = a * scale * tl.load(weight_at + low, mask=qk, other=0.0).to(tl.float32)
         b = b * scale * tl.load(weight_at + high, mask=qk, other=0.0).to(tl.float32)
         first, second = tl.where(qk, a, first), tl.where(qk, b, second)
-    angle = token * ROTARY + column
+    angle = token * angle_stride + column
     cos = tl.load(cos_ptr + angle, mask=column < ROTARY, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=column < ROTARY, other=0.0).to(tl.float32)
     kind = heads_ptr.dtype.element_ty

@@ -86,6 +86,10 @@ class Decoder:
         self._head = slots.product(HEAD, head_VD)
         self.bits = slots.bits  # the head's is the last product
 
+    def keep_rope(self, positions: int) -> None:
+        """Keep the rope tables of positions [0, positions), to which later steps are limited."""
+        self._rope.keep(positions)
+
     def forward(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: StepAttention
     ) -> torch.Tensor:

@@ -3,10 +3,11 @@
 In: a StepInput. Out: the hidden states of its tokens. Sampling comes after it and is never part of
 a graph, so the parameters of one request do not change how a step is computed.
 
-On CUDA, a step of one-token rows is padded to one of a few sizes. Each size is recorded once as a
-CUDA graph and then replayed, so one launch replaces hundreds. This needs an attention backend that
-reads its inputs from buffers with fixed addresses (`recordable`). Steps with longer rows, and all
-steps on other backends, run without padding and without graphs.
+On CUDA, the one-token lines of a step (see `lines`) are padded to one of a few sizes. Each size is
+recorded once as a CUDA graph and then replayed, so one launch replaces hundreds. This needs an
+attention backend that reads its inputs from buffers with fixed addresses (`recordable`). Longer
+rows are a second pass of the model, without padding and without a graph. All rows of steps on other
+backends are one such pass.
 """
 
 from __future__ import annotations
@@ -14,23 +15,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend, StepArrays, StepBatch
-from baton_engine.config.buckets import buckets
+from baton_engine.config.buckets import SHORT_ROW, buckets
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.models.decoder import Decoder
 from baton_engine.runner.input_batch import HostArrays, StepInput
 from baton_engine.runner.input_buffers import (
     Staging,
     StepShape,
-    fill,
+    idle,
     pad,
     staging_for,
     to_device,
 )
+from baton_engine.runner.lines import Lines, divide
 
 Compute = Callable[[], torch.Tensor]
+# The rows of a step: each one's numbers of new and of all tokens.
+Lengths = Sequence[tuple[int, int]]
 
 
 class Recorder(Protocol):
@@ -76,8 +81,9 @@ class Graphs:
 class Forward:
     """Computes the forward pass of steps.
 
-    `sizes` are the numbers of lines that steps of one-token rows are padded to; () means no
-    padding. `width` is the maximum number of blocks of a row and is used only with sizes.
+    `sizes` are the numbers of lines that steps are padded to; () means that all rows of a step are
+    one pass. `width` is the maximum number of blocks of a row and is used only with sizes. `eager`
+    are the steps that warm_eager() runs.
     """
 
     def __init__(
@@ -88,18 +94,20 @@ class Forward:
         *,
         sizes: Sequence[int] = (),
         width: int = 0,
+        eager: Sequence[Lengths] = (),
         recorder: Recorder | None = None,
         make_staging: Callable[[int, torch.device], Staging] = staging_for,
     ) -> None:
         self.sizes = tuple(sizes)
+        self._eager_steps = eager
         self._model = model
         self._clear = memory.clear
         self._attention = attention
         self._device = memory.pool.device
         self._recorder: Recorder = recorder or NoGraphs()
-        self._limit = width * memory.layout.block_size
-        groups = memory.layout.num_groups
-        self._shapes = {size: StepShape(size, size, width, groups) for size in self.sizes}
+        self._block_size, self._groups = memory.layout.block_size, memory.layout.num_groups
+        self._limit = width * self._block_size
+        self._shapes = {size: StepShape(size, size, width, self._groups) for size in self.sizes}
         self._inputs: dict[int, StepArrays[torch.Tensor]] = {}
         if sizes:
             self._staging = make_staging(self._shapes[self.sizes[-1]].size, self._device)
@@ -108,29 +116,43 @@ class Forward:
 
     def run(self, step: StepInput, sampled: torch.Tensor) -> torch.Tensor:
         """The hidden states of the step's tokens, [T, D] or more. `sampled` has the ids of the
-        previous step."""
+        previous step (int64)."""
         if step.begun and not self._attention.recordable:
             # Attention reads the rest of these blocks with a weight of 0. NaN of an earlier request
             # would survive that.
             self._clear(step.begun)
-        if self.sizes and step.max_query_len == 1 and len(step.rows) <= self.sizes[-1]:
-            return self._padded(step, sampled)
-        device = to_device(step.arrays, self._device)
-        tokens_T = _with_sampled(device, sampled) if step.awaits else device.tokens_T
-        batch = StepBatch(step.arrays, device, step.max_query_len, step.max_seq_len)
-        return self._model.forward(tokens_T, device.positions_T, self._attention.begin(batch))
+        awaited = sampled if step.awaits else None
+        if not self.sizes:
+            return self._eager(step.arrays, awaited)
+        lines, rest = divide(step, self.sizes[-1], self._block_size)
+        if lines is None:
+            return self._eager(step.arrays, awaited)
+        hidden_LD = self._padded(lines, awaited)
+        if rest is None:
+            return hidden_LD
+        # Second, so that the device computes the lines while the host launches this pass.
+        return torch.cat((hidden_LD[: len(lines)], self._eager(rest, awaited)))
 
-    def _padded(self, step: StepInput, sampled: torch.Tensor) -> torch.Tensor:
-        size = next(size for size in self.sizes if size >= len(step.rows))
+    def _eager(self, arrays: HostArrays, awaited: torch.Tensor | None) -> torch.Tensor:
+        device = to_device(arrays, self._device)
+        if awaited is not None:
+            self._model.ops.put_sampled(device.tokens_T, device.awaits_T, awaited)
+        longest = int(np.diff(arrays.query_starts_R1).max()), int(arrays.seq_lens_R.max())
+        attention = self._attention.begin(StepBatch(arrays, device, *longest))
+        return self._model.forward(device.tokens_T, device.positions_T, attention)
+
+    def _padded(self, lines: Lines, awaited: torch.Tensor | None) -> torch.Tensor:
+        size = next(size for size in self.sizes if size >= len(lines))
         host = self._shapes[size].arrays_in(self._staging.next())
-        fill(host, step.arrays)
-        inputs = self._send(size)
-        if step.awaits:
-            inputs.tokens_T.copy_(_with_sampled(inputs, sampled))
+        lines.fill(host)
+        inputs = self._send(size, lines.arrays.groups[0].table_RM.shape[1])
+        if awaited is not None:
+            self._model.ops.put_sampled(inputs.tokens_T, inputs.awaits_T, awaited)
         return self._compute(size, host)
 
-    def _send(self, size: int) -> StepArrays[torch.Tensor]:
-        self._staging.send(self._shapes[size].size)
+    def _send(self, size: int, width: int) -> StepArrays[torch.Tensor]:
+        """Send the inputs of a step of `size` lines, of which the longest has `width` blocks."""
+        self._staging.send(self._shapes[size].used(width))
         return self._inputs[size]
 
     def _compute(self, size: int, host: HostArrays) -> torch.Tensor:
@@ -146,14 +168,28 @@ class Forward:
         """Run, and thereby record, a step of `size` padding lines."""
         host = self._shapes[size].arrays_in(self._staging.next())
         pad(host, 0)
-        self._send(size)
+        self._send(size, 1)
         self._compute(size, host)
 
+    def warm_eager(self) -> None:
+        """Compile every kernel that steps without a graph may need, by running some."""
+        nothing = torch.zeros(1, dtype=torch.int64, device=self._device)
+        for rows in self._eager_steps:
+            self._eager(idle(rows, self._block_size, self._groups), nothing)
 
-def _with_sampled(arrays: StepArrays[torch.Tensor], sampled: torch.Tensor) -> torch.Tensor:
-    """The step's tokens [T], with the awaited ones taken from the previous step's samples."""
-    found_T = sampled.index_select(0, arrays.awaits_T.clamp(min=0))
-    return torch.where(arrays.awaits_T >= 0, found_T, arrays.tokens_T).to(arrays.tokens_T.dtype)
+
+def eager_steps(max_model_len: int, *, graphs: bool) -> list[Lengths]:
+    """Steps of which one or another launches each variant of a kernel that steps without a graph
+    need, up to this length. Beside graphs these have no one-token row. Without graphs they do, and
+    the number of programs for the keys of such a row follows from the step's longest row and is
+    largest for few rows."""
+    several = min(max_model_len, SHORT_ROW + 1)
+    steps: list[Lengths] = [[(several, several)]]
+    if not graphs:
+        lengths = [1 << power for power in range(max_model_len.bit_length())]
+        for length in (*lengths, max_model_len):
+            steps += [(1, length)], [(1, length), (several, several)]
+    return steps
 
 
 def forward_steps(
@@ -167,12 +203,18 @@ def forward_steps(
 ) -> Forward:
     """Forward with CUDA graphs if the device is CUDA and the backend can be recorded, unless
     `enforce_eager`."""
-    able = memory.pool.device.type == "cuda" and attention.recordable
-    if enforce_eager or not able:
+    width = -(-max_model_len // memory.layout.block_size)
+    if memory.pool.device.type == "cuda":
+        model.keep_rope(width * memory.layout.block_size)
+    if memory.pool.device.type != "cuda" or not attention.recordable:
         return Forward(model, memory, attention)
+    eager = eager_steps(max_model_len, graphs=not enforce_eager)
+    if enforce_eager:
+        return Forward(model, memory, attention, eager=eager)
     return Forward(
         *(model, memory, attention),
         sizes=buckets(max_num_seqs),
-        width=-(-max_model_len // memory.layout.block_size),
+        width=width,
+        eager=eager,
         recorder=Graphs(),
     )

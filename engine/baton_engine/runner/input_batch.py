@@ -6,10 +6,11 @@ attention.interface.StepArrays) and what to sample.
 From one decode step to the next each sequence advances by one token, so nearly all of it stays
 valid. Rows have lines, which are kept from step to step by the rows' keys: a known row adds only
 its new blocks, and its samples keep their parameters. Reading one attribute of 256 rows as a column
-takes 3 us; a loop with a few calls per row takes ten times as long. One-token rows come first,
-longest first, as attention prefers.
+takes 3 us; a loop with a few calls per row takes ten times as long. One-token rows come first, then
+those of up to SHORT_ROW tokens (see `lines`), each longest first, as attention prefers.
 
-Shapes: R rows, T tokens, S samples, W blocks of the widest line, G KV groups, N some lines.
+Shapes: R rows, T tokens, S samples, W blocks of the widest line (of all KV groups), G KV groups,
+N some lines.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_engine.attention.interface import GroupArrays, StepArrays
+from baton_engine.config.buckets import SHORT_ROW
 from baton_engine.interface import Row, Sample
 from baton_engine.sampling.gumbel import keys_at
 from baton_engine.sampling.metadata import (
@@ -134,7 +136,7 @@ class InputBatch:
         """Give the rows new lines, and keep what is known of each."""
         self._columns = _Columns([], [], [], [], [])  # in case of an error
         counts_R, numbers_R = _ints(columns.counts), _ints(columns.numbers)
-        order_R = np.lexsort((-starts_R, counts_R > 1))
+        order_R = np.lexsort((-starts_R, np.searchsorted([1, SHORT_ROW], counts_R)))
         before = {key: line for line, key in enumerate(self._keys)}
         self._keys = [columns.keys[row] for row in order_R.tolist()]
         self.tables.rearrange(_ints([before.get(key, -1) if key else -1 for key in self._keys]))
@@ -274,23 +276,27 @@ class _DrawColumns:
 
 
 class BlockTables:
-    """The block table of each line, as far as its tokens reach."""
+    """The block table of each line, as far as its tokens reach. Lines are columns, as in the
+    device's tables (see `input_buffers`): the copy of a step's tables then has long runs."""
 
     def __init__(self, layout: KVLayout) -> None:
         self._block_size = layout.block_size
         self._groups = layout.num_groups
-        self.table_RW: Table = np.zeros((0, LEAST_WIDTH), np.int32)  # flat, see KVLayout
+        self.table_WR: Table = np.zeros((LEAST_WIDTH, 0), np.int32)  # flat, see KVLayout
         self.counts_R = NONE  # number of valid entries in each line
         self._starts_R = NONE
 
     def rearrange(self, source_R: Ints) -> None:
         """Make line l the previous line source_R[l], or an empty one if that is -1."""
         old = source_R >= 0
-        table_RW = np.zeros((len(source_R), self.table_RW.shape[1]), np.int32)
+        table_WR = np.zeros((len(self.table_WR), len(source_R)), np.int32)
+        if old.any():
+            # A quarter of the time of table_WR[:, old] = self.table_WR[:, source_R[old]].
+            np.take(self.table_WR, source_R, axis=1, out=table_WR, mode="wrap")
+            table_WR[:, ~old] = 0
         counts_R, starts_R = np.zeros(len(source_R), np.int64), np.zeros(len(source_R), np.int64)
-        table_RW[old] = self.table_RW[source_R[old]]
         counts_R[old], starts_R[old] = self.counts_R[source_R[old]], self._starts_R[source_R[old]]
-        self.table_RW, self.counts_R, self._starts_R = table_RW, counts_R, starts_R
+        self.table_WR, self.counts_R, self._starts_R = table_WR, counts_R, starts_R
 
     def extend(self, starts_R: Ints, last_R: Ints, rows: Sequence[Row]) -> None:
         """Add the new blocks of each row to its line, up to those of span `last`, which are
@@ -302,7 +308,7 @@ class BlockTables:
         lines = (known_R < needed_R).nonzero()[0]
         parts = known_R[lines].tolist(), needed_R[lines].tolist()
         for line, first, end in zip(lines.tolist(), *parts, strict=True):
-            self.table_RW[line, first:end] = rows[line].blocks[first:end]
+            self.table_WR[first:end, line] = rows[line].blocks[first:end]
         self.counts_R, self._starts_R = needed_R, starts_R
 
     def groups(
@@ -313,23 +319,23 @@ class BlockTables:
         end = int(self.counts_R.max())
         found = []
         for group in range(self._groups):
-            table_RM = self.table_RW[:, group : end : self._groups]
-            slots_T = table_RM[rows_T, spans_T] * np.int64(self._block_size) + offsets_T
-            found.append(GroupArrays(table_RM, slots_T))
+            table_MR = self.table_WR[group : end : self._groups]
+            slots_T = table_MR[spans_T, rows_T] * np.int64(self._block_size) + offsets_T
+            found.append(GroupArrays(table_MR.T, slots_T))
         return tuple(found)
 
     def at(self, lines: Ints, last_R: Ints) -> list[BlockId]:
         """The blocks of span `last` of some lines."""
         places_NG = last_R[lines, None] * self._groups + np.arange(self._groups)
-        blocks: list[BlockId] = self.table_RW[lines[:, None], places_NG].reshape(-1).tolist()
+        blocks: list[BlockId] = self.table_WR[places_NG, lines[:, None]].reshape(-1).tolist()
         return blocks
 
     def _widen(self, needed: int) -> None:
-        width = self.table_RW.shape[1]
+        width, lines = self.table_WR.shape
         if needed > width:
-            wider = np.zeros((len(self.table_RW), max(needed, 2 * width)), np.int32)
-            wider[:, :width] = self.table_RW
-            self.table_RW = wider
+            wider = np.zeros((max(needed, 2 * width), lines), np.int32)
+            wider[:width] = self.table_WR
+            self.table_WR = wider
 
 
 def _changes_logits(params: SamplingParams) -> bool:

@@ -1,8 +1,10 @@
 """A step's arrays on the device: one buffer, one copy.
 
 In: StepArrays on the host. Out: the same numbers on the device. Recorded steps read them from a
-buffer with a fixed address, padded to a fixed shape. 256 lines of 40,960 tokens are 2.6 MB, which
-takes 50 us on an H100's bus; 256 lines of 4,096 tokens take 5 us.
+buffer with a fixed address, padded to a fixed shape. Block tables are last in the buffer, with the
+first blocks of all rows before the second ones, so the part that a step uses is one piece. 256
+lines of 1,024 tokens are 66 KB. Tables of full width would be 2.6 MB for a limit of 40,960 tokens,
+which takes 50 us on an H100's bus.
 
 A padding line is token 0 at position 0 in block 0, which belongs to no request, and its KV is not
 stored. Padding is written again in each step, because an earlier step may have used the line.
@@ -28,6 +30,8 @@ from baton_engine.kv.staging import stage
 # kernel again for a pointer that is not a multiple of 16 bytes.
 ALIGNMENT = 32
 STAGING_BUFFERS = 2
+# Shapes whose places are kept: those of recorded steps, and some of other steps.
+SHAPES_KEPT = 256
 
 Host = StepArrays[npt.NDArray[Any]]
 
@@ -49,27 +53,41 @@ class StepShape:
     @property
     def size(self) -> int:
         """Size of a buffer in int32."""
-        return _aligned(_parts(self)[-1].stop)
+        return self.used(self.width)
+
+    def used(self, width: int) -> int:
+        """Size in int32 of the part of a buffer that has the first `width` blocks of each row."""
+        return _aligned(_parts(self)[-1].start + width * self.groups * self.table_step)
+
+    @property
+    def table_step(self) -> int:
+        """From a row's block in one group to its block in the next: each table must begin at a
+        multiple of 16 bytes, too."""
+        return -(-self.rows // 4) * 4
 
     def arrays_in(self, buffer: Array) -> StepArrays[Array]:
         """Views of an int32 buffer."""
         views: list[Any] = [buffer[part] for part in _parts(self)]
         wide: Any = torch.int64 if isinstance(buffer, torch.Tensor) else np.int64
+        tokens, positions, awaits, starts, lengths, *slots, tables = views
+        table_MGR = tables.reshape(self.width, self.groups, self.table_step)
         groups = tuple(
-            GroupArrays(table.reshape(self.rows, self.width), slots.view(wide))
-            for slots, table in zip(views[5::2], views[6::2], strict=True)
+            GroupArrays(table_MGR[:, group, : self.rows].T, slots_T.view(wide))
+            for group, slots_T in enumerate(slots)
         )
-        tokens, positions, awaits, starts, lengths = views[:5]
         return StepArrays(tokens, positions, awaits, starts, lengths, groups)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=SHAPES_KEPT)
 def _parts(shape: StepShape) -> list[slice]:
-    """The places in the buffer of the five arrays of tokens and rows, and of each group's two."""
-    group = [2 * shape.tokens, shape.rows * shape.width]
-    sizes = [*[shape.tokens] * 3, shape.rows + 1, shape.rows, *group * shape.groups]
-    begins = accumulate(map(_aligned, sizes), initial=0)
-    return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=False)]
+    """The places in the buffer of the five arrays of tokens and rows, of each group's slots, and of
+    the tables of all groups."""
+    slots = [2 * shape.tokens] * shape.groups
+    sizes = [*[shape.tokens] * 3, shape.rows + 1, shape.rows, *slots]
+    begins = [*accumulate(map(_aligned, sizes), initial=0)]
+    tables = slice(begins[-1], begins[-1] + shape.width * shape.groups * shape.table_step)
+    parts = zip(begins, sizes, strict=False)
+    return [*(slice(begin, begin + size) for begin, size in parts), tables]
 
 
 def _aligned(size: int) -> int:
@@ -106,6 +124,21 @@ def fill(into: Host, arrays: Host) -> None:
         group.slots_T[: len(source_group.slots_T)] = source_group.slots_T
     if len(arrays.seq_lens_R) < len(into.seq_lens_R):
         pad(into, len(arrays.seq_lens_R))
+
+
+def idle(rows: Sequence[tuple[int, int]], block_size: int, groups: int) -> Host:
+    """A step for warm-up, from each row's numbers of new and of all tokens: the tokens are in block
+    0, and their KV is not stored."""
+    counts, lengths = np.array(rows, np.int32).T
+    tokens, width = int(counts.sum()), -(-int(lengths.max()) // block_size)
+    shape = StepShape(tokens, len(rows), width, groups)
+    arrays = shape.arrays_in(np.zeros(shape.size, np.int32))
+    arrays.awaits_T[:] = -1
+    arrays.query_starts_R1[1:] = counts.cumsum()
+    arrays.seq_lens_R[:] = lengths
+    for group in arrays.groups:
+        group.slots_T[:] = -1
+    return arrays
 
 
 def pad(into: Host, rows: int) -> None:

@@ -76,6 +76,11 @@ class TorchRunner:
         self._forward.warm(bucket)
 
     @torch.inference_mode()
+    def warm_eager(self) -> None:
+        """Compile the kernels of steps that are not recorded. Changes no KV of any request."""
+        self._forward.warm_eager()
+
+    @torch.inference_mode()
     def launch(self, rows: Sequence[Row]) -> Launched:
         """Raises OutOfMemory if the device lacks memory for the step, also after torch has given
         back what it keeps for later. Nothing has changed then."""

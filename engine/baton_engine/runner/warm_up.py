@@ -1,4 +1,5 @@
-"""Warm-up before the first request: record the decode steps of every batch size.
+"""Warm-up before the first request: record the decode steps of every batch size, and compile the
+kernels of all other steps. A kernel that is compiled while serving stops all requests for a second.
 
 In: a runner with the batch sizes to record. Out: a runner with all sizes recorded. A progress line
 shows how far it is, here and while weights load.
@@ -18,14 +19,17 @@ logger = logging.getLogger(__name__)
 
 
 class Warmable(Protocol):
-    """A runner that can be warmed up. `buckets` are the sizes of decode steps to prepare, in rows;
+    """A runner that can be warmed up. `buckets` are the sizes of decode steps to prepare, in lines;
     empty on a CPU."""
 
     @property
     def buckets(self) -> Sequence[int]: ...
 
     def warm(self, bucket: int) -> None:
-        """Prepare steps of `bucket` rows. Changes no KV of any request."""
+        """Prepare steps of `bucket` lines. Changes no KV of any request."""
+
+    def warm_eager(self) -> None:
+        """Prepare all other steps, if there is something to compile."""
 
 
 def warm_all(runner: Warmable, line: ProgressLine) -> None:
@@ -34,6 +38,8 @@ def warm_all(runner: Warmable, line: ProgressLine) -> None:
     for number, bucket in enumerate(buckets):
         line.show(_capturing(number, buckets))
         runner.warm(bucket)
+    line.show("compiling kernels")
+    runner.warm_eager()
     if buckets:
         logger.info("captured %s in %.1f s", describe(buckets), line.seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from baton_engine.attention.exact.backend import TorchAttention
+from baton_engine.attention.selector import Kernels
 from baton_engine.build import ops_for
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import RopeConfig
@@ -87,6 +89,26 @@ def test_attention_outputs_and_the_pool_are_the_same_with_kernels_and_with_torch
         results.append((out_TNH, memory.pool))
     assert_close(results[1][0], results[0][0])
     assert_close(results[1][1], results[0][1])
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("tokens", [1, 5, 1024, 1500])
+def test_awaited_tokens_become_the_ids_that_were_sampled_for_them(
+    tokens: int, kernels: Kernels
+) -> None:
+    draw = random.Random(tokens)
+    known = [draw.randrange(1 << 17) for _ in range(tokens)]
+    sampled = [draw.randrange(1 << 17) for _ in range(7)]
+    awaits = [draw.randrange(-1, 7) for _ in range(tokens)]
+    tokens_T, awaits_T = (torch.tensor(each, dtype=torch.int32) for each in (known, awaits))
+    device_T = tokens_T.to(DEVICE)
+    ops_for(kernels).put_sampled(
+        device_T, awaits_T.to(DEVICE), torch.tensor(sampled, device=DEVICE)
+    )
+    expected = [
+        id if await_ < 0 else sampled[await_] for id, await_ in zip(known, awaits, strict=True)
+    ]
+    assert device_T.tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["llama3-rope", "qwen3-gqa4"])

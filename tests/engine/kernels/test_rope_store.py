@@ -1,4 +1,4 @@
-"""QK-norm, rope and the store of K and V in one kernel, against torch."""
+"""QK-norm, rope and the store of K and V in one kernel, against torch; and kept rope tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from baton_engine.config.model_config import RopeConfig
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.rotary import HeadNorm, Rope, RopeTables
 from baton_engine.layers.triton_rope_store import rotate_store
-from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_compute, noise
+from tests.support.engines.kernels import (
+    DEVICE,
+    DTYPES,
+    CountedLaunches,
+    assert_close,
+    can_compute,
+    noise,
+)
 
 LAYERS, BLOCK, BLOCKS = 3, 4, 9
 LAYER = 1
@@ -51,6 +58,63 @@ class RecordingAttention:
 def tables(dim: int, dtype: torch.dtype, partial: float = 1.0) -> RopeTables:
     rope = Rope(RopeConfig(type="default", theta=1e4, partial=partial), dim, dtype, DEVICE)
     return rope.tables(torch.tensor(POSITIONS, device=DEVICE))
+
+
+ROPES = {
+    "plain": RopeConfig(type="default", theta=1e4),
+    "a part of the head": RopeConfig(type="default", theta=1e4, partial=0.75),
+    "llama3": RopeConfig(
+        type="llama3", theta=5e5, factor=8.0, high_freq_factor=4.0, original_max_positions=128
+    ),
+    "longrope": RopeConfig(
+        type="longrope",
+        theta=1e4,
+        attention_factor=1.19,
+        short_factors=tuple(1.0 + index / 8 for index in range(16)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ROPES)
+def test_kept_rope_tables_have_the_bits_of_computed_ones_and_are_read_with_one_launch(
+    name: str, dtype: torch.dtype
+) -> None:
+    positions = torch.tensor([0, 9999, 7, 8192, 8191, 7], dtype=torch.int32, device=DEVICE)
+    rope = Rope(ROPES[name], 32, dtype, DEVICE)
+    computed = rope.tables(positions)
+    rope.keep(10_000)
+    with CountedLaunches() as launches:
+        kept = rope.tables(positions)
+    assert [torch.equal(*each) for each in zip(kept, computed, strict=True)] == [True, True]
+    assert kept[0].shape == computed[0].shape
+    assert launches.names == ["index_select.default"]
+
+
+def test_rope_tables_of_too_many_positions_are_not_kept() -> None:
+    """131,072 positions of 128 numbers in float32 are 64 MiB."""
+    positions = torch.tensor([1 << 20], device=DEVICE)
+    rope = Rope(ROPES["plain"], 128, torch.float32, DEVICE)
+    computed = rope.tables(positions)
+    rope.keep((1 << 20) + 1)
+    assert torch.equal(rope.tables(positions)[0], computed[0])
+    with CountedLaunches() as launches:
+        rope.tables(positions)
+    assert len(launches.names) > 1
+
+
+@pytest.mark.parametrize("name", ["plain", "a part of the head"])
+def test_heads_are_rotated_alike_by_kept_and_by_computed_tables(name: str) -> None:
+    rope, results = Rope(ROPES[name], 32, torch.float32, DEVICE), []
+    positions = torch.tensor(POSITIONS, device=DEVICE)
+    for kept in (False, True):
+        if kept:
+            rope.keep(2000)
+        heads, pool = noise(len(POSITIONS), 8, 32), pool_of(2, 32, torch.float32)
+        rotate_store(heads, 4, None, rope.tables(positions), slots_of(pool))
+        results.append((heads, pool.nan_to_num()))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def pool_of(kv_heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:

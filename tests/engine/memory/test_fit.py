@@ -223,7 +223,7 @@ def test_the_error_for_a_too_large_setting_suggests_a_smaller_value(
 
 def test_the_error_suggests_a_larger_gpu_share_only_if_that_is_enough() -> None:
     demand = demand_of(max_model_len=4096)
-    assert "--gpu-memory-utilization 0.43" in error_of(
+    assert "--gpu-memory-utilization 0.44" in error_of(
         demand, MemoryBudget(total=40 * GIB, share=0.2)
     )
     assert "--gpu-memory-utilization 0.9" not in error_of(

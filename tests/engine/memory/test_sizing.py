@@ -145,13 +145,24 @@ def test_a_cpu_needs_memory_for_two_copies_of_the_head_while_it_packs_it() -> No
 
 
 @pytest.mark.parametrize(
-    ("seqs", "sizes"),
-    [(1, 1), (2, 2), (3, 3), (8, 4), (9, 5), (16, 5), (216, 30), (250, 35), (256, 35), (257, 36)],
+    ("seqs", "sizes", "largest"),
+    [
+        (1, 2, 16),
+        (2, 3, 32),
+        (3, 5, 48),
+        (8, 8, 128),
+        (216, 39, 472),
+        (256, 43, 512),
+        (257, 45, 513),
+    ],
 )
-def test_the_recorded_sizes_go_up_to_max_num_seqs(seqs: int, sizes: int) -> None:
+def test_the_recorded_sizes_hold_max_num_seqs_and_room_for_tails(
+    seqs: int, sizes: int, largest: int
+) -> None:
     found = buckets(seqs)
-    assert (len(found), found[-1]) == (sizes, seqs)
+    assert (len(found), found[-1]) == (sizes, largest)
     assert sorted(set(found)) == list(found)
+    assert seqs in found
 
 
 def test_batch_invariant_kernels_need_memory_for_the_splits_that_they_store() -> None:
@@ -173,7 +184,7 @@ def test_graphs_need_memory_for_the_layers_and_none_for_sampling() -> None:
     """256 rows of Qwen3-8B's logits and of what sampling makes of them would be 0.8 GiB more."""
     config = config_of()
     sizes = buckets(256)
-    layers = 256 * 2 * (3 * config.hidden_size + 4 * config.intermediate_size)
+    layers = sizes[-1] * 2 * (3 * config.hidden_size + 4 * config.intermediate_size)
     hidden = sum(sizes) * 2 * config.hidden_size
     records = len(sizes) * config.num_layers * GRAPH_LAYER_BYTES
     assert graph_bytes(demand_of(config)) == layers + hidden + records

@@ -205,7 +205,7 @@ def test_an_engine_on_a_gpu_uses_the_configured_share_of_memory(
     free, total = torch.cuda.mem_get_info()
     assert 0.4 * total < total - free <= 0.51 * total
     assert engine.overlap
-    assert any("captured 6 batch sizes (20 ... 1)" in each for each in caplog.messages)
+    assert any("captured 15 batch sizes (276 ... 1)" in each for each in caplog.messages)
 
 
 def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,12 +97,15 @@ class SlowWarmUp:
 
     def __init__(self, clock: Clock, buckets: Sequence[int]) -> None:
         self.buckets = buckets
-        self.order: list[int] = []
+        self.order: list[int | str] = []
         self._clock = clock
 
     def warm(self, bucket: int) -> None:
         self._clock.advance(1.0)
         self.order.append(bucket)
+
+    def warm_eager(self) -> None:
+        self.order.append("other steps")
 
 
 def test_every_size_is_warmed_up_once_largest_first(
@@ -111,7 +114,7 @@ def test_every_size_is_warmed_up_once_largest_first(
     out, runner = Terminal(), SlowWarmUp(clock, (1, 2, 4, 8))
     with ProgressLine(out, clock) as line:
         warm_all(runner, line)
-    assert runner.order == [8, 4, 2, 1]
+    assert runner.order == [8, 4, 2, 1, "other steps"]
     assert f"{ERASE}capturing 3 of 4 batch sizes (8 ... 1), 2.0 s" in out.getvalue()
     assert messages() == ["captured 4 batch sizes (8 ... 1) in 4.0 s"]
 
@@ -120,9 +123,11 @@ def test_without_sizes_to_capture_there_is_no_message(
     clock: Clock, messages: Callable[[], list[str]]
 ) -> None:
     out = Terminal()
+    runner = SlowWarmUp(clock, ())
     with ProgressLine(out, clock) as line:
-        warm_all(SlowWarmUp(clock, ()), line)
+        warm_all(runner, line)
     assert (out.getvalue(), messages()) == ("", [])
+    assert runner.order == ["other steps"]
 
 
 def test_a_single_size_is_described_in_the_singular() -> None:

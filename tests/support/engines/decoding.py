@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from baton_engine.attention.interface import AttentionBackend
 from baton_engine.attention.selector import Kernels, attention_for
-from baton_engine.build import ops_for
+from baton_engine.build import linear_methods, ops_for
 from baton_engine.config.families import read_config
 from baton_engine.interface import Launched, Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory.requirements import groups_of
 from baton_engine.models.registry import build_model
-from baton_engine.runner.forward import Compute, Forward, Recorder
-from baton_engine.runner.input_buffers import STAGING_BUFFERS, Staging, staging_for
+from baton_engine.runner.forward import Compute, Forward
+from baton_engine.runner.input_buffers import STAGING_BUFFERS, Staging
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.weights.loader import load_weights
 from baton_protocol.ids import BlockId
@@ -28,6 +31,7 @@ from baton_protocol.sampling import SamplingParams
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.tiny_models import prompt_of
 
+CPU = torch.device("cpu")
 BLOCK = 8
 BLOCKS = 400
 WIDTH = 12  # the most blocks of a row
@@ -57,31 +61,32 @@ def make_runner(
     folder: Path,
     *,
     kernels: Kernels = "torch",
-    sizes: Sequence[int] = (),
-    recorder: Recorder | None = None,
-    make_staging: Callable[[int, torch.device], Staging] = staging_for,
-    device: torch.device | None = None,
+    exact: bool = False,
+    grouped: bool = False,
+    device: torch.device = CPU,
+    watched: Callable[[AttentionBackend], AttentionBackend] = lambda attention: attention,
+    **forward: Any,
 ) -> TorchRunner:
-    """Build a float32 runner with a pool of BLOCKS blocks of BLOCK tokens. Decode steps are padded
-    to `sizes`, if any."""
-    config, device = read_config(folder), device or torch.device("cpu")
-    slots = WeightSlots(torch.float32, device, ops_for(kernels))
+    """Build a float32 runner with a pool of BLOCKS blocks of BLOCK tokens. With `grouped`, layers
+    with a window have blocks of their own. `watched` may wrap the attention backend. `forward` are
+    arguments of Forward: lines are padded to `sizes`, if any."""
+    config = read_config(folder)
+    methods = linear_methods(kernels, exact=exact)
+    slots = WeightSlots(torch.float32, device, ops_for(kernels), method_of=methods)
     model = build_model(config, slots)
     load_weights(folder, config, slots)
     slots.finish()
     layout = kv_layout(
-        layers=config.num_layers, heads=config.num_kv_heads, dim=config.head_dim, block=BLOCK
+        layers=config.num_layers,
+        heads=config.num_kv_heads,
+        dim=config.head_dim,
+        block=BLOCK,
+        groups=groups_of(config) if grouped else (),
     )
     memory = TorchMemory(layout, BLOCKS, device)
-    attention = attention_for(kernels, memory, config)
-    forward = Forward(
-        *(model, memory, attention),
-        sizes=sizes,
-        width=WIDTH,
-        recorder=recorder,
-        make_staging=make_staging,
-    )
-    return TorchRunner(model, memory, attention, forward)
+    attention = watched(attention_for(kernels, memory, config, exact=exact))
+    options = {"width": WIDTH, **forward}
+    return TorchRunner(model, memory, attention, Forward(model, memory, attention, **options))
 
 
 class OverwrittenCopy:

@@ -148,6 +148,8 @@ def small_operations(shape: Shape) -> None:
     gate_up = torch.zeros(3, 2 * shape.mlp, dtype=torch.bfloat16)
     OPS.silu_mul(gate_up)
     OPS.gelu_tanh_mul(gate_up)
+    tokens = torch.zeros(3, dtype=torch.int32)
+    OPS.put_sampled(tokens, tokens, torch.zeros(3, dtype=torch.int64))
 
 
 def sample() -> None:

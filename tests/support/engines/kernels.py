@@ -1,4 +1,4 @@
-"""The device and the tolerances of kernel tests.
+"""The device and the tolerances of kernel tests, and a count of launches.
 
 On a machine with a GPU, kernels run there, also in bfloat16. Elsewhere they run in triton's
 interpreter, which computes bfloat16 wrongly.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.needs import NEEDS, needs
 
@@ -52,3 +54,18 @@ def poisoned() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+class CountedLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that launch a kernel on a GPU: all but those that return views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if not func.is_view:
+            self.names.append(func.__name__)
+        return func(*args, **kwargs or {})
