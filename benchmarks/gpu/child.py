@@ -25,7 +25,7 @@ def main() -> None:
     module = importlib.import_module(options.module)
     device = torch.device("cpu" if options.dry else "cuda")
     if not options.dry:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     options.ready.touch()
     module.run(
         Findings(

@@ -50,7 +50,7 @@ def kernel_files() -> list[str]:
 
 
 def marked_files() -> list[str]:
-    """The files outside KERNELS with a test marked gpu. pytest would load all tests to find them."""
+    """The other files with a test marked gpu. pytest would load all tests to find them."""
     found = sorted((ROOT / "tests").rglob("test_*.py"))
     names = [str(path.relative_to(ROOT)) for path in found if MARKED.search(path.read_text())]
     return [name for name in names if not name.startswith(KERNELS)]

@@ -32,7 +32,7 @@ PARTS = (
         name="kernels",
         module="benchmarks.gpu.kernels",
         seconds=90,
-        tells="each kernel beside its torch twin, and its share of the bytes' or the products' bound",
+        tells="each kernel beside its torch twin, and its share of the bound",
     ),
     Part(
         name="tests",
