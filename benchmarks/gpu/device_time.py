@@ -42,7 +42,7 @@ class Moment:
 def hold(device: torch.device) -> None:
     """Keep the device busy while the host queues work."""
     if device.type == "cuda":
-        torch.cuda._sleep(SPIN_CYCLES)
+        torch.cuda._sleep(SPIN_CYCLES)  # type: ignore[no-untyped-call]
 
 
 def synchronize(device: torch.device) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +88,14 @@ class Family:
         torch.set_num_threads(1)
         tasks = [Task(f"{self.model}: transformers", TASK_S, self._refer)]
         for name in DRY_VARIANTS if self.findings.dry else VARIANTS:
-            tasks.append(self._task(name, lambda name=name: self.variant(name)))
+            tasks.append(self._task(name, partial(self.variant, name)))
         tasks.append(self._task("preempted", self.preempted))
         if self.findings.dry:
             tasks.append(self._task("interpreted kernels", self.interpreted))
         tasks.append(self._task("handed off", self.handed_off))
         tasks.append(self._task("grammar", self.grammar))
         tasks += [
-            self._task(f"equal bits, {path}", lambda path=path: self.equal_bits(path))
+            self._task(f"equal bits, {path}", partial(self.equal_bits, path))
             for path in self.bits_paths
         ]
         run_in_order(self.findings, tasks)

@@ -54,9 +54,7 @@ def _ready(model: Any) -> Any:
 
 
 @torch.inference_mode()
-def references(
-    model: Any, prompts: Sequence[Sequence[int]], new_tokens: int
-) -> list[Reference]:
+def references(model: Any, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Reference]:
     """The greedy ids after prompts of equal lengths, in one batch."""
     ids = torch.tensor([list(prompt) for prompt in prompts], device=model.device)
     result = model.generate(

@@ -9,15 +9,12 @@ A bound of a decode step: the weights once, and the KV of all tokens that its ro
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from baton_cli.bench.workload import Workload, WorkloadItem, nano_vllm
 from baton_engine.build import build_torch
@@ -29,6 +26,7 @@ from baton_engine.memory.estimate import count_weights
 from baton_engine.memory.requirements import layout_of
 from baton_protocol.layout import KVLayout
 from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.in_order import free_memory
 from benchmarks.gpu.names import COPY, GEMM
 
 SHAPES = Path(__file__).parents[1] / "shapes"
@@ -76,13 +74,9 @@ class Shape:
 
     @contextmanager
     def engine(self, **changes: Any) -> Iterator[EngineCore]:
-        """An engine. Its memory is free after the block, if nobody else refers to it."""
-        made = [build_torch(self.settings(**changes))]
-        try:
-            yield made[0]
-        finally:
-            made.clear()
-            free_memory()
+        """An engine for one block; nothing may refer to it later."""
+        free_memory()
+        yield build_torch(self.settings(**changes))
 
     @property
     def step_weights(self) -> int:
@@ -129,12 +123,6 @@ class Shape:
 
 def share(floor: float | None, found: float) -> float | None:
     return None if floor is None else floor / found
-
-
-def free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def reference_workload(shape: Shape) -> Workload:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.in_order import Task, reach, run_in_order, stay_below
 from benchmarks.gpu.new_kernels import counting_variants
 from benchmarks.gpu.rival import generate_s, random_model
-from benchmarks.gpu.shapes import GB, GIB, Shape, free_memory, reference_workload, share
+from benchmarks.gpu.shapes import GB, GIB, Shape, reference_workload, share
 from benchmarks.gpu.stepping import (
     GREEDY,
     QWEN3_DEFAULTS,
@@ -108,7 +109,7 @@ class Speed:
         run_in_order(
             self.findings,
             [
-                Task("Qwen3-0.6B's shape", 45, self.on_one_engine),
+                Task("Qwen3-0.6B's shape", 45, self.on_one_engine, group=True),
                 Task("transformers", 15, self.beside_transformers),
                 Task("Qwen3-8B's shape", 15, self.larger_model),
                 Task("host tier", 10, self.host_tier),
@@ -138,7 +139,6 @@ class Speed:
                     Task("mixed steps", 6, rows.mixed),
                 ],
             )
-            del rows
 
     def first_prompts(self, engine: EngineCore) -> None:
         """On an engine that has served nothing: does a first prompt stop the rows that generate?"""
@@ -167,7 +167,9 @@ class Speed:
         self.findings.measured("nano-vllm's workload", speed, "tokens/s")
         if floor_ms is not None:
             reached = share(floor_ms, work.output_tokens / speed * 1e3) or 0.0
-            reach(self.findings, "the workload's share of the bytes' bound", reached, "", FLOOR_SHARE)
+            reach(
+                self.findings, "the workload's share of the bytes' bound", reached, "", FLOOR_SHARE
+            )
         self.ours["batch"] = self.speed_of(engine, self.batch_of(work), PASSES)
 
     def batch_of(self, work: Workload) -> Workload:
@@ -245,7 +247,7 @@ class Speed:
             found = []
             for number in range(PASSES + 1):
                 requests = requests_of([prompt], params, salt=f"prompt {number}")
-                found.append(timed_ms(lambda: complete(engine, requests)))
+                found.append(timed_ms(partial(complete, engine, requests)))
             value = statistics.median(found[1:])
             floor = self.small.prefill_floor_ms(length)
             name = f"prompt of {length} tokens"
@@ -263,10 +265,11 @@ class Speed:
             buffers = [memoryview(bytearray(len(part) * size)) for part in parts]
             with ThreadPoolExecutor(threads) as pool:
                 for name, act in (("gather", memory.read), ("scatter", memory.write)):
-                    times = [
-                        timed_ms(lambda: list(pool.map(act, parts, buffers)))
-                        for _ in range(PASSES + 1)  # the first allocates each thread's staging
-                    ]
+                    times = []
+                    for _ in range(PASSES + 1):  # the first allocates each thread's staging
+                        began = time.perf_counter()
+                        list(pool.map(act, parts, buffers))
+                        times.append((time.perf_counter() - began) * 1e3)
                     speed = count * size / statistics.median(times[1:]) / 1e6
                     self.findings.measured(f"{name} of KV, {threads} threads", speed, "GB/s")
 
@@ -285,7 +288,9 @@ class Speed:
         note = f"{len(prompts)} prompts of the workload, {self.sizes.batch_tokens} tokens each"
         self.findings.measured("transformers, static batch", batch, "tokens/s", note=note)
         alone = self.sizes.alone
-        seconds = sum(generate_s(model, [each], self.sizes.alone_tokens) for each in prompts[:alone])
+        seconds = sum(
+            generate_s(model, [each], self.sizes.alone_tokens) for each in prompts[:alone]
+        )
         one = alone * self.sizes.alone_tokens / seconds
         note = f"{alone} prompts, {self.sizes.alone_tokens} tokens each"
         self.findings.measured("transformers, one by one", one, "tokens/s", note=note)
@@ -296,8 +301,6 @@ class Speed:
         if "workload" in self.ours:
             name = "the workload, times transformers one by one"
             reach(self.findings, name, self.ours["workload"] / one, "x", TIMES_ONE_BY_ONE)
-        del model
-        free_memory()
 
     def larger_model(self) -> None:
         shape = Shape(self.findings, "qwen3-8b")
@@ -362,8 +365,6 @@ class Speed:
             took = timed_ms(lambda: warm_all(runner, line)) / 1e3
         sizes = len(runner.buckets)
         self.findings.measured("recording of graphs", took, "s", note=f"{sizes} sizes")
-        del runner
-        free_memory()
 
 
 @dataclass
@@ -386,17 +387,15 @@ class TimedRows:
 
     def idle(self) -> None:
         """Does overlap hide the host's work?"""
-        for name, params in (("greedy", GREEDY), ("Qwen3's defaults", QWEN3_DEFAULTS)):
+        for kind, params in (("greedy", GREEDY), ("Qwen3's defaults", QWEN3_DEFAULTS)):
             with generating(self.engine, requests_of(self._prompts(self.rows), params)):
                 cost = cost_of(self.engine, self.runner, self.sizes.steps)
-            where = f"{self.rows} rows, {name}"
+            where = f"{self.rows} rows, {kind}"
             note = f"device {cost.device:.2f} ms, launch {cost.launch:.2f} ms"
             self.findings.measured(f"a step, {where}", cost.whole, "ms", note=note)
             self.findings.measured(f"the host's work in a step, {where}", cost.host, "ms")
-            stay_below(
-                *(self.findings, f"idle share of the device, {where}"),
-                *(cost.idle_share, "", IDLE_SHARE),
-            )
+            name = f"idle share of the device, {where}"
+            stay_below(self.findings, name, cost.idle_share, "", IDLE_SHARE)
 
     def mixed(self) -> None:
         """One prompt beside rows that generate."""

@@ -196,31 +196,28 @@ class StepCost:
 
 
 def cost_of(engine: EngineCore, runner: TimedRunner, steps: int) -> StepCost:
-    """What the steps of the rows that generate now cost. The engine is one that `timed` made."""
-    for _ in range(WARM_STEPS):
-        engine.step()
-    runner.steps.clear()
-    whole, host = [], []
+    """What the steps of the rows that generate now cost. The engine is one that `timed` made. Rows
+    get longer with each step, so half of the steps that show the device's time come before those
+    that are timed whole, and half after."""
+    whole, host, launch, device = [], [], [], []
+    few = max(1, steps // 4)
     for _ in range(PASSES):
-        begun = len(runner.steps)
+        before = held_steps(engine, runner, few)
         began = time.perf_counter()
         for _ in range(steps):
             engine.step()
         passed = (time.perf_counter() - began) * 1e3
-        waited = sum(step.wait_ms for step in runner.steps[begun:])
+        free = runner.steps[-steps:]
         whole.append(passed / steps)
-        host.append((passed - waited) / steps)
-    launch = statistics.median(step.launch_ms for step in runner.steps)
-    return StepCost(
-        whole=statistics.median(whole),
-        device=statistics.median(step.device_ms for step in held_steps(engine, runner, steps)),
-        host=statistics.median(host),
-        launch=launch,
-    )
+        host.append((passed - sum(step.wait_ms for step in free)) / steps)
+        launch += [step.launch_ms for step in free]
+        after = held_steps(engine, runner, few)
+        device += [statistics.fmean(step.device_ms for step in (*before, *after))]
+    return StepCost(*(statistics.median(each) for each in (whole, device, host, launch)))
 
 
 def held_steps(engine: EngineCore, runner: TimedRunner, steps: int) -> list[StepTime]:
-    """The notes of steps before each of which the device spins."""
+    """The notes of steps before each of which the device spins. Nothing spins afterwards."""
     runner.steps.clear()
     runner.held = True
     try:
@@ -228,4 +225,7 @@ def held_steps(engine: EngineCore, runner: TimedRunner, steps: int) -> list[Step
             engine.step()
     finally:
         runner.held = False
-    return list(runner.steps)
+    found = list(runner.steps)
+    for _ in range(WARM_STEPS):
+        engine.step()
+    return found
