@@ -15,14 +15,14 @@ import json
 import time
 from pathlib import Path
 
-import torch
-
 from benchmarks.gpu.findings import Findings
 
 
 def main() -> None:
     options = parse_options()
     module = importlib.import_module(options.module)
+    import torch  # after a module that fails at once
+
     device = torch.device("cpu" if options.dry else "cuda")
     if not options.dry:
         torch.cuda.init()  # type: ignore[no-untyped-call]

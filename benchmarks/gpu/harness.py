@@ -27,7 +27,7 @@ from benchmarks.gpu.processes import Conditions, Outcome, run_part
 from benchmarks.gpu.results import COMMITTED, HEAD, Results, now, part_row
 
 BUDGET_S = 540.0
-# A dry run has no budget; it ends even if something hangs.
+# Of each part, if there is no budget.
 DRY_LIMIT_S = 900.0
 # The least that is worth starting a part for, imports included.
 LEAST_S = 5.0
@@ -41,11 +41,14 @@ def main(arguments: Sequence[str], parts: Sequence[Part]) -> int:
         for part in parts:
             print(f"{part.name:12}{part.seconds:5.0f} s  {part.tells}")
         return 0
+    budget = options.budget
+    if budget is None:
+        budget = math.inf if options.dry else BUDGET_S
     chosen = [part for part in parts if part.name in (options.parts or [part.name])]
     with _folder(options) as folder, tempfile.TemporaryDirectory() as work, _stopping():
         results = Results(card="dry" if options.dry else _card(), date=now())
         print(HEAD, flush=True)
-        for outcome in run_all(chosen, Path(work), budget=options.budget, dry=options.dry):
+        for outcome in run_all(chosen, Path(work), budget=budget, dry=options.dry):
             results = results.with_part(outcome)
             results.write(folder)
             _keep_log(Path(work) / f"{outcome.name}.log", folder / f"{results.file_name}.log")
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str], parts: Sequence[Part]) -> int:
 
 def run_all(parts: Sequence[Part], folder: Path, *, budget: float, dry: bool) -> Iterator[Outcome]:
     """Run the parts; `folder` is for their files."""
-    end = math.inf if dry else time.monotonic() + budget
+    end = time.monotonic() + budget
     ceilings: dict[str, float] = {}
     for index, part in enumerate(parts):
         left = end - time.monotonic()
@@ -68,7 +71,7 @@ def run_all(parts: Sequence[Part], folder: Path, *, budget: float, dry: bool) ->
         due = sum(each.seconds for each in parts[index:])
         given = Conditions(
             folder=folder,
-            limit=DRY_LIMIT_S if dry else left * part.seconds / due,
+            limit=DRY_LIMIT_S if left == math.inf else left * part.seconds / due,
             end=end,
             dry=dry,
             ceilings=ceilings,
@@ -127,7 +130,10 @@ def parse_options(arguments: Sequence[str], parts: Sequence[Part]) -> argparse.N
         prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
     )
     parser.add_argument(
-        "--budget", type=float, default=BUDGET_S, metavar="SECONDS", help="default %(default)s"
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help=f"default {BUDGET_S:.0f}; of a dry run none",
     )
     parser.add_argument(
         "--dry", action="store_true", help="the same code without a card, with tiny shapes"

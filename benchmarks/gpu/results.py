@@ -82,6 +82,15 @@ def part_row(part: Outcome) -> str:
 
 
 def finding_rows(findings: Sequence[Finding]) -> str:
+    """A row per name: a check and a measurement of one name, one after the other, share a row."""
+    shown: list[Finding] = []
+    for each in findings:
+        last = shown[-1] if shown else None
+        if last and last.name == each.name and last.value is None and each.passed is None:
+            note = "; ".join(filter(None, (last.note, each.note)))
+            shown[-1] = replace(each, passed=last.passed, note=note)
+        else:
+            shown.append(each)
     return "\n".join(
         _row(
             each.name,
@@ -91,7 +100,7 @@ def finding_rows(findings: Sequence[Finding]) -> str:
             {None: "", True: "passed", False: "**FAILED**"}[each.passed],
             each.note,
         )
-        for each in findings
+        for each in shown
     )
 
 

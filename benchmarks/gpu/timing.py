@@ -1,16 +1,16 @@
 """Times work on the device, as the parts of `make gpu` do.
 
-In: a function that launches work. Out: seconds per call. On a card calls are recorded in a CUDA
-graph, as the engine's decode steps are: a launch from Python takes longer than most kernels. On a
-CPU, in a dry run, a call is timed by the clock, which says that the code runs and nothing else.
+In: a function that launches work and does not wait for it. Out: seconds per call. On a card calls
+are recorded in a CUDA graph, as the engine's decode steps are: a launch from Python takes longer
+than most kernels. On a CPU, in a dry run, a call is timed by the clock, which says that the code
+runs and nothing else.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,32 +23,41 @@ Work = Callable[[], object]
 
 
 def seconds_per_call(work: Work, device: torch.device) -> float:
-    """The median over replays of a graph with several calls. Work that waits for the device cannot
-    be recorded; it is timed eagerly, with its launches."""
+    """The median over replays of a graph with several calls. Data may stay in the card's cache from
+    one call to the next."""
     if device.type == "cpu":
-        began = time.perf_counter()
-        work()
-        return time.perf_counter() - began
-    eager_seconds(work)  # compiles kernels, loads libraries
-    once = eager_seconds(work)
-    calls = max(1, min(MOST_CALLS, int(GRAPH_S / max(once, 1e-6))))
-    replay = recorded(work, calls)
-    if replay is None:
-        return statistics.median(eager_seconds(work) for _ in range(REPLAYS))
-    return statistics.median(eager_seconds(replay) for _ in range(REPLAYS)) / calls
+        return clock_seconds(work)
+    calls = _calls([work])
+    return _replayed([work], calls) / calls
 
 
-def recorded(work: Work, calls: int) -> Work | None:
-    """A function that replays this number of calls; None if the work cannot be recorded."""
-    with suppress(RuntimeError):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                work()
-        graph.replay()
-        return graph.replay
-    torch.cuda.synchronize()
-    return None
+def cold_seconds_per_call(work: Work, device: torch.device) -> float:
+    """The same, with data that is not in the card's cache: before each call other memory is read,
+    whose time is measured alone and subtracted."""
+    if device.type == "cpu":
+        return clock_seconds(work)
+    size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+    other, total = torch.zeros(size // 4, device=device), torch.zeros((), device=device)
+
+    def read() -> None:
+        torch.sum(other, dim=0, out=total)
+
+    calls = _calls([read, work])
+    return max(_replayed([read, work], calls) - _replayed([read], calls), 0.0) / calls
+
+
+def waiting_seconds(work: Work, device: torch.device) -> float:
+    """The median of work that waits for the device and so cannot be recorded, with its launches."""
+    if device.type == "cpu":
+        return clock_seconds(work)
+    eager_seconds(work)
+    return statistics.median(eager_seconds(work) for _ in range(REPLAYS))
+
+
+def clock_seconds(work: Work) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def eager_seconds(work: Work) -> float:
@@ -60,3 +69,20 @@ def eager_seconds(work: Work) -> float:
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) / 1e3
+
+
+def _calls(works: Sequence[Work]) -> int:
+    """How many calls make a graph long enough. The first call compiles kernels."""
+    once = [[eager_seconds(work) for work in works] for _ in range(2)][1]
+    return max(1, min(MOST_CALLS, int(GRAPH_S / max(*once, 1e-6))))
+
+
+def _replayed(works: Sequence[Work], calls: int) -> float:
+    """Seconds of a graph in which all work is called so many times in turn."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            for work in works:
+                work()
+    graph.replay()
+    return statistics.median(eager_seconds(graph.replay) for _ in range(REPLAYS))
