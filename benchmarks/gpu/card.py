@@ -22,7 +22,7 @@ from baton_engine.layers.linear_method import PACKED_HEAD
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.names import COPY, GEMM, LAUNCH, REPLAY
 from benchmarks.gpu.parts import CARD
-from benchmarks.gpu.timing import seconds_per_call
+from benchmarks.gpu.timing import eager_median, seconds_per_call
 
 GB, TERA = 1e9, 1e12
 COPY_BYTES, TRANSFER_BYTES = 4 << 30, 256 << 20
@@ -42,7 +42,7 @@ def run(findings: Findings) -> None:
     with findings.attempt(COPY):
         size = DRY_BYTES if findings.dry else COPY_BYTES
         source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-        took = seconds_per_call(lambda: target.copy_(source), device)
+        took = eager_median(lambda: target.copy_(source), device)
         findings.measured(
             COPY, 2 * size / took / GB, "GB/s", note="device to device; read + written"
         )
@@ -90,7 +90,7 @@ def transfer(findings: Findings, *, to_device: bool) -> float:
         for _ in range(TRANSFERS):
             target.copy_(source, non_blocking=True)
 
-    return TRANSFERS * size / seconds_per_call(work, findings.device) / GB
+    return TRANSFERS * size / eager_median(work, findings.device) / GB
 
 
 def measure_products(findings: Findings) -> None:
@@ -98,7 +98,7 @@ def measure_products(findings: Findings) -> None:
     dtype = torch.float32 if findings.dry else torch.bfloat16
     left, right = (torch.randn(side, side, device=findings.device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(left)
-    took = seconds_per_call(lambda: torch.mm(left, right, out=out), findings.device)
+    took = eager_median(lambda: torch.mm(left, right, out=out), findings.device)
     note = f"{side} x {side} x {side}, {str(dtype).removeprefix('torch.')}"
     findings.measured(GEMM, 2 * side**3 / took / TERA, "TFLOP/s", note=note)
 

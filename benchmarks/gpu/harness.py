@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.gpu.parts import CARD, Part
-from benchmarks.gpu.processes import Conditions, Outcome, run_part
+from benchmarks.gpu.processes import INTERRUPTED, Conditions, Outcome, run_part
 from benchmarks.gpu.results import COMMITTED, HEAD, Results, now, part_row
 
 BUDGET_S = 540.0
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str], parts: Sequence[Part]) -> int:
             results.write(folder)
             _keep_log(Path(work) / f"{outcome.name}.log", folder / f"{results.file_name}.log")
             print(part_row(outcome), flush=True)
+            if outcome.state == INTERRUPTED:
+                break
         print(f"\n{results.table()}", flush=True)
         if not options.dry:
             print(f"written: {folder / results.file_name}.json, .md, .log")
@@ -113,7 +115,7 @@ def _keep_log(log: Path, into: Path) -> None:
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Let SIGTERM end the running part, too, as ctrl-C does."""
+    """Let SIGTERM do what ctrl-C does: end the running part, and write what was found."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -32,7 +32,7 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.kernel_rows import ROWS, KernelRow, Setup, Tensors, Trial
 from benchmarks.gpu.names import COPY, GEMM
 from benchmarks.gpu.processes import ROOT
-from benchmarks.gpu.timing import cold_seconds_per_call, waiting_seconds
+from benchmarks.gpu.timing import cold_seconds_per_call, eager_median
 
 COMPILERS, COMPILE_S = 8, 60.0
 COMPILED = "compiled"
@@ -78,7 +78,7 @@ def measure(findings: Findings, row: KernelRow) -> None:
     took = cold_seconds_per_call(trial.run, findings.device)
     notes = [registers(kernel) for kernel in kernels]
     if trial.twin is not None:
-        timed = waiting_seconds if trial.twin_waits else cold_seconds_per_call
+        timed = eager_median if trial.twin_waits else cold_seconds_per_call
         notes.append(f"torch {timed(trial.twin, findings.device) * 1e6:.1f} us")
     share, of = share_of_bound(trial, took, findings)
     note = "; ".join(dict.fromkeys(notes))

@@ -35,19 +35,27 @@ LIMIT = 64 * MIB
 
 
 def main() -> int:
+    make_pack(PACK)
+    fits, text = judged(size_of(PACK.rglob("*")), size_of(tracked_files()))
+    print(f"{PACK}: {text}")
+    return 0 if fits else 1
+
+
+def make_pack(pack: Path) -> None:
+    """Replace the folder by one with PACKAGES."""
     with tempfile.TemporaryDirectory() as folder:
         wheels = download(pinned(PACKAGES), Path(folder))
-        shutil.rmtree(PACK, ignore_errors=True)
+        shutil.rmtree(pack, ignore_errors=True)
         for wheel in wheels:
-            unpack(wheel, PACK)
-    packed, tracked = size_of(PACK.rglob("*")), size_of(tracked_files())
+            unpack(wheel, pack)
+
+
+def judged(packed: int, tracked: int) -> tuple[bool, str]:
+    """Whether these bytes fit, and the sizes as a text."""
     fits = packed + tracked <= LIMIT
-    print(
-        f"{PACK}: {packed / MIB:.1f} MiB; tracked files: {tracked / MIB:.1f} MiB; "
-        f"together {(packed + tracked) / MIB:.1f} of {LIMIT / MIB:.0f} MiB"
-        + ("" if fits else ": too large")
-    )
-    return 0 if fits else 1
+    sizes = [f"{each / MIB:.1f}" for each in (packed, tracked, packed + tracked)]
+    text = f"{sizes[0]} MiB; the repository: {sizes[1]} MiB; together {sizes[2]} MiB of"
+    return fits, f"{text} {LIMIT / MIB:.0f}" + ("" if fits else ": too large")
 
 
 def pinned(names: Sequence[str]) -> list[str]:

@@ -26,7 +26,7 @@ from benchmarks.gpu.parts import Part
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "BATON_GPU_PART"
-ENDED = "ended"
+ENDED, INTERRUPTED = "ended", "interrupted"
 LOOK_S = 0.05
 # Time for the imports of a part, beside its limit.
 IMPORT_S = 120.0
@@ -72,7 +72,7 @@ def run_part(part: Part, given: Conditions) -> Outcome:
         before = len(begun(path))
         state = _run_once(part, given)
         rows = begun(path)
-        if state == ENDED or len(rows) == before or time.monotonic() >= given.end:
+        if state in (ENDED, INTERRUPTED) or len(rows) == before or time.monotonic() >= given.end:
             break
         if not any(each.name == rows[-1] and each.passed is False for each in read(path)):
             died.append(Finding(name=rows[-1], passed=False, note=f"its process died: {state}"))
@@ -104,6 +104,8 @@ def _run_once(part: Part, given: Conditions) -> str:
     began = time.monotonic()
     try:
         in_time = _wait(process, ready, given)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     finally:
         _end_all(process, mark)
     if not in_time:

@@ -46,8 +46,9 @@ def cold_seconds_per_call(work: Work, device: torch.device) -> float:
     return max(_replayed([read, work], calls) - _replayed([read], calls), 0.0) / calls
 
 
-def waiting_seconds(work: Work, device: torch.device) -> float:
-    """The median of work that waits for the device and so cannot be recorded, with its launches."""
+def eager_median(work: Work, device: torch.device) -> float:
+    """The median of calls that are not recorded: of work that waits for the device, or that takes
+    so long that its launches do not count."""
     if device.type == "cpu":
         return clock_seconds(work)
     eager_seconds(work)

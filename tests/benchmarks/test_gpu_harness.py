@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from benchmarks.gpu.findings import Finding, Findings, begun, read
 from benchmarks.gpu.harness import NOT_STARTED, main, run_all
 from benchmarks.gpu.parts import CARD, PARTS, Part
-from benchmarks.gpu.processes import ENDED, Outcome
+from benchmarks.gpu.processes import ENDED, INTERRUPTED, ROOT, Outcome
 from benchmarks.gpu.results import Results, load, newest
+from tests.support.waiting import until
 
 # The hanging part's share of this is a second; the rest is for imports on a busy machine.
 BUDGET_S = 240
@@ -174,6 +178,34 @@ def test_one_bad_part_makes_the_exit_status_1_and_the_table_says_how_each_ended(
     assert states[-len(names) :] == [part.state for part in run.results.parts]
     assert [path.suffix for path in run.written] == [".json", ".log", ".md"]
     assert "ValueError: no such kernel" in run.written[1].read_text()
+
+
+@pytest.mark.integration
+async def test_a_run_that_is_stopped_ends_its_part_and_writes_what_was_found(
+    fakes: Path, tmp_path: Path
+) -> None:
+    names = parts_of({"never imported": 1.0, "last": 1.0})
+    script = f"""
+import sys
+from benchmarks.gpu.harness import main
+from benchmarks.gpu.parts import Part
+sys.exit(main(sys.argv[1:], {names!r}))
+"""
+    path = os.pathsep.join((str(fakes), str(ROOT), os.environ.get("PYTHONPATH", "")))
+    run = subprocess.Popen(
+        [sys.executable, "-c", script, "--dry", "--out", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    await until(lambda: psutil.Process(run.pid).children())
+    [part] = psutil.Process(run.pid).children()
+    run.terminate()
+    assert "| never imported | interrupted |" in run.communicate(timeout=240)[0]
+    assert run.returncode == 1
+    assert not _alive(part.pid)
+    [written] = tmp_path.glob("*.json")
+    assert [each.state for each in load(written).parts] == [INTERRUPTED]
 
 
 @pytest.mark.integration
