@@ -9,11 +9,20 @@ Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from baton_engine.attention.interface import KVSlots, StepBatch
-from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, programs_for
+from baton_engine.attention.triton_paged_attention import (
+    ONE_TOKEN_TILE,
+    OneTokenTile,
+    PagedRows,
+    Variant,
+    paged_attention,
+    programs_for,
+    variants,
+)
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.kv.kv_pool import TorchMemory
@@ -21,11 +30,17 @@ from baton_engine.kv.kv_pool import TorchMemory
 
 class TritonAttention:
     def __init__(
-        self, memory: TorchMemory, specs: Sequence[AttentionSpec], *, exact: bool = False
+        self,
+        memory: TorchMemory,
+        specs: Sequence[AttentionSpec],
+        *,
+        exact: bool = False,
+        tile: OneTokenTile = ONE_TOKEN_TILE,
     ) -> None:
         """`specs` has one entry per layer. With `exact`, the bits of a query's output depend only
-        on the query and the keys it sees."""
+        on the query and the keys it sees. `tile` is that of steps of one-token rows."""
         self.exact = exact
+        self._tile = tile
         self._memory = memory
         self._specs = tuple(specs)
         device = memory.pool.device
@@ -37,6 +52,11 @@ class TritonAttention:
     def recordable(self) -> bool:
         return True
 
+    def variants(self, max_rows: int, longest: int, *, mixed: bool = True) -> list[Variant]:
+        """All variants of the kernels that steps within these limits launch (see `variants`)."""
+        heads = self._memory.layout.num_kv_heads
+        return variants(max_rows, heads, longest, self._processors, mixed=mixed)
+
     def begin(self, batch: StepBatch) -> TritonStep:
         arrays, one_token = batch.device, batch.max_query_len == 1
         # On a CPU, the tables of several groups are interleaved in the host's memory.
@@ -45,10 +65,23 @@ class TritonAttention:
             PagedRows(arrays.query_starts_R1, arrays.seq_lens_R, table_RM, one_token)
             for table_RM in tables
         ]
-        heads = self._memory.layout.num_kv_heads
-        programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
+        heads, programs = self._memory.layout.num_kv_heads, 1
+        # Only keys of one-token rows are divided, and these come first. A recorded step has no
+        # other rows, and its host arrays are not those of the steps that replay it.
+        if one_token or batch.host.query_starts_R1[1] == 1:
+            programs = programs_for(batch.rows, heads, batch.max_seq_len, self._processors)
         slots = [group.slots_T for group in arrays.groups]
-        return TritonStep(self._memory, groups, slots, self._specs, programs, exact=self.exact)
+        launch = Launch(programs, exact=self.exact, tile=self._tile)
+        return TritonStep(self._memory, groups, slots, self._specs, launch)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the kernels of a step are launched; see paged_attention()."""
+
+    programs: int
+    exact: bool
+    tile: OneTokenTile
 
 
 class TritonStep:
@@ -61,13 +94,10 @@ class TritonStep:
         groups: Sequence[PagedRows],
         slots: Sequence[torch.Tensor],
         specs: Sequence[AttentionSpec],
-        programs: int,
-        *,
-        exact: bool,
+        launch: Launch,
     ) -> None:
         self._specs = specs
-        self._programs = programs
-        self._exact = exact
+        self._launch = launch
         places = memory.layout.layer_places
         self._rows = [groups[group] for group, _ in places]
         self._slots = [KVSlots(memory.pool, index, slots[group]) for group, index in places]
@@ -94,7 +124,8 @@ class TritonStep:
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
-            programs=self._programs,
-            exact=self._exact,
+            programs=self._launch.programs,
+            exact=self._launch.exact,
+            tile=self._launch.tile,
         )
         return out_TNH

@@ -40,10 +40,15 @@ LEAST_DOT = 16
 # Queries times heads in a tile of a longer row, and in any tile with `exact`.
 QUERIES = 64
 EXACT_QUERIES = 32
-# Bytes of K in a tile of keys, and stages of K and V in flight: 64 KiB of shared memory.
-KEY_BYTES, STAGES = 16384, 2
-ONE_TOKEN_KEY_BYTES, ONE_TOKEN_STAGES = 8192, 4
+# Bytes of K in a tile of keys; its V takes as many.
+KEY_BYTES, ONE_TOKEN_KEY_BYTES = 16384, 8192
 MOST_KEYS = 64
+# Stages of the loop over keys. Triton divides them among the loads of the block table and those of
+# K and V, which need the table's: 5 stages are two tiles of K and V in shared memory, where 4 are
+# one. With two, the next tile is loaded while one is computed: 32 KiB at head_dim 128, and 64 KiB
+# with `exact`. On sm_90 the products of longer rows run asynchronously, and 2 stages are two tiles
+# there, in 64 KiB.
+STAGES, ONE_TOKEN_STAGES = 2, 5
 # Minimum number of keys for a program of its own.
 SPLIT_KEYS = 128
 MAX_PROGRAMS = 32
@@ -73,6 +78,19 @@ class PagedRows:
     one_token: bool
 
 
+@dataclass(frozen=True, slots=True)
+class OneTokenTile:
+    """The tile of steps of one-token rows without `exact`. It changes the speed, and how results
+    are rounded. `keys` is a power of two; None is ONE_TOKEN_KEY_BYTES of K, at most MOST_KEYS."""
+
+    keys: int | None = None
+    stages: int = ONE_TOKEN_STAGES
+    warps: int = 4
+
+
+ONE_TOKEN_TILE = OneTokenTile()
+
+
 def programs_for(rows: int, kv_heads: int, longest: int, processors: int) -> int:
     """Maximum number of programs that share the keys of a one-token row; a power of two.
     `longest` is the maximum number of tokens of a row, `processors` the number of
@@ -80,6 +98,37 @@ def programs_for(rows: int, kv_heads: int, longest: int, processors: int) -> int
     room = PROGRAMS_PER_PROCESSOR * processors // (rows * kv_heads)
     most = min(room, -(-longest // SPLIT_KEYS), MAX_PROGRAMS)
     return 1 << (max(most, 1).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A variant of the kernels that triton compiles when it is first launched, and the limits of a
+    step that launches it: `rows` rows, the longest of `longest` tokens. With `one_token` all rows
+    have one new token. Else the last one has more, and those before it have one."""
+
+    one_token: bool
+    programs: int
+    rows: int
+    longest: int
+
+
+def variants(
+    max_rows: int, kv_heads: int, longest: int, processors: int, *, mixed: bool = True
+) -> list[Variant]:
+    """All variants that steps of at most `max_rows` rows of at most `longest` tokens launch, those
+    of one-token rows first. Without `mixed`, no step has both one-token and longer rows."""
+
+    def divided(one_token: bool, rows: int) -> list[Variant]:
+        most = programs_for(rows, kv_heads, longest, processors)
+        powers = [1 << power for power in range(most.bit_length())]
+        return [Variant(one_token, each, rows, (each - 1) * SPLIT_KEYS + 1) for each in powers]
+
+    found = divided(True, 1)
+    if longest > 1:
+        found.append(Variant(False, 1, 1, 2))
+        # The keys of one-token rows are divided beside longer ones, too.
+        found += divided(False, 2)[1:] if mixed and max_rows > 1 else []
+    return found
 
 
 def paged_attention(
@@ -93,6 +142,7 @@ def paged_attention(
     soft_cap: float | None = None,
     programs: int = 1,
     exact: bool = False,
+    tile: OneTokenTile = ONE_TOKEN_TILE,
 ) -> None:
     """Compute attention into `out_TNH`, which must be contiguous.
 
@@ -106,7 +156,7 @@ def paged_attention(
     factors = (scale * LOG2_E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2_E)
     _, _, kv_heads, block_size, _ = layer_P2KBH.shape
     num_rows, group = rows.lengths_R.shape[0], heads // kv_heads
-    shape = tile_shape(rows.one_token, group, dim, q_TNH.element_size(), exact=exact)
+    shape = tile_shape(rows.one_token, group, dim, q_TNH.element_size(), exact=exact, tile=tile)
     tiles = num_rows if rows.one_token else tokens // (shape.queries // group) + num_rows
     parts = programs
     if exact:
@@ -160,7 +210,13 @@ class TileShape:
 
 
 def tile_shape(
-    one_token: bool, group: int, dim: int, item_bytes: int, *, exact: bool = False
+    one_token: bool,
+    group: int,
+    dim: int,
+    item_bytes: int,
+    *,
+    exact: bool = False,
+    tile: OneTokenTile = ONE_TOKEN_TILE,
 ) -> TileShape:
     """The tile for a step of one-token rows only, or for any step. An `exact` tile is the same for
     both. It is smaller than that of longer rows, because it holds the sums of a split beside those
@@ -168,13 +224,15 @@ def tile_shape(
     dim = triton.next_power_of_2(dim)
     least, key_bytes, stages, warps = QUERIES, KEY_BYTES, STAGES, 4
     if exact:
-        least, warps = EXACT_QUERIES, 4 if dim <= 128 else 8
+        least, stages, warps = EXACT_QUERIES, ONE_TOKEN_STAGES, 4 if dim <= 128 else 8
     elif one_token:
-        least, key_bytes, stages = LEAST_DOT, ONE_TOKEN_KEY_BYTES, ONE_TOKEN_STAGES
+        least, key_bytes, stages, warps = LEAST_DOT, ONE_TOKEN_KEY_BYTES, tile.stages, tile.warps
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
         least = LEAST_DOT
         key_bytes = KEY_BYTES if exact else ONE_TOKEN_KEY_BYTES
     keys = min(max(key_bytes // (dim * item_bytes), LEAST_DOT), MOST_KEYS)
+    if one_token and not exact and tile.keys is not None:
+        keys = tile.keys
     return TileShape(max(triton.next_power_of_2(group), least), keys, stages, warps)
 
 
@@ -377,7 +435,9 @@ def _attend(
     head_Q = kv_head * GROUP + lane_Q % GROUP
     dim_D = tl.arange(0, DIM_P)
     live_QD = ((token_Q < count) & (lane_Q < TOKENS * GROUP))[:, None] & (dim_D < DIM)[None, :]
-    q_ptrs = q_TNH + (begin + token_Q) * q_token + head_Q * q_head
+    # Tensors of a step may have too many elements for 32-bit offsets, too.
+    row, at_Q = row.to(tl.int64), (begin + token_Q).to(tl.int64)
+    q_ptrs = q_TNH + at_Q * q_token + head_Q * q_head
     q_QD = tl.load(q_ptrs[:, None] + dim_D[None, :], mask=live_QD, other=0.0)
     heads = tl.num_programs(1) * GROUP
     part_Q = (row * heads + head_Q) * parts
@@ -413,7 +473,7 @@ def _attend(
         return
     # Lanes without a query may have a sum of 0.
     result_QD = acc_QD / tl.where(sum_Q == 0.0, 1.0, sum_Q)[:, None]
-    out_Q = ((begin + token_Q) * heads + head_Q) * DIM
+    out_Q = (at_Q * heads + head_Q) * DIM
     value_QD = result_QD.to(out_TNH.dtype.element_ty)
     tl.store(out_TNH + out_Q[:, None] + dim_D[None, :], value_QD, mask=live_QD)
 
@@ -446,7 +506,7 @@ def _join(
         return
 
     dim_D = tl.arange(0, DIM_P)
-    part = (row * tl.num_programs(1) + head) * parts
+    part = (row.to(tl.int64) * tl.num_programs(1) + head) * parts
     if EXACT:
         # In the order and by the formula of _attend, which adds the splits of all other rows.
         top, total = float("-inf"), 0.0
@@ -474,5 +534,5 @@ def _join(
         )
         total = tl.sum(weight_S * sum_S, 0)
         acc_D = tl.sum(parts_SD * weight_S[:, None], 0)
-    out_D = (begin * tl.num_programs(1) + head) * DIM + dim_D
+    out_D = (begin.to(tl.int64) * tl.num_programs(1) + head) * DIM + dim_D
     tl.store(out_TNH + out_D, (acc_D / total).to(out_TNH.dtype.element_ty), mask=dim_D < DIM)

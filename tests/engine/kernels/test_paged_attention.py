@@ -10,11 +10,16 @@ import torch
 
 from baton_engine.attention.triton_paged_attention import (
     MAX_PROGRAMS,
+    OneTokenTile,
     PagedRows,
+    Variant,
     paged_attention,
     programs_for,
+    tile_shape,
+    variants,
 )
 from tests.support.engines.kernels import DEVICE, poisoned
+from tests.support.engines.launches import launches
 from tests.support.engines.paged import Case, Inputs, assert_near, make_inputs
 from tests.support.engines.small_pool import attention_of
 from tests.support.needs import needs
@@ -138,6 +143,87 @@ def test_a_pool_can_have_more_elements_than_int32_can_count() -> None:
         attention_of(q, kv[0], kv[1], 19, None),
     )
     assert_near(attend(inputs), inputs.expected_TNH)
+
+
+def far_apart(line: torch.Tensor, rows: int) -> torch.Tensor:
+    """`line` [rows, N] again, with the rows so far apart that int32 cannot count the elements. On a
+    CPU only the pages that hold the rows take memory."""
+    stride = 2**31 // (rows - 1)
+    size = (rows - 1) * stride + line.shape[1]
+    kind = {torch.float16: np.float16, torch.int32: np.int32}[line.dtype]
+    flat = torch.from_numpy(np.zeros(size, kind)) if DEVICE.type == "cpu" else None
+    if flat is None:
+        flat = torch.zeros(size, dtype=line.dtype, device=DEVICE)
+    spread = flat.as_strided(line.shape, (stride, 1))
+    spread.copy_(line)
+    return spread
+
+
+@pytest.mark.parametrize("spans", [DECODE, MIXED], ids=["one-token rows", "a mix"])
+@pytest.mark.parametrize("tensor", ["queries", "table"])
+def test_a_step_can_have_more_elements_than_int32_can_count(
+    tensor: str, spans: list[tuple[int, int]]
+) -> None:
+    inputs = make_inputs(Case(spans=spans, dtype=torch.float16))
+    if tensor == "queries":
+        q_TNH = inputs.q_TNH
+        far = far_apart(q_TNH.reshape(len(q_TNH), -1), len(q_TNH)).view(q_TNH.shape)
+        inputs = replace(inputs, q_TNH=far)
+    else:
+        far = far_apart(inputs.rows.table_RM, len(spans))
+        inputs = replace(inputs, rows=replace(inputs.rows, table_RM=far))
+    assert_near(attend(inputs), inputs.expected_TNH)
+
+
+@pytest.mark.parametrize("keys", [16, 64])
+def test_another_tile_of_one_token_rows_gives_the_same_attention(keys: int) -> None:
+    inputs, tile = make_inputs(Case(spans=DECODE)), OneTokenTile(keys=keys, stages=6, warps=2)
+    out_TNH = torch.empty(inputs.q_TNH.shape, dtype=inputs.q_TNH.dtype, device=DEVICE)
+    with launches() as found:
+        paged_attention(inputs.q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH, tile=tile)
+    [launched] = found
+    used = {name: launched.constants[name] for name in ("KEYS", "num_stages", "num_warps")}
+    assert used == {"KEYS": keys, "num_stages": 6, "num_warps": 2}
+    assert_near(out_TNH, inputs.expected_TNH)
+
+
+def test_the_tile_of_one_token_rows_changes_no_other_tile() -> None:
+    tile = OneTokenTile(keys=16, stages=7, warps=1)
+    for one_token, exact in ((False, False), (False, True), (True, True)):
+        usual, changed = (
+            tile_shape(one_token, 2, 128, 2, exact=exact, tile=each)
+            for each in (OneTokenTile(), tile)
+        )
+        assert usual == changed
+
+
+LIMITS = [(1, 5000), (2, 300), (40, 1000), (256, 40_960), (8, 1)]  # rows, longest
+
+
+@pytest.mark.parametrize(("max_rows", "longest"), LIMITS)
+def test_the_variants_listed_for_warm_up_are_those_that_steps_launch(
+    max_rows: int, longest: int
+) -> None:
+    kv_heads, processors = 8, 132
+    lengths = sorted({1, longest, *range(1, longest, 61)})
+    launched = {(False, 1)} if longest > 1 else set()
+    for rows in range(1, max_rows + 1):
+        for length in lengths:
+            programs = programs_for(rows, kv_heads, length, processors)
+            launched |= {(True, programs)}
+            if rows > 1 and longest > 1:
+                launched |= {(False, programs)}
+    listed = variants(max_rows, kv_heads, longest, processors)
+    assert {(each.one_token, each.programs) for each in listed} == launched
+    assert len(listed) == len(launched)
+    for each in listed:
+        assert each.rows <= max_rows
+        assert each.longest <= longest
+        assert programs_for(each.rows, kv_heads, each.longest, processors) == each.programs
+    apart = variants(max_rows, kv_heads, longest, processors, mixed=False)
+    assert [each for each in apart if not each.one_token] == (
+        [Variant(False, 1, 1, 2)] if longest > 1 else []
+    )
 
 
 def test_keys_are_split_only_when_there_are_too_few_rows_for_the_device() -> None:

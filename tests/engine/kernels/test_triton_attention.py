@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from baton_engine.attention import triton_backend
 from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.interface import StepAttention, StepBatch
 from baton_engine.attention.triton_backend import TritonAttention
@@ -19,6 +20,7 @@ from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
+from tests.support.engines.launches import launches
 from tests.support.engines.paged import assert_near
 
 BLOCK, DIM, HEADS, KV_HEADS, POOL = 4, 16, 4, 2, 100
@@ -112,3 +114,26 @@ def test_a_padded_step_equals_a_step_without_padding(starts: list[int]) -> None:
         assert_near(actual[real], expected.cpu().double())
         assert bool(actual.isfinite().all())
     assert torch.equal(both[0].pool, both[1].pool)
+
+
+@pytest.mark.parametrize(
+    ("spans", "programs"),
+    [([(60, 1), (2, 1)], 2), ([(60, 1), (40, 20)], 2), ([(0, 20)], 1), ([(0, 9), (30, 7)], 1)],
+    ids=["one-token rows", "a mix", "a prompt", "two prompts"],
+)
+def test_keys_are_divided_only_if_a_step_has_a_one_token_row(
+    spans: list[tuple[int, int]], programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number of programs would compile another variant for prompts of other lengths."""
+    monkeypatch.setattr(triton_backend, "programs_for", lambda *sizes: 2)
+    rows, memory = rows_of(spans), make_memory()
+    step = TritonAttention(memory, specs_of(memory.layout, HEADS)).begin(
+        batch_of(rows, memory.layout, DEVICE)
+    )
+    qkv = noise(sum(count for _, count in spans), HEADS + 2 * KV_HEADS, DIM)
+    q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+    with launches() as found:
+        step.attend(0, q, k, v, stored=True)
+    kernels = ["_attend", "_join"] if programs > 1 else ["_attend"]
+    assert [each.kernel for each in found] == kernels
+    assert {each.constants["PROGRAMS"] for each in found} == {programs}
