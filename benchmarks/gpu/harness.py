@@ -23,14 +23,12 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.gpu.parts import CARD, Part
-from benchmarks.gpu.processes import INTERRUPTED, Conditions, Outcome, run_part
+from benchmarks.gpu.processes import INTERRUPTED, LEAST_S, Conditions, Outcome, run_part
 from benchmarks.gpu.results import COMMITTED, HEAD, Results, now, part_row
 
 BUDGET_S = 540.0
 # Of each part, if there is no budget.
 DRY_LIMIT_S = 900.0
-# The least that is worth starting a part for, imports included.
-LEAST_S = 5.0
 UNKNOWN = "unknown card"
 NOT_STARTED = "not started: no time was left"
 

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.gpu.findings import Finding, begun, read
@@ -30,6 +30,8 @@ ENDED, INTERRUPTED = "ended", "interrupted"
 LOOK_S = 0.05
 # Time for the imports of a part, beside its limit.
 IMPORT_S = 120.0
+# The least that is worth starting a process for, imports included.
+LEAST_S = 5.0
 # Rounds of ending what a part has left: a process may start another while it is looked for.
 ROUNDS = 5
 
@@ -68,15 +70,17 @@ def run_part(part: Part, given: Conditions) -> Outcome:
     check, and another process goes on behind it."""
     began, path = time.monotonic(), given.file(part, "jsonl")
     died: list[Finding] = []
+    left = given.limit
     while True:
         before = len(begun(path))
-        state = _run_once(part, given)
+        state = _run_once(part, replace(given, limit=left))
         rows = begun(path)
-        if state in (ENDED, INTERRUPTED) or len(rows) == before or time.monotonic() >= given.end:
+        if state in (ENDED, INTERRUPTED) or len(rows) == before:
             break
         if not any(each.name == rows[-1] and each.passed is False for each in read(path)):
             died.append(Finding(name=rows[-1], passed=False, note=f"its process died: {state}"))
-        if state.startswith("killed after"):
+        left = given.limit - (time.monotonic() - began)
+        if left < LEAST_S or time.monotonic() + LEAST_S > given.end:
             break
     return Outcome(
         name=part.name,
