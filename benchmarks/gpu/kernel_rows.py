@@ -197,6 +197,7 @@ def rope_store(setup: Setup, model: str, tokens: int, *, norm: bool = True, pool
     TORCH_OPS.attend(heads_TZH.float().clone(), sizes.heads, exact, exact_tables, 0, twin)
     q_TNH, k_TKH, v_TKH = twin.given
     stored = torch.stack([k_TKH, v_TKH], 1)
+    memory.pool.fill_(torch.nan)  # on a CPU the twin stores, too
 
     return Trial(
         run=lambda: (

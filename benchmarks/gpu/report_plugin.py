@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.gpu.findings import Findings
 
@@ -44,6 +43,8 @@ class Reporter:
 
 def pytest_configure(config: pytest.Config) -> None:
     if FILE in os.environ and not hasattr(config, "workerinput"):
+        import torch  # after conftest.py, which sets variables that torch reads
+
         findings = Findings(
             path=Path(os.environ[FILE]), device=torch.device("cpu"), dry=False, deadline=0.0
         )

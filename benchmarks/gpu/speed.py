@@ -32,6 +32,7 @@ from baton_protocol.sampling import SamplingParams, StructuredOutput
 from benchmarks.gpu.device_time import PASSES, synchronize
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.in_order import Task, reach, run_in_order, stay_below
+from benchmarks.gpu.names import ONE_BY_ONE, WORKLOAD
 from benchmarks.gpu.new_kernels import counting_variants
 from benchmarks.gpu.rival import generate_s, random_model
 from benchmarks.gpu.shapes import GB, GIB, Shape, reference_workload, share
@@ -301,8 +302,7 @@ class Speed:
             name = "the same prompts, times transformers' static batch"
             self.findings.measured(name, ratio, "x", share=ratio, of="transformers")
         if "workload" in self.ours:
-            name = "the workload, times transformers one by one"
-            reach(self.findings, name, self.ours["workload"] / one, "x", TIMES_ONE_BY_ONE)
+            reach(self.findings, ONE_BY_ONE, self.ours["workload"] / one, "x", TIMES_ONE_BY_ONE)
 
     def larger_model(self) -> None:
         shape = Shape(self.findings, "qwen3-8b")

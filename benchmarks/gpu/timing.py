@@ -79,7 +79,7 @@ def _calls(works: Sequence[Work]) -> int:
 
 
 def _replayed(works: Sequence[Work], calls: int) -> float:
-    """Seconds of a graph in which all work is called so many times in turn."""
+    """Seconds of a graph in which all work is called in turn, `calls` times."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
