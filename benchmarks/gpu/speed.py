@@ -166,7 +166,7 @@ class Speed:
         speed = self.ours["workload"] = statistics.median(speeds)
         note = f"{len(work.items)} requests, {work.output_tokens:,} tokens; passes: "
         note += " ".join(f"{each:,.0f}" for each in speeds)
-        self.findings.measured("nano-vllm's workload", speed, "tokens/s", note=note)
+        self.findings.measured(WORKLOAD, speed, "tokens/s", note=note)
         floor_ms = self.small.workload_floor_ms(work)
         if floor_ms is not None:
             reached = share(floor_ms, work.output_tokens / speed * 1e3) or 0.0
