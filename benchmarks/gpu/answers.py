@@ -15,6 +15,7 @@ import random
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from tests.support.engines.exactness import Tally, compare
 # A process has a context of 0.5 GB on the device, and one busy core.
 MOST_PROCESSES = 12
 FAMILIES_S = 45.0
+MOST_TRIES = 3
 MOST_FAMILIES_S = 70.0  # a process that hangs ends then
 # What --batch-invariant on may cost for `auto` to choose it.
 EXACT_SHARE = 0.9
@@ -107,31 +109,41 @@ class Answers:
         return Shape(self.findings, "qwen3-0.6b")
 
     def families(self) -> None:
-        """A process per model, some at a time."""
+        """A process per model, some at a time. One that dies is started again, and goes on behind
+        the check that it died of."""
         start = multiprocessing.get_context("spawn")
         most = 1 if self.findings.dry else min(MOST_PROCESSES, os.cpu_count() or 1)
         waiting = [
             Family(self.findings, model, number) for number, model in enumerate(self.sizes.models)
         ]
-        running: dict[str, SpawnProcess] = {}
+        running: list[tuple[Family, SpawnProcess]] = []
+        tries: Counter[str] = Counter()
         until = math.inf if self.findings.dry else time.monotonic() + MOST_FAMILIES_S
         while waiting or running:
             while waiting and len(running) < most:
                 family = waiting.pop(0)
+                tries[family.model] += 1
                 # A daemon ends with its parent.
-                process = start.Process(target=family.run, name=family.model, daemon=True)
+                process = start.Process(target=family.run, daemon=True)
                 process.start()
-                running[family.model] = process
-            for model, process in list(running.items()):
+                running.append((family, process))
+            late = time.monotonic() > until
+            for family, process in [*running]:
                 process.join(0.05)
-                if time.monotonic() > until:
+                if late:
                     process.kill()
                     process.join()
-                if process.exitcode is not None:
-                    del running[model]
-                    if process.exitcode:
-                        note = f"its process ended with {process.exitcode}"
-                        self.findings.checked(model, False, note)
+                if process.exitcode is None:
+                    continue
+                running.remove((family, process))
+                if process.exitcode:
+                    note = f"a process ended with {process.exitcode}"
+                    self.findings.checked(family.model, False, note)
+                    if not late and tries[family.model] < MOST_TRIES:
+                        waiting.append(family)
+            if late and waiting:
+                names = ", ".join(family.model for family in waiting)
+                raise TimeoutError(f"no time was left for {names}")
 
     def as_transformers(self) -> None:
         """In fp32, from a checkpoint with random weights."""

@@ -6,6 +6,7 @@ findings whose share is 1.0 or more if they are reached.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import sys
 import time
@@ -18,6 +19,8 @@ import torch
 from benchmarks.gpu.findings import Findings
 
 GOAL = "goal: "
+# A task hangs if it takes this many times what it needs, and so many seconds.
+HANGS, HANGS_S = 3, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,9 @@ class Task:
 
 
 def run_in_order(findings: Findings, tasks: Sequence[Task]) -> None:
-    """Run each task that no earlier process of this part has begun and for which there is time."""
+    """Run each task that no earlier process of this part has begun and for which there is time. On
+    a card, a task that hangs or raises ends the process, because an error of the device stays with
+    it; the next process goes on behind the task. A failed comparison does not."""
     for task in tasks:
         if not findings.dry and findings.seconds_left < task.seconds:
             left = f"{findings.seconds_left:.0f} s are left, it takes {task.seconds:.0f}"
@@ -42,19 +47,26 @@ def run_in_order(findings: Findings, tasks: Sequence[Task]) -> None:
             task.group and findings.first_try(f"{task.name}, again")
         ):
             began = time.monotonic()
-            with findings.attempt(task.name):
-                _shown(task.act)
+            _run(findings, task)
             free_memory()
             print(f"{task.name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
 
 
-def _shown(act: Callable[[], None]) -> None:
-    """Call `act`. The findings have one line of an error, the log has all of it."""
-    try:
-        act()
-    except Exception:
-        traceback.print_exc()
-        raise
+def _run(findings: Findings, task: Task) -> None:
+    raised = False
+    if not findings.dry and not task.group:
+        faulthandler.dump_traceback_later(task.seconds * HANGS + HANGS_S, exit=True)
+    with findings.attempt(task.name):
+        try:
+            task.act()
+        except Exception as error:
+            traceback.print_exc()  # the findings have one line of it
+            raised = not isinstance(error, AssertionError)
+            raise
+    if not task.group:
+        faulthandler.cancel_dump_traceback_later()
+    if raised and findings.device.type == "cuda":
+        sys.exit(f"{task.name} failed: go on in another process")
 
 
 def free_memory() -> None:

@@ -162,16 +162,18 @@ class Speed:
         """nano-vllm's workload, and a small one for transformers. Each pass has a salt of its own,
         so none finds KV of another."""
         work = reference_workload(self.small)
-        self.ours["workload"] = self.speed_of(engine, work, PASSES)
+        speeds = self.speeds_of(engine, work, PASSES)
+        speed = self.ours["workload"] = statistics.median(speeds)
+        note = f"{len(work.items)} requests, {work.output_tokens:,} tokens; passes: "
+        note += " ".join(f"{each:,.0f}" for each in speeds)
+        self.findings.measured(WORKLOAD, speed, "tokens/s", note=note)
         floor_ms = self.small.workload_floor_ms(work)
-        speed = self.ours["workload"]
-        self.findings.measured(WORKLOAD, speed, "tokens/s")
         if floor_ms is not None:
             reached = share(floor_ms, work.output_tokens / speed * 1e3) or 0.0
             reach(
                 self.findings, "the workload's share of the bytes' bound", reached, "", FLOOR_SHARE
             )
-        self.ours["batch"] = self.speed_of(engine, self.batch_of(work), PASSES)
+        self.ours["batch"] = statistics.median(self.speeds_of(engine, self.batch_of(work), PASSES))
 
     def batch_of(self, work: Workload) -> Workload:
         """A part of the workload that transformers ends in seconds."""
@@ -181,8 +183,8 @@ class Speed:
         ]
         return Workload("batch", tuple(items), temperature=0.0)
 
-    def speed_of(self, engine: EngineCore, work: Workload, passes: int) -> float:
-        """Tokens per second, the median of passes that fit in the time, after a short one."""
+    def speeds_of(self, engine: EngineCore, work: Workload, passes: int) -> list[float]:
+        """Tokens per second of each pass, as many as fit in the time, after a short one."""
         complete(engine, requests_of([work.items[0].prompt], short(GREEDY), salt="warm"))
         speeds: list[float] = []
         for number in range(passes):
@@ -194,7 +196,7 @@ class Speed:
                 raise AssertionError(f"not {work.output_tokens} tokens were generated")
             if not self.findings.dry and self.findings.seconds_left < 3 * took + 60:
                 break
-        return statistics.median(speeds)
+        return speeds
 
     def memory(self, before: int) -> None:
         """What the engine left of its share of the card, after it has served."""
