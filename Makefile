@@ -123,11 +123,20 @@ check: $(INSTALLED) ## format, lint, types, import contracts, declared dependenc
 docs: $(INSTALLED) ## the documents as a site in .site/; a broken link is an error
 	$(BIN)/mkdocs build
 
-BENCHMARKS = $(filter-out benchmarks/support/%,$(wildcard benchmarks/*/*.py))
+# The parts of `make gpu` are no benchmarks by themselves.
+BENCHMARKS = $(filter-out benchmarks/support/% benchmarks/gpu/%,$(wildcard benchmarks/*/*.py))
 
 .PHONY: kernels
 kernels: $(INSTALLED) ## compile the GPU kernels without a GPU: registers, spills, shared memory, bytes
 	@$(BIN)/python -m tests.support.engines.kernel_compiler $(ARGS)
+
+.PHONY: gpu
+gpu: $(INSTALLED) ## everything that needs a card, in 9 minutes; DRY=1: the same code without one
+	@$(BIN)/python -m benchmarks.gpu $(if $(DRY),--dry) $(ARGS)
+
+.PHONY: gpu-pack
+gpu-pack: $(INSTALLED) ## .gpu-pack: what `make gpu` needs on a machine with a card and without a network
+	@$(BIN)/python -m benchmarks.gpu.pack
 
 .PHONY: house
 house: $(INSTALLED) ## folders, import graph and sizes of each room

@@ -19,6 +19,8 @@ from tests.support.pairwise import mark_the_rest_long
 from tests.support.units import UnitGuard
 
 SPREAD = ("tests/e2e/test_exactness.py",)
+# On a GPU their tests spend most of their time in triton's compiler, half a second per kernel.
+COMPILING = "tests/engine/kernels/"
 # Whose tests are all of several processes.
 INTEGRATION = ("tests/cluster/", "tests/e2e/", "tests/faults/")
 # These share one Kubernetes with nodes, which fills this machine. They come first: no other file's
@@ -70,7 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
     """A file's tests run in one worker, since they share pools and servers; those of SPREAD files
-    start what they need themselves, and run wherever there is room; those of all TOGETHER files run
+    start what they need themselves, and run wherever there is room, as do those of kernels on a
+    GPU; those of all TOGETHER files run
     in one worker. Not the longest files first, by number of tests, as xdist would: the few tests
     that take a minute came last."""
 
@@ -81,7 +84,8 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
         together = [start for start in TOGETHER if path.startswith(start)]
-        return nodeid if path in SPREAD else [*together, path][0]
+        spread = path in SPREAD or (path.startswith(COMPILING) and NEEDS["gpu"].present())
+        return nodeid if spread else [*together, path][0]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,8 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # who reads findings needs no torch
+    import torch
+
+# The key of the lines of `first_try`.
+BEGUN = "begun"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,7 @@ class Finding:
 
     A measurement has a `value` and a `unit`; `share` is the value's share of a bound (1.0 is the
     bound), which `of` names, such as "copy bandwidth" or "transformers". A check has `passed`.
+    A fact, such as the card's name, has only a `note`.
     """
 
     name: str
@@ -63,13 +69,24 @@ class Findings:
         note: str = "",
     ) -> None:
         """Write a measurement."""
-        self._append(
-            Finding(name=name, value=value, unit=unit, share=share, of=of, note=note)
-        )
+        self._append(Finding(name=name, value=value, unit=unit, share=share, of=of, note=note))
 
     def checked(self, name: str, passed: bool, note: str = "") -> None:
         """Write whether something holds; `note` says what differs if it does not."""
         self._append(Finding(name=name, passed=passed, note=note))
+
+    def noted(self, name: str, note: str) -> None:
+        """Write a fact, such as a version."""
+        self._append(Finding(name=name, note=note))
+
+    def first_try(self, name: str) -> bool:
+        """Whether no earlier process of this part has begun `name`; from now on one has. A part
+        whose process dies is started again if it had begun something new, so a part that asks
+        before each of its rows loses only the row that its process died of."""
+        if name in begun(self.path):
+            return False
+        self._write({BEGUN: name})
+        return True
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:
@@ -81,18 +98,31 @@ class Findings:
             self.checked(name, False, f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
     def _append(self, finding: Finding) -> None:
+        self._write(asdict(finding))
+
+    def _write(self, line: Mapping[str, Any]) -> None:
         with self.path.open("a") as file:
-            file.write(json.dumps(asdict(finding)) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 def read(path: Path) -> list[Finding]:
-    """The findings in a file. A line that a killed process left unfinished is dropped."""
-    if not path.exists():
-        return []
+    """The findings in a file."""
+    return [Finding(**line) for line in _lines(path) if BEGUN not in line]
+
+
+def begun(path: Path) -> list[str]:
+    """The names that the processes of a part have begun, in this order."""
+    return [line[BEGUN] for line in _lines(path) if BEGUN in line]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines, without one that a killed process left unfinished."""
     found = []
-    for line in path.read_text().splitlines():
+    for text in path.read_text().splitlines() if path.exists() else []:
         try:
-            found.append(Finding(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError):
+            line = json.loads(text)
+        except json.JSONDecodeError:
             continue
+        if isinstance(line, dict):
+            found.append(line)
     return found

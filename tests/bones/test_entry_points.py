@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = ("test-quick", "test", "test-cluster", "test-all", "test-long")
-ACTS = ("run", *TIERS, "check", "docs", "bench", "peers", "clean")
+ACTS = ("run", *TIERS, "check", "docs", "bench", "gpu", "gpu-pack", "peers", "clean")
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

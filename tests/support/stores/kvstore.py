@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import redis
 
 from baton_kvstore.connection.endpoint import parse_endpoint
@@ -106,6 +105,8 @@ def frozen(*pids: int) -> Iterator[None]:
 @contextmanager
 def held_down(servers: EmbeddedServers, name: str) -> Iterator[None]:
     """Kill a server, and let its guardian restart it, empty, only after the block."""
+    import psutil  # machines for `make gpu`, which use other parts of this file, lack it
+
     victim = psutil.Process(servers.pid(name))
     with frozen(victim.ppid()):
         victim.kill()
