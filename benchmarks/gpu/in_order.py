@@ -19,7 +19,7 @@ import torch
 from benchmarks.gpu.findings import Findings
 
 GOAL = "goal: "
-# A task hangs if it takes this many times what it needs, and so many seconds.
+# A task hangs if it takes HANGS times what it needs, and HANGS_S seconds more.
 HANGS, HANGS_S = 3, 20
 
 

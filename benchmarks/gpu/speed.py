@@ -225,7 +225,7 @@ class Speed:
         ]
         for name, params, context, rows in cases:
             found = self.decode_ms(engine, self.small, (rows, context), params)
-            self.told(self.small, f"decode step, {rows} rows, context {context}, {name}", found)
+            self.report(self.small, f"decode step, {rows} rows, context {context}, {name}", found)
 
     def decode_ms(
         self, engine: EngineCore, shape: Shape, sizes: tuple[int, int], params: SamplingParams
@@ -238,7 +238,7 @@ class Speed:
         keys = context + self.sizes.steps * PASSES / 2
         return found, shape.decode_floor_ms(rows, keys)
 
-    def told(self, shape: Shape, name: str, found: tuple[float, float | None]) -> None:
+    def report(self, shape: Shape, name: str, found: tuple[float, float | None]) -> None:
         value, floor = found
         of = "the bytes' bound" if floor is not None else ""
         self.findings.measured(name, value, "ms", share=share(floor, value), of=of)
@@ -312,7 +312,7 @@ class Speed:
             self.findings.measured("start-up, Qwen3-8B", time.perf_counter() - began, "s")
             for rows in (self.sizes.batch, 1):
                 found = self.decode_ms(engine, shape, (rows, context), GREEDY)
-                self.told(shape, f"Qwen3-8B, decode step, {rows} rows, context {context}", found)
+                self.report(shape, f"Qwen3-8B, decode step, {rows} rows, context {context}", found)
 
     def host_tier(self) -> None:
         """What --host-kv-memory takes; a reservation under load; a row with a grammar."""
@@ -345,7 +345,7 @@ class Speed:
             )
 
     def reservation(self, engine: EngineCore) -> None:
-        """How long the step loop stands still for a reservation."""
+        """How long the step loop waits for a reservation."""
         found = []
         for number in range(self.sizes.steps):
             [prompt] = random_prompts(1, self.sizes.contexts[0], self.small.vocab, seed=number + 9)
