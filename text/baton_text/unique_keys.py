@@ -1,0 +1,348 @@
+"""Keep a grammar from writing a key of a JSON object twice.
+
+A context-free grammar cannot tell which free keys (those of additionalProperties and
+patternProperties) an object has already. This module follows the JSON objects in an answer, and
+takes out of the mask each token that would complete a key a second time.
+
+    Spellings   the tokens of one tokenizer by the keys that they complete
+    Keys        the open objects of one answer; it depends only on the answer's tokens
+
+An answer may have JSON within other text, and such text may have braces of its own. So each brace
+that does not stand in an open object may begin an object, until a byte follows that JSON does not
+allow; and where a key may repeat, `Keys` asks the grammar whether it is a key at all.
+
+A string that a grammar writes has one spelling (see `grammar_limits.JSON_OPTIONS`), so keys are
+compared as bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from llguidance import LLMatcher, LLTokenizer
+
+_SPACE = b" \t\r\n"
+_STRING = rb'"((?:[^"\\]|\\.)*)"'
+# What a token writes of a key that is open, up to the quote that closes it; the same behind a
+# backslash.
+_HEAD = re.compile(rb'((?:[^"\\]|\\.)*)"', re.S)
+_ESCAPED_HEAD = re.compile(rb'(.(?:[^"\\]|\\.)*)"', re.S)
+_WHOLE = re.compile(rb"(?=" + _STRING + rb")", re.S)
+_STRING_END = re.compile(rb'["\\]')
+MAX_OBJECTS = 16  # places that may begin an object, at a time
+MAX_LOOKS = 256  # tokens tried to find out whether a new key can follow
+
+
+class Spellings:
+    """The tokens of one tokenizer by what they write of keys. Made once; 0.5 us per token."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self.eos_ids = list(tokenizer.eos_tokens)
+        self.texts: list[bytes] = []
+        self.special = set[int]()
+        self.heads: defaultdict[bytes, list[int]] = defaultdict(list)
+        self.escaped_heads: defaultdict[bytes, list[int]] = defaultdict(list)
+        # Tokens with a whole string, by the string; and those that end within a string, by its
+        # beginning.
+        self.wholes: defaultdict[bytes, list[int]] = defaultdict(list)
+        self.openers: defaultdict[bytes, list[int]] = defaultdict(list)
+        self.doubles: list[int] = []  # tokens with one string twice
+        self.plain: dict[bytes, int] = {}  # tokens without a quote
+        for id in range(tokenizer.vocab_size):
+            text = tokenizer.decode_bytes([id])
+            self.texts.append(text)
+            if tokenizer.is_special_token(id):
+                self.special.add(id)
+            elif b'"' in text:
+                self._add(id, text)
+            elif text:
+                self.plain[text] = id
+
+    def _add(self, id: int, text: bytes) -> None:
+        if found := _HEAD.match(text):
+            self.heads[found.group(1)].append(id)
+        if found := _ESCAPED_HEAD.match(text):
+            self.escaped_heads[found.group(1)].append(id)
+        wholes = _WHOLE.findall(text)
+        for whole in set(wholes):
+            self.wholes[whole].append(id)
+        if len(set(wholes)) < len(wholes):
+            self.doubles.append(id)
+        self.openers[text.rpartition(b'"')[2]].append(id)
+
+
+class _Object:
+    """A JSON object, as far as it is written. `feed` returns what follows it.
+
+    `open` has the keys of each open object, None for an open array; `key` is the beginning of the
+    key that is being written, None elsewhere. `repeats`: a key has been completed twice."""
+
+    __slots__ = ("_escaped", "_scalar", "_state", "key", "open", "repeats")
+
+    def __init__(self) -> None:
+        self.open: list[set[bytes] | None] = [set()]
+        self.key: bytes | None = None
+        self.repeats = False
+        self._state = "first"  # what is expected: see _step
+        self._escaped = False
+        self._scalar = b""
+
+    def copy(self) -> _Object:
+        made = _Object()
+        made.open = [None if keys is None else set(keys) for keys in self.open]
+        made.key, made.repeats = self.key, self.repeats
+        made._state, made._escaped, made._scalar = self._state, self._escaped, self._scalar
+        return made
+
+    @property
+    def in_string(self) -> bool:
+        return self._state == "string" or self.key is not None
+
+    @property
+    def escaped(self) -> bool:
+        """Whether the next byte of the string is escaped."""
+        return self._escaped
+
+    @property
+    def keys(self) -> set[bytes]:
+        """The keys of the innermost object."""
+        return self.open[-1] or set()
+
+    def feed(self, text: bytes) -> bool:
+        """Go on with `text`; return whether the object is still open and may be JSON."""
+        place = 0
+        while place < len(text):
+            if self.in_string:
+                place = self._in_string(text, place)
+            elif not self._step(text[place : place + 1]):
+                return False
+            else:
+                place += 1
+        return True
+
+    def _in_string(self, text: bytes, place: int) -> int:
+        """Read a string up to its end or the end of `text`; return the place behind it."""
+        if self._escaped:
+            end = place + 1
+            self._escaped = False
+        else:
+            found = _STRING_END.search(text, place)
+            end = len(text) if found is None else found.end()
+            if found is not None and found.group() == b'"':
+                self._close(text[place : end - 1])
+                return end
+            self._escaped = found is not None
+        if self.key is not None:
+            self.key += text[place:end]
+        return end
+
+    def _close(self, last: bytes) -> None:
+        keys = self.open[-1]
+        if self.key is None or keys is None:
+            self._state = "after"
+            return
+        key = self.key + last
+        self.repeats |= key in keys
+        keys.add(key)
+        self.key, self._state = None, "colon"
+
+    def _step(self, byte: bytes) -> bool:
+        """One byte outside of strings; return whether JSON allows it and the object is open."""
+        if self._state == "scalar":
+            if byte not in b",]}" and byte not in _SPACE:
+                return byte.isalnum() or byte in b"+-."
+            self._state = "after"
+        if byte in _SPACE:
+            return True
+        state, is_object = self._state, self.open[-1] is not None
+        if byte == b'"':
+            if state in ("first", "key") and is_object:
+                self.key = b""
+                return True
+            self._state = "string"
+            return state in ("value", "item")
+        if byte in b"{[":
+            self.open.append(set() if byte == b"{" else None)
+            self._state = "first" if byte == b"{" else "item"
+            return state in ("value", "item")
+        if byte in b"}]":
+            matches = is_object == (byte == b"}")
+            self.open.pop()
+            self._state = "after"
+            return matches and state in ("first", "item", "after") and bool(self.open)
+        if byte == b",":
+            self._state = "key" if is_object else "value"
+            return state == "after"
+        if byte == b":":
+            self._state = "value"
+            return state == "colon"
+        self._state = "scalar"
+        return state in ("value", "item") and byte in b"-0123456789tfn"
+
+
+class Keys:
+    """The objects of one answer that are open, as far as their keys matter.
+
+    `narrow`: some keys must match a pattern, so a key may have no other ending than one that an
+    object has already. `mixed`: not the whole answer is JSON."""
+
+    __slots__ = ("_mixed", "_narrow", "_objects", "_spellings")
+
+    def __init__(self, spellings: Spellings, *, narrow: bool, mixed: bool) -> None:
+        self._spellings = spellings
+        self._narrow = narrow
+        self._mixed = mixed
+        self._objects: list[_Object] = []
+
+    def copy(self) -> Keys:
+        made = Keys(self._spellings, narrow=self._narrow, mixed=self._mixed)
+        made._objects = [each.copy() for each in self._objects]
+        return made
+
+    def accept(self, ids: Sequence[int]) -> None:
+        """Follow the answer's next tokens."""
+        spellings = self._spellings
+        for id in ids:
+            if id in spellings.special or not 0 <= id < len(spellings.texts):
+                self._objects = []
+            else:
+                self._objects = _followed(self._objects, spellings.texts[id])
+
+    def unique(self, mask: bytes, matcher: LLMatcher) -> bytes:
+        """The mask without tokens that complete a key again, or after which only such tokens can
+        complete the key. `matcher` is in the state that has this mask."""
+        kept = mask
+        for one in self._objects:
+            if any(one.open):
+                repeating = [id for id in self._repeating(one) if _has(kept, id)]
+                if repeating and self._are_keys(repeating, matcher):
+                    kept = _without(kept, repeating)
+                if self._narrow:
+                    kept = _without(kept, self._blind(one, kept, matcher))
+        return kept
+
+    def eos_mask(self, size: int) -> bytes:
+        """A mask of `size` bytes that permits only EOS."""
+        made = bytearray(size)
+        for id in self._spellings.eos_ids:
+            made[id // 8] |= 1 << id % 8
+        return bytes(made)
+
+    def _repeating(self, one: _Object) -> set[int]:
+        """The tokens that complete a key of the object, or of one around it, again."""
+        spellings, found = self._spellings, set[int]()
+        if one.key is not None:
+            heads = spellings.escaped_heads if one.escaped else spellings.heads
+            for rest in _rests(one.keys, one.key):
+                found.update(heads.get(rest, ()))
+        several = set(spellings.doubles)
+        for keys in filter(None, one.open):
+            for key in keys & spellings.wholes.keys():
+                several.update(spellings.wholes[key])
+        return found | {id for id in several if self._after(one, id).repeats}
+
+    def _after(self, one: _Object, id: int) -> _Object:
+        made = one.copy()
+        made.feed(self._spellings.texts[id])
+        return made
+
+    def _are_keys(self, ids: Sequence[int], matcher: LLMatcher) -> bool:
+        """Whether these tokens, which JSON reads as the end of a key, are that in the grammar:
+        only a colon and white space may follow."""
+        if not self._mixed:
+            return True
+        texts = self._spellings.texts
+        ends = [id for id in ids if texts[id].endswith(b'"')]
+        if not ends:
+            return True
+        next = matcher.deep_copy()
+        next.consume_token(ends[0])
+        follows = _ids(next.compute_bitmask())
+        return all(texts[id][:1] in b": \t\r\n" for id in islice(follows, MAX_LOOKS))
+
+    def _blind(self, one: _Object, mask: bytes, matcher: LLMatcher) -> list[int]:
+        """The tokens of `mask` that begin or continue a key which no new key begins with."""
+        spellings, tried = self._spellings, set[int]()
+        if one.key is not None:
+            tried |= self._continuing(one.keys, one.key)
+        for keys in filter(None, one.open):
+            for key in keys:
+                for end in range(1, len(key) + 1):
+                    tried.update(spellings.openers.get(key[:end], ()))
+        found = []
+        for id in tried:
+            if _has(mask, id):
+                after = self._after(one, id)
+                if after.key is not None and not self._may_differ(after, matcher, id):
+                    found.append(id)
+        return found
+
+    def _continuing(self, keys: set[bytes], key: bytes) -> set[int]:
+        """The tokens that continue `key` towards one of `keys`."""
+        plain = self._spellings.plain
+        return {
+            plain[rest[:end]]
+            for rest in _rests(keys, key)
+            for end in range(1, len(rest) + 1)
+            if rest[:end] in plain
+        }
+
+    def _may_differ(self, one: _Object, matcher: LLMatcher, id: int) -> bool:
+        """Whether the key that is open after the token `id` may become a new one."""
+        next = matcher.deep_copy()
+        next.consume_token(id)
+        pending, looks = [(next, one.key or b"")], 0
+        while pending and looks < MAX_LOOKS:
+            looks += 1
+            next, key = pending.pop()
+            if not any(True for _ in _rests(one.keys, key)) or key.endswith(b"\\"):
+                return True
+            same = self._continuing(one.keys, key)
+            ends = {each for rest in _rests(one.keys, key) for each in self._spellings.heads[rest]}
+            mask = next.compute_bitmask()
+            if any(_without(mask, [each for each in same | ends if _has(mask, each)])):
+                return True
+            for each in same:
+                if _has(mask, each):
+                    after = next.deep_copy()
+                    after.consume_token(each)
+                    pending.append((after, key + self._spellings.texts[each]))
+        return bool(pending)
+
+
+def _followed(objects: list[_Object], text: bytes) -> list[_Object]:
+    """The objects that are open after `text`. A brace begins one, unless it stands in an open
+    object, outside of strings."""
+    *pieces, last = text.split(b"{")
+    for piece in pieces:
+        objects = [each for each in objects if each.feed(piece)]
+        outside = [each for each in objects if not each.in_string]
+        objects = [each for each in objects if each.feed(b"{")]
+        if not any(each in objects for each in outside):
+            objects = [*objects[1 - MAX_OBJECTS :], _Object()]
+    return [each for each in objects if each.feed(last)]
+
+
+def _rests(keys: set[bytes], key: bytes) -> Iterator[bytes]:
+    """What is left of each of `keys` behind `key`."""
+    return (each[len(key) :] for each in keys if each.startswith(key))
+
+
+def _ids(mask: bytes) -> Iterator[int]:
+    return (8 * at + n for at, byte in enumerate(mask) if byte for n in range(8) if byte >> n & 1)
+
+
+def _has(mask: bytes, id: int) -> bool:
+    return id // 8 < len(mask) and bool(mask[id // 8] >> id % 8 & 1)
+
+
+def _without(mask: bytes, ids: Sequence[int]) -> bytes:
+    if not ids:
+        return mask
+    made = bytearray(mask)
+    for id in ids:
+        made[id // 8] &= ~(1 << id % 8)
+    return bytes(made)
