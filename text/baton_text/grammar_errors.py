@@ -52,6 +52,10 @@ _SENTENCES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] =
         lambda found: f"the format {found.group(1)!r} cannot be enforced",
     ),
     (
+        re.compile(r"Pointer '(.*)' does not exist|Resource '(.*)' is not present", re.S),
+        lambda found: f"the $ref to {(found.group(1) or found.group(2))!r} cannot be resolved",
+    ),
+    (
         re.compile(r"oneOf constraints are not supported"),
         lambda _: "`oneOf` cannot be enforced if a value may match two options; use anyOf",
     ),

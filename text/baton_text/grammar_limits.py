@@ -17,11 +17,9 @@ MAX_CHOICES = 1024
 MAX_REFERENCED_LEVELS = 1000  # nesting levels of all parts to which a schema refers, together
 MAX_RULES = 1000  # rules of a grammar in Lark or EBNF
 # With unbounded whitespace between JSON tokens, a model may emit whitespace up to max_tokens.
-# Without \uXXXX a string has one spelling, so that a key is never written twice in two spellings.
 JSON_OPTIONS: JsonCompileOptions = {
     "whitespace_flexible": True,
     "whitespace_pattern": r"[ \n\t]{0,2}",
-    "json_allowed_escapes": 'nrbtf\\"',
 }
 # About 20 ms of work per grammar and 10 ms per token, see llguidance's LLParserLimits. Equal on all
 # nodes, so that all accept the same grammars.

@@ -14,7 +14,6 @@ A part that no finite value matches, because it requires itself, becomes false.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -71,8 +70,6 @@ _OF_OBJECTS = (
 )
 _OF_ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems")
 _EVERY_TYPE = ("array", "boolean", "integer", "null", "number", "object", "string")
-# Characters that JSON writes only as \uXXXX, which a grammar never writes.
-_UNWRITTEN = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _OTHERS = ("type", "enum", "const", "$ref")
 _KEPT = frozenset((*_ANCHORS, *_COUNTS, *_OF_STRINGS, *_OF_NUMBERS, *_OTHERS, "required"))
 # Keywords that look at the same value through another schema.
@@ -308,8 +305,6 @@ def _read_values(made: dict[str, Any], place: str) -> None:
             del made[key]  # the form of draft 4
         elif key in _FORMS and not _FORMS[key][0](made[key]):
             raise at(place, f"{key} must be {_FORMS[key][1]}, not {shown(value)}")
-        elif key in ("const", "enum") and any(map(_UNWRITTEN.search, _texts(value))):
-            raise at(place, f"{key} has a control character that JSON text here cannot have")
     form = made.get("format")
     if form is None:
         return
@@ -384,16 +379,6 @@ def _read_sizes(made: dict[str, Any], place: str) -> None:
         del made["minProperties"]
     if closed and isinstance(most, int) and most >= len(possible):
         del made["maxProperties"]
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """The strings in a value, keys included."""
-    if isinstance(value, str):
-        yield value
-    for part in parts(value):
-        yield from filter(_is_text, part)
-        if isinstance(part, dict):
-            yield from filter(_is_text, part.values())
 
 
 # --- parts without a finite value ---------------------------------------------------------------

@@ -54,7 +54,7 @@ def few_names(pattern: str) -> tuple[str, ...] | None:
                 pending.append((prefix + bytes((byte,)), longer))
         if len(found) > MAX_NAMES or steps + len(pending) > _MAX_STEPS:
             return None
-    return tuple(found)
+    return tuple(dict.fromkeys(found))  # an escaped character has two spellings
 
 
 def matches(pattern: str, name: str) -> bool:

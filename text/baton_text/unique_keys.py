@@ -11,8 +11,9 @@ An answer may have JSON within other text, and such text may have braces of its 
 that does not stand in an open object may begin an object, until a byte follows that JSON does not
 allow; and where a key may repeat, `Keys` asks the grammar whether it is a key at all.
 
-A string that a grammar writes has one spelling (see `grammar_limits.JSON_OPTIONS`), so keys are
-compared as bytes.
+llguidance also writes characters as \\uXXXX, and does not take the name of a declared property in
+that spelling for the same key. So a free key is never written that way: each key has one spelling,
+and keys are compared as bytes.
 """
 
 from __future__ import annotations
@@ -50,13 +51,20 @@ class Spellings:
         self.wholes: defaultdict[bytes, list[int]] = defaultdict(list)
         self.openers: defaultdict[bytes, list[int]] = defaultdict(list)
         self.doubles: list[int] = []  # tokens with one string twice
+        self.unicode: list[int] = []  # tokens with \\u, and those that begin with u
+        self.begin_with_u: list[int] = []
         self.plain: dict[bytes, int] = {}  # tokens without a quote
         for id in range(tokenizer.vocab_size):
             text = tokenizer.decode_bytes([id])
             self.texts.append(text)
             if tokenizer.is_special_token(id):
                 self.special.add(id)
-            elif b'"' in text:
+                continue
+            if b"\\u" in text:
+                self.unicode.append(id)
+            if text.startswith(b"u"):
+                self.begin_with_u.append(id)
+            if b'"' in text:
                 self._add(id, text)
             elif text:
                 self.plain[text] = id
@@ -78,23 +86,23 @@ class _Object:
     """A JSON object, as far as it is written. `feed` returns what follows it.
 
     `open` has the keys of each open object, None for an open array; `key` is the beginning of the
-    key that is being written, None elsewhere. `repeats`: a key has been completed twice."""
+    key that is being written, None elsewhere. `repeats`: a key has been completed twice. `unicode`:
+    a key has a character as \\uXXXX."""
 
-    __slots__ = ("_escaped", "_scalar", "_state", "key", "open", "repeats")
+    __slots__ = ("_escaped", "_state", "key", "open", "repeats", "unicode")
 
     def __init__(self) -> None:
         self.open: list[set[bytes] | None] = [set()]
         self.key: bytes | None = None
-        self.repeats = False
+        self.repeats = self.unicode = False
         self._state = "first"  # what is expected: see _step
         self._escaped = False
-        self._scalar = b""
 
     def copy(self) -> _Object:
         made = _Object()
         made.open = [None if keys is None else set(keys) for keys in self.open]
         made.key, made.repeats = self.key, self.repeats
-        made._state, made._escaped, made._scalar = self._state, self._escaped, self._scalar
+        made._state, made._escaped = self._state, self._escaped
         return made
 
     @property
@@ -128,6 +136,7 @@ class _Object:
         if self._escaped:
             end = place + 1
             self._escaped = False
+            self.unicode |= self.key is not None and text[place:end] == b"u"
         else:
             found = _STRING_END.search(text, place)
             end = len(text) if found is None else found.end()
@@ -216,9 +225,10 @@ class Keys:
         complete the key. `matcher` is in the state that has this mask."""
         kept = mask
         for one in self._objects:
+            kept = self._spelt(one, kept, matcher)
             if any(one.open):
                 repeating = [id for id in self._repeating(one) if _has(kept, id)]
-                if repeating and self._are_keys(repeating, matcher):
+                if repeating and self._is_followed(repeating, b": \t\r\n", matcher):
                     kept = _without(kept, repeating)
                 if self._narrow:
                     kept = _without(kept, self._blind(one, kept, matcher))
@@ -245,23 +255,36 @@ class Keys:
         return found | {id for id in several if self._after(one, id).repeats}
 
     def _after(self, one: _Object, id: int) -> _Object:
-        made = one.copy()
-        made.feed(self._spellings.texts[id])
-        return made
+        after = one.copy()
+        after.feed(self._spellings.texts[id])
+        return after
 
-    def _are_keys(self, ids: Sequence[int], matcher: LLMatcher) -> bool:
-        """Whether these tokens, which JSON reads as the end of a key, are that in the grammar:
-        only a colon and white space may follow."""
+    def _spelt(self, one: _Object, mask: bytes, matcher: LLMatcher) -> bytes:
+        """The mask without tokens that write a character of a key as \\uXXXX; the same mask if
+        nothing else may follow, as in a declared name with a control character."""
+        spellings = self._spellings
+        if one.key is not None and one.escaped:
+            ids = [id for id in spellings.begin_with_u if _has(mask, id)]
+        else:
+            ids = [id for id in spellings.unicode if _has(mask, id)]
+            fresh = one.copy()
+            fresh.unicode = False
+            ids = [id for id in ids if self._after(fresh, id).unicode]
+        if not ids or not self._is_followed(ids, b"0123456789abcdefABCDEF", matcher):
+            return mask
+        kept = _without(mask, ids)
+        return kept if any(kept) else mask
+
+    def _is_followed(self, ids: Sequence[int], by: bytes, matcher: LLMatcher) -> bool:
+        """Whether these tokens, which JSON reads as a part of a key, are that in the grammar: only
+        texts that start with one of the bytes `by` may follow the shortest of them."""
         if not self._mixed:
             return True
         texts = self._spellings.texts
-        ends = [id for id in ids if texts[id].endswith(b'"')]
-        if not ends:
-            return True
         next = matcher.deep_copy()
-        next.consume_token(ends[0])
+        next.consume_token(min(ids, key=lambda id: len(texts[id])))
         follows = _ids(next.compute_bitmask())
-        return all(texts[id][:1] in b": \t\r\n" for id in islice(follows, MAX_LOOKS))
+        return all(texts[id][:1] in by for id in islice(follows, MAX_LOOKS))
 
     def _blind(self, one: _Object, mask: bytes, matcher: LLMatcher) -> list[int]:
         """The tokens of `mask` that begin or continue a key which no new key begins with."""
