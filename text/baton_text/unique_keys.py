@@ -33,6 +33,7 @@ _HEAD = re.compile(rb'((?:[^"\\]|\\.)*)"', re.S)
 _ESCAPED_HEAD = re.compile(rb'(.(?:[^"\\]|\\.)*)"', re.S)
 _WHOLE = re.compile(rb"(?=" + _STRING + rb")", re.S)
 _STRING_END = re.compile(rb'["\\]')
+_HEX = b"0123456789abcdefABCDEF"
 MAX_OBJECTS = 16  # places that may begin an object, at a time
 MAX_LOOKS = 256  # tokens tried to find out whether a new key can follow
 
@@ -223,15 +224,17 @@ class Keys:
     def unique(self, mask: bytes, matcher: LLMatcher) -> bytes:
         """The mask without tokens that complete a key again, or after which only such tokens can
         complete the key. `matcher` is in the state that has this mask."""
+        spelt = self._escaping(mask)
         kept = mask
-        for one in self._objects:
-            kept = self._spelt(one, kept, matcher)
-            if any(one.open):
-                repeating = [id for id in self._repeating(one) if _has(kept, id)]
-                if repeating and self._is_followed(repeating, b": \t\r\n", matcher):
-                    kept = _without(kept, repeating)
-                if self._narrow:
-                    kept = _without(kept, self._blind(one, kept, matcher))
+        if spelt and self._is_followed(spelt, _HEX, matcher):
+            kept = _without(mask, spelt)
+            # Only a declared name with a control character needs it.
+            kept = kept if any(kept) else mask
+        repeating = self._repeating(kept)
+        if repeating and self._is_followed(repeating, b": \t\r\n", matcher):
+            kept = _without(kept, repeating)
+        if self._narrow:
+            kept = _without(kept, self._blind(kept, matcher))
         return kept
 
     def eos_mask(self, size: int) -> bytes:
@@ -241,39 +244,40 @@ class Keys:
             made[id // 8] |= 1 << id % 8
         return bytes(made)
 
-    def _repeating(self, one: _Object) -> set[int]:
-        """The tokens that complete a key of the object, or of one around it, again."""
-        spellings, found = self._spellings, set[int]()
-        if one.key is not None:
-            heads = spellings.escaped_heads if one.escaped else spellings.heads
-            for rest in _rests(one.keys, one.key):
-                found.update(heads.get(rest, ()))
-        several = set(spellings.doubles)
-        for keys in filter(None, one.open):
-            for key in keys & spellings.wholes.keys():
-                several.update(spellings.wholes[key])
-        return found | {id for id in several if self._after(one, id).repeats}
+    def _after(self, id: int) -> list[_Object]:
+        """The objects after a token, those included that it begins and closes."""
+        objects = [each.copy() for each in self._objects]
+        for each in objects:
+            each.repeats = each.unicode = False
+        _followed(objects, self._spellings.texts[id], began=objects)
+        return objects
 
-    def _after(self, one: _Object, id: int) -> _Object:
-        after = one.copy()
-        after.feed(self._spellings.texts[id])
-        return after
-
-    def _spelt(self, one: _Object, mask: bytes, matcher: LLMatcher) -> bytes:
-        """The mask without tokens that write a character of a key as \\uXXXX; the same mask if
-        nothing else may follow, as in a declared name with a control character."""
+    def _escaping(self, mask: bytes) -> list[int]:
+        """The tokens of the mask that write a character of a key as \\uXXXX."""
         spellings = self._spellings
-        if one.key is not None and one.escaped:
-            ids = [id for id in spellings.begin_with_u if _has(mask, id)]
-        else:
-            ids = [id for id in spellings.unicode if _has(mask, id)]
-            fresh = one.copy()
-            fresh.unicode = False
-            ids = [id for id in ids if self._after(fresh, id).unicode]
-        if not ids or not self._is_followed(ids, b"0123456789abcdefABCDEF", matcher):
-            return mask
-        kept = _without(mask, ids)
-        return kept if any(kept) else mask
+        tried = list(spellings.unicode)
+        if any(one.key is not None and one.escaped for one in self._objects):
+            tried += spellings.begin_with_u
+        return [
+            id
+            for id in tried
+            if _has(mask, id) and any(each.unicode for each in self._after(id))
+        ]
+
+    def _repeating(self, mask: bytes) -> list[int]:
+        """The tokens of the mask that complete a key again."""
+        spellings, tried = self._spellings, set(self._spellings.doubles)
+        for one in self._objects:
+            if one.key is not None:
+                heads = spellings.escaped_heads if one.escaped else spellings.heads
+                for rest in _rests(one.keys, one.key):
+                    tried.update(heads.get(rest, ()))
+            for keys in filter(None, one.open):
+                for key in keys & spellings.wholes.keys():
+                    tried.update(spellings.wholes[key])
+        return [
+            id for id in tried if _has(mask, id) and any(each.repeats for each in self._after(id))
+        ]
 
     def _is_followed(self, ids: Sequence[int], by: bytes, matcher: LLMatcher) -> bool:
         """Whether these tokens, which JSON reads as a part of a key, are that in the grammar: only
@@ -286,22 +290,25 @@ class Keys:
         follows = _ids(next.compute_bitmask())
         return all(texts[id][:1] in by for id in islice(follows, MAX_LOOKS))
 
-    def _blind(self, one: _Object, mask: bytes, matcher: LLMatcher) -> list[int]:
+    def _blind(self, mask: bytes, matcher: LLMatcher) -> list[int]:
         """The tokens of `mask` that begin or continue a key which no new key begins with."""
         spellings, tried = self._spellings, set[int]()
-        if one.key is not None:
-            tried |= self._continuing(one.keys, one.key)
-        for keys in filter(None, one.open):
-            for key in keys:
-                for end in range(1, len(key) + 1):
-                    tried.update(spellings.openers.get(key[:end], ()))
-        found = []
-        for id in tried:
-            if _has(mask, id):
-                after = self._after(one, id)
-                if after.key is not None and not self._may_differ(after, matcher, id):
-                    found.append(id)
-        return found
+        for one in self._objects:
+            if one.key is not None:
+                tried |= self._continuing(one.keys, one.key)
+            for keys in filter(None, one.open):
+                for key in keys:
+                    for end in range(len(key) + 1):
+                        tried.update(spellings.openers.get(key[:end], ()))
+        return [
+            id
+            for id in tried
+            if _has(mask, id)
+            and any(
+                one.key is not None and one.keys and not self._may_differ(one, matcher, id)
+                for one in self._after(id)
+            )
+        ]
 
     def _continuing(self, keys: set[bytes], key: bytes) -> set[int]:
         """The tokens that continue `key` towards one of `keys`."""
@@ -336,17 +343,22 @@ class Keys:
         return bool(pending)
 
 
-def _followed(objects: list[_Object], text: bytes) -> list[_Object]:
+def _followed(
+    objects: list[_Object], text: bytes, began: list[_Object] | None = None
+) -> list[_Object]:
     """The objects that are open after `text`. A brace begins one, unless it stands in an open
-    object, outside of strings."""
+    object, outside of strings. Those that begin are added to `began`."""
     *pieces, last = text.split(b"{")
+    alive = list(objects)
     for piece in pieces:
-        objects = [each for each in objects if each.feed(piece)]
-        outside = [each for each in objects if not each.in_string]
-        objects = [each for each in objects if each.feed(b"{")]
-        if not any(each in objects for each in outside):
-            objects = [*objects[1 - MAX_OBJECTS :], _Object()]
-    return [each for each in objects if each.feed(last)]
+        alive = [each for each in alive if each.feed(piece)]
+        outside = [each for each in alive if not each.in_string]
+        alive = [each for each in alive if each.feed(b"{")]
+        if not any(each in alive for each in outside):
+            alive = [*alive[1 - MAX_OBJECTS :], _Object()]
+            if began is not None:
+                began.append(alive[-1])
+    return [each for each in alive if each.feed(last)]
 
 
 def _rests(keys: set[bytes], key: bytes) -> Iterator[bytes]:

@@ -91,7 +91,10 @@ class AnswerParsing:
     ) -> AnswerParsing:
         """This parsing, with the rules that must be enforced. `inside`: see `answer_grammar`."""
         tools, parser = self.tools, self.tool_parser
-        limits = tools is not None and (tools.required or bool(tools.strict) or content is not None)
+        one = tools is not None and tools.most_calls == 1 and _may_repeat(parser)
+        limits = tools is not None and (
+            tools.required or bool(tools.strict) or content is not None or one
+        )
         fields = []
         if limits:
             fields.append("tools")
@@ -156,6 +159,11 @@ class AnswerParsing:
             f"{', '.join(self.fields)}: {shortened(str(error))}",
             param=self.fields[0].partition(".")[0],
         )
+
+
+def _may_repeat(parser: ToolParser | None) -> bool:
+    """Whether a family writes several calls, in a form that a grammar can end after the first."""
+    return parser is not None and parser.form is not None and parser.form.between is not None
 
 
 class ChoiceReader:
