@@ -18,7 +18,6 @@ from tests.support.engines.random_schemas import random_answer, random_schema
 from tests.support.engines.text_models import json_artifacts
 
 TOKENIZER = Tokenizer.from_artifacts(json_artifacts())
-ANSWERS = 3  # of each schema
 MOST_TOKENS = 300
 CLOSING = frozenset(
     id
@@ -34,8 +33,8 @@ def one_of_each_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def check(seeds: Sequence[int]) -> Counter[str]:
-    """Check the schemas of these seeds; return how often each outcome occurred."""
+def check(seeds: Sequence[int], answers: int) -> Counter[str]:
+    """Check some answers for the schema of each seed; return how often each outcome occurred."""
     grammars, outcomes = Grammars(TOKENIZER), Counter[str]()
     for seed in seeds:
         rng = random.Random(seed)
@@ -50,7 +49,7 @@ def check(seeds: Sequence[int]) -> Counter[str]:
             continue
         outcomes["accepted"] += 1
         validator = jsonschema_rs.validator_for(schema, validate_formats=True)
-        for _ in range(ANSWERS):
+        for _ in range(answers):
             ids, end = random_answer(
                 grammars.matcher(grammar), rng, CLOSING, frozenset(TOKENIZER.eos_ids), MOST_TOKENS
             )
@@ -64,14 +63,14 @@ def check(seeds: Sequence[int]) -> Counter[str]:
 
 
 def test_answers_of_random_schemas_match_and_have_no_key_twice() -> None:
-    outcomes = check(FEW)
+    outcomes = check(FEW, answers=1)
     assert outcomes["accepted"] >= 60
-    assert outcomes["stop"] >= 150
+    assert outcomes["stop"] >= 50
 
 
 @pytest.mark.long
 def test_answers_of_all_random_schemas_match_and_have_no_key_twice() -> None:
-    outcomes = check(ALL)
+    outcomes = check(ALL, answers=3)
     print(dict(outcomes.most_common()))  # noqa: T201 - the numbers are the result
     assert outcomes["accepted"] >= 800
     assert outcomes["stop"] >= 2000

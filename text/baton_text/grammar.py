@@ -287,7 +287,8 @@ def _located(grammar: str, message: str) -> GrammarError:
     for part in grammars_in(grammar):
         schema = part.get("json_schema")
         if isinstance(schema, dict) and _refusal_of(schema, schema) == message:
-            return at(_place(schema, message), explained(message))
+            place, cause = _cause(schema, message)
+            return at(place, explained(cause))
     return GrammarError(explained(message))
 
 
@@ -299,19 +300,27 @@ def _refusal_of(schema: object, root: Mapping[str, Any]) -> str:
     return _refusal(json.dumps({"grammars": [{"json_schema": {**around, **schema}}]}))
 
 
-def _place(root: dict[str, Any], message: str) -> str:
-    """The path of the innermost part of a schema with this message."""
+def _cause(root: dict[str, Any], message: str) -> tuple[str, str]:
+    """The path of the innermost part of a schema that causes the message, and its own message."""
     place, schema, tries = "", root, MAX_LOCATED
     while True:
         for path, inner in subschemas(schema):
             tries -= 1
             if tries < 0:
-                return place
-            if isinstance(inner, dict) and _refusal_of(inner, root) == message:
-                place, schema = f"{place}.{path}" if place else path, inner
+                return place, message
+            found = _refusal_of(inner, root)
+            # llguidance says of a required property only that no value matches it.
+            if found and (found == message or f"required {_kind(path)} is unsat" in message):
+                place, schema, message = f"{place}.{path}" if place else path, inner, found
                 break
         else:
-            return place
+            return place, message
+
+
+def _kind(path: str) -> str:
+    """A part of an object or array, in llguidance's words."""
+    name = path.removeprefix("properties.")
+    return "item" if name == path else f"property '{name}'"
 
 
 def check_size(text: str) -> None:

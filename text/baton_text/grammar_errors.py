@@ -45,6 +45,10 @@ def _unimplemented(found: re.Match[str]) -> str:
 
 
 _SENTENCES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
+    (
+        re.compile(r"^panic"),
+        lambda _: "the grammar cannot be compiled, because the parser fails on it",
+    ),
     (re.compile(r"NoExtension"), lambda _: "no text matches it"),
     (re.compile(r"Unimplemented keys: (.*)"), _unimplemented),
     (
@@ -72,6 +76,13 @@ _SENTENCES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] =
     (
         re.compile(r"can't determine if patternProperty regexes /(.*)/ and /(.*)/ are", re.S),
         lambda found: f"patternProperties {found.group(1)!r} and {found.group(2)!r} may overlap",
+    ),
+    (
+        re.compile(r"circular references"),
+        lambda _: (
+            "a schema that refers to itself cannot be enforced together with other keywords for the"
+            " same value"
+        ),
     ),
     (
         re.compile(r"Regex is empty"),

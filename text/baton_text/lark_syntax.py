@@ -126,10 +126,10 @@ def _definitions(grammar: str) -> list[_Definition]:
             colon = _colon(tokens, index + 1)
             if colon:
                 heads.append((index, colon + 1, token.text.lstrip("?!")))
-    ends = [begin for begin, _, _ in heads[1:]] + [len(tokens)]
+    ends = [*(begin for begin, _, _ in heads[1:]), len(tokens)]
     return [
         _Definition(name, _up_to_directive(tokens[body:end]))
-        for (_, body, name), end in zip(heads, ends, strict=True)
+        for (_, body, name), end in zip(heads, ends[: len(heads)], strict=True)
     ]
 
 

@@ -259,9 +259,7 @@ class Keys:
         if any(one.key is not None and one.escaped for one in self._objects):
             tried += spellings.begin_with_u
         return [
-            id
-            for id in tried
-            if _has(mask, id) and any(each.unicode for each in self._after(id))
+            id for id in tried if _has(mask, id) and any(each.unicode for each in self._after(id))
         ]
 
     def _repeating(self, mask: bytes) -> list[int]:

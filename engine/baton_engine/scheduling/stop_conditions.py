@@ -179,7 +179,9 @@ class Outcome:
     def add_to(self, totals: Totals) -> None:
         totals.engine_steps += self.num_tokens > 0
         totals.generated_tokens += len(self.tokens)
-        totals.grammar_dead_ends += sum(isinstance(each.error, GrammarDeadEnd) for each in self.failed)
+        totals.grammar_dead_ends += sum(
+            isinstance(each.error, GrammarDeadEnd) for each in self.failed
+        )
         totals.computed_prompt_tokens += self.num_prompt_tokens
         for use in self.prompts:
             totals.prompt_tokens += use.prompt
