@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton_text.artifacts import BYTE_VOCAB_SIZE, byte_artifacts
 from baton_text.grammar import GrammarError, Grammars, grammar_of
-from baton_text.json_schema import ANNOTATIONS, CONDITIONS, REFUSED_FORMATS
+from baton_text.json_schema import ANNOTATIONS, CONDITIONS, ENFORCED_FORMATS, REFUSED_FORMATS
 from baton_text.tokenizer import Tokenizer
 
 GRAMMARS = Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
@@ -150,7 +151,7 @@ def test_a_refusal_is_one_sentence_that_names_the_keyword_and_the_place(
         message = refusal(whole)
         assert reason in message
         assert message.startswith(place) or "allOf" in place, (message, place)
-        assert "\n" not in message and "<" not in message and "NoExtension" not in message
+        assert not any(raw in message for raw in ("\n", "<", "NoExtension"))
 
 
 def test_the_place_of_an_error_may_be_in_a_definition() -> None:
@@ -274,6 +275,13 @@ def test_a_reference_may_point_into_an_unknown_keyword() -> None:
     }
     assert accepts(schema, '"2024-02-29"')
     assert not accepts(schema, '"2023-02-29"')
+
+
+def test_the_page_lists_every_keyword_and_format() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "structured-output.md").read_text()
+    table = page.partition("### Keywords")[2].partition("\n## ")[0]
+    for name in (*ANNOTATIONS, *CONDITIONS, *REFUSED_FORMATS, *ENFORCED_FORMATS):
+        assert f"`{name}`" in table, name
 
 
 def test_every_condition_is_refused_by_name_or_accepted() -> None:

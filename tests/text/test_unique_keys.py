@@ -59,10 +59,10 @@ def after(kind: Kind, value: Any, text: str) -> str:
         ("json_object", None, '{"a":["a","a', True),
         ("json_object", None, '{"a":"{\\"a\\":","b":"{","a', False),
         ("json_object", None, '{"a":"{","b":"},{","c', True),
-        ("grammar", f'start: "{{" "x" %json {{"type": "object"}}', '{x{"a":1,"a', False),
+        ("grammar", 'start: "{" "x" %json {"type": "object"}', '{x{"a":1,"a', False),
         (
             "grammar",
-            f'start: /[a-z:{{" ]*/ ";" %json {{"type": "object"}}',
+            'start: /[a-z:{" ]*/ ";" %json {"type": "object"}',
             '{"a": {";{"a":1,"a',
             False,
         ),
@@ -170,7 +170,7 @@ def test_arguments_of_calls_have_no_key_twice() -> None:
 
 
 def test_the_state_follows_from_the_tokens_however_they_arrive() -> None:
-    text: Sequence[int] = '{"a":{"b":1,"c":"{\\"b'.encode() + b'":"},"b'
+    text: Sequence[int] = b'{"a":{"b":1,"c":"{\\"b' + b'":"},"b'
     whole = GRAMMARS.matcher(grammar_of("json_object", None))
     whole.accept(text)
     one_by_one = GRAMMARS.matcher(grammar_of("json_object", None))

@@ -80,7 +80,7 @@ _BY_TYPE = {
     **dict.fromkeys(_OF_OBJECTS, ("object",)),
     **dict.fromkeys(_OF_ARRAYS, ("array",)),
 }
-_WITHOUT_EFFECT = {
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "required": ([],),
     "pattern": ("", ".*"),
     **dict.fromkeys(("minLength", "minItems", "minProperties"), (0,)),
@@ -399,7 +399,8 @@ def _finite(root: Any) -> Schema:
                 known[id(schema)] = changed = True
     if not known.get(id(root)):
         raise GrammarError("no finite value matches it, because each would contain itself")
-    return _pruned(root, known) if len(known) < len(schemas) else root
+    made: Schema = _pruned(root, known) if len(known) < len(schemas) else root
+    return made
 
 
 def _ends(schema: Mapping[str, Any], root: Any, known: Mapping[int, bool]) -> bool:

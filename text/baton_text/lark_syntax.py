@@ -59,8 +59,8 @@ def tokens_of(grammar: str) -> list[Token]:
     decoder, found, place = json.JSONDecoder(), list[Token](), 0
     while place < len(grammar):
         match = _TOKEN.match(grammar, place)
-        assert match is not None and match.lastgroup is not None, "every character is a sign"
-        kind, end = match.lastgroup, match.end()
+        assert match is not None, "every character is at least a sign"
+        kind, end = str(match.lastgroup), match.end()
         found.append(Token(kind, match.group()))
         if kind == "json":
             try:

@@ -512,6 +512,11 @@ ENFORCED: list[tuple[Json, list[str], list[str]]] = [
         [PARIS],
         [f"{PARIS}\n{TIME}"],
     ),
+    (
+        {**OFFERED, "parallel_tool_calls": False},
+        ["It is.", PARIS, BAD, f"I look. {PARIS}", f"<think>a</think>\n{PARIS}"],
+        [f"{PARIS}\n{TIME}", f"{PARIS}{TIME}", f"{PARIS}\nDone."],
+    ),
     ({**OFFERED, **NAMED_CHOICE}, [PARIS], [TIME, "It is.", f"{PARIS}\n{PARIS}"]),
     (STRICT, ["It is.", PARIS, f"I look. {PARIS}"], [BAD]),
     (
