@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, Literal
 
@@ -34,7 +34,8 @@ from baton_text.grammar_limits import MAX_REFERENCED_LEVELS as MAX_REFERENCED_LE
 from baton_text.grammar_limits import MAX_RULES as MAX_RULES
 from baton_text.json_schema import enforceable, parts, referred, shown, subschemas
 from baton_text.lark import Lark
-from baton_text.lark_syntax import check_matches, number_of_rules, with_schemas
+from baton_text.lark_syntax import check_matches, number_of_rules, schemas_in, with_schemas
+from baton_text.property_names import is_whole
 from baton_text.tokenizer import Tokenizer
 from baton_text.unique_keys import Keys, Spellings
 
@@ -461,8 +462,9 @@ class Grammars:
             return None
         with self._lock:
             if self._spellings is None:
-                self._spellings = Spellings(self._tokenizer)
-        return Keys(self._spellings, narrow="patternProperties" in grammar, mixed=mixed)
+                self._spellings = Spellings(self._tokenizer, self._lark.ids)
+        narrow = "patternProperties" in grammar and any(map(is_whole, _patterns(grammar)))
+        return Keys(self._spellings, narrow=narrow, mixed=mixed)
 
     def check(self, grammar: str) -> None:
         """Raise GrammarError unless `grammar` compiles within `max_compile_s`. Blocks while it
@@ -474,6 +476,18 @@ class Grammars:
             raise GrammarError(
                 f"compiling takes {taken:.1f} s; the limit is {self._max_compile_s:g} s"
             )
+
+
+def _patterns(grammar: str) -> Iterator[str]:
+    """The patterns for names in all schemas of a grammar."""
+    for part in grammars_in(grammar):
+        schemas = [part["json_schema"]] if "json_schema" in part else []
+        if isinstance(part.get("lark_grammar"), str):
+            schemas += schemas_in(part["lark_grammar"])
+        for schema in schemas:
+            for each in parts(schema):
+                if isinstance(each, dict) and isinstance(each.get("patternProperties"), dict):
+                    yield from each["patternProperties"]
 
 
 def _unforced(grammar: str) -> str:

@@ -31,8 +31,8 @@ def byte_tokenizer() -> LLTokenizer:
 def few_names(pattern: str) -> tuple[str, ...] | None:
     """The names that match, at most MAX_NAMES; None if there are more, or if the pattern does not
     compile."""
-    if "^" not in pattern or "$" not in pattern:
-        return None  # anything may stand before or after what it matches
+    if not is_whole(pattern):
+        return None
     start = _key(pattern)
     if start is None:
         return None
@@ -55,6 +55,12 @@ def few_names(pattern: str) -> tuple[str, ...] | None:
         if len(found) > MAX_NAMES or steps + len(pending) > _MAX_STEPS:
             return None
     return tuple(dict.fromkeys(found))  # an escaped character has two spellings
+
+
+def is_whole(pattern: str) -> bool:
+    """Whether a pattern may limit the whole name. Otherwise any text may stand before or after what
+    it matches."""
+    return "^" in pattern and "$" in pattern
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from llguidance import LLMatcher, LLTokenizer
@@ -41,16 +41,18 @@ MAX_LOOKS = 256  # tokens tried to find out whether a new key can follow
 class Spellings:
     """The tokens of one tokenizer by what they write of keys. Made once; 0.5 us per token."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
+    def __init__(self, tokenizer: LLTokenizer, special: Collection[int]) -> None:
+        """`special`: ids that no text matches."""
         self.eos_ids = list(tokenizer.eos_tokens)
+        self.special = frozenset((*special, *self.eos_ids))
         self.texts: list[bytes] = []
-        self.special = set[int]()
         self.heads: defaultdict[bytes, list[int]] = defaultdict(list)
         self.escaped_heads: defaultdict[bytes, list[int]] = defaultdict(list)
-        # Tokens with a whole string, by the string; and those that end within a string, by its
-        # beginning.
+        # Tokens with a whole string, by the string; and those that end within a key, by its
+        # beginning: tokens that begin with the key's quote, and others.
         self.wholes: defaultdict[bytes, list[int]] = defaultdict(list)
         self.openers: defaultdict[bytes, list[int]] = defaultdict(list)
+        self.late_openers: defaultdict[bytes, list[int]] = defaultdict(list)
         self.doubles: list[int] = []  # tokens with one string twice
         self.unicode: list[int] = []  # tokens with \\u, and those that begin with u
         self.begin_with_u: list[int] = []
@@ -58,8 +60,7 @@ class Spellings:
         for id in range(tokenizer.vocab_size):
             text = tokenizer.decode_bytes([id])
             self.texts.append(text)
-            if tokenizer.is_special_token(id):
-                self.special.add(id)
+            if id in self.special:
                 continue
             if b"\\u" in text:
                 self.unicode.append(id)
@@ -80,7 +81,11 @@ class Spellings:
             self.wholes[whole].append(id)
         if len(set(wholes)) < len(wholes):
             self.doubles.append(id)
-        self.openers[text.rpartition(b'"')[2]].append(id)
+        before, _, beginning = text.rpartition(b'"')
+        if not before.strip(_SPACE):
+            self.openers[beginning].append(id)
+        elif b"," in before:
+            self.late_openers[beginning].append(id)
 
 
 class _Object:
@@ -114,6 +119,10 @@ class _Object:
     def escaped(self) -> bool:
         """Whether the next byte of the string is escaped."""
         return self._escaped
+
+    @property
+    def expects_key(self) -> bool:
+        return self._state in ("first", "key") and self.key is None
 
     @property
     def keys(self) -> set[bytes]:
@@ -196,8 +205,8 @@ class _Object:
 class Keys:
     """The objects of one answer that are open, as far as their keys matter.
 
-    `narrow`: some keys must match a pattern, so a key may have no other ending than one that an
-    object has already. `mixed`: not the whole answer is JSON."""
+    `narrow`: some keys must match a pattern as a whole, so a key that is begun may have no other
+    ending than one that an object has already. `mixed`: not the whole answer is JSON."""
 
     __slots__ = ("_mixed", "_narrow", "_objects", "_spellings")
 
@@ -296,17 +305,22 @@ class Keys:
                 tried |= self._continuing(one.keys, one.key)
             for keys in filter(None, one.open):
                 for key in keys:
-                    for end in range(len(key) + 1):
-                        tried.update(spellings.openers.get(key[:end], ()))
-        return [
-            id
-            for id in tried
-            if _has(mask, id)
-            and any(
-                one.key is not None and one.keys and not self._may_differ(one, matcher, id)
-                for one in self._after(id)
-            )
-        ]
+                    for end in range(1, len(key) + 1):
+                        tried.update(spellings.late_openers.get(key[:end], ()))
+                        if one.expects_key:
+                            tried.update(spellings.openers.get(key[:end], ()))
+        known: dict[tuple[int, bytes], bool] = {}
+        found = []
+        for id in tried:
+            for one in self._after(id) if _has(mask, id) else ():
+                if one.key is not None and one.keys:
+                    state = len(one.open), one.key
+                    if state not in known:
+                        known[state] = self._may_differ(one, matcher, id)
+                    if not known[state]:
+                        found.append(id)
+                        break
+        return found
 
     def _continuing(self, keys: set[bytes], key: bytes) -> set[int]:
         """The tokens that continue `key` towards one of `keys`."""
