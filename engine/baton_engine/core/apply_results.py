@@ -154,8 +154,8 @@ class ResultReader:
                 offset=count - 1,
                 id=token.id,
                 logprobs=token.logprobs,
-                finish=end and end.finish,
-                stop_id=end and end.stop_id,
+                finish=None if end is None else end.finish,
+                stop_id=None if end is None else end.stop_id,
             )
         )
         if starts:

@@ -280,6 +280,18 @@ ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
         {"content": "Done.", "calls": [CALLED]},
         "tool_calls",
     ),
+    "a call that the client's stop cuts off": (
+        {"stop": ["ris"]},
+        PARIS[: PARIS.index("ris")],
+        {"content": None, "calls": [("weather", '{"city": "Pa')]},
+        "stop",
+    ),
+    "a second call that the client's stop cuts off": (
+        {"stop": ["ris"]},
+        f"{TIME}\n{PARIS[: PARIS.index('ris')]}",
+        {"content": None, "calls": [("now", "{}"), ("weather", '{"city": "Pa')]},
+        "stop",
+    ),
     "required": ({"tool_choice": "required"}, PARIS, {"calls": [CALLED]}, "tool_calls"),
     "named": (NAMED_CHOICE, PARIS, {"content": None, "calls": [CALLED]}, "stop"),
     "no tools": ({"tools": None}, PARIS, {"content": PARIS}, "stop"),
