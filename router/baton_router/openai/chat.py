@@ -358,8 +358,9 @@ class ParsedChatShape(ChatShape):
         return one
 
     def _finish(self, one: ChoiceReader, finish: FinishReason) -> ChatFinish:
-        called = one.called and self._parsing.calls_end
-        return "tool_calls" if called and finish == "stop" else finish
+        if finish != "stop" or not self._parsing.calls_end:
+            return finish
+        return "tool_calls" if one.has_whole_calls else finish
 
     def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:
         """The text, without its final special token if the client sees no special tokens."""
