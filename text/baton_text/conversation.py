@@ -154,7 +154,7 @@ def fitted(messages: Sequence[Message], rules: TemplateRules) -> list[dict[str, 
         (place for place, one in enumerate(known) if one.get("role") not in INSTRUCTIONS),
         len(known),
     )
-    first, moved, others = known[:begin], [], []
+    first, moved, others = known[:begin], known[:0], known[:0]
     for message in known[begin:]:
         role = message.get("role")
         # Without a first instruction, the template would add its default beside this one.

@@ -690,17 +690,18 @@ def members_schema(members: Members, **known: Schema) -> Schema:
     """The JSON schema of an object with these members, and no others unless it is open. `known`
     holds the schemas of some members."""
     properties = {
-        name: {"description": field.plain_remark} | dict(known.get(name, _limits(field, members)))
+        name: {"description": field.plain_remark} | dict(known.get(name) or _limits(field, members))
         for name, field in members.fields.items()
     }
-    return {"type": "object", "properties": properties} | ({} if members.open else NOTHING_ELSE)
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    return schema if members.open else schema | dict(NOTHING_ELSE)
 
 
 def _limits(field: Field, members: Members) -> Schema:
-    """The values of a field that the object itself checks."""
-    return (
-        {"enum": [None, *(field.accepts or ())]} if members.open and field.does == "refused" else {}
-    )
+    """What `Members.check` allows as the value of a field."""
+    if members.open and field.does == "refused":
+        return {"enum": [None, *(field.accepts or ())]}
+    return ANY
 
 
 def needs(name: str, given: Schema, other: str, wanted: Schema, *, absent: bool = False) -> Schema:

@@ -78,15 +78,16 @@ def _message(name: str, message: Any) -> Json:
 def _content(at: str, message: Json) -> Json:
     """The members that a message's content gives: its text, and an assistant's reasoning."""
     value, by_assistant = message.get("content"), message["role"] == "assistant"
+    thoughts: list[str] = []
     if isinstance(value, str):
-        texts, thoughts = [value], []
+        text = value
     elif value is None and by_assistant:
-        texts, thoughts = [], []
+        text = ""
     elif isinstance(value, list):
         texts, thoughts = _parts(at, value)
+        text = "\n".join(texts)
     else:
         raise wrong(at, value, "it must be a string or a list of text parts")
-    text = "\n".join(texts)
     refusal = message.get("refusal")
     if by_assistant and not text and isinstance(refusal, str):
         text = refusal  # what the assistant said
