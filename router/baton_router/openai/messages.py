@@ -68,9 +68,12 @@ def _message(name: str, message: Any) -> Json:
     if not isinstance(message.get("role"), str):
         raise wrong(f"{name}.role", message.get("role"), "it must be a string")
     known = MESSAGE.obeyed(message)
-    calls = known.get("tool_calls")
-    if calls is not None:
-        check_calls(f"{name}.tool_calls", calls)
+    for member in _REASONING_MEMBERS:  # other servers' may be objects, which no template takes
+        if not isinstance(known.get(member), str):
+            known.pop(member, None)
+    calls = known.pop("tool_calls", None)
+    check_calls(f"{name}.tool_calls", calls)
+    if calls:  # templates take an empty list for calls
         known["tool_calls"] = [known_call(call) for call in calls]
     return known | _content(f"{name}.content", known)
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 
 from baton_protocol.errors import InvalidRequest
+from baton_protocol.link import RunJob
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.body_reader import Fields
 from baton_router.openai.chat import ChatCall
@@ -17,6 +19,7 @@ from baton_text.artifacts import CHAT_TEMPLATE, byte_artifacts
 from baton_text.chat import ChatTemplate
 from baton_text.conversation import RAW_ARGUMENTS
 from baton_text.tokenizer import Tokenizer
+from tests.support.nodes.fake_node import FakeNode
 
 Json = dict[str, Any]
 FILES = byte_artifacts() | {
@@ -57,6 +60,8 @@ OF_MESSAGES: list[Json] = [
     {"cache_control": HINT},
     {"contents": "x", "weight": 1, "metadata": {"a": "b"}},
     {"audio": None, "images": [], "prefix": False},
+    {"tool_calls": [], "function_call": None, "refusal": None},
+    {"reasoning": {"effort": "low"}, "thinking": [{"type": "text"}], "reasoning_content": None},
 ]
 
 
@@ -252,3 +257,56 @@ def test_an_unfinished_call_is_sent_back_as_a_mapping() -> None:
     call = {"id": "c1", "function": {"name": "f", "arguments": cut}}
     mapped = {**CALL, "function": {"name": "f", "arguments": {RAW_ARGUMENTS: cut}}}
     assert prompt(said(tool_calls=[call])) == prompt(said(tool_calls=[mapped]))
+
+
+# --- over a socket --------------------------------------------------------------------------------
+
+# As Qwen 3.5's: one system message, no other roles, calls whose arguments are walked.
+STRICT = """\
+{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}
+{%- elif m.role not in ('system', 'user', 'assistant', 'tool') %}{{ raise_exception('role') }}
+{%- endif %}<{{ m.role }}>
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
+{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}
+{%- for k, v in c.function.arguments|items %} {{ k }}={{ v }}{% endfor %}</tool_call>{% endfor %}
+{%- endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+LATER: list[tuple[list[Json], str]] = [
+    ([{"role": "developer", "content": "Be brief"}, USER], "<system>Be brief<user>Hi"),
+    (
+        [USER, said(), {"role": "system", "content": [TEXT]}, USER],
+        "<system>Yes<user>Hi<assistant>Yes<user>Hi",
+    ),
+    (
+        [
+            USER,
+            said(None, tool_calls=[{**CALL, "function": {"name": "f", "arguments": '{"a": "b'}}]),
+            {"role": "tool", "tool_call_id": "c1", "content": "so"},
+        ],
+        '<user>Hi<assistant><tool_call>f raw_arguments={"a": "b</tool_call><tool>so',
+    ),
+]
+
+
+@pytest.mark.integration
+async def test_later_turns_reach_a_node_with_a_strict_template(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.serve_artifacts(FILES | {CHAT_TEMPLATE: STRICT.encode()})
+    async with (
+        running(decode) as router,
+        openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="any", max_retries=0) as client,
+    ):
+        create: Any = client.chat.completions.create
+        for messages, _ in LATER:
+            await create(model="fake-model", messages=messages, max_tokens=2)
+        jobs = decode.got_of(RunJob)
+        prompts = [MODEL.tokenizer.decode(job.request.prompt_ids) for job in jobs]
+        assert prompts == [f"{text}<assistant>" for _, text in LATER]
+        decode.script.reply = b"<think>So.</think>Yes."
+        first = await create(model="fake-model", messages=[USER])
+        message = first.choices[0].message
+        assert message.reasoning_content == "So."
+        await create(model="fake-model", messages=[USER, message, USER])
+    last = MODEL.tokenizer.decode(decode.got_of(RunJob)[-1].request.prompt_ids)
+    assert last == "<user>Hi<assistant><think>So.</think>Yes.<user>Hi<assistant>"
