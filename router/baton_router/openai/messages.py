@@ -93,7 +93,7 @@ def _content(at: str, message: Json) -> Json:
         raise wrong(at, value, "it must be a string or a list of text parts")
     refusal = message.get("refusal")
     if by_assistant and not text and isinstance(refusal, str):
-        text = refusal  # what the assistant said
+        text = refusal  # what the assistant answered
     found: Json = {"content": text}
     if thoughts and by_assistant and not any(map(message.get, _REASONING_MEMBERS)):
         found["reasoning_content"] = "\n".join(thoughts)

@@ -41,7 +41,7 @@ def prompt(*messages: Json, **fields: Any) -> str:
     return rendered.text
 
 
-def said(content: Any = "Yes", **members: Any) -> Json:
+def reply(content: Any = "Yes", **members: Any) -> Json:
     return {"role": "assistant", "content": content, **members}
 
 
@@ -69,8 +69,8 @@ OF_MESSAGES: list[Json] = [
 @pytest.mark.parametrize(
     "message",
     [
-        *(USER, said(), {"role": "system", "content": "Be brief"}),
-        *(said(None, tool_calls=[CALL]), {"role": "tool", "tool_call_id": "c1", "content": "so"}),
+        *(USER, reply(), {"role": "system", "content": "Be brief"}),
+        *(reply(None, tool_calls=[CALL]), {"role": "tool", "tool_call_id": "c1", "content": "so"}),
     ],
     ids=["user", "assistant", "system", "call", "tool"],
 )
@@ -97,7 +97,7 @@ def test_members_of_a_call_without_an_instruction_change_nothing(members: Json) 
         {**members, **CALL},
         {**CALL, "function": {**members, "parsed_arguments": {"a": 1}, **function}},
     ):
-        assert prompt(said(None, tool_calls=[call])) == prompt(said(None, tool_calls=[CALL]))
+        assert prompt(reply(None, tool_calls=[call])) == prompt(reply(None, tool_calls=[CALL]))
 
 
 @pytest.mark.parametrize(
@@ -142,44 +142,44 @@ TEXT: Json = {"type": "text", "text": "Yes"}
 @pytest.mark.parametrize(
     ("message", "like"),
     [
-        (said([{"type": "refusal", "refusal": "No"}]), said("No")),
-        (said([TEXT, {"type": "refusal", "refusal": "No"}]), said("Yes\nNo")),
-        (said(None, refusal="No"), said("No", refusal="No")),
-        (said([{"type": "output_text", "text": "Yes", "annotations": []}]), said()),
+        (reply([{"type": "refusal", "refusal": "No"}]), reply("No")),
+        (reply([TEXT, {"type": "refusal", "refusal": "No"}]), reply("Yes\nNo")),
+        (reply(None, refusal="No"), reply("No", refusal="No")),
+        (reply([{"type": "output_text", "text": "Yes", "annotations": []}]), reply()),
         ({**USER, "content": [{"type": "input_text", "text": "Hi"}]}, USER),
         (
-            said([{"type": "thinking", "thinking": "So", "signature": "x"}, TEXT]),
-            said(reasoning_content="So"),
+            reply([{"type": "thinking", "thinking": "So", "signature": "x"}, TEXT]),
+            reply(reasoning_content="So"),
         ),
         (
-            said([{"type": "thinking", "thinking": [{"type": "text", "text": "So"}]}, TEXT]),
-            said(reasoning_content="So"),
+            reply([{"type": "thinking", "thinking": [{"type": "text", "text": "So"}]}, TEXT]),
+            reply(reasoning_content="So"),
         ),
-        (said([{"type": "reasoning", "text": "So"}, TEXT]), said(reasoning_content="So")),
-        (said([{"type": "reasoning", "reasoning": "So"}, TEXT]), said(reasoning_content="So")),
+        (reply([{"type": "reasoning", "text": "So"}, TEXT]), reply(reasoning_content="So")),
+        (reply([{"type": "reasoning", "reasoning": "So"}, TEXT]), reply(reasoning_content="So")),
         (
-            said(
+            reply(
                 [
                     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So"}]},
                     {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "on"}]},
                     TEXT,
                 ]
             ),
-            said(reasoning_content="So\non"),
+            reply(reasoning_content="So\non"),
         ),
-        (said([{"type": "reasoning", "summary": [], "encrypted_content": "x"}, TEXT]), said()),
-        (said([{"type": "redacted_thinking", "data": "x"}, TEXT]), said()),
+        (reply([{"type": "reasoning", "summary": [], "encrypted_content": "x"}, TEXT]), reply()),
+        (reply([{"type": "redacted_thinking", "data": "x"}, TEXT]), reply()),
         (
-            said([{"type": "redacted_thinking", "data": "x"}], tool_calls=[CALL]),
-            said("", tool_calls=[CALL]),
-        ),
-        (
-            said([{"type": "thinking", "thinking": "So"}, TEXT], reasoning_content="Then"),
-            said(reasoning_content="Then"),
+            reply([{"type": "redacted_thinking", "data": "x"}], tool_calls=[CALL]),
+            reply("", tool_calls=[CALL]),
         ),
         (
-            said([{"type": "thinking", "thinking": "So"}, TEXT], reasoning="Then"),
-            said(reasoning="Then"),
+            reply([{"type": "thinking", "thinking": "So"}, TEXT], reasoning_content="Then"),
+            reply(reasoning_content="Then"),
+        ),
+        (
+            reply([{"type": "thinking", "thinking": "So"}, TEXT], reasoning="Then"),
+            reply(reasoning="Then"),
         ),
         (
             {**USER, "content": [{"type": "thinking", "thinking": "So"}, TEXT]},
@@ -197,14 +197,14 @@ def test_parts_of_an_earlier_answer_are_text_or_reasoning(message: Json, like: J
 @pytest.mark.parametrize(
     ("message", "param", "words"),
     [
-        (said(prefix=True), "prefix", "use `continue_final_message`"),
-        (said(partial=True), "partial", "use `continue_final_message`"),
-        (said(audio={"id": "audio_1"}), "audio", "models read and write text only"),
+        (reply(prefix=True), "prefix", "use `continue_final_message`"),
+        (reply(partial=True), "partial", "use `continue_final_message`"),
+        (reply(audio={"id": "audio_1"}), "audio", "models read and write text only"),
         ({**USER, "images": ["aGk="]}, "images", "models read and write text only"),
-        (said(tool_calls=[{**CALL, "type": "custom"}]), "tool_calls[0].type", "only supported"),
-        (said(tool_calls=[{"id": "c1"}]), "tool_calls[0].function", "must be an object"),
+        (reply(tool_calls=[{**CALL, "type": "custom"}]), "tool_calls[0].type", "only supported"),
+        (reply(tool_calls=[{"id": "c1"}]), "tool_calls[0].function", "must be an object"),
         (
-            said(tool_calls=[CALL, {"function": {"name": "f", "arguments": [1]}}]),
+            reply(tool_calls=[CALL, {"function": {"name": "f", "arguments": [1]}}]),
             "tool_calls[1].function.arguments",
             "a JSON object, or its text",
         ),
@@ -218,7 +218,7 @@ def test_parts_of_an_earlier_answer_are_text_or_reasoning(message: Json, like: J
         ),
         ({**USER, "content": ["Hi"]}, "content[0]", "an object with type and text"),
         ({**USER, "content": [{"type": "text", "text": 5}]}, "content[0].text", "a string"),
-        (said([{"type": "refusal", "text": "No"}]), "content[0].refusal", "a string"),
+        (reply([{"type": "refusal", "text": "No"}]), "content[0].refusal", "a string"),
         ({"role": "user"}, "content", "a string or a list"),
         ({"role": 5, "content": "x"}, "role", "a string"),
     ],
@@ -244,7 +244,7 @@ def test_a_deep_call_is_named_by_the_error() -> None:
     for _ in range(100_000):
         deep = {"a": deep}
     calls = [CALL, {"function": {"name": "f", "arguments": deep}}]
-    call = ChatCall.read(Fields({"messages": [USER, said(tool_calls=calls)]}))
+    call = ChatCall.read(Fields({"messages": [USER, reply(tool_calls=calls)]}))
     with pytest.raises(InvalidRequest, match="nested too deep") as caught:
         assert call.rendered
     assert caught.value.param == "messages[1].tool_calls[1].function.arguments"
@@ -256,7 +256,7 @@ def test_an_unfinished_call_is_sent_back_as_a_mapping() -> None:
     cut = '{"a": "unfinished'
     call = {"id": "c1", "function": {"name": "f", "arguments": cut}}
     mapped = {**CALL, "function": {"name": "f", "arguments": {RAW_ARGUMENTS: cut}}}
-    assert prompt(said(tool_calls=[call])) == prompt(said(tool_calls=[mapped]))
+    assert prompt(reply(tool_calls=[call])) == prompt(reply(tool_calls=[mapped]))
 
 
 # --- over a socket --------------------------------------------------------------------------------
@@ -274,13 +274,13 @@ STRICT = """\
 LATER: list[tuple[list[Json], str]] = [
     ([{"role": "developer", "content": "Be brief"}, USER], "<system>Be brief<user>Hi"),
     (
-        [USER, said(), {"role": "system", "content": [TEXT]}, USER],
+        [USER, reply(), {"role": "system", "content": [TEXT]}, USER],
         "<system>Yes<user>Hi<assistant>Yes<user>Hi",
     ),
     (
         [
             USER,
-            said(None, tool_calls=[{**CALL, "function": {"name": "f", "arguments": '{"a": "b'}}]),
+            reply(None, tool_calls=[{**CALL, "function": {"name": "f", "arguments": '{"a": "b'}}]),
             {"role": "tool", "tool_call_id": "c1", "content": "so"},
         ],
         '<user>Hi<assistant><tool_call>f raw_arguments={"a": "b</tool_call><tool>so',
