@@ -33,6 +33,7 @@ from baton_router.requests.tokenize import prepare
 from baton_text.artifacts import BYTE_EOS_ID, CHAT_TEMPLATE, byte_artifacts
 from baton_text.artifacts import TOKENIZER as TOKENIZER_JSON
 from baton_text.chat import ChatTemplate
+from baton_text.conversation import RAW_ARGUMENTS
 from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.registry import REASONING_PARSERS, parsers_artifact
@@ -120,7 +121,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         '"web_search"; the only supported type',
     ),
     ({"tools": ["now"]}, "tools[0]", "must be an object"),
-    ({"tools": [{**NOW, "kind": 1}]}, "tools[0].kind", "is not a field"),
+    ({"tools": [{**NOW, "input_schema": CITY}]}, "tools[0].input_schema", "function.parameters"),
     (tool(name=""), "tools[0].function.name", f"1 to {MAX_NAME}"),
     (tool(name="a b"), "tools[0].function.name", '"a b"; it must have'),
     (tool(name="a" * (MAX_NAME + 1)), "tools[0].function.name", f"1 to {MAX_NAME}"),
@@ -133,7 +134,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         f"at most {MAX_GRAMMAR_BYTES}",
     ),
     (tool(strict="yes"), "tools[0].function.strict", "true or false"),
-    (tool(arguments={}), "tools[0].function.arguments", "is not a field"),
+    (tool(input_schema=CITY), "tools[0].function.input_schema", "use `function.parameters`"),
     ({"tools": [NOW] * (MAX_TOOLS + 1)}, "tools", f"at most {MAX_TOOLS}"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools to call"),
     ({"tools": [], **NAMED_CHOICE}, "tool_choice", "there are no tools to call"),
@@ -233,9 +234,10 @@ def test_the_template_gets_tools_in_the_form_that_models_expect() -> None:
         ({"b": 1}, '{"b": 1}'),
         ("", "{}"),
         (None, "{}"),
-        ("[1]", '"[1]"'),
-        ("{city", '"{city"'),
-        ("[" * 100_000, json.dumps("[" * 100_000)),
+        *(
+            (text, json.dumps({RAW_ARGUMENTS: text}))
+            for text in ("[1]", "{city", '{"city": "Par', "[" * 100_000)
+        ),
     ],
 )
 def test_arguments_of_earlier_calls_reach_the_template_as_objects(
