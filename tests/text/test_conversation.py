@@ -132,6 +132,11 @@ def test_lists_of_parts_are_merged_in_their_order() -> None:
     assert json.loads(template(source).render(empty)) == [part]
 
 
+def test_messages_without_a_role_are_left_to_the_template() -> None:
+    source = "{% for m in messages %}{{ m.content }},{% endfor %}"
+    assert template(source).render([{"content": "1"}, {"content": "2"}]) == "1,2,"
+
+
 def test_a_merged_message_is_continued_and_a_moved_one_is_not() -> None:
     only_first = template(TEMPLATES["only first"])
     fields: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}

@@ -165,7 +165,7 @@ def fitted(messages: Sequence[Message], rules: TemplateRules) -> list[dict[str, 
             others.append(message)
     merged: list[dict[str, Any]] = []
     for message in (*first, *moved, *others):
-        if merged and _merges(merged[-1]["role"], message.get("role"), rules):
+        if merged and _merges(merged[-1].get("role"), message.get("role"), rules):
             merged[-1] = _joined(merged[-1], message)
         else:
             merged.append(message)
