@@ -24,8 +24,9 @@ import torch
 from baton_cli.bench.workload import Workload
 from baton_engine.build import build_runner
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import KVMemory, Matcher
+from baton_engine.interface import KVMemory
 from baton_engine.progress import ProgressLine
+from baton_engine.runner.profile_run import AnyToken
 from baton_engine.runner.warm_up import warm_all
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams, StructuredOutput
@@ -422,25 +423,6 @@ class TimedRows:
                 self.findings.measured(f"{name}, device", statistics.median(device), "ms")
                 self.findings.measured(f"{name}, launch", statistics.median(launch), "ms")
                 self.findings.measured(f"{name}, longest call", statistics.median(whole[1:]), "ms")
-
-
-class AnyToken:
-    """A Matcher that permits every token."""
-
-    stopped = False
-    error = ""
-
-    def __init__(self, vocab: int) -> None:
-        self._mask = b"\xff" * -(-vocab // 8)
-
-    def copy(self) -> Matcher:
-        return self
-
-    def accept(self, ids: Sequence[int]) -> bool:
-        return True
-
-    def mask(self) -> bytes:
-        return self._mask
 
 
 def short(params: SamplingParams) -> SamplingParams:

@@ -233,7 +233,8 @@ def share_machine(
         turns = [gpus[index % len(gpus)].name for index in range(engines)]
         shares = [Share(name, kv_memory) for name in turns]
     else:
-        needed = fixed_bytes(options, max(gpu.total for gpu in gpus))
+        totals = [gpu.memory.total for gpu in gpus if gpu.memory is not None]
+        needed = fixed_bytes(options, max(totals, default=0))
         shares = share_gpus(gpus, engines, needed, options.gpu_memory_utilization)
     return [
         NodeShare(count, share.kv_memory, {VISIBLE: share.gpu})

@@ -49,6 +49,7 @@ class AnyToken:
     """A Matcher that permits every id."""
 
     stopped = False
+    complete = True
     error = ""
 
     def __init__(self, vocab_size: int) -> None:
