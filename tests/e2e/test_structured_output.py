@@ -144,7 +144,7 @@ def test_a_dead_end_of_a_grammar_is_a_server_error_that_names_it(
         assert failed.value.status_code == 500
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "a dead terminal": {"guided_grammar": 'start: "x" (C | D)\nC: /q/ & /r/\nD: /s/ & /t/'},
     "a key too many": {
         "guided_json": {
