@@ -311,7 +311,7 @@ BIG = {"type": "object", "properties": {"a": {"not": {}}}}
         (
             "bytes",
             {"calls": CallRules(HERMES, {"f": BIG}, required=True)},
-            "^f: `not` cannot be enforced",
+            "^f: properties.a: `not` cannot be enforced",
         ),
         ("bytes", {"calls": CallRules(HERMES, {"f": {"type": "array"}}, required=True)}, "^f: arg"),
         ("bytes", {"calls": calls(replace(HERMES, form=None), required=True)}, "'hermes' cannot"),

@@ -106,7 +106,7 @@ PLACES = [
     ({"unevaluatedItems": False, "anyOf": [{}]}, "`unevaluatedItems`"),
     ({"$dynamicRef": "#node"}, "`$dynamicRef`"),
     *(({"format": form}, form) for form in REFUSED_FORMATS),
-    ({"type": "strin"}, "'strin'"),
+    ({"type": "text"}, "'text'"),
     ({"type": []}, "type must be"),
     ({"enum": []}, "enum must be"),
     ({"minLength": -1}, "minLength must be an integer of at least 0, not -1"),

@@ -48,8 +48,7 @@ GREEDY = SamplingParams(temperature=0.0)
 class AnyToken:
     """A Matcher that permits every id."""
 
-    stopped = False
-    complete = True
+    stopped = complete = False
     error = ""
 
     def __init__(self, vocab_size: int) -> None:
