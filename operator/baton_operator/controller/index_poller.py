@@ -51,10 +51,14 @@ class IndexPoller:
         """Schedule the next read for this state of the pool, or stop reading if none is needed."""
         due_s = self._reader.due_in(pool, observed, status)
         if due_s is None:
-            self._subject = None
+            self.rest()
             return
         self._subject = (pool, observed, status)
         self._schedule.add(due_s)
+
+    def rest(self) -> None:
+        """Stop reading until `follow` is called again."""
+        self._subject = None
 
     def take_answer(self) -> Answer | None:
         """The answer that arrived since the last call; None if there is none."""

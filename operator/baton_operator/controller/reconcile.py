@@ -29,6 +29,7 @@ from baton_operator.builders import (
 )
 from baton_operator.builders.child import Manifest, child_name
 from baton_operator.controller.index_poller import IndexPoller
+from baton_operator.controller.ownership import Ownership, Turn
 from baton_operator.controller.pool_task import Incomplete, PoolGone
 from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.drain.drainer import Drainer, DrainStep
@@ -56,7 +57,8 @@ from baton_operator.state.cache import (
 )
 from baton_operator.state.index_reader import LOOK_S, Answer
 from baton_operator.state.observed import Observed, ObservedPod, Planned, Refusal, Roll
-from baton_operator.status.derive import refusal_words
+from baton_operator.status.derive import held_words, refusal_words
+from baton_operator.status.events import held
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -200,6 +202,7 @@ class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
     drainer: Drainer
     status: StatusWriter
     metrics: Metrics
+    ownership: Ownership
 
 
 class Reconciler:
@@ -228,6 +231,7 @@ class Reconciler:
         self._secret: CachedChild | None = None
         self._secret_at = -math.inf
         self._credentials: Credentials | None = None
+        self._stays_away = False  # another operator manages the pool
 
     async def ask_index(self) -> None:
         await self._parts.index.run()
@@ -241,6 +245,37 @@ class Reconciler:
         resource = self._cache.pool(self._key)
         if resource is None or self._cache.pool_uid(self._key) != self._uid:
             raise PoolGone
+        turn = await self._take_turn(resource)
+        if not turn.acts:
+            return turn.again_s
+        again_s = await self._manage()
+        return turn.again_s if again_s is None else min(again_s, turn.again_s)
+
+    async def _take_turn(self, resource: Body) -> Turn:
+        """Find out whether this operator manages the pool, and record the answer in its status."""
+        parts = self._parts
+        known = (read_status(resource) or PoolStatus()).operator
+        turn = parts.ownership.turn(known, parts.status.now())
+        if turn.record is not None:
+            await parts.status.claim(resource, turn.record)
+        if turn.acts:
+            self._stays_away = False
+            return turn
+        assert known is not None, "a pool that nobody manages is taken"
+        holder, name = known.name, parts.ownership.name
+        if turn.record is not None and turn.record.other != known.other:
+            await parts.status.tell(self._uid, held(holder, name))
+        elif not self._stays_away:
+            logger.warning("pool %s: %s", self._key, held_words(holder, name))
+        if not self._stays_away:
+            parts.index.rest()
+            parts.planner.forget()
+        self._stays_away = True
+        return turn
+
+    async def _manage(self) -> float | None:
+        resource = self._cache.pool(self._key)
+        assert resource is not None
         if self._cache.settles(self._key):
             # The pods' state is unknown: do not report, scale, drain or roll out until they settle.
             logger.info(

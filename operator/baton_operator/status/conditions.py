@@ -309,12 +309,20 @@ NO_DECODE_NODE = _false(
     "see DecodeReady, or set `missingRolePolicy: aggregate`",
 )
 
+ONE_OPERATOR = _true("OneOperator", "no other operator serves the pool's namespace")
+OTHER_OPERATOR = _false(
+    "OtherOperator",
+    "two operators serve the pool's namespace; the message names the one that manages the pool and "
+    "the one that leaves it alone",
+    "uninstall one of them, or give each its own namespaces: `watchNamespaces`",
+)
+
 READY = ConditionKind(
     name=READY_TYPE,
     absent="never",
     meaning="the pool matches its spec, and all parts work",
-    source="all conditions except Updated, RolloutBlocked, Scaled and Serving: their first "
-    "problem, else what they wait for",
+    source="all conditions except Updated, RolloutBlocked, Scaled, Serving and SoleOperator: "
+    "their first problem, else what they wait for",
     reasons=(ALL_READY,),
 )
 VALID = ConditionKind(
@@ -410,6 +418,13 @@ SERVING = ConditionKind(
         NO_DECODE_NODE,
     ),
 )
+SOLE_OPERATOR = ConditionKind(
+    name="SoleOperator",
+    meaning="only one operator serves the pool's namespace",
+    source="`status.operator`, where each operator leaves a mark every minute",
+    absent="never",
+    reasons=(ONE_OPERATOR, OTHER_OPERATOR),
+)
 # In the order in which they are written to the status.
 KINDS = (
     READY,
@@ -425,6 +440,7 @@ KINDS = (
     ROLLOUT_BLOCKED,
     SCALED,
     SERVING,
+    SOLE_OPERATOR,
 )
 # The conditions that Ready summarises.
 PARTS = (

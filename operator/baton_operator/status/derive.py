@@ -474,6 +474,20 @@ def serving_finding(view: View) -> Finding:
     return Finding(c.ANSWERING)
 
 
+def sole_operator_finding(view: View) -> Finding:
+    operator = view.before.operator
+    if operator is None or not operator.other:
+        return Finding(c.ONE_OPERATOR, f"managed by {operator.name}" if operator else "")
+    return Finding(c.OTHER_OPERATOR, held_words(operator.name, operator.other))
+
+
+def held_words(holder: str, other: str) -> str:
+    return (
+        f"operator {holder} manages the pool; operator {other} serves its namespace too and leaves "
+        "the pool alone"
+    )
+
+
 def _without_nodes(view: View) -> Finding:
     if not view.may_sleep:
         return Finding(c.NO_NODE)
@@ -527,6 +541,7 @@ def derive(
         router=_role(view, "router"),
         model=view.model,
         autoscaling=_autoscaling(view),
+        operator=last.operator,
         endpoint=_endpoint(valid) if valid else last.endpoint,
         url=_url(valid, observed.address) if valid else last.url,
         revision=revision,
@@ -540,6 +555,7 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
     found: dict[str, Finding | None] = {
         c.VALID.name: Finding(c.SPEC_INVALID, error) if error else Finding(c.SPEC_VALID),
         c.APPLIED.name: applied_finding(view),
+        c.SOLE_OPERATOR.name: sole_operator_finding(view),
     }
     if view.pool is not None or view.revision:
         found |= {

@@ -42,6 +42,7 @@ def test_a_pool_that_is_as_specified_is_ready_and_serves() -> None:
         "RolloutBlocked": "False",
         "Scaled": "True",
         "Serving": "True",
+        "SoleOperator": "True",
     }
     assert verdict(status, "Ready") == ("True", "AllReady")
 
@@ -233,7 +234,12 @@ def test_an_invalid_spec_is_reported_and_the_existing_parts_keep_their_condition
 
 def test_a_pool_that_never_had_a_valid_spec_has_no_conditions_of_its_parts() -> None:
     status = status_of(Observed(), SpecError("spec.model: missing"))
-    assert [item.type for item in status.conditions] == ["Ready", "Valid", "Applied"]
+    assert [item.type for item in status.conditions] == [
+        "Ready",
+        "Valid",
+        "Applied",
+        "SoleOperator",
+    ]
     assert (status.revision, status.url) == ("", "")
 
 
