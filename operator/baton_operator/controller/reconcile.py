@@ -455,6 +455,7 @@ class Reconciler:
             nodes=answer.nodes if answer is not None else None,
             fetches=answer.fetches if answer is not None else None,
             routes=tuple(child.route for child in children if child.route is not None),
+            store_problem=self._parts.index.problem,
             address=next((child.address for child in children if child.address), ""),
             departures=step.departures if step is not None else (),
             roll=step.roll if step is not None else Roll(),

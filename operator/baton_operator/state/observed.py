@@ -51,6 +51,7 @@ from baton_operator.names import (
     REVISION_LABEL,
     WAKE_WAIT_FLAG,
 )
+from baton_operator.state.store_check import StoreProblem
 from baton_protocol.store import FetchReport, NodeReport, Role
 
 Body = Mapping[str, Any]
@@ -386,8 +387,9 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """One pool's children at one moment. `nodes` and `fetches` are None if the index was not read
-    or did not answer; `silent` if several reads in a row failed. `address` is that of the router's
-    LoadBalancer, "" without one. `planned` is None without autoscaling, or while paused."""
+    or did not answer; `silent` if several reads in a row failed. `store_problem`: of an external
+    store, at the last read. `address` is that of the router's LoadBalancer, "" without one.
+    `planned` is None without autoscaling, or while paused."""
 
     workloads: tuple[ObservedWorkload, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
@@ -397,6 +399,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[ObservedRoute, ...] = ()
     address: str = ""
     silent: bool = False
+    store_problem: StoreProblem | None = None
     departures: tuple[Departure, ...] = ()
     roll: Roll = Roll()
     planned: Planned | None = None

@@ -182,10 +182,21 @@ EXTERNAL_IN_USE = _true(
 )
 EXTERNAL_UNASKED = _wait(
     "ExternalUnasked",
-    "neither the operator nor a router has reached the external index yet; the "
-    "operator may have no network path to it",
-    "if this persists, check `kvStore.external`, and the routers' logs",
+    "neither the operator nor a router has tried to reach the external index yet",
+    "wait",
     "Unknown",
+)
+EXTERNAL_FAILING = _false(
+    "ExternalFailing",
+    "a server of the external store cannot be used; the message names it and the cause",
+    "correct `kvStore.external`, the Secret that it names, or the server",
+)
+EXTERNAL_UNREACHABLE = _unknown(
+    "ExternalUnreachable",
+    "a server of the external store does not answer the operator, and no pod of the pool uses it "
+    "yet; the message names it and the cause",
+    "check the address and the network path to it; if only the operator has no path, it passes "
+    "once a router is ready",
 )
 EXTERNAL_SILENT = _unknown(
     "ExternalSilent",
@@ -348,6 +359,8 @@ STORE_READY = ConditionKind(
         EXTERNAL_ANSWERS,
         EXTERNAL_IN_USE,
         EXTERNAL_UNASKED,
+        EXTERNAL_FAILING,
+        EXTERNAL_UNREACHABLE,
         EXTERNAL_SILENT,
         NODES_CUT_OFF,
         FINGERPRINTS_DIFFER,

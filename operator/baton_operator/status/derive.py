@@ -231,14 +231,23 @@ def _managed_store(view: View) -> Finding:
 
 
 def _external_store(view: View) -> Finding:
+    """Without an answer of the index, what is known from before holds."""
+    problem, last = view.observed.store_problem, view.last_condition(c.STORE_READY.name)
+    words, before = problem.words if problem else "", last.reason if last else ""
+    if problem is not None and problem.role == "data":
+        return Finding(c.EXTERNAL_FAILING if problem.sure else c.EXTERNAL_UNREACHABLE, words)
     if view.observed.nodes is not None:
         return Finding(c.EXTERNAL_ANSWERS)
-    last = view.last_condition(c.STORE_READY.name)
-    if last is not None and last.reason == c.EXTERNAL_SILENT.name:
-        return Finding(c.EXTERNAL_SILENT)
-    if last is not None and last.reason == c.EXTERNAL_ANSWERS.name:
-        return Finding(c.EXTERNAL_SILENT if view.observed.silent else c.EXTERNAL_ANSWERS)
-    return Finding(c.EXTERNAL_IN_USE if view.ready("router") else c.EXTERNAL_UNASKED)
+    silent = before == c.EXTERNAL_ANSWERS.name and view.observed.silent
+    if silent or before == c.EXTERNAL_SILENT.name:
+        return Finding(c.EXTERNAL_SILENT, words)
+    if before == c.EXTERNAL_ANSWERS.name:
+        return Finding(c.EXTERNAL_ANSWERS)
+    if view.ready("router"):
+        return Finding(c.EXTERNAL_IN_USE, words)
+    if problem is None:
+        return Finding(c.EXTERNAL_UNASKED)
+    return Finding(c.EXTERNAL_FAILING if problem.sure else c.EXTERNAL_UNREACHABLE, words)
 
 
 def _disagreement(view: View) -> Finding | None:
@@ -602,7 +611,7 @@ def _condition(
         type=kind.name,
         status=finding.reason.status,
         reason=finding.reason.name,
-        message=finding.message[:LONGEST_MESSAGE],
+        message=(finding.message or finding.reason.meaning)[:LONGEST_MESSAGE],
         last_transition_time=last.last_transition_time if last and same else stamp(now),
         observed_generation=generation,
     )
