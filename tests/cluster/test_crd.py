@@ -30,7 +30,7 @@ from baton_operator.names import API_VERSION, POOL_KIND
 from baton_protocol.model_source import parse_source
 from tests.cluster.crd_cases import BAD, SIM, Bad, engine, managed, model
 from tests.cluster.crd_good import GOOD, Good
-from tests.cluster.crd_scaling_cases import BAD_SCALING
+from tests.cluster.crd_scaling_cases import BAD_SCALING, autoscaled_spec
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.cluster.operators import ApiClient, Body, Pool
@@ -100,6 +100,28 @@ def test_a_bad_pool_is_refused_with_field_and_remedy(
     lines = messages or [status["message"]]
     assert [line for line in lines if case.field in line and case.remedy in line], lines
     assert "geheim" not in text
+
+
+NEGATIVE = (
+    ("spec.decode.replicas", SIM | {"decode": {"replicas": -1}}),
+    ("spec.prefill.replicas", SIM | {"prefill": {"replicas": -1}}),
+    (
+        "spec.decode.replicas",
+        SIM | {"decode": {"replicas": -1}, "missingRolePolicy": "queue"},
+    ),
+    ("spec.autoscaling.decode.min", autoscaled_spec(decode={"min": -1, "max": 4})),
+    ("spec.autoscaling.prefill.max", autoscaled_spec(prefill={"max": -1})),
+)
+
+
+@pytest.mark.parametrize(("field", "spec"), NEGATIVE)
+def test_a_negative_number_is_refused_by_one_line(
+    cluster: Kubernetes, api_client: ApiClient, field: str, spec: Any
+) -> None:
+    with pytest.raises(HTTPError) as caught:
+        dry_run(api_client, Bad("negative", spec, field, ""))
+    causes = json.loads(caught.value.read())["details"]["causes"]
+    assert [cause["field"] for cause in causes] == [field], causes
 
 
 def test_kubectl_shows_each_refusal_on_its_own_line(cluster: Kubernetes) -> None:

@@ -27,6 +27,8 @@ from msgspec import Meta, field
 from baton_operator.api.autoscaling import AutoscalingSpec
 from baton_operator.api.fields import (
     KEY_DEFAULT,
+    MOST_NODES,
+    MOST_ROUTERS,
     SET,
     Annotations,
     CelRule,
@@ -239,6 +241,7 @@ class RoleSpec(Record, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
+            le=MOST_NODES,
             description="Number of nodes of this role. With `autoscaling`, the initial number.",
         ),
     ] = 1
@@ -334,7 +337,7 @@ class RouterSpec(Record, frozen=True, kw_only=True):
 
     rules: ClassVar[tuple[CelRule, ...]] = (both("ingress", "httpRoute"),)
 
-    replicas: Annotated[int, Meta(ge=1, description="Number of router pods.")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=MOST_ROUTERS, description="Number of router pods.")] = 1
     workers: Annotated[
         int,
         Meta(
@@ -436,6 +439,7 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
+            le=MOST_NODES,
             description="Number of nodes by which a role may exceed its number in a roll-out.",
         ),
     ] = 1
@@ -451,14 +455,15 @@ class PoolSpec(Record, frozen=True, kw_only=True):
             field=".model",
         ),
         CelRule(
-            "self.prefill.replicas + self.decode.replicas > 0",
+            # Each number's own bounds refuse a negative one.
+            "self.prefill.replicas != 0 || self.decode.replicas != 0",
             "decode.replicas and prefill.replicas are 0, so no node can answer; write "
             "at least 1 in one of them",
             field=".decode.replicas",
         ),
         CelRule(
-            "self.missingRolePolicy == 'aggregate' || (self.decode.replicas > 0"
-            " && (self.handoff == 'never' || self.prefill.replicas > 0))",
+            "self.missingRolePolicy == 'aggregate' || (self.decode.replicas != 0"
+            " && (self.handoff == 'never' || self.prefill.replicas != 0))",
             "a role that requests need has 0 replicas, so they would wait or fail forever; "
             "write aggregate, or at least 1 in decode.replicas and, without handoff: never, in "
             "prefill.replicas",
@@ -467,7 +472,7 @@ class PoolSpec(Record, frozen=True, kw_only=True):
         CelRule(
             "self.missingRolePolicy == 'aggregate' || self.handoff == 'never'"
             " || !has(self.autoscaling) || !has(self.autoscaling.prefill)"
-            " || self.autoscaling.prefill.min > 0",
+            " || self.autoscaling.prefill.min != 0",
             "0 prefill nodes could let requests wait or fail forever under this "
             "missingRolePolicy; write at least 1, or missingRolePolicy: aggregate",
             field=".autoscaling.prefill",
