@@ -55,9 +55,9 @@ from baton_operator.api.fields import (
 from baton_operator.api.store import ExternalStore as ExternalStore
 from baton_operator.api.store import KVStoreSpec
 from baton_operator.api.store import ManagedStore as ManagedStore
-from baton_operator.names import LONGEST_POOL_NAME, OWN_PREFIX, POOL_NAME
-from baton_protocol.model_source import ModelSource, parse_source
-from baton_protocol.store import Role
+from baton_operator.names import FETCH_CONTAINER, LONGEST_POOL_NAME, OWN_PREFIX, POOL_NAME
+from baton_protocol.model_source import HubModel, ModelSource, parse_source
+from baton_protocol.store import ROLES, Role
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -632,7 +632,8 @@ def read_pool(
 
 
 def _check_pod_templates(spec: PoolSpec) -> None:
-    """Reject labels and annotations with our prefix: selectors, policies and roll-outs use them."""
+    """Reject labels and annotations with our prefix, because selectors, policies and roll-outs use
+    them, and names of containers that do not exist."""
     managed = spec.kv_store.managed
     templates = {
         "prefill": spec.prefill.pod_template,
@@ -642,6 +643,7 @@ def _check_pod_templates(spec: PoolSpec) -> None:
     }
     for part, template in templates.items():
         _check_kept(f"spec.{part}.podTemplate", template, "metadata")
+        _check_containers(part, template, isinstance(spec.model.source, HubModel))
         metadata = template.get("metadata")
         # The API server rejects anything that is not a mapping.
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -655,6 +657,36 @@ def _check_pod_templates(spec: PoolSpec) -> None:
                     f"spec.{part}.podTemplate.metadata.{kind}: {ours!r} is set by the operator; "
                     f"write names that do not start with {OWN_PREFIX}"
                 )
+
+
+_CONTAINERS = {
+    "prefill": ("node",),
+    "decode": ("node",),
+    "router": ("router",),
+    "kvStore.managed": ("redis",),
+}
+
+
+def _check_containers(part: str, template: Mapping[str, Any], fetches: bool) -> None:
+    """Reject a container without an image whose name is none of ours: it can only be a slip. One
+    with an image is the user's own."""
+    spec = template.get("spec")
+    ours = {
+        "containers": _CONTAINERS[part],
+        "initContainers": (FETCH_CONTAINER,) if fetches and part in ROLES else (),
+    }
+    for kind, names in ours.items():
+        given = spec.get(kind) if isinstance(spec, Mapping) else None
+        for item in given if isinstance(given, list) else ():
+            name = item.get("name") if isinstance(item, Mapping) else None
+            if not isinstance(name, str) or name in names or item.get("image"):
+                continue
+            known = " or ".join(names)
+            write = f"write {known}, or give" if known else "there is none to change; give"
+            raise SpecError(
+                f"spec.{part}.podTemplate.spec.{kind}: {name!r} is no container of the operator's "
+                f"and has no image; {write} a container of your own an image"
+            )
 
 
 def _check_kept(field: str, parent: Mapping[str, Any], key: str) -> None:

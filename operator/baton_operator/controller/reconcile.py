@@ -55,6 +55,7 @@ from baton_operator.state.cache import (
     pods_of,
     read_child,
 )
+from baton_operator.state.hosts import shared_hosts
 from baton_operator.state.index_reader import LOOK_S, Answer
 from baton_operator.state.observed import Observed, ObservedPod, Planned, Refusal, Roll
 from baton_operator.status.derive import held_words, refusal_words
@@ -183,6 +184,10 @@ SETTLING_AGAIN_S = 2.0
 SECRET_S = 30.0
 
 
+class NotOurs(Refused):
+    """An object that the pool needs belongs to somebody else."""
+
+
 class PoolPlanner(Protocol):
     """Sets the planned numbers of nodes in a pool; `Autoscaler` implements it."""
 
@@ -232,6 +237,7 @@ class Reconciler:
         self._secret_at = -math.inf
         self._credentials: Credentials | None = None
         self._stays_away = False  # another operator manages the pool
+        self._sharers: set[str] = set()  # pools with the same host name
 
     async def ask_index(self) -> None:
         await self._parts.index.run()
@@ -306,10 +312,18 @@ class Reconciler:
         observed = self._observed(refusals, answer, silent=silent, step=step, planned=planned)
         status = await parts.status.report(pool.generation, pool, revision.name, observed)
         parts.index.follow(pool, observed, status)
+        self._tell_sharers(observed)
         if refusals:
             raise _incomplete(refusals)
         again_s = _again_s(observed, status)
         return again_s if planned is None else min(again_s or LOOK_S, LOOK_S)
+
+    def _tell_sharers(self, observed: Observed) -> None:
+        """Let the pools with the same host name report it too, and report when it is over."""
+        now = {shared.pool for shared in observed.shared_hosts}
+        for name in now ^ self._sharers:
+            self._cache.wake(PoolKey(*name.split("/")))
+        self._sharers = now
 
     async def _change(
         self, pool: Pool, revision: NodeRevision, seen: Observed
@@ -377,7 +391,12 @@ class Reconciler:
             try:
                 await self._act(act)
             except (Refused, ServerFailed) as error:
-                refusals.append(Refusal(child=act.key, code=error.code, message=error.message))
+                own_words = isinstance(error, NotOurs)
+                refusals.append(
+                    Refusal(
+                        child=act.key, code=error.code, message=error.message, own_words=own_words
+                    )
+                )
                 if act.key.kind in _FIRST and not isinstance(act, Delete):
                     break
         for refusal in refusals:
@@ -456,6 +475,7 @@ class Reconciler:
             fetches=answer.fetches if answer is not None else None,
             routes=tuple(child.route for child in children if child.route is not None),
             store_problem=self._parts.index.problem,
+            shared_hosts=shared_hosts(self._key, self._cache.specs()),
             address=next((child.address for child in children if child.address), ""),
             departures=step.departures if step is not None else (),
             roll=step.roll if step is not None else Roll(),
@@ -490,7 +510,7 @@ def _foreign(owner: str, key: PoolKey) -> ApiError:
     """Conflict for a child of an earlier pool with this name: garbage collection deletes it."""
     if owner == key.name:
         return Conflict("an object of an earlier pool with this name still exists")
-    return Refused(409, _FOREIGN)
+    return NotOurs(409, _FOREIGN)
 
 
 def _incomplete(refusals: Sequence[Refusal]) -> Exception:

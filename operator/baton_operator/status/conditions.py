@@ -332,8 +332,8 @@ READY = ConditionKind(
     name=READY_TYPE,
     absent="never",
     meaning="the pool matches its spec, and all parts work",
-    source="all conditions except Updated, RolloutBlocked, Scaled, Serving and SoleOperator: "
-    "their first problem, else what they wait for",
+    source="all conditions except Updated, RolloutBlocked, Scaled, Serving, SpecEffective and "
+    "SoleOperator: their first problem, else what they wait for",
     reasons=(ALL_READY,),
 )
 VALID = ConditionKind(
@@ -431,6 +431,24 @@ SERVING = ConditionKind(
         NO_DECODE_NODE,
     ),
 )
+FULL_EFFECT = _true("FullEffect", "nothing in the spec is known to be wasted or in conflict")
+GPUS_UNUSED = _false(
+    "GpusUnused",
+    "a role's nodes have GPUs in their limits that they do not use",
+    "write 1 GPU in the role's limits and raise its `replicas`: a node uses one",
+)
+HOST_SHARED = _false(
+    "HostShared",
+    "another pool routes the same host name, so only one of them gets its requests, or both get "
+    "parts of them",
+    "give each pool its own host name",
+)
+SPEC_EFFECTIVE = ConditionKind(
+    name="SpecEffective",
+    meaning="the pool uses all that its spec asks for",
+    source="the spec, and the specs of the other pools",
+    reasons=(FULL_EFFECT, GPUS_UNUSED, HOST_SHARED),
+)
 SOLE_OPERATOR = ConditionKind(
     name="SoleOperator",
     meaning="only one operator serves the pool's namespace",
@@ -453,6 +471,7 @@ KINDS = (
     ROLLOUT_BLOCKED,
     SCALED,
     SERVING,
+    SPEC_EFFECTIVE,
     SOLE_OPERATOR,
 )
 # The conditions that Ready summarises.

@@ -11,7 +11,7 @@ Finding, or to None if the condition does not apply.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 import msgspec
@@ -28,6 +28,7 @@ from baton_operator.api.status import (
     stamp,
 )
 from baton_operator.builders.child import ChildIdentity
+from baton_operator.builders.nodes import node_gpus
 from baton_operator.names import STORE
 from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload, Refusal
 from baton_operator.status import conditions as c
@@ -38,6 +39,7 @@ from baton_operator.status.conditions import (
     START_OVERDUE,
     Reason,
 )
+from baton_operator.status.flag_fields import field_of
 from baton_protocol.model_source import HubModel
 from baton_protocol.store import ROLES, Exact, FetchReport, NodeReport, Role, exact_together
 
@@ -162,7 +164,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def _problem(self, pod: ObservedPod) -> Finding | None:
         if pod.problem:
-            return Finding(_REASONS[pod.problem], f"{pod.name}: {pod.message}")
+            field = field_of(pod.message, pod.component, self.pool) if self.pool else ""
+            hint = f"; see {field}" if field else ""
+            return Finding(_REASONS[pod.problem], f"{pod.name}: {pod.message}{hint}")
         if not pod.unprepared_since:
             return None
         if self.now_s - pod.seen.unprepared < PREPARING_S:
@@ -204,7 +208,7 @@ def refusal_words(refusal: Refusal) -> str:
     child = f"{refusal.child.kind} {refusal.child.name}"
     message = (
         "message hidden because it may contain secret data"
-        if refusal.child.kind == "Secret"
+        if refusal.child.kind == "Secret" and not refusal.own_words
         else refusal.message
     )
     return f"{child}: {refusal.code}: {message}"
@@ -483,6 +487,38 @@ def serving_finding(view: View) -> Finding:
     return Finding(c.ANSWERING)
 
 
+def spec_effective_finding(view: View) -> Finding | None:
+    """What is valid and yet not what its author expects. All hints are in the message. Those about
+    the last valid spec hold while the spec is invalid, because that one is in force."""
+    if view.pool is None:
+        last = view.last_condition(c.SPEC_EFFECTIVE.name)
+        reasons = {reason.name: reason for reason in c.SPEC_EFFECTIVE.reasons}
+        known = reasons.get(last.reason) if last else None
+        return Finding(known, last.message) if last and known else None
+    found = [*_unused_gpus(view.pool), *_shared_hosts(view.observed)]
+    if not found:
+        return Finding(c.FULL_EFFECT)
+    return Finding(found[0].reason, "; ".join(finding.message for finding in found))
+
+
+def _unused_gpus(pool: Pool) -> Iterator[Finding]:
+    used = 1 if pool.spec.engine.kind == "torch" else 0
+    for role in ROLES:
+        gpus = node_gpus(pool.spec.role(role))
+        if gpus > used:
+            words = (
+                f"spec.{role}.resources.limits: a node has {gpus} GPUs and uses {used}; write "
+                + (f"{used}, and more replicas" if used else "none: a simulated engine has no use")
+            )
+            yield Finding(c.GPUS_UNUSED, words)
+
+
+def _shared_hosts(observed: Observed) -> Iterator[Finding]:
+    for shared in observed.shared_hosts:
+        words = f"{shared.field}: pool {shared.pool} routes {shared.host} too"
+        yield Finding(c.HOST_SHARED, words)
+
+
 def sole_operator_finding(view: View) -> Finding:
     operator = view.before.operator
     if operator is None or not operator.other:
@@ -578,6 +614,7 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
             c.ROLLOUT_BLOCKED.name: rollout_blocked_finding(view),
             c.SCALED.name: scaled_finding(view),
             c.SERVING.name: serving_finding(view),
+            c.SPEC_EFFECTIVE.name: spec_effective_finding(view),
         }
     present = {name: finding for name, finding in found.items() if finding is not None}
     return present | {c.READY.name: _ready(present)}

@@ -449,6 +449,28 @@ async def test_an_object_of_another_client_is_not_taken_over(harness: Harness) -
     assert harness.verdict("Applied")[0] == "True"
 
 
+async def test_a_foreign_secret_is_explained_like_any_other_foreign_object(
+    harness: Harness,
+) -> None:
+    name = {"name": "demo-auth", "namespace": KEY.namespace}
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": name,
+        "data": {"a": "aHVudGVyMg=="},
+    }
+    harness.server.put(foreign)
+    with pytest.raises(Incomplete):
+        await harness.look()
+    assert harness.writes() == []
+    [pool] = harness.named("InferencePool")
+    [message] = [one["message"] for one in pool["status"]["conditions"] if one["type"] == "Applied"]
+    assert message == (
+        "Secret demo-auth: 409: an object with this name exists and does not belong to the pool; "
+        "delete it, or rename the pool"
+    )
+
+
 async def test_a_status_is_written_only_to_the_version_it_was_derived_from(
     harness: Harness,
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_pool_that_is_as_specified_is_ready_and_serves() -> None:
         "RolloutBlocked": "False",
         "Scaled": "True",
         "Serving": "True",
+        "SpecEffective": "True",
         "SoleOperator": "True",
     }
     assert verdict(status, "Ready") == ("True", "AllReady")
