@@ -45,6 +45,8 @@ ASLEEP_S = 2.0
 LOOK_S = 5.0
 FETCHING_S = 5.0
 UNSETTLED_S = 15.0
+# The first report of a node that has just become ready: its fingerprint is in the status at once.
+UNREPORTED_S = 2.0
 STEADY_S = 60.0
 FIRST_RETRY_S = 10.0
 LONGEST_RETRY_S = 300.0
@@ -96,7 +98,13 @@ def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float 
         return FETCHING_S
     ready = status.condition(READY) if status is not None else None
     settled = ready is not None and ready.status == "True"
-    return STEADY_S if status is not None and settled and status.fingerprint else UNSETTLED_S
+    if status is None or not settled:
+        return UNSETTLED_S
+    if status.fingerprint and status.exact:
+        return STEADY_S
+    # In a roll-out the nodes of the new revision may load their model for long.
+    reports = any(pod.ready and pod.revision == status.revision for pod in nodes)
+    return UNREPORTED_S if reports else UNSETTLED_S
 
 
 def _planned_s(pool: Pool) -> float:

@@ -345,6 +345,8 @@ def progress_words(report: FetchReport) -> str:
     """For example "3.1 of 16.4 GiB (19 %)". Never 100 % before the last byte."""
     size, unit = next((pair for pair in _UNITS if report.total_bytes >= pair[0]), _UNITS[-1])
     done = f"{report.done_bytes / size:.1f}"
+    if not report.total_bytes and not report.done_bytes:
+        return "the hub has not answered yet"
     if not report.total_bytes:
         return f"{report.done_bytes / _UNITS[1][0]:.1f} MiB so far"
     percent = report.done_bytes * 100 // report.total_bytes
