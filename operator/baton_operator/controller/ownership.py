@@ -1,7 +1,7 @@
 """Which of several operators manages a pool: the one that the pool's status names.
 
 Two installations may serve the same namespaces by mistake. If both applied their own objects, each
-would undo the other's writes for ever. So the first writes its name into the pool's status before
+would undo the other's writes forever. So the first writes its name into the pool's status before
 it changes anything, and renews it as a heartbeat. Another operator that sees a living holder only
 records that it is there, and the holder reports both in the condition SoleOperator.
 
