@@ -12,6 +12,7 @@ from typing import Literal
 API_VERSION = "baton.dev/v1alpha1"
 POOL_KIND = "InferencePool"
 SCALER_KIND = "PoolScaler"
+OPERATOR = "baton-operator"  # an installation's name if its chart gives no other
 # A Service's name has at most 63 characters; the longest suffix is "-kv-data-63".
 LONGEST_POOL_NAME = 40
 POOL_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)

@@ -203,5 +203,35 @@ GOOD: tuple[Good, ...] = (
         router(apiKeysSecret={"name": "tenants", "key": "keys_1.txt"})
         | {"kvStore": {"sharing": "tenant"}},
     ),
+    Good(
+        "a ratio, and windows, that the bounds just allow",
+        SIM
+        | {
+            "autoscaling": {
+                "mode": "auto",
+                "prefill": {"min": 1, "max": 7},
+                "decode": {"min": 1, "max": 10},
+                "ratio": {"min": "0.7", "max": "0.7"},
+                "schedules": [
+                    {"from": "08:00", "to": "18:00", "decode": {"min": 10}, "prefill": {"min": 7}},
+                    {"from": "18:00", "to": "08:00", "decode": {"max": 1}, "prefill": {"max": 1}},
+                ],
+            }
+        },
+    ),
+    Good(
+        "a role of an external autoscaler, whose bounds count for nothing",
+        SIM
+        | {
+            "autoscaling": {
+                "mode": "auto",
+                "prefill": {"max": 2},
+                "decode": {"mode": "external", "min": 3},
+                "ratio": {"min": "4"},
+                "schedules": [{"from": "08:00", "to": "18:00", "decode": {"max": 1}}],
+            }
+        },
+    ),
+    Good("the most nodes", SIM | {"decode": {"replicas": 10_000}, "router": {"replicas": 1_000}}),
     Good("the longest name", SIM, name="a" * 40),
 )

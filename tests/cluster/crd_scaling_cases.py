@@ -136,4 +136,79 @@ BAD_SCALING: tuple[Bad, ...] = (
         "spec.gpuBudget",
         "equal to 100000",
     ),
+    Bad(
+        "a min ratio that prefill.max cannot reach",
+        autoscaled_spec(ratio={"min": "4"}, prefill={"max": 2}),
+        "autoscaling.ratio.min",
+        "prefill.max allows fewer prefill nodes than ratio.min times decode.min",
+    ),
+    Bad(
+        "a min ratio that prefill.max cannot reach with decode.min nodes",
+        autoscaled_spec(ratio={"min": "0.5"}, prefill={"max": 2}, decode={"min": 5, "max": 8}),
+        "autoscaling.ratio.min",
+        "write a smaller ratio.min or a larger prefill.max",
+    ),
+    Bad(
+        "a max ratio that prefill.min exceeds",
+        autoscaled_spec(ratio={"max": "0.5"}, prefill={"min": 3, "max": 8}),
+        "autoscaling.ratio.max",
+        "prefill.min is more than ratio.max times decode.max",
+    ),
+    Bad(
+        "a max ratio that the default of prefill.min exceeds",
+        autoscaled_spec(ratio={"max": "0.2"}, prefill={"max": 8}),
+        "autoscaling.ratio.max",
+        "write a smaller prefill.min",
+    ),
+    Bad(
+        "a min ratio that prefill.max cannot reach in a window",
+        autoscaled_spec(
+            ratio={"min": 1},
+            prefill={"max": 2},
+            schedules=[{"from": "08:00", "to": "18:00", "decode": {"min": 3}}],
+        ),
+        "autoscaling.ratio.min",
+        "decode.min of a window in schedules",
+    ),
+    Bad(
+        "a max ratio that a window's prefill.min exceeds",
+        autoscaled_spec(
+            ratio={"max": "0.5"},
+            schedules=[{"from": "08:00", "to": "18:00", "prefill": {"min": 3}}],
+        ),
+        "autoscaling.ratio.max",
+        "write a smaller prefill.min of a window in schedules",
+    ),
+    *(
+        Bad(
+            f"a window's {role} {side} beyond the role's own bounds",
+            autoscaled_spec(
+                **{role: {"min": 3, "max": 4}},
+                schedules=[
+                    {"from": "08:00", "to": "18:00"},
+                    {"from": "08:00", "to": "18:00", role: {side: count}},
+                ],
+            ),
+            "autoscaling.schedules",
+            f"a window's {role}.{side} is {words}",
+        )
+        for role in ("prefill", "decode")
+        for side, count, words in (("min", 5, f"above {role}.max"), ("max", 2, f"below {role}.min"))
+    ),
+    *(
+        Bad(f"a million: {field}", spec, field, "less than or equal to 10000")
+        for field, spec in (
+            ("spec.decode.replicas", SIM | {"decode": {"replicas": 1_000_000}}),
+            ("spec.prefill.replicas", SIM | {"prefill": {"replicas": 10_001}}),
+            ("autoscaling.decode.max", autoscaled_spec(decode={"max": 1_000_000})),
+            ("autoscaling.prefill.max", autoscaled_spec(prefill={"max": 1_000_000})),
+            ("spec.rollout.surge", SIM | {"rollout": {"surge": 1_000_000}}),
+        )
+    ),
+    Bad(
+        "a million routers",
+        SIM | {"router": {"replicas": 1_000_000}},
+        "spec.router.replicas",
+        "less than or equal to 1000",
+    ),
 )

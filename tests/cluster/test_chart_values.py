@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from typing import Any
 
 import pytest
 import yaml
 
+from baton_operator.api.pool import read_pool
+from baton_operator.builders import build_pool
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.kubernetes.chart import (
     CHART,
@@ -23,6 +26,7 @@ from tests.support.kubernetes.chart import (
     set_words,
     values,
 )
+from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, containers, templates
 from tests.support.kubernetes.network_policies import Place, may_connect
 
 # Path, a value other than the default, and text that is in the manifests only with that value.
@@ -333,3 +337,20 @@ def test_the_operator_s_network_policy_names_the_ports_that_the_pod_opens(
     assert ports == {"health": 8080, "metrics": 8081}
     assert container["startupProbe"]["httpGet"]["port"] == "health"
     assert f"--metrics-port={ports['metrics']}" in container["args"]
+
+
+def test_the_pool_in_the_notes_is_valid_and_fits_a_small_node(control_plane: Kubernetes) -> None:
+    arguments = ("install", "baton", str(CHART), "--dry-run=client", "--namespace=baton-system")
+    notes = control_plane.helm(*arguments).partition("NOTES:")[2]
+    text = textwrap.dedent(notes.partition("<<'END'\n")[2].partition("    END\n")[0])
+    resource = yaml.safe_load(text)
+    resource["metadata"] |= {"namespace": "default", "uid": "1"}
+    pool = read_pool(resource, INSTALLATION, CREDENTIALS)
+    cpus = [
+        container["resources"]["requests"]["cpu"]
+        for template in templates(build_pool(pool)).values()
+        for container in containers(template)
+    ]
+    assert len(cpus) == 5
+    assert set(cpus) == {"50m"}
+    assert "kubectl scale bscaler/NAME-decode" in notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -16,13 +17,20 @@ import yaml
 from baton_operator.api.crd import COLUMNS, DEFINITIONS, WIDE
 from baton_operator.api.fields import quantity_bytes
 from baton_operator.api.pool import read_spec
-from baton_operator.api.status import Condition, ModelStatus, PoolStatus, RoleStatus
+from baton_operator.api.status import (
+    Condition,
+    ModelStatus,
+    OperatorStatus,
+    PoolStatus,
+    RoleStatus,
+    stamp,
+)
 from baton_operator.kube.kinds import POOL
 from baton_operator.names import API_VERSION, POOL_KIND
 from baton_protocol.model_source import parse_source
 from tests.cluster.crd_cases import BAD, SIM, Bad, engine, managed, model
 from tests.cluster.crd_good import GOOD, Good
-from tests.cluster.crd_scaling_cases import BAD_SCALING
+from tests.cluster.crd_scaling_cases import BAD_SCALING, autoscaled_spec
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.cluster.operators import ApiClient, Body, Pool
@@ -92,6 +100,28 @@ def test_a_bad_pool_is_refused_with_field_and_remedy(
     lines = messages or [status["message"]]
     assert [line for line in lines if case.field in line and case.remedy in line], lines
     assert "geheim" not in text
+
+
+NEGATIVE = (
+    ("spec.decode.replicas", SIM | {"decode": {"replicas": -1}}),
+    ("spec.prefill.replicas", SIM | {"prefill": {"replicas": -1}}),
+    (
+        "spec.decode.replicas",
+        SIM | {"decode": {"replicas": -1}, "missingRolePolicy": "queue"},
+    ),
+    ("spec.autoscaling.decode.min", autoscaled_spec(decode={"min": -1, "max": 4})),
+    ("spec.autoscaling.prefill.max", autoscaled_spec(prefill={"max": -1})),
+)
+
+
+@pytest.mark.parametrize(("field", "spec"), NEGATIVE)
+def test_a_negative_number_is_refused_by_one_line(
+    cluster: Kubernetes, api_client: ApiClient, field: str, spec: Any
+) -> None:
+    with pytest.raises(HTTPError) as caught:
+        dry_run(api_client, Bad("negative", spec, field, ""))
+    causes = json.loads(caught.value.read())["details"]["causes"]
+    assert [cause["field"] for cause in causes] == [field], causes
 
 
 def test_kubectl_shows_each_refusal_on_its_own_line(cluster: Kubernetes) -> None:
@@ -196,15 +226,17 @@ def test_kubectl_get_prints_the_columns_of_a_pool(cluster: Kubernetes, namespace
         last_transition_time="2026-01-01T00:00:00Z",
         observed_generation=1,
     )
+    updated = msgspec.structs.replace(ready, type="Updated", reason="RollingOut")
     status = PoolStatus(
         observed_generation=1,
-        conditions=(ready,),
+        conditions=(ready, updated),
         prefill=RoleStatus(summary="0/1", desired=1),
         decode=RoleStatus(summary="1/1", desired=1, ready=1),
         router=RoleStatus(summary="2/3", desired=3, ready=2),
         model=ModelStatus(name="sim"),
         url="https://llm.example.com",
         exact="bitwise",
+        operator=OperatorStatus(name="baton-system/baton-operator", time=stamp(datetime.now(UTC))),
     )
     patch = json.dumps({"status": msgspec.to_builtins(status)})
     cluster.kubectl(
@@ -213,11 +245,20 @@ def test_kubectl_get_prints_the_columns_of_a_pool(cluster: Kubernetes, namespace
     head, row = cluster.kubectl("get", "bpool", "-n", namespace).splitlines()
     narrow = [name.upper() for name in COLUMNS if name not in WIDE]
     assert head.split() == ["NAME", *narrow, "AGE"]
-    wanted = ["demo", "False", "NodesMissing", "0/1", "1/1", "sim", "https://llm.example.com"]
+    wanted = [
+        "demo",
+        "False",
+        "NodesMissing",
+        "False",
+        "0/1",
+        "1/1",
+        "sim",
+        "https://llm.example.com",
+    ]
     assert row.split()[:-1] == wanted
     wide = cluster.kubectl("get", "bpool", "-n", namespace, "-o", "wide").splitlines()
     assert wide[0].split() == ["NAME", *(name.upper() for name in COLUMNS), "AGE"]
-    assert wide[1].split()[:-1] == [*wanted[:5], "2/3", "sim", "bitwise", wanted[-1]]
+    assert wide[1].split()[:-2] == [*wanted[:6], "2/3", "sim", "bitwise", wanted[-1]]
     stored = json.loads(cluster.kubectl("get", "bpool/demo", "-n", namespace, "-o", "json"))
     assert msgspec.convert(stored["status"], PoolStatus) == status
 

@@ -136,6 +136,26 @@ FAILING_PODS = (
         "container node: baton.*--no-such-flag.*",
     ),
     FailingPod(
+        pod("missing-model", command=["baton", "prefill", "--engine=sim", "--model=/models/none"]),
+        "ConfigInvalid",
+        "container node: baton: --model /models/none: the folder does not exist",
+    ),
+    FailingPod(
+        pod(
+            "too-little-kv-memory", command=["baton", "decode", "--engine=sim", "--kv-memory=1KiB"]
+        ),
+        "ConfigInvalid",
+        "container node: baton: .*--kv-memory is 1024 bytes; .*",
+    ),
+    FailingPod(
+        pod(
+            "broken-keys",
+            command=["baton", "router", "--nodes=http://127.0.0.1:1", "--api-keys=/etc/hostname"],
+        ),
+        "ConfigInvalid",
+        "container node: baton: router: --api-keys /etc/hostname, line 1: .*",
+    ),
+    FailingPod(
         pod("too-much-memory", GREEDY, resources={"limits": {"memory": "64Mi"}}),
         "OutOfMemory",
         "container node exceeded its memory limit of 64Mi and was killed",

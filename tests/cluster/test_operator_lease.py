@@ -12,7 +12,8 @@ import pytest
 
 from baton_operator.kube.client import Api
 from baton_operator.kube.connection import load
-from baton_operator.kube.lease import DURATION_S, NAME, Lease
+from baton_operator.kube.lease import DURATION_S, Lease
+from baton_operator.names import OPERATOR
 from tests.cluster.fault_proxy import RESET, SILENCE, Fault, FaultProxy
 from tests.cluster.machine.client import Kubernetes
 from tests.support.clock import Clock
@@ -54,11 +55,13 @@ def clock() -> Clock:
 
 
 def lease(api: Api, namespace: str, identity: str, clock: Clock) -> Lease:
-    return Lease(api, namespace, identity, clock, lambda: datetime.now(UTC))
+    return Lease(api, (namespace, OPERATOR), identity, clock, lambda: datetime.now(UTC))
 
 
 def holder(control_plane: Kubernetes, namespace: str) -> str:
-    body = json.loads(control_plane.kubectl("get", "lease", NAME, "-n", namespace, "-o", "json"))
+    body = json.loads(
+        control_plane.kubectl("get", "lease", OPERATOR, "-n", namespace, "-o", "json")
+    )
     name: str = body["spec"]["holderIdentity"]
     return name
 

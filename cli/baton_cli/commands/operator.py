@@ -53,6 +53,7 @@ def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> Operato
         namespaces=options.namespace,
         # The pod's name: a container that restarts in its pod keeps holding its lease.
         identity=environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
+        name=options.name,
         leader_elect=options.leader_elect,
         index_networks=tuple(_network(text) for text in options.index_networks),
         workers=options.workers,

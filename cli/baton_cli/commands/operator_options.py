@@ -7,6 +7,7 @@ from typing import Literal
 
 from baton_cli.options.flag import flag
 from baton_cli.options.records import MAX_PORT, CommonOptions
+from baton_operator.names import OPERATOR
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
@@ -17,6 +18,11 @@ class OperatorOptions(CommonOptions):
 
     namespace: tuple[str, ...] = flag(
         (), "namespaces whose pools the operator serves (default: all)", metavar="NAME,..."
+    )
+    name: str = flag(
+        OPERATOR,
+        "name of this installation in its namespace, the same for all its replicas",
+        metavar="NAME",
     )
     node_image: str = flag("", "image of prefill and decode nodes", metavar="IMAGE")
     sim_image: str = flag(

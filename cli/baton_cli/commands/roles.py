@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton_cli.errors import CommandError
+from baton_cli.errors import CommandError, UsageError
 from baton_cli.local_pool.store import logged_in
 from baton_cli.logs import configure
 from baton_cli.models.local_folder import find_model
@@ -44,7 +44,7 @@ def prefill(options: NodeOptions) -> int:
     from baton_prefill_node.serve import serve
 
     _begin(options)
-    settings = node_settings(options, "prefill")
+    settings = _checked_settings(options, "prefill")
     with _spans(options, settings.node) as spans:
         return _run_node(serve(settings, ENGINE_MODULE, spans))
 
@@ -53,7 +53,7 @@ def decode(options: NodeOptions) -> int:
     from baton_decode_node.serve import serve
 
     _begin(options)
-    settings = node_settings(options, "decode")
+    settings = _checked_settings(options, "decode")
     with _spans(options, settings.node) as spans:
         return _run_node(serve(settings, ENGINE_MODULE, spans))
 
@@ -61,6 +61,9 @@ def decode(options: NodeOptions) -> int:
 def router(options: RouterOptions) -> int:
     from baton_protocol.errors import InvalidRequest
     from baton_router import serve
+    from baton_router.admission.tenant_limits import read_limits
+    from baton_router.auth import Tenants
+    from baton_router.errors import StartError
     from baton_router.server.workers import serve_workers
 
     _begin(options, worker=Path(options.worker_socket).stem)
@@ -68,15 +71,28 @@ def router(options: RouterOptions) -> int:
     try:
         settings.check()
         if options.workers > 1:
+            # Before any worker starts: otherwise each would report a wrong file in its own log.
+            Tenants.of_settings(settings)
+            read_limits(settings.tenants)
             asyncio.run(serve_workers(worker_pool(options)))
         else:
             with _spans(options, f"router-{os.getpid()}") as spans:
                 asyncio.run(serve(settings, spans=spans))
     except InvalidRequest as error:
-        raise CommandError(str(error)) from error
+        raise UsageError(str(error)) from error
+    except StartError as error:
+        raise UsageError(f"router: {error}") from error
     except OSError as error:
         raise CommandError(f"router: {error}") from error
     return 0
+
+
+def _checked_settings(options: NodeOptions, role: Role) -> NodeSettings:
+    """Raise UsageError: whatever is wrong with a flag, a restart does not help."""
+    try:
+        return node_settings(options, role)
+    except CommandError as error:
+        raise UsageError(str(error)) from error
 
 
 def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
@@ -248,10 +264,12 @@ def _begin(options: ChildOptions, worker: str = "") -> None:
 
 
 def _run_node(serving: Coroutine[Any, Any, None]) -> int:
-    from baton_node.settings import SetupError
+    from baton_node.settings import EngineLost, SetupError
 
     try:
         asyncio.run(serving)
-    except SetupError as error:
+    except EngineLost as error:
         raise CommandError(str(error)) from error
+    except SetupError as error:
+        raise UsageError(str(error)) from error
     return 0

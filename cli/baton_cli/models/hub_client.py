@@ -43,6 +43,9 @@ SILENCE_S = 30.0
 # Waits before each retry. A server's Retry-After may extend a wait up to LONGEST_PAUSE_S.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 LONGEST_PAUSE_S = 60.0
+# A hub that cannot even be connected to is reported after this many retries, in 10 s instead of 40:
+# usually its name or the network is wrong. In a pod, Kubernetes tries again.
+FIRST_RETRIES = 2
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -100,7 +103,7 @@ class Hub:
 
     async def list(self, *, weights: bool) -> Wanted:
         """List the files of one commit that a node reads. Raise HubError."""
-        listing = await self._retried(self._list)
+        listing = await self._retried(self._list, unconnected=FIRST_RETRIES)
         commit = listing.sha or self.model.revision or MAIN
         listed = {
             entry.rfilename: entry for entry in listing.siblings if _is_shown(entry.rfilename)
@@ -231,10 +234,14 @@ class Hub:
     # --- tries ------------------------------------------------------------------------------------
 
     async def _retried(
-        self, work: Callable[[], Awaitable[T]], have: Callable[[], int] = lambda: 0
+        self,
+        work: Callable[[], Awaitable[T]],
+        have: Callable[[], int] = lambda: 0,
+        unconnected: int | None = None,
     ) -> T:
         """Repeat `work` until it succeeds. `have` returns the bytes received so far; raise HubError
-        after len(pauses_s) + 1 failures in a row without a new byte."""
+        after len(pauses_s) + 1 failures in a row without a new byte. If the last one was that the
+        hub cannot be connected to, `unconnected` retries are enough."""
         failures = 0
         while True:
             before = have()
@@ -243,7 +250,10 @@ class Hub:
             except (aiohttp.ClientError, TimeoutError, _Broken) as error:
                 why = " ".join(str(error).split()) or type(error).__name__
                 failures = 1 if have() > before else failures + 1
-                if failures > len(self.pauses_s):
+                most = len(self.pauses_s)
+                if unconnected is not None and isinstance(error, aiohttp.ClientConnectorError):
+                    most = min(most, unconnected)
+                if failures > most:
                     raise HubError(f"{self.endpoint} cannot provide {self.model}: {why}") from error
                 asked_s = error.wait_s if isinstance(error, _Broken) else 0.0
                 pause_s = max(self.pauses_s[failures - 1], min(asked_s, LONGEST_PAUSE_S))

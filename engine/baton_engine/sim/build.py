@@ -110,7 +110,13 @@ class SimSettings(SimConfig):
             return replace(settings, num_blocks=config.kv_blocks)
         if config.kv_memory is not None:
             settings.check()
-            return replace(settings, num_blocks=config.kv_memory // settings.layout().block_bytes)
+            block_bytes = settings.layout().block_bytes
+            if config.kv_memory < block_bytes:
+                raise SettingsError(
+                    f"--kv-memory is {config.kv_memory} bytes; a KV block of this model needs "
+                    f"{block_bytes}: raise --kv-memory"
+                )
+            return replace(settings, num_blocks=config.kv_memory // block_bytes)
         return settings
 
     def check(self) -> None:

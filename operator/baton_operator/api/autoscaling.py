@@ -6,12 +6,14 @@ field that the user leaves out has a default here, or turns its feature off.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, get_args
 from zoneinfo import ZoneInfo
 
 from msgspec import Meta, field
 
 from baton_operator.api.fields import (
+    MOST_NODES,
     CelRule,
     Quantity,
     Record,
@@ -107,20 +109,22 @@ class RoleBounds(Record, frozen=True, kw_only=True):
 
     rules: ClassVar[tuple[CelRule, ...]] = (
         CelRule(
-            "!has(self.max) || self.min <= self.max",
+            "!has(self.max) || self.min <= self.max || self.max < 0",
             "above max; write a min that is at most max",
             field=".min",
         ),
     )
 
     min: Annotated[
-        int, Meta(ge=0, description="Minimum number of nodes. Only prefill may have 0.")
+        int,
+        Meta(ge=0, le=MOST_NODES, description="Minimum number of nodes. Only prefill may have 0."),
     ] = 1
     max: (
         Annotated[
             int,
             Meta(
                 ge=0,
+                le=MOST_NODES,
                 description="Maximum number of nodes. Required unless a PoolScaler sets the count.",
             ),
         ]
@@ -210,7 +214,12 @@ class ScaleDownSpec(Record, frozen=True, kw_only=True):
         ),
     ] = 300
     nodes: Annotated[
-        int, Meta(ge=1, description="Maximum number of nodes of a role removed in one step.")
+        int,
+        Meta(
+            ge=1,
+            le=MOST_NODES,
+            description="Maximum number of nodes of a role removed in one step.",
+        ),
     ] = 1
 
 
@@ -230,6 +239,7 @@ class ScheduleBounds(Record, frozen=True, kw_only=True):
             int,
             Meta(
                 ge=0,
+                le=MOST_NODES,
                 description=(
                     "Minimum number of nodes while the window applies, if higher than the "
                     "usual minimum."
@@ -243,6 +253,7 @@ class ScheduleBounds(Record, frozen=True, kw_only=True):
             int,
             Meta(
                 ge=0,
+                le=MOST_NODES,
                 description=(
                     "Maximum number of nodes while the window applies, if lower than the usual "
                     "maximum."
@@ -288,6 +299,96 @@ class ScheduleSpec(Record, frozen=True, kw_only=True):
             ) from error
 
 
+# Ratios have three digits, so their products with counts differ by at least 0.001.
+ROUNDING = "0.0001"
+# CEL: the planner sets the counts of both roles, so their bounds and the ratio apply together.
+_BOTH = " && ".join(
+    ["self.mode != 'external'"]
+    + [f"has(self.{role}) && !has(self.{role}.mode) && has(self.{role}.max)" for role in ROLES]
+)
+
+
+def _unless_both(claim: str, part: str) -> str:
+    return f"!({_BOTH} && has(self.{part})) || ({claim})"
+
+
+def _each_schedule(claim: str) -> str:
+    return f"self.schedules.all(one, {claim})"
+
+
+def _ratio_rules() -> tuple[CelRule, ...]:
+    """A ratio that no allowed numbers of nodes can have: it is the smallest with the most decode
+    and the fewest prefill nodes. A role without prefill nodes has no ratio."""
+    too_low = f"double(self.prefill.max) + {ROUNDING} >= {_number('ratio.min')} * double({{}})"
+    too_high = f"double({{}}) <= {_number('ratio.max')} * double(self.decode.max) + {ROUNDING}"
+    none = "self.prefill.max <= 0"
+    least = (
+        "prefill.max allows fewer prefill nodes than ratio.min times {}; "
+        "write a smaller ratio.min or a larger prefill.max"
+    )
+    most = (
+        "{0} is more than ratio.max times decode.max; write a smaller {0}, or a larger "
+        "ratio.max or decode.max"
+    )
+    rows = (
+        ("min", too_low, "self.decode.min", "decode.min", least),
+        ("max", too_high, "self.prefill.min", "prefill.min", most),
+    )
+    rules = []
+    for side, claim, own, name, message in rows:
+        role = name.partition(".")[0]
+        at = f".ratio.{side}"
+        guard = f"!has(self.ratio.{side}) || {none} || "
+        in_window = f"!has(one.{role}) || !has(one.{role}.min) || {claim.format(f'one.{role}.min')}"
+        rules += [
+            CelRule(
+                _unless_both(guard + claim.format(own), "ratio"),
+                message.format(name),
+                field=at,
+            ),
+            CelRule(
+                _unless_both(
+                    f"{guard}!has(self.schedules) || {_each_schedule(in_window)}", "ratio"
+                ),
+                message.format(f"{name} of a window in schedules"),
+                field=at,
+            ),
+        ]
+    return tuple(rules)
+
+
+def _window_rules() -> Iterator[CelRule]:
+    """A window's bound beyond the role's own one would have no effect."""
+    rows = (
+        (
+            "min",
+            "max",
+            "<=",
+            "is above {role}.max, so it cannot apply; write a smaller one, or a larger {role}.max",
+        ),
+        (
+            "max",
+            "min",
+            ">=",
+            "is below {role}.min, so it cannot apply; write a larger one, or a smaller {role}.min",
+        ),
+    )
+    for role in ROLES:
+        for side, other, relation, remedy in rows:
+            bound = f"one.{role}.{side}"
+            known = f"!has(one.{role}) || !has({bound})"
+            claim = _each_schedule(f"{known} || {bound} {relation} self.{role}.{other}")
+            applies = (
+                f"self.mode != 'external' && has(self.schedules) && has(self.{role})"
+                f" && !has(self.{role}.mode) && has(self.{role}.{other})"
+            )
+            yield CelRule(
+                f"!({applies}) || {claim}",
+                f"a window's {role}.{side} {remedy.format(role=role)}",
+                field=".schedules",
+            )
+
+
 class AutoscalingSpec(Record, frozen=True, kw_only=True):
     """How the number of nodes is set: by the operator from latency targets, or from outside."""
 
@@ -303,7 +404,7 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             for role in ROLES
         ),
         CelRule(
-            "!has(self.decode) || self.decode.min >= 1",
+            "!has(self.decode) || self.decode.min != 0",
             "0 decode nodes cannot answer; write at least 1, or set scaleToZeroAfterSeconds "
             "for a pool that may sleep",
             field=".decode",
@@ -316,6 +417,8 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             "mode: auto for both roles",
             field=".scaleToZeroAfterSeconds",
         ),
+        *_ratio_rules(),
+        *_window_rules(),
     )
 
     mode: Annotated[

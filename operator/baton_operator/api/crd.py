@@ -30,14 +30,17 @@ PLURAL, SCALERS = POOL.plural, POOL_SCALER.plural
 COLUMNS = {
     "Ready": '.status.conditions[?(@.type=="Ready")].status',
     "Reason": '.status.conditions[?(@.type=="Ready")].reason',
+    "Updated": '.status.conditions[?(@.type=="Updated")].status',
     "Prefill": ".status.prefill.summary",
     "Decode": ".status.decode.summary",
     "Routers": ".status.router.summary",
     "Model": ".status.model.name",
     "Exact": ".status.exact",
     "URL": ".status.url",
+    "Seen": ".status.operator.time",
 }
-WIDE = {"Routers", "Exact"}  # shown only by `kubectl get --output wide`
+DATES = {"Seen"}  # shown as an age
+WIDE = {"Routers", "Exact", "Seen"}  # shown only by `kubectl get --output wide`
 SCALER_COLUMNS = {"Desired": ".spec.replicas", "Current": ".status.replicas"}
 _RULES = (
     # Not `required`: its error would not say what to write.
@@ -85,7 +88,7 @@ def _definition(
     schema: Schema,
 ) -> dict[str, Any]:
     shown: list[dict[str, Any]] = [
-        {"name": name, "type": of_type, "jsonPath": path}
+        {"name": name, "type": "date" if name in DATES else of_type, "jsonPath": path}
         | ({"priority": 1} if name in WIDE else {})
         for name, path in columns.items()
     ]

@@ -247,6 +247,11 @@ def _flag(taken: tuple[str, ...]) -> Meta:
 NodeFlag = Annotated[str, _flag(NODE_FLAGS)]
 RouterFlag = Annotated[str, _flag(ROUTER_FLAGS)]
 
+# Most pods of one kind. The API server can estimate rules over them, a slip of the finger is
+# refused, and no cluster has more.
+MOST_NODES = 10_000
+MOST_ROUTERS = 1_000
+
 # A number of objects in a status.
 Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int32"})]
 

@@ -27,6 +27,8 @@ from msgspec import Meta, field
 from baton_operator.api.autoscaling import AutoscalingSpec
 from baton_operator.api.fields import (
     KEY_DEFAULT,
+    MOST_NODES,
+    MOST_ROUTERS,
     SET,
     Annotations,
     CelRule,
@@ -53,9 +55,9 @@ from baton_operator.api.fields import (
 from baton_operator.api.store import ExternalStore as ExternalStore
 from baton_operator.api.store import KVStoreSpec
 from baton_operator.api.store import ManagedStore as ManagedStore
-from baton_operator.names import LONGEST_POOL_NAME, OWN_PREFIX, POOL_NAME
-from baton_protocol.model_source import ModelSource, parse_source
-from baton_protocol.store import Role
+from baton_operator.names import FETCH_CONTAINER, LONGEST_POOL_NAME, OWN_PREFIX, POOL_NAME
+from baton_protocol.model_source import HubModel, ModelSource, parse_source
+from baton_protocol.store import ROLES, Role
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -239,6 +241,7 @@ class RoleSpec(Record, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
+            le=MOST_NODES,
             description="Number of nodes of this role. With `autoscaling`, the initial number.",
         ),
     ] = 1
@@ -334,7 +337,7 @@ class RouterSpec(Record, frozen=True, kw_only=True):
 
     rules: ClassVar[tuple[CelRule, ...]] = (both("ingress", "httpRoute"),)
 
-    replicas: Annotated[int, Meta(ge=1, description="Number of router pods.")] = 1
+    replicas: Annotated[int, Meta(ge=1, le=MOST_ROUTERS, description="Number of router pods.")] = 1
     workers: Annotated[
         int,
         Meta(
@@ -436,6 +439,7 @@ class RolloutSpec(Record, frozen=True, kw_only=True):
         int,
         Meta(
             ge=1,
+            le=MOST_NODES,
             description="Number of nodes by which a role may exceed its number in a roll-out.",
         ),
     ] = 1
@@ -451,14 +455,15 @@ class PoolSpec(Record, frozen=True, kw_only=True):
             field=".model",
         ),
         CelRule(
-            "self.prefill.replicas + self.decode.replicas > 0",
+            # Each number's own bounds refuse a negative one.
+            "self.prefill.replicas != 0 || self.decode.replicas != 0",
             "decode.replicas and prefill.replicas are 0, so no node can answer; write "
             "at least 1 in one of them",
             field=".decode.replicas",
         ),
         CelRule(
-            "self.missingRolePolicy == 'aggregate' || (self.decode.replicas > 0"
-            " && (self.handoff == 'never' || self.prefill.replicas > 0))",
+            "self.missingRolePolicy == 'aggregate' || (self.decode.replicas != 0"
+            " && (self.handoff == 'never' || self.prefill.replicas != 0))",
             "a role that requests need has 0 replicas, so they would wait or fail forever; "
             "write aggregate, or at least 1 in decode.replicas and, without handoff: never, in "
             "prefill.replicas",
@@ -467,7 +472,7 @@ class PoolSpec(Record, frozen=True, kw_only=True):
         CelRule(
             "self.missingRolePolicy == 'aggregate' || self.handoff == 'never'"
             " || !has(self.autoscaling) || !has(self.autoscaling.prefill)"
-            " || self.autoscaling.prefill.min > 0",
+            " || self.autoscaling.prefill.min != 0",
             "0 prefill nodes could let requests wait or fail forever under this "
             "missingRolePolicy; write at least 1, or missingRolePolicy: aggregate",
             field=".autoscaling.prefill",
@@ -627,7 +632,8 @@ def read_pool(
 
 
 def _check_pod_templates(spec: PoolSpec) -> None:
-    """Reject labels and annotations with our prefix: selectors, policies and roll-outs use them."""
+    """Reject labels and annotations with our prefix, because selectors, policies and roll-outs use
+    them, and names of containers that do not exist."""
     managed = spec.kv_store.managed
     templates = {
         "prefill": spec.prefill.pod_template,
@@ -637,6 +643,7 @@ def _check_pod_templates(spec: PoolSpec) -> None:
     }
     for part, template in templates.items():
         _check_kept(f"spec.{part}.podTemplate", template, "metadata")
+        _check_containers(part, template, isinstance(spec.model.source, HubModel))
         metadata = template.get("metadata")
         # The API server rejects anything that is not a mapping.
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -650,6 +657,36 @@ def _check_pod_templates(spec: PoolSpec) -> None:
                     f"spec.{part}.podTemplate.metadata.{kind}: {ours!r} is set by the operator; "
                     f"write names that do not start with {OWN_PREFIX}"
                 )
+
+
+_CONTAINERS = {
+    "prefill": ("node",),
+    "decode": ("node",),
+    "router": ("router",),
+    "kvStore.managed": ("redis",),
+}
+
+
+def _check_containers(part: str, template: Mapping[str, Any], fetches: bool) -> None:
+    """Reject a container without an image whose name is none of ours: it can only be a slip. One
+    with an image is the user's own."""
+    spec = template.get("spec")
+    ours = {
+        "containers": _CONTAINERS[part],
+        "initContainers": (FETCH_CONTAINER,) if fetches and part in ROLES else (),
+    }
+    for kind, names in ours.items():
+        given = spec.get(kind) if isinstance(spec, Mapping) else None
+        for item in given if isinstance(given, list) else ():
+            name = item.get("name") if isinstance(item, Mapping) else None
+            if not isinstance(name, str) or name in names or item.get("image"):
+                continue
+            known = " or ".join(names)
+            write = f"write {known}, or give" if known else "there is none to change; give"
+            raise SpecError(
+                f"spec.{part}.podTemplate.spec.{kind}: {name!r} is no container of the operator's "
+                f"and has no image; {write} a container of your own an image"
+            )
 
 
 def _check_kept(field: str, parent: Mapping[str, Any], key: str) -> None:

@@ -9,13 +9,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_operator.api.fields import Count, Record
+from baton_operator.api.fields import MOST_NODES, Count, Record
 
 
 class ScalerSpec(Record, frozen=True, kw_only=True):
     """Written by HPA, KEDA or `kubectl scale`."""
 
-    replicas: Annotated[int, Meta(ge=0, description="Desired number of nodes of the role.")]
+    replicas: Annotated[
+        int, Meta(ge=0, le=MOST_NODES, description="Desired number of nodes of the role.")
+    ]
 
 
 class ScalerStatus(Record, frozen=True, kw_only=True):

@@ -22,12 +22,15 @@ def stamp(now: datetime) -> str:
     return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def age_s(since: str, now: datetime) -> float:
+    """Seconds from `since` to `now`; negative if it is in the future."""
+    return (now - datetime.fromisoformat(since)).total_seconds()
+
+
 def is_fresh(since: str, now: datetime, seconds: float) -> bool:
     """Whether `since` is less than `seconds` before `now`. False if it is in the future, because a
     clock was set back or another operator's clock is ahead. It only saves writes."""
-    if not since:
-        return False
-    return 0 <= (now - datetime.fromisoformat(since)).total_seconds() < seconds
+    return bool(since) and 0 <= age_s(since, now) < seconds
 
 
 READY = "Ready"  # the condition that sums up the others
@@ -126,6 +129,32 @@ class AutoscalingStatus(_Record, frozen=True, kw_only=True):
     ]
 
 
+class OperatorStatus(_Record, frozen=True, kw_only=True):
+    """The operator that manages the pool."""
+
+    name: Annotated[
+        str, Meta(description="Namespace and name of the installation that manages the pool.")
+    ]
+    time: Annotated[
+        Moment,
+        Meta(
+            description="When it last looked at the pool, renewed every minute. An older time means"
+            " that no operator is at work."
+        ),
+    ]
+    other: Annotated[
+        str,
+        Meta(
+            description="Another operator that serves the pool's namespace too and leaves the pool"
+            " alone."
+        ),
+    ] = ""
+    other_time: (
+        Annotated[Moment, Meta(description="When the other operator last saw the pool.")]
+        | UnsetType
+    ) = UNSET
+
+
 class PoolStatus(_Record, frozen=True, kw_only=True):
     """What the operator observes of a pool."""
 
@@ -144,6 +173,7 @@ class PoolStatus(_Record, frozen=True, kw_only=True):
     router: Annotated[RoleStatus, Meta(description="Routers.")] = RoleStatus()
     model: ModelStatus = ModelStatus()
     autoscaling: AutoscalingStatus | None = None
+    operator: OperatorStatus | None = None
     endpoint: Annotated[str, Meta(description="URL of the OpenAI API inside the cluster.")] = ""
     url: Annotated[
         str, Meta(description="URL of the OpenAI API from outside, if there is a route.")

@@ -25,8 +25,8 @@ import json
 import msgspec
 
 from baton_operator.api.fields import Resources, gpus_of, gpus_of_pod, quantity_bytes
-from baton_operator.api.pool import ModelCache, Pool
-from baton_operator.builders.child import ChildIdentity, Manifest, NodeRevision
+from baton_operator.api.pool import ModelCache, Pool, RoleSpec
+from baton_operator.builders.child import ChildIdentity, Manifest, NodeRevision, merged
 from baton_operator.builders.pods import (
     EPHEMERAL,
     POD_IP,
@@ -64,6 +64,7 @@ from baton_operator.names import (
 from baton_protocol.model_source import HubModel
 from baton_protocol.store import ROLES, Role
 
+NODE = "node"  # the container
 CLAIM_FOLDER = "/models/pvc"
 HUB_FOLDER = "/models/hub"
 # Default for a model that each pod fetches for itself: one with 8 billion parameters in bfloat16
@@ -305,7 +306,7 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
     ]
     container = http_container(
         pool,
-        "node",
+        NODE,
         pool.node_image,
         command,
         NODE_PORT,
@@ -355,6 +356,16 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
         "chunk-blocks": engine.chunk_blocks,
         "max-model-len": engine.max_model_len,
     }
+
+
+def node_gpus(spec: RoleSpec) -> int:
+    """The GPUs in the limits of the container `node`, from the resources or the podTemplate."""
+    pod = merged(
+        {"containers": [{"name": NODE, "resources": {"limits": spec.resources.limits}}]},
+        spec.pod_template.get("spec") or {},
+    )
+    found = [item for item in pod.get("containers") or () if item.get("name") == NODE]
+    return gpus_of_pod({"containers": found})
 
 
 def _switch(value: bool | None) -> str | None:

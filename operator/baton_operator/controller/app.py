@@ -22,6 +22,7 @@ from baton_operator.api.status import read_status
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.controller.index_poller import IndexPoller
+from baton_operator.controller.ownership import Ownership
 from baton_operator.controller.pool_task import PoolTasks
 from baton_operator.controller.reconcile import PoolParts, Reconciler
 from baton_operator.controller.settings import OperatorSettings
@@ -127,6 +128,7 @@ class _Life:
                 drainer=Drainer(api, cache, routers, status.tell, _now),
                 status=status,
                 metrics=self._metrics,
+                ownership=Ownership(self._settings.full_name, clock),
             )
             installation = self._settings.installation
             return Reconciler(key, uid, api, cache, parts, installation, clock)
@@ -211,7 +213,8 @@ class _Life:
             await self._work(cache, tasks)
             return
         namespace = self._settings.installation.namespace
-        lease = Lease(api, namespace, self._settings.identity, time.monotonic, _now)
+        place = (namespace, self._settings.name)
+        lease = Lease(api, place, self._settings.identity, time.monotonic, _now)
         await lease.hold()
         working = asyncio.create_task(self._work(cache, tasks))
         keeping = asyncio.create_task(lease.keep())

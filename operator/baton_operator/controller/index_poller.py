@@ -18,6 +18,7 @@ from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.index_reader import Answer, IndexReader, Login
 from baton_operator.state.observed import Observed
+from baton_operator.state.store_check import StoreProblem
 
 logger = logging.getLogger(__name__)
 Subject = tuple[Pool, Observed, PoolStatus]
@@ -47,14 +48,23 @@ class IndexPoller:
         """Whether the last several reads in a row failed."""
         return self._reader.silent
 
+    @property
+    def problem(self) -> StoreProblem | None:
+        """What the last read found wrong with an external store."""
+        return self._reader.problem
+
     def follow(self, pool: Pool, observed: Observed, status: PoolStatus) -> None:
         """Schedule the next read for this state of the pool, or stop reading if none is needed."""
         due_s = self._reader.due_in(pool, observed, status)
         if due_s is None:
-            self._subject = None
+            self.rest()
             return
         self._subject = (pool, observed, status)
         self._schedule.add(due_s)
+
+    def rest(self) -> None:
+        """Stop reading until `follow` is called again."""
+        self._subject = None
 
     def take_answer(self) -> Answer | None:
         """The answer that arrived since the last call; None if there is none."""
@@ -81,7 +91,7 @@ class IndexPoller:
             return
         pool, observed, status = self._subject
         login = await self._login(pool)
-        was_silent = self._reader.silent
+        was_silent, last_problem = self._reader.silent, self._reader.problem
         answer = await self._reader.read(pool, observed, status, login)
         if self._subject is None:
             return  # `follow` stopped the reads meanwhile
@@ -89,8 +99,9 @@ class IndexPoller:
             self._answer = answer
             self._answered()
             return
-        if self._reader.silent and not was_silent:
-            self._answered()  # the status must report the silent index
+        silenced = self._reader.silent and not was_silent
+        if silenced or self._reader.problem != last_problem:
+            self._answered()  # the status must report it
         self.follow(*self._subject)
 
     async def _login(self, pool: Pool) -> Login | None:

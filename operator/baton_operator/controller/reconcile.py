@@ -29,6 +29,7 @@ from baton_operator.builders import (
 )
 from baton_operator.builders.child import Manifest, child_name
 from baton_operator.controller.index_poller import IndexPoller
+from baton_operator.controller.ownership import Ownership, Turn
 from baton_operator.controller.pool_task import Incomplete, PoolGone
 from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.drain.drainer import Drainer, DrainStep
@@ -54,9 +55,11 @@ from baton_operator.state.cache import (
     pods_of,
     read_child,
 )
+from baton_operator.state.hosts import shared_hosts
 from baton_operator.state.index_reader import LOOK_S, Answer
 from baton_operator.state.observed import Observed, ObservedPod, Planned, Refusal, Roll
-from baton_operator.status.derive import refusal_words
+from baton_operator.status.derive import held_words, refusal_words
+from baton_operator.status.events import held
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -181,6 +184,10 @@ SETTLING_AGAIN_S = 2.0
 SECRET_S = 30.0
 
 
+class NotOurs(Refused):
+    """An object that the pool needs belongs to somebody else."""
+
+
 class PoolPlanner(Protocol):
     """Sets the planned numbers of nodes in a pool; `Autoscaler` implements it."""
 
@@ -200,6 +207,7 @@ class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
     drainer: Drainer
     status: StatusWriter
     metrics: Metrics
+    ownership: Ownership
 
 
 class Reconciler:
@@ -228,6 +236,8 @@ class Reconciler:
         self._secret: CachedChild | None = None
         self._secret_at = -math.inf
         self._credentials: Credentials | None = None
+        self._stays_away = False  # another operator manages the pool
+        self._sharers: set[str] = set()  # pools with the same host name
 
     async def ask_index(self) -> None:
         await self._parts.index.run()
@@ -241,6 +251,37 @@ class Reconciler:
         resource = self._cache.pool(self._key)
         if resource is None or self._cache.pool_uid(self._key) != self._uid:
             raise PoolGone
+        turn = await self._take_turn(resource)
+        if not turn.acts:
+            return turn.again_s
+        again_s = await self._manage()
+        return turn.again_s if again_s is None else min(again_s, turn.again_s)
+
+    async def _take_turn(self, resource: Body) -> Turn:
+        """Find out whether this operator manages the pool, and record the answer in its status."""
+        parts = self._parts
+        known = (read_status(resource) or PoolStatus()).operator
+        turn = parts.ownership.turn(known, parts.status.now())
+        if turn.record is not None:
+            await parts.status.claim(resource, turn.record)
+        if turn.acts:
+            self._stays_away = False
+            return turn
+        assert known is not None, "a pool that nobody manages is taken"
+        holder, name = known.name, parts.ownership.name
+        if turn.record is not None and turn.record.other != known.other:
+            await parts.status.tell(self._uid, held(holder, name))
+        elif not self._stays_away:
+            logger.warning("pool %s: %s", self._key, held_words(holder, name))
+        if not self._stays_away:
+            parts.index.rest()
+            parts.planner.forget()
+        self._stays_away = True
+        return turn
+
+    async def _manage(self) -> float | None:
+        resource = self._cache.pool(self._key)
+        assert resource is not None
         if self._cache.settles(self._key):
             # The pods' state is unknown: do not report, scale, drain or roll out until they settle.
             logger.info(
@@ -271,10 +312,18 @@ class Reconciler:
         observed = self._observed(refusals, answer, silent=silent, step=step, planned=planned)
         status = await parts.status.report(pool.generation, pool, revision.name, observed)
         parts.index.follow(pool, observed, status)
+        self._tell_sharers(observed)
         if refusals:
             raise _incomplete(refusals)
         again_s = _again_s(observed, status)
         return again_s if planned is None else min(again_s or LOOK_S, LOOK_S)
+
+    def _tell_sharers(self, observed: Observed) -> None:
+        """Let the pools with the same host name report it too, and report when it is over."""
+        now = {shared.pool for shared in observed.shared_hosts}
+        for name in now ^ self._sharers:
+            self._cache.wake(PoolKey(*name.split("/")))
+        self._sharers = now
 
     async def _change(
         self, pool: Pool, revision: NodeRevision, seen: Observed
@@ -342,7 +391,12 @@ class Reconciler:
             try:
                 await self._act(act)
             except (Refused, ServerFailed) as error:
-                refusals.append(Refusal(child=act.key, code=error.code, message=error.message))
+                own_words = isinstance(error, NotOurs)
+                refusals.append(
+                    Refusal(
+                        child=act.key, code=error.code, message=error.message, own_words=own_words
+                    )
+                )
                 if act.key.kind in _FIRST and not isinstance(act, Delete):
                     break
         for refusal in refusals:
@@ -420,6 +474,8 @@ class Reconciler:
             nodes=answer.nodes if answer is not None else None,
             fetches=answer.fetches if answer is not None else None,
             routes=tuple(child.route for child in children if child.route is not None),
+            store_problem=self._parts.index.problem,
+            shared_hosts=shared_hosts(self._key, self._cache.specs()),
             address=next((child.address for child in children if child.address), ""),
             departures=step.departures if step is not None else (),
             roll=step.roll if step is not None else Roll(),
@@ -454,7 +510,7 @@ def _foreign(owner: str, key: PoolKey) -> ApiError:
     """Conflict for a child of an earlier pool with this name: garbage collection deletes it."""
     if owner == key.name:
         return Conflict("an object of an earlier pool with this name still exists")
-    return Refused(409, _FOREIGN)
+    return NotOurs(409, _FOREIGN)
 
 
 def _incomplete(refusals: Sequence[Refusal]) -> Exception:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from baton_operator.api.pool import Pool, SpecError
-from baton_operator.api.status import PoolStatus, read_status
+from baton_operator.api.status import OperatorStatus, PoolStatus, read_status
 from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
 from baton_operator.kube.kinds import EVENT, POOL
 from baton_operator.state.cache import Cache, PoolKey
@@ -44,7 +44,7 @@ class StatusWriter:
         self._api = api
         self._cache = cache
         self._pod_events = pod_events
-        self._now = now
+        self.now = now
         self._instance = instance
 
     async def report(
@@ -61,15 +61,25 @@ class StatusWriter:
         resource = self._cache.pool(self._key)
         before = read_status(resource) if resource is not None else None
         after = derive(
-            pool, revision, generation, observed, before, self._now(), self._cache.now_s()
+            pool, revision, generation, observed, before, self.now(), self._cache.now_s()
         )
         if resource is not None and after != before:
-            await self._write(resource, after)
+            await self._write(resource, after.written())
             for event in events_between(before, after):
                 await self.tell(resource["metadata"]["uid"], event)
         return after
 
-    async def _write(self, resource: Body, status: PoolStatus) -> None:
+    async def claim(self, resource: Body, record: OperatorStatus) -> None:
+        """Write who manages the pool, and nothing else of its status. Raise Conflict if the pool
+        changed since the cache saw it: another operator may have been faster."""
+        if resource.get("status"):
+            # The fields of another version of the operator stay.
+            status = resource["status"] | {"operator": msgspec.to_builtins(record)}
+        else:
+            status = PoolStatus(operator=record).written()
+        await self._write(resource, status)
+
+    async def _write(self, resource: Body, status: Body) -> None:
         # resourceVersion: no other version of the pool may get this status.
         metadata = {
             "name": self._key.name,
@@ -81,7 +91,7 @@ class StatusWriter:
             "apiVersion": POOL.api_version,
             "kind": POOL.kind,
             "metadata": metadata,
-            "status": status.written(),
+            "status": status,
         }
         self._cache.see_pool(await self._api.apply_status(body), ours=True)
 
@@ -96,7 +106,7 @@ class StatusWriter:
                 "name": f"{key.name}.{uuid.uuid4().hex[:16]}",
                 "namespace": key.namespace,
             },
-            "eventTime": self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "eventTime": self.now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": f"baton.dev/{FIELD_MANAGER}",
             "reportingInstance": self._instance,
             "action": "Reconcile",

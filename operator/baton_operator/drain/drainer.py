@@ -230,12 +230,15 @@ class Drainer:
     async def _deployment(self, view: DrainView, nodes: DeploymentNodes) -> _Done:
         surplus = len(nodes.pods) - nodes.wanted
         lowers = nodes.current > nodes.wanted
+        replaced = bool(nodes.replaced_by)
         # Whether a new node can take over requests is unknown until all new nodes have reported.
-        patient = bool(nodes.replaced_by) and not view.unreachable
+        patient = replaced and not view.unreachable
         reports = None if patient and view.unreported else view.reports
         victims = [
             victim
-            for victim in choose_victims(nodes.pods, reports, surplus, patient=patient)
+            for victim in choose_victims(
+                nodes.pods, reports, surplus, patient=patient, replaced=replaced
+            )
             # Once the replicas are lowered Kubernetes chooses, and takes marked pods first.
             if lowers or victim.pod.drain_since
         ]

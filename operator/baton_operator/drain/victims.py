@@ -32,16 +32,19 @@ def choose_victims(
     surplus: int,
     *,
     patient: bool = False,
+    replaced: bool = False,
 ) -> list[Victim]:
     """At most `surplus` of `pods`, which are those that their controller counts. `reports` is by
     pod; None if the index could not be read. Then only pods are chosen for which reports do not
-    matter. With `patient` they matter for every serving pod, else only if some pods stay."""
+    matter. With `patient` they matter for every serving pod, else only if some pods stay.
+    `replaced`: nodes of a newer revision take their place."""
     known = reports or {}
     ranked = sorted(pods, key=lambda pod: _rank(pod, known.get(pod.name)))
     chosen = ranked[: max(0, surplus)]
     everybody = len(chosen) == len(pods)
+    end = "all nodes of its revision are replaced" if replaced else "its role scales to 0 nodes"
     return [
-        Victim(pod, pod.drain_reason or _why(pod, known.get(pod.name), everybody))
+        Victim(pod, pod.drain_reason or _why(pod, known.get(pod.name), end if everybody else ""))
         for pod in chosen
         if reports is not None or (everybody and not patient) or _is_plain(pod)
     ]
@@ -75,13 +78,14 @@ def _rank(pod: ObservedPod, report: NodeReport | None) -> tuple[object, ...]:
     return (removal_class(pod), not marked, not drained, report is None, loads, pod.name)
 
 
-def _why(pod: ObservedPod, report: NodeReport | None, everybody: bool) -> str:
+def _why(pod: ObservedPod, report: NodeReport | None, end: str) -> str:
+    """`end`: why no node of its Deployment stays, "" if some do."""
     if not is_served(pod):
         return "it has not started"
     if not pod.ready:
         return "it is not ready"
-    if everybody:
-        return "its role scales to 0 nodes"
+    if end:
+        return end
     if report is None:
         return "no node of its role has a report"
     what = "drained by hand, with" if report.state == "draining" else "least loaded:"

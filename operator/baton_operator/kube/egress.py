@@ -26,7 +26,12 @@ _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """Names the host and the kind of its addresses, but never the addresses of a host name."""
+    """Names the host and the kind of its addresses, but never the addresses of a host name.
+    `configured`: only because the operator's networks were restricted."""
+
+    def __init__(self, message: str, *, configured: bool = False) -> None:
+        super().__init__(message)
+        self.configured = configured
 
 
 def look_up(host: str, port: int) -> tuple[Address, ...]:
@@ -41,7 +46,8 @@ def allowed(host: str, addresses: Sequence[Address], networks: Sequence[Network]
     refusals = {address: refusal(address, networks) for address in addresses}
     accepted = [str(address) for address, reason in refusals.items() if not reason]
     if not accepted:
-        raise AddressRefused(f"{host} is {next(iter(refusals.values()))}")
+        reason = next(iter(refusals.values()))
+        raise AddressRefused(f"{host} is {reason}", configured=bool(networks))
     return accepted
 
 

@@ -19,25 +19,25 @@ from baton_operator.kube.kinds import LEASE, ChildKey
 
 logger = logging.getLogger(__name__)
 
-NAME = "baton-operator"
 DURATION_S = 15
 RENEW_FOR_S = 10.0
 PERIOD_S = 2.0
 
 
 class Lease:
-    """`clock` returns monotonic seconds; `now` the time of day that is written to the Lease."""
+    """`place` is the Lease's namespace and name: each installation has its own. `clock` returns
+    monotonic seconds; `now` the time of day that is written to the Lease."""
 
     def __init__(
         self,
         api: Api,
-        namespace: str,
+        place: tuple[str, str],
         identity: str,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
         self._api = api
-        self._key = ChildKey(LEASE.api_version, LEASE.kind, namespace, NAME)
+        self._key = ChildKey(LEASE.api_version, LEASE.kind, *place)
         self._identity = identity
         self._clock = clock
         self._now = now
@@ -45,7 +45,7 @@ class Lease:
 
     async def hold(self) -> None:
         """Return once this replica holds the lease."""
-        logger.info("waiting for lease %s/%s", self._key.namespace, NAME)
+        logger.info("waiting for lease %s/%s", self._key.namespace, self._key.name)
         while not await self._try():
             await asyncio.sleep(PERIOD_S)
         logger.info("%s is now the leader", self._identity)
@@ -95,7 +95,7 @@ class Lease:
         except Conflict:
             return False  # another replica was faster
         except (ApiError, TimeoutError) as error:
-            logger.warning("lease %s/%s: %s", self._key.namespace, NAME, error)
+            logger.warning("lease %s/%s: %s", self._key.namespace, self._key.name, error)
             return False
 
     def _look(self, body: Body) -> None:

@@ -18,7 +18,7 @@ from baton_operator.kube.kinds import (
     SECRET,
     ObjectKind,
 )
-from baton_operator.kube.lease import NAME as LEASE_NAME
+from baton_operator.names import OPERATOR
 
 
 class PermissionRule(msgspec.Struct, frozen=True):
@@ -60,8 +60,9 @@ POOL_RULES = (
 CLUSTER_RULES = (
     PermissionRule("apiextensions.k8s.io", "customresourcedefinitions", ("list", "watch")),
 )
-# In the operator's own namespace, with leader election. RBAC cannot restrict create to a name.
+# In the operator's own namespace, with leader election: the Lease has the installation's name. RBAC
+# cannot restrict create to a name.
 LEASE_RULES = (
     PermissionRule(LEASE.group, LEASE.plural, ("create",)),
-    PermissionRule(LEASE.group, LEASE.plural, ("get", "update"), (LEASE_NAME,)),
+    PermissionRule(LEASE.group, LEASE.plural, ("get", "update"), (OPERATOR,)),
 )

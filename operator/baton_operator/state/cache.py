@@ -90,6 +90,16 @@ class Cache:
     def pool(self, key: PoolKey) -> Body | None:
         return self._pools.get(key)
 
+    def specs(self) -> dict[PoolKey, Body]:
+        """The spec of each pool that is not being deleted, as its author wrote it."""
+        return {
+            key: body.get("spec") or {} for key, body in self._pools.items() if self.pool_uid(key)
+        }
+
+    def wake(self, key: PoolKey) -> None:
+        """Have the pool reconciled although none of its objects changed."""
+        self._changed(key)
+
     def pool_uid(self, key: PoolKey) -> str:
         """The uid of the pool with this name; "" if there is none or it is being deleted."""
         metadata = self._pools.get(key, {}).get("metadata", {})

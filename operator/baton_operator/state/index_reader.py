@@ -7,8 +7,9 @@ there is no answer. So the index is read only when needed, with a short timeout,
 its own, and with a backoff while it is silent.
 
 The pool names the address of an external index, so the server may be anything. `egress` restricts
-the addresses, and the registry bounds answers and drops invalid reports. The reason of a failure is
-only logged: in the status it would make the operator a port scanner.
+the addresses, and the registry bounds answers and drops invalid reports. What is wrong with an
+external store is reported in words of our own (`store_check`). The data servers of an external
+store are only asked for a sign of life, while the pool is not ready and no node of it uses them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from baton_operator.api.status import READY, PoolStatus
 from baton_operator.builders.store import store_settings
 from baton_operator.kube.egress import Address, AddressRefused, Network, allowed, look_up
 from baton_operator.state.observed import Observed
+from baton_operator.state.store_check import StoreProblem, ping, problem_with
 from baton_protocol.store import ROLES, FetchReport, NodeReport, RouterReport
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ ASLEEP_S = 2.0
 LOOK_S = 5.0
 FETCHING_S = 5.0
 UNSETTLED_S = 15.0
+# The first report of a node that has just become ready: its fingerprint is in the status at once.
+UNREPORTED_S = 2.0
 STEADY_S = 60.0
 FIRST_RETRY_S = 10.0
 LONGEST_RETRY_S = 300.0
@@ -69,11 +73,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 class LastQuery(msgspec.Struct, frozen=True):
     """When a pool's index was last read, and how many reads in a row failed. `refused`: why the
-    operator may not connect to it."""
+    operator may not connect to it. `urls`: those of the store. `problem`: of an external store."""
 
     at: float
     failures: int = 0
     refused: str = ""
+    urls: tuple[str, ...] = ()
+    problem: StoreProblem | None = None
 
 
 def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
@@ -92,7 +98,13 @@ def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float 
         return FETCHING_S
     ready = status.condition(READY) if status is not None else None
     settled = ready is not None and ready.status == "True"
-    return STEADY_S if status is not None and settled and status.fingerprint else UNSETTLED_S
+    if status is None or not settled:
+        return UNSETTLED_S
+    if status.fingerprint and status.exact:
+        return STEADY_S
+    # In a roll-out the nodes of the new revision may load their model for long.
+    reports = any(pod.ready and pod.revision == status.revision for pod in nodes)
+    return UNREPORTED_S if reports else UNSETTLED_S
 
 
 def _planned_s(pool: Pool) -> float:
@@ -176,7 +188,10 @@ class IndexReader:
         if pause is None:
             return None
         longest_s = FIRST_RETRY_S if _planned_s(pool) else LONGEST_RETRY_S
-        next_s = next_question(pause, self._last_query, longest_s)
+        last = self._last_query
+        if last is not None and last.urls != _urls(pool):
+            last = None  # the store of the last answer is no longer the pool's
+        next_s = next_question(pause, last, longest_s)
         return max(0.0, next_s - self._clock())
 
     async def read(
@@ -187,17 +202,26 @@ class IndexReader:
             return None
         before = self._last_query or LastQuery(0.0)
         # Recorded before the first await, so that a second call does not read as well.
-        self._last_query = msgspec.structs.replace(before, at=self._clock())
-        answer, refused = None, ""
-        try:
-            async with self._lookups.turn(pool.namespace):
+        if before.urls != (urls := _urls(pool)):
+            before = LastQuery(0.0)
+        self._last_query = msgspec.structs.replace(before, at=self._clock(), urls=urls)
+        answer, problem, refused = None, None, ""
+        async with self._lookups.turn(pool.namespace):
+            try:
                 answer = await self._ask(pool, login)
-        except AddressRefused as error:
-            refused = str(error)
-            if refused != before.refused:
-                logger.warning("not querying the index of pool %s: %s", pool.key, refused)
+            except AddressRefused as error:
+                problem, refused = problem_with("index", urls[0], error), str(error)
+                if refused != before.refused:
+                    logger.warning("not querying the index of pool %s: %s", pool.key, refused)
+            except (StoreError, OSError, TimeoutError) as error:
+                logger.debug("index of pool %s: %s", pool.key, error)
+                problem = problem_with("index", urls[0], error)
+            if pool.spec.kv_store.external is None:
+                problem = None  # its pods say what is wrong
+            elif answer is not None and not _is_used(status, answer):
+                problem = await self._check_data(pool, login)
         failures = 0 if answer else before.failures + 1
-        self._last_query = LastQuery(self._clock(), failures, refused)
+        self._last_query = LastQuery(self._clock(), failures, refused, urls, problem)
         return answer
 
     @property
@@ -205,22 +229,39 @@ class IndexReader:
         """Whether the last several reads in a row failed."""
         return self._last_query is not None and self._last_query.failures >= SILENT
 
-    async def _ask(self, pool: Pool, login: Login | None) -> Answer | None:
-        try:
-            async with asyncio.timeout(self._answer_s):
-                addresses = await self._addresses(pool)
-                with index_url_of(pool, login) as url:
-                    async with Registry(url, pool.key, addresses) as registry:
-                        nodes, fetches = await registry.nodes(), await registry.fetches()
-                        routers = await registry.routers() if _planned_s(pool) else []
-        except (StoreError, OSError, TimeoutError) as error:
-            logger.debug("index of pool %s: %s", pool.key, error)
-            return None
+    @property
+    def problem(self) -> StoreProblem | None:
+        """What the last read found wrong with an external store."""
+        return self._last_query.problem if self._last_query is not None else None
+
+    async def _ask(self, pool: Pool, login: Login | None) -> Answer:
+        """Raise AddressRefused, StoreError, OSError or TimeoutError."""
+        async with asyncio.timeout(self._answer_s):
+            addresses = await self._addresses(pool, store_settings(pool).index_url)
+            with index_url_of(pool, login) as url:
+                async with Registry(url, pool.key, addresses) as registry:
+                    nodes, fetches = await registry.nodes(), await registry.fetches()
+                    routers = await registry.routers() if _planned_s(pool) else []
         return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
 
-    async def _addresses(self, pool: Pool) -> list[str]:
+    async def _check_data(self, pool: Pool, login: Login | None) -> StoreProblem | None:
+        """The problem of the first data server that has one. They share one timeout, so that a
+        long list of silent ones does not delay other pools of the namespace."""
+        end = asyncio.get_running_loop().time() + self._answer_s
+        for url in store_settings(pool).data_urls:
+            try:
+                async with asyncio.timeout_at(end):
+                    addresses = await self._addresses(pool, url)
+                    with url_with_login(pool, url, login) as with_password:
+                        await ping(with_password, addresses)
+            except (AddressRefused, StoreError, OSError, TimeoutError) as error:
+                logger.debug("data server of pool %s: %s", pool.key, error)
+                return problem_with("data", url, error)
+        return None
+
+    async def _addresses(self, pool: Pool, url: str) -> list[str]:
         """Checked for a managed index too: users who may edit its Service can redirect its name."""
-        endpoint = parse_endpoint(store_settings(pool).index_url)
+        endpoint = parse_endpoint(url)
         found = await self._lookups.addresses(pool.namespace, endpoint.host, endpoint.port)
         networks = self._networks if pool.spec.kv_store.external is not None else ()
         return allowed(endpoint.host, found, networks)
@@ -230,7 +271,13 @@ class IndexReader:
 def index_url_of(pool: Pool, login: Login | None) -> Iterator[str]:
     """The index's URL with the login. The CA file, which only the nodes' pods have at its usual
     path, is a temporary file while the context lasts."""
-    url = store_settings(pool).index_url
+    with url_with_login(pool, store_settings(pool).index_url, login) as url:
+        yield url
+
+
+@contextmanager
+def url_with_login(pool: Pool, url: str, login: Login | None) -> Iterator[str]:
+    """The same for any URL of the pool's store."""
     if pool.spec.kv_store.external is None:
         yield with_login(url, "", pool.credentials.redis_password)
         return
@@ -239,6 +286,19 @@ def index_url_of(pool: Pool, login: Login | None) -> Iterator[str]:
         file.write(login.certificate)
         file.flush()
         yield with_login(_with_certificate(url, file.name), login.username, login.password)
+
+
+def _urls(pool: Pool) -> tuple[str, ...]:
+    """The index's URL, then those of the data servers."""
+    settings = store_settings(pool)
+    return settings.index_url, *settings.data_urls
+
+
+def _is_used(status: PoolStatus | None, answer: Answer) -> bool:
+    """Whether the pool's own nodes use the data servers: they know better than the operator."""
+    ready = status.condition(READY) if status is not None else None
+    settled = ready is not None and ready.status == "True"
+    return settled or any(node.state == "ready" and node.store != "down" for node in answer.nodes)
 
 
 def _with_certificate(url: str, path: str) -> str:

@@ -51,6 +51,7 @@ from baton_operator.names import (
     REVISION_LABEL,
     WAKE_WAIT_FLAG,
 )
+from baton_operator.state.store_check import StoreProblem
 from baton_protocol.store import FetchReport, NodeReport, Role
 
 Body = Mapping[str, Any]
@@ -120,7 +121,13 @@ def problem_of(pod: Body) -> Problem | None:
 def unprepared_problem(events: Iterable[Body]) -> Problem | None:
     """The problem of a pod that is scheduled but not prepared, from its Warning events
     (events.k8s.io)."""
-    warnings = [event for event in events if event.get("reason") != "FailedScheduling"]
+    warnings = [
+        event
+        for event in events
+        if event.get("reason") != "FailedScheduling"
+        # Of a container, such as its failing probe: the pod is prepared, its status is only late.
+        and not (event.get("regarding") or {}).get("fieldPath")
+    ]
     newest = max(warnings, key=_weight, default=None)
     if newest is None:
         return None
@@ -343,11 +350,21 @@ class ObservedRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A child that the API server refused; `message` is the server's."""
+    """A child that the API server refused; `message` is the server's. `own_words`: this operator
+    refused it."""
 
     child: ChildKey
     code: int
     message: str
+    own_words: bool = False
+
+
+class SharedHost(msgspec.Struct, frozen=True, kw_only=True):
+    """Another pool's route of the same host name. `field` is this pool's."""
+
+    field: str
+    host: str
+    pool: str
 
 
 class Departure(msgspec.Struct, frozen=True):
@@ -386,8 +403,9 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """One pool's children at one moment. `nodes` and `fetches` are None if the index was not read
-    or did not answer; `silent` if several reads in a row failed. `address` is that of the router's
-    LoadBalancer, "" without one. `planned` is None without autoscaling, or while paused."""
+    or did not answer; `silent` if several reads in a row failed. `store_problem`: of an external
+    store, at the last read. `address` is that of the router's LoadBalancer, "" without one.
+    `planned` is None without autoscaling, or while paused."""
 
     workloads: tuple[ObservedWorkload, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
@@ -397,9 +415,11 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[ObservedRoute, ...] = ()
     address: str = ""
     silent: bool = False
+    store_problem: StoreProblem | None = None
     departures: tuple[Departure, ...] = ()
     roll: Roll = Roll()
     planned: Planned | None = None
+    shared_hosts: tuple[SharedHost, ...] = ()
 
     @property
     def drains(self) -> bool:

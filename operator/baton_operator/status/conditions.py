@@ -182,10 +182,21 @@ EXTERNAL_IN_USE = _true(
 )
 EXTERNAL_UNASKED = _wait(
     "ExternalUnasked",
-    "neither the operator nor a router has reached the external index yet; the "
-    "operator may have no network path to it",
-    "if this persists, check `kvStore.external`, and the routers' logs",
+    "neither the operator nor a router has tried to reach the external index yet",
+    "wait",
     "Unknown",
+)
+EXTERNAL_FAILING = _false(
+    "ExternalFailing",
+    "a server of the external store cannot be used; the message names it and the cause",
+    "correct `kvStore.external`, the Secret that it names, or the server",
+)
+EXTERNAL_UNREACHABLE = _unknown(
+    "ExternalUnreachable",
+    "a server of the external store does not answer the operator, and no pod of the pool uses it "
+    "yet; the message names it and the cause",
+    "check the address and the network path to it; if only the operator has no path, it passes "
+    "once a router is ready",
 )
 EXTERNAL_SILENT = _unknown(
     "ExternalSilent",
@@ -309,12 +320,20 @@ NO_DECODE_NODE = _false(
     "see DecodeReady, or set `missingRolePolicy: aggregate`",
 )
 
+ONE_OPERATOR = _true("OneOperator", "no other operator serves the pool's namespace")
+OTHER_OPERATOR = _false(
+    "OtherOperator",
+    "two operators serve the pool's namespace; the message names the one that manages the pool and "
+    "the one that leaves it alone",
+    "uninstall one of them, or give each its own namespaces: `watchNamespaces`",
+)
+
 READY = ConditionKind(
     name=READY_TYPE,
     absent="never",
     meaning="the pool matches its spec, and all parts work",
-    source="all conditions except Updated, RolloutBlocked, Scaled and Serving: their first "
-    "problem, else what they wait for",
+    source="all conditions except Updated, RolloutBlocked, Scaled, Serving, SpecEffective and "
+    "SoleOperator: their first problem, else what they wait for",
     reasons=(ALL_READY,),
 )
 VALID = ConditionKind(
@@ -340,6 +359,8 @@ STORE_READY = ConditionKind(
         EXTERNAL_ANSWERS,
         EXTERNAL_IN_USE,
         EXTERNAL_UNASKED,
+        EXTERNAL_FAILING,
+        EXTERNAL_UNREACHABLE,
         EXTERNAL_SILENT,
         NODES_CUT_OFF,
         FINGERPRINTS_DIFFER,
@@ -410,6 +431,31 @@ SERVING = ConditionKind(
         NO_DECODE_NODE,
     ),
 )
+FULL_EFFECT = _true("FullEffect", "nothing in the spec is known to be wasted or in conflict")
+GPUS_UNUSED = _false(
+    "GpusUnused",
+    "a role's nodes have GPUs in their limits that they do not use",
+    "write 1 GPU in the role's limits and raise its `replicas`: a node uses one",
+)
+HOST_SHARED = _false(
+    "HostShared",
+    "another pool routes the same host name, so only one of them gets its requests, or both get "
+    "parts of them",
+    "give each pool its own host name",
+)
+SPEC_EFFECTIVE = ConditionKind(
+    name="SpecEffective",
+    meaning="the pool uses all that its spec asks for",
+    source="the spec, and the specs of the other pools",
+    reasons=(FULL_EFFECT, GPUS_UNUSED, HOST_SHARED),
+)
+SOLE_OPERATOR = ConditionKind(
+    name="SoleOperator",
+    meaning="only one operator serves the pool's namespace",
+    source="`status.operator`, where each operator leaves a mark every minute",
+    absent="never",
+    reasons=(ONE_OPERATOR, OTHER_OPERATOR),
+)
 # In the order in which they are written to the status.
 KINDS = (
     READY,
@@ -425,6 +471,8 @@ KINDS = (
     ROLLOUT_BLOCKED,
     SCALED,
     SERVING,
+    SPEC_EFFECTIVE,
+    SOLE_OPERATOR,
 )
 # The conditions that Ready summarises.
 PARTS = (

@@ -11,7 +11,7 @@ Finding, or to None if the condition does not apply.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 import msgspec
@@ -28,6 +28,7 @@ from baton_operator.api.status import (
     stamp,
 )
 from baton_operator.builders.child import ChildIdentity
+from baton_operator.builders.nodes import node_gpus
 from baton_operator.names import STORE
 from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload, Refusal
 from baton_operator.status import conditions as c
@@ -38,6 +39,7 @@ from baton_operator.status.conditions import (
     START_OVERDUE,
     Reason,
 )
+from baton_operator.status.flag_fields import field_of
 from baton_protocol.model_source import HubModel
 from baton_protocol.store import ROLES, Exact, FetchReport, NodeReport, Role, exact_together
 
@@ -162,7 +164,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def _problem(self, pod: ObservedPod) -> Finding | None:
         if pod.problem:
-            return Finding(_REASONS[pod.problem], f"{pod.name}: {pod.message}")
+            field = field_of(pod.message, pod.component, self.pool) if self.pool else ""
+            hint = f"; see {field}" if field else ""
+            return Finding(_REASONS[pod.problem], f"{pod.name}: {pod.message}{hint}")
         if not pod.unprepared_since:
             return None
         if self.now_s - pod.seen.unprepared < PREPARING_S:
@@ -204,7 +208,7 @@ def refusal_words(refusal: Refusal) -> str:
     child = f"{refusal.child.kind} {refusal.child.name}"
     message = (
         "message hidden because it may contain secret data"
-        if refusal.child.kind == "Secret"
+        if refusal.child.kind == "Secret" and not refusal.own_words
         else refusal.message
     )
     return f"{child}: {refusal.code}: {message}"
@@ -231,14 +235,23 @@ def _managed_store(view: View) -> Finding:
 
 
 def _external_store(view: View) -> Finding:
+    """Without an answer of the index, what is known from before holds."""
+    problem, last = view.observed.store_problem, view.last_condition(c.STORE_READY.name)
+    words, before = problem.words if problem else "", last.reason if last else ""
+    if problem is not None and problem.role == "data":
+        return Finding(c.EXTERNAL_FAILING if problem.sure else c.EXTERNAL_UNREACHABLE, words)
     if view.observed.nodes is not None:
         return Finding(c.EXTERNAL_ANSWERS)
-    last = view.last_condition(c.STORE_READY.name)
-    if last is not None and last.reason == c.EXTERNAL_SILENT.name:
-        return Finding(c.EXTERNAL_SILENT)
-    if last is not None and last.reason == c.EXTERNAL_ANSWERS.name:
-        return Finding(c.EXTERNAL_SILENT if view.observed.silent else c.EXTERNAL_ANSWERS)
-    return Finding(c.EXTERNAL_IN_USE if view.ready("router") else c.EXTERNAL_UNASKED)
+    silent = before == c.EXTERNAL_ANSWERS.name and view.observed.silent
+    if silent or before == c.EXTERNAL_SILENT.name:
+        return Finding(c.EXTERNAL_SILENT, words)
+    if before == c.EXTERNAL_ANSWERS.name:
+        return Finding(c.EXTERNAL_ANSWERS)
+    if view.ready("router"):
+        return Finding(c.EXTERNAL_IN_USE, words)
+    if problem is None:
+        return Finding(c.EXTERNAL_UNASKED)
+    return Finding(c.EXTERNAL_FAILING if problem.sure else c.EXTERNAL_UNREACHABLE, words)
 
 
 def _disagreement(view: View) -> Finding | None:
@@ -332,6 +345,8 @@ def progress_words(report: FetchReport) -> str:
     """For example "3.1 of 16.4 GiB (19 %)". Never 100 % before the last byte."""
     size, unit = next((pair for pair in _UNITS if report.total_bytes >= pair[0]), _UNITS[-1])
     done = f"{report.done_bytes / size:.1f}"
+    if not report.total_bytes and not report.done_bytes:
+        return "the hub has not answered yet"
     if not report.total_bytes:
         return f"{report.done_bytes / _UNITS[1][0]:.1f} MiB so far"
     percent = report.done_bytes * 100 // report.total_bytes
@@ -474,6 +489,52 @@ def serving_finding(view: View) -> Finding:
     return Finding(c.ANSWERING)
 
 
+def spec_effective_finding(view: View) -> Finding | None:
+    """What is valid and yet not what its author expects. All hints are in the message. Those about
+    the last valid spec hold while the spec is invalid, because that one is in force."""
+    if view.pool is None:
+        last = view.last_condition(c.SPEC_EFFECTIVE.name)
+        reasons = {reason.name: reason for reason in c.SPEC_EFFECTIVE.reasons}
+        known = reasons.get(last.reason) if last else None
+        return Finding(known, last.message) if last and known else None
+    found = [*_unused_gpus(view.pool), *_shared_hosts(view.observed)]
+    if not found:
+        return Finding(c.FULL_EFFECT)
+    return Finding(found[0].reason, "; ".join(finding.message for finding in found))
+
+
+def _unused_gpus(pool: Pool) -> Iterator[Finding]:
+    used = 1 if pool.spec.engine.kind == "torch" else 0
+    for role in ROLES:
+        gpus = node_gpus(pool.spec.role(role))
+        if gpus > used:
+            words = (
+                f"spec.{role}.resources.limits: a node has {gpus} GPUs and uses {used}; write "
+                + (f"{used}, and more replicas" if used else "none: a simulated engine has no use")
+            )
+            yield Finding(c.GPUS_UNUSED, words)
+
+
+def _shared_hosts(observed: Observed) -> Iterator[Finding]:
+    for shared in observed.shared_hosts:
+        words = f"{shared.field}: pool {shared.pool} routes {shared.host} too"
+        yield Finding(c.HOST_SHARED, words)
+
+
+def sole_operator_finding(view: View) -> Finding:
+    operator = view.before.operator
+    if operator is None or not operator.other:
+        return Finding(c.ONE_OPERATOR, f"managed by {operator.name}" if operator else "")
+    return Finding(c.OTHER_OPERATOR, held_words(operator.name, operator.other))
+
+
+def held_words(holder: str, other: str) -> str:
+    return (
+        f"operator {holder} manages the pool; operator {other} serves its namespace too and leaves "
+        "the pool alone"
+    )
+
+
 def _without_nodes(view: View) -> Finding:
     if not view.may_sleep:
         return Finding(c.NO_NODE)
@@ -527,6 +588,7 @@ def derive(
         router=_role(view, "router"),
         model=view.model,
         autoscaling=_autoscaling(view),
+        operator=last.operator,
         endpoint=_endpoint(valid) if valid else last.endpoint,
         url=_url(valid, observed.address) if valid else last.url,
         revision=revision,
@@ -540,6 +602,7 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
     found: dict[str, Finding | None] = {
         c.VALID.name: Finding(c.SPEC_INVALID, error) if error else Finding(c.SPEC_VALID),
         c.APPLIED.name: applied_finding(view),
+        c.SOLE_OPERATOR.name: sole_operator_finding(view),
     }
     if view.pool is not None or view.revision:
         found |= {
@@ -553,6 +616,7 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
             c.ROLLOUT_BLOCKED.name: rollout_blocked_finding(view),
             c.SCALED.name: scaled_finding(view),
             c.SERVING.name: serving_finding(view),
+            c.SPEC_EFFECTIVE.name: spec_effective_finding(view),
         }
     present = {name: finding for name, finding in found.items() if finding is not None}
     return present | {c.READY.name: _ready(present)}
@@ -586,7 +650,7 @@ def _condition(
         type=kind.name,
         status=finding.reason.status,
         reason=finding.reason.name,
-        message=finding.message[:LONGEST_MESSAGE],
+        message=(finding.message or finding.reason.meaning)[:LONGEST_MESSAGE],
         last_transition_time=last.last_transition_time if last and same else stamp(now),
         observed_generation=generation,
     )

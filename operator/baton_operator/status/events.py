@@ -19,7 +19,7 @@ from baton_operator.kube.kinds import EVENT, ObjectKind
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.observed import ObservedPod, Problem, unprepared_problem
 from baton_operator.status import conditions as c
-from baton_operator.status.derive import OLD_NODES
+from baton_operator.status.derive import OLD_NODES, held_words
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +143,7 @@ def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEv
     found = (
         _turned_false(last, after, c.VALID),
         _turned_false(last, after, c.APPLIED),
+        _turned_false(last, after, c.SOLE_OPERATOR),
         _revision(last, after),
         _model(last, after),
         _blocked(last, after),
@@ -151,6 +152,11 @@ def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEv
         _ready(last, after),
     )
     return tuple(event for event in found if event is not None)
+
+
+def held(holder: str, other: str) -> PoolEvent:
+    """Posted by the operator that leaves the pool alone."""
+    return PoolEvent(type="Warning", reason="HeldByOther", message=held_words(holder, other))
 
 
 def drain_begun(role: str, pod: str, why: str, replaced_by: str) -> PoolEvent:

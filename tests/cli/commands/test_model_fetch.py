@@ -20,6 +20,7 @@ from baton_cli.commands.model_fetch import make_fetch, show_progress
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.main import main
 from baton_cli.models.download_state import PART
+from baton_cli.models.hub_client import FIRST_RETRIES
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.registry import Registry
 from baton_protocol.store import FetchReport
@@ -210,6 +211,18 @@ def test_an_unreachable_hub_is_named_in_the_error(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(CommandError, match=r"^http://127.0.0.1:1 cannot provide hf://org/model: "):
         fetch(tmp_path, pauses_s=(0.01,))
+
+
+def test_a_hub_that_cannot_be_connected_to_is_given_up_sooner_than_one_that_answered(
+    hub: StubHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(CommandError):
+        fetch(tmp_path, pauses_s=(0.01,) * 9)
+    assert sum("trying again" in message for message in caplog.messages) == FIRST_RETRIES
 
 
 def test_a_failed_write_is_a_one_line_error(hub: StubHub, tmp_path: Path) -> None:

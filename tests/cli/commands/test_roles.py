@@ -7,6 +7,7 @@ import json
 import socket
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -21,6 +22,8 @@ from tests.support.pools.one_role import WAIT_S, role, wait_ready
 from tests.support.project.command import baton_process
 
 pytestmark = pytest.mark.integration
+
+WRONG_FLAG = 2
 
 
 def complete(url: str) -> dict[str, object]:
@@ -87,9 +90,38 @@ def test_a_public_node_without_a_link_token_logs_a_warning(token: str) -> None:
 
 def test_a_router_without_nodes_is_refused_in_one_line() -> None:
     done = baton_process("router", "--port", "0")
-    assert done.returncode == 1
+    assert done.returncode == WRONG_FLAG
     [line] = done.stderr.splitlines()
     assert line.startswith("baton: the router knows no nodes")
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "named"),
+    [
+        ("decode", ("--engine", "torch", "--model", "/no/such/model"), "--model /no/such/model"),
+        ("prefill", ("--engine", "sim", "--model", "/no/such/model"), "--model /no/such/model"),
+        ("decode", ("--engine", "sim", "--kv-memory", "1KiB"), "--kv-memory is 1024 bytes"),
+        ("decode", ("--engine", "sim", "--chat-template", "/no/file"), "--chat-template /no/file"),
+        ("decode", ("--engine", "sim", "--tool-parser", "none-such"), "none-such"),
+        ("router", ("--nodes", "http://127.0.0.1:1", "--api-keys", "KEYS"), "line 1: "),
+        ("router", ("--nodes", "http://127.0.0.1:1", "--api-keys", "/no/file"), "keys /no/file"),
+        ("router", ("--nodes", "http://127.0.0.1:1", "--api-keys", "KEYS", "--workers", "2"),
+         "line 1: "),
+    ],
+)  # fmt: skip
+def test_a_role_that_cannot_start_because_of_a_flag_says_which_and_ends_with_its_code(
+    command: str, flags: tuple[str, ...], named: str, tmp_path: Path
+) -> None:
+    """Kubernetes' pods show the code and the last line, from which the operator explains them."""
+    keys = tmp_path / "keys"
+    keys.write_text("no-key-in-this-line\n")
+    done = baton_process(
+        command, "--port", "0", *(flag.replace("KEYS", str(keys)) for flag in flags)
+    )
+    assert done.returncode == WRONG_FLAG, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("baton: ")
+    assert named in last
 
 
 def test_generated_node_names_are_unique_within_a_process() -> None:

@@ -19,10 +19,11 @@ def main() -> None:
     if not _present("control_plane"):
         return
     programs = build_programs(print_progress)
-    build_checkers(print_progress)
+    # Checkers last: they take as long as all else, and a first pool needs none.
     if _present("cluster"):
         install_needed(print_progress)
         node_disk(programs, build_small(print_progress), print_progress)
+    build_checkers(print_progress)
 
 
 def _present(need: str) -> bool:

@@ -132,6 +132,8 @@ def test_every_time_in_a_status_is_a_date_time() -> None:
         "status.model.progressTime",
         "status.autoscaling.since",
         "status.autoscaling.time",
+        "status.operator.time",
+        "status.operator.otherTime",
     }
     named = {
         path
@@ -251,7 +253,7 @@ def test_every_field_of_the_spec_is_in_the_schema() -> None:
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_column_shows_a_field_of_the_status(column: str) -> None:
     path = COLUMNS[column]
-    if condition := re.fullmatch(r'\.status\.conditions\[\?\(@\.type=="Ready"\)\]\.(\w+)', path):
+    if condition := re.fullmatch(r'\.status\.conditions\[\?\(@\.type=="\w+"\)\]\.(\w+)', path):
         path = f".status.conditions[].{condition[1]}"
     assert path.removeprefix(".") in dict(NODES)
 
@@ -287,10 +289,10 @@ def test_a_condition_has_the_schema_of_metav1_condition() -> None:
             assert re.fullmatch(reason, kind_reason.name), kind_reason.name
 
 
-def test_routers_and_exactness_are_shown_in_a_wide_table_only() -> None:
+def test_routers_exactness_and_the_operator_are_shown_in_a_wide_table_only() -> None:
     [version] = crd()["spec"]["versions"]
     priorities = {
         one["name"]: one.get("priority", 0) for one in version["additionalPrinterColumns"]
     }
-    assert priorities == dict.fromkeys([*COLUMNS, "Age"], 0) | {"Routers": 1, "Exact": 1}
-    assert {"Routers", "Exact"} == WIDE
+    assert priorities == dict.fromkeys([*COLUMNS, "Age"], 0) | dict.fromkeys(WIDE, 1)
+    assert {"Routers", "Exact", "Seen"} == WIDE

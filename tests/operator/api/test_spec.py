@@ -13,7 +13,7 @@ import pytest
 from baton_operator.api.fields import gpus_of, gpus_of_pod, quantity_bytes
 from baton_operator.api.pool import RouterSpec, SpecError, read_pool, read_spec
 from baton_operator.api.store import ManagedStore
-from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, sample
+from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, sample, sample_pool
 
 SIM: dict[str, Any] = {"engine": {"kind": "sim"}}
 
@@ -223,3 +223,39 @@ def test_gpus_are_counted_from_the_limits_of_all_containers() -> None:
     limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     assert gpus_of_pod({"containers": [limits, {}, limits]}) == 2
     assert gpus_of_pod({}) == 0
+
+
+def template(part: str, **spec: Any) -> dict[str, Any]:
+    override = {"podTemplate": {"spec": spec}}
+    if part == "kvStore.managed":
+        return {"kvStore": {"managed": override}}
+    return {part: override}
+
+
+SLIPS: tuple[tuple[str, str, str, str], ...] = (
+    ("decode", "containers", "nodes", "write node, or give"),
+    ("prefill", "containers", "decode", "write node, or give"),
+    ("router", "containers", "node", "write router, or give"),
+    ("kvStore.managed", "containers", "kv-index", "write redis, or give"),
+    ("decode", "initContainers", "fetch", "there is none to change; give"),
+    ("router", "initContainers", "fetch-model", "there is none to change; give"),
+)
+
+
+@pytest.mark.parametrize(("part", "kind", "name", "remedy"), SLIPS)
+def test_a_misnamed_container_is_refused_with_the_names_that_exist(
+    part: str, kind: str, name: str, remedy: str
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        sample_pool("sim", **template(part, **{kind: [{"name": name, "env": []}]}))
+    text = str(raised.value)
+    assert text.startswith(f"spec.{part}.podTemplate.spec.{kind}: {name!r} ")
+    assert remedy in text
+
+
+@pytest.mark.parametrize(("part", "kind", "name", "remedy"), SLIPS)
+def test_a_container_of_the_user_s_own_may_have_any_name(
+    part: str, kind: str, name: str, remedy: str
+) -> None:
+    own = {"name": name, "image": "registry.example/sidecar"}
+    sample_pool("sim", **template(part, **{kind: [own]}))

@@ -134,6 +134,25 @@ def test_schedules_do_not_apply_to_a_role_in_external_mode() -> None:
     assert (found["decode"].minimum, found["decode"].maximum) == (3, 3)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "named"),
+    [
+        ({"min": "4"}, "ratio.min 4 to ratio.max any"),
+        ({"max": "0.1"}, "ratio.min 0 to ratio.max 0.1"),
+        ({"min": "0.4", "max": "0.45"}, "ratio.min 0.4 to ratio.max 0.45"),
+    ],
+)
+def test_a_ratio_that_no_numbers_within_the_bounds_have_is_refused_with_both_fields(
+    ratio: dict[str, str], named: str
+) -> None:
+    """No rule of the definition sees the third: there is no fraction between these two."""
+    bounds = {"prefill": {"min": 1, "max": 2}, "decode": {"min": 1, "max": 4}}
+    with pytest.raises(SpecError, match=r"spec\.autoscaling: ratio: no numbers") as raised:
+        policy(pool({"ratio": ratio} | bounds))
+    assert named in str(raised.value)
+    assert "prefill 1 to 2, decode 1 to 4" in str(raised.value)
+
+
 BAD = [
     (
         {"schedules": [HOURS | {"timeZone": "Mars/Olympus"}]},

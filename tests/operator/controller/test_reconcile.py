@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +17,7 @@ from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool
 from baton_operator.controller.index_poller import IndexPoller
+from baton_operator.controller.ownership import GONE_S, HEARTBEAT_S, ROUNDING_S, Ownership
 from baton_operator.controller.pool_task import Incomplete, PoolGone
 from baton_operator.controller.reconcile import (
     SECRET_S,
@@ -52,9 +53,11 @@ def plain(name: str) -> str:
 class Harness:
     """An operator, and the objects of one pool as the API server has them."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, name: str = "baton-system/baton-operator") -> None:
         self.server = server
+        self.name = name
         self.clock = Clock(10_000.0)
+        self.now = NOW
         self.api = Api(Configuration(host=server.url), lambda verb, code: None, 120.0)
         self.start()
 
@@ -71,14 +74,15 @@ class Harness:
             return None
         clock, api, metrics = self.clock, self.api, Metrics()
         events = PodEvents(KEY, api, clock, lambda after_s: None)
-        status = StatusWriter(KEY, api, self.cache, events, lambda: NOW, "test")
+        status = StatusWriter(KEY, api, self.cache, events, lambda: self.now, "test")
         parts = PoolParts(
             index=IndexPoller(KEY, api, IndexReader(clock), lambda: None, clock),
             scalers=Scalers(api, self.cache),
-            planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: NOW),
-            drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: NOW),
+            planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: self.now),
+            drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: self.now),
             status=status,
             metrics=metrics,
+            ownership=Ownership(self.name, clock),
         )
         return Reconciler(KEY, uid, api, self.cache, parts, INSTALLATION, clock)
 
@@ -124,6 +128,10 @@ class Harness:
         """Return the writes to children, such as "PATCH deployments/demo-decode"."""
         writes = (plain(one) for one in self.server.writes)
         return [one for one in writes if " inferencepools/" not in one and " events/" not in one]
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.now += timedelta(seconds=seconds)
 
     def apply(self, **spec: Any) -> None:
         """Write the sample's pool with these fields in its spec."""
@@ -224,7 +232,7 @@ async def test_an_unchanged_pool_causes_no_write(serving: Harness) -> None:
     assert serving.reasons() == ["Created", "Ready"]
     await serving.look()
     assert serving.server.writes == []
-    assert serving.again_s is None
+    assert serving.again_s == HEARTBEAT_S + ROUNDING_S
 
 
 async def test_a_new_operator_changes_nothing(serving: Harness) -> None:
@@ -441,6 +449,28 @@ async def test_an_object_of_another_client_is_not_taken_over(harness: Harness) -
     assert harness.verdict("Applied")[0] == "True"
 
 
+async def test_a_foreign_secret_is_explained_like_any_other_foreign_object(
+    harness: Harness,
+) -> None:
+    name = {"name": "demo-auth", "namespace": KEY.namespace}
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": name,
+        "data": {"a": "aHVudGVyMg=="},
+    }
+    harness.server.put(foreign)
+    with pytest.raises(Incomplete):
+        await harness.look()
+    assert harness.writes() == []
+    [pool] = harness.named("InferencePool")
+    [message] = [one["message"] for one in pool["status"]["conditions"] if one["type"] == "Applied"]
+    assert message == (
+        "Secret demo-auth: 409: an object with this name exists and does not belong to the pool; "
+        "delete it, or rename the pool"
+    )
+
+
 async def test_a_status_is_written_only_to_the_version_it_was_derived_from(
     harness: Harness,
 ) -> None:
@@ -483,3 +513,100 @@ async def test_a_new_operator_finishes_the_work_of_one_that_stopped_at_any_reque
         await harness.look()
         assert harness.names() == complete, f"after {last} requests"
         assert harness.verdict("Applied") == ("True", "AsSpecified")
+
+
+# --- two operators --------------------------------------------------------------------------------
+
+
+class Two(NamedTuple):
+    """An operator that manages the pool, and one of another installation."""
+
+    first: Harness
+    second: Harness
+
+    def pass_time(self, seconds: float) -> None:
+        for one in self:
+            one.advance(seconds)
+
+    def record(self) -> Body:
+        [pool] = self.first.named("InferencePool")
+        record: Body = pool["status"]["operator"]
+        return record
+
+
+@pytest.fixture
+async def two(serving: Harness) -> AsyncIterator[Two]:
+    second = Harness(serving.server, "team-b/other-operator")
+    yield Two(serving, second)
+    await second.routers.close()
+    await second.api.close()
+
+
+async def test_a_second_operator_leaves_the_pool_alone_and_both_say_so(two: Two) -> None:
+    for _ in range(3):
+        assert await two.second.look() == []
+        assert await two.first.look() == []
+    assert two.first.verdict("SoleOperator") == ("False", "OtherOperator")
+    assert two.first.verdict("Ready") == ("True", "AllReady")
+    events = [body for body in two.first.named("Event") if body["type"] == "Warning"]
+    assert [body["reason"] for body in events] == ["HeldByOther", "OtherOperator"]
+    for body in events:
+        assert {"baton-system/baton-operator", "team-b/other-operator"} <= set(
+            re.findall(r"[\w-]+/[\w-]+", body["note"])
+        )
+
+
+async def test_two_operators_write_no_more_than_one_mark_each_per_heartbeat(two: Two) -> None:
+    for _ in range(2):
+        await two.second.look()
+        await two.first.look()
+    two.first.server.writes.clear()
+    for _ in range(6):
+        two.pass_time(HEARTBEAT_S / 3)
+        for one in two:
+            one.watch()
+            await one.reconcile()
+    assert len(two.first.server.writes) <= 4, two.first.server.writes
+    assert {one.rsplit("/", 1)[-1] for one in two.first.server.writes} == {"status"}
+
+
+async def test_a_second_operator_takes_over_once_the_first_has_been_gone_for_its_time(
+    two: Two,
+) -> None:
+    delete("Service", "router")(two.first)
+    await two.second.look()
+    two.pass_time(GONE_S - 1)
+    assert await two.second.look() == []
+    two.pass_time(1)
+    assert await two.second.look() == ["PATCH services/demo-router"]
+    assert two.record()["name"] == two.second.name
+    assert await two.first.look() == []
+
+
+async def test_a_second_operator_that_is_uninstalled_is_forgotten(two: Two) -> None:
+    await two.second.look()
+    await two.first.look()
+    two.pass_time(GONE_S)
+    await two.first.look()
+    await two.first.look()
+    assert two.first.verdict("SoleOperator") == ("True", "OneOperator")
+
+
+async def test_a_restarted_operator_continues_at_once(two: Two) -> None:
+    delete("Service", "router")(two.first)
+    await two.first.restart()
+    assert await two.first.look() == ["PATCH services/demo-router"]
+
+
+async def test_of_two_operators_that_see_a_new_pool_only_one_creates_its_children(
+    harness: Harness,
+) -> None:
+    second = Harness(harness.server, "team-b/other-operator")
+    harness.watch()
+    second.watch()
+    await harness.reconcile()
+    with pytest.raises(Conflict):
+        await second.reconcile()
+    assert await second.look() == []
+    await second.routers.close()
+    await second.api.close()

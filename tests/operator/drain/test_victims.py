@@ -145,6 +145,12 @@ def test_each_choice_has_a_reason(
     assert victim.why == why
 
 
+def test_a_node_that_a_roll_out_replaces_does_not_say_that_its_role_scales_to_0() -> None:
+    pods = [node("a"), node("b")]
+    victims = choose_victims(pods, {}, 2, replaced=True)
+    assert {victim.why for victim in victims} == {"all nodes of its revision are replaced"}
+
+
 def test_live_requests_include_those_that_only_the_engine_or_only_the_server_knows() -> None:
     old = load("a", load=NodeLoad(running=1, waiting=2, parked=3))
     assert live_requests(old) == 6

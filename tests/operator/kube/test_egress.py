@@ -225,7 +225,7 @@ async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
         reader = IndexReader(Clock(), PATIENT_S, only, Lookups(resolve))
         assert await read_index(pool, reader) is not None
         assert server.connections == 1
-    assert names == ["rebinding.example"]
+    assert names.count("rebinding.example") == 1
 
 
 async def test_the_allowed_addresses_of_a_name_are_tried_in_turn() -> None:

@@ -268,7 +268,9 @@ BROKEN = status_of(observed(decode=()), before=SETTLED)
     ("pool", "seen", "status", "pause"),
     [
         (DEMO, observed(), SETTLED, 60.0),
-        (DEMO, observed(), UNKNOWN, 15.0),
+        (DEMO, observed(), UNKNOWN, 2.0),
+        (DEMO, observed(), o.replaced(SETTLED, exact=None), 2.0),
+        (DEMO, observed(), o.replaced(UNKNOWN, revision=o.OLD), 15.0),
         (DEMO, observed(), BROKEN, 15.0),
         (DEMO, observed(), None, 15.0),
         (HUB, observed(HUB, decode=o.role_pods(HUB, "decode", fetch="running")), SETTLED, 5.0),
@@ -278,7 +280,7 @@ BROKEN = status_of(observed(decode=()), before=SETTLED)
         (DEMO, observed(others=()), UNKNOWN, None),
         (DEMO, observed(others=(o.pod("kv-index", ready=False),)), UNKNOWN, None),
         (DEMO, observed(prefill=(), decode=()), UNKNOWN, None),
-        (external("redis://index.example"), observed(others=()), UNKNOWN, 15.0),
+        (external("redis://index.example"), observed(others=()), UNKNOWN, 2.0),
         (DEMO, Observed(), None, None),
         (PLANNED, observed(PLANNED), SETTLED, 5.0),
         (ADVISED, observed(ADVISED), SETTLED, 5.0),
@@ -290,6 +292,8 @@ BROKEN = status_of(observed(decode=()), before=SETTLED)
     ids=[
         "all is well",
         "no fingerprint yet",
+        "no exactness yet",
+        "no fingerprint while new nodes load",
         "not ready",
         "no status yet",
         "fetching",

@@ -385,6 +385,23 @@ def test_without_a_suitable_event_a_pod_has_no_preparation_problem() -> None:
     assert unprepared_problem([UNPLACED]) is None
 
 
+@pytest.mark.parametrize(
+    ("reason", "note"),
+    [
+        ("Unhealthy", "Startup probe failed: connect: connection refused"),
+        ("Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503"),
+        ("BackOff", "Back-off restarting failed container node in pod demo"),
+        ("Failed", "Error: secret not found"),
+    ],
+)
+def test_an_event_of_a_container_says_nothing_about_the_pod_s_preparation(
+    reason: str, note: str
+) -> None:
+    """The pod is prepared, and its status is late."""
+    of_container = {"kind": "Pod", "fieldPath": "spec.containers{node}"}
+    assert unprepared_problem([{"reason": reason, "note": note, "regarding": of_container}]) is None
+
+
 def test_the_replica_counts_of_a_workload_are_read() -> None:
     body = b.workload("d", "decode", replicas=3, readyReplicas=1, updatedReplicas=2)
     seen = read_workload(body)

@@ -34,6 +34,7 @@ def fetching(*fetches: Any, answered: bool = True) -> Observed:
         (512, 2048, "0.5 of 2.0 KiB (25 %)"),
         (1, 2, "0.0 of 0.0 KiB (50 %)"),
         (7 * MIB, 0, "7.0 MiB so far"),
+        (0, 0, "the hub has not answered yet"),
     ],
 )
 def test_progress_is_shown_in_the_unit_of_the_total(done: int, total: int, text: str) -> None:

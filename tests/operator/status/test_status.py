@@ -42,6 +42,8 @@ def test_a_pool_that_is_as_specified_is_ready_and_serves() -> None:
         "RolloutBlocked": "False",
         "Scaled": "True",
         "Serving": "True",
+        "SpecEffective": "True",
+        "SoleOperator": "True",
     }
     assert verdict(status, "Ready") == ("True", "AllReady")
 
@@ -231,9 +233,19 @@ def test_an_invalid_spec_is_reported_and_the_existing_parts_keep_their_condition
     assert [getattr(status, name) for name in kept] == [getattr(good, name) for name in kept]
 
 
+def test_every_condition_has_a_message() -> None:
+    for seen in (observed(), observed(prefill=(), decode=()), Observed()):
+        assert all(item.message for item in status_of(seen).conditions)
+
+
 def test_a_pool_that_never_had_a_valid_spec_has_no_conditions_of_its_parts() -> None:
     status = status_of(Observed(), SpecError("spec.model: missing"))
-    assert [item.type for item in status.conditions] == ["Ready", "Valid", "Applied"]
+    assert [item.type for item in status.conditions] == [
+        "Ready",
+        "Valid",
+        "Applied",
+        "SoleOperator",
+    ]
     assert (status.revision, status.url) == ("", "")
 
 

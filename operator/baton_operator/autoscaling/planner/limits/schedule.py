@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from baton_operator.autoscaling.planner.limits.replica_fit import Rules, fit
 from baton_operator.autoscaling.planner.records import Policy, Schedule
 from baton_protocol.store import ROLES, Role
 
@@ -70,6 +71,18 @@ def _range(
     )
 
 
+def _has_ratio(policy: Policy) -> bool:
+    """Whether the bounds allow a pair of numbers with the wanted ratio."""
+    if policy.ratio_min is None and policy.ratio_max is None:
+        return True
+    prefill, decode = policy.bounds["prefill"], policy.bounds["decode"]
+    if not prefill.maximum:
+        return True  # a pool without prefill nodes has no ratio
+    low = prefill.minimum, decode.minimum
+    rules = Rules(gpus=(0, 0), ratio_min=policy.ratio_min, ratio_max=policy.ratio_max)
+    return fit(low, low, (prefill.maximum, decode.maximum), rules) is not None
+
+
 def problems(policy: Policy) -> tuple[str, ...]:
     """Contradictions that no number of nodes can satisfy; the spec is rejected with them."""
     found = []
@@ -91,4 +104,14 @@ def problems(policy: Policy) -> tuple[str, ...]:
         found.append(f"ratio: maximum {high:g} allows no prefill node; write a number above 0")
     if low is not None and high is not None and low > high:
         found.append(f"ratio: minimum {low:g} exceeds maximum {high:g}; lower the minimum")
+    if not found and not _has_ratio(policy):
+        bounds = ", ".join(
+            f"{role} {policy.bounds[role].minimum} to {policy.bounds[role].maximum}"
+            for role in ROLES
+        )
+        found.append(
+            f"ratio: no numbers of nodes within the bounds ({bounds}) have a ratio from ratio.min"
+            f" {low or 0:g} to ratio.max {'any' if high is None else f'{high:g}'}; widen"
+            " prefill.max, decode.max or the ratio"
+        )
     return tuple(found)
