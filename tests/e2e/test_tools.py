@@ -117,6 +117,28 @@ def test_a_named_function_is_called_once(client: openai.OpenAI, stream: bool) ->
     jsonschema_rs.validate(FLAG, arguments)
 
 
+BUDGETS: list[Any] = [{"max_tokens": budget} for budget in range(1, 41)]
+STOPS: list[Any] = [{"stop": [text]} for text in ("a", "{", '"', "<", "tool_call", "o")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choice", ["required", LIGHT], ids=["required", "named"])
+def test_a_required_call_that_is_cut_off_has_no_content(
+    client: openai.OpenAI, stream: bool, choice: Any
+) -> None:
+    body: Any = {"model": client.models.list().data[0].id, "seed": 4, "stream": stream}
+    body |= {"messages": [{"role": "user", "content": PROMPT}], "reasoning_effort": "none"}
+    names: set[str] = set()
+    for limit in [*BUDGETS, *STOPS]:
+        answer = client.chat.completions.create(**body, tools=TOOLS, tool_choice=choice, **limit)
+        for event in answer if stream else [answer]:
+            part = event.choices[0].delta if stream else event.choices[0].message
+            assert not part.content, limit
+            names |= {call.function.name for call in part.tool_calls or []} - {None}
+    assert names
+    assert names <= set(SCHEMAS)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_with_tool_choice_none_no_tool_is_called(client: openai.OpenAI, stream: bool) -> None:
     [choice] = chat(client, stream, tools=TOOLS, tool_choice="none")
