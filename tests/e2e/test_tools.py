@@ -172,8 +172,8 @@ def test_reasoning_is_counted_returned_hidden_or_disabled_on_request(client: ope
     assert choice.message.model_extra["reasoning"]
     assert completion.usage is not None
     assert completion.usage.completion_tokens_details is not None
-    # Whitespace at either end does not count as reasoning.
-    assert 15 <= (completion.usage.completion_tokens_details.reasoning_tokens or 0) <= 20
+    # All count, but for a hidden token at the end.
+    assert completion.usage.completion_tokens_details.reasoning_tokens in (19, 20)
     [hidden] = client.chat.completions.create(
         **body, extra_body={"ignore_eos": True, "include_reasoning": False}
     ).choices

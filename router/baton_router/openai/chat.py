@@ -42,7 +42,15 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.body_reader import MEMBERS, TRUE, Fields, members_schema, needs, wrong
+from baton_router.openai.body_reader import (
+    MEMBERS,
+    MISSING,
+    TRUE,
+    Fields,
+    members_schema,
+    needs,
+    wrong,
+)
 from baton_router.openai.endpoint import (
     ChoiceOutput,
     Json,
@@ -461,7 +469,7 @@ def _messages(value: Any) -> list[Json]:
             raise wrong(name, message, "it must be an object with role and content")
         MESSAGE.check(message, name)
         if not isinstance(message.get("role"), str):
-            raise wrong(f"{name}.role", message.get("role"), "it must be a string")
+            raise wrong(f"{name}.role", message.get("role", MISSING), "it must be a string")
         if message.get("tool_calls") is not None:
             check_calls(f"{name}.tool_calls", message["tool_calls"])
         messages.append({**message, "content": _content(name, message)})
@@ -470,10 +478,10 @@ def _messages(value: Any) -> list[Json]:
 
 def _content(name: str, message: Json) -> str:
     """The content's text; text parts are joined by newlines. An assistant's may be absent."""
-    name, value = f"{name}.content", message.get("content")
+    name, value = f"{name}.content", message.get("content", MISSING)
     if isinstance(value, str):
         return value
-    if value is None and message["role"] == "assistant":
+    if message.get("content") is None and message["role"] == "assistant":
         return ""
     if not isinstance(value, list):
         raise wrong(name, value, "it must be a string or a list of text parts")

@@ -142,8 +142,36 @@ REFUSED: list[tuple[Json, str, str]] = [
     (tool(strict="yes"), "tools[0].function.strict", "true or false"),
     (tool(arguments={}), "tools[0].function.arguments", "is not a field"),
     ({"tools": [NOW] * (MAX_TOOLS + 1)}, "tools", f"at most {MAX_TOOLS}"),
-    ({"tool_choice": "required"}, "tool_choice", "there are no tools to call"),
-    ({"tools": [], **NAMED_CHOICE}, "tool_choice", "there are no tools to call"),
+    ({"tool_choice": "required"}, "tool_choice", '"required"; it needs tools'),
+    ({"tool_choice": "auto"}, "tool_choice", '"auto"; it needs tools'),
+    ({"tool_choice": "none"}, "tool_choice", '"none"; it needs tools'),
+    ({"tools": None, "tool_choice": "none"}, "tool_choice", '"none"; it needs tools'),
+    (NAMED_CHOICE, "tool_choice", "it needs tools"),
+    ({"parallel_tool_calls": True}, "parallel_tool_calls", "true; it needs tools"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", "false; it needs tools"),
+    ({"tools": []}, "tools", "[]; name at least one function"),
+    ({"tools": [], "tool_choice": "none"}, "tools", "[]; name at least one function"),
+    ({"tools": [], **NAMED_CHOICE}, "tools", "[]; name at least one function"),
+    ({**OFFERED, "tool_choice": {**WEATHER, "more": 1}}, "tool_choice.more", "is not a field"),
+    ({**OFFERED, "tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
+    ({**OFFERED, "tool_choice": {"function": WEATHER["function"]}}, "tool_choice.type", "missing"),
+    (
+        {**OFFERED, "tool_choice": {"type": "function", "function": {"description": "x"}}},
+        "tool_choice.function.name",
+        "is missing",
+    ),
+    ({"tools": [{"function": NOW["function"]}]}, "tools[0].type", "is missing"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
+    (
+        {"tools": [{"type": "function", "function": {"name": None}}]},
+        "tools[0].function.name",
+        "is null",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {}}]},
+        "tools[0].function.name",
+        "is missing; it must have 1 to",
+    ),
     ({**OFFERED, "tool_choice": "any"}, "tool_choice", "none, auto, required"),
     (
         {"tools": [NOW, tool()["tools"][0]], **NAMED_CHOICE},
@@ -161,7 +189,8 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"function_call": {"name": "now"}}, "function_call", "use `tool_choice`"),
     ({"reasoning_effort": "most"}, "reasoning_effort", "none, minimal, low"),
     ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
-    ({"thinking_token_budget": -1}, "thinking_token_budget", "[0, "),
+    ({"thinking_token_budget": -2}, "thinking_token_budget", "[-1, 2147483647]"),
+    ({"thinking_token_budget": 2**31}, "thinking_token_budget", "[-1, 2147483647]"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
         "messages[0].tool_calls[0].function.name",
@@ -188,10 +217,10 @@ def test_a_wrong_field_is_an_error_with_its_path_and_the_allowed_values(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": []},
-        {"tools": [], "tool_choice": "auto"},
-        {"tool_choice": "none", "parallel_tool_calls": False},
+        {},
+        {"tools": None, "parallel_tool_calls": None},
         {**OFFERED, "tool_choice": "none"},
+        {**OFFERED, "tool_choice": "none", "parallel_tool_calls": False},
         {"tools": None, "tool_choice": None},
     ],
 )
@@ -210,6 +239,30 @@ def test_a_completion_refuses_chat_fields_and_names_the_chat_endpoint(field: str
     with pytest.raises(InvalidRequest, match="but of /v1/chat/completions") as caught:
         CompletionCall.read(Fields({"prompt": "Hi", field: []}))
     assert caught.value.param == field
+
+
+WHOLE: Json = {**WEATHER["function"], "strict": True}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        WHOLE,
+        {"name": "weather"},
+        {**WHOLE, "parameters": {"type": "object"}},
+        {**WHOLE, "strict": None},
+    ],
+)
+def test_a_tool_may_be_chosen_as_the_whole_tool(function: Json) -> None:
+    tools = chat(**OFFERED, tool_choice={"type": "function", "function": function}).tools
+    assert tools is not None
+    assert (tools.named, tools.choice) == ("weather", "required")
+    assert tools.functions["weather"].parameters == CITY
+
+
+@pytest.mark.parametrize("budget", [-1, -1.0, None])
+def test_a_thinking_budget_of_minus_one_is_no_bound(budget: Any) -> None:
+    assert chat(thinking_token_budget=budget).reasoning.budget is None
 
 
 def test_128_tools_are_accepted() -> None:
