@@ -192,7 +192,7 @@ class InternalError(BatonError):
     pass
 
 
-DOCS = "https://baton.dev/docs/"
+DOCS = "docs/"  # in the repository
 # Error code -> the section of the documentation that tells the client what to do about it. Codes
 # that a client cannot act on are missing.
 SECTIONS: Mapping[str, str] = {

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +123,7 @@ def test_every_row_of_the_error_table_is_an_existing_error() -> None:
     assert len({code for _, code in rows}) == len(rows)
 
 
-def test_every_client_error_links_to_an_existing_section() -> None:
+def test_every_client_error_names_an_existing_section() -> None:
     named = {code for path in SOURCES for code in CODE.findall(path.read_text())}
     rows = ROW.findall((ROOT / "docs" / "reason-codes.md").read_text())
     client_errors = {code for status, code in rows if status.startswith("4")}
@@ -135,12 +134,7 @@ def test_every_client_error_links_to_an_existing_section() -> None:
     assert errors.SECTIONS.keys() <= named | classes
     for code, section in errors.SECTIONS.items():
         page, _, anchor = section.partition("#")
-        assert anchor in _anchors(ROOT / "docs" / page), f"{code}: {section}"
-
-
-def test_errors_link_to_the_documentation_address_of_the_package() -> None:
-    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert package["urls"]["Documentation"].startswith(errors.DOCS)
+        assert anchor in _anchors(ROOT / errors.DOCS / page), f"{code}: {section}"
 
 
 def test_every_placement_reason_is_explained() -> None:

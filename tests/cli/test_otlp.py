@@ -97,7 +97,7 @@ def test_without_the_library_otel_variables_only_cause_a_warning(
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     with exporting("", variables, "baton-node", "n") as send:
         assert send is None
-    assert "pip install 'baton-serve[otel]'" in caplog.text
+    assert "pip install '.[otel]'" in caplog.text
 
 
 def test_a_span_that_cannot_be_sent_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -33,7 +33,7 @@ class Closed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
 
 
 class ErrorDetails(Closed):
-    """`doc` links to the documents, where the client can do something about the error."""
+    """`doc` names a section of the documents, where the client can do something about the error."""
 
     message: str
     type: str
