@@ -86,7 +86,7 @@ def test_a_missing_library_is_an_error_that_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(CommandError, match=r"pip install 'baton-serve\[otel\]'"):
+    with pytest.raises(CommandError, match=r"pip install '\.\[otel\]'"):
         exporting("http://127.0.0.1:1", {}, "baton-node", "n").__enter__()
 
 
