@@ -292,6 +292,31 @@ def draw(setup: Setup, model: str, samples: int, **params: Any) -> Trial:
     )
 
 
+def put_sampled(setup: Setup, tokens: int) -> Trial:
+    """The ids of the previous step's samples take their places among a step's tokens: every other
+    token awaits one."""
+    tokens = setup.at_most(tokens)
+    ids_S = torch.randint(1 << 20, (tokens,), device=setup.device)
+    places_T = torch.randperm(tokens, device=setup.device)
+    even_T = torch.arange(tokens, device=setup.device) % 2 == 0
+    awaits_T = places_T.where(even_T, torch.full_like(places_T, -1)).int()
+    tokens_T = torch.arange(tokens, device=setup.device).int()
+    expected_T = ids_S[places_T].where(even_T, tokens_T)
+    twin_T = tokens_T.clone()
+
+    def run() -> Tensors:
+        ops_for("triton").put_sampled(tokens_T, awaits_T, ids_S)
+        return (tokens_T,)
+
+    return Trial(
+        run=run,
+        expected=(expected_T,),
+        tolerance=EQUAL,
+        bytes=bytes_of(awaits_T) + bytes_of(ids_S, tokens_T) // 2,
+        twin=lambda: TORCH_OPS.put_sampled(twin_T, awaits_T, ids_S),
+    )
+
+
 def fixed_product(setup: Setup, outputs: int, inputs: int, tokens: int) -> Trial:
     """A product with a fixed tile, of `--batch-invariant on`. Its twin is the library's."""
     outputs, inputs = setup.at_most(outputs, DRY_OUTPUTS), setup.at_most(inputs, DRY_OUTPUTS)
@@ -503,6 +528,7 @@ ROWS: tuple[KernelRow, ...] = (
         "rope and store in a pool of 2^32 numbers",
         partial(rope_store, model="Qwen3-0.6B", tokens=256, pool=WIDE_POOL),
     ),
+    KernelRow("ids of the previous step, 256 rows", partial(put_sampled, tokens=256)),
     KernelRow("store, Qwen3-0.6B, 256", partial(store, model="Qwen3-0.6B", tokens=256)),
     *(
         KernelRow(

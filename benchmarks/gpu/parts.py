@@ -37,13 +37,13 @@ PARTS = (
     Part(
         name="tests",
         module="benchmarks.gpu.marked_tests",
-        seconds=90,
+        seconds=70,
         tells="the tests of kernels, and all tests that are marked `gpu`",
     ),
     Part(
         name="answers",
         module="benchmarks.gpu.answers",
-        seconds=90,
+        seconds=105,
         tells="whether all paths of the engine give the same ids as transformers",
     ),
     Part(
@@ -55,7 +55,7 @@ PARTS = (
     Part(
         name="ablations",
         module="benchmarks.gpu.ablations",
-        seconds=60,
+        seconds=75,
         tells="what graphs, overlap and sizes are worth",
     ),
 )

@@ -96,9 +96,13 @@ class Matcher(Protocol):
         """True if only EOS may follow, or nothing at all (see `error`)."""
 
     @property
+    def complete(self) -> bool:
+        """True if the text matches the grammar, so the choice may end here."""
+
+    @property
     def error(self) -> str:
         """Why the matcher cannot continue although the text is not complete; "" if there is no
-        error."""
+        error. Some dead ends show only in a mask that permits nothing but EOS."""
 
     def mask(self) -> bytes:
         """One bit per id, least significant first: 1 if the id may follow."""
@@ -316,8 +320,8 @@ class PromptUse:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A request that ended without its last token, because the device lacks memory even for a step
-    of this request alone."""
+    """A request that ended without its last token: the device lacks memory even for a step of this
+    request alone, or a choice's grammar allows no further token (GrammarDeadEnd)."""
 
     request: RequestId
     error: BatonError

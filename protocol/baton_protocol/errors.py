@@ -19,6 +19,8 @@
     |-- DeadlineExceeded    504
     |-- RequestKillsNodes   500     final: every node that got the request died without progress
     |-- NotEnoughMemory     500     final: the request does not fit the device's memory even alone
+    |-- GrammarDeadEnd      500     final: no token may follow in a choice's grammar, and the text
+    |                               does not match it yet
     `-- InternalError       500     a bug in Baton
 
 `ErrorRecord` is the form of an error on the wire between Baton's processes.
@@ -188,6 +190,10 @@ class NotEnoughMemory(BatonError):
     code = "out_of_memory"
 
 
+class GrammarDeadEnd(BatonError):
+    code = "grammar_dead_end"
+
+
 class InternalError(BatonError):
     pass
 
@@ -223,4 +229,5 @@ SECTIONS: Mapping[str, str] = {
     "rate_limited": "operations/limits.md#admission",
     "queue_full": "operations/limits.md#admission",
     "saturated": "operations/limits.md#admission",
+    "grammar_dead_end": "structured-output.md#dead-ends",
 }

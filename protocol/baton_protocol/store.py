@@ -155,6 +155,7 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     host_prompt_tokens_total: Count = 0  # loaded from its host memory tier
     fetched_prompt_tokens_total: Count = 0  # fetched from the store
     generated_tokens_total: Count = 0
+    grammar_dead_ends_total: Count = 0  # requests that failed within their grammar
     published_bytes_total: Count = 0
     published_chunks_total: Count = 0
     announced_chunks_total: Count = 0  # already in the store; announced without a put

@@ -114,6 +114,79 @@ def test_output_matches_its_constraint_on_each_endpoint(
             assert case in ("json_object", "structural_tag"), text
 
 
+# 65 names, so the 66th key that the schema requires cannot be written.
+NO_NAME_LEFT = {
+    "type": "object",
+    "patternProperties": {"^[a-e][a-m]$": {"const": 1}},
+    "additionalProperties": False,
+    "minProperties": 66,
+}
+CALLED = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": NO_NAME_LEFT}}],
+    "tool_choice": "required",
+}
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "chat-stream", "completions", "completions-stream"])
+@pytest.mark.parametrize("fields", [{"guided_json": NO_NAME_LEFT}, CALLED], ids=["content", "call"])
+def test_a_dead_end_of_a_grammar_is_a_server_error_that_names_it(
+    client: openai.OpenAI, endpoint: str, fields: dict[str, Any]
+) -> None:
+    """A stream ends with the error as its last event."""
+    if endpoint.startswith("completions") and "tools" in fields:
+        fields = {"guided_json": {**NO_NAME_LEFT, "maxProperties": 70}}
+    with pytest.raises(openai.APIError) as failed:
+        generate(client, endpoint, n=2, temperature=1.0, seed=4, max_tokens=1500, **fields)
+    assert failed.value.code == "grammar_dead_end"
+    assert "the grammar is" in failed.value.message
+    if not endpoint.endswith("stream"):
+        assert isinstance(failed.value, openai.InternalServerError)
+        assert failed.value.status_code == 500
+
+
+REFUSED = {
+    "a dead terminal": {"guided_grammar": 'start: "x" (C | D)\nC: /q/ & /r/\nD: /s/ & /t/'},
+    "a key too many": {
+        "guided_json": {
+            "type": "object",
+            "patternProperties": {"^[ab]$": {"type": "boolean"}},
+            "additionalProperties": False,
+            "minProperties": 3,
+            "maxProperties": 3,
+        }
+    },
+    "itself": {"guided_json": {"$ref": "#"}},
+    "an empty class": {"guided_regex": r"[^\s\S]"},
+    "a place": {"guided_json": {"properties": {"a": {"items": {"not": {}}}}}},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_text_matches_is_refused_before_it_runs(client: openai.OpenAI, name: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        generate(client, "chat", **REFUSED[name])
+    message = refused.value.message
+    assert "NoExtension" not in message
+    assert "non-verbose" not in message
+    if name == "a place":
+        assert "guided_json: properties.a.items: `not` cannot be enforced" in message
+
+
+def test_an_overlapping_pattern_is_kept_and_the_answer_is_whole(client: openai.OpenAI) -> None:
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {
+        "type": "object",
+        "properties": {"score": digit},
+        "required": ["score"],
+        "additionalProperties": False,
+        "patternProperties": {"^score$": {"type": "integer"}},
+    }
+    outputs = generate(client, "chat", n=2, temperature=0, max_tokens=100, guided_json=schema)
+    for text, finish in outputs:
+        assert finish == "stop"
+        jsonschema_rs.validate(schema, json.loads(text))
+
+
 def test_the_client_parses_the_output_into_its_own_model(client: openai.OpenAI) -> None:
     """The client sends the model's schema, and parses the output into an object."""
 

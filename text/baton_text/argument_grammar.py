@@ -79,6 +79,8 @@ class ArgumentGrammar:
         """Each key with its argument in Lark."""
         found = []
         for key, schema in properties.items():
+            if schema is False and key not in root.get("required", []):
+                continue  # never written
             if re.fullmatch(self._form.key, key) is None:
                 raise GrammarError(f"the model's calls cannot have an argument named {key!r}")
             try:

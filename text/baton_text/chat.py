@@ -2,6 +2,7 @@
 
 In: artifacts with templates (chat_template.jinja, additional_chat_templates, or chat_template in
 tokenizer_config.json), then a client's messages. Out: the prompt text that transformers renders.
+Messages that the template does not take are fitted to it first (`conversation`).
 
 Templates come with the model and run in a sandbox that cannot modify its inputs. They see messages,
 tools, documents, the special tokens by name and the client's `chat_template_kwargs`. A client
@@ -30,9 +31,19 @@ from baton_text.artifacts import (
     load_json,
     special_tokens,
 )
+from baton_text.conversation import INSTRUCTIONS, TemplateRules, failing_call, fitted
 
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
+# For trial renderings of templates that are only used with tools.
+_A_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"value": {"type": "string"}}},
+    },
+}
 # Arguments that the server sets; chat_template_kwargs must not override them.
 RESERVED = (
     *("messages", "tools", "add_generation_prompt", "continue_final_message"),
@@ -56,19 +67,20 @@ class ChatTemplate:
     """The chat templates of one model. Threads can share it.
 
     templates   name -> compiled template
+    sources     name -> its text; they show how the model writes calls and reasoning
     special     name -> text of the special tokens
-    source      text of all templates; it shows how the model writes calls and reasoning
     """
 
     def __init__(
         self,
         templates: Mapping[str, jinja2.Template],
+        sources: Mapping[str, str],
         special: Mapping[str, str],
-        source: str = "",
     ) -> None:
-        self.source = source
+        self.source = "\n".join(sources.values())
         self._templates = dict(templates)
         self._special = dict(special)
+        self._rules = {name: self._learned(name, text) for name, text in sources.items()}
 
     @classmethod
     def from_artifacts(
@@ -89,7 +101,7 @@ class ChatTemplate:
                 raise ArtifactError(
                     f"chat template {name!r}, line {error.lineno}: {error.message}"
                 ) from error
-        return cls(templates, special_tokens(artifacts), "\n".join(sources.values()))
+        return cls(templates, sources, special_tokens(artifacts))
 
     def render(
         self,
@@ -116,31 +128,76 @@ class ChatTemplate:
                 )
         if not messages:
             raise InvalidRequest("messages is empty", param="messages")
-        # As in transformers, {"content": null} means a message without content.
-        present = [{k: v for k, v in each.items() if v is not None} for each in messages]
-        final = present[-1].get("content")
-        if continue_final_message:
-            if not isinstance(final, str):
-                raise _not_continued("the last message has no text")
-            present[-1]["content"] = final + _HERE
         values = {
             "documents": None,
             **self._special,
             **kwargs,
-            "messages": present,
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        name = self._choose(tools)
+        shown = self._fitted(name, messages)
+        final = shown[-1].get("content")
+        if continue_final_message:
+            if not isinstance(final, str):
+                raise _not_continued("the last message has no text")
+            if not _stays_last(messages, shown):
+                raise _not_continued("the model's chat template takes no instruction at the end")
+            shown[-1]["content"] = final + _HERE
         try:
-            # Pass one dict: as a keyword, a client's "self" would clash with render()'s.
-            text = self._choose(tools).render(values)
+            text = self._rendered(name, shown, values)
         except _TEMPLATE_FAULTS as error:
-            raise InvalidRequest(
-                f"the model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+            raise self._refusal(error, name, messages, values) from error
         return _cut_after(str(final), text) if continue_final_message else text
 
-    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+    def _learned(self, name: str, source: str) -> TemplateRules:
+        values: dict[str, Any] = {
+            "documents": None,
+            **self._special,
+            "tools": [_A_TOOL] if name == WITH_TOOLS else None,
+            "add_generation_prompt": False,
+        }
+
+        def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
+            try:
+                return self._rendered(name, messages, values)
+            except _TEMPLATE_FAULTS:
+                return None
+
+        return TemplateRules.of(render, source)
+
+    def _rendered(
+        self, name: str, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]
+    ) -> str:
+        # Pass one dict: as a keyword, a client's "self" would clash with render()'s.
+        return self._templates[name].render({**values, "messages": messages})
+
+    def _fitted(self, name: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        # As in transformers, {"content": null} means a message without content.
+        present = [{k: v for k, v in each.items() if v is not None} for each in messages]
+        return fitted(present, self._rules[name])
+
+    def _refusal(
+        self,
+        error: Exception,
+        name: str,
+        messages: Sequence[Mapping[str, Any]],
+        values: Mapping[str, Any],
+    ) -> InvalidRequest:
+        def renders(changed: Sequence[Mapping[str, Any]]) -> bool:
+            try:
+                self._rendered(name, self._fitted(name, changed), values)
+            except _TEMPLATE_FAULTS:
+                return False
+            return True
+
+        call = failing_call(messages, renders)
+        return InvalidRequest(
+            f"the model's chat template refuses {call or 'these messages'}: {error}",
+            param=call or "messages",
+        )
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         name = WITH_TOOLS if tools is not None and WITH_TOOLS in self._templates else DEFAULT
         if name not in self._templates:
             raise InvalidRequest(
@@ -148,7 +205,13 @@ class ChatTemplate:
                 "or use /v1/completions",
                 param="messages",
             )
-        return self._templates[name]
+        return name
+
+
+def _stays_last(messages: Sequence[Mapping[str, Any]], shown: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether fitting has left the last message at the end."""
+    moves = messages[-1].get("role") in INSTRUCTIONS
+    return not moves or len(shown) == 1 or shown[-1].get("role") in INSTRUCTIONS
 
 
 def _cut_after(final: str, text: str) -> str:

@@ -13,71 +13,37 @@ creates one from the grammar text and replays the tokens (0.1 ms per 200 tokens)
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from baton_text.grammar_errors import GrammarError as GrammarError
+from baton_text.grammar_errors import at, explained
+from baton_text.grammar_limits import JSON_OPTIONS as JSON_OPTIONS
+from baton_text.grammar_limits import LIMITS as LIMITS
+from baton_text.grammar_limits import MAX_CHOICES as MAX_CHOICES
+from baton_text.grammar_limits import MAX_EBNF_BYTES as MAX_EBNF_BYTES
+from baton_text.grammar_limits import MAX_GRAMMAR_BYTES as MAX_GRAMMAR_BYTES
+from baton_text.grammar_limits import MAX_JSON_DEPTH as MAX_JSON_DEPTH
+from baton_text.grammar_limits import MAX_REFERENCED_LEVELS as MAX_REFERENCED_LEVELS
+from baton_text.grammar_limits import MAX_RULES as MAX_RULES
+from baton_text.json_schema import enforceable, parts, referred, shown, subschemas
 from baton_text.lark import Lark
+from baton_text.lark_syntax import check_matches, number_of_rules, schemas_in, with_schemas
+from baton_text.property_names import is_whole
 from baton_text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
+from baton_text.unique_keys import Keys, Spellings
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
-MAX_GRAMMAR_BYTES = 256 << 10  # size of a client's schema, regex or grammar
-MAX_EBNF_BYTES = 16 << 10  # translation to Lark takes time quadratic in its length
-MAX_JSON_DEPTH = 64  # nesting levels of objects and arrays in a schema
-MAX_CHOICES = 1024
-# llguidance compiles recursively; more references or rules would exhaust its thread's stack.
-MAX_REFERENCED_LEVELS = 1000  # nesting levels of all parts to which a schema refers, together
-MAX_RULES = 1000  # rules of a grammar in Lark or EBNF
-_RULE = re.compile(r"\b[A-Za-z_]\w*\s*(?:\[[^\]\n]*\])?\s*(?:\.\d+)?\s*:")
-_INLINE_SCHEMA = re.compile(r"%json\s*")
 MAX_COMPILE_S = 2.0
 COMPILED_KEPT = 64  # cached grammars per tokenizer
-# With unbounded whitespace between JSON tokens, a model may emit whitespace up to max_tokens.
-JSON_OPTIONS: JsonCompileOptions = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": r"[ \n\t]{0,2}",
-}
-# llguidance's own formats accept February 29 of every year and second 60 of every minute.
-_DATE = (
-    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
-    "|02-(0[1-9]|1[0-9]|2[0-8]))"
-    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
-)
-_TIME = (
-    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?"
-    "([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-)
-FORMAT_PATTERNS = {
-    "date": f"^{_DATE}$",
-    "time": f"^{_TIME}$",
-    "date-time": f"^{_DATE}[tT]{_TIME}$",
-}
-_DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
-_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-# About 20 ms of work per grammar and 10 ms per token, see llguidance's LLParserLimits. Equal on all
-# nodes, so that all accept the same grammars.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=200_000,
-    step_max_items=50_000,
-    max_lexer_states=50_000,
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
-
-
-class GrammarError(ValueError):
-    """A grammar does not compile or exceeds a limit; the message names the place or the limit."""
+MAX_LOCATED = 200  # parts of a schema that are compiled to find the one that is wrong
 
 
 def grammar_of(kind: Kind, value: Any, tokenizer: Tokenizer | None = None) -> str:
@@ -117,8 +83,8 @@ def _json(schema: dict[str, Any]) -> str:
 
 
 def schema_of(value: object) -> dict[str, Any]:
-    """The JSON schema in `value`, which is a schema or its text. Formats of dates and times are
-    written as patterns.
+    """The JSON schema in `value`, which is a schema or its text, in the form that `json_schema`
+    describes.
 
     Raise GrammarError if it is not a schema, too large, too deep, or false."""
     value = _loaded(value, "the schema")
@@ -127,41 +93,16 @@ def schema_of(value: object) -> dict[str, Any]:
     if value is False:
         raise GrammarError("the schema is false, which no answer matches")
     if not isinstance(value, dict):
-        raise GrammarError(f"a schema must be an object, not {_shown(value)}")
+        raise GrammarError(f"a schema must be an object, not {shown(value)}")
     _check_parts(value)
     try:
         check_size(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except ValueError as error:  # includes UnicodeEncodeError for a lone surrogate
         raise GrammarError(f"the schema is not valid JSON: {error}") from None
-    with_patterns: dict[str, Any] = _with_patterns(value)
-    return with_patterns
-
-
-def _with_patterns(schema: Any) -> Any:
-    """The schema with `pattern` in place of a `format` that has one in FORMAT_PATTERNS."""
-    if isinstance(schema, list):
-        return [_with_patterns(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _DATA:
-            made[key] = value
-        elif key in _NAMED_SCHEMAS and isinstance(value, dict):
-            made[key] = {name: _with_patterns(each) for name, each in value.items()}
-        else:
-            made[key] = _with_patterns(value)
-    form = made.get("format")
-    if not isinstance(form, str) or form not in FORMAT_PATTERNS:
-        return made
-    del made["format"]
-    if "pattern" in made:
-        others = made.get("allOf", [])
-        if isinstance(others, list):
-            made["allOf"] = [*others, {"pattern": FORMAT_PATTERNS[form]}]
-    else:
-        made["pattern"] = FORMAT_PATTERNS[form]
-    return made
+    made = enforceable(value)
+    if made is False:
+        raise GrammarError("no value matches the schema")
+    return {} if made is True else made
 
 
 def _loaded(value: object, what: str) -> object:
@@ -207,13 +148,7 @@ def _check_parts(value: object) -> None:
 def _referenced_levels(schema: object) -> int:
     """The nesting levels of all parts to which a schema refers, together: an upper bound of how
     deep references lead."""
-    order: list[Any] = []  # each part before those within it
-    pending = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, dict | list):
-            order.append(part)
-            pending += part.values() if isinstance(part, dict) else part
+    order = list(parts(schema))
     levels: dict[int, int] = {}
     for part in reversed(order):
         inner = part.values() if isinstance(part, dict) else part
@@ -223,54 +158,39 @@ def _referenced_levels(schema: object) -> int:
         for part in order
         if isinstance(part, dict) and isinstance(part.get("$ref"), str)
     }
-    return sum(levels.get(id(_referred(schema, each)), 1) for each in references)
+    return sum(levels.get(id(referred(schema, each)), 1) for each in references)
 
 
-def _referred(schema: object, reference: str) -> object:
-    """The part to which a $ref points; the whole schema if it is not a path within it."""
-    target = schema
-    for key in reference.removeprefix("#").split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, dict) and key in target:
-            target = target[key]
-        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
-            target = target[int(key)]
-        else:
-            return schema
-    return target
-
-
-def _check_rules(grammar: str) -> None:
-    """Raise GrammarError for a client's grammar that llguidance cannot compile safely."""
-    rules = 0
-    for part in grammars_in(grammar):
-        rules += 1
-        lark = part.get("lark_grammar")
-        schemas = [part["json_schema"]] if "json_schema" in part else []
-        if isinstance(lark, str):
-            rules += len(_RULE.findall(lark))
-            schemas += list(_inline_schemas(lark))
-        for schema in schemas:
-            _check_parts(schema)
+def _enforceable_parts(grammar: str) -> str:
+    """A client's grammar in Lark, or its list of grammars, with its schemas in enforceable form.
+    Raise GrammarError for a grammar that llguidance cannot compile safely."""
+    found = grammars_in(grammar)
+    rules = len(found) + sum(
+        number_of_rules(part["lark_grammar"])
+        for part in found
+        if isinstance(part.get("lark_grammar"), str)
+    )
     if rules > MAX_RULES:
         raise GrammarError(f"the grammar has {rules} rules; the limit is {MAX_RULES}")
+    made: list[dict[str, Any]] = []
+    for part in found:
+        if isinstance(part.get("lark_grammar"), str):
+            check_matches(part["lark_grammar"])
+            part = part | {"lark_grammar": with_schemas(part["lark_grammar"], _json_part)}
+        if "json_schema" in part:
+            part = part | {"json_schema": _json_part(part["json_schema"])}
+        made.append(part)
+    return json.dumps({"grammars": made}, ensure_ascii=False)
 
 
-def _inline_schemas(lark: str) -> Iterator[object]:
-    """The JSON schemas within a grammar in Lark."""
-    decoder = json.JSONDecoder()
-    for found in _INLINE_SCHEMA.finditer(lark):
-        try:
-            yield decoder.raw_decode(lark, found.end())[0]
-        except RecursionError:
-            raise GrammarError("a schema in the grammar is nested too deep") from None
-        except ValueError:
-            continue  # not a schema, which llguidance reports
+def _json_part(schema: object) -> dict[str, Any]:
+    """A schema with the options for all JSON."""
+    return {**schema_of(schema), "x-guidance": JSON_OPTIONS}
 
 
 def _choice(value: object) -> str:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise GrammarError(f"a choice must be a list of at least one string, not {_shown(value)}")
+        raise GrammarError(f"a choice must be a list of at least one string, not {shown(value)}")
     if len(value) > MAX_CHOICES:
         raise GrammarError(f"the choice has {len(value)} strings; at most {MAX_CHOICES}")
     for each in value:
@@ -290,14 +210,13 @@ def _lark(text: str) -> str:
             text = any_to_lark(text)
         except Exception as error:  # the converter raises exceptions of any type
             raise GrammarError(f"the EBNF grammar cannot be read: {error}") from None
-    _check_rules(text)
-    return str(LLMatcher.grammar_from_lark(text))
+    return _enforceable_parts(text)
 
 
 def _structural_tag(value: object, lark: Lark) -> str:
     value = _loaded(value, "the structural tag")
     if not isinstance(value, dict):
-        raise GrammarError(f"a structural tag must be an object, not {_shown(value)}")
+        raise GrammarError(f"a structural tag must be an object, not {shown(value)}")
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not structures:
         raise GrammarError("structural_tag.structures must be a list of at least one structure")
@@ -314,10 +233,10 @@ def _structural_tag(value: object, lark: Lark) -> str:
 def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, str]:
     """The structure's trigger, and the Lark expression that follows the trigger."""
     if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
-        raise GrammarError(f"a structure needs a string `begin`; {_shown(structure)} has none")
+        raise GrammarError(f"a structure needs a string `begin`; {shown(structure)} has none")
     begin, end = structure["begin"], structure.get("end", "")
     if not isinstance(end, str):
-        raise GrammarError(f"a structure's `end` must be a string, not {_shown(end)}")
+        raise GrammarError(f"a structure's `end` must be a string, not {shown(end)}")
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
         raise GrammarError(f"the structure {begin!r} starts with none of the triggers {triggers}")
@@ -328,15 +247,13 @@ def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, s
         raise GrammarError(
             f"the trigger {trigger!r} has a token of the model after text; start with the token"
         )
-    schema = json.dumps(
-        schema_of(structure.get("schema", {})) | {"x-guidance": JSON_OPTIONS}, ensure_ascii=False
-    )
+    schema = json.dumps(_json_part(structure.get("schema", {})), ensure_ascii=False)
     return trigger, f"{lark.text(begin[len(trigger) :])} %json {schema} {lark.text(end)}"
 
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise GrammarError(f"{what} must be a non-empty string, not {_shown(value)}")
+        raise GrammarError(f"{what} must be a non-empty string, not {shown(value)}")
     check_size(value)
     return value
 
@@ -355,9 +272,56 @@ def grammars_in(grammar: str) -> list[dict[str, Any]]:
 
 def validate(grammar: str) -> None:
     """Raise GrammarError if the grammar is invalid for every tokenizer."""
+    message = _refusal(grammar)
+    if message:
+        raise _located(grammar, message)
+
+
+def _refusal(grammar: str) -> str:
+    """llguidance's message for a grammar that is invalid for every tokenizer; "" if it is valid."""
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
-    if wrong:
-        raise GrammarError(_first_line(messages[0]))
+    return messages[0] if wrong else ""
+
+
+def _located(grammar: str, message: str) -> GrammarError:
+    """The error for llguidance's message, with the place in a schema that causes it."""
+    for part in grammars_in(grammar):
+        schema = part.get("json_schema")
+        if isinstance(schema, dict) and _refusal_of(schema, schema) == message:
+            place, cause = _cause(schema, message)
+            return at(place, explained(cause))
+    return GrammarError(explained(message))
+
+
+def _refusal_of(schema: object, root: Mapping[str, Any]) -> str:
+    """llguidance's message for a part of the schema `root`."""
+    if not isinstance(schema, dict):
+        return ""
+    around = {key: root[key] for key in ("$schema", "$defs", "definitions") if key in root}
+    return _refusal(json.dumps({"grammars": [{"json_schema": {**around, **schema}}]}))
+
+
+def _cause(root: dict[str, Any], message: str) -> tuple[str, str]:
+    """The path of the innermost part of a schema that causes the message, and its own message."""
+    place, schema, tries = "", root, MAX_LOCATED
+    while True:
+        for path, inner in subschemas(schema):
+            tries -= 1
+            if tries < 0:
+                return place, message
+            found = _refusal_of(inner, root)
+            # llguidance says of a required property only that no value matches it.
+            if found and (found == message or f"required {_kind(path)} is unsat" in message):
+                place, schema, message = f"{place}.{path}" if place else path, inner, found
+                break
+        else:
+            return place, message
+
+
+def _kind(path: str) -> str:
+    """A part of an object or array, in llguidance's words."""
+    name = path.removeprefix("properties.")
+    return "item" if name == path else f"property '{name}'"
 
 
 def check_size(text: str) -> None:
@@ -367,27 +331,28 @@ def check_size(text: str) -> None:
         raise GrammarError(f"the grammar has {size} bytes; the limit is {MAX_GRAMMAR_BYTES}")
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
 class Matcher:
     """The state of one answer in its grammar.
 
     `accept` consumes the answer's tokens in order; `mask` returns the tokens that may follow. Not
-    thread-safe; `copy` is cheap."""
+    thread-safe; `copy` is cheap. `keys` follows the JSON objects of the answer, if it has any."""
 
-    __slots__ = ("_matcher",)
+    __slots__ = ("_blocked", "_keys", "_matcher")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, keys: Keys | None = None) -> None:
         self._matcher = matcher
+        self._keys = keys
+        self._blocked = False  # every key that may follow is there already
 
     def copy(self) -> Matcher:
-        return Matcher(self._matcher.deep_copy())
+        made = Matcher(self._matcher.deep_copy(), self._keys and self._keys.copy())
+        made._blocked = self._blocked
+        return made
 
     def accept(self, ids: Sequence[int]) -> bool:
         """Consume `ids`; return whether all match. After False the matcher is `stopped`."""
+        if self._keys is not None:
+            self._keys.accept(ids)
         return bool(self._matcher.consume_tokens(list(ids)))
 
     def accepted(self, ids: Sequence[int]) -> int:
@@ -397,24 +362,34 @@ class Matcher:
     @property
     def stopped(self) -> bool:
         """Whether only EOS may follow."""
-        return bool(self._matcher.is_stopped())
+        return self._blocked or bool(self._matcher.is_stopped())
 
     @property
     def complete(self) -> bool:
         """Whether the answer may end here."""
-        return bool(self._matcher.is_accepting())
+        return not self._matcher.is_error() and bool(self._matcher.is_accepting())
 
     @property
     def error(self) -> str:
-        """Why the matcher cannot continue; "" unless it failed."""
-        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+        """Why the matcher cannot continue; "" unless it failed. Some dead ends show only after
+        `mask`."""
+        if self._matcher.is_error():
+            return explained(self._matcher.get_error())
+        return "an object has each key already that may follow" if self._blocked else ""
 
     def mask(self) -> bytes:
         """One bit per id, least significant bit first: 1 if the id may follow.
 
         Padded to 32-bit words, for the vocabulary and up to 32 more ids. EOS is set if the answer
         may end here."""
-        return bytes(self._matcher.compute_bitmask())
+        mask = bytes(self._matcher.compute_bitmask())
+        if self._keys is None:
+            return mask
+        unique = self._keys.unique(mask, self._matcher)
+        if unique is not mask and not any(unique):
+            self._blocked = True
+            return self._keys.eos_mask(len(mask))
+        return unique
 
 
 class Grammars:
@@ -438,6 +413,7 @@ class Grammars:
             tokenizer.to_json(), n_vocab=vocab_size, eos_token=eos_ids or None
         )
         self._max_compile_s = max_compile_s
+        self._spellings: Spellings | None = None
         self._lock = Lock()
         # Grammar text -> its matcher and compile time in seconds, least recently used first.
         self._kept: OrderedDict[str, tuple[Matcher, float]] = OrderedDict()
@@ -467,15 +443,28 @@ class Grammars:
         made = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         made.compute_bitmask()  # builds the lexer, which is lazy
         if made.is_error():
-            raise GrammarError(_first_line(made.get_error()))
+            raise _located(grammar, made.get_error())
         taken = time.perf_counter() - begun
+        matcher = Matcher(made, self._keys(grammar))
         with self._lock:
-            self._kept[grammar] = Matcher(made.deep_copy()), taken
+            self._kept[grammar] = matcher.copy(), taken
             self.compiled += 1
             self.compile_s += taken
             while len(self._kept) > COMPILED_KEPT:
                 self._kept.popitem(last=False)
-        return Matcher(made), taken
+        return matcher, taken
+
+    def _keys(self, grammar: str) -> Keys | None:
+        """What follows the keys of an answer in this grammar; None if it has no JSON."""
+        first, *others = grammars_in(grammar)
+        mixed = "json_schema" not in first
+        if mixed and not any("json_schema" in each for each in others) and "%json" not in grammar:
+            return None
+        with self._lock:
+            if self._spellings is None:
+                self._spellings = Spellings(self._tokenizer, self._lark.ids)
+        narrow = "patternProperties" in grammar and any(map(is_whole, _patterns(grammar)))
+        return Keys(self._spellings, narrow=narrow, mixed=mixed)
 
     def check(self, grammar: str) -> None:
         """Raise GrammarError unless `grammar` compiles within `max_compile_s`. Blocks while it
@@ -487,6 +476,18 @@ class Grammars:
             raise GrammarError(
                 f"compiling takes {taken:.1f} s; the limit is {self._max_compile_s:g} s"
             )
+
+
+def _patterns(grammar: str) -> Iterator[str]:
+    """The patterns for names in all schemas of a grammar."""
+    for part in grammars_in(grammar):
+        schemas = [part["json_schema"]] if "json_schema" in part else []
+        if isinstance(part.get("lark_grammar"), str):
+            schemas += schemas_in(part["lark_grammar"])
+        for schema in schemas:
+            for each in parts(schema):
+                if isinstance(each, dict) and isinstance(each.get("patternProperties"), dict):
+                    yield from each["patternProperties"]
 
 
 def _unforced(grammar: str) -> str:
@@ -503,8 +504,3 @@ def _unforced(grammar: str) -> str:
         whole = {"lark_grammar": f"{option}\nstart: @whole"}
         first, others = whole, [{**first, "name": "whole"}, *others]
     return json.dumps({"grammars": [first, *others]}, ensure_ascii=False)
-
-
-def _first_line(error: str) -> str:
-    """llguidance's message without its state dump."""
-    return error.split("\n<state>")[0].strip()

@@ -32,6 +32,11 @@ class Lark:
         longest_first = sorted(self._tokens, key=len, reverse=True)
         self._token = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
+    @property
+    def ids(self) -> Collection[int]:
+        """The ids that text never matches."""
+        return self._tokens.values()
+
     def is_token(self, text: str) -> bool:
         return text in self._tokens
 

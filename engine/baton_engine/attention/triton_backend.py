@@ -18,10 +18,8 @@ from baton_engine.attention.triton_paged_attention import (
     ONE_TOKEN_TILE,
     OneTokenTile,
     PagedRows,
-    Variant,
     paged_attention,
     programs_for,
-    variants,
 )
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.config.model_config import AttentionSpec
@@ -51,11 +49,6 @@ class TritonAttention:
     @property
     def recordable(self) -> bool:
         return True
-
-    def variants(self, max_rows: int, longest: int, *, mixed: bool = True) -> list[Variant]:
-        """All variants of the kernels that steps within these limits launch (see `variants`)."""
-        heads = self._memory.layout.num_kv_heads
-        return variants(max_rows, heads, longest, self._processors, mixed=mixed)
 
     def begin(self, batch: StepBatch) -> TritonStep:
         arrays, one_token = batch.device, batch.max_query_len == 1

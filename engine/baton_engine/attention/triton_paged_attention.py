@@ -100,37 +100,6 @@ def programs_for(rows: int, kv_heads: int, longest: int, processors: int) -> int
     return 1 << (max(most, 1).bit_length() - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A variant of the kernels that triton compiles when it is first launched, and the limits of a
-    step that launches it: `rows` rows, the longest of `longest` tokens. With `one_token` all rows
-    have one new token. Else the last one has more, and those before it have one."""
-
-    one_token: bool
-    programs: int
-    rows: int
-    longest: int
-
-
-def variants(
-    max_rows: int, kv_heads: int, longest: int, processors: int, *, mixed: bool = True
-) -> list[Variant]:
-    """All variants that steps of at most `max_rows` rows of at most `longest` tokens launch, those
-    of one-token rows first. Without `mixed`, no step has both one-token and longer rows."""
-
-    def divided(one_token: bool, rows: int) -> list[Variant]:
-        most = programs_for(rows, kv_heads, longest, processors)
-        powers = [1 << power for power in range(most.bit_length())]
-        return [Variant(one_token, each, rows, (each - 1) * SPLIT_KEYS + 1) for each in powers]
-
-    found = divided(True, 1)
-    if longest > 1:
-        found.append(Variant(False, 1, 1, 2))
-        # The keys of one-token rows are divided beside longer ones, too.
-        found += divided(False, 2)[1:] if mixed and max_rows > 1 else []
-    return found
-
-
 def paged_attention(
     q_TNH: torch.Tensor,
     layer_P2KBH: torch.Tensor,

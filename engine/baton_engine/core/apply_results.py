@@ -6,17 +6,21 @@ and the requests that ended.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
 
 from baton_engine.core.in_flight import InFlightStep
 from baton_engine.core.kv_chunks import register, take_filled
 from baton_engine.core.limits import Limits
 from baton_engine.core.requests import RunningRequests
-from baton_engine.interface import EngineInfo, Progress, Row, RowResult, Sampled, TokenOut
+from baton_engine.interface import EngineInfo, Failed, Progress, Row, RowResult, Sampled, TokenOut
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.scheduler import Piece, Scheduler
 from baton_engine.scheduling.sequence import RequestState, Sequence, blocks_for
-from baton_engine.scheduling.stop_conditions import Outcome, finish_of, grammar_finish
+from baton_engine.scheduling.stop_conditions import Outcome, end_of
+from baton_protocol.errors import GrammarDeadEnd
+
+logger = logging.getLogger(__name__)
 
 
 class ResultReader:
@@ -87,6 +91,8 @@ class ResultReader:
             self._requests.leave(sequence)
         for sample, token in zip(row.samples, result.samples, strict=True):
             self._append(state, sample.choice, token, outcome)
+        if self._requests.states.get(state.request.id) is not state:
+            return  # the request failed
         if row.samples and sequence.running:
             sequence.settle()
         if state.prompt_done:
@@ -117,7 +123,10 @@ class ResultReader:
             outcome.prompts.append(state.prompt_use())
 
     def _append(self, state: RequestState, choice: int, token: Sampled, outcome: Outcome) -> None:
-        """Report a choice's new token, and end the choice if a stop condition holds."""
+        """Report a choice's new token, and end the choice if a stop condition holds. If its grammar
+        has no continuation, the request fails."""
+        if self._requests.states.get(state.request.id) is not state:
+            return  # another choice failed in this step
         sequence = state.live.get(choice)
         starts = sequence is None
         if sequence is None:
@@ -126,16 +135,18 @@ class ResultReader:
             sequence = self._requests.make(state, choice)
         sequence.append(token.id)
         count = sequence.num_outputs
-        finish = finish_of(
-            state.params,
-            self._info.eos_ids,
-            token.id,
-            num_outputs=count,
-            room=self._limits.max_tokens - sequence.known,
-        )
-        stop_id = token.id if finish == "stop" else None
-        if finish is None and sequence.matcher is not None:
-            finish = grammar_finish(sequence.matcher)
+        try:
+            end = end_of(
+                state.params,
+                self._info.eos_ids,
+                token.id,
+                num_outputs=count,
+                room=self._limits.max_tokens - sequence.known,
+                matcher=sequence.matcher,
+            )
+        except GrammarDeadEnd as error:
+            self._fail(state, error, outcome)
+            return
         outcome.tokens.append(
             TokenOut(
                 state.request.id,
@@ -143,11 +154,17 @@ class ResultReader:
                 offset=count - 1,
                 id=token.id,
                 logprobs=token.logprobs,
-                finish=finish,
-                stop_id=stop_id,
+                finish=None if end is None else end.finish,
+                stop_id=None if end is None else end.stop_id,
             )
         )
         if starts:
             self._scheduler.add(sequence)
-        if finish is not None or state.prefill_only:
+        if end is not None or state.prefill_only:
             self._requests.end(state, choice, linger=state.keeps_blocks)
+
+    def _fail(self, state: RequestState, error: GrammarDeadEnd, outcome: Outcome) -> None:
+        logger.warning("request %s fails: %s", state.request.id, error)
+        self._requests.forget(state)
+        outcome.failed.append(Failed(state.request.id, error))
+        outcome.ended.append(state.request.id)

@@ -50,7 +50,7 @@ from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
 from baton_engine.scheduling.stop_conditions import Outcome, Totals
-from baton_protocol.errors import NotEnoughMemory
+from baton_protocol.errors import GrammarDeadEnd, NotEnoughMemory
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.request import Request
@@ -159,6 +159,7 @@ class EngineCore:
         found = Landed(landed, landed if window_landed is None else window_landed)
         if reservation is not None:
             self._reservations.check(request.id, reservation, found)
+        ends = self._ends(request, finished, matcher)
         self._arrivals += 1
         state = RequestState(
             request,
@@ -182,16 +183,28 @@ class EngineCore:
         self._ended = [ended for ended in self._ended if ended != request.id]
         self._complete = [each for each in self._complete if each.request != request.id]
         self._failed = [each for each in self._failed if each.request != request.id]
-        for choice in range(request.params.n):
-            if choice in finished:
-                continue
-            complete = self._limits.complete(request, choice, matcher)
+        for choice, complete in ends.items():
             if complete is None:
                 state.pending.append(choice)
             else:
                 self._complete.append(complete)
         self._requests.start_leader(state, reservation, NOTHING if state.asks_prompt else found)
         self._requests.forget_if_ended(state, self._ended)
+
+    def _ends(
+        self, request: Request, finished: Sequence[int], matcher: Matcher | None
+    ) -> dict[int, Complete | None]:
+        """For each choice that is not `finished`: how it ended, or None if it goes on. Raises
+        GrammarDeadEnd if it can do neither."""
+        try:
+            return {
+                choice: self._limits.complete(request, choice, matcher)
+                for choice in range(request.params.n)
+                if choice not in finished
+            }
+        except GrammarDeadEnd:
+            self._totals.grammar_dead_ends += 1
+            raise
 
     # --- ending early ---------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from baton_engine.interface import Complete, EngineInfo, Matcher
-from baton_engine.scheduling.stop_conditions import finish_of, grammar_finish
+from baton_engine.scheduling.stop_conditions import end_of
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.request import Request
 
@@ -69,18 +69,17 @@ class Limits:
     def complete(
         self, request: Request, choice: int, matcher: Matcher | None = None
     ) -> Complete | None:
-        """How a choice ended that was submitted with all its tokens; None if more are to come."""
+        """How a choice ended that was submitted with all its tokens; None if more are to come.
+        Raise GrammarDeadEnd if none may follow although the grammar needs more."""
         outputs = request.outputs[choice] if request.outputs else ()
         if not outputs:
             return None
         last, count = outputs[-1], len(outputs)
         room = self.max_tokens - len(request.prompt_ids) - count
-        finish = finish_of(request.params, self.eos_ids, last, num_outputs=count, room=room)
-        if finish is not None:
-            return Complete(request.id, choice, finish, last if finish == "stop" else None)
-        if matcher is None:
-            return None
-        matcher = matcher.copy()
-        matcher.accept(outputs)
-        finish = grammar_finish(matcher)
-        return None if finish is None else Complete(request.id, choice, finish)
+        if matcher is not None:
+            matcher = matcher.copy()
+            matcher.accept(outputs)
+        end = end_of(
+            request.params, self.eos_ids, last, num_outputs=count, room=room, matcher=matcher
+        )
+        return None if end is None else Complete(request.id, choice, end.finish, end.stop_id)

@@ -20,10 +20,12 @@ from baton_engine.interface import (
     StepResult,
     TokenOut,
 )
+from baton_protocol.errors import GrammarDeadEnd
 from baton_protocol.ids import RequestId
 from baton_protocol.sampling import SamplingParams
 
 Finish = Literal["stop", "length"]
+SHOWN = 200  # characters of a grammar in an error
 
 
 class BannedTokens:
@@ -75,28 +77,65 @@ class BannedTokens:
         return tuple(banned) if left else ()
 
 
-def finish_of(
-    params: SamplingParams, eos_ids: tuple[int, ...], id: int, *, num_outputs: int, room: int
-) -> Finish | None:
-    """Why a choice ends with `id`, its output number `num_outputs` (from 1); None if it goes on.
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a choice ends. `stop_id` is the EOS or stop id that ends it, which is not part of its
+    text; None if it ends without one."""
+
+    finish: Finish
+    stop_id: int | None = None
+
+
+def end_of(
+    params: SamplingParams,
+    eos_ids: tuple[int, ...],
+    id: int,
+    *,
+    num_outputs: int,
+    room: int,
+    matcher: Matcher | None = None,
+) -> End | None:
+    """How a choice ends with `id`, its output number `num_outputs` (from 1); None if it goes on.
 
     `room` is the number of further tokens that the engine could take. On the last allowed token,
-    EOS counts as "stop" and a stop id as "length" (as in vLLM).
+    EOS counts as "stop" and a stop id as "length" (as in vLLM). `matcher` has accepted `id`. With
+    a grammar, "stop" means that the text matches: a stop id within the text does not end it. Raise
+    GrammarDeadEnd if the text does not match and nothing may follow.
     """
     may_stop = num_outputs > params.min_tokens
+    if matcher is not None and matcher.error:
+        raise _dead_end(params, matcher.error, num_outputs)
     if may_stop and not params.ignore_eos and id in eos_ids:
-        return "stop"
+        return End("stop", id)
     if num_outputs >= params.max_tokens or room <= 0:
-        return "length"
-    return "stop" if may_stop and id in params.stop_token_ids else None
-
-
-def grammar_finish(matcher: Matcher) -> Finish | None:
-    """Why a choice ends with the last token that its matcher accepted; None if it goes on. "stop"
-    if the text is complete and nothing can follow, "length" if the matcher reports an error."""
-    if not matcher.stopped:
+        return End("stop" if matcher is not None and _is_whole(matcher, eos_ids) else "length")
+    if may_stop and id in params.stop_token_ids and (matcher is None or matcher.complete):
+        return End("stop", id)
+    if matcher is None or not matcher.stopped:
         return None
-    return "length" if matcher.error else "stop"
+    if not matcher.complete:
+        raise _dead_end(params, "nothing may follow", num_outputs)
+    return End("stop")
+
+
+def _is_whole(matcher: Matcher, eos_ids: tuple[int, ...]) -> bool:
+    """Whether a text is complete and nothing but EOS may follow."""
+    if not matcher.complete:
+        return False
+    if matcher.stopped:
+        return True
+    mask = matcher.mask()
+    follow = int.from_bytes(mask, "little").bit_count()
+    return follow == sum(permits(mask, id) for id in eos_ids)
+
+
+def _dead_end(params: SamplingParams, why: str, num_outputs: int) -> GrammarDeadEnd:
+    grammar = params.structured.grammar if params.structured is not None else ""
+    shown = grammar if len(grammar) <= SHOWN else f"{grammar[:SHOWN]}..."
+    return GrammarDeadEnd(
+        f"the grammar allows nothing after {num_outputs} tokens of the answer, which does not match"
+        f" it yet: {why}; the grammar is {shown}"
+    )
 
 
 def permits(mask: bytes, id: int) -> bool:
@@ -115,6 +154,7 @@ class Totals:
     host_prompt_tokens: int = 0
     fetched_prompt_tokens: int = 0
     generated_tokens: int = 0
+    grammar_dead_ends: int = 0
 
     def figures(self) -> dict[str, int]:
         """The counters as fields of NodeLoad."""
@@ -139,6 +179,9 @@ class Outcome:
     def add_to(self, totals: Totals) -> None:
         totals.engine_steps += self.num_tokens > 0
         totals.generated_tokens += len(self.tokens)
+        totals.grammar_dead_ends += sum(
+            isinstance(each.error, GrammarDeadEnd) for each in self.failed
+        )
         totals.computed_prompt_tokens += self.num_prompt_tokens
         for use in self.prompts:
             totals.prompt_tokens += use.prompt

@@ -88,6 +88,11 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
         "Time spent compiling grammars.",
     ),
     ("baton_grammar_hits", "grammar_hits_total", "Requests whose grammar was already compiled."),
+    (
+        "baton_grammar_dead_ends",
+        "grammar_dead_ends_total",
+        "Requests that failed because their grammar allowed no further token.",
+    ),
     ("baton_engine_steps", "engine_steps_total", "Steps of the engine."),
     ("baton_preemptions", "preemptions_total", "Sequences that lost their blocks to others."),
     ("baton_prompt_tokens", "prompt_tokens_total", "Prompt tokens, from every source."),

@@ -7,6 +7,7 @@ into reasoning, content and calls. A chat that needs no parsing has no AnswerPar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -91,7 +92,10 @@ class AnswerParsing:
     ) -> AnswerParsing:
         """This parsing, with the rules that must be enforced. `inside`: see `answer_grammar`."""
         tools, parser = self.tools, self.tool_parser
-        limits = tools is not None and (tools.required or bool(tools.strict) or content is not None)
+        one = tools is not None and tools.most_calls == 1 and _may_repeat(parser)
+        limits = tools is not None and (
+            tools.required or bool(tools.strict) or content is not None or one
+        )
         fields = []
         if limits:
             fields.append("tools")
@@ -158,6 +162,18 @@ class AnswerParsing:
         )
 
 
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _may_repeat(parser: ToolParser | None) -> bool:
+    """Whether a family writes several calls, in a form that a grammar can end after the first."""
+    return parser is not None and parser.form is not None and parser.form.between is not None
+
+
 class ChoiceReader:
     """Splits one choice's text into the pieces that its client gets. Leaves out calls beyond the
     limit, and reasoning that the client does not want. An answer that must be calls has no content:
@@ -174,6 +190,7 @@ class ChoiceReader:
         self._name = name
         self._short = parsing.tool_parser is not None and parsing.tool_parser.short_ids
         self.called = False
+        self._arguments: list[str] = []  # of the last call
 
     def read(self, text: str, *, ended: bool) -> list[Piece]:
         """The pieces that the text adds; at the end, also those held back."""
@@ -183,8 +200,17 @@ class ChoiceReader:
         if not pieces:
             return pieces
         shown = [piece for piece in pieces if self._shows(piece)]
-        self.called = self.called or any(piece.kind == "call" for piece in shown)
+        for piece in shown:
+            if piece.kind == "call":
+                self.called, self._arguments = True, []
+            elif piece.kind == "arguments":
+                self._arguments.append(piece.text)
         return shown
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """True if there is a call and none is cut off in its arguments."""
+        return self.called and _is_object("".join(self._arguments))
 
     def call_id(self, number: int) -> str:
         """The id of a call, derived from request, choice and call, so any router gives the same."""

@@ -6,8 +6,9 @@ document takes its bounds from the readers' arguments (`body_schema`), so each b
 once.
 
 The table of fields (Field, Members) lists the names that a body may hold, what the server does with
-each, and why. Any other name is refused with the closest known one. An unsupported field is refused
-if its value asks for something (`endpoint`). docs/api.md and GET /openapi.json list the fields
+each, and why. Any other name is refused with the closest known one, except in OPEN objects, where a
+client sends back what it or another server added. An unsupported field is refused if its value asks
+for something (`endpoint`). docs/api.md and GET /openapi.json list the fields
 (`field_docs`, `body_schema`). Bounds are not in the table; they are given where a field is read. A
 row's name is its path: `stream_options.include_usage`, `messages[].content[].text`.
 """
@@ -42,6 +43,12 @@ DRAIN: tuple[Body, ...] = ("drain",)
 
 Values = tuple[Any, ...]
 EMPTY: Values = (False, 0, "", [], {})
+# Objects that clients take from earlier answers or share with other servers: a name that is not in
+# the table is ignored there.
+OPEN = (
+    *("messages[]", "messages[].content[]"),
+    *("tools[]", "tools[].function", "tool_choice", "tool_choice.function"),
+)
 ALIKE = 0.7  # similarity, 0 to 1, from which a name counts as a misspelt field
 SHOWN = 60  # characters of an unknown name that an error compares and repeats
 
@@ -77,14 +84,39 @@ class Members:
     path: str
     fields: Mapping[str, Field]
 
+    @property
+    def open(self) -> bool:
+        """Whether other names are ignored."""
+        return self.path in OPEN
+
     def check(self, given: Mapping[str, Any], at: str = "") -> None:
-        """Raise InvalidRequest for an unknown name, unless its value is null. `at` is the path of
-        the object in the client's body."""
+        """Raise InvalidRequest for an unknown name, unless its value is null; in an open object for
+        a refused one, unless its value asks for nothing. `at` is the object's path in the client's
+        body."""
+        if self.open:
+            self._check_refused(given, at)
+            return
         if given.keys() <= self.fields.keys():
             return
         for name, value in given.items():
             if name not in self.fields and value is not None:
                 raise self._unknown(name, at)
+
+    def _check_refused(self, given: Mapping[str, Any], at: str) -> None:
+        for name, value in given.items():
+            field = self.fields.get(name)
+            if field is None or field.does != "refused" or value is None:
+                continue
+            if value not in (field.accepts or ()):
+                raise wrong(f"{at}.{name}", value, field.complaint)
+
+    def obeyed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The members of an object that the server does something with."""
+        return {
+            name: value
+            for name, value in given.items()
+            if name in self.fields and self.fields[name].does == "obeyed"
+        }
 
     def _unknown(self, name: str, at: str) -> InvalidRequest:
         shown = name if len(name) <= SHOWN else name[:SHOWN] + "..."
@@ -131,12 +163,16 @@ def _ignored(
 
 
 def _refused(
-    remark: str, *names: str, accepts: Values = EMPTY, complaint: str = ""
+    remark: str,
+    *names: str,
+    accepts: Values = EMPTY,
+    complaint: str = "",
+    bodies: tuple[Body, ...] = BOTH,
 ) -> Iterable[Field]:
     for name in names:
         yield Field(
             name=name,
-            bodies=BOTH,
+            bodies=bodies,
             does="refused",
             remark=remark,
             accepts=accepts,
@@ -150,24 +186,32 @@ def _the_keys(*names: str) -> Iterable[Field]:
     return _refused(remark, *names, complaint=f"{remark}; leave it out")
 
 
+_CACHED = "a hint; every prefix is cached anyway"
+_MEDIA = "models read and write text only"
+_BEGUN = ("messages[].prefix", "messages[].partial")
+_INPUTS = tuple(f"messages[].{name}" for name in ("audio", "images", "videos", "files"))
 _INPUT = (
     _obeyed("model", BOTH, "another name is a 404 that lists the known ones", "the pool's"),
     _obeyed("messages", CHAT, "the conversation; required"),
     _obeyed(
-        "messages[].role", CHAT, "`system`, `user`, `assistant`, or another role of the template"
+        "messages[].role",
+        CHAT,
+        "`system`, `developer`, `user`, `assistant`, or another role of the template"
+        " ([below](#roles))",
     ),
-    _obeyed("messages[].content", CHAT, "a text, or text parts that are joined by newlines"),
-    _obeyed("messages[].content[].type", CHAT, "only `text`"),
+    _obeyed("messages[].content", CHAT, "a text, or parts whose texts are joined by newlines"),
+    _obeyed(
+        "messages[].content[].type",
+        CHAT,
+        "`text`, `refusal`, or reasoning ([below](#what-a-client-may-send-back))",
+    ),
     _obeyed("messages[].content[].text", CHAT, "the part's text"),
-    _ignored(
-        "messages[].content[].cache_control",
-        "a hint; every prefix is cached anyway",
-        bodies=CHAT,
-    ),
-    _ignored(
-        "messages[].content[].prompt_cache_breakpoint",
-        "a hint; every prefix is cached anyway",
-        bodies=CHAT,
+    _obeyed("messages[].content[].refusal", CHAT, "the text of a part of type `refusal`"),
+    *(
+        _ignored(f"messages[].{name}", _CACHED, bodies=CHAT)
+        for name in (
+            *("content[].cache_control", "content[].prompt_cache_breakpoint", "cache_control"),
+        )
     ),
     *(
         _obeyed(f"messages[].{name}", CHAT, "passed to the model's template unchanged")
@@ -176,11 +220,13 @@ _INPUT = (
             *("reasoning_content", "reasoning", "thinking", "tool_plan", "refusal", "annotations"),
         )
     ),
+    *_refused("use `continue_final_message`", *_BEGUN, bodies=CHAT),
+    *_refused(_MEDIA, *_INPUTS, bodies=CHAT),
     _obeyed(
         "messages[].tool_calls",
         CHAT,
-        "the calls of an assistant's message; the template receives arguments that are the text of"
-        " a JSON object as that object",
+        "the calls of an assistant's message; the template receives their arguments as an object"
+        " ([more](tools.md#answering-a-call))",
     ),
     _obeyed(
         "prompt",
@@ -298,6 +344,15 @@ _STRUCTURED = (
 )
 _CALLS = (
     _obeyed("tools", CHAT, "functions that the model may call ([tools](tools.md))"),
+    *(
+        _ignored(f"tools[].{name}", _CACHED, bodies=CHAT)
+        for name in ("cache_control", "function.cache_control")
+    ),
+    *_refused(
+        "use `function.parameters`",
+        *(f"tools[].{name}" for name in ("input_schema", "function.input_schema")),
+        bodies=CHAT,
+    ),
     _obeyed("tools[].type", CHAT, "only `function`; required"),
     _obeyed("tools[].function", CHAT, "required"),
     _obeyed("tools[].function.name", CHAT, "up to 64 letters, digits, `_`, `.`, `-`; required"),
@@ -416,6 +471,7 @@ _ACCEPTED = (
     _ignored("prompt_cache_key", "a hint; the router knows where prefixes are cached"),
     _ignored("prompt_cache_retention", "a hint; every prefix is cached while there is room"),
     _ignored("prompt_cache_options", "a hint; every prefix is cached while there is room"),
+    _ignored("cache_control", _CACHED),
     _ignored("store", "no answer is stored, so none can be retrieved later"),
     _ignored("service_tier", "there is one tier", ("auto", "default")),
     _ignored("stream_interval", "an event is sent as soon as it has a token"),
@@ -424,7 +480,7 @@ _ACCEPTED = (
     _ignored("mm_payload", "messages have no media"),
 )
 _SEPARATED = "reasoning is always separated from the answer if the model's form of it is known"
-_BEAMS, _MEDIA = "there is no beam search", "models read and write text only"
+_BEAMS = "there is no beam search"
 _UNSUPPORTED = (
     *_refused("use `tools` of /v1/chat/completions", "functions"),
     *_refused(
@@ -655,13 +711,21 @@ def wrong(name: str, value: object, allowed: str) -> InvalidRequest:
 
 
 def members_schema(members: Members, **known: Schema) -> Schema:
-    """The JSON schema of an object with these members and no others. `known` holds the schemas of
-    some members."""
+    """The JSON schema of an object with these members, and no others unless it is open. `known`
+    holds the schemas of some members."""
     properties = {
-        name: {"description": field.plain_remark} | dict(known.get(name, ANY))
+        name: {"description": field.plain_remark} | dict(known.get(name) or _limits(field, members))
         for name, field in members.fields.items()
     }
-    return {"type": "object", "properties": properties, **NOTHING_ELSE}
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    return schema if members.open else schema | dict(NOTHING_ELSE)
+
+
+def _limits(field: Field, members: Members) -> Schema:
+    """What `Members.check` allows as the value of a field."""
+    if members.open and field.does == "refused":
+        return {"enum": [None, *(field.accepts or ())]}
+    return ANY
 
 
 def needs(name: str, given: Schema, other: str, wanted: Schema, *, absent: bool = False) -> Schema:

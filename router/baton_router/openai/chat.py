@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -42,15 +41,7 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.body_reader import (
-    MEMBERS,
-    MISSING,
-    TRUE,
-    Fields,
-    members_schema,
-    needs,
-    wrong,
-)
+from baton_router.openai.body_reader import TRUE, Fields, needs, wrong
 from baton_router.openai.endpoint import (
     ChoiceOutput,
     Json,
@@ -67,19 +58,17 @@ from baton_router.openai.endpoint import (
     sampling_fields,
 )
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton_router.openai.messages import MESSAGES, read_messages
 from baton_router.openai.structured_output import RequestedGrammar, requested_grammar
+from baton_router.openai.tools import FIELDS as TOOL_FIELDS
 from baton_router.openai.tools import (
-    CALLS_SCHEMA,
     PLAIN,
     RequestedReasoning,
     RequestedTools,
     calls_size,
-    check_calls,
     requested_reasoning,
     requested_tools,
-    with_objects,
 )
-from baton_router.openai.tools import FIELDS as TOOL_FIELDS
 from baton_text.chat import RESERVED
 from baton_text.parsers.parser import Piece, PieceKind
 from baton_text.tokenizer import Tokenizer
@@ -87,29 +76,6 @@ from baton_text.tokenizer import Tokenizer
 MESSAGE_CHARS = 30  # cost of rendering a message, in characters
 MAX_DOCUMENTS = 1024
 TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(RESERVED)}}}
-MESSAGE, PART = MEMBERS["chat", "messages[]"], MEMBERS["chat", "messages[].content[]"]
-_PART = {
-    **members_schema(PART, type={"const": "text"}, text={"type": "string"}),
-    "required": ["type", "text"],
-}
-_CONTENT = [{"type": "string"}, {"type": "array", "items": _PART}]
-_MESSAGE = {
-    **members_schema(MESSAGE, tool_calls=CALLS_SCHEMA),
-    "anyOf": [
-        {
-            "properties": {"role": {"type": "string"}, "content": {"anyOf": _CONTENT}},
-            "required": ["role", "content"],
-        },
-        {
-            "properties": {
-                "role": {"const": "assistant"},
-                "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
-            },
-            "required": ["role"],
-        },
-    ],
-}
-MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +116,7 @@ class ChatCall:
             raise wrong("top_logprobs", top, "it needs logprobs to be true")
         if wanted:
             sampling["logprobs"] = top or 0
-        messages = _messages(fields.raw("messages", MESSAGES, required=True))
+        messages = read_messages(fields.raw("messages", MESSAGES, required=True))
         continues, begins = _end_of_prompt(fields)
         echo = fields.boolean("echo", False)
         of_assistant = messages[-1]["role"] == "assistant"
@@ -178,8 +144,8 @@ class ChatCall:
         documents = self.template_kwargs.get("documents")
         return (
             sum(
-                MESSAGE_CHARS + len(message["content"]) + calls_size(message)
-                for message in self.messages
+                MESSAGE_CHARS + len(message["content"]) + calls_size(f"messages[{at}]", message)
+                for at, message in enumerate(self.messages)
             )
             + (len(msgspec.json.encode(documents)) if documents else 0)
             + (0 if self.tools is None else self.tools.size)
@@ -191,7 +157,7 @@ class ChatCall:
 
     def prompts(self, model: PoolModel) -> list[Prompt]:
         text = model.template.render(
-            [with_objects(message) for message in self.messages],
+            self.messages,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continues_prompt,
             tools=None if self.tools is None else self.tools.shown(),
@@ -370,8 +336,9 @@ class ParsedChatShape(ChatShape):
         return one
 
     def _finish(self, one: ChoiceReader, finish: FinishReason) -> ChatFinish:
-        called = one.called and self._parsing.calls_end
-        return "tool_calls" if called and finish == "stop" else finish
+        if finish != "stop" or not self._parsing.calls_end:
+            return finish
+        return "tool_calls" if one.has_whole_calls else finish
 
     def _shown(self, text: str, ids: Sequence[int], finish: FinishReason | None) -> str:
         """The text, without its final special token if the client sees no special tokens."""
@@ -456,40 +423,3 @@ def _template_kwargs(fields: Fields) -> Json:
                 param="chat_template_kwargs",
             )
     return given
-
-
-def _messages(value: Any) -> list[Json]:
-    """The conversation with each content as plain text; other keys pass to the template as is."""
-    if not isinstance(value, list) or not value:
-        raise wrong("messages", value, "it must be a list of at least one message")
-    messages = []
-    for position, message in enumerate(value):
-        name = f"messages[{position}]"
-        if not isinstance(message, dict):
-            raise wrong(name, message, "it must be an object with role and content")
-        MESSAGE.check(message, name)
-        if not isinstance(message.get("role"), str):
-            raise wrong(f"{name}.role", message.get("role", MISSING), "it must be a string")
-        if message.get("tool_calls") is not None:
-            check_calls(f"{name}.tool_calls", message["tool_calls"])
-        messages.append({**message, "content": _content(name, message)})
-    return messages
-
-
-def _content(name: str, message: Json) -> str:
-    """The content's text; text parts are joined by newlines. An assistant's may be absent."""
-    name, value = f"{name}.content", message.get("content", MISSING)
-    if isinstance(value, str):
-        return value
-    if message.get("content") is None and message["role"] == "assistant":
-        return ""
-    if not isinstance(value, list):
-        raise wrong(name, value, "it must be a string or a list of text parts")
-    texts = []
-    for position, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise wrong(f"{name}[{position}]", part, "only parts of type text are supported")
-        PART.check(part, f"{name}[{position}]")
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -62,7 +62,7 @@ _TEXTS = (
     *("user", "safety_identifier", "session_id"),
     *("prompt_cache_key", "prompt_cache_retention", "mm_payload"),
 )
-_OBJECTS = ("prompt_cache_options", "media_io_kwargs", "mm_processor_kwargs")
+_OBJECTS = ("prompt_cache_options", "cache_control", "media_io_kwargs", "mm_processor_kwargs")
 _LIMITED = {
     body: {field.name: field for field in members.fields.values() if field.accepts is not None}
     for (body, path), members in MEMBERS.items()

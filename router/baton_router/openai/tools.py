@@ -6,7 +6,6 @@ as the API document has it. Whether a function's schema can be enforced depends 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -297,43 +296,28 @@ def check_calls(at: str, value: Any) -> None:
             raise wrong(f"{one}.function.arguments", function["arguments"], allowed)
 
 
-def calls_size(message: Json) -> int:
-    """Approximate number of characters of a message's calls."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return 0
-    try:
-        return len(msgspec.json.encode(calls))
-    except RecursionError:
-        at = "messages[].tool_calls"
-        raise InvalidRequest(f"{at} is nested too deep", param="messages") from None
-
-
-def with_objects(message: Json) -> Json:
-    """The message as chat templates expect it, as in vLLM: arguments that are the text of a JSON
-    object become that object."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
-
-
-def _with_object(call: Json) -> Json:
+def known_call(call: Json) -> Json:
+    """A checked call with its known members only, always in the same order: the template may print
+    it as it is."""
     function = call["function"]
-    text = function.get("arguments")
-    if text is None or isinstance(text, str):
-        known = _object_of(text or "{}")
-        if known is not None:
-            return {**call, "function": {**function, "arguments": known}}
-    return call
+    known: Json = {"id": call["id"]} if call.get("id") is not None else {}
+    arguments = function.get("arguments")
+    return known | {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
 
 
-def _object_of(text: str) -> Json | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+def calls_size(at: str, message: Json) -> int:
+    """Approximate number of characters of the calls of the message at this path."""
+    size = 0
+    for position, call in enumerate(message.get("tool_calls") or ()):
+        try:
+            size += len(msgspec.json.encode(call))
+        except RecursionError:
+            name = f"{at}.tool_calls[{position}].function.arguments"
+            raise InvalidRequest(f"{name} is nested too deep", param=name) from None
+    return size
 
 
 # --- schemas for the API document -----------------------------------------------------------------

@@ -6,14 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
-from baton_protocol.errors import InvalidRequest
+from baton_protocol.errors import GrammarDeadEnd, InvalidRequest
 from baton_protocol.request import Request
 from baton_protocol.sampling import StructuredOutput
 from baton_text.artifacts import BYTE_EOS_ID, byte_artifacts
-from baton_text.grammar import Grammars, Kind, grammar_of
+from baton_text.grammar import JSON_OPTIONS, Grammars, Kind, grammar_of
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.engine_core import Run, drive, make_request, scripted
 
@@ -113,6 +114,115 @@ def test_a_preempted_request_continues_in_its_grammar() -> None:
     run = drive(together)
     assert [text_of(run, name) for name in ("a", "b")] == alone
     assert together.load().preemptions_total > 0
+
+
+# Each allows a step after which nothing can follow, in a way that only such a step shows.
+DEAD_ENDS = {
+    "empty terminals": 'start: "x" (C | D)\nC: /q/ & /r/\nD: /s/ & /t/',
+    "one empty terminal": 'start: "xyz" C\nC: /q/ & /r/',
+    "an empty regex": 'start: "x" /[^\\s\\S]/',
+    "no name left": LLMatcher.grammar_from_json_schema(
+        {"type": "object", "additionalProperties": False, "minProperties": 2,
+         "patternProperties": {"^a$": {"const": 1}}},
+        overrides=JSON_OPTIONS,
+    ),
+}  # fmt: skip
+
+
+def dead(name: str, **params: Any) -> Request:
+    outputs = ((),) * params.get("n", 1)
+    structured = StructuredOutput(DEAD_ENDS[name])
+    return make_request("dead", 9, outputs, structured=structured, **{"max_tokens": 99, **params})
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("name", DEAD_ENDS)
+def test_a_dead_end_of_a_grammar_is_an_error_and_never_a_finish(
+    name: str, n: int, overlap: bool
+) -> None:
+    """The tokens before it are reported, other requests go on, and no block is lost."""
+    engine = sim(overlap=overlap, eos_every=3)
+    free = engine.load().free_blocks
+    submit(engine, "choice", ["perhaps"], "other")
+    request = dead(name, n=n, temperature=1.0, seed=1)
+    engine.submit(request, matcher=GRAMMARS.matcher(DEAD_ENDS[name]))
+    run = drive(engine)
+    [failed] = [each for step in run.steps for each in step.failed]
+    assert (failed.request, failed.error.reason) == ("dead", "grammar_dead_end")
+    assert not failed.error.retryable
+    assert DEAD_ENDS[name][:100] in failed.error.message
+    assert [token.finish for token in run.tokens if token.request == "dead" and token.finish] == []
+    assert any(token.request == "dead" for token in run.tokens)
+    assert text_of(run, "other") == b"perhaps"
+    assert sorted(run.finished) == ["dead", "other"]
+    assert engine.load().grammar_dead_ends_total == 1
+    assert engine.load().free_blocks == free
+
+
+@pytest.mark.parametrize(
+    "params", [{"ignore_eos": True}, {"min_tokens": 9}, {"bad_words": ((257,),)}]
+)
+def test_no_parameter_turns_a_dead_end_into_a_finish(params: dict[str, Any]) -> None:
+    engine = sim(eos_every=1)
+    engine.submit(
+        dead("empty terminals", **params), matcher=GRAMMARS.matcher(DEAD_ENDS["empty terminals"])
+    )
+    run = drive(engine)
+    assert [failed.error.reason for step in run.steps for failed in step.failed] == [
+        "grammar_dead_end"
+    ]
+
+
+def test_a_request_that_is_taken_over_in_a_dead_end_is_refused_by_the_engine() -> None:
+    """Its last node may have been lost before it reported the error."""
+    engine = sim()
+    structured = StructuredOutput(DEAD_ENDS["one empty terminal"])
+    for text in (b"xyq", b"xyz" + bytes([66])):
+        request = make_request("r", 9, (tuple(text),), max_tokens=99, structured=structured)
+        with pytest.raises(GrammarDeadEnd, match="does not match"):
+            engine.submit(request, matcher=GRAMMARS.matcher(structured.grammar))
+    assert not engine.has_work()
+    assert engine.load().grammar_dead_ends_total == 2
+    request = make_request("r", 9, (tuple(b"xyz"),), max_tokens=99, structured=structured)
+    engine.submit(request, matcher=GRAMMARS.matcher(structured.grammar))
+    run = drive(engine)
+    assert [failed.request for step in run.steps for failed in step.failed] == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "max_tokens", "finish"),
+    [
+        ("choice", ["yes"], 3, "stop"),
+        ("choice", ["yes"], 2, "length"),
+        ("choice", ["yes", "yes!"], 3, "length"),
+        ("regex", "a{4}", 4, "stop"),
+        ("regex", "a{4,}", 4, "length"),
+        ("json", {"const": 1}, 1, "stop"),
+        ("grammar", 'start: "ab" C?\nC: /q/ & ~/q/', 2, "stop"),
+    ],
+)
+def test_a_choice_that_is_whole_in_its_last_allowed_token_stops(
+    kind: Kind, value: Any, max_tokens: int, finish: str
+) -> None:
+    engine = sim()
+    text = {"choice": b"yes", "regex": b"aaaa", "json": b"1", "grammar": b"ab"}[kind]
+    grammar = value if kind == "grammar" else grammar_of(kind, value)
+    structured = StructuredOutput(grammar)
+    request = make_request("r", 9, max_tokens=max_tokens, structured=structured, ignore_eos=True)
+    engine.submit(request, matcher=GRAMMARS.matcher(grammar))
+    run = drive(engine)
+    assert text.startswith(text_of(run))
+    assert run.last("r").finish == finish
+
+
+def test_a_stop_id_ends_a_choice_only_where_its_text_matches() -> None:
+    engine = sim()
+    submit(engine, "regex", "(ab){2}c", "in the text", stop_token_ids=(ord("a"), ord("b")))
+    submit(engine, "regex", "a+", "at its end", stop_token_ids=(ord("a"),))
+    run = drive(engine)
+    assert (text_of(run, "in the text"), run.last("in the text").finish) == (b"ababc", "stop")
+    assert run.last("at its end").stop_id == ord("a")
 
 
 def test_a_request_submitted_with_a_complete_text_does_not_run() -> None:

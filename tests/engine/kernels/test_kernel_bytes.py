@@ -12,18 +12,25 @@ import torch
 from baton_engine.attention.interface import KVSlots
 from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, tile_shape
 from baton_engine.attention.triton_store_kv import store_kv
+from baton_engine.interface import Sample
 from baton_engine.layers.rotary import HeadNorm
 from baton_engine.layers.triton_activation import activation_mul
 from baton_engine.layers.triton_matmul import FIXED_TILE, STORED_ROWS
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store
+from baton_engine.layers.triton_sampled import put_sampled
+from baton_engine.sampling.metadata import draws_of
+from baton_engine.sampling.triton_sampler import choose_tokens
+from baton_protocol.sampling import SamplingParams
 from tests.support.engines.kernel_bytes import ESTIMATES, Bytes, Rows, Shape, bytes_of
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.launches import Launched, launches
 
-SMALL = Shape(hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4)
+SMALL = Shape(hidden=48, mlp=40, heads=4, kv_heads=2, dim=32, block=16, item=4, vocab=3000)
 # Bytes of single numbers, such as a row's length, that a program loads and the estimates omit.
 UNCOUNTED = 40
+# Of a program of sampling: parameters, digits and goals.
+UNCOUNTED_SAMPLING = 80
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="needs triton's interpreter")
 
@@ -50,10 +57,10 @@ def attend(
     )
 
 
-def check(launched: Launched, estimate: Bytes | None) -> None:
+def check(launched: Launched, estimate: Bytes | None, uncounted: int = UNCOUNTED) -> None:
     assert estimate is not None
     single = launched.moved - estimate.moved
-    assert 0 <= single <= UNCOUNTED * math.prod(launched.grid), launched
+    assert 0 <= single <= uncounted * math.prod(launched.grid), launched
     assert estimate.floor <= estimate.moved
 
 
@@ -110,6 +117,10 @@ LAYERS: dict[str, tuple[int, Callable[[], object]]] = {
     "store": (3, stored),
     "a norm": (3, lambda: add_norm(noise(3, 48), None, noise(48), 1e-6)),
     "a sum and a norm": (3, lambda: add_norm(noise(3, 48), noise(3, 48), noise(48), 1e-6)),
+    "ids of the previous step": (
+        3,
+        lambda: put_sampled(torch.zeros(3).int(), torch.arange(3).int(), torch.arange(3)),
+    ),
     "an activation": (3, lambda: activation_mul(noise(3, 80), "silu")),
     "a product": (70, lambda: multiplied(70, 70, 100)),
     "a product with a bias": (70, lambda: multiplied(70, 70, 100, biased=True)),
@@ -130,6 +141,19 @@ def test_the_bytes_of_layers_are_those_that_the_interpreter_counts(name: str) ->
     for each in found:
         estimate = ESTIMATES[each.kernel](SMALL, Rows((1,) * tokens), each.constants)
         check(each, estimate)
+
+
+def test_the_bytes_of_sampling_are_those_that_the_interpreter_counts() -> None:
+    """All logits are equal, so that most tokens on the edge of top-p must go."""
+    params = SamplingParams(top_k=5, top_p=0.5, seed=0)
+    draws = draws_of([Sample(0, 0, params)] * 2, DEVICE)
+    with launches() as found:
+        choose_tokens(torch.zeros(2, SMALL.vocab), draws)
+    largest = {each.kernel: each for each in sorted(found, key=lambda each: each.moved)}
+    assert {"_count", "_weigh", "_count_ties", "_limits", "_draw", "_pick"} == set(largest)
+    for each in largest.values():
+        estimate = ESTIMATES[each.kernel](SMALL, Rows((1, 1)), each.constants)
+        check(each, estimate, UNCOUNTED_SAMPLING)
 
 
 def test_the_bytes_of_a_row_of_1024_keys_are_those_counted_by_hand() -> None:

@@ -113,7 +113,7 @@ def test_products_that_store_splits_do_the_arithmetic_of_those_that_add_them(
         assert stored == in_a_program, variant
 
 
-def test_each_kernel_of_attention_and_layers_states_its_bytes(compiled: Found) -> None:
+def test_each_kernel_states_its_bytes(compiled: Found) -> None:
     stated = {each["kernel"] for each in compiled if any(each["moved"])}
     assert stated == set(ESTIMATES)
     for each in compiled:

@@ -12,11 +12,9 @@ from baton_engine.attention.triton_paged_attention import (
     MAX_PROGRAMS,
     OneTokenTile,
     PagedRows,
-    Variant,
     paged_attention,
     programs_for,
     tile_shape,
-    variants,
 )
 from tests.support.engines.kernels import DEVICE, poisoned
 from tests.support.engines.launches import launches
@@ -195,35 +193,6 @@ def test_the_tile_of_one_token_rows_changes_no_other_tile() -> None:
             for each in (OneTokenTile(), tile)
         )
         assert usual == changed
-
-
-LIMITS = [(1, 5000), (2, 300), (40, 1000), (256, 40_960), (8, 1)]  # rows, longest
-
-
-@pytest.mark.parametrize(("max_rows", "longest"), LIMITS)
-def test_the_variants_listed_for_warm_up_are_those_that_steps_launch(
-    max_rows: int, longest: int
-) -> None:
-    kv_heads, processors = 8, 132
-    lengths = sorted({1, longest, *range(1, longest, 61)})
-    launched = {(False, 1)} if longest > 1 else set()
-    for rows in range(1, max_rows + 1):
-        for length in lengths:
-            programs = programs_for(rows, kv_heads, length, processors)
-            launched |= {(True, programs)}
-            if rows > 1 and longest > 1:
-                launched |= {(False, programs)}
-    listed = variants(max_rows, kv_heads, longest, processors)
-    assert {(each.one_token, each.programs) for each in listed} == launched
-    assert len(listed) == len(launched)
-    for each in listed:
-        assert each.rows <= max_rows
-        assert each.longest <= longest
-        assert programs_for(each.rows, kv_heads, each.longest, processors) == each.programs
-    apart = variants(max_rows, kv_heads, longest, processors, mixed=False)
-    assert [each for each in apart if not each.one_token] == (
-        [Variant(False, 1, 1, 2)] if longest > 1 else []
-    )
 
 
 def test_keys_are_split_only_when_there_are_too_few_rows_for_the_device() -> None:

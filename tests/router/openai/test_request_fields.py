@@ -21,7 +21,6 @@ from tests.support.nodes.fake_node import FakeNode
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 Json = dict[str, Any]
 MESSAGE: Json = {"role": "user", "content": "Hi"}
-PART: Json = {"type": "text", "text": "Hi"}
 
 
 def chat(**more: Any) -> None:
@@ -53,18 +52,6 @@ UNKNOWN: list[tuple[Any, Json, str, str]] = [
     (chat, {"prompt": "Hi"}, "prompt", "but of /v1/completions"),
     (completion, {"messages": [MESSAGE]}, "messages", "but of /v1/chat/completions"),
     (completion, {"top_logprobs": 1}, "top_logprobs", "but of /v1/chat/completions"),
-    (
-        chat,
-        {"messages": [MESSAGE, {**MESSAGE, "contents": "Hi"}]},
-        "messages[1].contents",
-        "did you mean 'content'?",
-    ),
-    (
-        chat,
-        {"messages": [{"role": "user", "content": [PART, {**PART, "lang": "en"}]}]},
-        "messages[0].content[1].lang",
-        "leave it out",
-    ),
     *(
         (
             read,

@@ -34,6 +34,7 @@ from baton_router.requests.tokenize import prepare
 from baton_text.artifacts import BYTE_EOS_ID, CHAT_TEMPLATE, byte_artifacts
 from baton_text.artifacts import TOKENIZER as TOKENIZER_JSON
 from baton_text.chat import ChatTemplate
+from baton_text.conversation import RAW_ARGUMENTS
 from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.parser import Piece, ToolParser
@@ -127,7 +128,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         '"web_search"; the only supported type',
     ),
     ({"tools": ["now"]}, "tools[0]", "must be an object"),
-    ({"tools": [{**NOW, "kind": 1}]}, "tools[0].kind", "is not a field"),
+    ({"tools": [{**NOW, "input_schema": CITY}]}, "tools[0].input_schema", "function.parameters"),
     (tool(name=""), "tools[0].function.name", f"1 to {MAX_NAME}"),
     (tool(name="a b"), "tools[0].function.name", '"a b"; it must have'),
     (tool(name="a" * (MAX_NAME + 1)), "tools[0].function.name", f"1 to {MAX_NAME}"),
@@ -140,7 +141,7 @@ REFUSED: list[tuple[Json, str, str]] = [
         f"at most {MAX_GRAMMAR_BYTES}",
     ),
     (tool(strict="yes"), "tools[0].function.strict", "true or false"),
-    (tool(arguments={}), "tools[0].function.arguments", "is not a field"),
+    (tool(input_schema=CITY), "tools[0].function.input_schema", "use `function.parameters`"),
     ({"tools": [NOW] * (MAX_TOOLS + 1)}, "tools", f"at most {MAX_TOOLS}"),
     ({"tool_choice": "required"}, "tool_choice", '"required"; it needs tools'),
     ({"tool_choice": "auto"}, "tool_choice", '"auto"; it needs tools'),
@@ -152,7 +153,6 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"tools": []}, "tools", "[]; name at least one function"),
     ({"tools": [], "tool_choice": "none"}, "tools", "[]; name at least one function"),
     ({"tools": [], **NAMED_CHOICE}, "tools", "[]; name at least one function"),
-    ({**OFFERED, "tool_choice": {**WEATHER, "more": 1}}, "tool_choice.more", "is not a field"),
     ({**OFFERED, "tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
     ({**OFFERED, "tool_choice": {"function": WEATHER["function"]}}, "tool_choice.type", "missing"),
     (
@@ -260,6 +260,11 @@ def test_a_tool_may_be_chosen_as_the_whole_tool(function: Json) -> None:
     assert tools.functions["weather"].parameters == CITY
 
 
+def test_other_members_of_a_chosen_tool_are_ignored_as_those_of_tools_are() -> None:
+    choice = {**WEATHER, "cache_control": {"type": "ephemeral"}, "more": 1}
+    assert chat(**OFFERED, tool_choice=choice).tools == chat(**OFFERED, **NAMED_CHOICE).tools
+
+
 @pytest.mark.parametrize("budget", [-1, -1.0, None])
 def test_a_thinking_budget_of_minus_one_is_no_bound(budget: Any) -> None:
     assert chat(thinking_token_budget=budget).reasoning.budget is None
@@ -293,9 +298,10 @@ def test_the_template_gets_tools_in_the_form_that_models_expect() -> None:
         ({"b": 1}, '{"b": 1}'),
         ("", "{}"),
         (None, "{}"),
-        ("[1]", '"[1]"'),
-        ("{city", '"{city"'),
-        ("[" * 100_000, json.dumps("[" * 100_000)),
+        *(
+            (text, json.dumps({RAW_ARGUMENTS: text}))
+            for text in ("[1]", "{city", '{"city": "Par', "[" * 100_000)
+        ),
     ],
 )
 def test_arguments_of_earlier_calls_reach_the_template_as_objects(
@@ -339,6 +345,18 @@ ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
         f"{PARIS}\n{TIME}\nDone.",
         {"content": "Done.", "calls": [CALLED]},
         "tool_calls",
+    ),
+    "a call that the client's stop cuts off": (
+        {"stop": ["ris"]},
+        PARIS[: PARIS.index("ris")],
+        {"content": None, "calls": [("weather", '{"city": "Pa')]},
+        "stop",
+    ),
+    "a second call that the client's stop cuts off": (
+        {"stop": ["ris"]},
+        f"{TIME}\n{PARIS[: PARIS.index('ris')]}",
+        {"content": None, "calls": [("now", "{}"), ("weather", '{"city": "Pa')]},
+        "stop",
     ),
     "required": ({"tool_choice": "required"}, PARIS, {"calls": [CALLED]}, "tool_calls"),
     "named": (NAMED_CHOICE, PARIS, {"content": None, "calls": [CALLED]}, "stop"),
@@ -658,6 +676,11 @@ ENFORCED: list[tuple[Json, list[str], list[str]]] = [
         {**OFFERED, "tool_choice": "required", "parallel_tool_calls": False},
         [PARIS],
         [f"{PARIS}\n{TIME}"],
+    ),
+    (
+        {**OFFERED, "parallel_tool_calls": False},
+        ["It is.", PARIS, BAD, f"I look. {PARIS}", f"<think>a</think>\n{PARIS}"],
+        [f"{PARIS}\n{TIME}", f"{PARIS}{TIME}", f"{PARIS}\nDone."],
     ),
     ({**OFFERED, **NAMED_CHOICE}, [PARIS], [TIME, "It is.", f"{PARIS}\n{PARIS}"]),
     (STRICT, ["It is.", PARIS, f"I look. {PARIS}"], [BAD]),

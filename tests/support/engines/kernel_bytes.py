@@ -1,9 +1,11 @@
-"""Bytes that the GPU kernels of attention and layers move per call, counted from their grids.
+"""Bytes that the GPU kernels move per call, counted from their grids.
 
 In: a model's sizes, the rows of a step, and the constants of a launch. Out: `moved`, the bytes that
 the programs of the grid load and store, and `floor`, those of inputs and outputs if each is moved
 once. What several programs load counts each time, although a cache may have it. Single numbers per
-program, such as a row's length, are not counted. None is a call that such a step does not make.
+program, such as a row's length, are not counted, nor are the additions of programs to a histogram.
+None is a call that such a step does not make. Kernels of sampling are those of samples with top-k
+and top-p, of which some tokens on the edge must go; of several calls the largest counts.
 
 Functions have the names of the kernels. Tests compare them with what the interpreter counts.
 """
@@ -16,9 +18,12 @@ from typing import Any
 
 from baton_engine.attention.triton_paged_attention import programs_for
 from baton_engine.layers.triton_matmul import STORED_ROWS
+from baton_engine.sampling.triton_sampler import DRAW_TILE
+from baton_engine.sampling.triton_topk_topp import BINS, PROGRAMS
 
 PROCESSORS = 132  # of an H100
-FLOAT32, INT32 = 4, 4
+FLOAT32, INT32, INT64 = 4, 4, 8
+HISTOGRAM = BINS.value * INT64
 Constants = Mapping[str, Any]
 
 
@@ -33,6 +38,7 @@ class Shape:
     dim: int = 128
     block: int = 16
     item: int = 2
+    vocab: int = 151_936
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +167,46 @@ def add_splits(shape: Shape, rows: Rows, constants: Constants) -> Bytes | None:
     return Bytes(both + rows.tokens * bias, both + bias)
 
 
+def put_sampled(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """All tokens are those of the previous step."""
+    return _once(rows.tokens * (INT32 + INT64 + INT32))
+
+
+def count(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """Programs of the same sample load the same histogram, to find the digit before."""
+    tiles = -(-shape.vocab // constants["TILE"])
+    programs = min(tiles, -(-PROGRAMS // rows.tokens))
+    logits = shape.vocab * FLOAT32
+    floor = rows.tokens * (logits + HISTOGRAM)
+    return Bytes(rows.tokens * (logits + programs * HISTOGRAM), floor)
+
+
+def weigh(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    return count(shape, rows, constants)
+
+
+def count_ties(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    tiles = rows.tokens * -(-shape.vocab // constants["TILE"]) * INT32
+    both = count(shape, rows, constants)
+    return Bytes(both.moved + tiles, both.floor + tiles)
+
+
+def limits(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    """The counts of all tiles, and the logits of the one with the last token that stays."""
+    tiles = -(-shape.vocab // constants["TILE"])
+    return _once(rows.tokens * (tiles * INT32 + constants["TILE"] * FLOAT32))
+
+
+def draw(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    tiles = -(-shape.vocab // constants["TILE"])
+    return _once(rows.tokens * (shape.vocab * FLOAT32 + tiles * (FLOAT32 + INT32)))
+
+
+def pick(shape: Shape, rows: Rows, constants: Constants) -> Bytes:
+    tiles = -(-shape.vocab // DRAW_TILE)
+    return _once(rows.tokens * (tiles * FLOAT32 + INT64))
+
+
 def _once(size: int) -> Bytes:
     """Nothing is loaded twice."""
     return Bytes(size, size)
@@ -170,7 +216,8 @@ ESTIMATES: Mapping[str, Callable[[Shape, Rows, Constants], Bytes | None]] = {
     f"_{each.__name__}": each
     for each in (
         *(attend, join, rotate_store, store_kv),
-        *(add_norm, activation_mul, matmul, add_splits),
+        *(add_norm, activation_mul, matmul, add_splits, put_sampled),
+        *(count, weigh, count_ties, limits, draw, pick),
     )
 }
 

@@ -9,7 +9,7 @@ class ListedMatcher:
     """A matcher that allows only `ids`. Its mask of `width` bytes may be shorter or longer than the
     vocabulary."""
 
-    stopped, error = False, ""
+    stopped, complete, error = False, False, ""
 
     def __init__(self, ids: Sequence[int], width: int) -> None:
         self._mask = bytearray(width)

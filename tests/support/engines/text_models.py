@@ -27,6 +27,7 @@ CORPUS = (
     "def main(args):\n    return {'key': [1, 2, 33], \"text\": None}\n\n",
     "Gr\u00fc\u00dfe aus K\u00f6ln, \u65e5\u672c\u8a9e\u306e\u6587\u7ae0.",
 )
+VALUES = ("1", "null", "true", '"a"', '"b\\u0061"', "[1,2]", '{"a":1}', '""')
 SPECIALS = ("<s>", "</s>", "<|user|>", "<|assistant|>")
 CHATML = (
     "{% for message in messages %}<|user|>{{ message['role'] }}\n{{ message['content'] }}</s>\n"
@@ -47,6 +48,24 @@ def byte_level_artifacts(template: str = CHATML) -> dict[str, bytes]:
     )
     backend.train_from_iterator(CORPUS, trainer)
     return artifacts_of(backend, template)
+
+
+def json_artifacts() -> dict[str, bytes]:
+    """A byte-level BPE of 900 entries whose tokens cross the signs of JSON, such as `{"a":` and
+    `,"b`."""
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=[AddedToken(text, special=True) for text in SPECIALS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pairs = [f'"{key}":{value}' for key in ("a", "b", "ab", "x_1", "c") for value in VALUES]
+    texts = [f"{{{one},{two}}}" for one in pairs for two in pairs]
+    backend.train_from_iterator(texts, trainer)
+    return artifacts_of(backend, CHATML)
 
 
 def metaspace_artifacts(template: str = CHATML) -> dict[str, bytes]:

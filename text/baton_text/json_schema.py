@@ -1,0 +1,538 @@
+"""Read a client's JSON schema: keep what a grammar enforces, refuse what it cannot, drop the rest.
+
+In: a parsed schema. Out: a schema that allows the same values and has only keywords that llguidance
+enforces, or a GrammarError that names the place. Three kinds of keywords disappear: annotations
+and unknown ones (so no key of a client reaches llguidance as an option), those whose value allows
+everything, and those that can be written with enforced keywords:
+
+    format              a pattern for dates and times, see `FORMAT_PATTERNS`
+    patternProperties   a property for each name, if only a few names match
+    unevaluated...      additionalProperties or items, if nothing else evaluates any
+
+A part that no finite value matches, because it requires itself, becomes false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from baton_text.grammar_errors import GrammarError, at
+from baton_text.property_names import few_names, matches
+
+Schema = dict[str, Any] | bool
+
+# llguidance's own formats accept February 29 of every year and second 60 of every minute.
+_DATE = (
+    "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    "|02-(0[1-9]|1[0-9]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+)
+_TIME = (
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?"
+    "([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+FORMAT_PATTERNS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}[tT]{_TIME}$",
+}
+ENFORCED_FORMATS = (
+    *FORMAT_PATTERNS,
+    *("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"),
+)
+# Formats of the JSON Schema specification that no grammar here enforces. All others annotate.
+REFUSED_FORMATS = (
+    *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex"),
+    *("relative-json-pointer", "uri-reference", "uri-template"),
+)
+# Keywords that restrict nothing.
+ANNOTATIONS = (
+    *("$comment", "title", "description", "default", "examples", "example", "deprecated"),
+    *("readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema"),
+)
+# Keywords that are dropped if their value allows everything, and refused otherwise.
+CONDITIONS = (
+    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
+    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("unevaluatedProperties", "unevaluatedItems"),
+)
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalItems", "additionalProperties")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_ANCHORS = ("$schema", "$id", "id", "$anchor")
+_OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
+_OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_OF_OBJECTS = (
+    *("properties", "patternProperties", "additionalProperties", "required"),
+    *("minProperties", "maxProperties"),
+)
+_OF_ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems")
+_EVERY_TYPE = ("array", "boolean", "integer", "null", "number", "object", "string")
+_OTHERS = ("type", "enum", "const", "$ref")
+_KEPT = frozenset((*_ANCHORS, *_COUNTS, *_OF_STRINGS, *_OF_NUMBERS, *_OTHERS, "required"))
+# Keywords that look at the same value through another schema.
+_IN_PLACE = ("allOf", "anyOf", "oneOf", "$ref", "if", "dependentSchemas", "not")
+_BY_TYPE = {
+    **dict.fromkeys(_OF_STRINGS, ("string",)),
+    **dict.fromkeys(_OF_NUMBERS, ("number", "integer")),
+    **dict.fromkeys(_OF_OBJECTS, ("object",)),
+    **dict.fromkeys(_OF_ARRAYS, ("array",)),
+}
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "required": ([],),
+    "pattern": ("", ".*"),
+    **dict.fromkeys(("minLength", "minItems", "minProperties"), (0,)),
+    **dict.fromkeys(("properties", "patternProperties", "items", "additionalItems"), ({}, True)),
+    **dict.fromkeys(("additionalProperties",), ({}, True)),
+    **dict.fromkeys(("allOf", "prefixItems"), ([],)),
+}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_type(value: Any) -> bool:
+    kinds = value if isinstance(value, list) else [value]
+    return bool(kinds) and all(kind in _EVERY_TYPE for kind in kinds)
+
+
+# Keyword -> whether a value has the right form, and the form in words.
+_FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_COUNTS, (_is_count, "an integer of at least 0")),
+    **dict.fromkeys(_OF_NUMBERS[:-1], (_is_number, "a number")),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    **dict.fromkeys(("pattern", "format", "$ref"), (_is_text, "a string")),
+    "type": (_is_type, f"one of {', '.join(_EVERY_TYPE)}, or a list of them"),
+    "required": (
+        lambda value: isinstance(value, list) and all(map(_is_text, value)),
+        "a list of strings",
+    ),
+    "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
+}
+
+
+def enforceable(schema: dict[str, Any]) -> Schema:
+    """The schema in the form that llguidance enforces. Raise GrammarError."""
+    made = _Reader(schema).read(schema, "")
+    return _finite(made)
+
+
+class _Reader:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._older = "json-schema.org/draft-0" in str(root.get("$schema"))
+        self._targets = {
+            id(referred(root, part["$ref"]))
+            for part in parts(root)
+            if isinstance(part, dict) and isinstance(part.get("$ref"), str)
+        }
+
+    def read(self, schema: Any, place: str) -> Any:
+        """Read the schema at `place`."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise at(place, f"a schema must be an object, not {shown(schema)}")
+        made: dict[str, Any] = {}
+        for key, value in schema.items():
+            inner = _joined(place, key)
+            if key in _NAMED:
+                made[key] = self._named(value, inner)
+            elif key in _LISTS or (key == "items" and isinstance(value, list)):
+                made[key] = self._list(value, inner, key)
+            elif key in _SINGLE:
+                made[key] = self.read(value, inner)
+            elif key in _KEPT:
+                made[key] = value
+            elif key in ("$dynamicRef", "$recursiveRef"):
+                raise at(place, f"`{key}` cannot be enforced")
+            elif key not in CONDITIONS and key != "x-guidance" and self._referred_in(value):
+                made[key] = self._holder(value, inner)
+        _read_values(made, place)
+        for condition in (self._logic, self._of_arrays, self._of_objects, self._unevaluated):
+            condition(schema, made, place)
+        _read_names(made, place)
+        _read_sizes(made, place)
+        return made
+
+    def _named(self, value: Any, place: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise at(place, f"it must be an object of schemas, not {shown(value)}")
+        return {name: self.read(each, _joined(place, name)) for name, each in value.items()}
+
+    def _list(self, value: Any, place: str, key: str) -> list[Any]:
+        if not isinstance(value, list) or (not value and key in ("allOf", "anyOf", "oneOf")):
+            raise at(place, f"it must be a list with at least one schema, not {shown(value)}")
+        return [self.read(each, f"{place}[{index}]") for index, each in enumerate(value)]
+
+    def _referred_in(self, value: Any) -> bool:
+        """Whether a $ref points into the value of an unknown keyword."""
+        return any(id(part) in self._targets for part in parts(value))
+
+    def _holder(self, value: Any, place: str) -> Any:
+        """The value of an unknown keyword, with the schemas within it to which a $ref points."""
+        if id(value) in self._targets:
+            return self.read(value, place)
+        if isinstance(value, list):
+            return [self._holder(each, f"{place}[{n}]") for n, each in enumerate(value)]
+        if isinstance(value, dict):
+            return {key: self._holder(each, _joined(place, key)) for key, each in value.items()}
+        return value
+
+    # --- keywords that only their value makes harmless -----------------------------------------
+
+    def _logic(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
+        if "not" in schema and not self._impossible(schema["not"]):
+            raise at(place, "`not` cannot be enforced")
+        if "if" not in schema:
+            return
+        then, other = schema.get("then", True), schema.get("else", True)
+        if self._free(then) and self._free(other):
+            return
+        if self._free(schema["if"]):
+            follows = self.read(then, _joined(place, "then"))
+        elif self._impossible(schema["if"]):
+            follows = self.read(other, _joined(place, "else"))
+        else:
+            raise at(place, "`if` cannot be enforced")
+        made["allOf"] = [*made.get("allOf", []), follows]
+
+    def _of_arrays(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
+        if schema.get("uniqueItems") and not _at_most_one(made):
+            raise at(place, "`uniqueItems` cannot be enforced")
+        if "contains" not in schema or "array" not in types(made):
+            return
+        least = 1 if self._older else schema.get("minContains", 1)
+        most = None if self._older else schema.get("maxContains")
+        if least == 0 and most is None:
+            return
+        if not self._free(schema["contains"]):
+            raise at(place, "`contains` cannot be enforced")
+        made["minItems"] = max(least, made.get("minItems", 0))
+        if most is not None:
+            made["maxItems"] = min(most, made.get("maxItems", most))
+
+    def _of_objects(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
+        if "object" not in types(made):
+            return
+        if "propertyNames" in schema and not self._free(schema["propertyNames"], "string"):
+            raise at(place, "`propertyNames` cannot be enforced; use patternProperties")
+        needed = made.get("required", [])
+        for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+            value = schema.get(key, {})
+            if not isinstance(value, dict):
+                raise at(place, f"{key} must be an object, not {shown(value)}")
+            for name, then in value.items():
+                if isinstance(then, list):
+                    free = set(map(str, then)) <= {name, *map(str, needed)}
+                else:
+                    free = self._free(then, "object")
+                if not free:
+                    raise at(place, f"`{key}` cannot be enforced")
+
+    def _unevaluated(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
+        for key, rest in (
+            ("unevaluatedProperties", "additionalProperties"),
+            ("unevaluatedItems", "items"),
+        ):
+            if key not in schema or self._free(schema[key]) or rest in schema:
+                continue
+            if "contains" in schema or any(each in schema for each in _IN_PLACE):
+                raise at(place, f"`{key}` cannot be enforced")
+            made[rest] = self.read(schema[key], _joined(place, key))
+
+    def _free(self, schema: Any, kind: str | None = None) -> bool:
+        """Whether a schema allows every value, or every value of type `kind`."""
+        if isinstance(schema, bool):
+            return schema
+        try:
+            made = self.read(schema, "")
+        except GrammarError:
+            return False
+        return all(_allows_all(key, value, kind) for key, value in made.items())
+
+    def _impossible(self, schema: Any) -> bool:
+        """Whether a schema certainly allows no value."""
+        if not isinstance(schema, dict):
+            return schema is False
+        if any(schema.get(key) == [] for key in ("enum", "anyOf", "oneOf", "type")):
+            return True
+        return "not" in schema and self._free(schema["not"])
+
+
+def _allows_all(key: str, value: Any, kind: str | None) -> bool:
+    """Whether a keyword restricts no value of type `kind` (None: no value at all)."""
+    if key in (*_ANCHORS, "$defs", "definitions"):
+        return True
+    if kind is not None:
+        if key == "type":
+            return kind in (value if isinstance(value, list) else [value])
+        if key in _BY_TYPE and kind not in _BY_TYPE[key]:
+            return True
+    if key == "type" and isinstance(value, list):
+        # Integers are numbers.
+        return set(_EVERY_TYPE) - {"integer"} <= set(value)
+    return key not in (*_OTHERS, "anyOf", "oneOf") and value in _WITHOUT_EFFECT.get(key, ())
+
+
+def types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that `type` allows; all of them without it."""
+    kind = schema.get("type", _EVERY_TYPE)
+    return frozenset((kind,) if isinstance(kind, str) else kind)
+
+
+def _at_most_one(schema: Mapping[str, Any]) -> bool:
+    most = schema.get("maxItems")
+    return "array" not in types(schema) or (isinstance(most, int) and most <= 1)
+
+
+def _read_values(made: dict[str, Any], place: str) -> None:
+    """Check the form of values, write formats as patterns, and drop those that only annotate."""
+    for key, value in list(made.items()):
+        if key in _COUNTS and isinstance(value, float) and value.is_integer():
+            made[key] = int(value)
+        if key in ("exclusiveMinimum", "exclusiveMaximum") and value is False:
+            del made[key]  # the form of draft 4
+        elif key in _FORMS and not _FORMS[key][0](made[key]):
+            raise at(place, f"{key} must be {_FORMS[key][1]}, not {shown(value)}")
+    form = made.get("format")
+    if form is None:
+        return
+    if form in REFUSED_FORMATS and "string" in types(made):
+        raise at(place, f"the format {form!r} cannot be enforced")
+    if form in ENFORCED_FORMATS and form not in FORMAT_PATTERNS:
+        return
+    del made["format"]
+    if form in FORMAT_PATTERNS:
+        pattern = {"pattern": FORMAT_PATTERNS[form]}
+        if "pattern" in made:
+            made["allOf"] = [*made.get("allOf", []), pattern]
+        else:
+            made.update(pattern)
+
+
+def _read_names(made: dict[str, Any], place: str) -> None:
+    """Write patternProperties that only a few names match as properties with these names.
+
+    A name that is used up would otherwise leave a key that cannot be written."""
+    patterns = made.get("patternProperties")
+    if not patterns or not isinstance(made.get("properties", {}), dict):
+        return
+    listed = {pattern: few_names(pattern) for pattern in patterns}
+    few = {pattern: names for pattern, names in listed.items() if names is not None}
+    if not few:
+        return
+    declared = dict(made.get("properties", {}))
+    names = dict.fromkeys([*declared, *(name for each in few.values() for name in each)])
+    for name in names:
+        of_name = [patterns[pattern] for pattern, found in few.items() if name in found]
+        if name not in declared:
+            # A pattern that stays holds for the name as well.
+            of_name += [
+                patterns[each] for each in patterns if each not in few and matches(each, name)
+            ]
+        schemas = [*([declared[name]] if name in declared else []), *of_name]
+        declared[name] = schemas[0] if len(schemas) == 1 else _all_of(schemas)
+    made["properties"] = declared
+    made["patternProperties"] = {each: patterns[each] for each in patterns if each not in few}
+    if not made["patternProperties"]:
+        del made["patternProperties"]
+
+
+def _all_of(schemas: list[Any]) -> Schema:
+    if any(each is False for each in schemas):
+        return False
+    return {"allOf": [each for each in schemas if each is not True]}
+
+
+def _read_sizes(made: dict[str, Any], place: str) -> None:
+    """Drop bounds of the number of properties that restrict nothing, and refuse those that no
+    object satisfies."""
+    least, most = made.get("minProperties"), made.get("maxProperties")
+    if least is None and most is None:
+        return
+    needed = set(made.get("required", []))
+    possible = {name for name, each in made.get("properties", {}).items() if each is not False}
+    closed = made.get("additionalProperties") is False and not made.get("patternProperties")
+    if closed and isinstance(least, int):
+        if least > len(possible) and "object" in types(made):
+            if types(made) == {"object"}:
+                raise at(
+                    place,
+                    f"minProperties is {least}, but an object can have only"
+                    f" {len(possible)} different keys",
+                )
+        elif least == len(possible):
+            made["required"] = [*made.get("required", []), *sorted(possible - needed)]
+            needed |= possible
+    if isinstance(least, int) and least <= len(needed):
+        del made["minProperties"]
+    if closed and isinstance(most, int) and most >= len(possible):
+        del made["maxProperties"]
+
+
+# --- parts without a finite value ---------------------------------------------------------------
+
+
+def _finite(root: Any) -> Schema:
+    """The schema with false in place of each part that no finite value matches. Raise GrammarError
+    if that is the whole schema."""
+    if isinstance(root, bool):
+        return root
+    known: dict[int, bool] = {}  # schemas that a finite value may match
+    schemas = [part for part in parts(root) if isinstance(part, dict)]
+    changed = True
+    while changed:
+        changed = False
+        for schema in reversed(schemas):
+            if not known.get(id(schema)) and _ends(schema, root, known):
+                known[id(schema)] = changed = True
+    if not known.get(id(root)):
+        raise GrammarError("no finite value matches it, because each would contain itself")
+    made: Schema = _pruned(root, known) if len(known) < len(schemas) else root
+    return made
+
+
+def _ends(schema: Mapping[str, Any], root: Any, known: Mapping[int, bool]) -> bool:
+    """Whether a finite value may match the schema, as far as is `known`."""
+
+    def ends(each: Any) -> bool:
+        return known.get(id(each), False) if isinstance(each, dict) else True
+
+    if "$ref" in schema:
+        target = _local(root, schema["$ref"])
+        if target is not None and not ends(target):
+            return False
+    if not all(map(ends, _list_of(schema, "allOf"))):
+        return False
+    for key in ("anyOf", "oneOf"):
+        options = [each for each in _list_of(schema, key) if each is not False]
+        if options and not any(map(ends, options)):
+            return False
+    if "enum" in schema or "const" in schema:
+        return True
+    kinds = types(schema)
+    if kinds - {"object", "array"}:
+        return True
+    return ("object" in kinds and all(map(ends, _needed(schema)))) or (
+        "array" in kinds and all(map(ends, _needed_items(schema)))
+    )
+
+
+def _list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key, [])
+    return value if isinstance(value, list) else []
+
+
+def _needed(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas of the properties that every object has."""
+    properties = schema.get("properties", {})
+    for name in _list_of(schema, "required"):
+        if isinstance(name, str) and name in properties:
+            yield properties[name]
+
+
+def _needed_items(schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas of the items that every array has."""
+    least = schema.get("minItems", 0)
+    items = schema.get("items", True)
+    first = items if isinstance(items, list) else schema.get("prefixItems", [])
+    rest = schema.get("additionalItems", True) if isinstance(items, list) else items
+    if not isinstance(least, int) or not isinstance(first, list):
+        return []
+    return [*first[:least], *([rest] if least > len(first) else [])]
+
+
+def _pruned(schema: Any, known: Mapping[int, bool]) -> Any:
+    """A copy with false in place of schemas that are not `known`."""
+    if isinstance(schema, list):
+        return [_pruned(each, known) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            made[key] = {name: _kept(each, known) for name, each in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            made[key] = [_kept(each, known) for each in value]
+        elif key in _SINGLE:
+            made[key] = _kept(value, known)
+        else:
+            made[key] = value
+    return made
+
+
+def _kept(schema: Any, known: Mapping[int, bool]) -> Any:
+    if isinstance(schema, list):
+        return [_kept(each, known) for each in schema]
+    if isinstance(schema, dict) and not known.get(id(schema)):
+        return False
+    return _pruned(schema, known)
+
+
+# --- places -------------------------------------------------------------------------------------
+
+
+def parts(schema: Any) -> Iterator[Any]:
+    """The objects and lists in a schema, each before those within it."""
+    pending = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict | list):
+            yield part
+            pending += part.values() if isinstance(part, dict) else part
+
+
+def referred(schema: object, reference: str) -> object:
+    """The part to which a $ref points; the whole schema if it is not a path within it."""
+    target = _local(schema, reference)
+    return schema if target is None else target
+
+
+def _local(schema: object, reference: Any) -> object | None:
+    """The part to which a $ref points; None if it is not a path within the schema."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    target = schema
+    path = reference.removeprefix("#")
+    if path and not path.startswith("/"):
+        return None
+    for key in path.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, dict) and key in target:
+            target = target[key]
+        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
+        else:
+            return None
+    return target
+
+
+def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas directly in a schema, each with its path."""
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            yield from ((_joined(key, name), each) for name, each in value.items())
+        elif key in (*_LISTS, "items") and isinstance(value, list):
+            yield from ((f"{key}[{index}]", each) for index, each in enumerate(value))
+        elif key in _SINGLE:
+            yield key, value
+
+
+def _joined(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
