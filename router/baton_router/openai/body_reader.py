@@ -521,9 +521,8 @@ _UNSUPPORTED = (
         accepts=(True,),
     ),
 )
-_DERIVED = tuple(
-    _the_keys("cache_salt", "salt", "extra_key", "tenant", "adapter", "adapter_digest", "lora_path")
-)
+_DERIVED = tuple(_the_keys("cache_salt", "salt", "extra_key", "tenant"))
+_NO_ADAPTERS = tuple(_refused("there are no adapters", "adapter", "adapter_digest", "lora_path"))
 _DRAINS = (
     _obeyed("deadline_s", DRAIN, "seconds that running requests may stay", "`--drain-timeout`"),
     _obeyed("reason", DRAIN, "one line for logs and `/pool`"),
@@ -535,7 +534,7 @@ _DRAINS = (
 )
 FIELDS: tuple[Field, ...] = (
     *(*_INPUT, *_SAMPLING, *_STRUCTURED, *_CALLS, *_ENDS, *_OUTPUT),
-    *(*_ACCEPTED, *_UNSUPPORTED, *_DERIVED, *_DRAINS),
+    *(*_ACCEPTED, *_UNSUPPORTED, *_DERIVED, *_NO_ADAPTERS, *_DRAINS),
 )
 
 
