@@ -28,7 +28,7 @@ from benchmarks.support.engine.cpu_engines import (
     Side,
     Transformers,
     Vllm,
-    vllm_is_there,
+    vllm_takes_part,
 )
 from benchmarks.support.engine.cpu_workloads import (
     MID,
@@ -112,7 +112,7 @@ def make_sides(folder: Path, options: argparse.Namespace) -> list[Side]:
     if rivals is None:
         rivals = [rival for rival in RIVALS if not (options.quick and rival == "vllm")]
     dtype = options.dtype[0]
-    if "vllm" in rivals and vllm_is_there():
+    if "vllm" in rivals and vllm_takes_part(asked=options.rivals is not None):
         sides.append(Vllm(folder, dtype, options.threads))
     if "batch" in rivals:
         sides.append(Transformers(folder, dtype, batch=True))

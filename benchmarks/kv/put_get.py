@@ -32,7 +32,7 @@ from baton_kvstore.data.transfers import Tuning
 from baton_protocol.ids import BlockHash
 from benchmarks.support.figures import Verdict, at_least, exit_code, machine, ratio, rotated, spread
 from benchmarks.support.kv.contenders import MIB, Act, Bare, Plane, RedisPy, Side
-from benchmarks.support.kv.peers import Peer, Worker, peers
+from benchmarks.support.kv.peers import NAMES, Peer, Worker, peers
 from benchmarks.support.servers import Server, data_servers, empty, version
 
 SIZES = (1, 2, 4)
@@ -65,7 +65,9 @@ def sides(
             "redis-py": {"get": 1.5},
         }
         found += [
-            Contender(Peer(worker, key, mib, options.values), goals[key]) for key in worker.peers
+            Contender(Peer(worker, key, mib, options.values), goals[key])
+            for key in worker.peers
+            if key in (options.rivals or NAMES)
         ]
     return found
 
@@ -160,6 +162,12 @@ def main() -> int:
         action="store_true",
         help="use unix sockets, except for the peers, which support only TCP",
     )
+    parser.add_argument(
+        "--rivals",
+        nargs="*",
+        choices=NAMES,
+        help="those of `make peers` to compare (default: all that are there)",
+    )
     parser.add_argument("--server", type=Path, help="redis-server to start, default: the bundled")
     parser.add_argument("--quick", action="store_true", help="3 passes of 8 values")
     options = parser.parse_args()
@@ -167,7 +175,7 @@ def main() -> int:
         options.passes, options.values = 3, 8
     with ExitStack() as stack:
         servers = stack.enter_context(data_servers(2, 3 << 30, options.server))
-        worker = stack.enter_context(peers(servers[0].port))
+        worker = stack.enter_context(peers(servers[0].port, options.rivals))
         way = "unix socket (peers: TCP)" if options.unix else "TCP"
         print(f"{version(servers[0].tcp)}, {way}; {machine()}")
         print(f"{options.passes} passes of {options.values} values in turns, warm; GB/s of payload")

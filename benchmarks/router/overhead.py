@@ -45,6 +45,7 @@ from baton_cli.options.records import MAX_WORKERS
 from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
 from benchmarks.support.figures import percentile
+from benchmarks.support.rivals import ROOT
 from benchmarks.support.router.load_generator import (
     Question,
     Send,
@@ -53,7 +54,7 @@ from benchmarks.support.router.load_generator import (
     direct_link,
     http_clients,
 )
-from benchmarks.support.router.routers import RIVALS, Side, baton, installed, rivals
+from benchmarks.support.router.routers import RIVALS, Side, baton, rivals, taking_part
 from benchmarks.support.router.worker_scaling import scaling, scaling_table
 
 PROMPT_TOKENS, ANSWER_TOKENS = 500, 64
@@ -131,7 +132,7 @@ class Questions:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
         self._rng = random.Random(0)
-        words = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split()
+        words = (ROOT / "README.md").read_text(encoding="utf-8").split()
         self._words = sorted({word for word in words if word.isalpha()})
 
     def some(self, count: int) -> list[Question]:
@@ -244,7 +245,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """`less` is what divides the requests of a pass."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=installed())
+    parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="(default: all that are there)")
     parser.add_argument("--workers", nargs="+", type=count_of_workers, metavar="N")
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     parser.add_argument("--profile", default="", metavar="FILE")
@@ -252,6 +253,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options.less = 1
     if options.quick:
         options.passes, options.rivals, options.less = 1, [], 2
+    options.rivals = taking_part(options.rivals)
     return options
 
 

@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"baton: `baton {command.words}` needs {error.name}, which is not installed;"
-            f" pip install 'baton-serve[{command.extra}]'",
+            f" pip install '.[{command.extra}]' in the checkout",
             file=sys.stderr,
         )
         return 1

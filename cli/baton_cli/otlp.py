@@ -48,7 +48,9 @@ def exporting(
     try:
         exporter = _Exporter(endpoint, service if SERVICE_NAME not in environ else "", instance)
     except ImportError as error:
-        problem = f"cannot send spans: {error.name} is missing; pip install 'baton-serve[otel]'"
+        problem = (
+            f"cannot send spans: {error.name} is missing; pip install '.[otel]' in the checkout"
+        )
         if endpoint:
             raise CommandError(f"--otlp-endpoint {endpoint}: {problem}") from error
         logger.warning("%s", problem)  # no error: the variables may be meant for other programs

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import typing
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -21,7 +20,6 @@ from prometheus_client.core import Metric
 
 from baton_cli.main import COMMANDS
 from baton_cli.options.flag import Flag, flags_of
-from baton_engine.config.engine_config import DType
 from baton_engine.config.families import BUILT_IN, find_family
 from baton_node.server.metrics import NodeMetrics
 from baton_operator.api.crd import crd, scaler_crd
@@ -82,15 +80,11 @@ def _with_models(page: str) -> str:
 
 
 def _models() -> str:
-    dtypes = [name for name in typing.get_args(DType) if name != "auto"]
-    ways = [f"{device}, {dtype}" for device in ("CPU", "CUDA") for dtype in dtypes]
-    rows = [
-        ["`architectures` in config.json", "such as", "sliding windows", *ways],
-    ]
+    rows = [["`architectures` in config.json", "such as", "sliding windows"]]
     for name in BUILT_IN:
         family = find_family(name)
         assert family is not None
-        rows.append([f"`{name}`", family.examples, family.windows, *["yes"] * len(ways)])
+        rows.append([f"`{name}`", family.examples, family.windows])
     head, *rest = [f"| {' | '.join(row)} |\n" for row in rows]
     return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest])
 

@@ -37,6 +37,12 @@ from msgspec import Meta
 from baton_protocol.figures import Seconds
 
 
+def exact(value: float) -> str:
+    """The number in full, for an error: `:g` would round 2147483647 to 2.14748e+09."""
+    whole = isinstance(value, int) or value.is_integer()
+    return str(int(value)) if whole else repr(value)
+
+
 class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A BatonError on the wire.
 
@@ -192,7 +198,7 @@ class InternalError(BatonError):
     pass
 
 
-DOCS = "https://baton.dev/docs/"
+DOCS = "docs/"  # in the repository
 # Error code -> the section of the documentation that tells the client what to do about it. Codes
 # that a client cannot act on are missing.
 SECTIONS: Mapping[str, str] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_protocol.errors import InvalidRequest
+from baton_protocol.errors import InvalidRequest, exact
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
@@ -128,7 +128,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if not -BIAS_RANGE <= bias <= BIAS_RANGE:
                 raise InvalidRequest(
                     f"logit_bias of token {id} is {bias}; it must be in "
-                    f"[{-BIAS_RANGE:g}, {BIAS_RANGE:g}]",
+                    f"[{exact(-BIAS_RANGE)}, {exact(BIAS_RANGE)}]",
                     param="logit_bias",
                 )
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -158,4 +158,5 @@ def _at_most(name: str, count: int, limit: int, noun: str) -> None:
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # NaN fails both comparisons
-        raise InvalidRequest(f"{name} is {value}; it must be in [{low}, {high}]", param=name)
+        bounds = f"[{exact(low)}, {exact(high)}]"
+        raise InvalidRequest(f"{name} is {value}; it must be in {bounds}", param=name)

@@ -10,21 +10,26 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import typing
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from baton_cli.commands.up import reserve_port
+from baton_cli.local_pool.machine import decide_dtype
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, ServingOptions
+from baton_engine.config.model_config import compute_dtype
+from baton_operator.autoscaling.planner.reasons import REASONS
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
 from baton_router.placement.policy import Reason
 from baton_router.requests.state import Cause
+from baton_text.parsers.registry import TOOL_PARSERS
 from tests.support.clients.http import exchange, text_of
 from tests.support.pools.baton_up import Pool
 
@@ -124,7 +129,7 @@ def test_every_row_of_the_error_table_is_an_existing_error() -> None:
     assert len({code for _, code in rows}) == len(rows)
 
 
-def test_every_client_error_links_to_an_existing_section() -> None:
+def test_every_client_error_names_an_existing_section() -> None:
     named = {code for path in SOURCES for code in CODE.findall(path.read_text())}
     rows = ROW.findall((ROOT / "docs" / "reason-codes.md").read_text())
     client_errors = {code for status, code in rows if status.startswith("4")}
@@ -135,12 +140,40 @@ def test_every_client_error_links_to_an_existing_section() -> None:
     assert errors.SECTIONS.keys() <= named | classes
     for code, section in errors.SECTIONS.items():
         page, _, anchor = section.partition("#")
-        assert anchor in _anchors(ROOT / "docs" / page), f"{code}: {section}"
+        assert anchor in _anchors(ROOT / errors.DOCS / page), f"{code}: {section}"
 
 
-def test_errors_link_to_the_documentation_address_of_the_package() -> None:
-    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert package["urls"]["Documentation"].startswith(errors.DOCS)
+def test_no_advice_names_what_the_engine_lacks() -> None:
+    """The README's comparison says that it lacks it, with its "no" in bold."""
+    lacking = re.compile(r"tensor[- ]parallel", re.IGNORECASE)
+    advice = [line for reason in REASONS.values() for line in map(str, astuple(reason))]
+    pages = [line for path in DOCUMENTS for line in path.read_text().splitlines()]
+    told = [line for line in (*advice, *pages) if lacking.search(line)]
+    assert [line for line in told if "**no**" not in line] == []
+
+
+def test_the_page_on_tools_lists_every_parser_of_calls() -> None:
+    page = (ROOT / "docs" / "tools.md").read_text()
+    rows = page.partition("| `--tool-parser` |")[2].partition("\n\n")[0].splitlines()
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(listed) == sorted(TOOL_PARSERS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alone", "in_a_pool"),
+    [
+        ("float32", "float32", "float32"),
+        ("float16", "float32", "bfloat16"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+    ],
+)
+def test_the_help_of_dtype_says_what_auto_is(dtype: str, alone: str, in_a_pool: str) -> None:
+    checkpoint: Any = SimpleNamespace(dtype=dtype)
+    assert compute_dtype(checkpoint, "auto") == alone
+    assert decide_dtype("auto", "cuda", {"dtype": dtype}, frozenset()) == in_a_pool
+    [told] = {flag.help for flag in flags_of(NodeOptions) if flag.option == "--dtype"}
+    assert "the checkpoint's, float32 for float16" in told
+    assert "of `baton up`: bfloat16 if the device computes in it" in told
 
 
 def test_every_placement_reason_is_explained() -> None:

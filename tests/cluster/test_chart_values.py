@@ -26,6 +26,7 @@ from tests.support.kubernetes.chart import (
     set_words,
     values,
 )
+from tests.support.kubernetes.documents import ROOT
 from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, containers, templates
 from tests.support.kubernetes.network_policies import Place, may_connect
 
@@ -208,7 +209,7 @@ def test_an_old_cluster_is_refused(control_plane: Kubernetes) -> None:
 
 
 def test_the_chart_has_baton_s_version(control_plane: Kubernetes) -> None:
-    version = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, version)
     assert f"--node-image=baton-node:{version}\n" in render(control_plane)

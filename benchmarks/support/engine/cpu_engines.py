@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from benchmarks.support.engine.cpu_workloads import Workload
 from benchmarks.support.kv.peers import PYTHON
+from benchmarks.support.rivals import PEERS, takes_part
 
 STEP_LIMIT = 1_000_000
 END_S = 10.0
@@ -175,8 +175,6 @@ class Vllm:
             self._process.wait(END_S)
 
 
-def vllm_is_there() -> bool:
-    if PYTHON.exists():
-        return True
-    print(".venv-peers is missing, so vLLM is not compared (make peers: 6 GB)", file=sys.stderr)
-    return False
+def vllm_takes_part(*, asked: bool) -> bool:
+    """Whether vLLM is compared. Raise SystemExit if it was asked for and is not there."""
+    return takes_part("vLLM", PEERS, there=PYTHON.exists(), asked=asked)

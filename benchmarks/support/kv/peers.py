@@ -1,6 +1,7 @@
 """The peers of `make peers`, as sides of the comparison: each pass runs in their environment.
 
-In: a server's port. Out: a side per peer that is installed; none where there is no environment.
+In: a server's port, and the peers that were asked for by name. Out: a side per peer. Without their
+environment there is none, which is an error if one was asked for.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support.kv.contenders import Act
+from benchmarks.support.rivals import PEERS, takes_part
 
 WORKER = Path(__file__).with_name("peer_worker.py")
-PYTHON = WORKER.parents[2] / ".venv-peers" / "bin" / "python"
+PYTHON = PEERS / "python"
+NAMES = ("lmcache", "redis-py")
 END_S = 10.0
 
 
@@ -71,9 +74,14 @@ class Peer:
 
 
 @contextmanager
-def peers(port: int) -> Iterator[Worker | None]:
-    if not PYTHON.exists():
-        print(".venv-peers is missing, so redis-py is the only rival (make peers: 6 GB)")
+def peers(port: int, asked: Sequence[str] | None = None) -> Iterator[Worker | None]:
+    """The process of the peers; None without any. `asked` are the names of those to compare; None:
+    all that are there."""
+    wanted = NAMES if asked is None else tuple(asked)
+    there = PYTHON.exists()
+    if not [
+        name for name in wanted if takes_part(name, PEERS, there=there, asked=asked is not None)
+    ]:
         yield None
         return
     worker = Worker(port)

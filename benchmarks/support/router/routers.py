@@ -25,12 +25,13 @@ from baton_engine.config.engine_config import SimConfig
 from baton_node.settings import NodeSettings
 from baton_router import RouterSettings
 from benchmarks.support import role_processes
+from benchmarks.support.rivals import ROUTERS, takes_part
 from benchmarks.support.role_processes import answer_of, decode_node, model_of, process, tree
 from benchmarks.support.router import mock_backend
 from benchmarks.support.servers import HOST, free_port
 
 HERE = Path(__file__).parent
-BIN = HERE.parents[2] / ".venv-peers-routers" / "bin"
+BIN = ROUTERS
 KV_BLOCKS = 20_000
 # Every client's prompt in one step: nobody waits for another one's at the node.
 STEP_TOKENS = 65_536
@@ -142,6 +143,17 @@ def installed() -> list[str]:
         name for name, module in modules.items() if any(packages.glob(f"*/site-packages/{module}"))
     ]
     return [name for name in RIVALS if name in there]
+
+
+def taking_part(asked: Sequence[str] | None) -> list[str]:
+    """The rivals to compare: those asked for, or all that are there. Raise SystemExit if one was
+    asked for and is not there."""
+    there = installed()
+    return [
+        name
+        for name in (RIVALS if asked is None else asked)
+        if takes_part(name, ROUTERS, there=name in there, asked=asked is not None)
+    ]
 
 
 def _rust(backend: Side, stack: ExitStack, name: str) -> Side:

@@ -37,7 +37,7 @@ def build(options: BenchOptions, folder: Path | None) -> EngineCore:
         return _build_sim(options, folder) if options.engine == "sim" else _build(options, folder)
     except ImportError as error:
         raise CommandError(
-            f"the engine cannot be loaded ({error}); pip install 'baton-serve[node]'"
+            f"the engine cannot be loaded ({error}); pip install '.[node]' in the checkout"
         ) from error
     except MemoryError as error:
         raise CommandError("not enough memory for the engine; lower --kv-memory") from error

@@ -119,7 +119,7 @@ def _generate(
         from baton_engine.llm import LLM
     except ImportError as error:
         raise CommandError(
-            f"the engine cannot be loaded ({error}); pip install 'baton-serve[node]'"
+            f"the engine cannot be loaded ({error}); pip install '.[node]' in the checkout"
         ) from error
     try:
         llm: LLM = LLM(folder, **options.engine_options())

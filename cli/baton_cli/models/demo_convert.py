@@ -47,7 +47,7 @@ def convert(gguf: Path, target: Path, progress: Progress) -> None:
     for module in ("gguf", "torch", "transformers"):
         if importlib.util.find_spec(module) is None:
             raise DemoModelError(
-                f"converting the demo model needs {module}: pip install 'baton-serve[local]'"
+                f"converting the demo model needs {module}: pip install '.[local]' in the checkout"
             )
     if (version := metadata.version("transformers")).split(".")[0] != "5":
         raise DemoModelError(f"transformers is {version}; converting the demo model needs 5.x")

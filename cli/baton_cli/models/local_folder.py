@@ -102,7 +102,7 @@ def _from_hub(model: str) -> Path:
     except ImportError as error:
         raise CommandError(
             f"--model {model}: the folder does not exist, and fetching needs huggingface_hub "
-            "(pip install 'baton-serve[serve]')"
+            "(pip install '.[serve]' in the checkout)"
         ) from error
     if constants.HF_HUB_OFFLINE:
         problem = "HF_HUB_OFFLINE is set"

@@ -24,6 +24,7 @@ from baton_cli.options.devices import DEVICE_METAVAR, parse_device
 from baton_cli.options.environment import PREFIX
 from baton_cli.options.sizes import parse_size, show_size
 from baton_engine.config.engine_config import ByteSize, Device
+from baton_protocol.errors import exact
 
 R = TypeVar("R")
 
@@ -111,9 +112,9 @@ class Flag:
         """Return the typed value, or raise ValueError with the problem."""
         value = _parse(self.hint, text)
         if self.least is not None and value < self.least:
-            raise ValueError(f"{text} is too small; at least {self.least:g}")
+            raise ValueError(f"{text} is too small; at least {exact(self.least)}")
         if self.most is not None and value > self.most:
-            raise ValueError(f"{text} is too large; at most {self.most:g}")
+            raise ValueError(f"{text} is too large; at most {exact(self.most)}")
         return value
 
     def value_in(self, options: Any) -> Any:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from baton_engine.errors import SettingsError
+from baton_protocol.errors import exact
 
 # Types of options that are written as 1GiB or 512MiB, and of options that name a device.
 ByteSize = Annotated[int, "bytes"]
@@ -74,7 +75,9 @@ class EngineConfig:
     TITLE: ClassVar[str] = "engine"
 
     dtype: DType = option(
-        "auto", "auto: bfloat16 if the device computes in it and the model is not float32"
+        "auto",
+        "auto: the checkpoint's, float32 for float16; of `baton up`: bfloat16 if the device computes"
+        " in it and the checkpoint is not float32",
     )
     device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(
@@ -237,9 +240,9 @@ def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> Non
         flag = prefix + each.name.replace("_", "-")
         # "not >=" rather than "<", so that NaN is out of bounds.
         if least is not None and not value >= least:
-            raise SettingsError(f"{flag} is {value}; it must be at least {least:g}")
+            raise SettingsError(f"{flag} is {value}; it must be at least {exact(least)}")
         if most is not None and not value <= most:
-            raise SettingsError(f"{flag} is {value}; it must be at most {most:g}")
+            raise SettingsError(f"{flag} is {value}; it must be at most {exact(most)}")
 
 
 def check_choices(settings: object) -> None:

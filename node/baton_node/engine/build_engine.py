@@ -61,7 +61,7 @@ def build_engine(settings: NodeSettings) -> EngineCore:
         raise SetupError(str(error)) from error
     except ImportError as error:
         raise SetupError(
-            f"the torch engine needs {error.name}: pip install 'baton-serve[node]'"
+            f"the torch engine needs {error.name}: pip install '.[node]' in the checkout"
         ) from error
     except MemoryError as error:
         raise SetupError(

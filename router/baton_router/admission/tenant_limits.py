@@ -30,7 +30,7 @@ import msgspec
 
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index.rate_limits import Draw, DrawResult
-from baton_protocol.errors import InvalidRequest, RateLimited
+from baton_protocol.errors import InvalidRequest, RateLimited, exact
 from baton_router.errors import StartError
 
 _WHERE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
@@ -54,17 +54,18 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight:g}; it must be above 0")
+            raise ValueError(f"weight is {exact(self.weight)}; it must be above 0")
         if not -100 <= self.priority <= 100:
             raise ValueError(f"priority is {self.priority}; use -100 to 100")
         for name in ("requests_per_minute", "tokens_per_minute", "max_queued"):
             value = getattr(self, name) or 0
             if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} is {value:g}; it must be 0 or more")
+                raise ValueError(f"{name} is {exact(value)}; it must be 0 or more")
         if self.max_call_sequences is not None and self.max_call_sequences < 1:
             raise ValueError(f"max_call_sequences is {self.max_call_sequences}; use 1 or more")
         if not 0 < self.burst_seconds <= 3600:
-            raise ValueError(f"burst_seconds is {self.burst_seconds:g}; use above 0, up to 3600")
+            given = exact(self.burst_seconds)
+            raise ValueError(f"burst_seconds is {given}; use above 0, up to 3600")
 
 
 class Limits:
@@ -300,8 +301,9 @@ def _check_holds(limits: TenantLimits, requests: int, tokens: int) -> None:
         if per_minute and amount > capacity:
             raise InvalidRequest(
                 f"this call can cost {amount} {name}, but this tenant's budget of "
-                f"{per_minute:g} {name} per minute never holds more than {capacity:g}; send fewer "
-                "prompts at a time, or ask for fewer choices (n) or tokens (max_tokens)",
+                f"{exact(per_minute)} {name} per minute never holds more than "
+                f"{exact(round(capacity, 3))}; send fewer prompts at a time, or ask for fewer "
+                "choices (n) or tokens (max_tokens)",
                 code="over_budget",
             )
 
@@ -316,7 +318,7 @@ def _part(draws: Sequence[Draw], routers: int) -> list[Draw]:
 
 def _rate_message(limits: TenantLimits, wait_s: float) -> str:
     budgets = [
-        f"{value:g} {name} per minute"
+        f"{exact(value)} {name} per minute"
         for value, name in (
             (limits.requests_per_minute, "requests"),
             (limits.tokens_per_minute, "tokens"),

@@ -26,6 +26,7 @@ from baton_protocol.hosts import Hosts
 from baton_router.auth import Tenants
 from baton_router.errors import RequestFailed
 from baton_router.http.connections import (
+    COMMANDS,
     EXACT_HEADER,
     ID_HEADER,
     OWN_ID_HEADER,
@@ -158,7 +159,6 @@ def _preflight(request: web.Request) -> web.Response:
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = ("/v1/", "/requests/")  # these paths need an API key, if keys are configured
 ADMINS = ("/pool", "/metrics")  # these need an admin's key
-COMMANDS = "/nodes/"  # paths that change what nodes do
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 ROUTER_DIGITS = 8

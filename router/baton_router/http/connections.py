@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from baton_protocol.errors import (
@@ -113,12 +115,32 @@ class HttpServer:
         await self._app.cleanup()
 
 
+_SLASHES = re.compile("/{2,}")
+# Requests below this path change what nodes do. A proxy may guard them by this very beginning.
+COMMANDS = "/nodes/"
+
+
+def with_plain_path(message: RawRequestMessage) -> RawRequestMessage:
+    """The request with the path that its client means: `//v1/models` and `/v1/models/` come from a
+    base URL with a slash too many. The query stays as it is."""
+    path = message.path.partition("?")[0]
+    if not path.startswith("/") or not ("//" in path or path.endswith("/")):
+        return message
+    plain = _SLASHES.sub("/", path).rstrip("/") or "/"
+    if plain == path or f"{plain}/".startswith(COMMANDS):
+        return message
+    url = message.url.with_path(plain, encoded=True, keep_query=True)
+    return message._replace(path=plain + message.path[len(path) :], url=url)
+
+
 class _Server(web.Server):
     def __init__(self, app: web.Server, settings: ConnectionSettings) -> None:
         self.settings = settings
         super().__init__(
             self._tracked(app.request_handler),
-            request_factory=app.request_factory,
+            request_factory=lambda message, *rest: app.request_factory(
+                with_plain_path(message), *rest
+            ),
             handler_cancellation=True,
         )
 

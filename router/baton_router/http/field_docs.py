@@ -100,11 +100,9 @@ def _choices(values: Sequence[Any]) -> str:
 
 
 def _number(schema: Json) -> str:
-    low, high, above = map(schema.get, ("minimum", "maximum", "exclusiveMinimum"))
+    low, high = schema.get("minimum"), schema.get("maximum")
     low = None if low == INT64["minimum"] else low
     high = None if high == INT64["maximum"] else high
-    if above is not None:
-        return f"above {_shown(above)}, to {_shown(high)}"
     if low is None:
         return "64 bits"
     return f"{_shown(low)} or more" if high is None else f"{_shown(low)} to {_shown(high)}"

@@ -83,7 +83,7 @@ INFO: Json = {
     "version": version("baton-serve"),
     "description": "OpenAI's API for the models of one pool, and the routes for its operators. "
     "API keys are required only if the router has a file of keys.",
-    "contact": {"name": "The Baton authors", "url": "https://baton.dev"},
+    "contact": {"name": "The Baton authors"},
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
 SECURITY: Json = {

@@ -176,13 +176,16 @@ def _may_repeat(parser: ToolParser | None) -> bool:
 
 class ChoiceReader:
     """Splits one choice's text into the pieces that its client gets. Leaves out calls beyond the
-    limit, and reasoning that the client does not want."""
+    limit, and reasoning that the client does not want. An answer that must be calls has no content:
+    other text in it is a call that was cut off before its name."""
 
-    def __init__(self, parsing: AnswerParsing, name: str) -> None:
-        """`name` identifies the choice; its calls' ids derive from it."""
+    def __init__(self, parsing: AnswerParsing, name: str, *, sees_markers: bool = True) -> None:
+        """`name` identifies the choice; its calls' ids derive from it. Without `sees_markers` the
+        text lacks the parser's markers, so its calls are content."""
         tools = parsing.tools
         self._reader = parsing.reader()
         self._most_calls = 0 if tools is None else tools.most_calls
+        self._has_content = tools is None or not tools.required or not sees_markers
         self._includes_reasoning = parsing.includes_reasoning
         self._name = name
         self._short = parsing.tool_parser is not None and parsing.tool_parser.short_ids
@@ -219,4 +222,4 @@ class ChoiceReader:
             return self._includes_reasoning
         if piece.kind in ("call", "arguments"):
             return self._most_calls is None or piece.call < self._most_calls
-        return True
+        return self._has_content

@@ -22,6 +22,9 @@ ChatFinish = FinishReason | Literal["tool_calls"]
 StopReason = str | int | None  # the stop string or id that ended the choice, as in vLLM
 TokenIds = Sequence[int]
 _ENCODER = msgspec.json.Encoder()  # 0.1 us faster per event than msgspec.json.encode
+# Characters that end a line for `str.splitlines`, and so for httpx's `iter_lines`, but not in
+# server-sent events. The encoder escapes all others of this kind, as JSON demands it.
+LINE_BREAKS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
 
 
 class Closed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -30,7 +33,7 @@ class Closed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
 
 
 class ErrorDetails(Closed):
-    """`doc` links to the documents, where the client can do something about the error."""
+    """`doc` names a section of the documents, where the client can do something about the error."""
 
     message: str
     type: str
@@ -268,5 +271,10 @@ class ModelList(Closed):
 
 
 def event(answer: ChatCompletionChunk | CompletionChunk | ErrorAnswer) -> bytes:
-    """The answer as a server-sent event."""
-    return b"data: %b\n\n" % _ENCODER.encode(answer)
+    """The answer as a server-sent event: one line for every client, however it splits lines."""
+    data = _ENCODER.encode(answer)
+    if not data.isascii():
+        for char, escape in LINE_BREAKS:
+            if char[-1] in data:  # at 50 ns; a search for two or three bytes takes 700 ns
+                data = data.replace(char, escape)
+    return b"data: %b\n\n" % data

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from baton_protocol.errors import InvalidRequest, MalformedBody, TooLarge
+from baton_protocol.errors import InvalidRequest, MalformedBody, TooLarge, exact
 
 Body = Literal["chat", "completions", "drain", "resume"]
 Does = Literal["obeyed", "ignored", "refused"]
@@ -45,7 +45,10 @@ Values = tuple[Any, ...]
 EMPTY: Values = (False, 0, "", [], {})
 # Objects that clients take from earlier answers or share with other servers: a name that is not in
 # the table is ignored there.
-OPEN = ("messages[]", "messages[].content[]", "tools[]", "tools[].function")
+OPEN = (
+    *("messages[]", "messages[].content[]"),
+    *("tools[]", "tools[].function", "tool_choice", "tool_choice.function"),
+)
 ALIKE = 0.7  # similarity, 0 to 1, from which a name counts as a misspelt field
 SHOWN = 60  # characters of an unknown name that an error compares and repeats
 
@@ -252,7 +255,12 @@ _INPUT = (
 )
 _SAMPLING = (
     _obeyed("temperature", BOTH, "0 is greedy", "the model's, else 1"),
-    _obeyed("top_p", BOTH, "1 is off", "the model's, else 1"),
+    _obeyed(
+        "top_p",
+        BOTH,
+        "1 is off; 0 leaves the likeliest token, as temperature 0 does",
+        "the model's, else 1",
+    ),
     _obeyed("top_k", BOTH, "-1 and 0 are off", "the model's, else -1"),
     _obeyed("min_p", BOTH, "0 is off", "the model's, else 0"),
     _obeyed(
@@ -359,13 +367,17 @@ _CALLS = (
     _obeyed(
         "tool_choice",
         CHAT,
-        "`none`, `auto`, `required`, or the function to call",
+        "`none`, `auto`, `required`, or the function to call; only with `tools`",
         "`auto` with `tools`",
     ),
     _obeyed("tool_choice.type", CHAT, "only `function`; required"),
     _obeyed("tool_choice.function", CHAT, "required"),
     _obeyed("tool_choice.function.name", CHAT, "one of `tools`; required"),
-    _obeyed("parallel_tool_calls", CHAT, "false: at most one call"),
+    *(
+        _ignored(f"tool_choice.function.{name}", "the tool's own counts", bodies=CHAT)
+        for name in ("description", "parameters", "strict")
+    ),
+    _obeyed("parallel_tool_calls", CHAT, "false: at most one call; only with `tools`"),
     _obeyed(
         "reasoning_effort",
         CHAT,
@@ -376,7 +388,8 @@ _CALLS = (
     _obeyed(
         "thinking_token_budget",
         CHAT,
-        "maximum tokens of reasoning; only for models whose reasoning the router can separate",
+        "maximum tokens of reasoning, -1 for no bound; only for models whose reasoning the router"
+        " can separate",
         "no bound",
     ),
 )
@@ -508,9 +521,8 @@ _UNSUPPORTED = (
         accepts=(True,),
     ),
 )
-_DERIVED = tuple(
-    _the_keys("cache_salt", "salt", "extra_key", "tenant", "adapter", "adapter_digest", "lora_path")
-)
+_DERIVED = tuple(_the_keys("cache_salt", "salt", "extra_key", "tenant"))
+_NO_ADAPTERS = tuple(_refused("there are no adapters", "adapter", "adapter_digest", "lora_path"))
 _DRAINS = (
     _obeyed("deadline_s", DRAIN, "seconds that running requests may stay", "`--drain-timeout`"),
     _obeyed("reason", DRAIN, "one line for logs and `/pool`"),
@@ -522,7 +534,7 @@ _DRAINS = (
 )
 FIELDS: tuple[Field, ...] = (
     *(*_INPUT, *_SAMPLING, *_STRUCTURED, *_CALLS, *_ENDS, *_OUTPUT),
-    *(*_ACCEPTED, *_UNSUPPORTED, *_DERIVED, *_DRAINS),
+    *(*_ACCEPTED, *_UNSUPPORTED, *_DERIVED, *_NO_ADAPTERS, *_DRAINS),
 )
 
 
@@ -543,6 +555,7 @@ MEMBERS = _members()
 MAX_VALUES = 1 << 20
 SLICE = 1 << 18  # bytes; a slice takes up to 3 ms to decode
 _QUOTE, _BACKSLASH = b'"', ord("\\")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors and shells put it before a text
 _ESCAPE_BYTES = 12  # at most: a surrogate pair
 # Start of an escape that is not the second half of a surrogate pair.
 _ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*(?<!\\u[dD][89abAB][0-9a-fA-F]{2})(?=\\)")
@@ -660,8 +673,17 @@ NOTHING_ELSE: Schema = {"additionalProperties": {"type": "null"}}
 NOT_FALSE: Schema = {"enum": [True, None]}
 
 
+class _Missing:
+    """Stands for the value of a member that an object does not have."""
+
+
+MISSING = _Missing()
+
+
 def show(value: object) -> str:
-    """The value as JSON, truncated."""
+    """The value as JSON, truncated; the word "missing" for MISSING."""
+    if value is MISSING:
+        return "missing"
     try:
         text = msgspec.json.encode(_beginning(value)).decode()
     except (TypeError, msgspec.MsgspecError):
@@ -682,7 +704,8 @@ def _beginning(value: object, depth: int = SHOWN) -> object:
 
 
 def wrong(name: str, value: object, allowed: str) -> InvalidRequest:
-    """The error for a field with a value that is not allowed."""
+    """The error for a field with a value that is not allowed. The value of a member of an object
+    is `given.get(name, MISSING)`, so that the error tells null from missing."""
     return InvalidRequest(f"{name} is {show(value)}; {allowed}", param=name)
 
 
@@ -719,7 +742,9 @@ class Fields:
 
     @classmethod
     def parse(cls, data: bytes | bytearray) -> Fields:
-        """Raise MalformedBody unless `data` is a JSON object."""
+        """Raise MalformedBody unless `data` is a JSON object, with or without a byte order mark."""
+        if data.startswith(_BYTE_ORDER_MARK):
+            data = data[len(_BYTE_ORDER_MARK) :]
         try:
             body = decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -736,8 +761,9 @@ class Fields:
         members.check(self._body)
 
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
-        """The raw value. The caller checks it against `schema`, which only documents it."""
-        return self._body.get(name)
+        """The raw value, MISSING for a `required` field that is not there. The caller checks it
+        against `schema`, which only documents it."""
+        return self._body.get(name, MISSING if required else None)
 
     def rule(self, schema: Schema) -> None:
         """Document a rule over several fields; the caller enforces it."""
@@ -764,13 +790,9 @@ class Fields:
         return value
 
     def number(
-        self,
-        name: str,
-        low: float | None = None,
-        high: float | None = None,
-        above: float | None = None,
+        self, name: str, low: float | None = None, high: float | None = None
     ) -> float | None:
-        """A number of at least `low`, or greater than `above`, and at most `high`."""
+        """A number of at least `low` and at most `high`."""
         value = self._body.get(name)
         if value is None:
             return None
@@ -780,8 +802,8 @@ class Fields:
             number = float(value)
         except OverflowError:
             raise wrong(name, value, "it must be a number that fits 64 bits") from None
-        if not _inside(number, low, high, above):
-            raise wrong(name, value, f"it must be {_interval(low, high, above)}")
+        if not _inside(number, low, high):
+            raise wrong(name, value, f"it must be {_interval(low, high)}")
         return number
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -869,18 +891,15 @@ def integers(values: list[Any]) -> list[int] | None:
     return list(map(int, values)) if whole else None
 
 
-def _inside(value: float, low: float | None, high: float | None, above: float | None) -> bool:
+def _inside(value: float, low: float | None, high: float | None) -> bool:
     """Whether the value is within the bounds; False for NaN if there is a bound."""
-    return (
-        (low is None or value >= low)
-        and (high is None or value <= high)
-        and (above is None or value > above)
-    )
+    return (low is None or value >= low) and (high is None or value <= high)
 
 
-def _interval(low: float | None, high: float | None, above: float | None = None) -> str:
-    if high is None:
-        return f"{low:g} or more" if low is not None else f"above {above:g}"
-    if above is not None:
-        return f"in ({above:g}, {high:g}]"
-    return f"in [{low:g}, {high:g}]" if low is not None else f"{high:g} or less"
+def _interval(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"in [{exact(low)}, {exact(high)}]"
+    if low is not None:
+        return f"{exact(low)} or more"
+    assert high is not None, "a value is out of bounds only if there is a bound"
+    return f"{exact(high)} or less"

@@ -56,18 +56,14 @@ class _RecordedFields(Fields):
         return True
 
     def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
-        self._note(name, _nullable("integer") | INT64 | _bounds(low, high, None))
+        self._note(name, _nullable("integer") | INT64 | _bounds(low, high))
         return super().integer(name, low, high)
 
     def number(
-        self,
-        name: str,
-        low: float | None = None,
-        high: float | None = None,
-        above: float | None = None,
+        self, name: str, low: float | None = None, high: float | None = None
     ) -> float | None:
-        self._note(name, _nullable("number") | _bounds(low, high, above))
-        return super().number(name, low, high, above)
+        self._note(name, _nullable("number") | _bounds(low, high))
+        return super().number(name, low, high)
 
     def boolean(self, name: str, default: bool) -> bool:
         self._note(name, _nullable("boolean") | {"default": default})
@@ -118,8 +114,8 @@ def _nullable(kind: str) -> Json:
     return {"type": [kind, "null"]}
 
 
-def _bounds(low: float | None, high: float | None, above: float | None) -> Json:
-    given = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
+def _bounds(low: float | None, high: float | None) -> Json:
+    given = {"minimum": low, "maximum": high}
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -291,6 +291,8 @@ class ParsedChatShape(ChatShape):
         self._tokenizer = tokenizer
         self._parsing = parsing
         self._readers: dict[int, ChoiceReader] = {}
+        chosen, skips = call.special_tokens_requested, call.sampling["skip_special_tokens"]
+        self._sees_markers = not (parsing.reads_special and chosen and skips)
         # The text has special tokens only for the parser, and the client wants its stop included.
         self._hides_end = (
             parsing.reads_special
@@ -328,7 +330,9 @@ class ParsedChatShape(ChatShape):
     def _reader(self, index: int) -> ChoiceReader:
         one = self._readers.get(index)
         if one is None:
-            one = self._readers[index] = ChoiceReader(self._parsing, f"{self._common.id}/{index}")
+            one = self._readers[index] = ChoiceReader(
+                self._parsing, f"{self._common.id}/{index}", sees_markers=self._sees_markers
+            )
         return one
 
     def _finish(self, one: ChoiceReader, finish: FinishReason) -> ChatFinish:

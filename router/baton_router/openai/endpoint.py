@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 
-from baton_protocol.errors import InvalidRequest, PromptTooLong
+from baton_protocol.errors import InvalidRequest, PromptTooLong, exact
 from baton_protocol.link import Delta, FinishReason
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import (
@@ -156,7 +156,7 @@ def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
         "n": fields.integer("n", 1, MAX_CHOICES),
         "temperature": fields.number("temperature", 0.0, MAX_TEMPERATURE),
         "top_k": fields.integer("top_k", -1, MAX_TOP_K),
-        "top_p": fields.number("top_p", high=1.0, above=0.0),
+        "top_p": fields.number("top_p", 0.0, 1.0),
         "min_p": fields.number("min_p", 0.0, 1.0),
         "seed": fields.integer("seed"),
         "max_tokens": limits[limit_field(fields)],
@@ -174,7 +174,15 @@ def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
         "logit_bias": _logit_bias(fields),
         "allowed_token_ids": fields.ids("allowed_token_ids", MAX_BIASED, least=1),
     }
-    return {name: value for name, value in read.items() if value is not None}
+    return _likeliest({name: value for name, value in read.items() if value is not None})
+
+
+def _likeliest(sampling: Json) -> Json:
+    """The same sampling without `top_p` 0, of which only the likeliest token is left: that is what
+    temperature 0 gives, whatever the other fields are."""
+    if sampling.get("top_p") != 0:
+        return sampling
+    return sampling | {"top_p": 1.0, "temperature": 0.0}
 
 
 def bad_words(fields: Fields) -> tuple[str, ...]:
@@ -238,7 +246,7 @@ def complete(
     given = {name: defaults[name] for name in DEFAULTED if name in defaults} | dict(sampling)
     if wanted is None:
         given["max_tokens"] = room if default_max_tokens is None else min(default_max_tokens, room)
-    params = SamplingParams(**given)
+    params = SamplingParams(**_likeliest(given))
     params.check()
     return params
 
@@ -272,7 +280,7 @@ def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...] | None:
             raise wrong("logit_bias", {name: bias}, "its names must be token ids")
         number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not number or not -BIAS_RANGE <= bias <= BIAS_RANGE:
-            allowed = f"its values must be numbers in [{-BIAS_RANGE:g}, {BIAS_RANGE:g}]"
+            allowed = f"its values must be numbers in [{exact(-BIAS_RANGE)}, {exact(BIAS_RANGE)}]"
             raise wrong("logit_bias", {name: bias}, allowed)
         pairs.append((int(name), float(bias)))
     return tuple(pairs)

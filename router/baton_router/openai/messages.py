@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_router.openai.body_reader import MEMBERS, Schema, members_schema, show, wrong
+from baton_router.openai.body_reader import MEMBERS, MISSING, Schema, members_schema, show, wrong
 from baton_router.openai.tools import CALLS_SCHEMA, check_calls, known_call
 
 Json = dict[str, Any]
@@ -66,7 +66,7 @@ def _message(name: str, message: Any) -> Json:
         raise wrong(name, message, "it must be an object with role and content")
     MESSAGE.check(message, name)
     if not isinstance(message.get("role"), str):
-        raise wrong(f"{name}.role", message.get("role"), "it must be a string")
+        raise wrong(f"{name}.role", message.get("role", MISSING), "it must be a string")
     known = MESSAGE.obeyed(message)
     for member in _REASONING_MEMBERS:  # other servers' may be objects, which no template takes
         if not isinstance(known.get(member), str):
@@ -90,7 +90,8 @@ def _content(at: str, message: Json) -> Json:
         texts, thoughts = _parts(at, value)
         text = "\n".join(texts)
     else:
-        raise wrong(at, value, "it must be a string or a list of text parts")
+        given = message.get("content", MISSING)
+        raise wrong(at, given, "it must be a string or a list of text parts")
     refusal = message.get("refusal")
     if by_assistant and not text and isinstance(refusal, str):
         text = refusal  # what the assistant answered
@@ -113,7 +114,7 @@ def _parts(at: str, parts: list[Any]) -> tuple[list[str], list[str]]:
         if kind in REASONING:
             thoughts += _thoughts(part)
             continue
-        text = part.get(TEXTS[kind])
+        text = part.get(TEXTS[kind], MISSING)
         if not isinstance(text, str):
             raise wrong(f"{one}.{TEXTS[kind]}", text, "it must be a string")
         texts.append(text)

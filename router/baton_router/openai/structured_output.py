@@ -16,6 +16,7 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 from baton_router.openai.body_reader import (
     MEMBERS,
+    MISSING,
     NOTHING_ELSE,
     SHOWN,
     Fields,
@@ -108,16 +109,16 @@ def _response_format(value: Any) -> RequestedGrammar | None:
     if value is None:
         return None
     given = object_at(FORMAT, value)
-    kind = given.get("type")
+    kind = given.get("type", MISSING)
     if not isinstance(kind, str) or kind not in TYPES:
         raise wrong(f"{FORMAT}.type", kind, f"use one of {', '.join(TYPES)}")
     _only(FORMAT, given, ("type", *TYPES[kind]))
     match kind:
         case "json_schema":
-            return _json_schema(f"{FORMAT}.{_JSON_SCHEMA}", given.get(_JSON_SCHEMA))
+            return _json_schema(f"{FORMAT}.{_JSON_SCHEMA}", given.get(_JSON_SCHEMA, MISSING))
         case "structural_tag":
-            parts = {name: given.get(name) for name in TYPES[kind]}
-            _check_tag(FORMAT, parts)
+            _check_tag(FORMAT, given)
+            parts = {name: given[name] for name in TYPES[kind]}
             return RequestedGrammar("structural_tag", encoded(FORMAT, parts), FORMAT)
         case "json_object":
             return RequestedGrammar("json_object", "", FORMAT)
@@ -132,7 +133,7 @@ def _json_schema(at: str, value: Any) -> RequestedGrammar:
             raise wrong(f"{at}.{name}", given[name], "it must be a string")
     if not isinstance(given.get("strict"), bool | None):
         raise wrong(f"{at}.strict", given["strict"], "it must be true or false")
-    schema = object_at(f"{at}.schema", given.get("schema"))
+    schema = object_at(f"{at}.schema", given.get("schema", MISSING))
     return RequestedGrammar("json", encoded(f"{at}.schema", schema), f"{at}.schema")
 
 
@@ -210,7 +211,7 @@ _READERS: Mapping[Kind, Callable[[str, Any], str | tuple[str, ...]]] = {
 
 def _check_tag(at: str, given: Mapping[str, Any]) -> None:
     for name, kind, what in (("structures", dict, "objects"), ("triggers", str, "strings")):
-        value = given.get(name)
+        value = given.get(name, MISSING)
         if not isinstance(value, list) or not value or not all(isinstance(x, kind) for x in value):
             raise wrong(
                 f"{at}.{name}",

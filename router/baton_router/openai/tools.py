@@ -15,7 +15,9 @@ import msgspec
 
 from baton_protocol.errors import InvalidRequest
 from baton_router.openai.body_reader import (
+    ANY,
     MEMBERS,
+    MISSING,
     Fields,
     Members,
     Schema,
@@ -34,15 +36,17 @@ MAX_TOOLS = 128
 MAX_NAME = 64
 MAX_DESCRIPTION = 64 << 10  # characters
 MAX_BUDGET = (1 << 31) - 1
+NO_BUDGET = -1
 NAME = rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME}}}"
 TOOLS_AGREE = (
-    "names in tools differ, all parameters together are bounded, and tool_choice asks for what"
-    " tools have"
+    "names in tools differ, all parameters together are bounded, and tool_choice and"
+    " parallel_tool_calls come with tools and ask for what those have"
 )
 FIELDS = (
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("reasoning_effort", "include_reasoning", "thinking_token_budget"),
 )
+_WITH_TOOLS = ("tool_choice", "parallel_tool_calls")  # without `tools` they are errors
 _NAME = re.compile(NAME)
 _NO_PARAMETERS: Json = {"type": "object", "properties": {}}
 _TOOL, _FUNCTION = MEMBERS["chat", "tools[]"], MEMBERS["chat", "tools[].function"]
@@ -128,16 +132,16 @@ def requested_tools(fields: Fields) -> RequestedTools | None:
     functions, size = _functions(fields.raw("tools", _TOOLS_SCHEMA))
     choice, named = _choice(fields.raw("tool_choice", _CHOICE_SCHEMA))
     parallel = fields.boolean("parallel_tool_calls", True)
-    if choice == "required" and not functions:
-        raise wrong(
-            "tool_choice",
-            "required" if named is None else named,
-            "there are no tools to call; send tools, or leave this field out",
-        )
+    if not functions:
+        for name in _WITH_TOOLS:
+            given = fields.raw(name, ANY)
+            if given is not None:
+                raise wrong(name, given, "it needs tools: send some, or leave this field out")
+        return None
     if named is not None and named not in functions:
         known = ", ".join(functions)
         raise wrong("tool_choice", named, f"tools has no such function; its functions are {known}")
-    if not functions or choice == "none":
+    if choice == "none":
         return None
     return RequestedTools(
         functions=functions,
@@ -152,7 +156,9 @@ def requested_reasoning(fields: Fields) -> RequestedReasoning:
     """Read the reasoning fields. Raise InvalidRequest for the first wrong field."""
     effort = fields.raw("reasoning_effort", {"enum": [None, *EFFORTS]})
     included = fields.boolean("include_reasoning", True)
-    budget = fields.integer("thinking_token_budget", 0, MAX_BUDGET)
+    budget = fields.integer("thinking_token_budget", NO_BUDGET, MAX_BUDGET)
+    if budget == NO_BUDGET:
+        budget = None
     if effort is None:
         return RequestedReasoning(included, budget)
     if effort not in EFFORTS:
@@ -169,6 +175,8 @@ def _functions(value: Any) -> tuple[dict[str, Function], int]:
         return {}, 0
     if not isinstance(value, list):
         raise wrong("tools", value, "it must be a list of functions")
+    if not value:
+        raise wrong("tools", value, "name at least one function, or leave this field out")
     if len(value) > MAX_TOOLS:
         raise InvalidRequest(
             f"tools has {len(value)} functions; at most {MAX_TOOLS}", param="tools"
@@ -194,10 +202,10 @@ def _function(position: int, tool: Any) -> Function:
     at = f"tools[{position}]"
     given = _members(at, tool, _TOOL)
     if given.get("type") != "function":
-        raise wrong(f"{at}.type", given.get("type"), "the only supported type is function")
+        raise wrong(f"{at}.type", given.get("type", MISSING), "the only supported type is function")
     at = f"{at}.function"
-    given = _members(at, given.get("function"), _FUNCTION)
-    name = given.get("name")
+    given = _members(at, given.get("function", MISSING), _FUNCTION)
+    name = given.get("name", MISSING)
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise wrong(
             f"{at}.name", name, f"it must have 1 to {MAX_NAME} characters: letters, digits, _ . -"
@@ -227,9 +235,10 @@ def _choice(value: Any) -> tuple[Choice | None, str | None]:
         raise wrong("tool_choice", value, allowed)
     given = _members("tool_choice", value, _CHOICE)
     if given.get("type") != "function":
-        raise wrong("tool_choice.type", given.get("type"), "the only supported type is function")
-    chosen = _members("tool_choice.function", given.get("function"), _CHOSEN)
-    name = chosen.get("name")
+        kind = given.get("type", MISSING)
+        raise wrong("tool_choice.type", kind, "the only supported type is function")
+    chosen = _members("tool_choice.function", given.get("function", MISSING), _CHOSEN)
+    name = chosen.get("name", MISSING)
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise wrong("tool_choice.function.name", name, "it must be the name of one of tools")
     return "required", name
@@ -278,9 +287,10 @@ def check_calls(at: str, value: Any) -> None:
             raise wrong(f"{one}.id", given["id"], "it must be a string")
         if given.get("type") not in ("function", None):
             raise wrong(f"{one}.type", given["type"], "the only supported type is function")
-        function = object_at(f"{one}.function", given.get("function"))
-        if not isinstance(function.get("name"), str):
-            raise wrong(f"{one}.function.name", function.get("name"), "it must be a string")
+        function = object_at(f"{one}.function", given.get("function", MISSING))
+        name = function.get("name", MISSING)
+        if not isinstance(name, str):
+            raise wrong(f"{one}.function.name", name, "it must be a string")
         if not isinstance(function.get("arguments"), str | dict | None):
             allowed = "it must be a JSON object, or its text"
             raise wrong(f"{one}.function.arguments", function["arguments"], allowed)
@@ -321,6 +331,7 @@ _NAME_SCHEMA: Schema = {
 }
 _TOOLS_SCHEMA: Schema = {
     "type": ["array", "null"],
+    "minItems": 1,
     "maxItems": MAX_TOOLS,
     "uniqueItems": True,
     "items": {

@@ -61,4 +61,4 @@ def run_without_extras(command: Command, folder: Path) -> subprocess.CompletedPr
 def test_a_command_without_its_extra_names_it_in_one_line(command: Command, tmp_path: Path) -> None:
     done = run_without_extras(command, tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-    assert f"pip install 'baton-serve[{command.extra}]'" in done.stderr
+    assert f"pip install '.[{command.extra}]'" in done.stderr

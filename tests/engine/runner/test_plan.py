@@ -17,7 +17,7 @@ from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
 from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, pool_bytes
-from baton_engine.runner.plan import Plan, find_device, make_plan
+from baton_engine.runner.plan import Plan, find_device, make_plan, unused_gpus
 from tests.support.engines.torch_engines import small_engine
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -48,6 +48,32 @@ def plan_of(folder: Path, free: int | None = 64 * GIB, **settings: Any) -> Plan:
 )
 def test_a_device_is_found_by_its_name(name: str, devices: int, expected: str) -> None:
     assert find_device(name, devices) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "said"),
+    [
+        ("cpu", 0, ""),
+        ("cpu", 2, ""),
+        ("cuda", 1, ""),
+        ("cuda:0", 2, ""),  # chosen by its number
+        ("cuda:1", 2, ""),
+        ("cuda", 2, "sees 2 GPUs and uses one, cuda:0"),
+        ("cuda", 8, "sees 8 GPUs and uses one, cuda:0"),
+    ],
+)
+def test_gpus_that_are_not_used_are_named(name: str, devices: int, said: str) -> None:
+    assert said in unused_gpus(name, devices)
+    assert bool(unused_gpus(name, devices)) == bool(said)
+
+
+def test_a_node_with_two_gpus_says_at_its_start_that_it_uses_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 << 30, 8 << 30))
+    plan_of(folder, device="cuda", kernels="torch")
+    assert "this process sees 2 GPUs and uses one, cuda:0" in caplog.text
 
 
 @pytest.mark.parametrize(

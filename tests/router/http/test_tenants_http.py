@@ -71,7 +71,7 @@ async def test_every_route_below_v1_requires_a_key(
         "type": "authentication_error",
         "param": None,
         "code": "invalid_api_key",
-        "doc": "https://baton.dev/docs/operations/secure.md#tenants",
+        "doc": "docs/operations/secure.md#tenants",
     }
 
 

@@ -106,7 +106,7 @@ def test_an_error_has_openai_s_shape() -> None:
             "type": "invalid_request_error",
             "param": "prompt",
             "code": "context_length_exceeded",
-            "doc": "https://baton.dev/docs/api.md#long-prompts",
+            "doc": "docs/api.md#long-prompts",
         }
     }
     unavailable = ErrorAnswer.of(Unavailable("no node can serve it").record())

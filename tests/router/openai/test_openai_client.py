@@ -251,8 +251,8 @@ TOO_LONG = [{"role": "user", "content": "x" * 256}]
 # A field, a value that is refused, and a part of the message beside the field's name.
 REFUSED: list[tuple[str, Any, str]] = [
     ("temperature", -1, "[0, 100]"),
-    ("top_p", 0, "(0, 1]"),
-    ("top_k", -2, "-1"),
+    ("top_p", -0.5, "[0, 1]"),
+    ("top_k", -2, "[-1, 2147483647]"),
     ("min_p", 1.5, "[0, 1]"),
     ("n", 0, "[1, 128]"),
     ("max_tokens", 0, "1 or more"),

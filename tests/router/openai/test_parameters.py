@@ -15,7 +15,7 @@ from baton_protocol.sampling import SamplingParams
 from baton_router.auth import Tenant
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.endpoint import check_scores, complete
+from baton_router.openai.endpoint import check_alone, check_scores, complete
 from baton_router.requests.tokenize import prepare
 from tests.support.nodes.servings import make_serving
 
@@ -41,7 +41,7 @@ def params(fields: dict[str, Any], **changes: Any) -> SamplingParams:
     [
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
-        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 2.0}, "min_p"),
@@ -178,6 +178,34 @@ def test_the_model_s_defaults_apply_to_absent_fields() -> None:
     assert (result.temperature, result.top_k, result.top_p) == (0.2, 5, 1.0)
     assert result.max_tokens == 16
     assert result.repetition_penalty == 1.1
+
+
+@pytest.mark.parametrize(
+    ("body", "defaults"),
+    [
+        ({"top_p": 0}, {}),
+        ({"top_p": 0.0, "temperature": 2, "top_k": 5, "min_p": 0.1, "seed": 7, "n": 3}, {}),
+        ({"top_p": 0}, {"temperature": 0.7, "top_p": 0.9}),
+        ({}, {"top_p": 0.0}),
+        ({"temperature": 1.5}, {"top_p": 0.0}),
+    ],
+)
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_top_p_0_is_greedy_whatever_else_is_asked_for(
+    parse: Any, body: dict[str, Any], defaults: dict[str, Any]
+) -> None:
+    sampling = parse(**body).sampling
+    check_alone(sampling, 16)
+    facts: dict[str, Any] = {"prompt_tokens": 1, "max_model_len": 99, "default_max_tokens": 16}
+    result = complete(sampling, defaults, names={}, **facts)
+    assert (result.temperature, result.top_p) == (0.0, 1.0)
+    assert (result.seed, result.n) == (body.get("seed"), body.get("n", 1))
+
+
+def test_a_client_s_top_p_replaces_a_default_of_0() -> None:
+    facts: dict[str, Any] = {"prompt_tokens": 1, "max_model_len": 99, "default_max_tokens": 16}
+    result = complete({"top_p": 0.5}, {"top_p": 0.0}, names={}, **facts)
+    assert (result.temperature, result.top_p) == (1.0, 0.5)
 
 
 @given(

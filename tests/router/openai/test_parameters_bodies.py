@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Any
 
 import msgspec
 import pytest
 
-from baton_protocol.errors import InvalidRequest, MalformedBody
+from baton_protocol.errors import InvalidRequest, MalformedBody, exact
 from baton_protocol.sampling import SamplingParams
-from baton_router.openai.body_reader import Fields
+from baton_router.openai.body_reader import SLICE, Fields
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import TextPrompt
@@ -29,6 +30,131 @@ def completion(**body: Any) -> CompletionCall:
 def test_a_body_that_is_not_a_json_object_is_malformed(data: bytes) -> None:
     with pytest.raises(MalformedBody):
         Fields.parse(data)
+
+
+@pytest.mark.parametrize("text", ["Hi", "\ufeff", "x" * SLICE * 2])
+def test_a_byte_order_mark_before_a_body_is_skipped(text: str) -> None:
+    data = codecs.BOM_UTF8 + msgspec.json.encode({"prompt": text})
+    assert CompletionCall.parse(data) == CompletionCall.parse(bytearray(data))
+    assert CompletionCall.parse(data).given == [TextPrompt(text, add_special_tokens=True)]
+
+
+@pytest.mark.parametrize("data", [codecs.BOM_UTF8, codecs.BOM_UTF8 * 2 + b"{}"])
+def test_a_byte_order_mark_alone_or_twice_is_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        Fields.parse(data)
+
+
+# Fields, values beyond their bounds, and the bounds in full.
+BOUNDS: list[tuple[str, Any, str]] = [
+    ("top_k", -2, "[-1, 2147483647]"),
+    ("top_k", 2**31, "[-1, 2147483647]"),
+    ("top_p", -0.01, "[0, 1]"),
+    ("top_p", 1.01, "[0, 1]"),
+    ("min_p", 1.5, "[0, 1]"),
+    ("temperature", 100.5, "[0, 100]"),
+    ("repetition_penalty", 0, "[0.01, 10]"),
+    ("frequency_penalty", 2.5, "[-2, 2]"),
+    ("logit_bias", {"5": 100.5}, "[-100, 100]"),
+    ("n", 129, "[1, 128]"),
+    ("prompt_logprobs", 21, "[0, 20]"),
+    ("truncate_prompt_tokens", -2, "-1 or more"),
+    ("min_tokens", -1, "0 or more"),
+    ("stream_interval", 0, "1 or more"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "bounds"), BOUNDS)
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_an_error_has_the_bounds_in_full(parse: Any, field: str, value: Any, bounds: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(**{field: value})
+    assert caught.value.message.endswith(bounds)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (2**31 - 1, "2147483647"),
+        (2**63 - 1, "9223372036854775807"),
+        (-100.0, "-100"),
+        (0.01, "0.01"),
+        (1234567.5, "1234567.5"),
+        (1e15, "1000000000000000"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_number_in_an_error_is_not_rounded(value: float, shown: str) -> None:
+    assert exact(value) == shown
+
+
+# A field, its value, the member that is wrong, and what the error calls it.
+ABSENT: list[tuple[str, Any, str, str]] = [
+    ("messages", [{}], "messages[0].role", "missing"),
+    ("messages", [{"role": None}], "messages[0].role", "null"),
+    ("messages", [{"role": "user"}], "messages[0].content", "missing"),
+    ("messages", [{"role": "user", "content": None}], "messages[0].content", "null"),
+    ("messages", None, "messages", "null"),
+    (
+        "messages",
+        [{"role": "assistant", "tool_calls": [{}]}],
+        "messages[0].tool_calls[0].function",
+        "missing",
+    ),
+    (
+        "messages",
+        [{"role": "assistant", "tool_calls": [{"function": {}}]}],
+        "messages[0].tool_calls[0].function.name",
+        "missing",
+    ),
+    ("response_format", {}, "response_format.type", "missing"),
+    ("response_format", {"type": None}, "response_format.type", "null"),
+    ("response_format", {"type": "json_schema"}, "response_format.json_schema", "missing"),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"name": "a"}},
+        "response_format.json_schema.schema",
+        "missing",
+    ),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"schema": None}},
+        "response_format.json_schema.schema",
+        "null",
+    ),
+    ("response_format", {"type": "structural_tag"}, "response_format.structures", "missing"),
+    (
+        "response_format",
+        {"type": "structural_tag", "structures": [{}], "triggers": None},
+        "response_format.triggers",
+        "null",
+    ),
+    (
+        "structured_outputs",
+        {"structural_tag": {"structures": [{}]}},
+        "structured_outputs.structural_tag.triggers",
+        "missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "member", "called"), ABSENT)
+def test_an_error_tells_a_missing_member_from_null(
+    field: str, value: Any, member: str, called: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**{field: value})
+    assert caught.value.message.startswith(f"{member} is {called}; it must") or (
+        caught.value.message.startswith(f"{member} is {called}; use one of")
+    )
+    assert caught.value.param == member
+
+
+@pytest.mark.parametrize("body", [{}, {"model": "m"}])
+def test_a_body_without_its_prompt_is_told_that_it_is_missing(body: dict[str, Any]) -> None:
+    for parse, field in ((ChatCall.parse, "messages"), (CompletionCall.parse, "prompt")):
+        with pytest.raises(InvalidRequest, match=f"^{field} is missing; it must be"):
+            parse(msgspec.json.encode(body))
 
 
 @pytest.mark.parametrize(

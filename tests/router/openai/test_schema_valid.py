@@ -32,6 +32,7 @@ IN_WORDS_FOR_CHATS = {
     "documents": "documents do not stand in chat_template_kwargs too",
     "tools": TOOLS_AGREE,
     "tool_choice": TOOLS_AGREE,
+    "parallel_tool_calls": TOOLS_AGREE,
 }
 TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
 ANYTHING: st.SearchStrategy[Any] = (
@@ -65,7 +66,7 @@ def of_type(type_: str, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
             integers = st.integers(low, high) | st.sampled_from(edge_values)
             return integers | integers.filter(lambda value: abs(value) < 1 << 53).map(float)
         case "number":
-            lowest = low if low is not None else schema.get("exclusiveMinimum", -1e9)
+            lowest = low if low is not None else -1e9
             highest = high if high is not None else 1e9
             return st.floats(lowest, highest) | st.integers(int(lowest), int(highest))
         case "string":
@@ -206,7 +207,8 @@ CASES: list[tuple[str, Json, bool]] = [
     ("CompletionRequest", {"structured_outputs": {}}, False),
     ("CompletionRequest", {"guided_choice": ["a", ""]}, False),
     ("CompletionRequest", {"guided_json": {}, "response_format": {"type": "text"}}, True),
-    ("ChatRequest", {"tools": []}, True),
+    ("ChatRequest", {"tools": []}, False),
+    ("ChatRequest", {"tools": [TOOL], "tool_choice": TOOL}, True),
     ("ChatRequest", {"tools": [TOOL], "tool_choice": "required"}, True),
     ("ChatRequest", {"tools": [TOOL, TOOL]}, False),
     ("ChatRequest", {"tools": [{**TOOL, "type": "custom"}]}, False),
@@ -222,7 +224,7 @@ CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"messages": [{**ASSISTANT, "tool_calls": [{"function": NOW}]}]}, True),
     ("ChatRequest", {"messages": [{**ASSISTANT, "tool_calls": [{"function": LISTED}]}]}, False),
     ("ChatRequest", {"thinking_token_budget": 0, "reasoning_effort": "xhigh"}, True),
-    ("ChatRequest", {"thinking_token_budget": -1}, False),
+    ("ChatRequest", {"thinking_token_budget": -2}, False),
     ("ChatRequest", {"reasoning_effort": "most"}, False),
     ("CompletionRequest", {"tools": []}, False),
     ("CompletionRequest", {"reasoning_effort": "low"}, False),

@@ -169,9 +169,9 @@ REFUSED: list[tuple[Json, str, str]] = [
     (
         {"response_format": {"type": "json_schema"}},
         "response_format.json_schema",
-        "null; it must be an object",
+        "must be an object",
     ),
-    (schema(schema=None), "response_format.json_schema.schema", "null; it must be an object"),
+    (schema(schema=None), "response_format.json_schema.schema", "must be an object"),
     (schema(schema="{}"), "response_format.json_schema.schema", "it must be an object"),
     (schema(strict="yes"), "response_format.json_schema.strict", '"yes"; it must be true or false'),
     (schema(name=5), "response_format.json_schema.name", "5; it must be a string"),

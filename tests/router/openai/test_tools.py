@@ -23,6 +23,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, FinishReason, PrefillJob, RunJob
 from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
 from baton_router.openai.answers import ChatCompletion, ChatCompletionChunk, CommonFields, Usage
 from baton_router.openai.body_reader import Fields
 from baton_router.openai.chat import ChatCall
@@ -36,7 +37,13 @@ from baton_text.chat import ChatTemplate
 from baton_text.conversation import RAW_ARGUMENTS
 from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
 from baton_text.parsers.hermes import HERMES
-from baton_text.parsers.registry import REASONING_PARSERS, parsers_artifact
+from baton_text.parsers.parser import Piece, ToolParser
+from baton_text.parsers.registry import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    enforced,
+    parsers_artifact,
+)
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.servings import make_serving
@@ -136,8 +143,35 @@ REFUSED: list[tuple[Json, str, str]] = [
     (tool(strict="yes"), "tools[0].function.strict", "true or false"),
     (tool(input_schema=CITY), "tools[0].function.input_schema", "use `function.parameters`"),
     ({"tools": [NOW] * (MAX_TOOLS + 1)}, "tools", f"at most {MAX_TOOLS}"),
-    ({"tool_choice": "required"}, "tool_choice", "there are no tools to call"),
-    ({"tools": [], **NAMED_CHOICE}, "tool_choice", "there are no tools to call"),
+    ({"tool_choice": "required"}, "tool_choice", '"required"; it needs tools'),
+    ({"tool_choice": "auto"}, "tool_choice", '"auto"; it needs tools'),
+    ({"tool_choice": "none"}, "tool_choice", '"none"; it needs tools'),
+    ({"tools": None, "tool_choice": "none"}, "tool_choice", '"none"; it needs tools'),
+    (NAMED_CHOICE, "tool_choice", "it needs tools"),
+    ({"parallel_tool_calls": True}, "parallel_tool_calls", "true; it needs tools"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls", "false; it needs tools"),
+    ({"tools": []}, "tools", "[]; name at least one function"),
+    ({"tools": [], "tool_choice": "none"}, "tools", "[]; name at least one function"),
+    ({"tools": [], **NAMED_CHOICE}, "tools", "[]; name at least one function"),
+    ({**OFFERED, "tool_choice": {"type": "function"}}, "tool_choice.function", "is missing"),
+    ({**OFFERED, "tool_choice": {"function": WEATHER["function"]}}, "tool_choice.type", "missing"),
+    (
+        {**OFFERED, "tool_choice": {"type": "function", "function": {"description": "x"}}},
+        "tool_choice.function.name",
+        "is missing",
+    ),
+    ({"tools": [{"function": NOW["function"]}]}, "tools[0].type", "is missing"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
+    (
+        {"tools": [{"type": "function", "function": {"name": None}}]},
+        "tools[0].function.name",
+        "is null",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {}}]},
+        "tools[0].function.name",
+        "is missing; it must have 1 to",
+    ),
     ({**OFFERED, "tool_choice": "any"}, "tool_choice", "none, auto, required"),
     (
         {"tools": [NOW, tool()["tools"][0]], **NAMED_CHOICE},
@@ -155,7 +189,8 @@ REFUSED: list[tuple[Json, str, str]] = [
     ({"function_call": {"name": "now"}}, "function_call", "use `tool_choice`"),
     ({"reasoning_effort": "most"}, "reasoning_effort", "none, minimal, low"),
     ({"include_reasoning": "no"}, "include_reasoning", "true or false"),
-    ({"thinking_token_budget": -1}, "thinking_token_budget", "[0, "),
+    ({"thinking_token_budget": -2}, "thinking_token_budget", "[-1, 2147483647]"),
+    ({"thinking_token_budget": 2**31}, "thinking_token_budget", "[-1, 2147483647]"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}]},
         "messages[0].tool_calls[0].function.name",
@@ -182,10 +217,10 @@ def test_a_wrong_field_is_an_error_with_its_path_and_the_allowed_values(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": []},
-        {"tools": [], "tool_choice": "auto"},
-        {"tool_choice": "none", "parallel_tool_calls": False},
+        {},
+        {"tools": None, "parallel_tool_calls": None},
         {**OFFERED, "tool_choice": "none"},
+        {**OFFERED, "tool_choice": "none", "parallel_tool_calls": False},
         {"tools": None, "tool_choice": None},
     ],
 )
@@ -204,6 +239,35 @@ def test_a_completion_refuses_chat_fields_and_names_the_chat_endpoint(field: str
     with pytest.raises(InvalidRequest, match="but of /v1/chat/completions") as caught:
         CompletionCall.read(Fields({"prompt": "Hi", field: []}))
     assert caught.value.param == field
+
+
+WHOLE: Json = {**WEATHER["function"], "strict": True}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        WHOLE,
+        {"name": "weather"},
+        {**WHOLE, "parameters": {"type": "object"}},
+        {**WHOLE, "strict": None},
+    ],
+)
+def test_a_tool_may_be_chosen_as_the_whole_tool(function: Json) -> None:
+    tools = chat(**OFFERED, tool_choice={"type": "function", "function": function}).tools
+    assert tools is not None
+    assert (tools.named, tools.choice) == ("weather", "required")
+    assert tools.functions["weather"].parameters == CITY
+
+
+def test_other_members_of_a_chosen_tool_are_ignored_as_those_of_tools_are() -> None:
+    choice = {**WEATHER, "cache_control": {"type": "ephemeral"}, "more": 1}
+    assert chat(**OFFERED, tool_choice=choice).tools == chat(**OFFERED, **NAMED_CHOICE).tools
+
+
+@pytest.mark.parametrize("budget", [-1, -1.0, None])
+def test_a_thinking_budget_of_minus_one_is_no_bound(budget: Any) -> None:
+    assert chat(thinking_token_budget=budget).reasoning.budget is None
 
 
 def test_128_tools_are_accepted() -> None:
@@ -339,9 +403,11 @@ ANSWERS: dict[str, tuple[Json, str, Json, str]] = {
 }
 
 
-def shape(fields: Json, *, stream: bool = True, **parsers: bool) -> Any:
+def shape(
+    fields: Json, *, stream: bool = True, tool_parser: ToolParser = HERMES, **parsers: bool
+) -> Any:
     call = chat(**{**OFFERED, "stream": stream, **fields})
-    served = model(**parsers)
+    served = replace(model(**parsers), tool_parser=tool_parser)
     parsing = call.parsing(served, call.prompts(served))
     return call.shape(COMMON, [(1, 2)], TOKENIZER, parsing)
 
@@ -361,10 +427,12 @@ def deltas(parts: list[str], finish: FinishReason = "stop") -> Iterator[Delta]:
         yield Delta(RequestId("r"), 1, 0, number, ids=(7,), text=part, finish=end)
 
 
-def streamed(fields: Json, parts: list[str], finish: FinishReason = "stop") -> Json:
+def streamed(
+    fields: Json, parts: list[str], finish: FinishReason = "stop", tool_parser: ToolParser = HERMES
+) -> Json:
     """The message that a client assembles from the stream, with its finish_reason."""
     message: Json = {"role": [], "content": "", "reasoning": "", "calls": [], "ids": []}
-    finishes, answer = [], shape(fields)
+    finishes, answer = [], shape(fields, tool_parser=tool_parser)
     for delta in deltas(parts, finish):
         event = answer.event(0, delta)
         if not event:
@@ -390,11 +458,13 @@ def streamed(fields: Json, parts: list[str], finish: FinishReason = "stop") -> J
     return message | {"finish": finishes[-1]}
 
 
-def unstreamed(fields: Json, text: str, finish: FinishReason = "stop") -> Json:
+def unstreamed(
+    fields: Json, text: str, finish: FinishReason = "stop", tool_parser: ToolParser = HERMES
+) -> Json:
     output = ChoiceOutput()
     for delta in deltas([text], finish):
         output.add(delta)
-    answer = shape(fields, stream=False).answer([output], Usage.of(2, 1))
+    answer = shape(fields, stream=False, tool_parser=tool_parser).answer([output], Usage.of(2, 1))
     [choice] = msgspec.json.decode(answer, type=ChatCompletion).choices
     message = choice.message
     assert (message.reasoning or None) == (message.reasoning_content or None)
@@ -428,6 +498,87 @@ def test_a_call_that_max_tokens_cuts_off_ends_with_length_and_keeps_its_part() -
     text = PARIS[: PARIS.index("ris")]
     assert unstreamed({}, text, "length")["finish"] == "length"
     assert streamed({}, list(text), "length")["calls"] == [("weather", '{"city": "Pa')]
+
+
+BUDGETS = range(1, 41)
+REQUIRED: Json = {"tool_choice": "required"}
+# Families of which a required call is written in their own form, and the generic form of the rest.
+WITH_FORMS = [name for name, parser in TOOL_PARSERS.items() if enforced(parser) is parser]
+
+
+def written(family: str, *calls: tuple[str, str]) -> str:
+    """An answer of these calls, with their arguments, in the family's form."""
+    form = TOOL_PARSERS[family].form
+    assert form is not None
+    middle = (form.between or "").join(
+        f"{form.before_name}{name}{form.before_arguments}{arguments}{form.after_arguments}"
+        for name, arguments in calls
+    )
+    return f"{form.open}{middle}{form.close}"
+
+
+def split(parsing: AnswerParsing, parts: list[str]) -> Iterator[Piece]:
+    """The pieces of an answer that arrives in these parts."""
+    one = ChoiceReader(parsing, "x")
+    for part in parts:
+        yield from one.read(part, ended=False)
+    yield from one.read("", ended=True)
+
+
+@pytest.mark.parametrize("fields", [REQUIRED, NAMED_CHOICE], ids=["required", "named"])
+@pytest.mark.parametrize("family", WITH_FORMS)
+def test_a_required_call_has_no_content_wherever_it_is_cut_off(family: str, fields: Json) -> None:
+    parser = TOOL_PARSERS[family]
+    parallel = fields is REQUIRED and parser.form is not None and parser.form.between is not None
+    calls = [CALLED, ("now", "{}")] if parallel else [CALLED]
+    call, served = chat(**OFFERED, **fields), replace(model(), tool_parser=parser)
+    parsing = call.parsing(served, call.prompts(served))
+    assert parsing is not None
+    for before in "", "<think>So.</think>":
+        text = before + written(family, *calls)
+        for budget in (*BUDGETS, len(text)):
+            cut = text[:budget]
+            whole = list(split(parsing, [cut]))
+            assert {piece.kind for piece in whole} <= {"reasoning", "call", "arguments"}, cut
+            streamed = list(split(parsing, list(cut)))
+            for kind in ("reasoning", "content", "call", "arguments"):
+                assert said(streamed, kind) == said(whole, kind), cut
+        assert [piece.text for piece in whole if piece.kind == "call"] == [
+            name for name, _ in calls
+        ]
+
+
+def said(pieces: list[Piece], kind: str) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cut"),
+    [
+        ({**REQUIRED, "parallel_tool_calls": False}, '<tool_call>\n{"na'),
+        ({**REQUIRED, "include_reasoning": False}, '<think>So.</think><tool_call>\n{"na'),
+        ({**REQUIRED, "response_format": {"type": "json_object"}}, '{"na'),
+        (REQUIRED, "<thi"),
+        (REQUIRED, "<tool_ca"),
+        (REQUIRED, '<tool_call>\n{"name": "weath'),
+        (REQUIRED, PARIS + "\n<tool_call>"),
+        (REQUIRED, PARIS + '\n<tool_call>\n{"name": "'),
+        (NAMED_CHOICE, '<tool_call>\n{"name": "'),
+    ],
+)
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_markup_of_a_required_call_is_no_content(
+    fields: Json, cut: str, finish: FinishReason
+) -> None:
+    assert not unstreamed(fields, cut, finish)["content"]
+    assert streamed(fields, list(cut), finish)["content"] == ""
+
+
+def test_a_required_call_whose_markers_the_client_hides_is_content() -> None:
+    parser = replace(HERMES, reads_special=True)
+    hidden = PARIS.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    fields = {**REQUIRED, "skip_special_tokens": True}
+    assert unstreamed(fields, hidden, tool_parser=parser)["content"] == hidden
 
 
 def test_an_answer_without_parsing_has_no_additional_fields() -> None:

@@ -352,12 +352,20 @@ class FakeNode:
             choice,
             offset,
             ids=(token,),
-            text=chr(token),
+            text=_text(self.script.reply, offset),
             logprobs=_logprobs(token, request.params.logprobs),
             finish=None if not last else ("stop" if whole else "length"),
             stats=self.script.stats or stats if last and choice + 1 == request.params.n else None,
             prompt_logprobs=_prompt_logprobs(request) if offset == choice == 0 else (),
         )
+
+
+def _text(reply: bytes, offset: int) -> str:
+    """The character that the byte at `offset` completes; empty if it completes none."""
+    first = offset
+    while reply[first] & 0xC0 == 0x80 and first:
+        first -= 1
+    return reply[first : offset + 1].decode(errors="ignore")
 
 
 def _prompt_logprobs(request: Request) -> tuple[PositionLogprobs, ...]:

@@ -182,6 +182,36 @@ COUNTED: dict[str, tuple[ReasoningParser, ToolParser | None, bool, list[tuple[st
     "not closed": (THINK, None, True, [("Hm, \u65e5\u672c", True)]),
     "none": (THINK, None, False, [("Yes <think>Hm</think>", False)]),
     "empty": (THINK, None, True, [("</think>", False), ("Yes", False)]),
+    "a line break alone": (
+        THINK,
+        None,
+        False,
+        [("<think>", False), ("\n", True), ("</think>", False), ("\n\nYes", False)],
+    ),
+    "line breaks that the prompt opened": (
+        THINK,
+        None,
+        True,
+        [("\n\n", True), ("</think>", False), ("\n", False)],
+    ),
+    "white space that is not closed": (THINK, None, True, [(" \n", True)]),
+    "white space before a call": (THINK, HERMES, True, [("\n", True), (CALL, False)]),
+    "white space around": (
+        THINK,
+        None,
+        False,
+        [("\n<think>", False), ("\n Hm \n", True), ("</think>", False), ("\nYes\n", False)],
+    ),
+    "gpt-oss, white space alone": (
+        OSS_PARSER,
+        GPT_OSS,
+        False,
+        [
+            ("<|channel|>analysis<|message|>", False),
+            ("\n", True),
+            ("<|end|><|start|>assistant<|channel|>final<|message|>\nYes.<|return|>", False),
+        ],
+    ),
     "nothing": (THINK, None, True, []),
     "ended by a call": (THINK, HERMES, True, [("Hm.\n", True), (CALL, False)]),
     "gpt-oss, two messages": (
@@ -232,7 +262,11 @@ def test_reasoning_in_returns_the_ranges_of_reasoning(family: str) -> None:
         begun = generator.random() < 0.5
         answer = read(text, HERMES, parser, begun=begun).get("reasoning", "")
         spans = reader(TOOLS, HERMES, parser, begun=begun).reasoning_in(text)
-        assert "\n".join(text[a:b].strip() for a, b in spans) == answer.strip()
+        said = [text[a:b].strip() for a, b in spans]
+        assert "\n".join(filter(None, said)) == answer.strip()
+        for start, end in spans:
+            assert text[:start].endswith(parser.begin[-1]) or (begun and start == 0), text
+            assert end == len(text) or not text[end].isspace(), text
 
 
 def test_a_hidden_token_counts_within_reasoning_but_not_after_it() -> None:

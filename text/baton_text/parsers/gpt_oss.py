@@ -72,6 +72,7 @@ def _messages(source: Source, tools: Tools, with_calls: bool) -> Pieces:
             if marker is not None and not _HEADER.fullmatch(text):
                 yield Piece("content", text)
             continue
+        start = source.place
         yield from source.skip_space()
         kind: PieceKind = "content"
         if with_calls and (name := _function(header, tools)):
@@ -81,6 +82,8 @@ def _messages(source: Source, tools: Tools, with_calls: bool) -> Pieces:
         elif header.get(CHANNEL, "").split()[:1] == ["analysis"]:
             kind = "reasoning"
         marker = yield from _message(source, kind, seen)
+        if kind == "reasoning":
+            source.note_reasoning(start, marker)
 
 
 def _first_marker(source: Source) -> Generator[Piece | None, None, str | None]:

@@ -189,18 +189,12 @@ class Reader:
         return self._read()
 
     def reasoning_in(self, text: str) -> list[tuple[int, int]]:
-        """The (start, end) character ranges of reasoning in the complete text of an answer,
-        including the white space around it. Only for an unused reader."""
-        self._source.push(text)
-        self._source.ended = True
-        found: list[tuple[int, int]] = []
-        for piece in self._pieces:
-            if piece is None or piece.kind != "reasoning" or piece.text.isspace():
-                continue  # the line break that gpt_oss puts between two messages
-            end = self._source.place - self._opened
-            start = len(text[:end].rstrip()) - len(piece.text.rstrip())
-            found.append((len(text[:start].rstrip()), end))
-        return found
+        """The (start, end) character ranges of reasoning in the complete text of an answer: all
+        between two markers, white space too. Only for an unused reader."""
+        self.push(text)
+        self.finish()
+        opened = self._opened
+        return [(max(0, a - opened), b - opened) for a, b in self._source.reasoning if b > opened]
 
     def _read(self) -> list[Piece]:
         found: list[Piece] = []

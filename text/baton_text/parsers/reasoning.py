@@ -23,10 +23,13 @@ def reasoned(parser: ReasoningParser, rest: Parse, *, with_calls: bool = False) 
         if (yield from source.starts_with(parser.begin)) is None:
             source.put_back(space)
         else:
+            start = source.place
             yield from source.skip_space()
-            yield from source.starts_with(parser.begin)  # some repeat the prompt's
-            yield from source.skip_space()
+            if (yield from source.starts_with(parser.begin)):  # some repeat the prompt's
+                start = source.place
+                yield from source.skip_space()
             end = yield from as_pieces("reasoning", source.until(*ends, trim=True))
+            source.note_reasoning(start, end)
             if end == parser.call:
                 source.put_back(end or "")
             yield from source.skip_space()
@@ -69,7 +72,8 @@ def reasoning_tokens(
 ) -> int:
     """Count the ids of a complete answer that belong to reasoning.
 
-    The ids of the markers do not count, as in vLLM. `reader` must be unused; `skip_special` must be
+    All ids between two markers count, also those of white space alone; those of the markers do
+    not. That is vLLM's rule. `reader` must be unused; `skip_special` must be
     the setting with which its text is decoded. The count depends only on the ids, so any node gets
     the same number."""
     decoder = TextReader(tokenizer, skip_special)

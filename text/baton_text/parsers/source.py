@@ -34,6 +34,7 @@ class Source:
         self._text = ""
         self._at = 0
         self._dropped = 0  # characters before `_text`
+        self.reasoning: list[tuple[int, int]] = []  # the (start, end) places of reasoning, if noted
 
     def push(self, text: str) -> None:
         self._dropped += self._at
@@ -46,9 +47,12 @@ class Source:
 
     @property
     def place(self) -> int:
-        """Number of characters read so far. When `until` yields a text, this is the end of that
-        text and of the white space trimmed off it."""
+        """Number of characters read so far."""
         return self._dropped + self._at
+
+    def note_reasoning(self, start: int, end_marker: str | None) -> None:
+        """Note that all from `start` to here is reasoning, apart from the marker just read."""
+        self.reasoning.append((start, self.place - len(end_marker or "")))
 
     def put_back(self, text: str) -> None:
         """Make `text`, the last text that was read, unread again."""

@@ -35,7 +35,7 @@ REASONS = MappingProxyType(
         ),
         Reason.TARGET_UNREACHABLE: Explained(
             "a single request on a node misses a target, so more nodes only shorten the queue",
-            "raise the target, use faster GPUs or tensor parallelism, or send shorter prompts",
+            "raise the target, use faster GPUs, or send shorter prompts",
         ),
         Reason.DEMAND_FELL: Explained(
             "fewer nodes have met the targets for the whole scale-down window"

@@ -1,0 +1,106 @@
+"""Paths with a slash too many, as clients make them from a base URL that ends with one."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+from typing import Any
+
+import pytest
+
+from baton_protocol.link import DrainNode
+from tests.support.clients.raw_http import JSON_TYPE, raw_request
+from tests.support.nodes.fake_node import FakeNode
+
+pytestmark = pytest.mark.integration
+
+CHAT = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
+
+
+async def ask(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
+    """Status and body of the answer to exactly this path, which most clients would change."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    headers = {"Host": "localhost", "Connection": "close"}
+    headers |= {"Content-Type": JSON_TYPE} if body else {}
+    writer.write(raw_request(method, path, headers, body))
+    head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), text
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("//v1/models", b'"fake-model"'),
+        ("/v1/models/", b'"fake-model"'),
+        ("/v1//models", b'"fake-model"'),
+        ("///v1///models///", b'"fake-model"'),
+        ("//v1/models/fake-model/", b'"fake-model"'),
+        ("//v1/models?x=//a/", b'"fake-model"'),
+        ("//health", b""),
+        ("/ready/?all=1", b'"ready":true'),
+        ("//ready?all=maybe", b"maybe"),
+        ("/openapi.json/", b'"openapi"'),
+        ("//pool/", b'"nodes"'),
+        ("/metrics/", b"baton_"),
+    ],
+)
+async def test_a_get_with_a_slash_too_many_is_answered(
+    running: Any, decode: FakeNode, path: str, part: bytes
+) -> None:
+    async with running(decode) as client:
+        status, text = await ask(client.router.port, "GET", path)
+    assert status == (400 if "maybe" in path else 200)
+    assert part in text
+
+
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["", "byte order mark"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        "//v1/chat/completions",
+        "/v1/chat/completions/",
+        "/v1//chat//completions/?a=b",
+    ],
+)
+async def test_a_generation_with_a_slash_too_many_is_answered_and_logged(
+    running: Any, decode: FakeNode, path: str, mark: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "baton_router")
+    async with running(decode) as client:
+        status, text = await ask(client.router.port, "POST", path, mark + CHAT)
+    assert status == 200, text
+    assert b"Hello, world!" in text
+    assert any("chat" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "path", ["//nodes/decode-0/drain", "/nodes/decode-0/drain/", "/nodes//decode-0/drain"]
+)
+async def test_a_command_needs_its_exact_path(running: Any, decode: FakeNode, path: str) -> None:
+    async with running(decode) as client:
+        status, text = await ask(client.router.port, "POST", path)
+        assert (status, b"not_found" in text) == (404, True)
+        assert not decode.got_of(DrainNode)
+
+
+@pytest.mark.parametrize(
+    "path", ["//v1/models", "/v1/models/", "/v1//models", "//pool", "/metrics/", "//requests/x"]
+)
+async def test_a_path_with_a_slash_too_many_needs_the_same_key(
+    running: Any, decode: FakeNode, path: str, tmp_path: Any
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice the-only-key-of-this-test\n")
+    async with running(decode, api_keys=str(keys)) as client:
+        status, _ = await ask(client.router.port, "GET", path)
+    assert status == 401
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/v1/", "//v2/models", "/v1/models//x/y/"])
+async def test_other_paths_stay_unknown(running: Any, decode: FakeNode, path: str) -> None:
+    async with running(decode) as client:
+        status, _ = await ask(client.router.port, "GET", path)
+    assert status == 404
