@@ -26,8 +26,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `traceparent` (W3C) names the router's span; "" if the request is not traced.
     `continues_prompt` is True if the answer's text continues the prompt's text, as in a completion;
-    a chat message starts a new text. `salt` and `adapter` enter the block hashes. The router derives
-    the salt from the API key; nothing sets an adapter, as no engine has any.
+    a chat message starts a new text. `salt` and `adapter` enter the block hashes. The router
+    derives the salt from the API key; nothing sets an adapter, as no engine has any.
     """
 
     id: RequestId

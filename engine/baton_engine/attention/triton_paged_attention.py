@@ -191,9 +191,11 @@ def tile_shape(
     both. It is smaller than that of longer rows, because it holds the sums of a split beside those
     of all splits."""
     dim = triton.next_power_of_2(dim)
-    least, key_bytes, stages, warps = QUERIES, KEY_BYTES, STAGES, 4
+    # With four warps, the sums of heads of 256 do not fit the registers.
+    warps = 4 if dim <= 128 else 8
+    least, key_bytes, stages = QUERIES, KEY_BYTES, STAGES
     if exact:
-        least, stages, warps = EXACT_QUERIES, ONE_TOKEN_STAGES, 4 if dim <= 128 else 8
+        least, stages = EXACT_QUERIES, ONE_TOKEN_STAGES
     elif one_token:
         least, key_bytes, stages, warps = LEAST_DOT, ONE_TOKEN_KEY_BYTES, tile.stages, tile.warps
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory

@@ -76,8 +76,8 @@ class EngineConfig:
 
     dtype: DType = option(
         "auto",
-        "auto: the checkpoint's, float32 for float16; of `baton up`: bfloat16 if the device computes"
-        " in it and the checkpoint is not float32",
+        "auto: the checkpoint's, float32 for float16; of `baton up`: bfloat16 if the device"
+        " computes in it and the checkpoint is not float32",
     )
     device: Device = option("cpu", "device of the engine; cuda: the first GPU")
     gpu_memory_utilization: float = option(
