@@ -4,7 +4,9 @@ outputs finish by stop, and these match."""
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import jsonschema_rs
@@ -14,11 +16,13 @@ from baton_engine import LLM, SamplingParams, StructuredOutputsParams
 from baton_engine.llm import CompletionOutput
 from baton_protocol.sampling import StructuredOutput
 from baton_text.answer_grammar import CallRules, answer_grammar
-from baton_text.artifacts import read_artifacts
+from baton_text.artifacts import byte_artifacts, read_artifacts
+from baton_text.grammar import GrammarError, Grammars, grammar_of
 from baton_text.parsers.parser import Piece
 from baton_text.parsers.registry import TOOL_PARSERS, reader
 from baton_text.tokenizer import Tokenizer
 from tests.support.clients.http import Json
+from tests.support.engines.random_schemas import one_of_each_key, random_schema
 from tests.support.faults.structures import SCHEMAS, TOOLS
 
 MODEL = "llama-gqa4"
@@ -48,6 +52,7 @@ MORE_SCHEMAS: Mapping[str, Json] = {
         for kind, value in (("text", SHORT), ("digit", DIGIT))
     ]},
 }  # fmt: skip
+BYTES = Tokenizer.from_artifacts(byte_artifacts())
 BOUNDED = {**SCHEMAS, **MORE_SCHEMAS}
 CALL_PARSERS = [name for name, parser in TOOL_PARSERS.items() if parser.form is not None]
 
@@ -89,6 +94,20 @@ def test_outputs_of_bounded_schemas_finish_and_match(llm: LLM) -> None:
     assert len(grammars) == 30
     for name, choice in finished_outputs(llm, grammars, LEAST_SHARE):
         jsonschema_rs.validate(BOUNDED[name], json.loads(choice.text), validate_formats=True)
+
+
+def test_outputs_of_random_schemas_match_and_have_no_key_twice(llm: LLM) -> None:
+    schemas: dict[str, Json] = {}
+    for seed in range(24):
+        schema = random_schema(random.Random(seed))
+        with suppress(GrammarError):
+            Grammars(BYTES).check(grammar_of("json", schema))
+            schemas[str(seed)] = schema
+    grammars = {name: StructuredOutputsParams(json=schema) for name, schema in schemas.items()}
+    assert len(grammars) >= 10
+    for name, choice in finished_outputs(llm, grammars, 0.5):
+        value = json.loads(choice.text, object_pairs_hook=one_of_each_key)
+        jsonschema_rs.validate(schemas[name], value, validate_formats=True)
 
 
 @pytest.mark.parametrize("parallel", [False, True])

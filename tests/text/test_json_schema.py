@@ -10,6 +10,7 @@ import pytest
 
 from baton_text.artifacts import BYTE_VOCAB_SIZE, byte_artifacts
 from baton_text.grammar import GrammarError, Grammars, grammar_of
+from baton_text.grammar_limits import MAX_PATTERNS
 from baton_text.json_schema import ANNOTATIONS, CONDITIONS, ENFORCED_FORMATS, REFUSED_FORMATS
 from baton_text.tokenizer import Tokenizer
 
@@ -240,6 +241,18 @@ def test_as_many_properties_as_there_are_names_are_all_required() -> None:
     schema = {"type": "object", "additionalProperties": False, **keywords}
     assert accepts(schema, '{"a":1,"b":2}')
     assert not accepts(schema, '{"a":1}')
+
+
+@pytest.mark.parametrize("pattern", [r"[^\s\S]", r"^a[^\w\W]$", r"x[^\d\D]+"])
+def test_a_pattern_that_no_name_matches_leaves_no_key_to_begin(pattern: str) -> None:
+    schema = {**closed(p=DIGIT), "patternProperties": {pattern: {}}}
+    assert accepts(schema, '{"p":1}')
+    assert not GRAMMARS.matcher(compiled(schema)).accept(b'{"p":1,')
+
+
+def test_the_number_of_patterns_is_bounded() -> None:
+    patterns: dict[str, Any] = {f"^{number}_.*$": {} for number in range(MAX_PATTERNS + 1)}
+    assert "65 patternProperties; the limit is 64" in refusal({"patternProperties": patterns})
 
 
 SELF: dict[str, dict[str, Any]] = {

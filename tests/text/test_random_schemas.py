@@ -7,14 +7,17 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import jsonschema_rs
 import pytest
 
 from baton_text.grammar import GrammarError, Grammars, grammar_of
 from baton_text.tokenizer import Tokenizer
-from tests.support.engines.random_schemas import random_answer, random_schema
+from tests.support.engines.random_schemas import (
+    one_of_each_key,
+    random_answer,
+    random_schema,
+)
 from tests.support.engines.text_models import json_artifacts
 
 TOKENIZER = Tokenizer.from_artifacts(json_artifacts())
@@ -25,12 +28,6 @@ CLOSING = frozenset(
     if id not in TOKENIZER.special_ids and set(TOKENIZER.decode([id])) <= set('"}], ')
 )
 FEW, ALL = range(150), range(150, 2000)
-
-
-def one_of_each_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    assert len(set(keys)) == len(keys), f"a key stands twice: {keys}"
-    return dict(pairs)
 
 
 def check(seeds: Sequence[int], answers: int) -> Counter[str]:

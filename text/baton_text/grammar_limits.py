@@ -15,6 +15,7 @@ MAX_JSON_DEPTH = 64  # nesting levels of objects and arrays in a schema
 MAX_CHOICES = 1024
 # llguidance compiles recursively; more references or rules would exhaust its thread's stack.
 MAX_REFERENCED_LEVELS = 1000  # nesting levels of all parts to which a schema refers, together
+MAX_PATTERNS = 64  # patternProperties of a schema, together
 MAX_RULES = 1000  # rules of a grammar in Lark or EBNF
 # With unbounded whitespace between JSON tokens, a model may emit whitespace up to max_tokens.
 JSON_OPTIONS: JsonCompileOptions = {

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from baton_text.grammar_errors import GrammarError, at
+from baton_text.grammar_limits import MAX_PATTERNS
 from baton_text.property_names import few_names, matches
 
 Schema = dict[str, Any] | bool
@@ -124,6 +125,15 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def enforceable(schema: dict[str, Any]) -> Schema:
     """The schema in the form that llguidance enforces. Raise GrammarError."""
+    patterns = sum(
+        len(part["patternProperties"])
+        for part in parts(schema)
+        if isinstance(part, dict) and isinstance(part.get("patternProperties"), dict)
+    )
+    if patterns > MAX_PATTERNS:
+        raise GrammarError(
+            f"the schema has {patterns} patternProperties; the limit is {MAX_PATTERNS}"
+        )
     made = _Reader(schema).read(schema, "")
     return _finite(made)
 

@@ -31,10 +31,12 @@ def byte_tokenizer() -> LLTokenizer:
 def few_names(pattern: str) -> tuple[str, ...] | None:
     """The names that match, at most MAX_NAMES; None if there are more, or if the pattern does not
     compile."""
-    if not is_whole(pattern):
-        return None
     start = _key(pattern)
     if start is None:
+        return None
+    if start.is_error():
+        return ()
+    if not is_whole(pattern):
         return None
     found: list[str] = []
     pending = deque([(b'"', start)])
@@ -71,8 +73,14 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def _key(pattern: str) -> LLMatcher | None:
-    """A matcher of keys behind their first quote; None if the pattern does not compile."""
+    """A matcher of keys behind their first quote, in error if no key matches; None if the pattern
+    does not compile."""
     schema = {"type": "string", "pattern": pattern}
     grammar = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
     matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
-    return matcher if matcher.consume_token(ord('"')) else None
+    matcher.compute_bitmask()  # finds out whether any text matches
+    if matcher.is_error():
+        known = ("NoExtension" in matcher.get_error(), "Regex is empty" in matcher.get_error())
+        return matcher if any(known) else None
+    matcher.consume_token(ord('"'))
+    return matcher

@@ -125,6 +125,13 @@ def _object(rng: random.Random, depth: int) -> dict[str, Any]:
     return made
 
 
+def one_of_each_key(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What json.loads makes of an object's pairs, if no key stands twice."""
+    keys = [key for key, _ in pairs]
+    assert len(set(keys)) == len(keys), f"a key stands twice: {keys}"
+    return dict(pairs)
+
+
 def random_answer(
     matcher: Matcher, rng: random.Random, closing: frozenset[int], eos: frozenset[int], most: int
 ) -> tuple[list[int], str]:
