@@ -72,11 +72,8 @@ class StatusWriter:
     async def claim(self, resource: Body, record: OperatorStatus) -> None:
         """Write who manages the pool, and nothing else of its status. Raise Conflict if the pool
         changed since the cache saw it: another operator may have been faster."""
-        if resource.get("status"):
-            # The fields of another version of the operator stay.
-            status = resource["status"] | {"operator": msgspec.to_builtins(record)}
-        else:
-            status = PoolStatus(operator=record).written()
+        # The other fields stay, also those that only another version of the operator knows.
+        status = (resource.get("status") or {}) | {"operator": msgspec.to_builtins(record)}
         await self._write(resource, status)
 
     async def _write(self, resource: Body, status: Body) -> None:
