@@ -148,8 +148,8 @@ def test_no_advice_names_what_the_engine_lacks() -> None:
     lacking = re.compile(r"tensor[- ]parallel", re.IGNORECASE)
     advice = [line for reason in REASONS.values() for line in map(str, astuple(reason))]
     pages = [line for path in DOCUMENTS for line in path.read_text().splitlines()]
-    told = [line for line in (*advice, *pages) if lacking.search(line)]
-    assert [line for line in told if "**no**" not in line] == []
+    found = [line for line in (*advice, *pages) if lacking.search(line)]
+    assert [line for line in found if "**no**" not in line] == []
 
 
 def test_the_page_on_tools_lists_every_parser_of_calls() -> None:
@@ -171,9 +171,9 @@ def test_the_help_of_dtype_says_what_auto_is(dtype: str, alone: str, in_a_pool: 
     checkpoint: Any = SimpleNamespace(dtype=dtype)
     assert compute_dtype(checkpoint, "auto") == alone
     assert decide_dtype("auto", "cuda", {"dtype": dtype}, frozenset()) == in_a_pool
-    [told] = {flag.help for flag in flags_of(NodeOptions) if flag.option == "--dtype"}
-    assert "the checkpoint's, float32 for float16" in told
-    assert "of `baton up`: bfloat16 if the device computes in it" in told
+    [text] = {flag.help for flag in flags_of(NodeOptions) if flag.option == "--dtype"}
+    assert "the checkpoint's, float32 for float16" in text
+    assert "of `baton up`: bfloat16 if the device computes in it" in text
 
 
 def test_every_placement_reason_is_explained() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("benchmarks", "cli", "decode_node", "docs", "engine", "kvstore", "models", "node")
-ROOMS += ("operator", "prefill_node", "protocol", "router", "tests", "text")
+ROOMS = (
+    *("benchmarks", "cli", "decode_node", "docs", "engine", "kvstore", "models", "node"),
+    *("operator", "prefill_node", "protocol", "router", "tests", "text"),
+)
 COUNTED = re.compile(r'\.parents\[(\d+)\]((?: / (?:"[^"]*"|BASE))*)')
 FROM_FILE = re.compile(r"Path\(__file__\)(?:\.resolve\(\))?\Z")
 NAME = re.compile(r'"([^"]*)"')

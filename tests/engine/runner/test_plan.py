@@ -51,7 +51,7 @@ def test_a_device_is_found_by_its_name(name: str, devices: int, expected: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "said"),
+    ("name", "devices", "warning"),
     [
         ("cpu", 0, ""),
         ("cpu", 2, ""),
@@ -62,9 +62,9 @@ def test_a_device_is_found_by_its_name(name: str, devices: int, expected: str) -
         ("cuda", 8, "sees 8 GPUs and uses one, cuda:0"),
     ],
 )
-def test_gpus_that_are_not_used_are_named(name: str, devices: int, said: str) -> None:
-    assert said in unused_gpus(name, devices)
-    assert bool(unused_gpus(name, devices)) == bool(said)
+def test_gpus_that_are_not_used_are_named(name: str, devices: int, warning: str) -> None:
+    assert warning in unused_gpus(name, devices)
+    assert bool(unused_gpus(name, devices)) == bool(warning)
 
 
 def test_a_node_with_two_gpus_says_at_its_start_that_it_uses_one(

@@ -138,8 +138,8 @@ async def test_httpx_reads_each_event_of_a_stream_as_one_line(
     assert done == "data: [DONE]"
     assert all(line.startswith("data: ") for line in lines)
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
-    said = "".join(part(choice) for event in events for choice in event["choices"])
-    assert (TEXT if TEXT in reply else "\x85\u2028\u2029") in said
+    answer = "".join(part(choice) for event in events for choice in event["choices"])
+    assert (TEXT if TEXT in reply else "\x85\u2028\u2029") in answer
 
 
 @pytest.mark.integration

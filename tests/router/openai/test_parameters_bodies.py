@@ -151,7 +151,9 @@ def test_an_error_tells_a_missing_member_from_null(
 
 
 @pytest.mark.parametrize("body", [{}, {"model": "m"}])
-def test_a_body_without_its_prompt_is_told_that_it_is_missing(body: dict[str, Any]) -> None:
+def test_the_error_for_a_body_without_its_prompt_says_that_it_is_missing(
+    body: dict[str, Any],
+) -> None:
     for parse, field in ((ChatCall.parse, "messages"), (CompletionCall.parse, "prompt")):
         with pytest.raises(InvalidRequest, match=f"^{field} is missing; it must be"):
             parse(msgspec.json.encode(body))

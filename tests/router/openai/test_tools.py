@@ -542,13 +542,13 @@ def test_a_required_call_has_no_content_wherever_it_is_cut_off(family: str, fiel
             assert {piece.kind for piece in whole} <= {"reasoning", "call", "arguments"}, cut
             streamed = list(split(parsing, list(cut)))
             for kind in ("reasoning", "content", "call", "arguments"):
-                assert said(streamed, kind) == said(whole, kind), cut
+                assert joined(streamed, kind) == joined(whole, kind), cut
         assert [piece.text for piece in whole if piece.kind == "call"] == [
             name for name, _ in calls
         ]
 
 
-def said(pieces: list[Piece], kind: str) -> str:
+def joined(pieces: list[Piece], kind: str) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 

@@ -262,8 +262,8 @@ def test_reasoning_in_returns_the_ranges_of_reasoning(family: str) -> None:
         begun = generator.random() < 0.5
         answer = read(text, HERMES, parser, begun=begun).get("reasoning", "")
         spans = reader(TOOLS, HERMES, parser, begun=begun).reasoning_in(text)
-        said = [text[a:b].strip() for a, b in spans]
-        assert "\n".join(filter(None, said)) == answer.strip()
+        texts = [text[a:b].strip() for a, b in spans]
+        assert "\n".join(filter(None, texts)) == answer.strip()
         for start, end in spans:
             assert text[:start].endswith(parser.begin[-1]) or (begun and start == 0), text
             assert end == len(text) or not text[end].isspace(), text
