@@ -207,3 +207,12 @@ def read_status(body: Mapping[str, Any]) -> PoolStatus | None:
         return msgspec.convert(body["status"], PoolStatus) if body.get("status") else None
     except msgspec.ValidationError:
         return None
+
+
+def read_operator(body: Mapping[str, Any]) -> OperatorStatus | None:
+    """Who manages the pool. Read by itself: another version of the operator may have written a
+    status that this one cannot parse, and still holds the pool."""
+    try:
+        return msgspec.convert((body.get("status") or {}).get("operator"), OperatorStatus | None)
+    except msgspec.ValidationError:
+        return None

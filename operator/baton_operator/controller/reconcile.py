@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from baton_operator.api.pool import Credentials, Installation, Pool, SpecError, read_pool
-from baton_operator.api.status import PoolStatus, read_status
+from baton_operator.api.status import PoolStatus, read_operator, read_status
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import (
     NodeRevision,
@@ -260,7 +260,7 @@ class Reconciler:
     async def _take_turn(self, resource: Body) -> Turn:
         """Find out whether this operator manages the pool, and record the answer in its status."""
         parts = self._parts
-        known = (read_status(resource) or PoolStatus()).operator
+        known = read_operator(resource)
         turn = parts.ownership.turn(known, parts.status.now())
         if turn.record is not None:
             await parts.status.claim(resource, turn.record)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from baton_operator.api.pool import Pool, SpecError
-from baton_operator.api.status import OperatorStatus, PoolStatus, read_status
+from baton_operator.api.status import OperatorStatus, PoolStatus, read_operator, read_status
 from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
 from baton_operator.kube.kinds import EVENT, POOL
 from baton_operator.state.cache import Cache, PoolKey
@@ -60,6 +60,8 @@ class StatusWriter:
         observed = msgspec.structs.replace(observed, pods=pods)
         resource = self._cache.pool(self._key)
         before = read_status(resource) if resource is not None else None
+        if resource is not None and before is None:
+            before = PoolStatus(operator=read_operator(resource))
         after = derive(
             pool, revision, generation, observed, before, self.now(), self._cache.now_s()
         )

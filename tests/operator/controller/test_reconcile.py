@@ -592,6 +592,14 @@ async def test_a_second_operator_that_is_uninstalled_is_forgotten(two: Two) -> N
     assert two.first.verdict("SoleOperator") == ("True", "OneOperator")
 
 
+async def test_a_second_operator_stays_away_from_a_status_that_it_cannot_read(two: Two) -> None:
+    [pool] = two.first.named("InferencePool")
+    two.first.server.put(pool | {"status": pool["status"] | {"exact": "of a newer version"}})
+    delete("Service", "router")(two.first)
+    assert await two.second.look() == []
+    assert two.record()["name"] == two.first.name
+
+
 async def test_a_restarted_operator_continues_at_once(two: Two) -> None:
     delete("Service", "router")(two.first)
     await two.first.restart()
