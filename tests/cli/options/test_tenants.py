@@ -100,7 +100,7 @@ def test_a_router_that_cannot_tell_tenants_apart_exits_with_one_line(
     done = baton_process(
         "router", "--nodes=http://127.0.0.1:1", "--port=0", *argv, variables=variables
     )
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
     assert message.replace("WRONG", str(wrong)) in line
     assert KEY not in line

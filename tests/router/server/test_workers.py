@@ -208,16 +208,15 @@ async def test_workers_die_with_their_parent(tmp_path: Path, decode: FakeNode) -
 async def test_a_worker_that_cannot_start_ends_the_parent_and_logs_the_cause(
     tmp_path: Path,
 ) -> None:
-    missing = tmp_path / "keys"
-    workers = Workers(
-        tmp_path, "--workers=2", "--nodes=http://127.0.0.1:1", f"--api-keys={missing}"
-    )
+    server = "rediss://127.0.0.1:1"
+    index = f"--redis-index={server}?ssl_ca_certs={tmp_path}/missing.crt"
+    workers = Workers(tmp_path, "--workers=2", index)
     await workers.start()
     try:
         async with asyncio.timeout(120):
-            assert await workers.process.wait() == 1
-        assert f"{missing}" in workers.log
-        assert "ended with exit code 1; see its log line for the cause" in workers.log
+            assert await workers.process.wait() == 2
+        assert f"TLS files of {server}" in workers.log
+        assert "ended with exit code 2; see its log line for the cause" in workers.log
     finally:
         await workers.end()
 
