@@ -1,6 +1,7 @@
 """The router's own exceptions.
 
 StartError      the router cannot start; one line for the user's terminal
+ListenError     it cannot listen at its address, which another process may have
 RequestFailed   a request ended in an error that a node, or the loss of one, caused
 """
 
@@ -11,6 +12,14 @@ from baton_protocol.errors import ErrorRecord
 
 class StartError(OSError):
     """The router cannot start. The message is one line with the problem and what to do."""
+
+
+class ListenError(StartError):
+    """The router cannot listen at its address. Unlike after other errors, the same start may
+    succeed later."""
+
+    def __init__(self, host: str, port: int, cause: OSError) -> None:
+        super().__init__(f"cannot listen on {host}:{port}: {cause.strerror or cause}")
 
 
 class RequestFailed(Exception):

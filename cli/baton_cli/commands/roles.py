@@ -63,7 +63,7 @@ def router(options: RouterOptions) -> int:
     from baton_router import serve
     from baton_router.admission.tenant_limits import read_limits
     from baton_router.auth import Tenants
-    from baton_router.errors import StartError
+    from baton_router.errors import ListenError, StartError
     from baton_router.server.workers import serve_workers
 
     _begin(options, worker=Path(options.worker_socket).stem)
@@ -80,6 +80,8 @@ def router(options: RouterOptions) -> int:
                 asyncio.run(serve(settings, spans=spans))
     except InvalidRequest as error:
         raise UsageError(str(error)) from error
+    except ListenError as error:
+        raise CommandError(f"router: {error}") from error
     except StartError as error:
         raise UsageError(f"router: {error}") from error
     except OSError as error:

@@ -34,7 +34,7 @@ from baton_protocol.traces import Sink
 from baton_router.admission.admission import Admission, ColdStart
 from baton_router.admission.tenant_limits import Budgets, Limits, read_limits
 from baton_router.auth import Tenants
-from baton_router.errors import StartError
+from baton_router.errors import ListenError, StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
 from baton_router.http.connections import BodyLimits, ConnectionSettings, HttpServer, settle_memory
 from baton_router.http.generation import GenerationRoutes, Intake, Observers
@@ -308,9 +308,7 @@ class Router:
             if own:
                 await server.listen_at(own)
         except OSError as error:
-            raise StartError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}"
-            ) from error
+            raise ListenError(host, port, error) from error
         if siblings is not None:
             logger.info("worker %s is serving", siblings.name)  # the parent logs the address
             return

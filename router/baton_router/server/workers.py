@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_router.errors import StartError
+from baton_router.errors import ListenError, StartError
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
@@ -121,7 +121,7 @@ class Worker:
 
 
 async def serve_workers(pool: WorkerPool) -> None:
-    """Serve until a signal. Raise StartError if the port is taken or a worker cannot start."""
+    """Serve until a signal. Raise ListenError, or StartError if a worker cannot start."""
     with (
         _reserve(pool.host, pool.port) as held,
         tempfile.TemporaryDirectory(prefix="baton-router-") as folder,
@@ -187,7 +187,7 @@ def _reserve(host: str, port: int) -> socket.socket:
     except OSError as error:
         if held is not None:
             held.close()
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise ListenError(host, port, error) from error
     return held
 
 
