@@ -24,6 +24,10 @@ ANSWERS: dict[str, tuple[str, Answer]] = {
     "text alone": ("It is sunny.\n", {"content": "It is sunny.\n"}),
     "one call": (ONE, {"calls": [PARIS]}),
     "no line ends": (call("weather", ("city", "Paris"), line=""), {"calls": [PARIS]}),
+    "a key twice": (
+        call("weather", ("city", "Paris"), ("days", "3"), ("city", "Rome")),
+        {"calls": [("weather", '{"city": "Paris", "days": 3}')]},
+    ),
     "two calls": (f"{ONE}\n{ONE}", {"calls": [PARIS, PARIS]}),
     "text before": (f"\nLet me see.\n{ONE}", {"content": "\nLet me see.", "calls": [PARIS]}),
     "text behind": (f"{ONE}\nDone.", {"content": "Done.", "calls": [PARIS]}),

@@ -29,6 +29,10 @@ ANSWERS: dict[str, tuple[str, Answer]] = {
         ONE.removeprefix("<tool_call>\n"),
         {"calls": [PARIS]},
     ),
+    "a key twice": (
+        call("weather", ("city", "Paris"), ("days", "3"), ("city", "Rome")),
+        {"calls": [("weather", '{"city": "Paris", "days": 3}')]},
+    ),
     "two calls": (f"{ONE}\n{ONE}", {"calls": [PARIS, PARIS]}),
     "two functions in one call": (
         f"<tool_call>\n{function('now')}\n{function('now')}\n</tool_call>",

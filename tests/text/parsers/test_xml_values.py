@@ -42,11 +42,12 @@ def test_values(name: str) -> None:
     schema, text, value = VALUES[name]
     tools = {"f": {"properties": {"a": schema} if schema is not None else {}, "$defs": DEFINITIONS}}
     arguments = Arguments(tools, "f", 0)
-    assert arguments.add("a", text).text + arguments.close().text == f'{{"a": {value}}}'
+    pieces = [*arguments.add("a", text), arguments.close()]
+    assert "".join(piece.text for piece in pieces) == f'{{"a": {value}}}'
 
 
 def test_values_of_an_unknown_function_are_read_without_a_schema() -> None:
     arguments = Arguments({}, "g", 2)
-    pieces = [arguments.add("a", "1"), arguments.add('"b"', "x"), arguments.close()]
+    pieces = [*arguments.add("a", "1"), *arguments.add('"b"', "x"), arguments.close()]
     assert "".join(piece.text for piece in pieces) == '{"a": 1, "\\"b\\"": "x"}'
     assert {(piece.kind, piece.call) for piece in pieces} == {("arguments", 2)}

@@ -58,7 +58,7 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
             key = key.strip()
             value, complete = yield from arguments.value(source, key, VALUE_END)
             if complete:
-                yield arguments.add(key, value)
+                yield from arguments.add(key, value)
                 yield from source.skip_space()
     if marker is not None:
         yield arguments.close()

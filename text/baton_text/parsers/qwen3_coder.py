@@ -51,7 +51,7 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
                 continue
             value, complete = yield from arguments.value(source, key, PARAMETER_END)
             if complete:
-                yield arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
+                yield from arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
                 yield from source.skip_space()
     if marker is not None:
         yield arguments.close()

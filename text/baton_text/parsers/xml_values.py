@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from baton_text.parsers.parser import Piece, Tools, whole
@@ -20,7 +20,7 @@ class Arguments:
     def __init__(self, tools: Tools, name: str, number: int) -> None:
         self._schema = tools.get(name, {})
         self._number = number
-        self._begun = False
+        self._keys: set[str] = set()
 
     def value(self, source: Source, key: str, end: str) -> Generator[None, None, tuple[str, bool]]:
         """Read the value of `key` up to `end`; return it and whether `end` was found.
@@ -36,13 +36,17 @@ class Arguments:
                 inside = _ends_inside(parts[-1], inside)
         return "".join(parts), found is not None
 
-    def add(self, key: str, text: str) -> Piece:
+    def add(self, key: str, text: str) -> Iterator[Piece]:
+        """No key stands twice: of a repeated one the first value stays, as it may be sent."""
+        if key in self._keys:
+            return
+        separator = ", " if self._keys else "{"
+        self._keys.add(key)
         value = _json_of(text, self._types(key))
-        separator, self._begun = ", " if self._begun else "{", True
-        return Piece("arguments", f"{separator}{_string(key)}: {value}", self._number)
+        yield Piece("arguments", f"{separator}{_string(key)}: {value}", self._number)
 
     def close(self) -> Piece:
-        return Piece("arguments", "}" if self._begun else "{}", self._number)
+        return Piece("arguments", "}" if self._keys else "{}", self._number)
 
     def _types(self, key: str) -> frozenset[str]:
         properties = self._schema.get("properties")
