@@ -32,6 +32,7 @@ class Row(NamedTuple):
     name: str
     ready: str
     reason: str
+    updated: str
     prefill: str
     decode: str
     model: str
