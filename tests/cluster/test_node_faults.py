@@ -232,7 +232,7 @@ def test_a_killed_cluster_node_costs_no_token_and_its_pods_move_to_another(
             return len(pods) == 6 and all(pod.ready and pod.host == safe for pod in pods)
 
         ready_pool.wait(all_safe, "have its pods on the other node", NODE_LOST_S)
-        ready_pool.wait(lambda: ready_pool.row()[3:5] == ("2/2", "2/2"), "report them as ready")
+        ready_pool.wait(lambda: ready_pool.row().nodes == ("2/2", "2/2"), "report them as ready")
         assert ready_pool.conditions()["Serving"]["status"] == "True"
     finally:
         cluster.start_node(doomed)

@@ -145,12 +145,16 @@ def test_the_columns_name_the_reason_why_a_pool_does_not_start(
     row = pool.row()
     assert (row.ready, row.prefill, row.decode) == ("False", "0/1", "0/1")
     pool.patch({"prefill": {"podTemplate": None}})
-    pool.wait(lambda: pool.row()[2:4] == ("Unschedulable", "1/1"), "have a prefill node")
+    pool.wait(
+        lambda: (pool.row().reason, pool.row().prefill) == ("Unschedulable", "1/1"),
+        "have a prefill node",
+    )
     # A prefill node can serve whole requests, once the router knows it.
     pool.wait(lambda: pool.conditions()["Serving"]["status"] == "True", "serve by prefill alone")
     pool.patch({"decode": {"resources": {"limits": {"nvidia.com/gpu": None}}}})
     pool.wait_ready()
-    assert pool.row()[1:5] == ("True", "AllReady", "1/1", "1/1")
+    row = pool.row()
+    assert (row.ready, row.reason, row.nodes) == ("True", "AllReady", ("1/1", "1/1"))
 
 
 def test_a_missing_secret_is_named_by_a_condition_and_an_event(

@@ -39,6 +39,11 @@ class Row(NamedTuple):
     url: str
     age: str
 
+    @property
+    def nodes(self) -> tuple[str, str]:
+        """Ready and all nodes, of prefill and of decode."""
+        return self.prefill, self.decode
+
 
 @dataclass(frozen=True)
 class Pod:
