@@ -75,7 +75,7 @@ def started(with_operator: Kubernetes, restricted: str) -> Iterator[Watched]:
 
 def test_the_columns_show_each_stage_of_a_start(started: Watched) -> None:
     first, last = started.rows[0], started.rows[-1]
-    assert last[1:6] == ("True", "AllReady", "1/1", "1/1", "sim")
+    assert last[1:7] == ("True", "AllReady", "True", "1/1", "1/1", "sim")
     before = [row for row in started.rows if row.ready != "True"]
     # Before the operator's first status there is nothing to print.
     assert {row.ready for row in before} <= {"False", ""}, started.rows
