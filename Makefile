@@ -113,7 +113,7 @@ test-versions: ## the engine's tests with other Pythons and torches; a .venv-* o
 			-W "ignore:Conversion of an array:DeprecationWarning" $(ENGINE_TESTS) $(ARGS); done
 
 .PHONY: check
-check: $(INSTALLED) ## format, lint, types, import contracts, declared dependencies, words
+check: $(INSTALLED) ## format, lint, types, import contracts, declared dependencies, words, house
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(ROOMS) tests $(wildcard benchmarks)
@@ -125,6 +125,7 @@ check: $(INSTALLED) ## format, lint, types, import contracts, declared dependenc
 	$(BIN)/pyroma --skip-tests AuthorEmail,Url --min 10 .
 	$(BIN)/codespell
 	@$(BIN)/python -m tests.support.project.words
+	@$(BIN)/python -m tests.support.project.house
 
 .PHONY: docs
 docs: $(INSTALLED) ## the documents as a site in .site/; a broken link is an error
@@ -146,7 +147,7 @@ gpu-pack: $(INSTALLED) ## .gpu-pack: what `make gpu` needs on a machine with a c
 	@$(BIN)/python -m benchmarks.gpu.pack
 
 .PHONY: house
-house: $(INSTALLED) ## folders, import graph and sizes of each room
+house: $(INSTALLED) ## sizes of each room; cycles, constants in mid-file, docstrings' names that do not exist
 	@$(BIN)/python -m tests.support.project.house
 
 .PHONY: bench

@@ -1,7 +1,8 @@
-"""The figures that `make house` prints for a tree."""
+"""The figures that `make house` prints for a tree, and the faults that it finds in modules."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.support.project.house import (
     modules,
     parameters,
 )
+from tests.support.project.module_style import definitions, misplaced, unknown_names
 
 FILES = {
     "text/baton_text/__init__.py": "",
@@ -63,10 +65,63 @@ def test_a_cycle_is_named(room: list[Module]) -> None:
     imports["baton_text.bytes"].add("baton_text.pieces.join")
     path = cycle(imports)
     assert path[0] == path[-1]
-    assert {one.rpartition(".")[2] for one in path} == {"bytes", "cut", "join"}
+    assert {name.rpartition(".")[2] for name in path} == {"bytes", "cut", "join"}
 
 
 def test_a_function_s_length_and_parameters_are_counted_without_self(room: list[Module]) -> None:
-    by_name = {one.name: one for module in room for one in functions(module)}
-    sizes = {name: (length(one), parameters(one)) for name, one in by_name.items()}
+    sizes = {
+        function.name: (length(function), parameters(function))
+        for module in room
+        for function in functions(module)
+    }
     assert sizes == {"cut": (2, 2), "late": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("late", "names"),
+    [
+        ("logger = 1", ["logger"]),
+        ("A, B = 1, 2", ["A, B"]),
+        ("LIMIT: int = 3", ["LIMIT"]),
+        ('__all__ = ["Row"]', ["__all__"]),
+        ("ROWS = [Row()]", []),
+        ("ROWS: list[Row] = []", []),
+        ("ROWS = [Row()]\nFIRST = ROWS[0]", []),
+    ],
+)
+def test_constants_after_the_first_class_are_found_unless_they_need_it(
+    late: str, names: list[str]
+) -> None:
+    tree = ast.parse(f"EARLY = 1\nclass Row:\n    inner = 2\n{late}\n")
+    assert list(misplaced(tree)) == [
+        f"4: {name} stands after the first class or function" for name in names
+    ]
+
+
+DOCUMENTED = '''"""Uses `other.Other`, `a word` and ``code``."""
+
+def cut(length):
+    """Cut at `{quoted}`."""
+    key = "max_tokens in a text"
+'''
+
+
+@pytest.mark.parametrize(
+    ("quoted", "exists"),
+    [
+        ("length", True),
+        ("cut()", True),
+        ("max_tokens", True),
+        ("OTHER", True),
+        ("someField", True),
+        ("argument", False),
+        ("other.missing", False),
+    ],
+)
+def test_a_name_in_backticks_exists_in_its_module_or_is_defined_in_another(
+    quoted: str, exists: bool
+) -> None:
+    other = ast.parse("OTHER = 1\nclass Other:\n    some_field: int\n    def f(argument): ...\n")
+    tree = ast.parse(DOCUMENTED.format(quoted=quoted))
+    faults = list(unknown_names(tree, {"other", *definitions([other])}))
+    assert faults == ([] if exists else [f"4: `{quoted.removesuffix('()')}` does not exist"])

@@ -1,8 +1,10 @@
 """Print statistics of the code: for each room its folders, its import graph and its sizes.
 
-In: the files that git tracks. Out: a table on stdout, then each folder with more than SIDE_BY_SIDE
-modules, each import cycle, and each room with more than FLOORS floors. Exit code 1 if there are
-any. `make house` runs it.
+    python -m tests.support.project.house [ROOM...]
+
+In: the files that git tracks. Out: a table on stdout, then each import cycle, each place of
+`misplaced` and each name of `unknown_names`. Exit code 1 if there are any. `make house` runs it.
+Which package may import which is in pyproject.toml; `lint-imports` checks it.
 
 A module's floor is 1 if it imports nothing of its room, otherwise 1 more than the highest floor
 that it imports. Imports inside functions and under TYPE_CHECKING count. Tests in tests/ROOM count
@@ -20,12 +22,12 @@ from pathlib import Path, PurePosixPath
 from statistics import median
 from typing import NamedTuple
 
+from tests.support.project.module_style import definitions, misplaced, unknown_names
+
 ROOMS = (
     *("protocol", "text", "kvstore", "engine", "node", "prefill_node", "decode_node", "router"),
     *("operator", "cli"),
 )
-SIDE_BY_SIDE = 16
-FLOORS = 12
 
 
 class Module(NamedTuple):
@@ -133,26 +135,31 @@ HEAD = (
 )
 
 
-def main(root: Path) -> int:
+def main(root: Path, wanted: Sequence[str] = ()) -> int:
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
     files = [file for file in listed.stdout.splitlines() if (root / file).is_file()]
     rows: list[Sequence[object]] = [HEAD]
     problems: list[str] = []
-    for room, room_modules in modules(root, files).items():
+    rooms = modules(root, files)
+    names = {part for room in rooms.values() for module in room for part in module.name.split(".")}
+    names |= definitions(module.tree for room in rooms.values() for module in room)
+    for room, room_modules in rooms.items():
+        if wanted and room not in wanted:
+            continue
         imports, counts = graph(room_modules), folders(room_modules)
         import_cycle = cycle(imports)
-        height = 0 if import_cycle else floors(imports)
         sizes = [module.lines for module in room_modules]
         all_functions = [function for module in room_modules for function in functions(module)]
         lengths = [length(function) for function in all_functions]
-        problems += [f"{folder}: {n} modules" for folder, n in counts.items() if n > SIDE_BY_SIDE]
         if import_cycle:
             problems.append(f"{room}: a cycle: {' -> '.join(import_cycle)}")
-        if height > FLOORS:
-            problems.append(f"{room}: {height} floors")
+        for module in room_modules:
+            faults = [*misplaced(module.tree), *unknown_names(module.tree, names)]
+            problems += [f"{module.path}:{fault}" for fault in faults]
         rows.append(
             (
-                *(room, len(counts), max(counts.values()), height or "cycle"),
+                *(room, len(counts), max(counts.values())),
+                "cycle" if import_cycle else floors(imports),
                 *(median(sizes), max(sizes), median(lengths), max(lengths)),
                 *(max(map(parameters, all_functions)), sum(sizes), test_lines(root, files, room)),
             )
@@ -165,4 +172,4 @@ def main(root: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(__file__).resolve().parents[3]))
+    sys.exit(main(Path(__file__).resolve().parents[3], sys.argv[1:]))

@@ -1,15 +1,14 @@
-"""Finds retired words: private names and odd phrases that plain English has replaced.
+"""Finds odd phrases, for which plain English has better words.
 
     python -m tests.support.project.words      a line per finding; exit code 1 if there is any
 
 In: tracked Python files, Markdown, and the chart with its CRDs. Out: findings, each with the words
-to use instead. A name of Python is split into its words (`told`, `_told` and `ToldNode` all contain
-`told`). Phrases are searched in text of any kind, across line ends, and in long Python names.
+to use instead. Phrases are searched in text of any kind, across line ends, and in the words of long
+Python names, which read as sentences.
 """
 
 from __future__ import annotations
 
-import ast
 import io
 import re
 import subprocess
@@ -24,40 +23,6 @@ FILES = ("*.py", "*.md", "charts/*")
 OWN = {"tests/support/project/words.py", "tests/bones/test_words.py"}
 LONG = 4  # words of a name that is read as a sentence
 
-# Words of Python names -> what the project calls it. In prose these words are fine.
-NAMES: Mapping[str, str] = {
-    "asker": "poller",
-    "chores": "maintenance",
-    "crew": "workers",
-    "desk": "loop",
-    "flights": "in_flight",
-    "hearing": "listener",
-    "heir": "successor",
-    "ledger": "state",
-    "lot": "fetcher",
-    "misbehaved": "violation",
-    "outbox": "output",
-    "roster": "nodes, running requests",
-    "said": "message, reason",
-    "stash": "early announcements",
-    "stories": "records",
-    "story": "record",
-    "told": "response, received messages",
-    "untaken": "unacknowledged",
-    "ward": "guarded server",
-    "weigher": "chooser",
-    "wish": "wanted",
-    "wished": "wanted",
-    "wishes": "wanted",
-}
-# Names that no class may have, because they say nothing about what the class is.
-CLASSES = re.compile(
-    r"Asked|Bans|Bodies|Chores|Chosen|Circuit|Crew|Drains|Drawn|EachTime|"
-    r"Explanations|Flight|Flights|Gathered|Hearing|Indexing|Kept|Leave|Ledger|Listed|"
-    r"Look|Lot|Misbehaved|Miss|OnItsWay|Outbox|Pages|Pairs|Places|Prices|Puts|"
-    r"Reporting|Roster|Said|Shares|Siblings|Stash|Story|Taken|Told|Trail|Untaken|"
-    r"Waits|Ward|Weigher|Wish|Wished"
-)
 # Phrases, as regular expressions whose spaces stand for any white space -> what to write.
 PHRASES: Mapping[str, str] = {
     r"begins? anew|began anew|begun anew|anew": "again",
@@ -92,7 +57,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 class Finding(NamedTuple):
-    """Retired words on a line (from 1) of a file, and what to write."""
+    """A phrase on a line (from 1) of a file, and what to write."""
 
     file: str
     line: int
@@ -104,31 +69,22 @@ class Finding(NamedTuple):
 
 
 def findings(file: str, text: str) -> Iterator[Finding]:
-    """Every retired word of a file, in the order of the tables."""
+    """Every odd phrase of a file, in the order of the table; then those of its long names."""
     yield from _phrases_of(file, text)
     if file.endswith(".py"):
         yield from _names_of(file, text)
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ClassDef) and CLASSES.fullmatch(node.name.lstrip("_")):
-                better = "a class name that says what it is"
-                yield Finding(file, node.lineno, f"class {node.name}", better)
 
 
 def _phrases_of(file: str, text: str) -> Iterator[Finding]:
     for pattern, better in _PHRASES.items():
-        for found in pattern.finditer(text):
-            line = text.count("\n", 0, found.start()) + 1
-            yield Finding(file, line, " ".join(found[0].split()), better)
+        for match in pattern.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield Finding(file, line, " ".join(match[0].split()), better)
 
 
 def _names_of(file: str, text: str) -> Iterator[Finding]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type != tokenize.NAME:
-            continue
-        words = [word.lower() for word in _WORD.findall(token.string)]
-        for word in words:
-            if word in NAMES:
-                yield Finding(file, token.start[0], token.string, NAMES[word])
+        words = _WORD.findall(token.string) if token.type == tokenize.NAME else []
         if len(words) >= LONG:
             for finding in _phrases_of(file, " ".join(words)):
                 yield finding._replace(line=token.start[0], words=token.string)
@@ -142,10 +98,9 @@ def tracked() -> list[str]:
 
 
 def main() -> int:
-    found = [one for name in tracked() for one in findings(name, (ROOT / name).read_text())]
-    for one in found:
-        print(one)
-    return 1 if found else 0
+    lines = [line for name in tracked() for line in findings(name, (ROOT / name).read_text())]
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":
