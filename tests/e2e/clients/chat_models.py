@@ -1,14 +1,14 @@
 """langchain's and pydantic-ai's chat models for a pool: greedy, with enough tokens for a whole
-output."""
+output. litellm and langchain_openai are imported at their first use, because each worker of a test
+run imports all tests, and these two take 4 s."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
-from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -17,8 +17,20 @@ from pydantic_ai.settings import ModelSettings
 from tests.e2e.clients.trips import LIMITS
 from tests.support.pools.baton_up import Pool
 
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
+
+
+def litellm() -> Any:
+    """The module."""
+    import litellm
+
+    return litellm
+
 
 def langchain_model(pool: Pool, **fields: Any) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(
         base_url=f"{pool.url}/v1",
         api_key=SecretStr("none"),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import instructor
-import litellm
 import openai
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
@@ -24,7 +23,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from tests.e2e.clients.chat_models import langchain_model, pydantic_ai_model
+from tests.e2e.clients.chat_models import langchain_model, litellm, pydantic_ai_model
 from tests.e2e.clients.trips import LIMITS
 from tests.support.pools.baton_up import Pool
 
@@ -253,12 +252,12 @@ def test_litellm_sends_a_message_back(sim: Pool, kind: str, stream: bool) -> Non
     def ask(messages: Any, **fields: Any) -> Any:
         fields = {"tools": TOOLS, **SHORT, **fields}
         at: Json = {"api_base": f"{sim.url}/v1", "api_key": "none"}
-        return litellm.completion(model="openai/sim", messages=messages, **at, **fields)
+        return litellm().completion(model="openai/sim", messages=messages, **at, **fields)
 
     first = KINDS.get(kind, {"tools": None, "response_format": Fare, **LIMITS})
     answer = ask([USER], stream=stream, **first)
     if stream:
-        answer = litellm.stream_chunk_builder(list(answer))
+        answer = litellm().stream_chunk_builder(list(answer))
     message = answer.choices[0].message
     more = {"provider_specific_fields": {"refusal": None}, "reasoning_details": [{"id": 1}]}
     check(ask, message, message, message.model_dump(), {**message.model_dump(), **more})

@@ -6,13 +6,12 @@ import json
 from typing import Annotated, Any
 
 import instructor
-import litellm
 import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_ai import Agent, NativeOutput, PromptedOutput
 
-from tests.e2e.clients.chat_models import langchain_model, pydantic_ai_model
+from tests.e2e.clients.chat_models import langchain_model, litellm, pydantic_ai_model
 from tests.e2e.clients.trips import LIMITS, QUESTION, Trip
 from tests.support.pools.baton_up import Pool
 
@@ -152,7 +151,7 @@ async def test_pydantic_ai_returns_an_object_with_the_schema_only_in_the_prompt(
 
 
 def complete(pool: Pool, messages: Any = MESSAGES, **fields: Any) -> Any:
-    return litellm.completion(
+    return litellm().completion(
         model=f"openai/{pool.model}",
         api_base=f"{pool.url}/v1",
         api_key="none",

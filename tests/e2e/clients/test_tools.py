@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import instructor
-import litellm
 import openai
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -18,7 +17,7 @@ from pydantic_ai import Agent, RunContext, ToolOutput
 from pydantic_ai.messages import ToolReturnPart
 from pydantic_ai.settings import ModelSettings, ToolOrOutput
 
-from tests.e2e.clients.chat_models import langchain_model, pydantic_ai_model
+from tests.e2e.clients.chat_models import langchain_model, litellm, pydantic_ai_model
 from tests.e2e.clients.trips import LIMITS, QUESTION, Trip
 from tests.support.pools.baton_up import Pool
 
@@ -204,7 +203,7 @@ async def test_pydantic_ai_calls_a_tool_and_continues_with_its_result(sim: Pool)
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_litellm_calls_a_tool(sim: Pool, stream: bool) -> None:
-    completion: Any = litellm.completion(
+    completion: Any = litellm().completion(
         model="openai/sim",
         api_base=f"{sim.url}/v1",
         api_key="none",
@@ -216,7 +215,7 @@ def test_litellm_calls_a_tool(sim: Pool, stream: bool) -> None:
         **LIMITS,
     )
     if stream:
-        completion = litellm.stream_chunk_builder(list(completion))
+        completion = litellm().stream_chunk_builder(list(completion))
     [call] = completion.choices[0].message.tool_calls
     assert call.function.name == "Fare"
     assert Fare.model_validate(json.loads(call.function.arguments))
