@@ -26,8 +26,8 @@ class RateMeter:
     """Measures bytes per second while at least one transfer runs.
 
     Idle time does not count and the bytes of parallel transfers add up, so the rate is what the
-    link gives a busy node. Call begin_transfer() and end_transfer() around each transfer, from any thread. `total`
-    counts the same transfers, too.
+    link gives a busy node. Call begin_transfer() and end_transfer() around each transfer, from any
+    thread. `total` counts the same transfers, too.
     """
 
     def __init__(
