@@ -83,7 +83,7 @@ class ListedIds:
 
 
 class Matcher(Protocol):
-    """The state of a grammar for one choice (see `baton_text.grammar`). It depends only on the
+    """The state of a grammar for one choice (see `baton_text.grammars`). It depends only on the
     choice's tokens."""
 
     def copy(self) -> Matcher: ...

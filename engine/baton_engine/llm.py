@@ -28,7 +28,7 @@ from baton_protocol.sampling import SamplingParams, StructuredOutput
 if TYPE_CHECKING:
     from baton_text.chat import ChatTemplate
     from baton_text.detokenizer import Detokenizer
-    from baton_text.grammar import Grammars
+    from baton_text.grammars.grammars import Grammars
     from baton_text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -82,7 +82,8 @@ def StructuredOutputsParams(  # as vLLM's users write it
 ) -> StructuredOutput:
     """The grammar that an answer must match, for SamplingParams.structured. Give exactly one
     argument. Raises InvalidRequest if it cannot be compiled."""
-    from baton_text.grammar import GrammarError, grammar_of
+    from baton_text.grammars.constraints import grammar_of
+    from baton_text.grammars.errors import GrammarError
 
     values: dict[Any, Any] = {
         "json": json,
@@ -227,7 +228,8 @@ class LLM:
     def _matcher(self, params: SamplingParams) -> Matcher | None:
         if params.structured is None:
             return None
-        from baton_text.grammar import GrammarError, Grammars
+        from baton_text.grammars.errors import GrammarError
+        from baton_text.grammars.grammars import Grammars
 
         if self._grammars is None:
             tokenizer = self._need_text("a grammar").tokenizer

@@ -26,7 +26,7 @@ REPETITION_RANGE = (0.01, 10.0)
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an answer's text must match: the text of a grammar, see `baton_text.grammar`. The
+    """What an answer's text must match: the text of a grammar, see `baton_text.grammars`. The
     grammar's state follows from each choice's tokens."""
 
     grammar: str

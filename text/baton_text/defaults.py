@@ -1,6 +1,6 @@
 """Sampling defaults from a model's generation_config.json.
 
-As in vLLM, the values apply to fields that a request leaves unset, and `do_sample` is ignored
+As in vLLM, the values apply to fields that a request leaves unset, and do_sample is ignored
 (a request disables sampling with temperature 0).
 """
 

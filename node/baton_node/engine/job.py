@@ -29,7 +29,7 @@ from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker, NodeLoad, Speeds
 
 if TYPE_CHECKING:
-    from baton_text.grammar import Matcher
+    from baton_text.grammars.matcher import Matcher
 
 
 def first_chunks(count: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -114,9 +115,8 @@ def test_a_waiting_thread_wakes_on_every_event(event: str) -> None:
     taker = threading.Thread(target=lambda: found.append(queues.take_operation(seen, None)))
     taker.start()
     operation = put(PREFIX)
-    {"push": lambda: queues.push_operation(operation), "wake": queues.wake, "close": queues.close}[
-        event
-    ]()
+    push = partial(queues.push_operation, operation)
+    {"push": push, "wake": queues.wake, "close": queues.close}[event]()
     taker.join(PATIENCE_S)
     assert found == [operation if event == "push" else None]
 

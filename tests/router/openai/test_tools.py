@@ -35,7 +35,8 @@ from baton_text.artifacts import BYTE_EOS_ID, CHAT_TEMPLATE, byte_artifacts
 from baton_text.artifacts import TOKENIZER as TOKENIZER_JSON
 from baton_text.chat import ChatTemplate
 from baton_text.conversation import RAW_ARGUMENTS
-from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.limits import MAX_GRAMMAR_BYTES
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.parser import Piece, ToolParser
 from baton_text.parsers.registry import (

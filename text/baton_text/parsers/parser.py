@@ -11,6 +11,21 @@ from baton_text.parsers.source import Source, Texts
 T = TypeVar("T")
 PieceKind = Literal["reasoning", "content", "call", "arguments"]
 Tools = Mapping[str, Mapping[str, Any]]  # a function's name -> the JSON schema of its arguments
+# Text that opens the assistant's message in prompts of the reasoning families.
+_TURNS = (
+    "<|im_start|>assistant",
+    "<|im_assistant|>assistant<|im_middle|>",
+    "<|start|>assistant",
+    "<|start_of_role|>assistant<|end_of_role|>",
+    "<|start_header_id|>assistant<|end_header_id|>",
+    "<|assistant|>",
+    "<seed:bos>assistant",
+    "]~b]ai",
+    "[/INST]",
+    "[/TOOL_RESULTS]",
+    "<\uff5cAssistant\uff5c>",
+    "<\uff5ctool\u2581outputs\u2581end\uff5c>",
+)
 
 
 class Piece(NamedTuple):
@@ -110,23 +125,6 @@ class ToolParser:
     form: CallForm | None = None
     messages: MessageForm | None = None
     short_ids: bool = False
-
-
-# Text that opens the assistant's message in prompts of the reasoning families.
-_TURNS = (
-    "<|im_start|>assistant",
-    "<|im_assistant|>assistant<|im_middle|>",
-    "<|start|>assistant",
-    "<|start_of_role|>assistant<|end_of_role|>",
-    "<|start_header_id|>assistant<|end_header_id|>",
-    "<|assistant|>",
-    "<seed:bos>assistant",
-    "]~b]ai",
-    "[/INST]",
-    "[/TOOL_RESULTS]",
-    "<\uff5cAssistant\uff5c>",
-    "<\uff5ctool\u2581outputs\u2581end\uff5c>",
-)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ _STRING_OR_KEYWORD = re.compile(
     r"""(?P<string>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')|(?P<keyword>\b[^\W\d]\w*+)(?=\s*=)""",
     re.DOTALL,
 )
+# A grammar writes no escapes in JSON strings that Python reads in another way.
+_KEYWORD_ARGUMENTS = ArgumentForm(before_key="", after_key="=", between=", ", key=r"[^\W\d]\w*")
 
 
 def _parse(source: Source, tools: Tools) -> Pieces:
@@ -166,8 +168,6 @@ def _value(node: ast.expr) -> Any:
             raise ValueError(f"{type(node).__name__} is not a literal")
 
 
-# A grammar writes no escapes in JSON strings that Python reads in another way.
-_KEYWORD_ARGUMENTS = ArgumentForm(before_key="", after_key="=", between=", ", key=r"[^\W\d]\w*")
 PYTHONIC = ToolParser(
     name="pythonic",
     parse=_parse,

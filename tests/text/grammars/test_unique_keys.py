@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.artifacts import BYTE_EOS_ID, BYTE_VOCAB_SIZE, byte_artifacts
-from baton_text.grammar import Grammars, Kind, Matcher, grammar_of
+from baton_text.grammars.answer_grammar import CallRules, answer_grammar
+from baton_text.grammars.constraints import Kind, grammar_of
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.matcher import Matcher
 from baton_text.parsers.hermes import HERMES
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.text_models import json_artifacts

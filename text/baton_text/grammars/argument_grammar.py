@@ -12,8 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from baton_text.grammar import JSON_OPTIONS, MAX_GRAMMAR_BYTES, GrammarError, validate
-from baton_text.lark import Lark
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.lark import Lark
+from baton_text.grammars.limits import JSON_OPTIONS, MAX_GRAMMAR_BYTES
+from baton_text.grammars.refusals import validate
 from baton_text.parsers.parser import ArgumentForm
 from baton_text.parsers.xml_values import types_of
 

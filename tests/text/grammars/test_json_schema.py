@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from baton_text.artifacts import BYTE_VOCAB_SIZE, byte_artifacts
-from baton_text.grammar import GrammarError, Grammars, grammar_of
-from baton_text.grammar_limits import MAX_PATTERNS
-from baton_text.json_schema import ANNOTATIONS, CONDITIONS, ENFORCED_FORMATS, REFUSED_FORMATS
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.json_schema import (
+    ANNOTATIONS,
+    CONDITIONS,
+    ENFORCED_FORMATS,
+    REFUSED_FORMATS,
+)
+from baton_text.grammars.limits import MAX_PATTERNS
 from baton_text.tokenizer import Tokenizer
 
 GRAMMARS = Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
@@ -291,7 +298,7 @@ def test_a_reference_may_point_into_an_unknown_keyword() -> None:
 
 
 def test_the_page_lists_every_keyword_and_format() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "structured-output.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "structured-output.md").read_text()
     table = page.partition("### Keywords")[2].partition("\n## ")[0]
     for name in (*ANNOTATIONS, *CONDITIONS, *REFUSED_FORMATS, *ENFORCED_FORMATS):
         assert f"`{name}`" in table, name

@@ -12,9 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.artifacts import byte_artifacts
-from baton_text.grammar import MAX_RULES, GrammarError, Grammars, Kind, grammar_of
+from baton_text.grammars.answer_grammar import CallRules, answer_grammar
+from baton_text.grammars.constraints import Kind, grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.limits import MAX_RULES
 from baton_text.parsers.registry import TOOL_PARSERS
 from baton_text.parsers.xml_values import types_of
 from baton_text.tokenizer import Tokenizer

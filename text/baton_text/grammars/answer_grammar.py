@@ -13,19 +13,17 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from baton_text.argument_grammar import ArgumentGrammar
-from baton_text.grammar import (
-    JSON_OPTIONS,
-    GrammarError,
-    check_size,
-    grammars_in,
-    schema_of,
-    validate,
-)
-from baton_text.lark import Lark
+from baton_text.grammars.argument_grammar import ArgumentGrammar
+from baton_text.grammars.client_schema import schema_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammar_text import check_size, grammars_in
+from baton_text.grammars.lark import Lark
+from baton_text.grammars.limits import JSON_OPTIONS
+from baton_text.grammars.refusals import validate
 from baton_text.parsers.parser import CallForm, ReasoningParser, ToolParser, Tools
 from baton_text.tokenizer import Tokenizer
 
+NAME = "a function's name"
 # Between reasoning and the rest. Bounded, as a model might otherwise emit only white space.
 SPACE = r"/[ \n\t]{0,4}/"
 
@@ -58,7 +56,7 @@ def answer_grammar(
     budget: int | None = None,
     inside: bool = False,
 ) -> str | None:
-    """Return the text of a grammar, as `grammar_of` does, or None if nothing is constrained.
+    """Return the text of a grammar, or None if nothing is constrained.
 
     `content` is the grammar text of the content, None for any text. With `calls` the answer is
     content or calls: only calls if they are required, text that may contain calls if the content is
@@ -285,7 +283,7 @@ class _Answer:
         one = shape[0] if isinstance(shape, list) else shape
         schemas = [
             # With an $id, "#" in the function's schema still refers to that schema.
-            _shaped(one, name, {"$id": f"function:{number}", **self._schemas[number]})
+            _call_schema(one, name, {"$id": f"function:{number}", **self._schemas[number]})
             for number, name in enumerate(calls.tools)
         ]
         several = calls.parallel and form.between is not None
@@ -336,9 +334,6 @@ def _is_json(content: str) -> bool:
     return "json_schema" in grammars_in(content)[0]
 
 
-NAME = "a function's name"
-
-
 def _json_shape(form: CallForm) -> object:
     """One call as JSON, with NAME as the function and {} as the arguments; None if the form is not
     JSON."""
@@ -349,12 +344,12 @@ def _json_shape(form: CallForm) -> object:
         return None
 
 
-def _shaped(shape: object, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _call_schema(shape: object, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The schema of a call of function `name` whose JSON has this shape (see _json_shape)."""
     if shape == {}:
         return arguments
     if isinstance(shape, dict):
-        properties = {key: _shaped(value, name, arguments) for key, value in shape.items()}
+        properties = {key: _call_schema(value, name, arguments) for key, value in shape.items()}
         return {
             "type": "object",
             "properties": properties,

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import jsonschema_rs
 import pytest
 
-from baton_text.grammar import GrammarError, Grammars, grammar_of
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.random_schemas import (
     one_of_each_key,

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from baton_text.grammar_errors import GrammarError, at
-from baton_text.grammar_limits import MAX_PATTERNS
-from baton_text.property_names import few_names, matches
+from baton_text.grammars.errors import GrammarError, at
+from baton_text.grammars.limits import MAX_PATTERNS
+from baton_text.grammars.property_names import few_names, matches
 
 Schema = dict[str, Any] | bool
 

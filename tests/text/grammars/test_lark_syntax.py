@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from baton_text.artifacts import BYTE_VOCAB_SIZE, byte_artifacts
-from baton_text.grammar import GrammarError, Grammars, grammar_of
-from baton_text.lark_syntax import number_of_rules
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.lark_syntax import number_of_rules
 from baton_text.tokenizer import Tokenizer
 
 GRAMMARS = Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)

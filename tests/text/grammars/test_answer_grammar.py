@@ -13,10 +13,13 @@ from typing import Any, Literal
 import jsonschema_rs
 import pytest
 
-from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.artifacts import byte_artifacts
-from baton_text.grammar import GrammarError, Grammars, Matcher, grammar_of
-from baton_text.lark import Lark
+from baton_text.grammars.answer_grammar import CallRules, answer_grammar
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.lark import Lark
+from baton_text.grammars.matcher import Matcher
 from baton_text.parsers.generic_json import GENERIC_JSON
 from baton_text.parsers.glm45 import GLM45
 from baton_text.parsers.gpt_oss import GPT_OSS, GPT_OSS_REASONING
@@ -285,7 +288,7 @@ def test_an_answer_is_accepted_until_it_breaks_its_rules(
     if refused:
         [token, *_] = ids_of(tokenizer, refused)
         assert token not in allowed(matcher)
-        assert matcher.accepted([token]) == 0
+        assert matcher.count_accepted([token]) == 0
 
 
 @pytest.mark.parametrize(
@@ -332,7 +335,7 @@ def test_the_error_says_why_rules_cannot_be_enforced(
 def test_a_marker_spelled_as_text_starts_no_call_of_llama(tokenizer: str) -> None:
     matcher = matcher_of(tokenizer, calls=calls(TOOL_PARSERS["llama3_json"], strict=STRICT))
     assert matcher.accept(b"a <|python_tag|")
-    assert matcher.accepted(b">") == 0
+    assert matcher.count_accepted(b">") == 0
 
 
 def test_an_unsupported_schema_is_accepted_if_it_is_not_enforced() -> None:
@@ -382,7 +385,7 @@ def test_no_call_begins_within_reasoning(tokenizer: str, rules: dict[str, Any]) 
     """Some parsers end reasoning at a call."""
     matcher = matcher_of(tokenizer, calls=calls(**rules), reasoning=THINK, begun=True)
     ids = ids_of(tokenizer, "Try <tool_call>")
-    assert matcher.accepted(ids) == len(ids) - 1
+    assert matcher.count_accepted(ids) == len(ids) - 1
     assert matcher.accept(ids_of(tokenizer, f"Try <tool_call.</think>\n\n{OSLO}"))
 
 
@@ -414,7 +417,7 @@ def test_a_structural_tag_begins_with_the_models_own_tokens(
     grammar = grammar_of("structural_tag", TAG, TOKENIZERS[tokenizer])
     matcher = grammars(tokenizer).matcher(grammar)
     assert matcher.accept(ids_of(tokenizer, text))
-    assert not refused or matcher.accepted(ids_of(tokenizer, refused)) == 0
+    assert not refused or matcher.count_accepted(ids_of(tokenizer, refused)) == 0
 
 
 def test_a_structural_tags_trigger_must_not_have_a_token_after_text() -> None:
@@ -429,7 +432,7 @@ def test_lark_tokens_are_the_tokens_that_no_text_matches(tokenizer: str) -> None
     text = grammars(tokenizer).matcher(grammar_of("regex", "(?s:.+)"))
     lark = Lark(one)
     for added, token in one.added_tokens.items():
-        assert lark.is_token(added) == (text.accepted([token]) == 0)
+        assert lark.is_token(added) == (text.count_accepted([token]) == 0)
 
 
 # Random answers ------------------------------------------------------------------------------
@@ -466,7 +469,7 @@ def walk(
         else:
             planned = []
             token = choose.choice(sorted(may - eos))
-        assert matcher.accepted([token]) == 1
+        assert matcher.count_accepted([token]) == 1
         assert matcher.accept([token])
         ids.append(token)
     return ids if matcher.complete else []

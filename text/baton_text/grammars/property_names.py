@@ -13,7 +13,7 @@ from functools import lru_cache
 from llguidance import LLMatcher, LLTokenizer
 
 from baton_text.artifacts import byte_artifacts
-from baton_text.grammar_limits import JSON_OPTIONS, LIMITS
+from baton_text.grammars.limits import JSON_OPTIONS, LIMITS
 from baton_text.tokenizer import Tokenizer
 
 MAX_NAMES = 64  # more are many

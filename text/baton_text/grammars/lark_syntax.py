@@ -15,9 +15,9 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from baton_text.grammar_errors import GrammarError
-from baton_text.grammar_limits import LIMITS
-from baton_text.property_names import byte_tokenizer
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.limits import LIMITS
+from baton_text.grammars.property_names import byte_tokenizer
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+ | //[^\n]* | \#[^\n]*)

@@ -21,7 +21,9 @@ from typing import Any
 import pytest
 
 from baton_text.artifacts import BYTE_VOCAB_SIZE, byte_artifacts
-from baton_text.grammar import GrammarError, Grammars, grammar_of
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
 from tests.support.needs import needs
 

@@ -10,9 +10,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.artifacts import byte_artifacts
-from baton_text.grammar import GrammarError, Grammars
+from baton_text.grammars.answer_grammar import CallRules, answer_grammar
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
 from baton_text.parsers.parser import ToolParser
 from baton_text.parsers.registry import TOOL_PARSERS
 from baton_text.tokenizer import Tokenizer

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 
 from baton_text.artifacts import BYTE_EOS_ID, BYTE_VOCAB_SIZE, byte_artifacts
-from baton_text.grammar import (
-    COMPILED_KEPT,
-    MAX_EBNF_BYTES,
-    MAX_GRAMMAR_BYTES,
-    GrammarError,
-    Grammars,
-    Kind,
-    Matcher,
-    grammar_of,
-    schema_of,
-)
+from baton_text.grammars.client_schema import schema_of
+from baton_text.grammars.constraints import Kind, grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import COMPILED_KEPT, Grammars
+from baton_text.grammars.limits import MAX_EBNF_BYTES, MAX_GRAMMAR_BYTES
+from baton_text.grammars.matcher import Matcher
 from baton_text.tokenizer import Tokenizer
 
 PERSON = {
@@ -154,7 +149,7 @@ def test_a_matcher_depends_only_on_the_tokens(grammars: Grammars) -> None:
 
 def test_a_token_that_does_not_match_stops_the_matcher(grammars: Grammars) -> None:
     matcher = grammars.matcher(grammar_of("choice", ["yes", "no"]))
-    assert matcher.accepted(b"yx") == 1
+    assert matcher.count_accepted(b"yx") == 1
     assert not matcher.accept(b"yx")
     assert matcher.error
     assert matcher.stopped
@@ -165,8 +160,8 @@ def test_the_most_recently_used_grammars_are_cached() -> None:
     texts = [grammar_of("regex", f"a{{{count}}}") for count in range(1, COMPILED_KEPT + 2)]
     for text in texts:
         grammars.check(text)
-    assert grammars.known(texts[0]) is None
-    assert grammars.known(texts[-1]) is not None
+    assert grammars.cached_matcher(texts[0]) is None
+    assert grammars.cached_matcher(texts[-1]) is not None
     assert (grammars.compiled, grammars.hits) == (COMPILED_KEPT + 1, 1)
     grammars.check(texts[-1])
     assert grammars.compiled == COMPILED_KEPT + 1
