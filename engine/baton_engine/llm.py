@@ -12,18 +12,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import ModelError
-from baton_engine.interface import Engine, Matcher, TokenOut
+from baton_engine.interface import Matcher, TokenOut
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.sampling import SamplingParams, StructuredOutput
+from baton_protocol.sampling import FinishReason, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     from baton_text.chat import ChatTemplate
@@ -43,7 +43,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: list[PositionLogprobs] | None = None
 
@@ -122,7 +122,7 @@ class LLM:
         TypeError for any other name, and ModelError or SettingsError for errors that a user can
         correct."""
         settings = TorchSettings(model=Path(model), **options)
-        self.engine: Engine = build_torch(settings)
+        self.engine = build_torch(settings)
         self._text = _read_text(settings.model, chat_template)
         self._grammars: Grammars | None = None
         self._count = 0
@@ -283,7 +283,7 @@ class _Choice:
     ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    finish: Literal["stop", "length"] = "length"
+    finish: FinishReason = "length"
     stop_reason: str | int | None = None
 
     def take(self, token: TokenOut, params: SamplingParams) -> bool:

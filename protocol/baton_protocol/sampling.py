@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from baton_protocol.errors import InvalidRequest, exact
 
+# How a choice ends: by an EOS or stop id, a stop string or the end of its grammar; or by its limit.
+FinishReason = Literal["stop", "length"]
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_TEMPERATURE = 100.0

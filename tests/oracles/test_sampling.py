@@ -10,8 +10,8 @@ import torch
 
 from baton_engine.interface import PenaltyCounts, Sample, Sampled
 from baton_engine.sampling.logits_processors import change_logits
-from baton_engine.sampling.sampler import sample, shaped_logits
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.sampling import sample, shaped_logits
 
 FOUR = [2.0, 1.0, 0.5, 0.1]
 FIVE = [math.log(p) for p in (0.40, 0.30, 0.15, 0.10, 0.05)]

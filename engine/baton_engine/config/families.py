@@ -53,7 +53,7 @@ class Family:
             raise ModelError(f"model class {self.model} cannot be imported: {error!r}") from error
 
 
-def architectures() -> list[str]:
+def _architectures() -> list[str]:
     """All known architectures, sorted."""
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
@@ -111,7 +111,7 @@ def _family_of(values: dict[str, Any]) -> tuple[str, Family]:
             return name, family
     raise UnsupportedModel(
         f"architecture {', '.join(map(str, named)) or '(none named)'} is not supported; "
-        f"supported: {', '.join(architectures())}"
+        f"supported: {', '.join(_architectures())}"
     )
 
 

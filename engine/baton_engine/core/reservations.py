@@ -25,7 +25,7 @@ from baton_protocol.request import Request
 
 class Landed(NamedTuple):
     """Runs of spans whose verified KV has arrived: in the groups without a window, and in those
-    with one (see interface.Engine.submit)."""
+    with one (see EngineCore.submit)."""
 
     full: Sequence[Run]
     windowed: Sequence[Run]

@@ -76,11 +76,6 @@ def zeros(typing: Any) -> tuple[Any, _Emit]:
 
 
 @_operation
-def no_words(typing: Any) -> tuple[Any, _Emit]:
-    return words(), lambda context, builder, signature, given: ir.Constant(_WORDS, [0] * LANES)
-
-
-@_operation
 def broadcast(typing: Any, number: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return _broadcast(builder, given[0], _NUMBERS)

@@ -2,7 +2,7 @@
 
 In: logits in float32, and `metadata.Draws`. Out, per sample, an edge and a last token: a token
 stays if its logit / temperature is above the edge, or equal to the edge and its id is not above the
-last token. Torch twin: `sampler.shaped_logits`.
+last token. Torch twin: `sampler.shape_logits`.
 
 Top-k and top-p both need the largest value v such that the values >= v have enough weight. A value
 weighs 1 for top-k and exp(value - largest) for top-p. Each search is a radix select: float32 values

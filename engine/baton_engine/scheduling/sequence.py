@@ -258,7 +258,7 @@ class BlockNaming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Options of a submission, see `interface.Engine.submit`."""
+    """Options of a submission, see EngineCore.submit."""
 
     prefill_only: bool = False
     track: bool = False

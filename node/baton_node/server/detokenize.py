@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton_node.ipc.messages import Token
-from baton_protocol.link import Delta, FinishReason
+from baton_protocol.link import Delta
 from baton_protocol.request import Request
+from baton_protocol.sampling import FinishReason
 from baton_text.detokenizer import Detokenizer, context_of
 from baton_text.logprobs import named
 from baton_text.tokenizer import Tokenizer

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import Engine
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
@@ -25,11 +24,10 @@ from tests.support.engines.engine_core import (
 )
 
 
-def test_engine_core_implements_engine() -> None:
-    core, runner = scripted()
-    engine: Engine = core
+def test_an_engine_shows_its_runner_and_its_memory() -> None:
+    engine, runner = scripted()
     assert engine.memory.layout == engine.info.layout
-    assert core.runner is runner
+    assert engine.runner is runner
 
 
 def test_a_request_yields_tokens_with_offsets_and_finishes_by_length() -> None:

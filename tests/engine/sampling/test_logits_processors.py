@@ -16,12 +16,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from baton_engine.interface import ListedIds, PenaltyCounts, Sample
-from baton_engine.sampling.gumbel import gumbel, noise_keys
+from baton_engine.sampling.gumbel import gumbel
 from baton_engine.sampling.logits_processors import change_logits
-from baton_engine.sampling.sampler import sample
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.matchers import ListedMatcher
+from tests.support.engines.sampling import noise_keys, sample
 
 INF = math.inf
 

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer as Backend
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
-from baton_protocol.link import Delta, FinishReason, PrefillJob, RunJob
+from baton_protocol.link import Delta, PrefillJob, RunJob
+from baton_protocol.sampling import FinishReason
 from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader

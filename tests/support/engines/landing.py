@@ -235,7 +235,7 @@ def content(engine: EngineCore, blocks: Sequence[BlockId]) -> bytes:
 
 
 class Landing(NamedTuple):
-    """See interface.Engine.submit."""
+    """See EngineCore.submit."""
 
     landed: list[tuple[int, int]]
     window_landed: list[tuple[int, int]]
