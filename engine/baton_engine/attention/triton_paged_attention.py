@@ -64,8 +64,8 @@ LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
-class PagedRows:
-    """The rows of a step; int32, on the device.
+class StepRows:
+    """The rows of a step, of which kernels read K and V in the pool; int32, on the device.
 
     Row r's new tokens are tokens [starts[r], starts[r + 1]) of the step and the last of the row's
     lengths[r] tokens. With `one_token` each row has one new token: row r has token r. A row of
@@ -103,7 +103,7 @@ def programs_for(rows: int, kv_heads: int, longest: int, processors: int) -> int
 def paged_attention(
     q_TNH: torch.Tensor,
     layer_P2KBH: torch.Tensor,
-    rows: PagedRows,
+    rows: StepRows,
     out_TNH: torch.Tensor,
     *,
     scale: float | None = None,

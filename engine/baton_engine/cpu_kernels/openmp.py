@@ -25,6 +25,7 @@ import torch
 # own, because every thread reads the other fields all the time.
 COUNTER = ("next", np.int64, (16,))
 NONE_TAKEN = (0,) * 16
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 # Compiles the functions that kernels call.
 inlined = numba.njit(nogil=True, error_model="numpy")
@@ -64,9 +65,6 @@ def _compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
     except RuntimeError:  # no folder for the cache
         address = numba.cfunc(signature)(function).address
     return address
-
-
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
+address = types.int64
 
 _NUMBER = ir.FloatType()
 _WORD = ir.IntType(32)
@@ -65,7 +66,6 @@ class _WordsModel(models.PrimitiveModel):  # type: ignore[misc]
 
 numbers = _Numbers("float32x16")
 words = _Words("uint32x16")
-address = types.int64
 
 
 @_operation

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
 from baton_engine.attention.interface import StepAttention
-from baton_engine.cpu_kernels.elementwise import silu_mul
 from baton_engine.cpu_kernels.norm import add_norm, can_norm
 from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
+from baton_engine.cpu_kernels.silu import silu_mul
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw

@@ -43,6 +43,8 @@ SPLIT_STEPS, WHOLE_STEPS = 4, 16
 STORED_ROWS = 128
 # Outputs that a program of the second kernel adds.
 ADDED_OUTPUTS = 256
+# Numbers of rows that a test compares; the last one adds its splits in one program.
+COUNTS = (1, 16, 64, 100, STORED_ROWS + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,6 @@ def fixed_tile_product(
     return product
 
 
-# The last one adds its splits in one program.
-COUNTS = (1, 16, 64, 100, STORED_ROWS + 1)
 FIXED_TILE = LinearMethod(fixed_tile_product, any_rows=True, counts=COUNTS)
 FIXED_TILE_HEAD = LinearMethod(
     lambda weight_VD, bias_V: fixed_tile_product(weight_VD, bias_V, torch.float32),

@@ -32,8 +32,9 @@ from baton_engine.attention.exact.paged_products import (
 )
 from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, tested_rule
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.cpu_kernels.elementwise import prompt_weights
-from baton_engine.cpu_kernels.paged_attention import TILE, UNIT, Order, Part
+from baton_engine.cpu_kernels.attention_task import Order, Part
+from baton_engine.cpu_kernels.paged_attention import TILE, UNIT
+from baton_engine.cpu_kernels.softmax import prompt_weights
 
 # Matrices and splits of the larger products of the test.
 MATRICES = 3

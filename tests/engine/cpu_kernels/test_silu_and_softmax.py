@@ -8,13 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_engine.cpu_kernels.elementwise import (
-    add_splits,
-    can_add_splits,
-    prompt_weights,
-    silu_mul,
-    softmax_,
-)
+from baton_engine.cpu_kernels.silu import silu_mul
+from baton_engine.cpu_kernels.softmax import prompt_weights, softmax_
+from baton_engine.cpu_kernels.split_sums import add_splits, can_add_splits
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
