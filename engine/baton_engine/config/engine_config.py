@@ -43,6 +43,9 @@ SCORES_AT_ONCE = 1 << 20
 SPLIT_KEYS = 64
 REGISTER_NUMBERS = 16
 KEYS_COPIED = 1 << 21
+# Number of prompt positions whose logits exist at a time for prompt_logprobs: 128 rows of 150,000
+# floats are 77 MB.
+PROMPT_ROWS = 128
 # Maximum bytes of the splits that Triton's attention stores in a step with --batch-invariant on.
 # Beyond it, one program adds all splits of a row. Products store theirs afterwards, at most 8 MiB.
 STORED_SPLIT_BYTES = 64 << 20

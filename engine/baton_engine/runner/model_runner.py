@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend
+from baton_engine.config.engine_config import PROMPT_ROWS
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import Launched, Ready, Row, RowResult, Sampled
 from baton_engine.kv.kv_pool import TorchMemory
@@ -35,8 +36,6 @@ from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import ChosenTokens, choose
 from baton_protocol.request import PositionLogprobs
 
-# Number of prompt positions whose logits exist at a time: 128 rows of 150,000 floats are 77 MB.
-PROMPT_ROWS = 128
 # Times that a step is tried while the device lacks memory for it.
 LAUNCHES = 2
 

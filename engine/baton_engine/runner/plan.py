@@ -19,8 +19,9 @@ from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.cpu_offload import slots_for
-from baton_engine.memory.estimate import Demand, Measured, MemoryBudget
-from baton_engine.memory.fit import check_fit, free_blocks, pool_text
+from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_engine.memory.fit import free_blocks
+from baton_engine.memory.fit_check import check_fit, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
 from baton_engine.weights.safetensors_files import weight_files
@@ -40,7 +41,7 @@ class Plan:
     config: ModelConfig
     layout: KVLayout
     device: torch.device
-    demand: Demand
+    demand: MemoryDemand
     room: MemoryBudget | None
     num_blocks: int
     host_slots: int
@@ -157,7 +158,7 @@ def _room(
     return MemoryBudget(total=free_bytes, others=others, share=1.0 if given else CPU_SHARE)
 
 
-def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
+def _num_blocks(demand: MemoryDemand, room: MemoryBudget | None) -> int:
     """Number of blocks of the pool, without padding. Raises SettingsError if weights, a step and
     one sequence do not fit, or if the KV memory is smaller than one block."""
     if room is not None:
@@ -183,7 +184,7 @@ def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
     return blocks
 
 
-def _max_model_len(demand: Demand, num_blocks: int) -> int:
+def _max_model_len(demand: MemoryDemand, num_blocks: int) -> int:
     """The maximum length of a sequence in tokens: as asked, or the smaller of the model's limit and
     the pool. Raises SettingsError if the pool is too small for the length asked."""
     wanted, room = demand.max_model_len, demand.layout.tokens_in(num_blocks)

@@ -16,7 +16,8 @@ import torch
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
-from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, pool_bytes
+from baton_engine.memory.demand import Measured, MemoryBudget
+from baton_engine.memory.estimate import fixed_bytes, pool_bytes
 from baton_engine.runner.plan import Plan, find_device, make_plan, unused_gpus
 from tests.support.engines.torch_engines import small_engine
 

@@ -12,7 +12,7 @@ import torch
 
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.interface import Row
-from baton_engine.memory.estimate import Measured, MemoryBudget
+from baton_engine.memory.demand import Measured, MemoryBudget
 from baton_engine.runner.plan import Plan, make_plan
 from baton_engine.runner.profile_run import profile
 from tests.support.engines.engine_core import ScriptedRunner, ScriptedStep
