@@ -113,16 +113,17 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
     `position` is the new token's index in prompt + output, so the row has the token before it; with
     (seed, choice) it is the key of the noise. `banned` ids get no probability (EOS and stop ids
-    before min_tokens, last ids of bad words). `seen` is set if the parameters have a penalty.
-    Without `listed`, the runner reads the ids from the parameters. With a `matcher`, only ids in
-    its mask are sampled; the runner gets the mask when it samples, while the device computes.
+    before min_tokens, last ids of bad words). `penalty_counts` is set if the parameters have a
+    penalty. Without `listed`, the runner reads the ids from the parameters. With a `matcher`, only
+    ids in its mask are sampled; the runner gets the mask when it samples, while the device
+    computes.
     """
 
     choice: int
     position: int
     params: SamplingParams
     banned: tuple[int, ...] = ()
-    seen: PenaltyCounts | None = None
+    penalty_counts: PenaltyCounts | None = None
     listed: ListedIds | None = None
     matcher: Matcher | None = None
 
@@ -140,13 +141,13 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     The KV of [0, start) is already in `blocks`, a flat list that holds a block for each token that
     is computed or seen.
 
-    `after` is set if the last of `tokens` has not been read yet. It is then an index into the
-    samples of the previously launched step, counted over all its rows in order, and the last number
-    in `tokens` is a placeholder.
+    `awaited_sample` is set if the last of `tokens` has not been read yet. It is then an index into
+    the samples of the previously launched step, counted over all its rows in order, and the last
+    number in `tokens` is a placeholder.
 
-    Rows of two steps with the same `key` (0: none) belong to one sequence that kept its blocks in
-    between, so `blocks` begins with the blocks of the earlier row, or with 0 in place of some that
-    a window has left. The engine changes the list when it has read an earlier step.
+    Rows of two steps with the same `blocks_id` (0: none) belong to one sequence that kept its
+    blocks in between, so `blocks` begins with the blocks of the earlier row, or with 0 in place of
+    some that a window has left. The engine changes the list when it has read an earlier step.
     """
 
     tokens: Sequence[int]
@@ -154,8 +155,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     blocks: Sequence[BlockId]
     samples: tuple[Sample, ...] = ()
     prompt: PromptAsk | None = None
-    after: int | None = None
-    key: int = 0
+    awaited_sample: int | None = None
+    blocks_id: int = 0
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -206,7 +207,7 @@ class Launched(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ComputedStep:
     """A step whose results were computed at launch."""
 
     results: list[RowResult]
@@ -223,9 +224,9 @@ class Runner(Protocol):
 
     def launch(self, rows: Sequence[Row]) -> Launched:
         """Start a step of at least one row. It runs after the previously launched step, which may
-        be unread; at most one step may be. `Row.after` refers to that step's samples. The caller
-        must not change anything that a row refers to until it has read the step. Raises OutOfMemory
-        if the device lacks memory for the step; a smaller one may fit."""
+        be unread; at most one step may be. `Row.awaited_sample` refers to that step's samples. The
+        caller must not change anything that a row refers to until it has read the step. Raises
+        OutOfMemory if the device lacks memory for the step; a smaller one may fit."""
 
 
 # --- between engine and step loop -----------------------------------------------------------

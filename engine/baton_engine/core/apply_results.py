@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 
 from baton_engine.core.in_flight import InFlightStep
 from baton_engine.core.kv_chunks import register, take_filled
-from baton_engine.core.limits import Limits
+from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.interface import (
     EngineInfo,
@@ -34,7 +34,7 @@ class ResultReader:
     def __init__(
         self,
         info: EngineInfo,
-        limits: Limits,
+        limits: RequestLimits,
         pool: BlockPool,
         scheduler: Scheduler,
         requests: RunningRequests,
@@ -50,7 +50,7 @@ class ResultReader:
     def take(self, step: InFlightStep, results: Seq[RowResult], step_result: StepResult) -> None:
         """Apply one result per row of `step` and add what happened to `step_result`.
 
-        A plain sequence takes a short path that checks only what one token can change;
+        The short path checks only what one token of a decoding sequence can change;
         _take_row() handles any sequence and gives the same result.
         """
         number, size = step.number, self._layout.block_size
@@ -58,18 +58,18 @@ class ResultReader:
         tokens = step_result.tokens
         for piece, row, result in zip(step.pieces, step.rows, results, strict=True):
             sequence = piece.sequence
-            if sequence.step == number:
-                sequence.after = -1
-            if not sequence.plain:
+            if sequence.last_step == number:
+                sequence.awaited_sample = -1
+            if not sequence.takes_short_path:
                 self._take_row(piece, row, result, step_result)
                 continue
             sequence.computed = computed = row.start + 1
             if computed % size == 0:
                 self._fill(sequence, row.start, computed, step_result)
                 if self._windowed:
-                    self._requests.leave(sequence)
+                    self._requests.release_window_blocks(sequence)
             token, state = result.samples[0], sequence.state
-            if computed + 1 >= sequence.end or token.id in state.stops:
+            if computed + 1 >= sequence.max_len or token.id in state.stops:
                 self._append(state, sequence.choice, token, step_result)
                 self._requests.forget_if_ended(state, step_result)
                 continue
@@ -88,18 +88,18 @@ class ResultReader:
             return  # the sequence ended while the step was in flight
         if state.asks_prompt:
             state.take_prompt_logprobs(row.start, result.prompt)
-        sequence.advance(piece.count)
+        sequence.note_computed(piece.count)
         self._fill(sequence, row.start, end, step_result)
         if sequence is state.leader:
             self._report_progress(sequence, step_result)
         if self._windowed:
-            self._requests.leave(sequence)
+            self._requests.release_window_blocks(sequence)
         for sample, token in zip(row.samples, result.samples, strict=True):
             self._append(state, sample.choice, token, step_result)
         if self._requests.states.get(state.request.id) is not state:
             return  # the request failed
         if row.samples and sequence.running:
-            sequence.settle()
+            sequence.note_token_read()
         if state.prompt_done:
             self._requests.start_others(state)
         self._requests.forget_if_ended(state, step_result)
@@ -107,10 +107,10 @@ class ResultReader:
     def _fill(self, sequence: Sequence, begin: int, end: int, step_result: StepResult) -> None:
         """The KV of tokens [begin, end) is written: register full blocks, report full chunks."""
         full = sequence.computed // self._layout.block_size
-        if full > sequence.registered:
-            run = (sequence.registered, full)
-            register(self._pool, sequence.blocks, sequence.named(full), run, self._layout)
-            sequence.registered = full
+        if full > sequence.registered_spans:
+            run = (sequence.registered_spans, full)
+            register(self._pool, sequence.blocks, sequence.hash_spans(full), run, self._layout)
+            sequence.registered_spans = full
         if sequence.state.report_filled:
             step_result.filled += take_filled(sequence, begin, end, self._layout)
 
@@ -140,7 +140,7 @@ class ResultReader:
             if choice not in state.pending:
                 return  # the choice ended while the step was in flight
             sequence = self._requests.make(state, choice)
-        sequence.append(token.id)
+        sequence.append_token(token.id)
         count = sequence.num_outputs
         try:
             end = end_of(

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from baton_engine.core.apply_results import ResultReader
 from baton_engine.core.in_flight import InFlightSteps
 from baton_engine.core.kv_chunks import full_chunks
-from baton_engine.core.limits import Limits
+from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
 from baton_engine.core.totals import Totals
@@ -94,7 +94,7 @@ class EngineCore:
             max_batched_tokens=info.max_batched_tokens,
             max_num_seqs=info.max_num_seqs,
         )
-        self._limits = Limits(info)
+        self._limits = RequestLimits(info)
         self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
         self._requests = RunningRequests(

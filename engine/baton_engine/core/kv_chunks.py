@@ -37,8 +37,8 @@ def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> l
     Each chunk is returned once. Chunks that came whole from the cache or the store are left out.
     """
     size = layout.chunk_tokens
-    first, full = max(sequence.passed, begin // size), sequence.computed // size
-    sequence.passed = max(sequence.passed, full)
+    first, full = max(sequence.reported_chunks, begin // size), sequence.computed // size
+    sequence.reported_chunks = max(sequence.reported_chunks, full)
     return [_chunk(sequence, i, layout) for i in range(first, full) if i * size < end]
 
 
@@ -58,6 +58,6 @@ def _chunk(sequence: Sequence, index: int, layout: KVLayout) -> Filled:
         sequence.state.request.id,
         sequence.choice,
         index,
-        hash=sequence.named(end)[end - 1],
+        hash=sequence.hash_spans(end)[end - 1],
         blocks=layout.chunk_of(sequence.blocks, index),
     )

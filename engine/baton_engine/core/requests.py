@@ -70,7 +70,7 @@ class RunningRequests:
         sequence = state.live[choice] = Sequence(state, choice)
         if state.leader is not None:  # do not report the prompt's chunks again
             prompt_chunks = state.prompt_len // self._layout.chunk_tokens
-            sequence.passed = min(state.leader.passed, prompt_chunks)
+            sequence.reported_chunks = min(state.leader.reported_chunks, prompt_chunks)
         return sequence
 
     def start_others(self, state: RequestState) -> None:
@@ -102,9 +102,9 @@ class RunningRequests:
         else:
             self._pool.release(blocks)
 
-    def leave(self, sequence: Sequence) -> None:
+    def release_window_blocks(self, sequence: Sequence) -> None:
         """Release the blocks that a window has left."""
-        blocks = sequence.leave()
+        blocks = sequence.drop_window_blocks()
         if blocks and sequence.state.keeps_blocks:
             self.lingering.append(blocks)
         elif blocks:

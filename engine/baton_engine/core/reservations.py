@@ -104,10 +104,10 @@ class Reservations:
         for run in within(found, cached, whole):
             register(self._pool, blocks, reservation.hashes, run, layout)
         runs = within([(start * size, end * size) for start, end in found], 0, computable)
-        leader.place(blocks, runs)
-        self._pool.release(leader.leave())
+        leader.set_blocks(blocks, runs)
+        self._pool.release(leader.drop_window_blocks())
         own, shared = (cached - reservation.loaded) * size, min(cached * size, computable)
-        leader.state.placed(
+        leader.state.record_sources(
             leader,
             cached=within([(0, own)], 0, shared),
             host=within([(own, shared)], 0, shared),

@@ -119,7 +119,7 @@ class InputBatch:
         groups = [row.samples for row in rows]
         samples = list(chain.from_iterable(groups))
         columns = _Columns(
-            [row.key for row in rows],
+            [row.blocks_id for row in rows],
             list(map(len, [row.tokens for row in rows])),
             list(map(len, groups)),
             [each.choice for each in samples],
@@ -180,7 +180,7 @@ class InputBatch:
             groups = self.tables.groups(rows_T, *np.divmod(positions_T, self._block_size))
         # A block is begun if its first token is written, and its last is not.
         begun_R = (last_R * self._block_size >= starts_R) & (offset_R < self._block_size - 1)
-        awaits_T = self._awaits([row.after for row in rows], place_of_S, total)
+        awaits_T = self._awaits([row.awaited_sample for row in rows], place_of_S, total)
         tokens = chain.from_iterable([row.tokens for row in rows])
         arrays = StepArrays(
             np.fromiter(tokens, np.int32, total),
@@ -230,7 +230,7 @@ class InputBatch:
         now = [
             index
             for index, each in enumerate(samples)
-            if each.banned or each.seen or each.matcher is not None
+            if each.banned or each.penalty_counts or each.matcher is not None
         ]
         return sorted({*self._bound, *now}) if now else self._bound
 

@@ -25,7 +25,7 @@ import torch
 from baton_engine.attention.interface import AttentionBackend
 from baton_engine.config.engine_config import PROMPT_ROWS
 from baton_engine.errors import OutOfMemory
-from baton_engine.interface import Launched, Ready, Row, RowResult, Sampled
+from baton_engine.interface import ComputedStep, Launched, Row, RowResult, Sampled
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 from baton_engine.models.decoder import Decoder
@@ -204,4 +204,4 @@ class PendingStep:
 def launched(finish: Callable[[], list[RowResult]], device: torch.device) -> Launched:
     """The handle of a launched step. On a CPU the step is already computed, so its results are read
     at once, before the next step reuses the memory."""
-    return Ready(finish()) if device.type == "cpu" else PendingStep(finish, device)
+    return ComputedStep(finish()) if device.type == "cpu" else PendingStep(finish, device)

@@ -1,7 +1,7 @@
 """The decisions about a torch engine that are made before its weights are read.
 
-In: settings, the model's config, the device and its free memory. Out: a Plan, or a one-line error
-about the model folder, the architecture, the device or too little memory.
+In: settings, the model's config, the device and its free memory. Out: an EnginePlan, or a one-line
+error about the model folder, the architecture, the device or too little memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """The decided sizes, device and kernels of a torch engine.
 
     `room` is None, and memory is not checked, in two cases on a CPU: the free memory is unknown, or
@@ -51,7 +51,7 @@ class Plan:
     overlap: bool
     exact: bool  # --batch-invariant
 
-    def measured(self, found: Measured) -> Plan:
+    def measured(self, found: Measured) -> EnginePlan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
         the measured sizes exceed the estimate and no longer fit."""
         demand = replace(self.demand, measured=found)
@@ -64,7 +64,9 @@ class Plan:
         return pool_text(self.demand, self.room, self.num_blocks)
 
 
-def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_memory) -> Plan:
+def make_plan(
+    settings: TorchSettings, *, free: Callable[[], int | None] = free_memory
+) -> EnginePlan:
     """Raises SettingsError or ModelError with a one-line message. `free` returns the free host
     memory in bytes, or None if it is unknown."""
     settings.check()
@@ -82,7 +84,7 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
     card = room.total if room is not None and device.type == "cuda" else None
     demand = demand_of(settings, config, layout, kernels=kernels, card=card)
     num_blocks = _num_blocks(demand, room)
-    return Plan(
+    return EnginePlan(
         config=config,
         layout=layout,
         device=device,

@@ -23,7 +23,7 @@ from baton_engine.interface import (
     Sample,
 )
 from baton_engine.memory.estimate import measured_bytes
-from baton_engine.runner.plan import Plan
+from baton_engine.runner.plan import EnginePlan
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 
@@ -114,7 +114,7 @@ class CudaCard:
         return torch.cuda.mem_get_info(self._device)[0]
 
 
-def profile(plan: Plan, runner: Runner, card: Card) -> Plan:
+def profile(plan: EnginePlan, runner: Runner, card: Card) -> EnginePlan:
     """Run the largest step when only the model is on the card. Returns the plan with a pool of the
     size that the measured memory leaves, unless the pool's size was given. The step runs in any
     case: otherwise the first requests would wait while kernels are compiled."""
@@ -143,7 +143,7 @@ def _row(length: int, block_size: int, matcher: Matcher) -> Row:
     tokens = [0] * length
     sample = Sample(
         *(0, length, COSTLY),
-        seen=PenaltyCounts((0,), {0: 1}),
+        penalty_counts=PenaltyCounts((0,), {0: 1}),
         listed=ListedIds.of(COSTLY),
         matcher=matcher,
     )

@@ -38,7 +38,11 @@ def change_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.T
     _keep_allowed(logits_SV, listed)
     _ban(logits_SV, samples)
     _add_biases(logits_SV, listed)
-    seen = [(row, each.params, each.seen) for row, each in enumerate(samples) if each.seen]
+    seen = [
+        (row, each.params, each.penalty_counts)
+        for row, each in enumerate(samples)
+        if each.penalty_counts
+    ]
     _penalise_repetition(logits_SV, seen)
     _penalise_outputs(logits_SV, seen)
     return logits_SV

@@ -247,9 +247,11 @@ class SimRunner:
 
     def _with_sampled(self, row: Row) -> Row:
         """The row with the token that it awaited."""
-        if row.after is None:
+        if row.awaited_sample is None:
             return row
-        return msgspec.structs.replace(row, tokens=[*row.tokens[:-1], self._sampled[row.after]])
+        return msgspec.structs.replace(
+            row, tokens=[*row.tokens[:-1], self._sampled[row.awaited_sample]]
+        )
 
     def _compute(self, row: Row) -> RowResult:
         words = self._vocabulary

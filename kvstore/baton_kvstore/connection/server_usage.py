@@ -9,7 +9,7 @@ from baton_kvstore.connection.resp_connection import RespConnection
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ServerUsage:
     """Memory of one server, in bytes. `limit_bytes` 0 means no limit. `evicted_keys` counts since
     the server's start."""
 
@@ -18,11 +18,11 @@ class Usage:
     evicted_keys: int
 
 
-def read_usage(connection: RespConnection, deadline: float) -> Usage:
+def read_usage(connection: RespConnection, deadline: float) -> ServerUsage:
     """Read the memory usage with two small commands. Raise StoreUnavailable."""
     memory = parse_info(connection.command(deadline, b"INFO", b"memory"))
     stats = parse_info(connection.command(deadline, b"INFO", b"stats"))
-    return Usage(
+    return ServerUsage(
         used_bytes=info_number(memory.get("used_memory")),
         limit_bytes=info_number(memory.get("maxmemory")),
         evicted_keys=info_number(stats.get("evicted_keys")),

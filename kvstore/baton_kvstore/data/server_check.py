@@ -25,7 +25,7 @@ from typing import Literal
 
 from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.connection.server_settings import tend
-from baton_kvstore.connection.server_usage import Usage, read_usage
+from baton_kvstore.connection.server_usage import ServerUsage, read_usage
 from baton_kvstore.data.circuit_breaker import CircuitBreaker
 from baton_kvstore.data.rate_meter import Average
 from baton_kvstore.data.shared import Shared
@@ -74,7 +74,7 @@ class ServerCheck:
         self._reported: State = "healthy"  # as of the last warning
         self._closed = False
         self.run_id = ""  # the run id seen last, "" before the first connection
-        self.usage = Usage(0, 0, 0)
+        self.usage = ServerUsage(0, 0, 0)
         self.round_trip_s = Average()
 
     @property

@@ -142,7 +142,7 @@ def test_the_parameters_of_one_row_do_not_change_how_a_step_is_computed(
 
     def change(row: Row) -> Row:
         [sample] = row.samples
-        if row.key != 2:
+        if row.blocks_id != 2:
             return row
         params = msgspec.structs.replace(sample.params, **changes)
         seen = PenaltyCounts((1, 2), {3: 1}) if params.penalized else None

@@ -13,7 +13,7 @@ from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.request import Request
 
 
-class Limits:
+class RequestLimits:
     """`max_tokens` is the maximum length of a choice, prompt and outputs together.
 
     The last token of a sequence needs no KV, so a sequence may have one token more than the pool's
