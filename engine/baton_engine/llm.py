@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-Named = Callable[[Sequence[PositionLogprobs]], Sequence[PositionLogprobs]]
+AddTexts = Callable[[Sequence[PositionLogprobs]], Sequence[PositionLogprobs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class LLM:
         finally:  # after an error, no request may stay in the engine
             for run in runs:
                 self.engine.abort(run.request.id)
-        return [run.output(self._named) for run in runs]
+        return [run.output(self._add_texts) for run in runs]
 
     def _matcher(self, params: SamplingParams) -> Matcher | None:
         if params.structured is None:
@@ -252,13 +252,13 @@ class LLM:
             if run.choices[token.choice].take(token, run.request.params):
                 self.engine.finish_choice(token.request, token.choice)
 
-    def _named(self, positions: Sequence[PositionLogprobs]) -> Sequence[PositionLogprobs]:
+    def _add_texts(self, positions: Sequence[PositionLogprobs]) -> Sequence[PositionLogprobs]:
         """Add the tokens' texts to logprobs, if the model has a tokenizer."""
         if self._text is None:
             return positions
-        from baton_text.logprobs import named
+        from baton_text.logprobs import add_token_texts
 
-        return named(self._text.tokenizer, positions)
+        return add_token_texts(self._text.tokenizer, positions)
 
     def _need_text(self, what: str) -> _Text:
         if self._text is None:
@@ -316,8 +316,8 @@ class _Run:
     cached_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
-    def output(self, named: Named) -> RequestOutput:
-        """The finished output. `named` adds the tokens' texts to logprobs."""
+    def output(self, add_texts: AddTexts) -> RequestOutput:
+        """The finished output. `add_texts` adds the tokens' texts to logprobs."""
         params = self.request.params
         asked = params.logprobs is not None
         prompt_asked = params.prompt_logprobs is not None
@@ -332,12 +332,12 @@ class _Run:
                     token_ids=choice.ids,
                     finish_reason=choice.finish,
                     stop_reason=choice.stop_reason,
-                    logprobs=list(named(choice.logprobs)) if asked else None,
+                    logprobs=list(add_texts(choice.logprobs)) if asked else None,
                 )
                 for index, choice in enumerate(self.choices)
             ],
             cached_tokens=self.cached_tokens,
-            prompt_logprobs=[None, *named(self.prompt_logprobs)] if prompt_asked else None,
+            prompt_logprobs=[None, *add_texts(self.prompt_logprobs)] if prompt_asked else None,
         )
 
 

@@ -117,13 +117,13 @@ def _family_of(values: dict[str, Any]) -> tuple[str, Family]:
 
 def _points(architecture: str) -> list[EntryPoint]:
     """The entry points of this name. A package that is found twice on the path counts once."""
-    found = {}
+    points = {}
     for point in entry_points(group=GROUP, name=architecture):
-        found[_package(point), point.value] = point
+        points[_package(point), point.value] = point
     if architecture in BUILT_IN:
         value = BUILT_IN[architecture]
-        found["baton-serve", value] = EntryPoint(name=architecture, value=value, group=GROUP)
-    return list(found.values())
+        points["baton-serve", value] = EntryPoint(name=architecture, value=value, group=GROUP)
+    return list(points.values())
 
 
 def _package(point: EntryPoint) -> str:

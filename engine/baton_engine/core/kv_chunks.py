@@ -44,12 +44,12 @@ def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> l
 
 def full_chunks(state: RequestState, layout: KVLayout) -> tuple[Filled, ...]:
     """All full chunks that a request's choices hold, each hash once."""
-    found: dict[BlockHash, Filled] = {}
+    chunks: dict[BlockHash, Filled] = {}
     for sequence in state.live.values():
         for index in range(sequence.computed // layout.chunk_tokens):
             chunk = _chunk(sequence, index, layout)
-            found.setdefault(chunk.hash, chunk)
-    return tuple(found.values())
+            chunks.setdefault(chunk.hash, chunk)
+    return tuple(chunks.values())
 
 
 def _chunk(sequence: Sequence, index: int, layout: KVLayout) -> Filled:

@@ -75,13 +75,13 @@ def _parallel() -> Any:
     except OSError:
         return None
     of_torch = str(Path(torch.__file__).parent)
-    found = sorted(
+    libraries = sorted(
         (path for path in paths if Path(path).name.startswith("libgomp")),
         key=lambda path: not path.startswith(of_torch),
     )
-    if not found:
+    if not libraries:
         return None
-    parallel = ctypes.CDLL(found[0], mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
+    parallel = ctypes.CDLL(libraries[0], mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
     return parallel

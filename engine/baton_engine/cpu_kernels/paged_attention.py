@@ -159,11 +159,11 @@ def _score_matrix(
                     continue
                 wide = _places(queries, _indexes(index, task.height), task.dim)
                 if bf16:
-                    found = _bf16_scores(wide, columns, words, task.scores_order)
+                    scores_of = _bf16_scores(wide, columns, words, task.scores_order)
                 else:
-                    found = _fp32_scores(wide, columns, words)
+                    scores_of = _fp32_scores(wide, columns, words)
                 for lane in range(ROWS):
-                    scores = found[lane]
+                    scores = scores_of[lane]
                     if task.rounded:
                         near = rounded_to_bf16(scores)
                         scores = add(near, rounded_to_bf16(subtract(scores, near)))

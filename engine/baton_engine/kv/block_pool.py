@@ -287,13 +287,13 @@ class BlockPool:
 
     def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
         """Blocks of the leading hashes that are cached in the pool. For tests and diagnosis."""
-        found = []
+        blocks = []
         for hash in hashes:
             block = self._cached.get(hash)
             if block is None:
                 break
-            found.append(block.id)
-        return found
+            blocks.append(block.id)
+        return blocks
 
     def register(self, id: BlockId, hash: BlockHash, *, ends_chunk: bool) -> None:
         """Add a held block to the prefix cache. Its KV is written and must not change again.

@@ -171,11 +171,11 @@ class HostTier:
         """Queue copies of kept hashes into the first `blocks`. Returns for each hash whether it
         ends a chunk."""
         self._claimed = frozenset()
-        found = [self._kept[hash] for hash in hashes]
-        for kept, block in zip(found, blocks, strict=False):
+        slots = [self._kept[hash] for hash in hashes]
+        for kept, block in zip(slots, blocks, strict=False):
             self._due.append(Copy(False, block, kept.slot))
-        self.loaded += len(found)
-        return [kept.ends_chunk for kept in found]
+        self.loaded += len(slots)
+        return [kept.ends_chunk for kept in slots]
 
     def move(self) -> None:
         """Start the queued copies, in order."""

@@ -60,9 +60,9 @@ class Graphs:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
     def run(self, size: int, compute: Compute) -> torch.Tensor:
-        found = self._graphs.get(size)
-        if found is not None:
-            graph, result = found
+        recorded = self._graphs.get(size)
+        if recorded is not None:
+            graph, result = recorded
             graph.replay()
             return result
         # Compiles the kernels and does this step's work; recording computes nothing. The copy stays

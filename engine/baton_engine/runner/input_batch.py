@@ -317,12 +317,12 @@ class BlockTables:
         """Each KV group's tables, and the slots of tokens, given by their rows, spans of block_size
         tokens, and offsets in these."""
         end = int(self.counts_R.max())
-        found = []
+        groups = []
         for group in range(self._groups):
             table_MR = self.table_WR[group : end : self._groups]
             slots_T = table_MR[spans_T, rows_T] * np.int64(self._block_size) + offsets_T
-            found.append(GroupArrays(table_MR.T, slots_T))
-        return tuple(found)
+            groups.append(GroupArrays(table_MR.T, slots_T))
+        return tuple(groups)
 
     def at(self, lines: Ints, last_R: Ints) -> list[BlockId]:
         """The blocks of span `last` of some lines."""

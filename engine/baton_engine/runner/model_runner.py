@@ -142,13 +142,13 @@ class TorchRunner:
         rows_N = np.concatenate([np.arange(at, at + len(ask.targets)) for at, ask in asks])
         targets_N = np.array([id for _, ask in asks for id in ask.targets])
         tops = [ask.top for _, ask in asks for _ in ask.targets]
-        found = []
+        parts_read = []
         for start in range(0, len(tops), PROMPT_ROWS):
             part = slice(start, start + PROMPT_ROWS)
             logits_NV = self._model.logits(hidden_TD[stage(rows_N[part], self._device)])
             ids_N = stage(targets_N[part], self._device)
-            found.append(logprobs_of(logits_NV, ids_N, max(tops[part])))
-        return found
+            parts_read.append(logprobs_of(logits_NV, ids_N, max(tops[part])))
+        return parts_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +180,11 @@ class StepResults:
         asks = [row.prompt for row in self.step.rows if row.prompt is not None]
         targets = [id for ask in asks for id in ask.targets]
         tops = [ask.top for ask in asks for _ in ask.targets]
-        found: list[PositionLogprobs] = []
+        logprobs: list[PositionLogprobs] = []
         for number, each in enumerate(self.prompts):
             part = slice(number * PROMPT_ROWS, (number + 1) * PROMPT_ROWS)
-            found += each.read(targets[part], tops[part])
-        return found
+            logprobs += each.read(targets[part], tops[part])
+        return logprobs
 
 
 class PendingStep:

@@ -51,10 +51,10 @@ class EnginePlan:
     overlap: bool
     exact: bool  # --batch-invariant
 
-    def measured(self, found: Measured) -> EnginePlan:
+    def measured(self, bytes_measured: Measured) -> EnginePlan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
         the measured sizes exceed the estimate and no longer fit."""
-        demand = replace(self.demand, measured=found)
+        demand = replace(self.demand, measured=bytes_measured)
         num_blocks = _num_blocks(demand, self.room)
         max_model_len = _max_model_len(demand, num_blocks)
         return replace(self, demand=demand, num_blocks=num_blocks, max_model_len=max_model_len)
@@ -128,8 +128,8 @@ def find_device(name: str, cuda_devices: int) -> torch.device:
     if not cuda_devices:
         raise SettingsError(f"--device {name}: torch finds no CUDA device; use cpu")
     if index >= cuda_devices:
-        found = ", ".join(f"cuda:{each}" for each in range(cuda_devices))
-        raise SettingsError(f"--device {name}: torch finds no such device; use one of {found}")
+        names = ", ".join(f"cuda:{each}" for each in range(cuda_devices))
+        raise SettingsError(f"--device {name}: torch finds no such device; use one of {names}")
     return torch.device("cuda", index)
 
 

@@ -95,8 +95,10 @@ class ChosenTokens:
         ids: list[int] = self.ids_S.tolist()
         if self.logprobs is None:
             return [Sampled(id) for id in ids]
-        found = self.logprobs.read([ids[index] for index in self.asking], [*self.asking.values()])
-        likely = dict(zip(self.asking, found, strict=True))
+        positions = self.logprobs.read(
+            [ids[index] for index in self.asking], [*self.asking.values()]
+        )
+        likely = dict(zip(self.asking, positions, strict=True))
         return [Sampled(id, likely.get(index)) for index, id in enumerate(ids)]
 
 

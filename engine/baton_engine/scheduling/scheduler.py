@@ -236,10 +236,14 @@ class Scheduler:
             self._holding.remove(sequence)
             sequence.add_blocks(taken.blocks)
         else:
-            cached, found = taken.cached * size, (taken.cached + taken.loaded) * size
-            copied = self._copy_tail(sequence, taken.blocks, found)
-            sequence.set_blocks(taken.blocks, [(0, found + copied)] if found + copied else [])
-            sequence.state.record_sources(sequence, cached=[(0, cached)], host=[(cached, found)])
+            cached, cached_or_loaded = taken.cached * size, (taken.cached + taken.loaded) * size
+            copied = self._copy_tail(sequence, taken.blocks, cached_or_loaded)
+            sequence.set_blocks(
+                taken.blocks, [(0, cached_or_loaded + copied)] if cached_or_loaded + copied else []
+            )
+            sequence.state.record_sources(
+                sequence, cached=[(0, cached)], host=[(cached, cached_or_loaded)]
+            )
         self.waiting.remove(sequence)
         sequence.running, sequence.blocks_id = True, next(self._blocks_ids)
         insort(self.running, sequence, key=_age)

@@ -126,8 +126,8 @@ class _Answer:
                 f"{parser.begin!r} and {parser.end!r}"
             )
         if end:
-            one = self.lark.any_token(end, *without)
-            thought = f"{one}*" if budget is None else f"{one}{{0,{budget}}}" if budget else ""
+            token = self.lark.any_token(end, *without)
+            thought = f"{token}*" if budget is None else f"{token}{{0,{budget}}}" if budget else ""
             thought += f" {self.lark.text(parser.end)}"
         else:
             thought = "thought"
@@ -210,16 +210,16 @@ class _Answer:
         for number, (name, schema) in enumerate(calls.tools.items()):
             enforced = calls.required or name in calls.strict
             try:
-                known = _arguments_schema(schema) if enforced else {"type": "object"}
+                allowed = _arguments_schema(schema) if enforced else {"type": "object"}
                 if one_by_one is None:
-                    arguments = self._json_arguments(number, known, enforced)
+                    arguments = self._json_arguments(number, allowed, enforced)
                 elif enforced:
-                    arguments = one_by_one.arguments(known)
+                    arguments = one_by_one.arguments(allowed)
                 else:
                     arguments = one_by_one.any_arguments()
             except GrammarError as error:
                 raise GrammarError(f"{name}: {error}") from None
-            self._schemas.append(known)
+            self._schemas.append(allowed)
             self._arguments.append(arguments)
         if one_by_one is not None:
             self.rules += one_by_one.rules
@@ -280,10 +280,10 @@ class _Answer:
         shape = _json_shape(form)
         if not isinstance(shape, dict | list):
             return None
-        one = shape[0] if isinstance(shape, list) else shape
+        call = shape[0] if isinstance(shape, list) else shape
         schemas = [
             # With an $id, "#" in the function's schema still refers to that schema.
-            _call_schema(one, name, {"$id": f"function:{number}", **self._schemas[number]})
+            _call_schema(call, name, {"$id": f"function:{number}", **self._schemas[number]})
             for number, name in enumerate(calls.tools)
         ]
         several = calls.parallel and form.between is not None
@@ -315,19 +315,19 @@ def _constrains(calls: CallRules, content: str | None) -> bool:
 def _marker(form: CallForm) -> str:
     """The text that announces a call to a parser: up to white space or JSON. Empty if calls start
     with JSON."""
-    found = re.match(r"[^\s{]*", form.open.strip() or form.before_name)
-    return found.group().rstrip("[") if found else ""
+    match = re.match(r"[^\s{]*", form.open.strip() or form.before_name)
+    return match.group().rstrip("[") if match else ""
 
 
 def _arguments_schema(schema: object) -> dict[str, Any]:
     """The schema of a function's arguments, narrowed to objects.
 
     Raise GrammarError if it allows no object."""
-    known = schema_of(schema)
-    kind = known.get("type", "object")
+    arguments = schema_of(schema)
+    kind = arguments.get("type", "object")
     if "object" not in (kind if isinstance(kind, list) else [kind]):
         raise GrammarError(f"arguments must be an object; the schema's type is {kind!r}")
-    return {**known, "type": "object"}
+    return {**arguments, "type": "object"}
 
 
 def _is_json(content: str) -> bool:

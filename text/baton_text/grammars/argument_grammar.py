@@ -50,10 +50,12 @@ class ArgumentGrammar:
         form, key = self._form, self._name("KEY")
         self.rules.append(f"{key}: /{form.key}/ & /.{{1,64}}/")
         value = self._plain({}) if form.plain_strings else self._json({})
-        one = f"{self._lark.text(form.before_key)} {key} {self._lark.text(form.after_key)} {value}"
+        any_argument = (
+            f"{self._lark.text(form.before_key)} {key} {self._lark.text(form.after_key)} {value}"
+        )
         if not form.between:
-            return f"({one})*"
-        return f"({one} ({self._lark.text(form.between)} {one})*)?"
+            return f"({any_argument})*"
+        return f"({any_argument} ({self._lark.text(form.between)} {any_argument})*)?"
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
         """Arguments that match `schema`, in Lark. Raise GrammarError."""
@@ -79,7 +81,7 @@ class ArgumentGrammar:
         self, properties: Mapping[str, Any], root: Mapping[str, Any]
     ) -> list[tuple[str, str]]:
         """Each key with its argument in Lark."""
-        found = []
+        arguments = []
         for key, schema in properties.items():
             if schema is False and key not in root.get("required", []):
                 continue  # never written
@@ -90,8 +92,8 @@ class ArgumentGrammar:
             except GrammarError as error:
                 raise GrammarError(f"properties.{key}: {error}") from None
             head = self._lark.text(f"{self._form.before_key}{key}{self._form.after_key}")
-            found.append((key, f"{head} {value}"))
-        return found
+            arguments.append((key, f"{head} {value}"))
+        return arguments
 
     def _separated(self, arguments: list[tuple[str, str]], required: set[str]) -> str:
         """Arguments with separators between those that are there. Each `rest` rule holds what may
@@ -102,8 +104,10 @@ class ArgumentGrammar:
             starts = [] if key in required else starts
             starts.append(f"{argument} {rest}")
             name = self._name("rest")
-            one = f"{between} {argument}"
-            self.rules.append(f"{name}: {one if key in required else f'({one})?'} {rest}")
+            following = f"{between} {argument}"
+            self.rules.append(
+                f"{name}: {following if key in required else f'({following})?'} {rest}"
+            )
             rest = name
         if not starts:
             return ""
@@ -202,9 +206,9 @@ class ArgumentGrammar:
         self.rules.append(f"{name}: {regex} & /(?s:.+)/")
         return f"{name}{'' if least or 'pattern' in schema else '?'} {end}"
 
-    def _only(self, schema: Mapping[str, Any], known: frozenset[str], what: str) -> None:
+    def _only(self, schema: Mapping[str, Any], keywords: frozenset[str], what: str) -> None:
         for keyword in schema:
-            if keyword not in known:
+            if keyword not in keywords:
                 raise GrammarError(
                     f"`{keyword}` cannot be enforced for {what} in this model's calls, which are"
                     " not JSON; leave out strict, or require a call"
@@ -235,14 +239,14 @@ def _string_options(
         return _string_options(_referred(schema["$ref"], root), root, seen)
     if keyword == "allOf" and len(schema["allOf"]) != 1:
         raise GrammarError("`allOf` cannot be enforced for a string")
-    found: list[Mapping[str, Any]] = []
+    options: list[Mapping[str, Any]] = []
     for option in schema[keyword]:
         types = types_of(option, root)
         if not types or "string" in types:
-            found += _string_options(option, root, seen)
-    if keyword == "oneOf" and len(found) > 1:
+            options += _string_options(option, root, seen)
+    if keyword == "oneOf" and len(options) > 1:
         raise GrammarError("`oneOf` with several strings cannot be enforced in this model's calls")
-    return found
+    return options
 
 
 def _fixed(schema: Mapping[str, Any]) -> list[str] | None:
@@ -298,16 +302,16 @@ def _with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
 
 def _references(schema: Any) -> list[str]:
     """All $refs within a schema."""
-    found, pending = [], [schema]
+    references, pending = [], [schema]
     while pending:
         part = pending.pop()
         if isinstance(part, Mapping):
             if isinstance(part.get("$ref"), str):
-                found.append(part["$ref"])
+                references.append(part["$ref"])
             pending += part.values()
         elif isinstance(part, list):
             pending += part
-    return found
+    return references
 
 
 def _pattern(pattern: Any) -> str:

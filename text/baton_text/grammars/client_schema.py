@@ -7,7 +7,7 @@ from typing import Any
 
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.grammar_text import check_size
-from baton_text.grammars.json_schema import enforceable, parts, referred, shown
+from baton_text.grammars.json_schema import enforceable, parts, referred, show_value
 from baton_text.grammars.limits import (
     MAX_JSON_DEPTH,
     MAX_REFERENCED_LEVELS,
@@ -25,7 +25,7 @@ def schema_of(value: object) -> dict[str, Any]:
     if value is False:
         raise GrammarError("the schema is false, which no answer matches")
     if not isinstance(value, dict):
-        raise GrammarError(f"a schema must be an object, not {shown(value)}")
+        raise GrammarError(f"a schema must be an object, not {show_value(value)}")
     _check_parts(value)
     try:
         check_size(json.dumps(value, ensure_ascii=False, allow_nan=False))
@@ -59,15 +59,15 @@ def _check_parts(value: object) -> None:
         if depth > MAX_JSON_DEPTH:
             raise GrammarError(f"the schema nests deeper than {MAX_JSON_DEPTH} levels")
         inner: list[object] = []
-        for each in level:
-            if isinstance(each, dict):
-                if older and isinstance(each.get("$ref"), str) and "$id" in each:
+        for part in level:
+            if isinstance(part, dict):
+                if older and isinstance(part.get("$ref"), str) and "$id" in part:
                     raise GrammarError("the schema has an $id beside a $ref; leave out the $id")
-                inner += each.values()
-            elif isinstance(each, list):
-                inner += each
-            elif isinstance(each, int) and not -(2**63) <= each < 2**64:
-                raise GrammarError(f"the schema has {each}, a number of more than 64 bits")
+                inner += part.values()
+            elif isinstance(part, list):
+                inner += part
+            elif isinstance(part, int) and not -(2**63) <= part < 2**64:
+                raise GrammarError(f"the schema has {part}, a number of more than 64 bits")
         level, depth = inner, depth + 1
     levels = _referenced_levels(value)
     if levels > MAX_REFERENCED_LEVELS:
@@ -84,10 +84,12 @@ def _referenced_levels(schema: object) -> int:
     levels: dict[int, int] = {}
     for part in reversed(order):
         inner = part.values() if isinstance(part, dict) else part
-        levels[id(part)] = 1 + max((levels.get(id(each), 0) for each in inner), default=0)
+        levels[id(part)] = 1 + max(
+            (levels.get(id(inner_part), 0) for inner_part in inner), default=0
+        )
     references = {
         part["$ref"]
         for part in order
         if isinstance(part, dict) and isinstance(part.get("$ref"), str)
     }
-    return sum(levels.get(id(referred(schema, each)), 1) for each in references)
+    return sum(levels.get(id(referred(schema, reference)), 1) for reference in references)

@@ -12,7 +12,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from baton_text.grammars.client_schema import parse_json, schema_of
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.grammar_text import check_size, grammars_in
-from baton_text.grammars.json_schema import shown
+from baton_text.grammars.json_schema import show_value
 from baton_text.grammars.lark import Lark
 from baton_text.grammars.lark_syntax import check_matches, number_of_rules, with_schemas
 from baton_text.grammars.limits import (
@@ -65,16 +65,16 @@ def _json(schema: dict[str, Any]) -> str:
 def _enforceable_parts(grammar: str) -> str:
     """A client's grammar in Lark, or its list of grammars, with its schemas in enforceable form.
     Raise GrammarError for a grammar that llguidance cannot compile safely."""
-    found = grammars_in(grammar)
-    rules = len(found) + sum(
+    parts = grammars_in(grammar)
+    rules = len(parts) + sum(
         number_of_rules(part["lark_grammar"])
-        for part in found
+        for part in parts
         if isinstance(part.get("lark_grammar"), str)
     )
     if rules > MAX_RULES:
         raise GrammarError(f"the grammar has {rules} rules; the limit is {MAX_RULES}")
     made: list[dict[str, Any]] = []
-    for part in found:
+    for part in parts:
         if isinstance(part.get("lark_grammar"), str):
             check_matches(part["lark_grammar"])
             part = part | {"lark_grammar": with_schemas(part["lark_grammar"], _json_part)}
@@ -91,7 +91,9 @@ def _json_part(schema: object) -> dict[str, Any]:
 
 def _choice(value: object) -> str:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise GrammarError(f"a choice must be a list of at least one string, not {shown(value)}")
+        raise GrammarError(
+            f"a choice must be a list of at least one string, not {show_value(value)}"
+        )
     if len(value) > MAX_CHOICES:
         raise GrammarError(f"the choice has {len(value)} strings; at most {MAX_CHOICES}")
     for each in value:
@@ -117,7 +119,7 @@ def _lark(text: str) -> str:
 def _structural_tag(value: object, lark: Lark) -> str:
     value = parse_json(value, "the structural tag")
     if not isinstance(value, dict):
-        raise GrammarError(f"a structural tag must be an object, not {shown(value)}")
+        raise GrammarError(f"a structural tag must be an object, not {show_value(value)}")
     structures, triggers = value.get("structures"), value.get("triggers")
     if not isinstance(structures, list) or not structures:
         raise GrammarError("structural_tag.structures must be a list of at least one structure")
@@ -134,10 +136,10 @@ def _structural_tag(value: object, lark: Lark) -> str:
 def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, str]:
     """The structure's trigger, and the Lark expression that follows the trigger."""
     if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
-        raise GrammarError(f"a structure needs a string `begin`; {shown(structure)} has none")
+        raise GrammarError(f"a structure needs a string `begin`; {show_value(structure)} has none")
     begin, end = structure["begin"], structure.get("end", "")
     if not isinstance(end, str):
-        raise GrammarError(f"a structure's `end` must be a string, not {shown(end)}")
+        raise GrammarError(f"a structure's `end` must be a string, not {show_value(end)}")
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
         raise GrammarError(f"the structure {begin!r} starts with none of the triggers {triggers}")
@@ -154,6 +156,6 @@ def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, s
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise GrammarError(f"{what} must be a non-empty string, not {shown(value)}")
+        raise GrammarError(f"{what} must be a non-empty string, not {show_value(value)}")
     check_size(value)
     return value

@@ -21,13 +21,13 @@ def at(place: str, why: str) -> GrammarError:
     return GrammarError(f"{place}: {why}" if place else why)
 
 
-def explained(message: str) -> str:
+def explain(message: str) -> str:
     """One sentence for a message of llguidance."""
     text = message.split("\n<state>")[0].replace("<non-verbose/>", "").strip()
     for pattern, sentence in _SENTENCES:
-        found = pattern.search(text)
-        if found is not None:
-            return sentence(found)
+        match = pattern.search(text)
+        if match is not None:
+            return sentence(match)
     return f"the grammar does not compile: {_quoted(text)}"
 
 
@@ -39,8 +39,8 @@ def _quoted(text: str) -> str:
     return line if len(line) <= MAX_QUOTED else f"{line[:MAX_QUOTED]}..."
 
 
-def _unimplemented(found: re.Match[str]) -> str:
-    keywords = re.findall(r'"([^"]+)"', found.group(1))
+def _unimplemented(match: re.Match[str]) -> str:
+    keywords = re.findall(r'"([^"]+)"', match.group(1))
     return f"`{'`, `'.join(keywords)}` cannot be enforced"
 
 

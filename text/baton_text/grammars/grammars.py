@@ -64,12 +64,12 @@ class Grammars:
     def cached_matcher(self, grammar: str) -> Matcher | None:
         """A fresh Matcher if the grammar is cached, else None. Does not compile."""
         with self._lock:
-            found = self._kept.get(grammar)
-            if found is None:
+            entry = self._kept.get(grammar)
+            if entry is None:
                 return None
             self._kept.move_to_end(grammar)
             self.hits += 1
-            return found[0].copy()
+            return entry[0].copy()
 
     def matcher(self, grammar: str) -> Matcher:
         """A fresh Matcher at the start of `grammar`. Compiles on a cache miss, with the GIL

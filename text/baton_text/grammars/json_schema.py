@@ -152,10 +152,10 @@ class _Reader:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise at(place, f"a schema must be an object, not {shown(schema)}")
+            raise at(place, f"a schema must be an object, not {show_value(schema)}")
         made: dict[str, Any] = {}
         for key, value in schema.items():
-            inner = _joined(place, key)
+            inner = _join_path(place, key)
             if key in _NAMED:
                 made[key] = self._named(value, inner)
             elif key in _LISTS or (key == "items" and isinstance(value, list)):
@@ -177,12 +177,12 @@ class _Reader:
 
     def _named(self, value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise at(place, f"it must be an object of schemas, not {shown(value)}")
-        return {name: self.read(each, _joined(place, name)) for name, each in value.items()}
+            raise at(place, f"it must be an object of schemas, not {show_value(value)}")
+        return {name: self.read(each, _join_path(place, name)) for name, each in value.items()}
 
     def _list(self, value: Any, place: str, key: str) -> list[Any]:
         if not isinstance(value, list) or (not value and key in ("allOf", "anyOf", "oneOf")):
-            raise at(place, f"it must be a list with at least one schema, not {shown(value)}")
+            raise at(place, f"it must be a list with at least one schema, not {show_value(value)}")
         return [self.read(each, f"{place}[{index}]") for index, each in enumerate(value)]
 
     def _referred_in(self, value: Any) -> bool:
@@ -196,7 +196,7 @@ class _Reader:
         if isinstance(value, list):
             return [self._holder(each, f"{place}[{n}]") for n, each in enumerate(value)]
         if isinstance(value, dict):
-            return {key: self._holder(each, _joined(place, key)) for key, each in value.items()}
+            return {key: self._holder(each, _join_path(place, key)) for key, each in value.items()}
         return value
 
     # --- keywords that only their value makes harmless -----------------------------------------
@@ -210,9 +210,9 @@ class _Reader:
         if self._free(then) and self._free(other):
             return
         if self._free(schema["if"]):
-            follows = self.read(then, _joined(place, "then"))
+            follows = self.read(then, _join_path(place, "then"))
         elif self._impossible(schema["if"]):
-            follows = self.read(other, _joined(place, "else"))
+            follows = self.read(other, _join_path(place, "else"))
         else:
             raise at(place, "`if` cannot be enforced")
         made["allOf"] = [*made.get("allOf", []), follows]
@@ -241,7 +241,7 @@ class _Reader:
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
             value = schema.get(key, {})
             if not isinstance(value, dict):
-                raise at(place, f"{key} must be an object, not {shown(value)}")
+                raise at(place, f"{key} must be an object, not {show_value(value)}")
             for name, then in value.items():
                 if isinstance(then, list):
                     free = set(map(str, then)) <= {name, *map(str, needed)}
@@ -259,7 +259,7 @@ class _Reader:
                 continue
             if "contains" in schema or any(each in schema for each in _IN_PLACE):
                 raise at(place, f"`{key}` cannot be enforced")
-            made[rest] = self.read(schema[key], _joined(place, key))
+            made[rest] = self.read(schema[key], _join_path(place, key))
 
     def _free(self, schema: Any, kind: str | None = None) -> bool:
         """Whether a schema allows every value, or every value of type `kind`."""
@@ -314,7 +314,7 @@ def _read_values(made: dict[str, Any], place: str) -> None:
         if key in ("exclusiveMinimum", "exclusiveMaximum") and value is False:
             del made[key]  # the form of draft 4
         elif key in _FORMS and not _FORMS[key][0](made[key]):
-            raise at(place, f"{key} must be {_FORMS[key][1]}, not {shown(value)}")
+            raise at(place, f"{key} must be {_FORMS[key][1]}, not {show_value(value)}")
     form = made.get("format")
     if form is None:
         return
@@ -399,25 +399,25 @@ def _finite(root: Any) -> Schema:
     if that is the whole schema."""
     if isinstance(root, bool):
         return root
-    known: dict[int, bool] = {}  # schemas that a finite value may match
+    finite: dict[int, bool] = {}  # schemas that a finite value may match
     schemas = [part for part in parts(root) if isinstance(part, dict)]
     changed = True
     while changed:
         changed = False
         for schema in reversed(schemas):
-            if not known.get(id(schema)) and _ends(schema, root, known):
-                known[id(schema)] = changed = True
-    if not known.get(id(root)):
+            if not finite.get(id(schema)) and _ends(schema, root, finite):
+                finite[id(schema)] = changed = True
+    if not finite.get(id(root)):
         raise GrammarError("no finite value matches it, because each would contain itself")
-    made: Schema = _pruned(root, known) if len(known) < len(schemas) else root
+    made: Schema = _pruned(root, finite) if len(finite) < len(schemas) else root
     return made
 
 
-def _ends(schema: Mapping[str, Any], root: Any, known: Mapping[int, bool]) -> bool:
-    """Whether a finite value may match the schema, as far as is `known`."""
+def _ends(schema: Mapping[str, Any], root: Any, finite: Mapping[int, bool]) -> bool:
+    """Whether a finite value may match the schema, as far as `finite` says."""
 
     def ends(each: Any) -> bool:
-        return known.get(id(each), False) if isinstance(each, dict) else True
+        return finite.get(id(each), False) if isinstance(each, dict) else True
 
     if "$ref" in schema:
         target = _local(root, schema["$ref"])
@@ -463,31 +463,31 @@ def _needed_items(schema: Mapping[str, Any]) -> list[Any]:
     return [*first[:least], *([rest] if least > len(first) else [])]
 
 
-def _pruned(schema: Any, known: Mapping[int, bool]) -> Any:
-    """A copy with false in place of schemas that are not `known`."""
+def _pruned(schema: Any, finite: Mapping[int, bool]) -> Any:
+    """A copy with false in place of schemas that are not `finite`."""
     if isinstance(schema, list):
-        return [_pruned(each, known) for each in schema]
+        return [_pruned(each, finite) for each in schema]
     if not isinstance(schema, dict):
         return schema
     made: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, dict):
-            made[key] = {name: _kept(each, known) for name, each in value.items()}
+            made[key] = {name: _kept(each, finite) for name, each in value.items()}
         elif key in _LISTS and isinstance(value, list):
-            made[key] = [_kept(each, known) for each in value]
+            made[key] = [_kept(each, finite) for each in value]
         elif key in _SINGLE:
-            made[key] = _kept(value, known)
+            made[key] = _kept(value, finite)
         else:
             made[key] = value
     return made
 
 
-def _kept(schema: Any, known: Mapping[int, bool]) -> Any:
+def _kept(schema: Any, finite: Mapping[int, bool]) -> Any:
     if isinstance(schema, list):
-        return [_kept(each, known) for each in schema]
-    if isinstance(schema, dict) and not known.get(id(schema)):
+        return [_kept(each, finite) for each in schema]
+    if isinstance(schema, dict) and not finite.get(id(schema)):
         return False
-    return _pruned(schema, known)
+    return _pruned(schema, finite)
 
 
 # --- places -------------------------------------------------------------------------------------
@@ -532,17 +532,17 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The schemas directly in a schema, each with its path."""
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, dict):
-            yield from ((_joined(key, name), each) for name, each in value.items())
+            yield from ((_join_path(key, name), each) for name, each in value.items())
         elif key in (*_LISTS, "items") and isinstance(value, list):
             yield from ((f"{key}[{index}]", each) for index, each in enumerate(value))
         elif key in _SINGLE:
             yield key, value
 
 
-def _joined(place: str, key: str) -> str:
+def _join_path(place: str, key: str) -> str:
     return f"{place}.{key}" if place else key
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

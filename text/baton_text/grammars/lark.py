@@ -42,8 +42,8 @@ class Lark:
 
     def leading_token(self, text: str) -> str:
         """The text of the added token that `text` starts with; empty if there is none."""
-        found = self._token.match(text)
-        return found.group() if found else ""
+        match = self._token.match(text)
+        return match.group() if match else ""
 
     def has_token(self, text: str) -> bool:
         """Whether `text` contains an added token."""
@@ -52,9 +52,9 @@ class Lark:
     def text(self, text: str) -> str:
         """Exactly this text, its added tokens written as ids; empty for empty text."""
         written, at = list[str](), 0
-        for found in self._token.finditer(text):
-            written += [_quoted(text[at : found.start()]), f"<[{self._tokens[found.group()]}]>"]
-            at = found.end()
+        for match in self._token.finditer(text):
+            written += [_quoted(text[at : match.start()]), f"<[{self._tokens[match.group()]}]>"]
+            at = match.end()
         return " ".join(filter(None, [*written, _quoted(text[at:])]))
 
     def any_token(self, *without: str) -> str:

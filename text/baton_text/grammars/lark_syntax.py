@@ -56,12 +56,12 @@ class _Definition:
 def tokens_of(grammar: str) -> list[Token]:
     """All tokens of a grammar, white space and comments included. An inline schema is one token.
     Raise GrammarError for a schema that is nested too deep."""
-    decoder, found, place = json.JSONDecoder(), list[Token](), 0
+    decoder, tokens, place = json.JSONDecoder(), list[Token](), 0
     while place < len(grammar):
         match = _TOKEN.match(grammar, place)
         assert match is not None, "every character is at least a sign"
         kind, end = str(match.lastgroup), match.end()
-        found.append(Token(kind, match.group()))
+        tokens.append(Token(kind, match.group()))
         if kind == "json":
             try:
                 _, end = decoder.raw_decode(grammar, end)
@@ -70,9 +70,9 @@ def tokens_of(grammar: str) -> list[Token]:
             except ValueError:
                 pass  # not JSON, which llguidance reports
             else:
-                found.append(Token("schema", grammar[match.end() : end]))
+                tokens.append(Token("schema", grammar[match.end() : end]))
         place = end
-    return found
+    return tokens
 
 
 def schemas_in(grammar: str) -> Iterator[Any]:
@@ -167,41 +167,41 @@ class _Expansions:
 
     def match(self) -> bool:
         try:
-            found = self._alternatives()
+            matches = self._alternatives()
         except RecursionError:
             return True  # nested deeper than llguidance allows
-        return found or self._place != len(self._tokens)  # syntax that is unknown here
+        return matches or self._place != len(self._tokens)  # syntax that is unknown here
 
     def _next(self) -> str:
         return self._tokens[self._place].text if self._place < len(self._tokens) else ""
 
     def _alternatives(self) -> bool:
-        found = self._sequence()
+        matches = self._sequence()
         while self._next() == "|":
             self._place += 1
-            found |= self._sequence()
-        return found
+            matches |= self._sequence()
+        return matches
 
     def _sequence(self) -> bool:
-        found = True
+        matches = True
         while self._next() not in ("", "|", ")", "]"):
-            found &= self._item()
-        return found
+            matches &= self._item()
+        return matches
 
     def _item(self) -> bool:
         token = self._tokens[self._place]
         self._place += 1
-        found = True
+        matches = True
         if token.text in ("(", "["):
-            found = self._alternatives() or token.text == "["
+            matches = self._alternatives() or token.text == "["
             self._place += 1
         elif token.text == "->":
             self._place += 1  # the name of an alternative
         elif token.text == "%" or token.kind == "directive":
             self._place = len(self._tokens) + 1  # a directive of llguidance: anything may follow
         elif token.kind == "name":
-            found = token.text not in self._rules or token.text in self._finite
-        return self._repeated() or found
+            matches = token.text not in self._rules or token.text in self._finite
+        return self._repeated() or matches
 
     def _repeated(self) -> bool:
         """Read the operators behind an item; return whether the item may be left out."""
@@ -241,10 +241,10 @@ def _check_terminals(definitions: list[_Definition]) -> None:
     if matcher.is_error():
         return  # llguidance reports it for the whole grammar
     for index, name in enumerate(tested):
-        one = matcher.deep_copy()
-        if one.consume_tokens(list(f"{index}!".encode())):
-            one.compute_bitmask()
-            if one.is_error() and "NoExtension" in one.get_error():
+        terminal_matcher = matcher.deep_copy()
+        if terminal_matcher.consume_tokens(list(f"{index}!".encode())):
+            terminal_matcher.compute_bitmask()
+            if terminal_matcher.is_error() and "NoExtension" in terminal_matcher.get_error():
                 kind = "regex" if name.startswith("/") else "terminal"
                 raise GrammarError(f"the {kind} {name} matches no text")
 

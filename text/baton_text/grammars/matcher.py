@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher
 
-from baton_text.grammars.errors import explained
+from baton_text.grammars.errors import explain
 from baton_text.grammars.unique_keys import Keys
 
 
@@ -57,7 +57,7 @@ class Matcher:
         """Why the matcher cannot continue; "" unless it failed. Some dead ends show only after
         `mask`."""
         if self._matcher.is_error():
-            return explained(self._matcher.get_error())
+            return explain(self._matcher.get_error())
         return "an object has each key already that may follow" if self._blocked else ""
 
     def mask(self) -> bytes:

@@ -38,7 +38,7 @@ def few_names(pattern: str) -> tuple[str, ...] | None:
         return ()
     if not is_whole(pattern):
         return None
-    found: list[str] = []
+    names: list[str] = []
     pending = deque([(b'"', start)])
     steps = 0
     while pending:
@@ -49,14 +49,14 @@ def few_names(pattern: str) -> tuple[str, ...] | None:
             if not mask >> byte & 1:
                 continue
             if byte == ord('"'):
-                found.append(json.loads(prefix + b'"'))
+                names.append(json.loads(prefix + b'"'))
             else:
                 longer = matcher.deep_copy()
                 longer.consume_token(byte)
                 pending.append((prefix + bytes((byte,)), longer))
-        if len(found) > MAX_NAMES or steps + len(pending) > _MAX_STEPS:
+        if len(names) > MAX_NAMES or steps + len(pending) > _MAX_STEPS:
             return None
-    return tuple(dict.fromkeys(found))  # an escaped character has two spellings
+    return tuple(dict.fromkeys(names))  # an escaped character has two spellings
 
 
 def is_whole(pattern: str) -> bool:
@@ -80,7 +80,7 @@ def _key(pattern: str) -> LLMatcher | None:
     matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)
     matcher.compute_bitmask()  # finds out whether any text matches
     if matcher.is_error():
-        known = ("NoExtension" in matcher.get_error(), "Regex is empty" in matcher.get_error())
-        return matcher if any(known) else None
+        errors = ("NoExtension" in matcher.get_error(), "Regex is empty" in matcher.get_error())
+        return matcher if any(errors) else None
     matcher.consume_token(ord('"'))
     return matcher

@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from baton_text.grammars.errors import GrammarError, at, explained
+from baton_text.grammars.errors import GrammarError, at, explain
 from baton_text.grammars.grammar_text import grammars_in
 from baton_text.grammars.json_schema import subschemas
 from baton_text.grammars.limits import (
@@ -37,8 +37,8 @@ def locate_refusal(grammar: str, message: str) -> GrammarError:
         schema = part.get("json_schema")
         if isinstance(schema, dict) and _refusal_of(schema, schema) == message:
             place, cause = _cause(schema, message)
-            return at(place, explained(cause))
-    return GrammarError(explained(message))
+            return at(place, explain(cause))
+    return GrammarError(explain(message))
 
 
 def _refusal_of(schema: object, root: Mapping[str, Any]) -> str:
@@ -57,10 +57,10 @@ def _cause(root: dict[str, Any], message: str) -> tuple[str, str]:
             tries -= 1
             if tries < 0:
                 return place, message
-            found = _refusal_of(inner, root)
+            refusal = _refusal_of(inner, root)
             # llguidance says of a required property only that no value matches it.
-            if found and (found == message or f"required {_kind(path)} is unsat" in message):
-                place, schema, message = f"{place}.{path}" if place else path, inner, found
+            if refusal and (refusal == message or f"required {_kind(path)} is unsat" in message):
+                place, schema, message = f"{place}.{path}" if place else path, inner, refusal
                 break
         else:
             return place, message

@@ -72,10 +72,10 @@ class Spellings:
                 self.plain[text] = id
 
     def _add(self, id: int, text: bytes) -> None:
-        if found := _HEAD.match(text):
-            self.heads[found.group(1)].append(id)
-        if found := _ESCAPED_HEAD.match(text):
-            self.escaped_heads[found.group(1)].append(id)
+        if match := _HEAD.match(text):
+            self.heads[match.group(1)].append(id)
+        if match := _ESCAPED_HEAD.match(text):
+            self.escaped_heads[match.group(1)].append(id)
         wholes = _WHOLE.findall(text)
         for whole in set(wholes):
             self.wholes[whole].append(id)
@@ -148,12 +148,12 @@ class _Object:
             self._escaped = False
             self.unicode |= self.key is not None and text[place:end] == b"u"
         else:
-            found = _STRING_END.search(text, place)
-            end = len(text) if found is None else found.end()
-            if found is not None and found.group() == b'"':
+            match = _STRING_END.search(text, place)
+            end = len(text) if match is None else match.end()
+            if match is not None and match.group() == b'"':
                 self._close(text[place : end - 1])
                 return end
-            self._escaped = found is not None
+            self._escaped = match is not None
         if self.key is not None:
             self.key += text[place:end]
         return end
@@ -265,7 +265,7 @@ class Keys:
         """The tokens of the mask that write a character of a key as \\uXXXX."""
         spellings = self._spellings
         tried = list(spellings.unicode)
-        if any(one.key is not None and one.escaped for one in self._objects):
+        if any(opened.key is not None and opened.escaped for opened in self._objects):
             tried += spellings.begin_with_u
         return [
             id for id in tried if _has(mask, id) and any(each.unicode for each in self._after(id))
@@ -274,12 +274,12 @@ class Keys:
     def _repeating(self, mask: bytes) -> list[int]:
         """The tokens of the mask that complete a key again."""
         spellings, tried = self._spellings, set(self._spellings.doubles)
-        for one in self._objects:
-            if one.key is not None:
-                heads = spellings.escaped_heads if one.escaped else spellings.heads
-                for rest in _rests(one.keys, one.key):
+        for opened in self._objects:
+            if opened.key is not None:
+                heads = spellings.escaped_heads if opened.escaped else spellings.heads
+                for rest in _rests(opened.keys, opened.key):
                     tried.update(heads.get(rest, ()))
-            for keys in filter(None, one.open):
+            for keys in filter(None, opened.open):
                 for key in keys & spellings.wholes.keys():
                     tried.update(spellings.wholes[key])
         return [
@@ -300,23 +300,23 @@ class Keys:
     def _blind(self, mask: bytes, matcher: LLMatcher) -> list[int]:
         """The tokens of `mask` that begin or continue a key which no new key begins with."""
         spellings, tried = self._spellings, set[int]()
-        for one in self._objects:
-            if one.key is not None:
-                tried |= self._continuing(one.keys, one.key)
-            for keys in filter(None, one.open):
+        for opened in self._objects:
+            if opened.key is not None:
+                tried |= self._continuing(opened.keys, opened.key)
+            for keys in filter(None, opened.open):
                 for key in keys:
                     for end in range(1, len(key) + 1):
                         tried.update(spellings.late_openers.get(key[:end], ()))
-                        if one.expects_key:
+                        if opened.expects_key:
                             tried.update(spellings.openers.get(key[:end], ()))
         known: dict[tuple[int, bytes], bool] = {}
         found = []
         for id in tried:
-            for one in self._after(id) if _has(mask, id) else ():
-                if one.key is not None and one.keys:
-                    state = len(one.open), one.key
+            for opened in self._after(id) if _has(mask, id) else ():
+                if opened.key is not None and opened.keys:
+                    state = len(opened.open), opened.key
                     if state not in known:
-                        known[state] = self._may_differ(one, matcher, id)
+                        known[state] = self._may_differ(opened, matcher, id)
                     if not known[state]:
                         found.append(id)
                         break
@@ -332,18 +332,20 @@ class Keys:
             if rest[:end] in plain
         }
 
-    def _may_differ(self, one: _Object, matcher: LLMatcher, id: int) -> bool:
+    def _may_differ(self, opened: _Object, matcher: LLMatcher, id: int) -> bool:
         """Whether the key that is open after the token `id` may become a new one."""
         next = matcher.deep_copy()
         next.consume_token(id)
-        pending, looks = [(next, one.key or b"")], 0
+        pending, looks = [(next, opened.key or b"")], 0
         while pending and looks < MAX_LOOKS:
             looks += 1
             next, key = pending.pop()
-            if not any(True for _ in _rests(one.keys, key)) or key.endswith(b"\\"):
+            if not any(True for _ in _rests(opened.keys, key)) or key.endswith(b"\\"):
                 return True
-            same = self._continuing(one.keys, key)
-            ends = {each for rest in _rests(one.keys, key) for each in self._spellings.heads[rest]}
+            same = self._continuing(opened.keys, key)
+            ends = {
+                each for rest in _rests(opened.keys, key) for each in self._spellings.heads[rest]
+            }
             mask = next.compute_bitmask()
             if any(_without(mask, [each for each in same | ends if _has(mask, each)])):
                 return True

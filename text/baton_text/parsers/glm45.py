@@ -27,26 +27,26 @@ _MARKERS = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
 
 def _read_call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
     yield from source.skip_space()
-    text, found = yield from whole(source.until("\n", *_MARKERS))
+    text, marker_after = yield from whole(source.until("\n", *_MARKERS))
     name = text.strip()
-    if found not in ("\n", KEY, END) or not is_name(name):
+    if marker_after not in ("\n", KEY, END) or not is_name(name):
         if text:
             yield Piece("content", text)
-        source.put_back(found or "")
+        source.put_back(marker_after or "")
         return False
     yield Piece("call", name, number)
-    if found != "\n":
-        source.put_back(found)
+    if marker_after != "\n":
+        source.put_back(marker_after)
     yield from source.skip_space()
     arguments = Arguments(tools, name, number)
     while (marker := (yield from content(source, *_MARKERS))) not in (BEGIN, END, None):
         if marker == KEY:
-            key, found = yield from whole(source.until(*_MARKERS))
-            if found == KEY_END:
+            key, marker_after = yield from whole(source.until(*_MARKERS))
+            if marker_after == KEY_END:
                 yield from source.skip_space()
-                found = yield from source.starts_with(VALUE)
-            if found != VALUE:
-                source.put_back(found or "")
+                marker_after = yield from source.starts_with(VALUE)
+            if marker_after != VALUE:
+                source.put_back(marker_after or "")
                 continue
             key = key.strip()
             value, complete = yield from arguments.value(source, key, VALUE_END)

@@ -26,11 +26,11 @@ _MARKERS = (BEGIN, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
 
 def _read_call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
-    name, found = yield from whole(source.until(">", "\n", *_MARKERS))
-    if found != ">" or not is_name(name):
+    name, marker_after = yield from whole(source.until(">", "\n", *_MARKERS))
+    if marker_after != ">" or not is_name(name):
         if name:
             yield Piece("content", name)
-        source.put_back("" if found in (">", None) else found)
+        source.put_back("" if marker_after in (">", None) else marker_after)
         return False
     yield Piece("call", name, number)
     yield from source.skip_space()
@@ -38,9 +38,9 @@ def _read_call(source: Source, tools: Tools, number: int) -> Generator[Piece | N
     ends = (BEGIN, END, FUNCTION, FUNCTION_END, None)
     while (marker := (yield from content(source, *_MARKERS))) not in ends:
         if marker == PARAMETER:
-            key, found = yield from whole(source.until(">", "\n", *_MARKERS))
-            if found != ">":
-                source.put_back(found or "")
+            key, marker_after = yield from whole(source.until(">", "\n", *_MARKERS))
+            if marker_after != ">":
+                source.put_back(marker_after or "")
                 continue
             value, complete = yield from arguments.value(source, key, PARAMETER_END)
             if complete:

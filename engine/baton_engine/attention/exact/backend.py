@@ -134,7 +134,7 @@ def _groups(
     num_heads: int,
 ) -> list[Group]:
     """The groups of a step, for all layers with the same window."""
-    found: list[Group] = []
+    groups: list[Group] = []
     ones: list[TableRow] = []
     places: list[int] = []
     begin = 0
@@ -145,7 +145,7 @@ def _groups(
             ones += (TableRow(row.start + index, 1, row.blocks) for index in range(row.count))
             places += range(begin, begin + row.count)
         else:
-            found.append(PromptPiece(kv, products, row, begin, splits))
+            groups.append(PromptPiece(kv, products, row, begin, splits))
         begin += row.count
     most = max(1, kv.sizes.max_scores // (num_heads * splits.keys))
     for members, shared in group_by_prefix(ones, splits):
@@ -154,5 +154,5 @@ def _groups(
         for group in group_by_length(sizes.tolist(), most):
             some = [members[index] for index in group]
             rows_of, at = [ones[index] for index in some], [places[index] for index in some]
-            found.append(decode_rows(kv, products, rows_of, at, splits, shared))
-    return found
+            groups.append(decode_rows(kv, products, rows_of, at, splits, shared))
+    return groups

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from baton_engine.attention.exact.batched_products import BatchedProducts, added
+from baton_engine.attention.exact.batched_products import BatchedProducts, sum_splits
 from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.attention.exact.places import places_of
 from baton_engine.attention.exact.splits import Hidden, Splits
@@ -65,17 +65,17 @@ class CopiedRows:
         if self._hidden is not None:
             self._hidden.hide(scores_XGL)
         sums_XGCH = self._sums(layer, self._splits.weights(scores_XGL))
-        out_XGH = added(sums_XGCH)
+        out_XGH = sum_splits(sums_XGCH)
         return out_XGH.to(q_RNH.dtype).view(rows, heads, dim)
 
     def _scores(self, layer: int, q_RKGH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """Scores [X, G, L] of the shared keys and of each row's own."""
-        found = []
+        parts = []
         for part, pages in self._own:
             q_XGH = q_RKGH[part].flatten(0, 1)
             k_XLH = self._kv.gather_k(layer, pages).view(len(q_XGH), -1, q_XGH.shape[-1])
-            found.append(self._products.scores(q_XGH, k_XLH, spec))
-        own_XGL = found[0] if len(found) == 1 else torch.cat(found)
+            parts.append(self._products.scores(q_XGH, k_XLH, spec))
+        own_XGL = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self._common is None:
             return own_XGL
         rows, kv_heads, group, dim = q_RKGH.shape
@@ -103,7 +103,7 @@ class CopiedRows:
     def _own_sums(self, layer: int, weights_XGCS: torch.Tensor, first: int) -> torch.Tensor:
         """Sums over the rows' own splits, from split `first` on."""
         kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
-        found = []
+        parts = []
         for part, pages in self._own:
             matrices = slice(part.start * kv_heads, part.stop * kv_heads)
             weights = weights_XGCS[matrices]
@@ -111,5 +111,5 @@ class CopiedRows:
             if self._hidden is not None:
                 keys = slice(first * self._splits.keys, self._written)
                 self._hidden.clear(v_XLH, matrices, keys)
-            found.append(self._products.sums(weights, v_XLH))
-        return found[0] if len(found) == 1 else torch.cat(found)
+            parts.append(self._products.sums(weights, v_XLH))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

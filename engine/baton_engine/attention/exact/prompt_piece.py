@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.exact.batched_products import BatchedProducts, added
+from baton_engine.attention.exact.batched_products import BatchedProducts, sum_splits
 from baton_engine.attention.exact.pages import PagedKV
 from baton_engine.attention.exact.places import Places
 from baton_engine.attention.exact.splits import Hidden, Splits
@@ -86,12 +86,14 @@ class PromptPiece:
                     if add_in_place:
                         add_splits(sums_XMCH.transpose(1, 2), out_TNH[part], by_head[2], head)
                         continue
-                    out_XMH = added(sums_XMCH)
+                    out_XMH = sum_splits(sums_XMCH)
                 else:
                     scores_XML = self._products.scores(q_XMH, k_XLH, spec)
                     if hidden is not None:
                         hidden.hide(scores_XML[:, :rows])
-                    out_XMH = added(self._products.sums(self._splits.weights(scores_XML), v_XLH))
+                    out_XMH = sum_splits(
+                        self._products.sums(self._splits.weights(scores_XML), v_XLH)
+                    )
                 out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
         return out_TNH
 

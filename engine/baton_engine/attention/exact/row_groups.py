@@ -49,10 +49,10 @@ def group_by_prefix(rows: Sequence[TableRow], splits: Splits) -> list[tuple[list
 
 
 def _best_grouping(
-    rows: Sequence[TableRow], blocks: int, counts: Sequence[int], members: list[int], known: int
+    rows: Sequence[TableRow], blocks: int, counts: Sequence[int], members: list[int], same: int
 ) -> tuple[int, list[tuple[list[int], int]]]:
     """The grouping of `members` that saves most, and its saving in splits of one row. Their first
-    `known` splits are the same. Either all form one group with their common prefix, or they split
+    `same` splits are the same. Either all form one group with their common prefix, or they split
     by the next split into groups with longer prefixes."""
     if len(members) < 2:
         return 0, []
@@ -60,7 +60,7 @@ def _best_grouping(
     def split_of(index: int, split: int) -> bytes:
         return rows[index].blocks[split * blocks : (split + 1) * blocks].tobytes()
 
-    common, most = known, min(counts[index] for index in members)
+    common, most = same, min(counts[index] for index in members)
     while common < most and len({split_of(index, common) for index in members}) == 1:
         common += 1
     apart: dict[bytes, list[int]] = {}
