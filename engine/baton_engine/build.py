@@ -34,10 +34,11 @@ from baton_engine.memory.malloc import keep_freed_memory
 from baton_engine.models.decoder import Decoder
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
+from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
 from baton_engine.runner.plan import EnginePlan, make_plan
-from baton_engine.runner.profile_run import PROFILE_BLOCKS, CudaCard, profile
+from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.warm_up import counting, describe, warm_all
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -75,7 +76,7 @@ def build_torch(
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
         with ProgressLine(sys.stderr) as line:
-            warm_all(runner, line)
+            warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,

@@ -76,6 +76,8 @@ class Ops(Protocol):
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
 
+    draw = staticmethod(draw)
+
     def add_norm(
         self,
         x_TD: torch.Tensor,
@@ -122,9 +124,6 @@ class TorchOps:
         qk_TXH = rotate(qk_TXH, rope)
         q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
         return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
-
-    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return draw(logits_SV, draws)
 
     def put_sampled(
         self, tokens_T: torch.Tensor, awaits_T: torch.Tensor, ids_S: torch.Tensor

@@ -13,6 +13,7 @@ import torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.interface import Row
 from baton_engine.memory.demand import Measured, MemoryBudget
+from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.plan import EnginePlan, make_plan
 from baton_engine.runner.profile_run import profile
 from tests.support.engines.engine_core import ScriptedRunner, ScriptedStep
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MIB, GIB = 1 << 20, 1 << 30
 
 
-class FakeCard:
+class FakeCard(CudaCard):
     """A card of 80 GiB, of which others hold 1 and the weights 2. A step adds 10 MiB per row while
     it runs, and 64 MiB for good that torch did not allocate."""
 
