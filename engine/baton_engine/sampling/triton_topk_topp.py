@@ -21,7 +21,7 @@ the number of programs. A row's result depends on no other row.
     _limits        any filter        1          edge and last token
 
 So there are 9 launches for top-k with top-p, 5 for top-k, 7 for top-p and 3 for min-p alone. Each
-but `zero` and `_limits` reads the logits once, and `_count_ties` only where ties are cut. A row
+but the first and `_limits` reads the logits once, and `_count_ties` only where ties are cut. A row
 without a filter costs four loads per program, and a row without top-k or top-p the same in their
 launches. A launch has some 2,048 programs for all rows together: 149 for one row of 151,936
 values, which more than fills the 132 multiprocessors of an H100. Estimates for an H100, not

@@ -22,7 +22,7 @@ from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
-from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.exactness import Tally, compare_all
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
@@ -233,6 +233,5 @@ def test_ids_after_a_shared_prompt_equal_those_of_transformers(
     group_sizes.clear()
     others = generate_ids(engine, prompts[1:])
     assert group_sizes[-1] == len(prompts) - 1
-    for prompt, ids in zip(prompts, [first, *others], strict=True):
-        compare(reference(folder, prompt, 64), ids, tally)
+    compare_all(folder, prompts, [first, *others], tally)
     tally.check()
