@@ -23,7 +23,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
-from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
+from baton_engine.kv.host_blocks import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.kv.pinned_blocks import PinnedBlocks
 from baton_engine.layers.linear_method import MethodOf, packed_methods

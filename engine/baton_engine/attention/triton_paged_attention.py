@@ -33,7 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton_engine.config.engine_config import STORED_SPLIT_BYTES
+from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 
 # The smallest size of each dimension of a triton dot product.
 LEAST_DOT = 16

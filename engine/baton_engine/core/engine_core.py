@@ -45,7 +45,8 @@ from baton_engine.interface import (
     StepResult,
 )
 from baton_engine.kv.block_pool import BlockPool
-from baton_engine.kv.cpu_offload import HostMemory, HostTier
+from baton_engine.kv.host_blocks import HostMemory
+from baton_engine.kv.host_tier import HostTier
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids

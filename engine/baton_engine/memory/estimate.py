@@ -17,7 +17,8 @@ H head_dim, V vocabulary.
 from __future__ import annotations
 
 from baton_engine.config.buckets import buckets
-from baton_engine.config.engine_config import (
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.step_sizes import (
     KEYS_COPIED,
     PROMPT_ROWS,
     SCORES_AT_ONCE,
@@ -25,7 +26,6 @@ from baton_engine.config.engine_config import (
     STORED_SPLIT_BYTES,
     split_blocks,
 )
-from baton_engine.config.model_config import ModelConfig
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 
 GIB = 1 << 30

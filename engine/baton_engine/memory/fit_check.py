@@ -1,4 +1,4 @@
-"""What a user is told of an engine's memory: the pool's size, or why the engine does not fit.
+"""What a user reads about an engine's memory: the pool's size, or why the engine does not fit.
 
 In: a MemoryDemand and a MemoryBudget (see `demand`). Out: text for the log, or a SettingsError with
 the numbers and with changes, each of which is enough.

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend
-from baton_engine.config.engine_config import PROMPT_ROWS
+from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import ComputedStep, Launched, Row, RowResult, Sampled
 from baton_engine.kv.kv_pool import TorchMemory

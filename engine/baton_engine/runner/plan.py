@@ -18,7 +18,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
-from baton_engine.kv.cpu_offload import slots_for
+from baton_engine.kv.host_blocks import slots_for
 from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.fit import free_blocks
 from baton_engine.memory.fit_check import check_fit, pool_text

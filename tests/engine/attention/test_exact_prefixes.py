@@ -15,8 +15,8 @@ from baton_engine.attention.exact.paged_rows import PagedRows
 from baton_engine.attention.exact.row_groups import group_by_length, group_by_prefix
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow, table_rows
-from baton_engine.config.engine_config import SPLIT_KEYS
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId

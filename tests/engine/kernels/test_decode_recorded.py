@@ -29,8 +29,8 @@ from baton_engine.runner.forward import (
     forward_steps,
 )
 from baton_engine.runner.input_batch import InputBatch
-from baton_engine.runner.input_buffers import Staging, staging_for
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.staging_buffers import Staging, staging_for
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import specs_of
 from tests.support.engines.decoding import (

@@ -10,7 +10,7 @@ import torch
 
 from baton_engine.attention.selector import attention_for
 from baton_engine.config.buckets import buckets
-from baton_engine.config.engine_config import STORED_SPLIT_BYTES
+from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.parameter import WeightSlots

@@ -16,8 +16,9 @@ from baton_engine.attention.interface import StepArrays
 from baton_engine.config.buckets import buckets
 from baton_engine.interface import PenaltyCounts, Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.runner.input_buffers import Staging, StepShape, pad
+from baton_engine.runner.input_buffers import StepShape, pad
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.staging_buffers import Staging
 from tests.support.engines.decoding import (
     GREEDY,
     KINDS,

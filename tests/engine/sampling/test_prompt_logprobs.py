@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.config.engine_config import PROMPT_ROWS
+from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import PromptUse
 from baton_engine.models.decoder import Decoder

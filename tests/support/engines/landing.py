@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory, Launched, Reservation, Row, RowResult
 from baton_engine.kv.block_pool import hash_in
-from baton_engine.kv.cpu_offload import CopiedBlocks, slots_for
+from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVGroup

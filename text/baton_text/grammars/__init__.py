@@ -6,6 +6,8 @@ answer's tokens in it. Imports the tokenizer and the forms of calls (`parsers`).
     constraints       a client's constraint as grammar text
     client_schema     a client's JSON schema: its size, its depth, what of it is enforced
     json_schema       the keywords of a schema: enforced, refused or dropped
+    finite_schema     parts of a schema that no finite value matches
+    schema_parts      what a schema contains and refers to
     property_names    the few names that a pattern of names matches
     lark_syntax       clients' grammars in Lark
     lark              literal text and free text as Lark rules for one tokenizer

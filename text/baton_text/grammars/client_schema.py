@@ -7,11 +7,12 @@ from typing import Any
 
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.grammar_text import check_size
-from baton_text.grammars.json_schema import enforceable, parts, referred, show_value
+from baton_text.grammars.json_schema import enforceable
 from baton_text.grammars.limits import (
     MAX_JSON_DEPTH,
     MAX_REFERENCED_LEVELS,
 )
+from baton_text.grammars.schema_parts import parts, referred, show_value
 
 
 def schema_of(value: object) -> dict[str, Any]:

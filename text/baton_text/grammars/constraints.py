@@ -12,7 +12,6 @@ from llguidance.gbnf_to_lark import any_to_lark
 from baton_text.grammars.client_schema import parse_json, schema_of
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.grammar_text import check_size, grammars_in
-from baton_text.grammars.json_schema import show_value
 from baton_text.grammars.lark import Lark
 from baton_text.grammars.lark_syntax import check_matches, number_of_rules, with_schemas
 from baton_text.grammars.limits import (
@@ -21,6 +20,7 @@ from baton_text.grammars.limits import (
     MAX_EBNF_BYTES,
     MAX_RULES,
 )
+from baton_text.grammars.schema_parts import show_value
 from baton_text.tokenizer import Tokenizer
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]

@@ -16,7 +16,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton_text.grammars.errors import GrammarError
 from baton_text.grammars.grammar_text import grammars_in
-from baton_text.grammars.json_schema import parts
 from baton_text.grammars.lark import Lark
 from baton_text.grammars.lark_syntax import schemas_in
 from baton_text.grammars.limits import (
@@ -25,6 +24,7 @@ from baton_text.grammars.limits import (
 from baton_text.grammars.matcher import Matcher
 from baton_text.grammars.property_names import is_whole
 from baton_text.grammars.refusals import locate_refusal
+from baton_text.grammars.schema_parts import parts
 from baton_text.grammars.unique_keys import Keys, Spellings
 from baton_text.tokenizer import Tokenizer
 

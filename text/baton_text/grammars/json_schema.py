@@ -14,14 +14,25 @@ A part that no finite value matches, because it requires itself, becomes false.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from baton_text.grammars.errors import GrammarError, at
+from baton_text.grammars.finite_schema import drop_endless
 from baton_text.grammars.limits import MAX_PATTERNS
 from baton_text.grammars.property_names import few_names, matches
-
-Schema = dict[str, Any] | bool
+from baton_text.grammars.schema_parts import (
+    EVERY_TYPE,
+    LISTS,
+    NAMED,
+    SINGLE,
+    Schema,
+    _join_path,
+    parts,
+    referred,
+    show_value,
+    types,
+)
 
 # llguidance's own formats accept February 29 of every year and second 60 of every minute.
 _DATE = (
@@ -58,9 +69,6 @@ CONDITIONS = (
     *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
     *("unevaluatedProperties", "unevaluatedItems"),
 )
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SINGLE = ("items", "additionalItems", "additionalProperties")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _ANCHORS = ("$schema", "$id", "id", "$anchor")
 _OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
@@ -70,7 +78,6 @@ _OF_OBJECTS = (
     *("minProperties", "maxProperties"),
 )
 _OF_ARRAYS = ("items", "prefixItems", "additionalItems", "minItems", "maxItems")
-_EVERY_TYPE = ("array", "boolean", "integer", "null", "number", "object", "string")
 _OTHERS = ("type", "enum", "const", "$ref")
 _KEPT = frozenset((*_ANCHORS, *_COUNTS, *_OF_STRINGS, *_OF_NUMBERS, *_OTHERS, "required"))
 # Keywords that look at the same value through another schema.
@@ -105,7 +112,7 @@ def _is_text(value: Any) -> bool:
 
 def _is_type(value: Any) -> bool:
     kinds = value if isinstance(value, list) else [value]
-    return bool(kinds) and all(kind in _EVERY_TYPE for kind in kinds)
+    return bool(kinds) and all(kind in EVERY_TYPE for kind in kinds)
 
 
 # Keyword -> whether a value has the right form, and the form in words.
@@ -114,7 +121,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_OF_NUMBERS[:-1], (_is_number, "a number")),
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
     **dict.fromkeys(("pattern", "format", "$ref"), (_is_text, "a string")),
-    "type": (_is_type, f"one of {', '.join(_EVERY_TYPE)}, or a list of them"),
+    "type": (_is_type, f"one of {', '.join(EVERY_TYPE)}, or a list of them"),
     "required": (
         lambda value: isinstance(value, list) and all(map(_is_text, value)),
         "a list of strings",
@@ -135,7 +142,7 @@ def enforceable(schema: dict[str, Any]) -> Schema:
             f"the schema has {patterns} patternProperties; the limit is {MAX_PATTERNS}"
         )
     made = _Reader(schema).read(schema, "")
-    return _finite(made)
+    return drop_endless(made)
 
 
 class _Reader:
@@ -156,11 +163,11 @@ class _Reader:
         made: dict[str, Any] = {}
         for key, value in schema.items():
             inner = _join_path(place, key)
-            if key in _NAMED:
+            if key in NAMED:
                 made[key] = self._named(value, inner)
-            elif key in _LISTS or (key == "items" and isinstance(value, list)):
+            elif key in LISTS or (key == "items" and isinstance(value, list)):
                 made[key] = self._list(value, inner, key)
-            elif key in _SINGLE:
+            elif key in SINGLE:
                 made[key] = self.read(value, inner)
             elif key in _KEPT:
                 made[key] = value
@@ -291,14 +298,8 @@ def _allows_all(key: str, value: Any, kind: str | None) -> bool:
             return True
     if key == "type" and isinstance(value, list):
         # Integers are numbers.
-        return set(_EVERY_TYPE) - {"integer"} <= set(value)
+        return set(EVERY_TYPE) - {"integer"} <= set(value)
     return key not in (*_OTHERS, "anyOf", "oneOf") and value in _WITHOUT_EFFECT.get(key, ())
-
-
-def types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that `type` allows; all of them without it."""
-    kind = schema.get("type", _EVERY_TYPE)
-    return frozenset((kind,) if isinstance(kind, str) else kind)
 
 
 def _at_most_one(schema: Mapping[str, Any]) -> bool:
@@ -389,160 +390,3 @@ def _read_sizes(made: dict[str, Any], place: str) -> None:
         del made["minProperties"]
     if closed and isinstance(most, int) and most >= len(possible):
         del made["maxProperties"]
-
-
-# --- parts without a finite value ---------------------------------------------------------------
-
-
-def _finite(root: Any) -> Schema:
-    """The schema with false in place of each part that no finite value matches. Raise GrammarError
-    if that is the whole schema."""
-    if isinstance(root, bool):
-        return root
-    finite: dict[int, bool] = {}  # schemas that a finite value may match
-    schemas = [part for part in parts(root) if isinstance(part, dict)]
-    changed = True
-    while changed:
-        changed = False
-        for schema in reversed(schemas):
-            if not finite.get(id(schema)) and _ends(schema, root, finite):
-                finite[id(schema)] = changed = True
-    if not finite.get(id(root)):
-        raise GrammarError("no finite value matches it, because each would contain itself")
-    made: Schema = _pruned(root, finite) if len(finite) < len(schemas) else root
-    return made
-
-
-def _ends(schema: Mapping[str, Any], root: Any, finite: Mapping[int, bool]) -> bool:
-    """Whether a finite value may match the schema, as far as `finite` says."""
-
-    def ends(each: Any) -> bool:
-        return finite.get(id(each), False) if isinstance(each, dict) else True
-
-    if "$ref" in schema:
-        target = _local(root, schema["$ref"])
-        if target is not None and not ends(target):
-            return False
-    if not all(map(ends, _list_of(schema, "allOf"))):
-        return False
-    for key in ("anyOf", "oneOf"):
-        options = [each for each in _list_of(schema, key) if each is not False]
-        if options and not any(map(ends, options)):
-            return False
-    if "enum" in schema or "const" in schema:
-        return True
-    kinds = types(schema)
-    if kinds - {"object", "array"}:
-        return True
-    return ("object" in kinds and all(map(ends, _needed(schema)))) or (
-        "array" in kinds and all(map(ends, _needed_items(schema)))
-    )
-
-
-def _list_of(schema: Mapping[str, Any], key: str) -> list[Any]:
-    value = schema.get(key, [])
-    return value if isinstance(value, list) else []
-
-
-def _needed(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas of the properties that every object has."""
-    properties = schema.get("properties", {})
-    for name in _list_of(schema, "required"):
-        if isinstance(name, str) and name in properties:
-            yield properties[name]
-
-
-def _needed_items(schema: Mapping[str, Any]) -> list[Any]:
-    """The schemas of the items that every array has."""
-    least = schema.get("minItems", 0)
-    items = schema.get("items", True)
-    first = items if isinstance(items, list) else schema.get("prefixItems", [])
-    rest = schema.get("additionalItems", True) if isinstance(items, list) else items
-    if not isinstance(least, int) or not isinstance(first, list):
-        return []
-    return [*first[:least], *([rest] if least > len(first) else [])]
-
-
-def _pruned(schema: Any, finite: Mapping[int, bool]) -> Any:
-    """A copy with false in place of schemas that are not `finite`."""
-    if isinstance(schema, list):
-        return [_pruned(each, finite) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            made[key] = {name: _kept(each, finite) for name, each in value.items()}
-        elif key in _LISTS and isinstance(value, list):
-            made[key] = [_kept(each, finite) for each in value]
-        elif key in _SINGLE:
-            made[key] = _kept(value, finite)
-        else:
-            made[key] = value
-    return made
-
-
-def _kept(schema: Any, finite: Mapping[int, bool]) -> Any:
-    if isinstance(schema, list):
-        return [_kept(each, finite) for each in schema]
-    if isinstance(schema, dict) and not finite.get(id(schema)):
-        return False
-    return _pruned(schema, finite)
-
-
-# --- places -------------------------------------------------------------------------------------
-
-
-def parts(schema: Any) -> Iterator[Any]:
-    """The objects and lists in a schema, each before those within it."""
-    pending = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, dict | list):
-            yield part
-            pending += part.values() if isinstance(part, dict) else part
-
-
-def referred(schema: object, reference: str) -> object:
-    """The part to which a $ref points; the whole schema if it is not a path within it."""
-    target = _local(schema, reference)
-    return schema if target is None else target
-
-
-def _local(schema: object, reference: Any) -> object | None:
-    """The part to which a $ref points; None if it is not a path within the schema."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    target = schema
-    path = reference.removeprefix("#")
-    if path and not path.startswith("/"):
-        return None
-    for key in path.split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, dict) and key in target:
-            target = target[key]
-        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
-            target = target[int(key)]
-        else:
-            return None
-    return target
-
-
-def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas directly in a schema, each with its path."""
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            yield from ((_join_path(key, name), each) for name, each in value.items())
-        elif key in (*_LISTS, "items") and isinstance(value, list):
-            yield from ((f"{key}[{index}]", each) for index, each in enumerate(value))
-        elif key in _SINGLE:
-            yield key, value
-
-
-def _join_path(place: str, key: str) -> str:
-    return f"{place}.{key}" if place else key
-
-
-def show_value(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -10,10 +10,10 @@ from llguidance import LLMatcher
 
 from baton_text.grammars.errors import GrammarError, at, explain
 from baton_text.grammars.grammar_text import grammars_in
-from baton_text.grammars.json_schema import subschemas
 from baton_text.grammars.limits import (
     LIMITS,
 )
+from baton_text.grammars.schema_parts import subschemas
 
 MAX_LOCATED = 200  # parts of a schema that are compiled to find the one that is wrong
 
