@@ -263,7 +263,7 @@ def test_a_step_without_work_does_nothing() -> None:
     engine, runner = scripted()
     assert not engine.has_work()
     result = engine.step()
-    assert (result.num_tokens, result.tokens, runner.steps) == (0, (), [])
+    assert (result.num_tokens, result.tokens, runner.steps) == (0, [], [])
     assert engine.load().engine_steps_total == 0
 
 

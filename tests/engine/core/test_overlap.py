@@ -107,7 +107,7 @@ def test_a_dropped_rows_kv_is_not_cached_or_reported() -> None:
     assert [each.computed for each in run.progress] == [14]
     hashes = engine.block_hashes(make_request("x", [*make_request("a", 14).prompt_ids, 1, EOS]))
     assert engine.cached_blocks(hashes) == 3
-    assert run.steps[-1].tokens == ()
+    assert run.steps[-1].tokens == []
 
 
 def test_blocks_of_a_dropped_row_are_not_reused_until_its_step_is_read() -> None:
@@ -175,7 +175,7 @@ def test_the_step_in_flight_is_read_after_the_last_request_is_aborted() -> None:
     engine.step()
     engine.abort(A)
     result = engine.step()
-    assert (result.tokens, result.finished, runner.unread) == ((), (), [])
+    assert (result.tokens, result.finished, runner.unread) == ([], [], [])
     assert not engine.has_work()
 
 

@@ -234,7 +234,7 @@ def test_a_preempted_request_reuses_its_cached_blocks() -> None:
     assert harness.running == ["r1"]
     harness.finish(r1)
     assert harness.step() == {"r2": 1}
-    assert (r2.computed, r2.registered) == (9, 2)
+    assert (r2.computed, r2.registered_spans) == (9, 2)
 
 
 def test_a_step_that_preempts_admits_no_sequence() -> None:
