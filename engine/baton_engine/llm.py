@@ -51,7 +51,7 @@ class CompletionOutput:
     def cumulative_logprob(self) -> float | None:
         if self.logprobs is None:
             return None
-        return sum(each.sampled.logprob for each in self.logprobs)
+        return sum(position.sampled.logprob for position in self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,7 +174,7 @@ class ChatTemplate:
 
     def _fitted(self, name: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # As in transformers, {"content": null} means a message without content.
-        present = [{k: v for k, v in each.items() if v is not None} for each in messages]
+        present = [{k: v for k, v in message.items() if v is not None} for message in messages]
         return fit_messages(present, self._rules[name])
 
     def _refusal(

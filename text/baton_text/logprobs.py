@@ -27,6 +27,8 @@ def add_token_texts(
         return TokenLogprob(candidate.id, candidate.logprob, candidate.rank, *text)
 
     return tuple(
-        PositionLogprobs(name(each.sampled), tuple(name(candidate) for candidate in each.top))
-        for each in positions
+        PositionLogprobs(
+            name(position.sampled), tuple(name(candidate) for candidate in position.top)
+        )
+        for position in positions
     )

@@ -279,8 +279,8 @@ def _attend_tiles(
     sum_Q = tl.zeros([QUERIES], tl.float32)
     acc_QD = tl.zeros([QUERIES, DIM_P], tl.float32)
     dim_D = tl.arange(0, DIM_P)
-    for each in range(tile, stop):
-        key_J = each * KEYS + tl.arange(0, KEYS)
+    for place in range(tile, stop):
+        key_J = place * KEYS + tl.arange(0, KEYS)
         known_J = key_J < end
         if WINDOW > 0:
             known_J &= key_J >= low

@@ -139,7 +139,10 @@ class EngineConfig:
 
     def engine_options(self) -> dict[str, Any]:
         """The EngineConfig fields of this record, as keyword arguments for another record."""
-        return {each.name: getattr(self, each.name) for each in fields(EngineConfig)}
+        return {
+            option_field.name: getattr(self, option_field.name)
+            for option_field in fields(EngineConfig)
+        }
 
     def check(self) -> None:
         """Raise SettingsError, which names the option and the value."""
@@ -180,7 +183,10 @@ class SimConfig:
 
     def sim_options(self) -> dict[str, Any]:
         """The SimConfig fields of this record, as keyword arguments for another record."""
-        return {each.name: getattr(self, each.name) for each in fields(SimConfig)}
+        return {
+            option_field.name: getattr(self, option_field.name)
+            for option_field in fields(SimConfig)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +213,12 @@ def is_device(name: str) -> bool:
 def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> None:
     """Raise SettingsError for a number in `settings` outside the bounds that the option record
     `declared_by` gives for a field of that name. `prefix` is the beginning of the flag names."""
-    for each in fields(declared_by):
-        value = getattr(settings, each.name, None)
+    for option_field in fields(declared_by):
+        value = getattr(settings, option_field.name, None)
         if value is None:
             continue
-        least, most = each.metadata["least"], each.metadata["most"]
-        flag = prefix + each.name.replace("_", "-")
+        least, most = option_field.metadata["least"], option_field.metadata["most"]
+        flag = prefix + option_field.name.replace("_", "-")
         # "not >=" rather than "<", so that NaN is out of bounds.
         if least is not None and not value >= least:
             raise SettingsError(f"{flag} is {value}; it must be at least {exact(least)}")

@@ -64,7 +64,9 @@ class Tile:
 
 def tile_of(outputs: int, inputs: int, item_bytes: int) -> Tile:
     """The tile for a weight with this number of outputs and inputs."""
-    width = next((each for each in WIDTHS if outputs >= LEAST_TILES * each), WIDTHS[-1])
+    width = next(
+        (candidate for candidate in WIDTHS if outputs >= LEAST_TILES * candidate), WIDTHS[-1]
+    )
     step, stages = 64, 4
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
         width, step, stages = 64, 32, 2

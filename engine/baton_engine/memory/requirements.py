@@ -84,7 +84,7 @@ def groups_of(config: ModelConfig) -> tuple[KVGroup, ...]:
     sets: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         sets.setdefault(window, []).append(layer)
-    ordered = sorted(sets.items(), key=lambda each: each[0] or 0)  # those without a window first
+    ordered = sorted(sets.items(), key=lambda item: item[0] or 0)  # those without a window first
     longest = max(map(len, sets.values()))
     for size in range(longest, 0, -1):
         slots = sum(-(-len(layers) // size) * size for layers in sets.values())

@@ -146,9 +146,13 @@ class InputBatch:
         choices = [columns.choices[sample] for sample in order]
         owners = [self._keys[row] for row in self._row_of_S.tolist()]
         self._draws.lay_out(owners, choices, params)
-        self._bound = [index for index, each in enumerate(params) if _changes_logits(each)]
+        self._bound = [
+            index for index, sample_params in enumerate(params) if _changes_logits(sample_params)
+        ]
         self._asking = {
-            index: each.logprobs for index, each in enumerate(params) if each.logprobs is not None
+            index: sample_params.logprobs
+            for index, sample_params in enumerate(params)
+            if sample_params.logprobs is not None
         }
         self._one_each = columns.numbers.count(1) == len(columns.numbers)
         self._columns = columns
@@ -184,7 +188,7 @@ class InputBatch:
         if one_token and self._one_each:
             hidden_S, positions_S = self._lines_R, lengths_R
         else:
-            rows_S, positions_S = self._row_of_S, ints_of([each.position for each in samples])
+            rows_S, positions_S = self._row_of_S, ints_of([sample.position for sample in samples])
             hidden_S = self._starts_R1[rows_S] + positions_S - 1 - starts_R[rows_S]
         return StepInput(
             rows,
@@ -210,7 +214,7 @@ class InputBatch:
         """StepArrays.awaits_T; None if no token is awaited."""
         if after.count(None) == len(after):
             return None
-        after_R = ints_of([-1 if each is None else each for each in after])
+        after_R = ints_of([-1 if place is None else place for place in after])
         waits_R = after_R >= 0
         awaits_T = np.full(total, -1, np.int32)
         awaits_T[self._starts_R1[1:][waits_R] - 1] = place_of_S[after_R[waits_R]]
@@ -220,8 +224,8 @@ class InputBatch:
         """The samples that change logits: by their parameters, or in this step."""
         now = [
             index
-            for index, each in enumerate(samples)
-            if each.banned or each.penalty_counts or each.matcher is not None
+            for index, sample in enumerate(samples)
+            if sample.banned or sample.penalty_counts or sample.matcher is not None
         ]
         return sorted({*self._bound, *now}) if now else self._bound
 

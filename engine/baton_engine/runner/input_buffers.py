@@ -96,8 +96,8 @@ def to_device(arrays: Host, device: torch.device) -> StepArrays[torch.Tensor]:
     if device.type == "cpu":
         tokens, positions, awaits, starts, lengths = map(torch.from_numpy, _flat(arrays))
         groups = tuple(
-            GroupArrays(torch.from_numpy(each.table_RM), torch.from_numpy(each.slots_T))
-            for each in arrays.groups
+            GroupArrays(torch.from_numpy(group.table_RM), torch.from_numpy(group.slots_T))
+            for group in arrays.groups
         )
         return StepArrays(tokens, positions, awaits, starts, lengths, groups)
     shape = StepShape.of(arrays)

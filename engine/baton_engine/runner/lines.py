@@ -78,6 +78,7 @@ def _part(arrays: HostArrays, rows: slice, tokens: slice, block_size: int) -> Ho
         starts_R[: len(lengths_R) + 1],
         lengths_R,
         tuple(
-            GroupArrays(each.table_RM[rows, blocks], each.slots_T[tokens]) for each in arrays.groups
+            GroupArrays(group.table_RM[rows, blocks], group.slots_T[tokens])
+            for group in arrays.groups
         ),
     )

@@ -99,7 +99,7 @@ class TorchRunner:
         chosen = self._sample(hidden_TD, step)
         prompts = self._score_prompts(hidden_TD, step)
         read = None if chosen is None else chosen.to_host()
-        results = StepResults(step, read, [each.to_host() for each in prompts])
+        results = StepResults(step, read, [part.to_host() for part in prompts])
         pending = launched(results.read, self._device)
         # Last, because the next step depends on these: a launch that fails must not change them.
         self._place_of = step.sampling.place_of_S
@@ -181,9 +181,9 @@ class StepResults:
         targets = [id for ask in asks for id in ask.targets]
         tops = [ask.top for ask in asks for _ in ask.targets]
         logprobs: list[PositionLogprobs] = []
-        for number, each in enumerate(self.prompts):
+        for number, part_logprobs in enumerate(self.prompts):
             part = slice(number * PROMPT_ROWS, (number + 1) * PROMPT_ROWS)
-            logprobs += each.read(targets[part], tops[part])
+            logprobs += part_logprobs.read(targets[part], tops[part])
         return logprobs
 
 

@@ -128,7 +128,7 @@ def find_device(name: str, cuda_devices: int) -> torch.device:
     if not cuda_devices:
         raise SettingsError(f"--device {name}: torch finds no CUDA device; use cpu")
     if index >= cuda_devices:
-        names = ", ".join(f"cuda:{each}" for each in range(cuda_devices))
+        names = ", ".join(f"cuda:{number}" for number in range(cuda_devices))
         raise SettingsError(f"--device {name}: torch finds no such device; use one of {names}")
     return torch.device("cuda", index)
 

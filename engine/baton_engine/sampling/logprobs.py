@@ -29,7 +29,7 @@ class Logprobs:
     def to_host(self) -> Logprobs:
         """Start copies to the host. Read them only after a later event on the stream is done."""
         tensors = self.own_N, self.rank_N, self.value_NK, self.token_NK
-        return Logprobs(*(each.to("cpu", non_blocking=True) for each in tensors))
+        return Logprobs(*(tensor.to("cpu", non_blocking=True) for tensor in tensors))
 
     def read(self, ids: Sequence[int], tops: Sequence[int]) -> list[PositionLogprobs]:
         """For each position i, the logprob of `ids[i]` and of the `tops[i]` most likely tokens."""

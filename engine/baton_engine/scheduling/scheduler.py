@@ -218,7 +218,7 @@ class Scheduler:
                 return head
             self._blocked = True
         # A sequence that holds its blocks takes none that the oldest one needs.
-        return next((each for each in self._holding if self._admit(each)), None)
+        return next((holder for holder in self._holding if self._admit(holder)), None)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence blocks for all its known tokens, cached blocks first, and run it.

@@ -117,7 +117,7 @@ class _Logits:
             return TokenLogprob(id=id, logprob=-STEP * rank - LOG_TOTAL, rank=rank + 1)
 
         return PositionLogprobs(
-            entry(id), tuple(entry(each) for each in islice(self.ranked(), top))
+            entry(id), tuple(entry(likely) for likely in islice(self.ranked(), top))
         )
 
 

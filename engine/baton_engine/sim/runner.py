@@ -79,7 +79,7 @@ class SimRunner:
         begins = max(self._clock(), self._free_at)
         self._free_at = begins + self._timing.step_ms(rows) / 1000
         results = [self._compute(row) for row in rows]
-        self._sampled = [each.id for result in results for each in result.samples]
+        self._sampled = [sampled.id for result in results for sampled in result.samples]
         return SimStep(results, self._wait, self._free_at)
 
     def _wait(self, until: float) -> None:

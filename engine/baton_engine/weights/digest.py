@@ -73,14 +73,18 @@ def tensor_digests(
     cached = _read_cache(folder)
     settled_ns = clock_ns() - FRESH_NS
     file_digests = _find(folder, {} if verify else cached, threads)
-    for name, each in file_digests.items():
-        if name in cached and cached[name].state == each.state and cached[name] != each:
+    for name, digests_of_file in file_digests.items():
+        if (
+            name in cached
+            and cached[name].state == digests_of_file.state
+            and cached[name] != digests_of_file
+        ):
             logger.warning("%s: the digests kept for %s were wrong; corrected", folder, name)
     if file_digests != cached:
         kept = {
-            name: each
-            for name, each in file_digests.items()
-            if max(each.state.mtime_ns, each.state.ctime_ns) < settled_ns
+            name: digests_of_file
+            for name, digests_of_file in file_digests.items()
+            if max(digests_of_file.state.mtime_ns, digests_of_file.state.ctime_ns) < settled_ns
         }
         _write_cache(folder, kept)
     return [
@@ -135,7 +139,7 @@ def _find(
             digests[path.name] = cached
         else:
             digests[path.name] = _FileDigests(state, _hash_file(path, threads))
-    check_unchanged(folder, {name: each.state for name, each in digests.items()})
+    check_unchanged(folder, {name: file_digests.state for name, file_digests in digests.items()})
     return digests
 
 

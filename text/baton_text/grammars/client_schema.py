@@ -32,10 +32,10 @@ def schema_of(value: object) -> dict[str, Any]:
         check_size(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except ValueError as error:  # includes UnicodeEncodeError for a lone surrogate
         raise GrammarError(f"the schema is not valid JSON: {error}") from None
-    made = enforceable(value)
-    if made is False:
+    enforced = enforceable(value)
+    if enforced is False:
         raise GrammarError("no value matches the schema")
-    return {} if made is True else made
+    return {} if enforced is True else enforced
 
 
 def parse_json(value: object, what: str) -> object:

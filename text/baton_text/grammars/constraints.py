@@ -73,15 +73,15 @@ def _enforceable_parts(grammar: str) -> str:
     )
     if rules > MAX_RULES:
         raise GrammarError(f"the grammar has {rules} rules; the limit is {MAX_RULES}")
-    made: list[dict[str, Any]] = []
+    enforced: list[dict[str, Any]] = []
     for part in parts:
         if isinstance(part.get("lark_grammar"), str):
             check_matches(part["lark_grammar"])
             part = part | {"lark_grammar": with_schemas(part["lark_grammar"], _json_part)}
         if "json_schema" in part:
             part = part | {"json_schema": _json_part(part["json_schema"])}
-        made.append(part)
-    return json.dumps({"grammars": made}, ensure_ascii=False)
+        enforced.append(part)
+    return json.dumps({"grammars": enforced}, ensure_ascii=False)
 
 
 def _json_part(schema: object) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def _choice(value: object) -> str:
         )
     if len(value) > MAX_CHOICES:
         raise GrammarError(f"the choice has {len(value)} strings; at most {MAX_CHOICES}")
-    for each in value:
-        if not isinstance(each, str) or not each:
-            raise GrammarError(f"a choice must contain only non-empty strings, not {each!r}")
+    for choice in value:
+        if not isinstance(choice, str) or not choice:
+            raise GrammarError(f"a choice must contain only non-empty strings, not {choice!r}")
     check_size("".join(value))
-    alternatives = " | ".join(json.dumps(each, ensure_ascii=False) for each in value)
+    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
     return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
 
 
@@ -126,8 +126,8 @@ def _structural_tag(value: object, lark: Lark) -> str:
     if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
         raise GrammarError("structural_tag.triggers must be a list of non-empty strings")
     tags: dict[str, list[str]] = {}
-    for each in structures:
-        trigger, follows = _tag(each, triggers, lark)
+    for structure in structures:
+        trigger, follows = _tag(structure, triggers, lark)
         tags.setdefault(trigger, []).append(follows)
     rules = lark.tagged([(trigger, f"({' | '.join(tags[trigger])})") for trigger in tags])
     return str(LLMatcher.grammar_from_lark("\n".join(["start: tagged", *rules])))
@@ -140,7 +140,7 @@ def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, s
     begin, end = structure["begin"], structure.get("end", "")
     if not isinstance(end, str):
         raise GrammarError(f"a structure's `end` must be a string, not {show_value(end)}")
-    trigger = next((each for each in triggers if begin.startswith(each)), None)
+    trigger = next((candidate for candidate in triggers if begin.startswith(candidate)), None)
     if trigger is None:
         raise GrammarError(f"the structure {begin!r} starts with none of the triggers {triggers}")
     token = lark.leading_token(begin)

@@ -27,15 +27,15 @@ def drop_endless(root: Any) -> Schema:
                 finite[id(schema)] = changed = True
     if not finite.get(id(root)):
         raise GrammarError("no finite value matches it, because each would contain itself")
-    made: Schema = _pruned(root, finite) if len(finite) < len(schemas) else root
-    return made
+    kept: Schema = _pruned(root, finite) if len(finite) < len(schemas) else root
+    return kept
 
 
 def _ends(schema: Mapping[str, Any], root: Any, finite: Mapping[int, bool]) -> bool:
     """Whether a finite value may match the schema, as far as `finite` says."""
 
-    def ends(each: Any) -> bool:
-        return finite.get(id(each), False) if isinstance(each, dict) else True
+    def ends(part: Any) -> bool:
+        return finite.get(id(part), False) if isinstance(part, dict) else True
 
     if "$ref" in schema:
         target = find_local(root, schema["$ref"])
@@ -84,25 +84,25 @@ def _needed_items(schema: Mapping[str, Any]) -> list[Any]:
 def _pruned(schema: Any, finite: Mapping[int, bool]) -> Any:
     """A copy with false in place of schemas that are not `finite`."""
     if isinstance(schema, list):
-        return [_pruned(each, finite) for each in schema]
+        return [_pruned(part, finite) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    made: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
-            made[key] = {name: _kept(each, finite) for name, each in value.items()}
+            kept[key] = {name: _kept(part, finite) for name, part in value.items()}
         elif key in LISTS and isinstance(value, list):
-            made[key] = [_kept(each, finite) for each in value]
+            kept[key] = [_kept(part, finite) for part in value]
         elif key in SINGLE:
-            made[key] = _kept(value, finite)
+            kept[key] = _kept(value, finite)
         else:
-            made[key] = value
-    return made
+            kept[key] = value
+    return kept
 
 
 def _kept(schema: Any, finite: Mapping[int, bool]) -> Any:
     if isinstance(schema, list):
-        return [_kept(each, finite) for each in schema]
+        return [_kept(part, finite) for part in schema]
     if isinstance(schema, dict) and not finite.get(id(schema)):
         return False
     return _pruned(schema, finite)

@@ -18,7 +18,7 @@ def grammars_in(grammar: str) -> list[dict[str, Any]]:
         return [{"lark_grammar": grammar}]
     try:
         parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
-        return [{key: each[key] for key in each if each[key] is not None} for each in parts]
+        return [{key: part[key] for key in part if part[key] is not None} for part in parts]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise GrammarError(f"the grammar cannot be read: {error}") from None
 

@@ -80,12 +80,12 @@ class Grammars:
         """Compile and cache `grammar`; return a fresh Matcher and the compile time in seconds."""
         begun = time.perf_counter()
         text = _unforced(grammar) if self._lark.has_token(grammar) else grammar
-        made = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
-        made.compute_bitmask()  # builds the lexer, which is lazy
-        if made.is_error():
-            raise locate_refusal(grammar, made.get_error())
+        compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        compiled.compute_bitmask()  # builds the lexer, which is lazy
+        if compiled.is_error():
+            raise locate_refusal(grammar, compiled.get_error())
         taken = time.perf_counter() - begun
-        matcher = Matcher(made, self._keys(grammar))
+        matcher = Matcher(compiled, self._keys(grammar))
         with self._lock:
             self._kept[grammar] = matcher.copy(), taken
             self.compiled += 1
@@ -98,7 +98,7 @@ class Grammars:
         """What follows the keys of an answer in this grammar; None if it has no JSON."""
         first, *others = grammars_in(grammar)
         mixed = "json_schema" not in first
-        if mixed and not any("json_schema" in each for each in others) and "%json" not in grammar:
+        if mixed and not any("json_schema" in other for other in others) and "%json" not in grammar:
             return None
         with self._lock:
             if self._spellings is None:

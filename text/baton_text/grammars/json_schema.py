@@ -141,8 +141,8 @@ def enforceable(schema: dict[str, Any]) -> Schema:
         raise GrammarError(
             f"the schema has {patterns} patternProperties; the limit is {MAX_PATTERNS}"
         )
-    made = _Reader(schema).read(schema, "")
-    return drop_endless(made)
+    enforced = _Reader(schema).read(schema, "")
+    return drop_endless(enforced)
 
 
 class _Reader:
@@ -160,37 +160,37 @@ class _Reader:
             return schema
         if not isinstance(schema, dict):
             raise at(place, f"a schema must be an object, not {show_value(schema)}")
-        made: dict[str, Any] = {}
+        enforced: dict[str, Any] = {}
         for key, value in schema.items():
             inner = _join_path(place, key)
             if key in NAMED:
-                made[key] = self._named(value, inner)
+                enforced[key] = self._named(value, inner)
             elif key in LISTS or (key == "items" and isinstance(value, list)):
-                made[key] = self._list(value, inner, key)
+                enforced[key] = self._list(value, inner, key)
             elif key in SINGLE:
-                made[key] = self.read(value, inner)
+                enforced[key] = self.read(value, inner)
             elif key in _KEPT:
-                made[key] = value
+                enforced[key] = value
             elif key in ("$dynamicRef", "$recursiveRef"):
                 raise at(place, f"`{key}` cannot be enforced")
             elif key not in CONDITIONS and key != "x-guidance" and self._referred_in(value):
-                made[key] = self._holder(value, inner)
-        _read_values(made, place)
+                enforced[key] = self._holder(value, inner)
+        _read_values(enforced, place)
         for condition in (self._logic, self._of_arrays, self._of_objects, self._unevaluated):
-            condition(schema, made, place)
-        _read_names(made, place)
-        _read_sizes(made, place)
-        return made
+            condition(schema, enforced, place)
+        _read_names(enforced, place)
+        _read_sizes(enforced, place)
+        return enforced
 
     def _named(self, value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise at(place, f"it must be an object of schemas, not {show_value(value)}")
-        return {name: self.read(each, _join_path(place, name)) for name, each in value.items()}
+        return {name: self.read(item, _join_path(place, name)) for name, item in value.items()}
 
     def _list(self, value: Any, place: str, key: str) -> list[Any]:
         if not isinstance(value, list) or (not value and key in ("allOf", "anyOf", "oneOf")):
             raise at(place, f"it must be a list with at least one schema, not {show_value(value)}")
-        return [self.read(each, f"{place}[{index}]") for index, each in enumerate(value)]
+        return [self.read(item, f"{place}[{index}]") for index, item in enumerate(value)]
 
     def _referred_in(self, value: Any) -> bool:
         """Whether a $ref points into the value of an unknown keyword."""
@@ -201,14 +201,14 @@ class _Reader:
         if id(value) in self._targets:
             return self.read(value, place)
         if isinstance(value, list):
-            return [self._holder(each, f"{place}[{n}]") for n, each in enumerate(value)]
+            return [self._holder(item, f"{place}[{n}]") for n, item in enumerate(value)]
         if isinstance(value, dict):
-            return {key: self._holder(each, _join_path(place, key)) for key, each in value.items()}
+            return {key: self._holder(item, _join_path(place, key)) for key, item in value.items()}
         return value
 
     # --- keywords that only their value makes harmless -----------------------------------------
 
-    def _logic(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
+    def _logic(self, schema: Mapping[str, Any], enforced: dict[str, Any], place: str) -> None:
         if "not" in schema and not self._impossible(schema["not"]):
             raise at(place, "`not` cannot be enforced")
         if "if" not in schema:
@@ -222,12 +222,12 @@ class _Reader:
             follows = self.read(other, _join_path(place, "else"))
         else:
             raise at(place, "`if` cannot be enforced")
-        made["allOf"] = [*made.get("allOf", []), follows]
+        enforced["allOf"] = [*enforced.get("allOf", []), follows]
 
-    def _of_arrays(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
-        if schema.get("uniqueItems") and not _at_most_one(made):
+    def _of_arrays(self, schema: Mapping[str, Any], enforced: dict[str, Any], place: str) -> None:
+        if schema.get("uniqueItems") and not _at_most_one(enforced):
             raise at(place, "`uniqueItems` cannot be enforced")
-        if "contains" not in schema or "array" not in types(made):
+        if "contains" not in schema or "array" not in types(enforced):
             return
         least = 1 if self._older else schema.get("minContains", 1)
         most = None if self._older else schema.get("maxContains")
@@ -235,16 +235,16 @@ class _Reader:
             return
         if not self._free(schema["contains"]):
             raise at(place, "`contains` cannot be enforced")
-        made["minItems"] = max(least, made.get("minItems", 0))
+        enforced["minItems"] = max(least, enforced.get("minItems", 0))
         if most is not None:
-            made["maxItems"] = min(most, made.get("maxItems", most))
+            enforced["maxItems"] = min(most, enforced.get("maxItems", most))
 
-    def _of_objects(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
-        if "object" not in types(made):
+    def _of_objects(self, schema: Mapping[str, Any], enforced: dict[str, Any], place: str) -> None:
+        if "object" not in types(enforced):
             return
         if "propertyNames" in schema and not self._free(schema["propertyNames"], "string"):
             raise at(place, "`propertyNames` cannot be enforced; use patternProperties")
-        needed = made.get("required", [])
+        needed = enforced.get("required", [])
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
             value = schema.get(key, {})
             if not isinstance(value, dict):
@@ -257,26 +257,26 @@ class _Reader:
                 if not free:
                     raise at(place, f"`{key}` cannot be enforced")
 
-    def _unevaluated(self, schema: Mapping[str, Any], made: dict[str, Any], place: str) -> None:
+    def _unevaluated(self, schema: Mapping[str, Any], enforced: dict[str, Any], place: str) -> None:
         for key, rest in (
             ("unevaluatedProperties", "additionalProperties"),
             ("unevaluatedItems", "items"),
         ):
             if key not in schema or self._free(schema[key]) or rest in schema:
                 continue
-            if "contains" in schema or any(each in schema for each in _IN_PLACE):
+            if "contains" in schema or any(keyword in schema for keyword in _IN_PLACE):
                 raise at(place, f"`{key}` cannot be enforced")
-            made[rest] = self.read(schema[key], _join_path(place, key))
+            enforced[rest] = self.read(schema[key], _join_path(place, key))
 
     def _free(self, schema: Any, kind: str | None = None) -> bool:
         """Whether a schema allows every value, or every value of type `kind`."""
         if isinstance(schema, bool):
             return schema
         try:
-            made = self.read(schema, "")
+            enforced = self.read(schema, "")
         except GrammarError:
             return False
-        return all(_allows_all(key, value, kind) for key, value in made.items())
+        return all(_allows_all(key, value, kind) for key, value in enforced.items())
 
     def _impossible(self, schema: Any) -> bool:
         """Whether a schema certainly allows no value."""
@@ -307,43 +307,43 @@ def _at_most_one(schema: Mapping[str, Any]) -> bool:
     return "array" not in types(schema) or (isinstance(most, int) and most <= 1)
 
 
-def _read_values(made: dict[str, Any], place: str) -> None:
+def _read_values(enforced: dict[str, Any], place: str) -> None:
     """Check the form of values, write formats as patterns, and drop those that only annotate."""
-    for key, value in list(made.items()):
+    for key, value in list(enforced.items()):
         if key in _COUNTS and isinstance(value, float) and value.is_integer():
-            made[key] = int(value)
+            enforced[key] = int(value)
         if key in ("exclusiveMinimum", "exclusiveMaximum") and value is False:
-            del made[key]  # the form of draft 4
-        elif key in _FORMS and not _FORMS[key][0](made[key]):
+            del enforced[key]  # the form of draft 4
+        elif key in _FORMS and not _FORMS[key][0](enforced[key]):
             raise at(place, f"{key} must be {_FORMS[key][1]}, not {show_value(value)}")
-    form = made.get("format")
+    form = enforced.get("format")
     if form is None:
         return
-    if form in REFUSED_FORMATS and "string" in types(made):
+    if form in REFUSED_FORMATS and "string" in types(enforced):
         raise at(place, f"the format {form!r} cannot be enforced")
     if form in ENFORCED_FORMATS and form not in FORMAT_PATTERNS:
         return
-    del made["format"]
+    del enforced["format"]
     if form in FORMAT_PATTERNS:
         pattern = {"pattern": FORMAT_PATTERNS[form]}
-        if "pattern" in made:
-            made["allOf"] = [*made.get("allOf", []), pattern]
+        if "pattern" in enforced:
+            enforced["allOf"] = [*enforced.get("allOf", []), pattern]
         else:
-            made.update(pattern)
+            enforced.update(pattern)
 
 
-def _read_names(made: dict[str, Any], place: str) -> None:
+def _read_names(enforced: dict[str, Any], place: str) -> None:
     """Write patternProperties that only a few names match as properties with these names.
 
     A name that is used up would otherwise leave a key that cannot be written."""
-    patterns = made.get("patternProperties")
-    if not patterns or not isinstance(made.get("properties", {}), dict):
+    patterns = enforced.get("patternProperties")
+    if not patterns or not isinstance(enforced.get("properties", {}), dict):
         return
     listed = {pattern: few_names(pattern) for pattern in patterns}
     few = {pattern: names for pattern, names in listed.items() if names is not None}
     if not few:
         return
-    declared = dict(made.get("properties", {}))
+    declared = dict(enforced.get("properties", {}))
     names = dict.fromkeys([*declared, *(name for each in few.values() for name in each)])
     for name in names:
         of_name = [patterns[pattern] for pattern, found in few.items() if name in found]
@@ -354,39 +354,41 @@ def _read_names(made: dict[str, Any], place: str) -> None:
             ]
         schemas = [*([declared[name]] if name in declared else []), *of_name]
         declared[name] = schemas[0] if len(schemas) == 1 else _all_of(schemas)
-    made["properties"] = declared
-    made["patternProperties"] = {each: patterns[each] for each in patterns if each not in few}
-    if not made["patternProperties"]:
-        del made["patternProperties"]
+    enforced["properties"] = declared
+    enforced["patternProperties"] = {each: patterns[each] for each in patterns if each not in few}
+    if not enforced["patternProperties"]:
+        del enforced["patternProperties"]
 
 
 def _all_of(schemas: list[Any]) -> Schema:
-    if any(each is False for each in schemas):
+    if any(schema is False for schema in schemas):
         return False
-    return {"allOf": [each for each in schemas if each is not True]}
+    return {"allOf": [schema for schema in schemas if schema is not True]}
 
 
-def _read_sizes(made: dict[str, Any], place: str) -> None:
+def _read_sizes(enforced: dict[str, Any], place: str) -> None:
     """Drop bounds of the number of properties that restrict nothing, and refuse those that no
     object satisfies."""
-    least, most = made.get("minProperties"), made.get("maxProperties")
+    least, most = enforced.get("minProperties"), enforced.get("maxProperties")
     if least is None and most is None:
         return
-    needed = set(made.get("required", []))
-    possible = {name for name, each in made.get("properties", {}).items() if each is not False}
-    closed = made.get("additionalProperties") is False and not made.get("patternProperties")
+    needed = set(enforced.get("required", []))
+    possible = {
+        name for name, schema in enforced.get("properties", {}).items() if schema is not False
+    }
+    closed = enforced.get("additionalProperties") is False and not enforced.get("patternProperties")
     if closed and isinstance(least, int):
-        if least > len(possible) and "object" in types(made):
-            if types(made) == {"object"}:
+        if least > len(possible) and "object" in types(enforced):
+            if types(enforced) == {"object"}:
                 raise at(
                     place,
                     f"minProperties is {least}, but an object can have only"
                     f" {len(possible)} different keys",
                 )
         elif least == len(possible):
-            made["required"] = [*made.get("required", []), *sorted(possible - needed)]
+            enforced["required"] = [*enforced.get("required", []), *sorted(possible - needed)]
             needed |= possible
     if isinstance(least, int) and least <= len(needed):
-        del made["minProperties"]
+        del enforced["minProperties"]
     if closed and isinstance(most, int) and most >= len(possible):
-        del made["maxProperties"]
+        del enforced["maxProperties"]

@@ -100,7 +100,9 @@ def number_of_rules(grammar: str) -> int:
 def check_matches(grammar: str) -> None:
     """Raise GrammarError if a rule matches no finite text, or a terminal or regex no text."""
     definitions = _definitions(grammar)
-    rules = {each.name: each.body for each in definitions if not each.is_terminal}
+    rules = {
+        definition.name: definition.body for definition in definitions if not definition.is_terminal
+    }
     users: dict[str, set[str]] = {}  # rule -> the rules that use it
     for name, body in rules.items():
         for token in body:
@@ -227,14 +229,17 @@ def _check_terminals(definitions: list[_Definition]) -> None:
     """Raise GrammarError for a terminal or regex that matches no text.
 
     One grammar offers all of them, each behind a text that selects it."""
-    terminals = [each for each in definitions if each.is_terminal]
-    tested = [each.name for each in terminals if _may_be_empty(each.body)]
-    for each in definitions:
-        if not each.is_terminal:
-            tested += [token.text for token in each.body if token.kind == "regex"]
+    terminals = [definition for definition in definitions if definition.is_terminal]
+    tested = [definition.name for definition in terminals if _may_be_empty(definition.body)]
+    for definition in definitions:
+        if not definition.is_terminal:
+            tested += [token.text for token in definition.body if token.kind == "regex"]
     if not tested:
         return
-    written = [f"{each.name}: {' '.join(token.text for token in each.body)}" for each in terminals]
+    written = [
+        f"{definition.name}: {' '.join(token.text for token in definition.body)}"
+        for definition in terminals
+    ]
     selected = [f'"{index}!" {name}' for index, name in enumerate(tested)]
     grammar = "\n".join([f"start: {' | '.join(selected)}", *written])
     matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=LIMITS)

@@ -28,9 +28,9 @@ class Matcher:
         self._blocked = False  # every key that may follow is there already
 
     def copy(self) -> Matcher:
-        made = Matcher(self._matcher.deep_copy(), self._keys and self._keys.copy())
-        made._blocked = self._blocked
-        return made
+        copied = Matcher(self._matcher.deep_copy(), self._keys and self._keys.copy())
+        copied._blocked = self._blocked
+        return copied
 
     def accept(self, ids: Sequence[int]) -> bool:
         """Consume `ids`; return whether all match. After False the matcher is `stopped`."""

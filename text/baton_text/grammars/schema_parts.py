@@ -51,9 +51,9 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The schemas directly in a schema, each with its path."""
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
-            yield from ((_join_path(key, name), each) for name, each in value.items())
+            yield from ((_join_path(key, name), part) for name, part in value.items())
         elif key in (*LISTS, "items") and isinstance(value, list):
-            yield from ((f"{key}[{index}]", each) for index, each in enumerate(value))
+            yield from ((f"{key}[{index}]", part) for index, part in enumerate(value))
         elif key in SINGLE:
             yield key, value
 

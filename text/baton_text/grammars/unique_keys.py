@@ -105,11 +105,11 @@ class _Object:
         self._escaped = False
 
     def copy(self) -> _Object:
-        made = _Object()
-        made.open = [None if keys is None else set(keys) for keys in self.open]
-        made.key, made.repeats = self.key, self.repeats
-        made._state, made._escaped = self._state, self._escaped
-        return made
+        copied = _Object()
+        copied.open = [None if keys is None else set(keys) for keys in self.open]
+        copied.key, copied.repeats = self.key, self.repeats
+        copied._state, copied._escaped = self._state, self._escaped
+        return copied
 
     @property
     def in_string(self) -> bool:
@@ -217,9 +217,9 @@ class Keys:
         self._objects: list[_Object] = []
 
     def copy(self) -> Keys:
-        made = Keys(self._spellings, narrow=self._narrow, mixed=self._mixed)
-        made._objects = [each.copy() for each in self._objects]
-        return made
+        copied = Keys(self._spellings, narrow=self._narrow, mixed=self._mixed)
+        copied._objects = [opened.copy() for opened in self._objects]
+        return copied
 
     def accept(self, ids: Sequence[int]) -> None:
         """Follow the answer's next tokens."""
@@ -248,16 +248,16 @@ class Keys:
 
     def eos_mask(self, size: int) -> bytes:
         """A mask of `size` bytes that permits only EOS."""
-        made = bytearray(size)
+        mask = bytearray(size)
         for id in self._spellings.eos_ids:
-            made[id // 8] |= 1 << id % 8
-        return bytes(made)
+            mask[id // 8] |= 1 << id % 8
+        return bytes(mask)
 
     def _after(self, id: int) -> list[_Object]:
         """The objects after a token, those included that it begins and closes."""
-        objects = [each.copy() for each in self._objects]
-        for each in objects:
-            each.repeats = each.unicode = False
+        objects = [opened.copy() for opened in self._objects]
+        for opened in objects:
+            opened.repeats = opened.unicode = False
         _followed(objects, self._spellings.texts[id], began=objects)
         return objects
 
@@ -268,7 +268,7 @@ class Keys:
         if any(opened.key is not None and opened.escaped for opened in self._objects):
             tried += spellings.begin_with_u
         return [
-            id for id in tried if _has(mask, id) and any(each.unicode for each in self._after(id))
+            id for id in tried if _has(mask, id) and any(after.unicode for after in self._after(id))
         ]
 
     def _repeating(self, mask: bytes) -> list[int]:
@@ -283,7 +283,7 @@ class Keys:
                 for key in keys & spellings.wholes.keys():
                     tried.update(spellings.wholes[key])
         return [
-            id for id in tried if _has(mask, id) and any(each.repeats for each in self._after(id))
+            id for id in tried if _has(mask, id) and any(after.repeats for after in self._after(id))
         ]
 
     def _is_followed(self, ids: Sequence[int], by: bytes, matcher: LLMatcher) -> bool:
@@ -344,16 +344,18 @@ class Keys:
                 return True
             same = self._continuing(opened.keys, key)
             ends = {
-                each for rest in _rests(opened.keys, key) for each in self._spellings.heads[rest]
+                same_id
+                for rest in _rests(opened.keys, key)
+                for same_id in self._spellings.heads[rest]
             }
             mask = next.compute_bitmask()
-            if any(_without(mask, [each for each in same | ends if _has(mask, each)])):
+            if any(_without(mask, [same_id for same_id in same | ends if _has(mask, same_id)])):
                 return True
-            for each in same:
-                if _has(mask, each):
+            for same_id in same:
+                if _has(mask, same_id):
                     after = next.deep_copy()
-                    after.consume_token(each)
-                    pending.append((after, key + self._spellings.texts[each]))
+                    after.consume_token(same_id)
+                    pending.append((after, key + self._spellings.texts[same_id]))
         return bool(pending)
 
 
@@ -365,19 +367,19 @@ def _followed(
     *pieces, last = text.split(b"{")
     alive = list(objects)
     for piece in pieces:
-        alive = [each for each in alive if each.feed(piece)]
-        outside = [each for each in alive if not each.in_string]
-        alive = [each for each in alive if each.feed(b"{")]
-        if not any(each in alive for each in outside):
+        alive = [opened for opened in alive if opened.feed(piece)]
+        outside = [opened for opened in alive if not opened.in_string]
+        alive = [opened for opened in alive if opened.feed(b"{")]
+        if not any(opened in alive for opened in outside):
             alive = [*alive[1 - MAX_OBJECTS :], _Object()]
             if began is not None:
                 began.append(alive[-1])
-    return [each for each in alive if each.feed(last)]
+    return [opened for opened in alive if opened.feed(last)]
 
 
 def _rests(keys: set[bytes], key: bytes) -> Iterator[bytes]:
     """What is left of each of `keys` behind `key`."""
-    return (each[len(key) :] for each in keys if each.startswith(key))
+    return (name[len(key) :] for name in keys if name.startswith(key))
 
 
 def _ids(mask: bytes) -> Iterator[int]:
@@ -391,7 +393,7 @@ def _has(mask: bytes, id: int) -> bool:
 def _without(mask: bytes, ids: Sequence[int]) -> bytes:
     if not ids:
         return mask
-    made = bytearray(mask)
+    left = bytearray(mask)
     for id in ids:
-        made[id // 8] &= ~(1 << id % 8)
-    return bytes(made)
+        left[id // 8] &= ~(1 << id % 8)
+    return bytes(left)

@@ -131,7 +131,9 @@ def _arguments(text: str) -> str | None:
             call = ast.parse("f" + _STRING_OR_KEYWORD.sub(_as_python, text), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {each.arg[1:]: _value(each.value) for each in call.keywords if each.arg}
+        values = {
+            keyword.arg[1:]: _value(keyword.value) for keyword in call.keywords if keyword.arg
+        }
         if len(values) < len(call.keywords):
             return None
         arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)

@@ -111,7 +111,7 @@ def _own_types(schema: Mapping[str, Any]) -> set[str]:
     named = schema.get("type")
     types = [named] if isinstance(named, str) else named
     if isinstance(types, list) and types:
-        return {each for each in types if isinstance(each, str)}
+        return {name for name in types if isinstance(name, str)}
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
         return {"string"}
