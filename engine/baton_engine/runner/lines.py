@@ -16,8 +16,9 @@ import numpy as np
 
 from baton_engine.attention.interface import GroupArrays, StepArrays
 from baton_engine.config.buckets import SHORT_ROW
-from baton_engine.runner.input_batch import NONE, HostArrays, Ints, StepInput
+from baton_engine.runner.input_batch import HostArrays, StepInput
 from baton_engine.runner.input_buffers import fill
+from baton_engine.runner.int_arrays import NONE, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -115,8 +116,12 @@ def test_a_waiting_thread_wakes_on_every_event(event: str) -> None:
     taker = threading.Thread(target=lambda: found.append(queues.take_operation(seen, None)))
     taker.start()
     operation = put(PREFIX)
-    push = partial(queues.push_operation, operation)
-    {"push": push, "wake": queues.wake, "close": queues.close}[event]()
+    events: dict[str, Callable[[], object]] = {
+        "push": partial(queues.push_operation, operation),
+        "wake": queues.wake,
+        "close": queues.close,
+    }
+    events[event]()
     taker.join(PATIENCE_S)
     assert found == [operation if event == "push" else None]
 
