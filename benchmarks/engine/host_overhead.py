@@ -32,7 +32,15 @@ import torch
 from baton_engine.attention.interface import StepAttention, StepBatch
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled
+from baton_engine.interface import (
+    ComputedStep,
+    EngineInfo,
+    KVMemory,
+    Row,
+    RowResult,
+    Runner,
+    Sampled,
+)
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers.ops import TorchOps
@@ -105,8 +113,8 @@ class SameToken:
         self.memory: KVMemory = memory
         self._result, self._nothing = RowResult((Sampled(1),)), RowResult()
 
-    def launch(self, rows: Sequence[Row]) -> Ready:
-        return Ready([self._result if row.samples else self._nothing for row in rows])
+    def launch(self, rows: Sequence[Row]) -> ComputedStep:
+        return ComputedStep([self._result if row.samples else self._nothing for row in rows])
 
 
 class NoDraw(TorchOps):

@@ -20,7 +20,8 @@ from typing import Any
 from baton_cli.models.demo_model import fetch_demo
 from baton_engine import LLM, SamplingParams, StructuredOutputsParams
 from baton_text.artifacts import read_artifacts
-from baton_text.grammar import Grammars, grammar_of
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
 from benchmarks.engine.new_schemas import new_schema
 from benchmarks.support.figures import at_least, at_most, spread

@@ -267,12 +267,12 @@ class Case:
 
     def seconds(self, **changes: Any) -> float:
         """Seconds of one layer. `changes` are further arguments of paged_attention()."""
-        from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention
+        from baton_engine.attention.triton_paged_attention import StepRows, paged_attention
 
         rows, device = len(self.q_TNH), self.q_TNH.device
         starts_R1 = torch.arange(rows + 1, dtype=torch.int32, device=device)
         lengths_R = torch.full((rows,), self.keys, dtype=torch.int32, device=device)
-        paged = PagedRows(starts_R1, lengths_R, self.table_RM, one_token=True)
+        paged = StepRows(starts_R1, lengths_R, self.table_RM, one_token=True)
         out_TNH = torch.empty_like(self.q_TNH)
         arguments = {"programs": self.programs, **changes}
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import redis
 
-from baton_kvstore.data.transfers import Tuning
+from baton_kvstore.data.tuning import Tuning
 from baton_protocol.ids import BlockHash
 from benchmarks.support.figures import Verdict, at_least, exit_code, machine, ratio, rotated, spread
 from benchmarks.support.kv.contenders import MIB, Act, Bare, Plane, RedisPy, Side

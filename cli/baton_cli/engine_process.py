@@ -41,7 +41,7 @@ from baton_protocol.logs import formatter
 from baton_protocol.store import Speeds, StoreHealth
 
 if TYPE_CHECKING:
-    from baton_text.grammar import Grammars
+    from baton_text.grammars.grammars import Grammars
 
 logger = logging.getLogger("baton_cli.engine_process")  # __name__ is "__main__" here
 
@@ -96,7 +96,7 @@ def _serve(server: StreamEngineSocket, start: Start) -> int:
 
 def _grammars(settings: NodeSettings, vocab_size: int) -> Grammars:
     """The grammar compiler for the model's tokenizer."""
-    from baton_text.grammar import Grammars  # the import takes 30 ms, and most nodes need none
+    from baton_text.grammars.grammars import Grammars
 
     return Grammars(load_tokenizer(load_artifacts(settings)), vocab_size)
 

@@ -23,7 +23,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import OutOfMemory, SettingsError
 from baton_engine.interface import EngineInfo
-from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
+from baton_engine.kv.host_blocks import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.kv.pinned_blocks import PinnedBlocks
 from baton_engine.layers.linear_method import MethodOf, packed_methods
@@ -34,10 +34,11 @@ from baton_engine.memory.malloc import keep_freed_memory
 from baton_engine.models.decoder import Decoder
 from baton_engine.models.registry import build_model
 from baton_engine.progress import ProgressLine
+from baton_engine.runner.cuda_card import CudaCard
 from baton_engine.runner.forward import forward_steps
 from baton_engine.runner.model_runner import TorchRunner
-from baton_engine.runner.plan import Plan, make_plan
-from baton_engine.runner.profile_run import PROFILE_BLOCKS, CudaCard, profile
+from baton_engine.runner.plan import EnginePlan, make_plan
+from baton_engine.runner.profile_run import PROFILE_BLOCKS, profile
 from baton_engine.runner.warm_up import counting, describe, warm_all
 from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.weights.dummy import dummy_digests, fill_slots
@@ -75,7 +76,7 @@ def build_torch(
         if plan.exact and not runner.exact:
             plan = _not_exact(plan, settings)
         with ProgressLine(sys.stderr) as line:
-            warm_all(runner, line)
+            warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     info = EngineInfo(
         kind="torch",
         model=settings.name or settings.model.resolve().name,
@@ -94,7 +95,7 @@ def build_torch(
     return engine
 
 
-def _not_exact(plan: Plan, settings: TorchSettings) -> Plan:
+def _not_exact(plan: EnginePlan, settings: TorchSettings) -> EnginePlan:
     """The plan of an engine whose products turned out to depend on the batch. Raises SettingsError
     if the user asked for others."""
     why = f"products in {plan.layout.dtype} on this CPU depend on the place of a row"
@@ -110,14 +111,14 @@ def build_runner(settings: TorchSettings) -> TorchRunner:
     return _runner(plan, _load_model(settings, plan))
 
 
-def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> Plan:
+def _plan(settings: TorchSettings, free: Callable[[], int | None]) -> EnginePlan:
     """--max-model-len as given, not the length that fits the pool, chooses the factors of a
     longrope model: engines with the same flags then have the same fingerprint."""
     plan = make_plan(settings, free=free)
     return replace(plan, config=plan.config.limited_to(settings.max_model_len))
 
 
-def _canonical(plan: Plan, model: Decoder) -> str:
+def _canonical(plan: EnginePlan, model: Decoder) -> str:
     """The config's part of the fingerprint. Nodes with --batch-invariant exchange KV only with
     nodes that compute the same bits: KV of other arithmetic would change theirs."""
     canonical = plan.config.canonical()
@@ -126,7 +127,7 @@ def _canonical(plan: Plan, model: Decoder) -> str:
     return f"{canonical} batch-invariant {_device_kind(plan)} {plan.kernels} {model.bits}"
 
 
-def _device_kind(plan: Plan) -> str:
+def _device_kind(plan: EnginePlan) -> str:
     """Devices of a kind multiply with the same instructions: a CPU's instruction set, or a GPU's
     compute capability."""
     if plan.device.type == "cpu":
@@ -135,7 +136,7 @@ def _device_kind(plan: Plan) -> str:
     return f"cuda {major}.{minor}"
 
 
-def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
+def _digests(settings: TorchSettings, plan: EnginePlan) -> list[TensorDigest]:
     if settings.load_format == "dummy":
         return dummy_digests(plan.config, plan.device.type)
     return tensor_digests(
@@ -143,7 +144,7 @@ def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
     )
 
 
-def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
+def _load_model(settings: TorchSettings, plan: EnginePlan) -> Decoder:
     torch.set_num_threads(plan.threads)
     for cache in PRODUCT_CACHES:
         os.environ.setdefault(cache, PRODUCTS_KEPT)
@@ -168,7 +169,7 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
     return model
 
 
-def _profiled(plan: Plan, model: Decoder) -> Plan:
+def _profiled(plan: EnginePlan, model: Decoder) -> EnginePlan:
     """The plan after the largest step has run, on CUDA."""
     if plan.device.type != "cuda":
         return plan
@@ -177,7 +178,7 @@ def _profiled(plan: Plan, model: Decoder) -> Plan:
     return profile(plan, runner, CudaCard(plan.device))
 
 
-def _runner(plan: Plan, model: Decoder) -> TorchRunner:
+def _runner(plan: EnginePlan, model: Decoder) -> TorchRunner:
     memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
     attention = _attention(plan, memory)
     forward = forward_steps(
@@ -189,11 +190,11 @@ def _runner(plan: Plan, model: Decoder) -> TorchRunner:
     return TorchRunner(model, memory, attention, forward)
 
 
-def _attention(plan: Plan, memory: TorchMemory) -> AttentionBackend:
+def _attention(plan: EnginePlan, memory: TorchMemory) -> AttentionBackend:
     return attention_for(plan.kernels, memory, plan.config, exact=plan.exact)
 
 
-def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:
+def _host_memory(memory: TorchMemory, plan: EnginePlan) -> HostMemory | None:
     if not plan.host_slots:
         return None
     room = PinnedBlocks if plan.device.type == "cuda" else CopiedBlocks
@@ -201,7 +202,7 @@ def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:
 
 
 @contextmanager
-def _no_memory_left(plan: Plan) -> Iterator[None]:
+def _no_memory_left(plan: EnginePlan) -> Iterator[None]:
     """Turn out-of-memory into a SettingsError: other processes may take memory after the check."""
     try:
         yield
@@ -214,7 +215,7 @@ def _no_memory_left(plan: Plan) -> Iterator[None]:
         ) from error
 
 
-def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: float) -> None:
+def _log_ready(info: EngineInfo, plan: EnginePlan, buckets: Sequence[int], seconds: float) -> None:
     logger.info(
         "%s (%s, %s, %s) is ready after %.1f s; %d KV blocks of %d tokens, sequences of up to %d; "
         "%s; overlap %s, %s, exact: %s",

@@ -1,11 +1,11 @@
-"""The engine's interface to the rest of a node; imports no torch.
+"""The records and Protocols between an engine, its runner and the rest of a node; imports no torch.
 
-    Engine        (EngineCore, in `core`) one scheduler and one block pool over a Runner
     Runner        computes a step: `runner` on real weights, `sim` on a timing model
     KVMemory      the paged pool as bytes, for transfers
+    StepResult    what a step of the engine (EngineCore, in `core`) did
 
-One thread, the step loop, calls all methods of Engine. Transfer threads may use KVMemory on blocks
-that the step loop holds for them.
+One thread, the step loop, calls all methods of EngineCore. Transfer threads may use KVMemory on
+blocks that the step loop holds for them.
 
 A span is `layout.block_size` consecutive tokens of a sequence. Each group of layers has one block
 for it (see KVLayout). A sequence's blocks are a flat list with all blocks of the first span first,
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
@@ -24,9 +24,9 @@ import msgspec
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
-from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.sampling import SamplingParams
-from baton_protocol.store import Exact, NodeLoad
+from baton_protocol.request import PositionLogprobs
+from baton_protocol.sampling import FinishReason, SamplingParams
+from baton_protocol.store import Exact
 
 # In place of a block that a sequence does not hold.
 PADDING = BlockId(0)
@@ -83,7 +83,7 @@ class ListedIds:
 
 
 class Matcher(Protocol):
-    """The state of a grammar for one choice (see `baton_text.grammar`). It depends only on the
+    """The state of a grammar for one choice (see `baton_text.grammars`). It depends only on the
     choice's tokens."""
 
     def copy(self) -> Matcher: ...
@@ -113,16 +113,17 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
 
     `position` is the new token's index in prompt + output, so the row has the token before it; with
     (seed, choice) it is the key of the noise. `banned` ids get no probability (EOS and stop ids
-    before min_tokens, last ids of bad words). `seen` is set if the parameters have a penalty.
-    Without `listed`, the runner reads the ids from the parameters. With a `matcher`, only ids in
-    its mask are sampled; the runner gets the mask when it samples, while the device computes.
+    before min_tokens, last ids of bad words). `penalty_counts` is set if the parameters have a
+    penalty. Without `listed`, the runner reads the ids from the parameters. With a `matcher`, only
+    ids in its mask are sampled; the runner gets the mask when it samples, while the device
+    computes.
     """
 
     choice: int
     position: int
     params: SamplingParams
     banned: tuple[int, ...] = ()
-    seen: PenaltyCounts | None = None
+    penalty_counts: PenaltyCounts | None = None
     listed: ListedIds | None = None
     matcher: Matcher | None = None
 
@@ -140,13 +141,13 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     The KV of [0, start) is already in `blocks`, a flat list that holds a block for each token that
     is computed or seen.
 
-    `after` is set if the last of `tokens` has not been read yet. It is then an index into the
-    samples of the previously launched step, counted over all its rows in order, and the last number
-    in `tokens` is a placeholder.
+    `awaited_sample` is set if the last of `tokens` has not been read yet. It is then an index into
+    the samples of the previously launched step, counted over all its rows in order, and the last
+    number in `tokens` is a placeholder.
 
-    Rows of two steps with the same `key` (0: none) belong to one sequence that kept its blocks in
-    between, so `blocks` begins with the blocks of the earlier row, or with 0 in place of some that
-    a window has left. The engine changes the list when it has read an earlier step.
+    Rows of two steps with the same `blocks_id` (0: none) belong to one sequence that kept its
+    blocks in between, so `blocks` begins with the blocks of the earlier row, or with 0 in place of
+    some that a window has left. The engine changes the list when it has read an earlier step.
     """
 
     tokens: Sequence[int]
@@ -154,8 +155,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     blocks: Sequence[BlockId]
     samples: tuple[Sample, ...] = ()
     prompt: PromptAsk | None = None
-    after: int | None = None
-    key: int = 0
+    awaited_sample: int | None = None
+    blocks_id: int = 0
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -206,7 +207,7 @@ class Launched(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ComputedStep:
     """A step whose results were computed at launch."""
 
     results: list[RowResult]
@@ -223,9 +224,9 @@ class Runner(Protocol):
 
     def launch(self, rows: Sequence[Row]) -> Launched:
         """Start a step of at least one row. It runs after the previously launched step, which may
-        be unread; at most one step may be. `Row.after` refers to that step's samples. The caller
-        must not change anything that a row refers to until it has read the step. Raises OutOfMemory
-        if the device lacks memory for the step; a smaller one may fit."""
+        be unread; at most one step may be. `Row.awaited_sample` refers to that step's samples. The
+        caller must not change anything that a row refers to until it has read the step. Raises
+        OutOfMemory if the device lacks memory for the step; a smaller one may fit."""
 
 
 # --- between engine and step loop -----------------------------------------------------------
@@ -233,8 +234,8 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks for all known tokens of a request (see Engine.block_hashes), as a flat list. They are
-    held until submit() or release().
+    """Blocks for all known tokens of a request (see EngineCore.block_hashes), as a flat list. They
+    are held until submit() or release().
 
     The first `cached` spans already have KV from this node's prefix cache, in groups with a window
     as far as the next token sees them. The last `loaded` of these begin with a span that came from
@@ -260,7 +261,7 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
     offset: int  # index among the choice's outputs
     id: int
     logprobs: PositionLogprobs | None = None
-    finish: Literal["stop", "length"] | None = None
+    finish: FinishReason | None = None
     stop_id: int | None = None
 
 
@@ -271,15 +272,15 @@ class Complete:
 
     request: RequestId
     choice: int
-    finish: Literal["stop", "length"]
+    finish: FinishReason
     stop_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How many of the tokens that a tracked request came with (see Engine.block_hashes) have KV,
-    and their blocks, as a flat list. The step loop may `hold` these blocks until the next call of
-    step()."""
+    """How many of the tokens that a tracked request came with (see EngineCore.block_hashes) have
+    KV, and their blocks, as a flat list. The step loop may `hold` these blocks until the next call
+    of step()."""
 
     request: RequestId
     computed: int  # number of leading tokens with KV, including landed ones
@@ -327,18 +328,26 @@ class Failed:
     error: BatonError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
-    tokens: tuple[TokenOut, ...] = ()
-    progress: tuple[Progress, ...] = ()
-    filled: tuple[Filled, ...] = ()
-    prompts: tuple[PromptUse, ...] = ()
-    complete: tuple[Complete, ...] = ()  # submitted with all their tokens since the last step
-    finished: tuple[RequestId, ...] = ()  # requests that ended since the last step, failed ones too
-    failed: tuple[Failed, ...] = ()
+    """What happened since the last step: the engine fills it, and then gives it away."""
+
+    tokens: list[TokenOut] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
+    prompts: list[PromptUse] = field(default_factory=list)
+    complete: list[Complete] = field(default_factory=list)  # submitted with all their tokens
+    finished: list[RequestId] = field(default_factory=list)  # requests that ended, failed ones too
+    failed: list[Failed] = field(default_factory=list)
     num_tokens: int = 0  # computed tokens, including those that were dropped; 0: nothing was read
     num_prompt_tokens: int = 0  # computed tokens that belong to prompts
     num_seqs: int = 0  # sequences in the step
+
+    def drop_request(self, request: RequestId) -> None:
+        """Leave out how an earlier attempt of this request ended."""
+        self.finished = [id for id in self.finished if id != request]
+        self.complete = [choice for choice in self.complete if choice.request != request]
+        self.failed = [failure for failure in self.failed if failure.request != request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,106 +356,3 @@ class CacheChange:
 
     stored: tuple[BlockHash, ...] = ()
     evicted: tuple[BlockHash, ...] = ()
-
-
-class Engine(Protocol):
-    """An engine. A request is tokens known and KV computed; each step closes gaps between them
-    under one token budget.
-
-    With overlap, a step is launched before the previous one is read, so one step may be in flight
-    between two calls of step(). The engine reports, caches and counts only steps that were read.
-    Results for a choice that has ended in the meantime are dropped. Blocks of an ended choice that
-    a step in flight uses become free when that step is read.
-    """
-
-    info: EngineInfo
-    memory: KVMemory
-
-    def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
-        """Hashes of the full spans of the request's known tokens: the prompt, and with n = 1 also
-        the outputs that it came with."""
-
-    def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of leading spans whose KV is in this node's prefix cache now, in groups with a
-        window as far as the next token sees them."""
-
-    def reserve(self, request: Request) -> Reservation | None:
-        """Take blocks for all known tokens of the request. Returns None, without any effect, if the
-        blocks are not free or a waiting request has a claim on them. Raises like submit() for a
-        request that can never run."""
-
-    def release(self, reservation: Reservation) -> None: ...
-
-    def submit(
-        self,
-        request: Request,
-        *,
-        reservation: Reservation | None = None,
-        landed: Sequence[tuple[int, int]] = (),
-        window_landed: Sequence[tuple[int, int]] | None = None,
-        prefill_only: bool = False,
-        track: bool = False,
-        report_filled: bool = False,
-        finished: Sequence[int] = (),
-        matcher: Matcher | None = None,
-    ) -> None:
-        """Queue a request.
-
-        - `landed`: ascending runs [start, end) of the reservation's full spans that have verified
-          KV in the groups without a window, in addition to the leading `cached` ones. Without such
-          groups: runs that need not be computed for lack of KV in them.
-        - `window_landed`: runs that have verified KV in the groups with a window, too. None: the
-          same as `landed`. The engine computes the spans outside `landed`, and those outside
-          `window_landed` that a computed token sees. It skips the others. With prompt_logprobs it
-          computes everything and ignores both.
-        - `prefill_only`: end each choice after its first new token.
-        - `track`: report Progress. `report_filled`: report Filled.
-        - `finished`: choices that are not run.
-        - `matcher`: the state at the start of the request's grammar; required if and only if the
-          parameters have one. Each choice gets a copy, which first accepts the choice's outputs.
-          The choice ends when only EOS could follow.
-
-        Raises PromptTooLong or InvalidRequest for a request that can never run.
-        """
-
-    def full_chunks(self, request: RequestId) -> tuple[Filled, ...]:
-        """All full chunks that a request holds now, each hash once; () for an unknown id."""
-
-    def finish_choice(self, request: RequestId, choice: int) -> None:
-        """End one choice early, because a stop string was found. It reports no more tokens. If it
-        was the last choice, the next step's `finished` names the request. Ignores unknown ids."""
-
-    def abort(self, request: RequestId) -> None:
-        """Forget a request and release its blocks. Ignores unknown ids."""
-
-    def hold(self, blocks: Sequence[BlockId]) -> None:
-        """Add a reference to blocks for a transfer, so that they are not reused. Ignores 0."""
-
-    def unhold(self, blocks: Sequence[BlockId]) -> None: ...
-
-    def has_work(self) -> bool:
-        """Whether step() has something to compute, read or report."""
-
-    def step(self) -> StepResult:
-        """Launch a step and read it. With overlap, launch the next step and then read the oldest
-        one in flight. If the runner raises, no state is lost: call step() again.
-
-        If the device lacks memory for a step, the engine reads the step in flight and tries smaller
-        ones (see `scheduling.step_limits`); no token changes. A request that does not fit even
-        alone, in three calls, is in `failed`. Raises OutOfMemory if no step fits until another one
-        would fail: then the device, not the request, is the cause."""
-
-    def starved(self) -> bool:
-        """True if the last call of step() preempted a sequence, or ran nothing, because blocks were
-        short. Parked requests should then release their blocks, youngest first."""
-
-    def cache_changes(self) -> CacheChange: ...
-
-    def cached_chunks(self) -> tuple[BlockHash, ...]: ...
-
-    def load(self) -> NodeLoad:
-        """The engine's counters and gauges. The node adds those of its transfers."""
-
-    def check_integrity(self) -> None:
-        """Raise, with the numbers, unless free + held == total and every reference is accounted
-        for."""

@@ -12,28 +12,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import ModelError
-from baton_engine.interface import Engine, Matcher, TokenOut
+from baton_engine.interface import Matcher, TokenOut
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.sampling import SamplingParams, StructuredOutput
+from baton_protocol.sampling import FinishReason, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     from baton_text.chat import ChatTemplate
     from baton_text.detokenizer import Detokenizer
-    from baton_text.grammar import Grammars
+    from baton_text.grammars.grammars import Grammars
     from baton_text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-Named = Callable[[Sequence[PositionLogprobs]], Sequence[PositionLogprobs]]
+AddTexts = Callable[[Sequence[PositionLogprobs]], Sequence[PositionLogprobs]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: list[PositionLogprobs] | None = None
 
@@ -51,7 +51,7 @@ class CompletionOutput:
     def cumulative_logprob(self) -> float | None:
         if self.logprobs is None:
             return None
-        return sum(each.sampled.logprob for each in self.logprobs)
+        return sum(position.sampled.logprob for position in self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def StructuredOutputsParams(  # as vLLM's users write it
 ) -> StructuredOutput:
     """The grammar that an answer must match, for SamplingParams.structured. Give exactly one
     argument. Raises InvalidRequest if it cannot be compiled."""
-    from baton_text.grammar import GrammarError, grammar_of
+    from baton_text.grammars.constraints import grammar_of
+    from baton_text.grammars.errors import GrammarError
 
     values: dict[Any, Any] = {
         "json": json,
@@ -121,7 +122,7 @@ class LLM:
         TypeError for any other name, and ModelError or SettingsError for errors that a user can
         correct."""
         settings = TorchSettings(model=Path(model), **options)
-        self.engine: Engine = build_torch(settings)
+        self.engine = build_torch(settings)
         self._text = _read_text(settings.model, chat_template)
         self._grammars: Grammars | None = None
         self._count = 0
@@ -222,12 +223,13 @@ class LLM:
         finally:  # after an error, no request may stay in the engine
             for run in runs:
                 self.engine.abort(run.request.id)
-        return [run.output(self._named) for run in runs]
+        return [run.output(self._add_texts) for run in runs]
 
     def _matcher(self, params: SamplingParams) -> Matcher | None:
         if params.structured is None:
             return None
-        from baton_text.grammar import GrammarError, Grammars
+        from baton_text.grammars.errors import GrammarError
+        from baton_text.grammars.grammars import Grammars
 
         if self._grammars is None:
             tokenizer = self._need_text("a grammar").tokenizer
@@ -250,13 +252,13 @@ class LLM:
             if run.choices[token.choice].take(token, run.request.params):
                 self.engine.finish_choice(token.request, token.choice)
 
-    def _named(self, positions: Sequence[PositionLogprobs]) -> Sequence[PositionLogprobs]:
+    def _add_texts(self, positions: Sequence[PositionLogprobs]) -> Sequence[PositionLogprobs]:
         """Add the tokens' texts to logprobs, if the model has a tokenizer."""
         if self._text is None:
             return positions
-        from baton_text.logprobs import named
+        from baton_text.logprobs import add_token_texts
 
-        return named(self._text.tokenizer, positions)
+        return add_token_texts(self._text.tokenizer, positions)
 
     def _need_text(self, what: str) -> _Text:
         if self._text is None:
@@ -281,7 +283,7 @@ class _Choice:
     ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
-    finish: Literal["stop", "length"] = "length"
+    finish: FinishReason = "length"
     stop_reason: str | int | None = None
 
     def take(self, token: TokenOut, params: SamplingParams) -> bool:
@@ -314,8 +316,8 @@ class _Run:
     cached_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
-    def output(self, named: Named) -> RequestOutput:
-        """The finished output. `named` adds the tokens' texts to logprobs."""
+    def output(self, add_texts: AddTexts) -> RequestOutput:
+        """The finished output. `add_texts` adds the tokens' texts to logprobs."""
         params = self.request.params
         asked = params.logprobs is not None
         prompt_asked = params.prompt_logprobs is not None
@@ -330,12 +332,12 @@ class _Run:
                     token_ids=choice.ids,
                     finish_reason=choice.finish,
                     stop_reason=choice.stop_reason,
-                    logprobs=list(named(choice.logprobs)) if asked else None,
+                    logprobs=list(add_texts(choice.logprobs)) if asked else None,
                 )
                 for index, choice in enumerate(self.choices)
             ],
             cached_tokens=self.cached_tokens,
-            prompt_logprobs=[None, *named(self.prompt_logprobs)] if prompt_asked else None,
+            prompt_logprobs=[None, *add_texts(self.prompt_logprobs)] if prompt_asked else None,
         )
 
 

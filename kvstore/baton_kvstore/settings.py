@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection, ServerInfo
+from baton_kvstore.connection.resp_connection import RespConnection, ServerInfo
 from baton_kvstore.errors import StoreMisconfigured
 
 

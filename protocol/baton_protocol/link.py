@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -35,6 +35,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.figures import Count, Hash, Milliseconds, Text, TokenId
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.request import PositionLogprobs, Request
+from baton_protocol.sampling import FinishReason
 from baton_protocol.store import (
     Instances,
     NodeLoad,
@@ -45,7 +46,6 @@ from baton_protocol.store import (
 )
 from baton_protocol.wire import Codec, WireError
 
-FinishReason = Literal["stop", "length"]
 LINK_PATH = "/link"
 ARTIFACTS_PATH = "/artifacts/"
 ROUTER_HEADER = "x-baton-router"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from baton_protocol.errors import InvalidRequest, exact
 
+# How a choice ends: by an EOS or stop id, a stop string or the end of its grammar; or by its limit.
+FinishReason = Literal["stop", "length"]
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_TEMPERATURE = 100.0
@@ -26,7 +30,7 @@ REPETITION_RANGE = (0.01, 10.0)
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an answer's text must match: the text of a grammar, see `baton_text.grammar`. The
+    """What an answer's text must match: the text of a grammar, see `baton_text.grammars`. The
     grammar's state follows from each choice's tokens."""
 
     grammar: str

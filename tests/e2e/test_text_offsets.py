@@ -26,7 +26,7 @@ from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import ChoiceOutput
 from baton_text.artifacts import read_artifacts
 from baton_text.detokenizer import TextReader
-from baton_text.logprobs import named
+from baton_text.logprobs import add_token_texts
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.text_models import FAMILIES
 
@@ -59,7 +59,7 @@ def deltas(
     """The deltas that nodes send for these outputs, one per token. Another node continues at offset
     `moves_at`."""
     before = context(tokenizer, request)
-    prompt = named(tokenizer, [position(id) for id in request.prompt_ids[1:]])
+    prompt = add_token_texts(tokenizer, [position(id) for id in request.prompt_ids[1:]])
     result: list[Delta] = []
     for choice, ids in enumerate(outputs):
         texts = ChoiceText(tokenizer, request, (), before)

@@ -15,9 +15,11 @@ import pytest
 from baton_engine import LLM, SamplingParams, StructuredOutputsParams
 from baton_engine.llm import CompletionOutput
 from baton_protocol.sampling import StructuredOutput
-from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.artifacts import byte_artifacts, read_artifacts
-from baton_text.grammar import GrammarError, Grammars, grammar_of
+from baton_text.grammars.answer_grammar import CallRules, answer_grammar
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import Grammars
 from baton_text.parsers.parser import Piece
 from baton_text.parsers.registry import TOOL_PARSERS, reader
 from baton_text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from baton_text.grammar import Grammars
+from baton_text.grammars.grammars import Grammars
 from tests.faults.conftest import SHORT_DRAIN, SLOW_DECODE
 from tests.support.faults.grammar_runs import PartRun, Run, all_runs, parts, selection
 from tests.support.faults.structures import STRUCTURES, TOKENIZER

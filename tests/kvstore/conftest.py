@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from baton_kvstore.connection.server_settings import CareMode
-from baton_kvstore.data.data_plane import DataPlane, Tuning
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.layout import KVLayout
 from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENT, SharedStore, Transfers

@@ -27,7 +27,7 @@ def engine_of(
     return scripted(script, **(defaults | facts))
 
 
-def step(engine: EngineCore, run: Run | None = None) -> tuple[TokenOut, ...]:
+def step(engine: EngineCore, run: Run | None = None) -> list[TokenOut]:
     """Run one step and check the pool's integrity. Return the new tokens."""
     return step_once(engine, run or Run()).tokens
 

@@ -186,7 +186,7 @@ def test_a_scripted_trace_of_a_pool_of_8_blocks_gives_the_expected_states_O_BLK_
     assert (d, state()) == ([7, 4, 3], ([], 1.0))
     assert engine._pool.lookup(names) == [1, 2, 6]
     engine.submit(make_request("E", [80]))
-    assert (step(engine), state()) == ((), ([], 1.0))
+    assert (step(engine), state()) == ([], ([], 1.0))
     engine.abort(make_request("E", 1).id)
     for blocks, expected in (
         (b, ([5], 0.8571)),

@@ -27,15 +27,10 @@ from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory import estimate
-from baton_engine.memory.estimate import (
-    SPARE_BYTES,
-    Measured,
-    MemoryBudget,
-    activation_bytes,
-    count_weights,
-    weight_bytes,
-)
-from baton_engine.memory.fit import check_fit, free_blocks
+from baton_engine.memory.demand import Measured, MemoryBudget
+from baton_engine.memory.estimate import SPARE_BYTES, activation_bytes, count_weights, weight_bytes
+from baton_engine.memory.fit import free_blocks
+from baton_engine.memory.fit_check import check_fit
 from baton_engine.models.registry import build_model
 from baton_engine.runner.plan import make_plan
 from baton_engine.scheduling.sequence import blocks_for

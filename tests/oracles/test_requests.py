@@ -167,7 +167,7 @@ def test_a_finished_request_holds_no_blocks_and_is_reported_once_O_REQ_4() -> No
     step_once(engine, run)
     held = 8 - engine.load().free_blocks
     result = step_once(engine, run)
-    assert result.finished == ("short",)
+    assert result.finished == ["short"]
     assert (queues(engine), engine.load().free_blocks) == ((0, 1), 8 - held // 2)
     drive(engine, into=run)
     assert run.finished == ["short", "long"]

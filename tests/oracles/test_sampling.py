@@ -10,8 +10,8 @@ import torch
 
 from baton_engine.interface import PenaltyCounts, Sample, Sampled
 from baton_engine.sampling.logits_processors import change_logits
-from baton_engine.sampling.sampler import sample, shaped_logits
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.sampling import sample, shaped_logits
 
 FOUR = [2.0, 1.0, 0.5, 0.1]
 FIVE = [math.log(p) for p in (0.40, 0.30, 0.15, 0.10, 0.05)]
@@ -43,7 +43,9 @@ def penalised(logit: float, count: int = 3, **params: Any) -> float:
     must not change."""
     seen = PenaltyCounts(prompt=(), outputs={1: count})
     rows = torch.tensor([[0.25, logit, -0.25]])
-    [actual] = change_logits(rows, [Sample(0, 9, SamplingParams(**params), seen=seen)]).tolist()
+    [actual] = change_logits(
+        rows, [Sample(0, 9, SamplingParams(**params), penalty_counts=seen)]
+    ).tolist()
     assert (actual[0], actual[2]) == (0.25, -0.25)
     return float(actual[1])
 
@@ -162,7 +164,9 @@ def test_penalties_are_applied_before_a_token_is_sampled_O_SMP_7d() -> None:
     )
     rows = torch.tensor([[2.5, 0.084, -1.0]])
     for outputs, id in (({0: 3}, 1), ({}, 0)):
-        [actual] = sample(rows, [0], [Sample(0, 9, params, seen=PenaltyCounts((), outputs))])
+        [actual] = sample(
+            rows, [0], [Sample(0, 9, params, penalty_counts=PenaltyCounts((), outputs))]
+        )
         assert actual.id == id
 
 
@@ -173,7 +177,7 @@ def test_logprobs_ignore_all_parameters_that_change_logits_O_SMP_8() -> None:
     )
     seen = PenaltyCounts(prompt=(), outputs={2: 1})
     [expected] = sampled([FOUR], plain)
-    [actual] = sample(torch.tensor([FOUR]), [0], [Sample(0, 9, changing, seen=seen)])
+    [actual] = sample(torch.tensor([FOUR]), [0], [Sample(0, 9, changing, penalty_counts=seen)])
     assert expected.logprobs is not None
     assert actual.logprobs == expected.logprobs
 

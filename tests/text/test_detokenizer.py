@@ -16,10 +16,10 @@ from baton_text.detokenizer import (
     StopMatcher,
     TextSettings,
     context_of,
-    emitted,
 )
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.text_models import FAMILIES, LOSSLESS
+from tests.text.emitted_text import emitted
 
 TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
 BYTES, BYTE_LEVEL = TOKENIZERS["bytes"], TOKENIZERS["byte-level"]

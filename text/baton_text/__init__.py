@@ -11,14 +11,10 @@ its offline API. Importing transformers instead would cost each of them 3 s and 
     tokenizer       Tokenizer: encode, decode, EOS ids
     division        finds places at which a long text can be divided and encoded in parts
     chat            ChatTemplate: messages to prompt
+    conversation    fits messages to what a model's template takes
     detokenizer     E(ids, stop): text that may be shown for these ids, and its increments
     offsets         the position of each token's text in a text
-    grammar         the tokens that may come next, so that an answer matches a schema or a regex
-    json_schema     the keywords of a schema: enforced, refused or dropped
-    unique_keys     no key of a JSON object twice
-    lark_syntax     clients' grammars in Lark
-    lark            literal text and free text as Lark rules for one tokenizer
-    answer_grammar  the grammar of a whole answer: reasoning, content, function calls
+    grammars/       the tokens that may come next, so that an answer matches a schema or a regex
     parsers/        splits an answer into reasoning, content and function calls
     logprobs        adds token texts to log-probabilities
     defaults        sampling defaults of generation_config.json

@@ -93,13 +93,13 @@ def read_artifacts(folder: Path, chat_template: Path | str | None = None) -> dic
     names = [TOKENIZER, *(name for name in OPTIONAL if (folder / name).is_file())]
     names += [f"{MORE_TEMPLATES}/{file.name}" for file in (folder / MORE_TEMPLATES).glob("*.jinja")]
     try:
-        found = {name: (folder / name).read_bytes() for name in sorted(names)}
+        files = {name: (folder / name).read_bytes() for name in sorted(names)}
     except OSError as error:
         raise ArtifactError(f"cannot read the tokenizer in {folder}: {error}") from error
-    return found if chat_template is None else _with_template(found, chat_template)
+    return files if chat_template is None else _with_template(files, chat_template)
 
 
-def _with_template(found: Mapping[str, bytes], template: Path | str) -> dict[str, bytes]:
+def _with_template(files: Mapping[str, bytes], template: Path | str) -> dict[str, bytes]:
     if isinstance(template, str) and "{" in template:
         source = template.encode()
     else:
@@ -107,8 +107,8 @@ def _with_template(found: Mapping[str, bytes], template: Path | str) -> dict[str
             source = Path(template).read_bytes()
         except OSError as error:
             raise ArtifactError(f"cannot read chat template {template}: {error}") from error
-    kept = {name: data for name, data in found.items() if not name.startswith(MORE_TEMPLATES)}
-    config = load_json(found, TOKENIZER_CONFIG)
+    kept = {name: data for name, data in files.items() if not name.startswith(MORE_TEMPLATES)}
+    config = load_json(files, TOKENIZER_CONFIG)
     if config.pop("chat_template", None) is not None:
         kept[TOKENIZER_CONFIG] = json.dumps(config).encode()
     return {**kept, CHAT_TEMPLATE: source}

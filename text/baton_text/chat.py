@@ -31,7 +31,7 @@ from baton_text.artifacts import (
     load_json,
     special_tokens,
 )
-from baton_text.conversation import INSTRUCTIONS, TemplateRules, failing_call, fitted
+from baton_text.conversation import INSTRUCTIONS, TemplateRules, failing_call, fit_messages
 
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
@@ -174,8 +174,8 @@ class ChatTemplate:
 
     def _fitted(self, name: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # As in transformers, {"content": null} means a message without content.
-        present = [{k: v for k, v in each.items() if v is not None} for each in messages]
-        return fitted(present, self._rules[name])
+        present = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        return fit_messages(present, self._rules[name])
 
     def _refusal(
         self,
@@ -234,15 +234,15 @@ def _not_continued(why: str) -> InvalidRequest:
 
 def _sources(artifacts: Mapping[str, bytes]) -> dict[str, str]:
     """Template name -> source. Template files override those in tokenizer_config.json."""
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     prefix = f"{MORE_TEMPLATES}/"
     for name, data in artifacts.items():
         if name == CHAT_TEMPLATE:
-            found[DEFAULT] = data.decode()
+            templates[DEFAULT] = data.decode()
         elif name.startswith(prefix):
-            found[name.removeprefix(prefix).removesuffix(".jinja")] = data.decode()
-    if found:
-        return found
+            templates[name.removeprefix(prefix).removesuffix(".jinja")] = data.decode()
+    if templates:
+        return templates
     configured = load_json(artifacts, TOKENIZER_CONFIG).get("chat_template")
     if isinstance(configured, str):
         return {DEFAULT: configured}

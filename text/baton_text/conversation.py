@@ -63,10 +63,10 @@ class TemplateRules:
         tells nothing by trial, so its conversations keep their order."""
         named = _DEVELOPER.search(source) is not None
         text = _wants_text(render)
-        known = frozenset(INSTRUCTIONS if named else {SYSTEM})
+        roles = frozenset(INSTRUCTIONS if named else {SYSTEM})
         if not _shows(render, USER, ASSISTANT, USER):
-            return cls(leading=known, text=text)
-        leading = frozenset(role for role in known if _shows(render, role, USER, ASSISTANT, USER))
+            return cls(leading=roles, text=text)
+        leading = frozenset(role for role in roles if _shows(render, role, USER, ASSISTANT, USER))
         return cls(
             leading=leading,
             late=frozenset(role for role in leading if _shows_late(render, role)),
@@ -106,10 +106,10 @@ def _has_default(render: Render) -> bool:
     given, alone = render([{"role": SYSTEM, "content": _mark(0)}, user]), render([user])
     if given is None or alone is None:
         return False
-    before, found, rest = given.partition(_mark(0))
+    before, mark, rest = given.partition(_mark(0))
     between = rest.partition(_mark(1))[0]
     beginning = alone.partition(_mark(1))[0]
-    if not found or not beginning.startswith(before) or not beginning.endswith(between):
+    if not mark or not beginning.startswith(before) or not beginning.endswith(between):
         return False
     return bool(beginning[len(before) : len(beginning) - len(between)].strip())
 
@@ -143,19 +143,19 @@ def _called(arguments: Any) -> list[Message]:
 # --- fitting --------------------------------------------------------------------------------------
 
 
-def fitted(messages: Sequence[Message], rules: TemplateRules) -> list[dict[str, Any]]:
+def fit_messages(messages: Sequence[Message], rules: TemplateRules) -> list[dict[str, Any]]:
     """The messages as the template takes them.
 
     A role that it does not know becomes `system`. Instructions that follow each other are merged.
     A late one that the template does not take joins those at the beginning. If it takes none at
     all, they join the first user message."""
-    known = [_fitted(message, rules) for message in messages]
+    fitting = [_fit_message(message, rules) for message in messages]
     begin = next(
-        (place for place, one in enumerate(known) if one.get("role") not in INSTRUCTIONS),
-        len(known),
+        (place for place, other in enumerate(fitting) if other.get("role") not in INSTRUCTIONS),
+        len(fitting),
     )
-    first, moved, others = known[:begin], known[:0], known[:0]
-    for message in known[begin:]:
+    first, moved, others = fitting[:begin], fitting[:0], fitting[:0]
+    for message in fitting[begin:]:
         role = message.get("role")
         # Without a first instruction, the template would add its default beside this one.
         lacks = rules.default and not (first or moved)
@@ -166,13 +166,13 @@ def fitted(messages: Sequence[Message], rules: TemplateRules) -> list[dict[str, 
     merged: list[dict[str, Any]] = []
     for message in (*first, *moved, *others):
         if merged and _merges(merged[-1].get("role"), message.get("role"), rules):
-            merged[-1] = _joined(merged[-1], message)
+            merged[-1] = _join_messages(merged[-1], message)
         else:
             merged.append(message)
     return merged if rules.leading else _without_instruction(merged)
 
 
-def _fitted(message: Message, rules: TemplateRules) -> dict[str, Any]:
+def _fit_message(message: Message, rules: TemplateRules) -> dict[str, Any]:
     changed = dict(message)
     role = message.get("role")
     if role in INSTRUCTIONS and role not in rules.leading:
@@ -189,14 +189,14 @@ def _merges(role: str | None, following: str | None, rules: TemplateRules) -> bo
     return role == following == USER and not rules.repeats
 
 
-def _joined(message: dict[str, Any], following: Message) -> dict[str, Any]:
+def _join_messages(message: dict[str, Any], following: Message) -> dict[str, Any]:
     """The message with the content of the one that follows it."""
-    one, other = message.get("content") or "", following.get("content") or ""
-    if not (one and other):
-        return message | {"content": one or other}
-    if isinstance(one, str) and isinstance(other, str):
-        return message | {"content": one + BETWEEN + other}
-    return message | {"content": [*_parts(one), *_parts(other)]}
+    first, second = message.get("content") or "", following.get("content") or ""
+    if not (first and second):
+        return message | {"content": first or second}
+    if isinstance(first, str) and isinstance(second, str):
+        return message | {"content": first + BETWEEN + second}
+    return message | {"content": [*_parts(first), *_parts(second)]}
 
 
 def _parts(content: Any) -> list[Any]:
@@ -209,7 +209,7 @@ def _without_instruction(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
         return messages
     instruction, *others = messages
     if others and others[0].get("role") == USER:
-        content = _joined(instruction, others[0])["content"]
+        content = _join_messages(instruction, others[0])["content"]
         return [others[0] | {"content": content}, *others[1:]]
     return [instruction | {"role": USER}, *others]
 

@@ -1,6 +1,6 @@
 """Sampling defaults from a model's generation_config.json.
 
-As in vLLM, the values apply to fields that a request leaves unset, and `do_sample` is ignored
+As in vLLM, the values apply to fields that a request leaves unset, and do_sample is ignored
 (a request disables sampling with temperature 0).
 """
 
@@ -28,7 +28,7 @@ def generation_defaults(artifacts: Mapping[str, bytes]) -> dict[str, float | int
 
     Raise ArtifactError for a value that is not a number or exceeds MOST."""
     config = load_json(artifacts, GENERATION_CONFIG)
-    found: dict[str, float | int] = {}
+    fields: dict[str, float | int] = {}
     for theirs, ours in _NAMES.items():
         value = config.get(theirs)
         if value is None:
@@ -37,5 +37,5 @@ def generation_defaults(artifacts: Mapping[str, bytes]) -> dict[str, float | int
             raise ArtifactError(f"{GENERATION_CONFIG}: {theirs} is {value!r}, not a number")
         if not abs(value) <= MOST:  # also False for NaN
             raise ArtifactError(f"{GENERATION_CONFIG}: {theirs} is {value!r}")
-        found[ours] = int(value) if ours in _COUNTS else float(value)
-    return found
+        fields[ours] = int(value) if ours in _COUNTS else float(value)
+    return fields

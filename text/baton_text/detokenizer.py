@@ -16,8 +16,7 @@ in it.
 
 A stop string occurs at its last character; if several end at the same character, the longest
 counts. Each id is converted to bytes once, and each character takes at most two comparisons per
-stop string on average, so the cost is linear. `emitted` defines E; `Detokenizer` computes it in
-increments.
+stop string on average, so the cost is linear.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ from baton_text.tokenizer import Tokenizer
 # The error handler "surrogateescape" decodes a byte that is not UTF-8 to one of these.
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _UNKNOWN = "\ufffd"
-
-
 # Maximum number of bytes of an incomplete UTF-8 character.
 _OPEN_BYTES = 3
 
@@ -72,53 +69,6 @@ class TextSettings:
             raise ValueError("a stop string must not be empty")
 
 
-def emitted(
-    tokenizer: Tokenizer,
-    ids: Sequence[int],
-    settings: TextSettings,
-    *,
-    context: Sequence[int] = (),
-    finished: bool = False,
-) -> Emitted:
-    """E(ids, stop) after `context`. With `finished`, no ids will follow, so no text is held back.
-
-    Decodes all ids; for a stream use `Detokenizer`.
-    """
-    whole, all_ends = _characters(tokenizer, [*context, *ids], settings.skip_special, finished)
-    start = all_ends[len(context) - 1] if context else 0
-    text, ends = whole[start:], [end - start for end in all_ends[len(context) :]]
-    if settings.min_ids >= len(ids):
-        exempt = len(text)
-    else:
-        exempt = ends[settings.min_ids - 1] if settings.min_ids else 0
-    hits = []
-    for stop in settings.stop:
-        start = text.find(stop, max(0, exempt - len(stop) + 1))
-        if start >= 0:
-            hits.append((start + len(stop), start, stop))
-    if hits:
-        end, start, stop = min(hits)
-        used = 1 + next((i for i, known in enumerate(ends) if known >= end), len(ids) - 1)
-        return Emitted(text[: end if settings.include_stop else start], stop, used)
-    if finished or settings.include_stop:
-        return Emitted(text, None, len(ids))
-    held = max((_overlap(text, stop) for stop in settings.stop), default=0)
-    return Emitted(text[: len(text) - held], None, len(ids))
-
-
-def _characters(
-    tokenizer: Tokenizer, ids: Sequence[int], skip_special: bool, finished: bool
-) -> tuple[str, list[int]]:
-    """The decoded text, and its length in characters after each id."""
-    reader = TextReader(tokenizer, skip_special)
-    text = ""
-    ends = []
-    for token_id in ids:
-        text += reader.push(token_id)
-        ends.append(len(text))
-    return text + (reader.finish() if finished else ""), ends
-
-
 def context_of(tokenizer: Tokenizer, ids: Sequence[int], skip_special: bool) -> tuple[int, ...]:
     """The last shown ids of a prompt that affect how the ids after it are decoded.
 
@@ -133,12 +83,6 @@ def context_of(tokenizer: Tokenizer, ids: Sequence[int], skip_special: bool) -> 
             if len(tail) == enough:
                 break
     return tuple(reversed(tail))
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
-    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
-    return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 class TextReader:

@@ -94,8 +94,8 @@ class Division:
         last = None
         for last in self.places.finditer(text, max(start, wanted - BACKWARD), wanted):  # noqa: B007
             pass
-        found = last or self.places.search(text, wanted - 1)
-        return len(text) if found is None else found.start() + 1
+        match = last or self.places.search(text, wanted - 1)
+        return len(text) if match is None else match.start() + 1
 
 
 def longest_token(backend: Backend) -> int:
@@ -216,13 +216,13 @@ def _flat(step: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if inner is None:
         yield step
         return
-    for one in inner:
-        yield from _flat(one)
+    for inner_step in inner:
+        yield from _flat(inner_step)
 
 
 def _alternatives(pattern: str) -> list[str]:
     """The alternatives of a pattern: it is split at each "|" outside of brackets."""
-    found, depth, in_class, at, begin = [], 0, False, 0, 0
+    alternatives, depth, in_class, at, begin = [], 0, False, 0, 0
     while at < len(pattern):
         sign = pattern[at]
         if sign == "\\":
@@ -234,10 +234,10 @@ def _alternatives(pattern: str) -> list[str]:
         elif sign in "()":
             depth += 1 if sign == "(" else -1
         elif sign == "|" and not depth:
-            found.append(pattern[begin:at])
+            alternatives.append(pattern[begin:at])
             begin = at + 1
         at += 1
-    return [*found, pattern[begin:]]
+    return [*alternatives, pattern[begin:]]
 
 
 def _escaped(characters: set[str]) -> str:

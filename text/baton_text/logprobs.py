@@ -12,7 +12,7 @@ from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_text.tokenizer import Tokenizer
 
 
-def named(
+def add_token_texts(
     tokenizer: Tokenizer, positions: Iterable[PositionLogprobs]
 ) -> tuple[PositionLogprobs, ...]:
     """The same logprobs with `text` and `raw` set for each candidate."""
@@ -20,13 +20,15 @@ def named(
     names: dict[int, tuple[str, bytes]] = {}
 
     def name(candidate: TokenLogprob) -> TokenLogprob:
-        known = names.get(candidate.id)
-        if known is None:
-            known = (tokenizer.token_text(candidate.id), tokenizer.token_bytes(candidate.id))
-            names[candidate.id] = known
-        return TokenLogprob(candidate.id, candidate.logprob, candidate.rank, *known)
+        text = names.get(candidate.id)
+        if text is None:
+            text = (tokenizer.token_text(candidate.id), tokenizer.token_bytes(candidate.id))
+            names[candidate.id] = text
+        return TokenLogprob(candidate.id, candidate.logprob, candidate.rank, *text)
 
     return tuple(
-        PositionLogprobs(name(each.sampled), tuple(name(candidate) for candidate in each.top))
-        for each in positions
+        PositionLogprobs(
+            name(position.sampled), tuple(name(candidate) for candidate in position.top)
+        )
+        for position in positions
     )

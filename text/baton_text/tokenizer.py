@@ -141,15 +141,15 @@ class Tokenizer:
         if len(text) <= part_size:
             return self.shared(self.encode(text, add_special_tokens))[-most:]
         before, after = self.around if add_special_tokens else ((), ())
-        found, count = [list(after)], len(after)
+        parts_ids, count = [list(after)], len(after)
         for part in reversed(list(self._parts(text, part_size))):
             if count >= most:
                 break
-            found.append(self._part_ids(part))
-            count += len(found[-1])
+            parts_ids.append(self._part_ids(part))
+            count += len(parts_ids[-1])
         else:
-            found.append(list(before))
-        return [token for ids in reversed(found) for token in ids][-most:]
+            parts_ids.append(list(before))
+        return [token for ids in reversed(parts_ids) for token in ids][-most:]
 
     def _parts(self, text: str, size: int) -> Iterable[str]:
         return self.division.parts(text, size) if self.division is not None else [text]
@@ -208,17 +208,17 @@ def _add_configured_tokens(
     backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]
 ) -> None:
     """Add tokens to `backend` that only tokenizer_config.json or special_tokens_map.json names."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    existing = {token.content for token in backend.get_added_tokens_decoder().values()}
     for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=_numeric):
-        if entry["content"] not in known:
+        if entry["content"] not in existing:
             flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
             backend.add_tokens([AddedToken(entry["content"], **flags)])
-            known.add(entry["content"])
+            existing.add(entry["content"])
     more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     extra = list(more.values()) if isinstance(more, dict) else list(more)
     texts = [*named.values(), *(text for text in map(token_content, extra) if text is not None)]
     for text in dict.fromkeys(texts):
-        if text not in known:
+        if text not in existing:
             backend.add_special_tokens([AddedToken(text, special=True)])
 
 

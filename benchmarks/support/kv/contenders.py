@@ -26,7 +26,8 @@ import redis
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.data.data_plane import DataPlane
-from baton_kvstore.data.transfers import GetResult, PutResult, Tuning
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.data.tuning import Tuning
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker

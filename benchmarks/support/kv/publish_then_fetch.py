@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from baton_engine.sim.runner import SimMemory
+from baton_engine.sim.memory import SimMemory
 from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId

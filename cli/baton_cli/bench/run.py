@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton_engine.interface import Engine, StepResult
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import StepResult
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
@@ -70,7 +71,7 @@ class Trace:
 
 
 def drive(
-    engine: Engine,
+    engine: EngineCore,
     requests: Sequence[Request],
     *,
     clock: Callable[[], float],
@@ -93,7 +94,7 @@ def drive(
 
 
 def _step_all(
-    engine: Engine,
+    engine: EngineCore,
     trace: Trace,
     now: Callable[[], float],
     progress: Callable[[int], None] | None,
@@ -129,7 +130,7 @@ def _note(trace: Trace, result: StepResult, number: int) -> None:
         live.times.append(trace.elapsed)
 
 
-def _look(engine: Engine, trace: Trace, result: StepResult, number: int) -> CacheUse:
+def _look(engine: EngineCore, trace: Trace, result: StepResult, number: int) -> CacheUse:
     """Sample the KV cache. Shared blocks are full, so summing each request's empty slots counts
     none twice. Requests that ended in this step still hold their blocks, because they are tracked.
     """

@@ -1,6 +1,6 @@
 """Estimates each engine's memory before any engine starts, and divides the machine's memory.
 
-In: flags, the model's config. Out: a Demand (see baton_engine.memory.estimate), and for engines
+In: flags, the model's config. Out: a MemoryDemand (see baton_engine.memory.demand), and for engines
 that share one machine's memory, each engine's KV size. Engines that start together would each count
 all memory as free, so this module divides it. Imports no torch.
 """
@@ -16,12 +16,12 @@ from baton_cli.options.records import EngineOptions
 from baton_cli.options.sizes import about_size
 
 if TYPE_CHECKING:
-    from baton_engine.memory.estimate import Demand
+    from baton_engine.memory.demand import MemoryDemand
 
 MIB = 1 << 20
 
 
-def demand_of(options: EngineOptions, card: int = 0) -> Demand:
+def demand_of(options: EngineOptions, card: int = 0) -> MemoryDemand:
     """The memory demand of one torch engine with these flags; its dtype must be resolved. `card` is
     the memory of its GPU in bytes, and does not count on a CPU. Raise CommandError for settings
     that the engine refuses."""
@@ -124,8 +124,9 @@ def share_memory(options: EngineOptions, engines: int, others: int, free: int | 
     suffices for each engine's default. `others` is the memory of the pool's other parts. Raise
     CommandError if the engines do not fit."""
     from baton_engine.errors import SettingsError
-    from baton_engine.memory.estimate import MemoryBudget
-    from baton_engine.memory.fit import check_fit, free_blocks
+    from baton_engine.memory.demand import MemoryBudget
+    from baton_engine.memory.fit import free_blocks
+    from baton_engine.memory.fit_check import check_fit
     from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE
 
     if free is None:

@@ -89,7 +89,7 @@ def table_rows(batch: StepBatch, group: int) -> list[TableRow]:
     counts = np.diff(host.query_starts_R1)
     starts = (host.seq_lens_R - counts).tolist()
     table_RM = host.groups[group].table_RM
-    return [TableRow(*each) for each in zip(starts, counts.tolist(), table_RM, strict=True)]
+    return [TableRow(*fields) for fields in zip(starts, counts.tolist(), table_RM, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

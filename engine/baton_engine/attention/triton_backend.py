@@ -17,7 +17,7 @@ from baton_engine.attention.interface import KVSlots, StepBatch
 from baton_engine.attention.triton_paged_attention import (
     ONE_TOKEN_TILE,
     OneTokenTile,
-    PagedRows,
+    StepRows,
     paged_attention,
     programs_for,
 )
@@ -53,7 +53,7 @@ class TritonAttention:
     def begin(self, batch: StepBatch) -> TritonStep:
         arrays, one_token = batch.device, batch.max_query_len == 1
         groups = [
-            PagedRows(arrays.query_starts_R1, arrays.seq_lens_R, group.table_RM, one_token)
+            StepRows(arrays.query_starts_R1, arrays.seq_lens_R, group.table_RM, one_token)
             for group in arrays.groups
         ]
         heads, programs = self._memory.layout.num_kv_heads, 1
@@ -81,7 +81,7 @@ class TritonStep:
     def __init__(
         self,
         memory: TorchMemory,
-        groups: Sequence[PagedRows],
+        groups: Sequence[StepRows],
         slots: Sequence[torch.Tensor],
         specs: Sequence[AttentionSpec],
         launch: Launch,

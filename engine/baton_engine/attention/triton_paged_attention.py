@@ -33,7 +33,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton_engine.config.engine_config import STORED_SPLIT_BYTES
+from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 
 # The smallest size of each dimension of a triton dot product.
 LEAST_DOT = 16
@@ -64,8 +64,8 @@ LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
-class PagedRows:
-    """The rows of a step; int32, on the device.
+class StepRows:
+    """The rows of a step, of which kernels read K and V in the pool; int32, on the device.
 
     Row r's new tokens are tokens [starts[r], starts[r + 1]) of the step and the last of the row's
     lengths[r] tokens. With `one_token` each row has one new token: row r has token r. A row of
@@ -103,7 +103,7 @@ def programs_for(rows: int, kv_heads: int, longest: int, processors: int) -> int
 def paged_attention(
     q_TNH: torch.Tensor,
     layer_P2KBH: torch.Tensor,
-    rows: PagedRows,
+    rows: StepRows,
     out_TNH: torch.Tensor,
     *,
     scale: float | None = None,
@@ -279,8 +279,8 @@ def _attend_tiles(
     sum_Q = tl.zeros([QUERIES], tl.float32)
     acc_QD = tl.zeros([QUERIES, DIM_P], tl.float32)
     dim_D = tl.arange(0, DIM_P)
-    for each in range(tile, stop):
-        key_J = each * KEYS + tl.arange(0, KEYS)
+    for place in range(tile, stop):
+        key_J = place * KEYS + tl.arange(0, KEYS)
         known_J = key_J < end
         if WINDOW > 0:
             known_J &= key_J >= low

@@ -30,7 +30,7 @@ NO_KV_KEYS = frozenset(
 )
 
 
-class Fields:
+class ConfigFields:
     """Typed reads of a JSON object. Errors name a key that is missing or of the wrong type."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:

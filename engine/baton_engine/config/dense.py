@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton_engine.config.config_json import Fields, checkpoint_dtype, eos_ids, unread
+from baton_engine.config.config_json import ConfigFields, checkpoint_dtype, eos_ids, unread
 from baton_engine.config.model_config import Activation, ModelConfig, RopeConfig
 from baton_engine.config.rope import read_rope
 from baton_engine.config.windows import Windows
@@ -98,7 +98,7 @@ class Dense:
     def read(self, values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
         """Raises ModelError or UnsupportedModel."""
         self._refuse_unsupported(values)
-        fields = Fields(values)
+        fields = ConfigFields(values)
         heads = fields.integer("num_attention_heads")
         hidden = fields.integer("hidden_size")
         attention_bias = bool(values.get("attention_bias", False))

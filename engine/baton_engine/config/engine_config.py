@@ -11,7 +11,6 @@ Other settings are derived from these fields: flags and environment variables of
 
 from __future__ import annotations
 
-import math
 import re
 import typing
 from dataclasses import dataclass, field, fields
@@ -24,29 +23,12 @@ from baton_protocol.errors import exact
 # Types of options that are written as 1GiB or 512MiB, and of options that name a device.
 ByteSize = Annotated[int, "bytes"]
 Device = Annotated[str, "device"]
-
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 BatchInvariant = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
-
-# Number of scores of a prompt that exist at a time on a CPU, 4 MB in float32. More do not stay in
-# the CPU's caches between two passes. In bf16, each score takes two bf16 products, two float32
-# numbers and a bf16 weight.
-SCORES_AT_ONCE = 1 << 20
-# Sizes of torch's attention. If K and V of one-token rows are copied, KEYS_COPIED elements of K are
-# copied at a time, or those of one row. Splits have SPLIT_KEYS keys if possible (see
-# split_blocks). REGISTER_NUMBERS are the float32 numbers in a vector register with AVX-512; others
-# have fewer.
-SPLIT_KEYS = 64
-REGISTER_NUMBERS = 16
-KEYS_COPIED = 1 << 21
-# Maximum bytes of the splits that Triton's attention stores in a step with --batch-invariant on.
-# Beyond it, one program adds all splits of a row. Products store theirs afterwards, at most 8 MiB.
-STORED_SPLIT_BYTES = 64 << 20
-
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
@@ -157,7 +139,10 @@ class EngineConfig:
 
     def engine_options(self) -> dict[str, Any]:
         """The EngineConfig fields of this record, as keyword arguments for another record."""
-        return {each.name: getattr(self, each.name) for each in fields(EngineConfig)}
+        return {
+            option_field.name: getattr(self, option_field.name)
+            for option_field in fields(EngineConfig)
+        }
 
     def check(self) -> None:
         """Raise SettingsError, which names the option and the value."""
@@ -198,7 +183,10 @@ class SimConfig:
 
     def sim_options(self) -> dict[str, Any]:
         """The SimConfig fields of this record, as keyword arguments for another record."""
-        return {each.name: getattr(self, each.name) for each in fields(SimConfig)}
+        return {
+            option_field.name: getattr(self, option_field.name)
+            for option_field in fields(SimConfig)
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +204,6 @@ class TorchSettings(EngineConfig):
         return cls(model=model, **config.engine_options(), **more)
 
 
-def split_blocks(block_size: int) -> int:
-    """The number of blocks in a split of batch-invariant attention: the keys fill whole vector
-    registers, and there are at most SPLIT_KEYS, if that is possible."""
-    smallest = math.lcm(block_size, REGISTER_NUMBERS) // block_size
-    return max(1, SPLIT_KEYS // block_size // smallest) * smallest
-
-
 def is_device(name: str) -> bool:
     """Whether `name` is cpu, cuda (the first GPU) or cuda:N. Does not check that the device
     exists."""
@@ -232,12 +213,12 @@ def is_device(name: str) -> bool:
 def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> None:
     """Raise SettingsError for a number in `settings` outside the bounds that the option record
     `declared_by` gives for a field of that name. `prefix` is the beginning of the flag names."""
-    for each in fields(declared_by):
-        value = getattr(settings, each.name, None)
+    for option_field in fields(declared_by):
+        value = getattr(settings, option_field.name, None)
         if value is None:
             continue
-        least, most = each.metadata["least"], each.metadata["most"]
-        flag = prefix + each.name.replace("_", "-")
+        least, most = option_field.metadata["least"], option_field.metadata["most"]
+        flag = prefix + option_field.name.replace("_", "-")
         # "not >=" rather than "<", so that NaN is out of bounds.
         if least is not None and not value >= least:
             raise SettingsError(f"{flag} is {value}; it must be at least {exact(least)}")

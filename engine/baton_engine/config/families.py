@@ -53,7 +53,7 @@ class Family:
             raise ModelError(f"model class {self.model} cannot be imported: {error!r}") from error
 
 
-def architectures() -> list[str]:
+def _architectures() -> list[str]:
     """All known architectures, sorted."""
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
@@ -111,19 +111,19 @@ def _family_of(values: dict[str, Any]) -> tuple[str, Family]:
             return name, family
     raise UnsupportedModel(
         f"architecture {', '.join(map(str, named)) or '(none named)'} is not supported; "
-        f"supported: {', '.join(architectures())}"
+        f"supported: {', '.join(_architectures())}"
     )
 
 
 def _points(architecture: str) -> list[EntryPoint]:
     """The entry points of this name. A package that is found twice on the path counts once."""
-    found = {}
+    points = {}
     for point in entry_points(group=GROUP, name=architecture):
-        found[_package(point), point.value] = point
+        points[_package(point), point.value] = point
     if architecture in BUILT_IN:
         value = BUILT_IN[architecture]
-        found["baton-serve", value] = EntryPoint(name=architecture, value=value, group=GROUP)
-    return list(found.values())
+        points["baton-serve", value] = EntryPoint(name=architecture, value=value, group=GROUP)
+    return list(points.values())
 
 
 def _package(point: EntryPoint) -> str:

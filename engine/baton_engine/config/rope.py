@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baton_engine.config.config_json import ROPE_PARTS, Fields
+from baton_engine.config.config_json import ROPE_PARTS, ConfigFields
 from baton_engine.config.model_config import RopeConfig
 from baton_engine.errors import UnsupportedModel
 
@@ -42,7 +42,7 @@ def read_rope(values: Mapping[str, Any]) -> RopeConfig:
     partial = settings.get("partial_rotary_factor", values.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; only 1")
-    fields = Fields(settings)
+    fields = ConfigFields(settings)
     theta = fields.number("rope_theta", 10000.0)
     if kind == "default":
         return RopeConfig(type=kind, theta=theta)

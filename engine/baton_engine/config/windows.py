@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from baton_engine.config.config_json import Fields
+from baton_engine.config.config_json import ConfigFields
 from baton_engine.errors import ModelError, UnsupportedModel
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -28,7 +28,7 @@ class Windows:
 
     def read(self, values: Mapping[str, Any]) -> tuple[int | None, ...]:
         """The window of each layer."""
-        fields = Fields(values)
+        fields = ConfigFields(values)
         layers = fields.integer("num_hidden_layers")
         kinds: Sequence[str] | None = values.get("layer_types")
         unknown = sorted(set(kinds or ()) - {FULL, SLIDING})
@@ -61,7 +61,7 @@ class Windows:
         )
         if not enabled or not values.get("sliding_window", self.default):
             return None
-        return Fields(values).integer("sliding_window", self.default)
+        return ConfigFields(values).integer("sliding_window", self.default)
 
     def _implied_kinds(self, values: Mapping[str, Any], layers: int, windowed: bool) -> list[str]:
         """The default of `layer_types`."""
@@ -71,5 +71,7 @@ class Windows:
             return [SLIDING] * layers
         if self.kind == "alternating":
             return [FULL if layer % 2 else SLIDING for layer in range(layers)]
-        first = Fields(values).integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, least=0)
+        first = ConfigFields(values).integer(
+            "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, least=0
+        )
         return [SLIDING if layer >= first else FULL for layer in range(layers)]

@@ -1,26 +1,31 @@
 """Apply a finished step's results to the sequences, the prefix cache and the counters.
 
-In: a step and the runner's results for it. Out: an Outcome with new tokens, progress, full chunks
-and the requests that ended.
+In: a step and the runner's results for it. Out: the new tokens, progress, full chunks and ended
+requests of a StepResult.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence as Seq
 
 from baton_engine.core.in_flight import InFlightStep
 from baton_engine.core.kv_chunks import register, take_filled
-from baton_engine.core.limits import Limits
+from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
-from baton_engine.interface import EngineInfo, Failed, Progress, Row, RowResult, Sampled, TokenOut
+from baton_engine.interface import (
+    EngineInfo,
+    Progress,
+    Row,
+    RowResult,
+    Sampled,
+    StepResult,
+    TokenOut,
+)
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.scheduler import Piece, Scheduler
 from baton_engine.scheduling.sequence import RequestState, Sequence, blocks_for
-from baton_engine.scheduling.stop_conditions import Outcome, end_of
+from baton_engine.scheduling.stop_conditions import end_of
 from baton_protocol.errors import GrammarDeadEnd
-
-logger = logging.getLogger(__name__)
 
 
 class ResultReader:
@@ -29,7 +34,7 @@ class ResultReader:
     def __init__(
         self,
         info: EngineInfo,
-        limits: Limits,
+        limits: RequestLimits,
         pool: BlockPool,
         scheduler: Scheduler,
         requests: RunningRequests,
@@ -42,31 +47,31 @@ class ResultReader:
         self._scheduler = scheduler
         self._requests = requests
 
-    def take(self, step: InFlightStep, results: Seq[RowResult], outcome: Outcome) -> None:
-        """Apply one result per row of `step` and add what happened to `outcome`.
+    def take(self, step: InFlightStep, results: Seq[RowResult], step_result: StepResult) -> None:
+        """Apply one result per row of `step` and add what happened to `step_result`.
 
-        A plain sequence takes a short path that checks only what one token can change;
+        The short path checks only what one token of a decoding sequence can change;
         _take_row() handles any sequence and gives the same result.
         """
         number, size = step.number, self._layout.block_size
-        outcome.num_seqs = outcome.num_tokens = len(step.pieces)
-        tokens = outcome.tokens
+        step_result.num_seqs = step_result.num_tokens = len(step.pieces)
+        tokens = step_result.tokens
         for piece, row, result in zip(step.pieces, step.rows, results, strict=True):
             sequence = piece.sequence
-            if sequence.step == number:
-                sequence.after = -1
-            if not sequence.plain:
-                self._take_row(piece, row, result, outcome)
+            if sequence.last_step == number:
+                sequence.awaited_sample = -1
+            if not sequence.takes_short_path:
+                self._take_row(piece, row, result, step_result)
                 continue
             sequence.computed = computed = row.start + 1
             if computed % size == 0:
-                self._fill(sequence, row.start, computed, outcome)
+                self._fill(sequence, row.start, computed, step_result)
                 if self._windowed:
-                    self._requests.leave(sequence)
+                    self._requests.release_window_blocks(sequence)
             token, state = result.samples[0], sequence.state
-            if computed + 1 >= sequence.end or token.id in state.stops:
-                self._append(state, sequence.choice, token, outcome)
-                self._requests.forget_if_ended(state, outcome.ended)
+            if computed + 1 >= sequence.max_len or token.id in state.stops:
+                self._append(state, sequence.choice, token, step_result)
+                self._requests.forget_if_ended(state, step_result)
                 continue
             sequence.tokens.append(token.id)
             offset = computed - state.prompt_len
@@ -74,55 +79,57 @@ class ResultReader:
                 TokenOut(state.request.id, sequence.choice, offset, token.id, token.logprobs)
             )
 
-    def _take_row(self, piece: Piece, row: Row, result: RowResult, outcome: Outcome) -> None:
+    def _take_row(self, piece: Piece, row: Row, result: RowResult, step_result: StepResult) -> None:
         sequence, state = piece.sequence, piece.sequence.state
         end = row.start + piece.count
-        outcome.num_tokens += piece.count - 1
-        outcome.num_prompt_tokens += max(0, min(end, state.prompt_len) - row.start)
+        step_result.num_tokens += piece.count - 1
+        step_result.num_prompt_tokens += max(0, min(end, state.prompt_len) - row.start)
         if not sequence.running:
             return  # the sequence ended while the step was in flight
         if state.asks_prompt:
             state.take_prompt_logprobs(row.start, result.prompt)
-        sequence.advance(piece.count)
-        self._fill(sequence, row.start, end, outcome)
+        sequence.note_computed(piece.count)
+        self._fill(sequence, row.start, end, step_result)
         if sequence is state.leader:
-            self._report_progress(sequence, outcome)
+            self._report_progress(sequence, step_result)
         if self._windowed:
-            self._requests.leave(sequence)
+            self._requests.release_window_blocks(sequence)
         for sample, token in zip(row.samples, result.samples, strict=True):
-            self._append(state, sample.choice, token, outcome)
+            self._append(state, sample.choice, token, step_result)
         if self._requests.states.get(state.request.id) is not state:
             return  # the request failed
         if row.samples and sequence.running:
-            sequence.settle()
+            sequence.note_token_read()
         if state.prompt_done:
             self._requests.start_others(state)
-        self._requests.forget_if_ended(state, outcome.ended)
+        self._requests.forget_if_ended(state, step_result)
 
-    def _fill(self, sequence: Sequence, begin: int, end: int, outcome: Outcome) -> None:
+    def _fill(self, sequence: Sequence, begin: int, end: int, step_result: StepResult) -> None:
         """The KV of tokens [begin, end) is written: register full blocks, report full chunks."""
         full = sequence.computed // self._layout.block_size
-        if full > sequence.registered:
-            run = (sequence.registered, full)
-            register(self._pool, sequence.blocks, sequence.named(full), run, self._layout)
-            sequence.registered = full
+        if full > sequence.registered_spans:
+            run = (sequence.registered_spans, full)
+            register(self._pool, sequence.blocks, sequence.hash_spans(full), run, self._layout)
+            sequence.registered_spans = full
         if sequence.state.report_filled:
-            outcome.filled += take_filled(sequence, begin, end, self._layout)
+            step_result.filled += take_filled(sequence, begin, end, self._layout)
 
-    def _report_progress(self, leader: Sequence, outcome: Outcome) -> None:
+    def _report_progress(self, leader: Sequence, step_result: StepResult) -> None:
         """Report how many of the request's given tokens the leader has computed."""
         state = leader.state
         if state.track and not state.given_done:
             spans = blocks_for(state.given_len, self._layout.block_size)
             blocks = leader.blocks[: spans * self._layout.num_groups]
             computed = min(leader.computed, state.given_len)
-            outcome.progress.append(Progress(state.request.id, computed, tuple(blocks)))
+            step_result.progress.append(Progress(state.request.id, computed, tuple(blocks)))
             state.given_done = computed == state.given_len
         if not state.prompt_done and leader.computed >= state.prompt_len:
             state.prompt_done = True
-            outcome.prompts.append(state.prompt_use())
+            step_result.prompts.append(state.prompt_use())
 
-    def _append(self, state: RequestState, choice: int, token: Sampled, outcome: Outcome) -> None:
+    def _append(
+        self, state: RequestState, choice: int, token: Sampled, step_result: StepResult
+    ) -> None:
         """Report a choice's new token, and end the choice if a stop condition holds. If its grammar
         has no continuation, the request fails."""
         if self._requests.states.get(state.request.id) is not state:
@@ -133,7 +140,7 @@ class ResultReader:
             if choice not in state.pending:
                 return  # the choice ended while the step was in flight
             sequence = self._requests.make(state, choice)
-        sequence.append(token.id)
+        sequence.append_token(token.id)
         count = sequence.num_outputs
         try:
             end = end_of(
@@ -145,9 +152,9 @@ class ResultReader:
                 matcher=sequence.matcher,
             )
         except GrammarDeadEnd as error:
-            self._fail(state, error, outcome)
+            self._requests.fail(state, error, step_result)
             return
-        outcome.tokens.append(
+        step_result.tokens.append(
             TokenOut(
                 state.request.id,
                 choice,
@@ -162,9 +169,3 @@ class ResultReader:
             self._scheduler.add(sequence)
         if end is not None or state.prefill_only:
             self._requests.end(state, choice, linger=state.keeps_blocks)
-
-    def _fail(self, state: RequestState, error: GrammarDeadEnd, outcome: Outcome) -> None:
-        logger.warning("request %s fails: %s", state.request.id, error)
-        self._requests.forget(state)
-        outcome.failed.append(Failed(state.request.id, error))
-        outcome.ended.append(state.request.id)

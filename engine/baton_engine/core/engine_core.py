@@ -1,4 +1,4 @@
-"""EngineCore: interface.Engine over one scheduler, one block pool and any Runner.
+"""EngineCore: the engine, one scheduler and one block pool over any Runner.
 
 In: requests, reservations, and runs of blocks whose KV has arrived. Out: for each step the new
 tokens, the progress of tracked requests, the full chunks and the requests that ended. One thread,
@@ -28,15 +28,15 @@ from collections.abc import Sequence
 from baton_engine.core.apply_results import ResultReader
 from baton_engine.core.in_flight import InFlightSteps
 from baton_engine.core.kv_chunks import full_chunks
-from baton_engine.core.limits import Limits
+from baton_engine.core.request_limits import RequestLimits
 from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
+from baton_engine.core.totals import Totals
 from baton_engine.errors import OutOfMemory
 from baton_engine.interface import (
     CacheChange,
     Complete,
     EngineInfo,
-    Failed,
     Filled,
     KVMemory,
     Matcher,
@@ -45,11 +45,11 @@ from baton_engine.interface import (
     StepResult,
 )
 from baton_engine.kv.block_pool import BlockPool
-from baton_engine.kv.cpu_offload import HostMemory, HostTier
+from baton_engine.kv.host_blocks import HostMemory
+from baton_engine.kv.host_tier import HostTier
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
-from baton_engine.scheduling.stop_conditions import Outcome, Totals
 from baton_protocol.errors import GrammarDeadEnd, NotEnoughMemory
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -65,7 +65,14 @@ MEMORY_FLAGS = "--gpu-memory-utilization, --kv-memory or --kv-blocks"
 
 
 class EngineCore:
-    """The engine's state between steps. See interface.Engine for the contract of each method."""
+    """An engine. A request is tokens known and KV computed; each step closes gaps between them
+    under one token budget.
+
+    With overlap, a step is launched before the previous one is read, so one step may be in flight
+    between two calls of step(). The engine reports, caches and counts only steps that were read.
+    Results for a choice that has ended in the meantime are dropped. Blocks of an ended choice that
+    a step in flight uses become free when that step is read.
+    """
 
     def __init__(
         self,
@@ -88,7 +95,7 @@ class EngineCore:
             max_batched_tokens=info.max_batched_tokens,
             max_num_seqs=info.max_num_seqs,
         )
-        self._limits = Limits(info)
+        self._limits = RequestLimits(info)
         self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
         self._requests = RunningRequests(
@@ -97,11 +104,9 @@ class EngineCore:
         self._states = self._requests.states
         self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._requests)
         self._holds: Counter[BlockId] = Counter()
-        # Requests that ended between steps, and choices that were submitted complete. The next
-        # step reports both.
-        self._ended: list[RequestId] = []
-        self._complete: list[Complete] = []
-        self._failed: list[Failed] = []
+        # What the next step reports: until it is read, the requests that ended between steps, and
+        # the choices that were submitted complete.
+        self._result = StepResult()
         # Steps of one token that did not fit the device's memory, since one fitted.
         self._refusals = 0
         self._arrivals = 0
@@ -116,18 +121,22 @@ class EngineCore:
     # --- before a request runs ------------------------------------------------------------------
 
     def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
+        """Hashes of the full spans of the request's known tokens: the prompt, and with n = 1 also
+        the outputs that it came with."""
         root = root_hash(self.info.fingerprint, request.adapter, request.salt)
         return tuple(extend_hashes(root, given_ids(request), self.info.layout.block_size))
 
     def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        """Number of leading spans whose KV is in this node's prefix cache now, in groups with a
+        window as far as the next token sees them."""
         return self._pool.cached(hashes)
 
     def reserve(self, request: Request) -> Reservation | None:
-        """See interface.Engine.
+        """Take blocks for all known tokens of the request. Returns None, without any effect, if the
+        blocks are not free or a waiting request has a claim on them.
 
         All known tokens may be cached (the next token may still come from another node); submit()
-        leaves at least one token to compute. Returns None also while a waiting request has a claim
-        on the free blocks. A request with prompt_logprobs uses no cached blocks.
+        leaves at least one token to compute. A request with prompt_logprobs uses no cached blocks.
 
         Raises InvalidRequest or PromptTooLong for a request that can never run, as submit() does.
         """
@@ -150,15 +159,33 @@ class EngineCore:
         finished: Sequence[int] = (),
         matcher: Matcher | None = None,
     ) -> None:
-        """See interface.Engine. If this raises, the caller still owns the reservation."""
+        """Queue a request.
+
+        - `landed`: ascending runs [start, end) of the reservation's full spans that have verified
+          KV in the groups without a window, in addition to the leading `cached` ones. Without such
+          groups: runs that need not be computed for lack of KV in them.
+        - `window_landed`: runs that have verified KV in the groups with a window, too. None: the
+          same as `landed`. The engine computes the spans outside `landed`, and those outside
+          `window_landed` that a computed token sees. It skips the others. With prompt_logprobs it
+          computes everything and ignores both.
+        - `prefill_only`: end each choice after its first new token.
+        - `track`: report Progress. `report_filled`: report Filled.
+        - `finished`: choices that are not run.
+        - `matcher`: the state at the start of the request's grammar; required if and only if the
+          parameters have one. Each choice gets a copy, which first accepts the choice's outputs.
+          The choice ends when only EOS could follow.
+
+        Raises PromptTooLong or InvalidRequest for a request that can never run. If this raises, the
+        caller still owns the reservation.
+        """
         self._limits.check(request)
         if (matcher is None) != (request.params.structured is None):
             raise ValueError(f"request {request.id}: a grammar and its matcher come together")
         if request.id in self._states:
             raise ValueError(f"request {request.id} is running already")
-        found = Landed(landed, landed if window_landed is None else window_landed)
+        arrived = Landed(landed, landed if window_landed is None else window_landed)
         if reservation is not None:
-            self._reservations.check(request.id, reservation, found)
+            self._reservations.check(request.id, reservation, arrived)
         ends = self._ends(request, finished, matcher)
         self._arrivals += 1
         state = RequestState(
@@ -180,16 +207,14 @@ class EngineCore:
         self._states[request.id] = state
         # The caller that ended an earlier attempt between steps knows that it ended. The next
         # step's `finished` must not name this attempt.
-        self._ended = [ended for ended in self._ended if ended != request.id]
-        self._complete = [each for each in self._complete if each.request != request.id]
-        self._failed = [each for each in self._failed if each.request != request.id]
+        self._result.drop_request(request.id)
         for choice, complete in ends.items():
             if complete is None:
                 state.pending.append(choice)
             else:
-                self._complete.append(complete)
-        self._requests.start_leader(state, reservation, NOTHING if state.asks_prompt else found)
-        self._requests.forget_if_ended(state, self._ended)
+                self._result.complete.append(complete)
+        self._requests.start_leader(state, reservation, NOTHING if state.asks_prompt else arrived)
+        self._requests.forget_if_ended(state, self._result)
 
     def _ends(
         self, request: Request, finished: Sequence[int], matcher: Matcher | None
@@ -209,7 +234,8 @@ class EngineCore:
     # --- ending early ---------------------------------------------------------------------------
 
     def finish_choice(self, request: RequestId, choice: int) -> None:
-        """See interface.Engine. If this ends the request, the next step's `finished` names it."""
+        """End one choice early, because a stop string was found. It reports no more tokens. If it
+        was the last choice, the next step's `finished` names the request. Ignores unknown ids."""
         state = self._states.get(request)
         if state is None:
             return
@@ -217,9 +243,10 @@ class EngineCore:
             state.pending.remove(choice)
         elif choice in state.live:
             self._requests.end(state, choice)
-        self._requests.forget_if_ended(state, self._ended)
+        self._requests.forget_if_ended(state, self._result)
 
     def abort(self, request: RequestId) -> None:
+        """Forget a request and release its blocks. Ignores unknown ids."""
         state = self._states.get(request)
         if state is not None:
             self._requests.forget(state)
@@ -227,6 +254,7 @@ class EngineCore:
     # --- blocks in transfer -----------------------------------------------------------------------
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
+        """Add a reference to blocks for a transfer, so that they are not reused. Ignores 0."""
         blocks = [id for id in blocks if id]
         self._pool.host.settle()  # a launched step may load some of them from the host tier
         self._pool.touch(blocks)
@@ -243,11 +271,18 @@ class EngineCore:
     # --- steps ------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
+        """Whether step() has something to compute, read or report."""
         lingering = self._requests.lingering
-        return bool(self._states or self._ended or lingering or self._in_flight)
+        return bool(self._states or self._result.finished or lingering or self._in_flight)
 
     def step(self) -> StepResult:
-        """See interface.Engine. If the runner raises, no state is lost: call step() again."""
+        """Launch a step and read it. With overlap, launch the next step and then read the oldest
+        one in flight. If the runner raises, no state is lost: call step() again.
+
+        If the device lacks memory for a step, the engine reads the step in flight and tries smaller
+        ones (see `scheduling.step_limits`); no token changes. A request that does not fit even
+        alone, in three calls, is in `failed`. Raises OutOfMemory if no step fits until another one
+        would fail: then the device, not the request, is the cause."""
         self._requests.release_lingering()
         self._starved = False
         if not self._in_flight:
@@ -257,9 +292,12 @@ class EngineCore:
             # If this step does not fit the device's memory, it is scheduled again when the one in
             # flight is read.
             self._in_flight.launch()
-        outcome = self._read()
-        outcome.add_to(self._totals)
-        return outcome.result()
+        read = self._in_flight.read() if self._in_flight else None
+        result, self._result = self._result, StepResult()
+        if read is not None:
+            self._reader.take(*read, result)
+        self._totals.count_step(result)
+        return result
 
     def _launch(self) -> None:
         """Launch a step. While the device lacks memory for it, launch a smaller one instead."""
@@ -278,11 +316,11 @@ class EngineCore:
             self._refusals += 1
             if self._refusals % TRIES_ALONE:
                 return  # other processes may give back memory until the next call
-            self._fail(alone.state)
+            self._fail_alone(alone.state)
         if self._in_flight:
             self._refusals = 0
 
-    def _fail(self, state: RequestState) -> None:
+    def _fail_alone(self, state: RequestState) -> None:
         """End a request that does not fit the device's memory even alone. Raises OutOfMemory if no
         step has fitted since another one did not fit either."""
         if self._refusals == 2 * TRIES_ALONE:
@@ -292,27 +330,13 @@ class EngineCore:
             f"a step of this request alone, with 1 token and {state.params.n} choices, needs more"
             f" memory than the node's device has left; lower n, or the node's {MEMORY_FLAGS}"
         )
-        logger.warning("request %s fails: %s", state.request.id, error)
-        self._requests.forget(state)
-        self._failed.append(Failed(state.request.id, error))
-        self._ended.append(state.request.id)
-
-    def _read(self) -> Outcome:
-        """Read the oldest step in flight, if there is one, and apply its results.
-
-        The outcome also holds the requests that ended or failed and the choices that were submitted
-        complete since the last step.
-        """
-        read = self._in_flight.read() if self._in_flight else None
-        outcome = Outcome(ended=self._ended, complete=self._complete, failed=self._failed)
-        self._ended, self._complete, self._failed = [], [], []
-        if read is not None:
-            self._reader.take(*read, outcome)
-        return outcome
+        self._requests.fail(state, error, self._result)
 
     def starved(self) -> bool:
-        """See interface.Engine. False if a request only waits for its turn while others run;
-        otherwise every queue would take the blocks of parked requests."""
+        """True if the last call of step() preempted a sequence, or ran nothing, because blocks were
+        short. Parked requests should then release their blocks, youngest first. False if a request
+        only waits for its turn while others run; otherwise every queue would take the blocks of
+        parked requests."""
         return self._starved
 
     # --- reports ----------------------------------------------------------------------------------
@@ -321,6 +345,7 @@ class EngineCore:
         return self._pool.take_changes()
 
     def full_chunks(self, request: RequestId) -> tuple[Filled, ...]:
+        """All full chunks that a request holds now, each hash once; () for an unknown id."""
         state = self._states.get(request)
         return full_chunks(state, self.info.layout) if state is not None else ()
 
@@ -328,17 +353,20 @@ class EngineCore:
         return self._pool.cached_chunks()
 
     def load(self) -> NodeLoad:
+        """The engine's counters and gauges. The node adds those of its transfers."""
         scheduler = self._scheduler
         return NodeLoad(
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
-            queued_tokens=sum(each.prompt_missing for each in scheduler.sequences()),
+            queued_tokens=sum(sequence.prompt_missing for sequence in scheduler.sequences()),
             preemptions_total=scheduler.preemptions,
             **self._pool.figures(),
             **self._totals.figures(),
         )
 
     def check_integrity(self) -> None:
+        """Raise, with the numbers, unless free + held == total and every reference is accounted
+        for."""
         expected = self._holds + self._requests.references()
         expected.update(self._reservations.blocks())
         self._pool.check_integrity(expected)

@@ -67,7 +67,7 @@ class InFlightSteps:
             launched = self._runner.launch(rows)
         except BaseException as error:
             for piece, row in zip(pieces, rows, strict=True):
-                after = -1 if row.after is None else row.after
+                after = -1 if row.awaited_sample is None else row.awaited_sample
                 self._scheduler.rewind(piece.sequence, row.start, after, self._launches)
             if not isinstance(error, OutOfMemory):
                 raise
@@ -124,7 +124,7 @@ class InFlightSteps:
     def release(self, sequence: Sequence, blocks: list[BlockId]) -> bool:
         """Keep the blocks of an ended sequence until the newest step in flight is read, and return
         True. Return False if that step does not use the blocks: then the caller releases them."""
-        if not self._under_way or self._under_way[-1].number != sequence.step:
+        if not self._under_way or self._under_way[-1].number != sequence.last_step:
             return False
         self._under_way[-1].held.append(blocks)
         return True

@@ -37,19 +37,19 @@ def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> l
     Each chunk is returned once. Chunks that came whole from the cache or the store are left out.
     """
     size = layout.chunk_tokens
-    first, full = max(sequence.passed, begin // size), sequence.computed // size
-    sequence.passed = max(sequence.passed, full)
+    first, full = max(sequence.reported_chunks, begin // size), sequence.computed // size
+    sequence.reported_chunks = max(sequence.reported_chunks, full)
     return [_chunk(sequence, i, layout) for i in range(first, full) if i * size < end]
 
 
 def full_chunks(state: RequestState, layout: KVLayout) -> tuple[Filled, ...]:
     """All full chunks that a request's choices hold, each hash once."""
-    found: dict[BlockHash, Filled] = {}
+    chunks: dict[BlockHash, Filled] = {}
     for sequence in state.live.values():
         for index in range(sequence.computed // layout.chunk_tokens):
             chunk = _chunk(sequence, index, layout)
-            found.setdefault(chunk.hash, chunk)
-    return tuple(found.values())
+            chunks.setdefault(chunk.hash, chunk)
+    return tuple(chunks.values())
 
 
 def _chunk(sequence: Sequence, index: int, layout: KVLayout) -> Filled:
@@ -58,6 +58,6 @@ def _chunk(sequence: Sequence, index: int, layout: KVLayout) -> Filled:
         sequence.state.request.id,
         sequence.choice,
         index,
-        hash=sequence.named(end)[end - 1],
+        hash=sequence.hash_spans(end)[end - 1],
         blocks=layout.chunk_of(sequence.blocks, index),
     )

@@ -7,16 +7,20 @@ released when the step is read.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from baton_engine.core.in_flight import InFlightSteps
 from baton_engine.core.reservations import NOTHING, Landed, Reservations
-from baton_engine.interface import Reservation
+from baton_engine.interface import Failed, Reservation, StepResult
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import RequestState, Sequence
+from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.layout import KVLayout
+
+logger = logging.getLogger(__name__)
 
 
 class RunningRequests:
@@ -66,7 +70,7 @@ class RunningRequests:
         sequence = state.live[choice] = Sequence(state, choice)
         if state.leader is not None:  # do not report the prompt's chunks again
             prompt_chunks = state.prompt_len // self._layout.chunk_tokens
-            sequence.passed = min(state.leader.passed, prompt_chunks)
+            sequence.reported_chunks = min(state.leader.reported_chunks, prompt_chunks)
         return sequence
 
     def start_others(self, state: RequestState) -> None:
@@ -98,18 +102,25 @@ class RunningRequests:
         else:
             self._pool.release(blocks)
 
-    def leave(self, sequence: Sequence) -> None:
+    def release_window_blocks(self, sequence: Sequence) -> None:
         """Release the blocks that a window has left."""
-        blocks = sequence.leave()
+        blocks = sequence.drop_window_blocks()
         if blocks and sequence.state.keeps_blocks:
             self.lingering.append(blocks)
         elif blocks:
             self._pool.release(blocks)
 
-    def forget_if_ended(self, state: RequestState, ended: list[RequestId]) -> None:
-        """Forget the request and add it to `ended`, if all its choices have ended."""
+    def fail(self, state: RequestState, error: BatonError, result: StepResult) -> None:
+        """End a request that cannot go on, and report it."""
+        logger.warning("request %s fails: %s", state.request.id, error)
+        self.forget(state)
+        result.failed.append(Failed(state.request.id, error))
+        result.finished.append(state.request.id)
+
+    def forget_if_ended(self, state: RequestState, result: StepResult) -> None:
+        """Forget the request and report it as finished, if all its choices have ended."""
         if state.ended and self.states.pop(state.request.id, None) is not None:
-            ended.append(state.request.id)
+            result.finished.append(state.request.id)
 
     def release_lingering(self) -> None:
         """Release lingering blocks. By now the step loop has its own references to those it
@@ -120,10 +131,10 @@ class RunningRequests:
 
     def references(self) -> Counter[BlockId]:
         """Number of references to each block by running and ended requests."""
-        found = Counter(self._in_flight.blocks())
+        references = Counter(self._in_flight.blocks())
         for state in self.states.values():
             for sequence in state.live.values():
-                found.update(id for id in sequence.blocks if id)
+                references.update(id for id in sequence.blocks if id)
         for blocks in self.lingering:
-            found.update(blocks)
-        return found
+            references.update(blocks)
+        return references

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from baton_engine.core.kv_chunks import register
 from baton_engine.interface import Reservation
 from baton_engine.kv.block_pool import BlockPool
-from baton_engine.scheduling.ranges import Run, check_runs, merged, reusable, spans_of, within
+from baton_engine.scheduling.ranges import Run, check_runs, merge_runs, reusable, spans_of, within
 from baton_engine.scheduling.scheduler import Scheduler
 from baton_engine.scheduling.sequence import Sequence as Choice
 from baton_engine.scheduling.sequence import blocks_for, drop_windowed, given_ids
@@ -25,7 +25,7 @@ from baton_protocol.request import Request
 
 class Landed(NamedTuple):
     """Runs of spans whose verified KV has arrived: in the groups without a window, and in those
-    with one (see interface.Engine.submit)."""
+    with one (see EngineCore.submit)."""
 
     full: Sequence[Run]
     windowed: Sequence[Run]
@@ -61,8 +61,8 @@ class Reservations:
         if taken is None:
             return None
         self._pool.host.settle()  # from now on transfers may write into the blocks
-        found = taken.cached + taken.loaded
-        reservation = Reservation(request.id, tuple(taken.blocks), hashes, found, taken.loaded)
+        cached = taken.cached + taken.loaded
+        reservation = Reservation(request.id, tuple(taken.blocks), hashes, cached, taken.loaded)
         self._held[request.id] = reservation
         return reservation
 
@@ -94,20 +94,20 @@ class Reservations:
             self._pool.release(blocks[whole * layout.num_groups :])
             del blocks[whole * layout.num_groups :]
             computable = whole * size
-        found = merged([(0, cached), *landed.full])
+        ready = merge_runs([(0, cached), *landed.full])
         if layout.window is not None:
             # Of the cached spans, the blocks that are missing are not seen from `cached` on.
-            windowed = merged([(0, cached), *within(landed.windowed, cached, whole + 1)])
-            found = reusable(found, windowed, computable, layout)
-            unseen = spans_of(found) - spans_of(windowed)
+            windowed = merge_runs([(0, cached), *within(landed.windowed, cached, whole + 1)])
+            ready = reusable(ready, windowed, computable, layout)
+            unseen = spans_of(ready) - spans_of(windowed)
             self._pool.release(drop_windowed(blocks, sorted(unseen), layout))
-        for run in within(found, cached, whole):
+        for run in within(ready, cached, whole):
             register(self._pool, blocks, reservation.hashes, run, layout)
-        runs = within([(start * size, end * size) for start, end in found], 0, computable)
-        leader.place(blocks, runs)
-        self._pool.release(leader.leave())
+        runs = within([(start * size, end * size) for start, end in ready], 0, computable)
+        leader.set_blocks(blocks, runs)
+        self._pool.release(leader.drop_window_blocks())
         own, shared = (cached - reservation.loaded) * size, min(cached * size, computable)
-        leader.state.placed(
+        leader.state.record_sources(
             leader,
             cached=within([(0, own)], 0, shared),
             host=within([(own, shared)], 0, shared),

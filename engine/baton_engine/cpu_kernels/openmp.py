@@ -25,6 +25,7 @@ import torch
 # own, because every thread reads the other fields all the time.
 COUNTER = ("next", np.int64, (16,))
 NONE_TAKEN = (0,) * 16
+_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 # Compiles the functions that kernels call.
 inlined = numba.njit(nogil=True, error_model="numpy")
@@ -66,9 +67,6 @@ def _compiled(function: Callable[[Any], None], task: np.dtype[Any]) -> int:
     return address
 
 
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
 @functools.cache
 def _parallel() -> Any:
     """GNU OpenMP's function that a compiler calls for a parallel region."""
@@ -77,13 +75,13 @@ def _parallel() -> Any:
     except OSError:
         return None
     of_torch = str(Path(torch.__file__).parent)
-    found = sorted(
+    libraries = sorted(
         (path for path in paths if Path(path).name.startswith("libgomp")),
         key=lambda path: not path.startswith(of_torch),
     )
-    if not found:
+    if not libraries:
         return None
-    parallel = ctypes.CDLL(found[0], mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
+    parallel = ctypes.CDLL(libraries[0], mode=os.RTLD_NOW | os.RTLD_NOLOAD).GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
     return parallel

@@ -16,15 +16,16 @@ row, Q all rows.
 
 from __future__ import annotations
 
-import enum
 from typing import Any
 
 import numba
 import numpy as np
 
 from baton_engine.cpu_kernels import vectors
-from baton_engine.cpu_kernels.elementwise import number_at, softmax_in_place, store_numbers
-from baton_engine.cpu_kernels.openmp import COUNTER, inlined
+from baton_engine.cpu_kernels.attention_task import Order, Part
+from baton_engine.cpu_kernels.numbers import number_at, store_numbers
+from baton_engine.cpu_kernels.openmp import inlined
+from baton_engine.cpu_kernels.softmax import softmax_in_place
 from baton_engine.cpu_kernels.vectors import (
     add,
     broadcast,
@@ -58,50 +59,9 @@ ROWS = 4
 OUTPUTS = 32
 # Inputs of an AMX instruction, in bfloat16.
 TILE = 32
-
-
-class Order(enum.IntEnum):
-    """In which order a product adds the inputs of an output."""
-
-    IN_TURN = 0  # one by one
-    PAIRS = 1  # two by two, the second before the first: AVX-512 BF16
-    TILES = 2  # per 32 inputs, those at even and at odd places apart: AMX
-
-
-class Part(enum.IntFlag):
-    """What a kernel computes of each matrix, in this order."""
-
-    SCORES = 1  # -inf for keys that a row does not see
-    SOFTMAX = 2  # replaces all scores of the rows by weights
-    NO_SUMS = 4  # sets `sums` to 0
-    SUMS = 8  # adds V times weight to `sums`, one split after the other
-    OUTPUT = 16  # writes `sums` to `output`
-    ALL = 31
-
-
 _PAIRS, _TILES = int(Order.PAIRS), int(Order.TILES)
 _SCORES, _SOFTMAX, _NO_SUMS = int(Part.SCORES), int(Part.SOFTMAX), int(Part.NO_SUMS)
 _SUMS, _OUTPUT = int(Part.SUMS), int(Part.OUTPUT)
-
-# The argument of a kernel. The addresses are of arrays: `pages` int32 [X, P], `rows` int32 [X, M]
-# (which of the Q rows), `seen` int32 [X, 2] (begin, end), `scores` float32 [Q, L], `sums` float32
-# [Q, H], `queries` and `output` [Q, H] in the dtype of the pool. Page p of K is at `keys`
-# + p * `page_bytes`, that of V at `values` + p * `page_bytes`. Key 0 of a matrix has its scores in
-# column `column`. `next` is the matrix that the next free thread takes. The orders are those of
-# bfloat16 products; those of float32 add one by one. With `rounded`, bfloat16 products are rounded
-# to bfloat16 twice (see cpu_bf16.wide_scores).
-TASK = np.dtype(
-    [
-        COUNTER,
-        *((name, np.int64) for name in ("matrices", "height", "width", "block", "dim")),
-        *((name, np.int64) for name in ("pages", "rows", "seen", "keys", "values", "page_bytes")),
-        *((name, np.int64) for name in ("queries", "scores", "sums", "output")),
-        *((name, np.int64) for name in ("row_scores", "column", "split", "parts")),
-        *((name, np.int64) for name in ("scores_order", "sums_order", "rounded")),
-        ("scale", np.float32),
-    ],
-    align=True,
-)
 _HIDDEN = np.float32(-np.inf)
 _ONE = np.float32(1.0)
 
@@ -199,11 +159,11 @@ def _score_matrix(
                     continue
                 wide = _places(queries, _indexes(index, task.height), task.dim)
                 if bf16:
-                    found = _bf16_scores(wide, columns, words, task.scores_order)
+                    scores_of = _bf16_scores(wide, columns, words, task.scores_order)
                 else:
-                    found = _fp32_scores(wide, columns, words)
+                    scores_of = _fp32_scores(wide, columns, words)
                 for lane in range(ROWS):
-                    scores = found[lane]
+                    scores = scores_of[lane]
                     if task.rounded:
                         near = rounded_to_bf16(scores)
                         scores = add(near, rounded_to_bf16(subtract(scores, near)))

@@ -14,8 +14,8 @@ import numba
 import numpy as np
 import torch
 
-from baton_engine.cpu_kernels.elementwise import number_at, store_numbers
 from baton_engine.cpu_kernels.norm import norm_scale
+from baton_engine.cpu_kernels.numbers import number_at, store_numbers
 from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
 from baton_engine.cpu_kernels.vectors import (
     LANES,
@@ -73,7 +73,11 @@ def rotate_store(
 ) -> torch.Tensor:
     """Return rotated q [T, N, H], and rotate k in place. `norm` has weights [X, H] and eps. `pool`
     is [P, L, 2, K, B, H] of the same dtype. Token t is stored at pool[s // B, layer, :, :, s % B]
-    with s = `slots_T`[t], unless s is negative."""
+    with s = `slots_T`[t], unless s is negative.
+
+    Raises ValueError for a pool of another dtype: the kernel would write past its slots."""
+    if pool.dtype != heads_TZH.dtype:
+        raise ValueError(f"heads in {heads_TZH.dtype} do not fit a pool in {pool.dtype}")
     tokens, all_heads, dim = heads_TZH.shape
     item = pool.element_size()
     q_TNH = torch.empty(tokens, num_heads, dim, dtype=heads_TZH.dtype)

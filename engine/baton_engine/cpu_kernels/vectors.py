@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
+address = types.int64
 
 _NUMBER = ir.FloatType()
 _WORD = ir.IntType(32)
@@ -65,7 +66,6 @@ class _WordsModel(models.PrimitiveModel):  # type: ignore[misc]
 
 numbers = _Numbers("float32x16")
 words = _Words("uint32x16")
-address = types.int64
 
 
 @_operation
@@ -73,11 +73,6 @@ def zeros(typing: Any) -> tuple[Any, _Emit]:
     return numbers(), lambda context, builder, signature, given: ir.Constant(
         _NUMBERS, [0.0] * LANES
     )
-
-
-@_operation
-def no_words(typing: Any) -> tuple[Any, _Emit]:
-    return words(), lambda context, builder, signature, given: ir.Constant(_WORDS, [0] * LANES)
 
 
 @_operation

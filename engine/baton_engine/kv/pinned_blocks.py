@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from baton_engine.kv.cpu_offload import no_memory
+from baton_engine.kv.host_blocks import no_memory
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 

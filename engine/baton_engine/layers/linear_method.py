@@ -33,6 +33,8 @@ from baton_engine.attention.exact.row_rule import HEAD_ROW_COUNTS, ROW_COUNTS, P
 # instead of 5.7 ms for the whole head at once, and 16 rows 7.6 instead of 10.3 ms (2 threads,
 # 49,152 x 576).
 HEAD_ROWS = 8192
+# The head's name, also if its weight is the embedding's.
+HEAD = "lm_head"
 
 
 def plain_product(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Product:
@@ -109,8 +111,6 @@ class LinearMethod:
 # Gives the method of a layer, by its name in the checkpoint; the first of several if the layer
 # stacks them. Other methods are those of `triton_matmul`.
 MethodOf = Callable[[str], LinearMethod]
-# The head's name, also if its weight is the embedding's.
-HEAD = "lm_head"
 
 PACKED = LinearMethod(packed_product)
 PACKED_HEAD = LinearMethod(head_product, counts=HEAD_ROW_COUNTS)

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
 from baton_engine.attention.interface import StepAttention
-from baton_engine.cpu_kernels.elementwise import silu_mul
 from baton_engine.cpu_kernels.norm import add_norm, can_norm
 from baton_engine.cpu_kernels.rope_store import can_rotate_store, rotate_store
+from baton_engine.cpu_kernels.silu import silu_mul
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
@@ -76,6 +76,8 @@ class Ops(Protocol):
 class TorchOps:
     """On a CPU, bits for a token do not depend on the number of tokens."""
 
+    draw = staticmethod(draw)
+
     def add_norm(
         self,
         x_TD: torch.Tensor,
@@ -122,9 +124,6 @@ class TorchOps:
         qk_TXH = rotate(qk_TXH, rope)
         q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
         return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
-
-    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return draw(logits_SV, draws)
 
     def put_sampled(
         self, tokens_T: torch.Tensor, awaits_T: torch.Tensor, ids_S: torch.Tensor

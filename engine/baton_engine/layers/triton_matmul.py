@@ -43,6 +43,8 @@ SPLIT_STEPS, WHOLE_STEPS = 4, 16
 STORED_ROWS = 128
 # Outputs that a program of the second kernel adds.
 ADDED_OUTPUTS = 256
+# Numbers of rows that a test compares; the last one adds its splits in one program.
+COUNTS = (1, 16, 64, 100, STORED_ROWS + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,9 @@ class Tile:
 
 def tile_of(outputs: int, inputs: int, item_bytes: int) -> Tile:
     """The tile for a weight with this number of outputs and inputs."""
-    width = next((each for each in WIDTHS if outputs >= LEAST_TILES * each), WIDTHS[-1])
+    width = next(
+        (candidate for candidate in WIDTHS if outputs >= LEAST_TILES * candidate), WIDTHS[-1]
+    )
     step, stages = 64, 4
     if item_bytes == 4:  # no tensor cores: larger tiles overflow into memory
         width, step, stages = 64, 32, 2
@@ -123,8 +127,6 @@ def fixed_tile_product(
     return product
 
 
-# The last one adds its splits in one program.
-COUNTS = (1, 16, 64, 100, STORED_ROWS + 1)
 FIXED_TILE = LinearMethod(fixed_tile_product, any_rows=True, counts=COUNTS)
 FIXED_TILE_HEAD = LinearMethod(
     lambda weight_VD, bias_V: fixed_tile_product(weight_VD, bias_V, torch.float32),

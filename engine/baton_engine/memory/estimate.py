@@ -16,22 +16,19 @@ H head_dim, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from baton_engine.config.buckets import buckets
-from baton_engine.config.engine_config import (
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.config.step_sizes import (
     KEYS_COPIED,
+    PROMPT_ROWS,
     SCORES_AT_ONCE,
     SPLIT_KEYS,
     STORED_SPLIT_BYTES,
     split_blocks,
 )
-from baton_engine.config.model_config import ModelConfig
-from baton_protocol.layout import ITEM_BYTES, KVLayout
+from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 
 GIB = 1 << 30
-# Number of rows of logits that exist at a time for prompt_logprobs.
-SCORED_ROWS = 128
 FLOAT32_BYTES = 4
 LOGIT_BYTES = 4  # float32 in every compute dtype
 # Bytes per logit in addition to the logit itself. With kernels, most exist while a grammar's mask
@@ -51,15 +48,6 @@ GRAPH_LAYER_BYTES = 64 << 10
 LOADED_CODE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Bytes measured on the device after the weights were loaded: what this process keeps
-    (`resident`), and what the largest step took in addition (`step`)."""
-
-    resident: int
-    step: int
-
-
 def measured_bytes(*, reserved: int, step: int, free: int, room: MemoryBudget) -> Measured:
     """What this process keeps and what a step took, from the bytes that torch has `reserved`, those
     that it reserved in addition during the `step`, and the bytes that are `free` on the card.
@@ -70,53 +58,6 @@ def measured_bytes(*, reserved: int, step: int, free: int, room: MemoryBudget) -
     """
     beside = room.total - free - room.others - reserved
     return Measured(resident=reserved + min(max(0, beside), LOADED_CODE_BYTES), step=step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What an engine has to hold and to compute.
-
-    `kv_memory` (bytes) or `kv_blocks` is given for a pool of fixed size. Without `max_model_len`,
-    the limit is what the pool can hold. `measured` bytes replace the formulas.
-    """
-
-    config: ModelConfig
-    layout: KVLayout
-    device: str  # "cpu" or "cuda"
-    kernels: str  # "torch" or "triton"
-    graphs: bool
-    max_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int | None = None
-    kv_memory: int | None = None
-    kv_blocks: int | None = None
-    measured: Measured | None = None
-    stored_splits: bool = False  # triton's kernels store splits (--batch-invariant on)
-
-    @property
-    def item(self) -> int:
-        return ITEM_BYTES[self.layout.dtype]
-
-    @property
-    def pool_blocks(self) -> int | None:
-        """Number of blocks of a pool of fixed size; None if the size was not given."""
-        if self.kv_blocks is None and self.kv_memory is not None:
-            return self.kv_memory // self.layout.block_bytes
-        return self.kv_blocks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBudget:
-    """A device's memory, in bytes: in total, and held permanently by others. `share` is the part of
-    the total that may be in use, by the engine and others together."""
-
-    total: int
-    others: int = 0
-    share: float = 1.0
-
-    @property
-    def limit(self) -> int:
-        return max(0, int(self.total * self.share) - self.others)
 
 
 def count_weights(config: ModelConfig) -> int:
@@ -131,20 +72,20 @@ def count_weights(config: ModelConfig) -> int:
     return heads * config.vocab_size * hidden + config.num_layers * layer + hidden
 
 
-def weight_bytes(demand: Demand) -> int:
+def weight_bytes(demand: MemoryDemand) -> int:
     """Bytes of the weights in the compute dtype. On a CPU, packing makes a second copy of the head:
     permanently if it is tied to the embedding, else while it is packed."""
     packed = demand.config.vocab_size * demand.config.hidden_size if demand.device == "cpu" else 0
     return (count_weights(demand.config) + packed) * demand.item
 
 
-def resident_bytes(demand: Demand) -> int:
+def resident_bytes(demand: MemoryDemand) -> int:
     """Bytes that stay on the device between steps. Without a measurement these are the weights, and
     SPARE_BYTES covers the rest."""
     return demand.measured.resident if demand.measured else weight_bytes(demand)
 
 
-def activation_bytes(demand: Demand, length: int) -> int:
+def activation_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of the largest step: `max_batched_tokens` tokens and `max_num_seqs` sampled rows, with
     a sequence of `length` tokens among them."""
     if demand.measured:
@@ -155,7 +96,7 @@ def activation_bytes(demand: Demand, length: int) -> int:
     return _step_bytes(demand, demand.max_batched_tokens) + seen
 
 
-def graph_bytes(demand: Demand) -> int:
+def graph_bytes(demand: MemoryDemand) -> int:
     """Bytes of the CUDA graphs, which record the layers and not the sampling. All share the tensors
     of the largest; each keeps its launches and its hidden states."""
     if not demand.graphs:
@@ -166,33 +107,33 @@ def graph_bytes(demand: Demand) -> int:
     return _layers_bytes(demand, sizes[-1]) + launches + hidden
 
 
-def fixed_bytes(demand: Demand, length: int) -> int:
+def fixed_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of everything except KV, with a sequence of `length` tokens."""
     parts = (resident_bytes(demand), activation_bytes(demand, length), graph_bytes(demand))
     return sum(parts) + SPARE_BYTES[demand.device]
 
 
-def pool_bytes(demand: Demand, num_blocks: int) -> int:
+def pool_bytes(demand: MemoryDemand, num_blocks: int) -> int:
     """Bytes of a pool with `num_blocks` usable blocks and the padding block."""
     return (num_blocks + 1) * demand.layout.block_bytes
 
 
-def blocks_for(demand: Demand, length: int) -> int:
+def blocks_for(demand: MemoryDemand, length: int) -> int:
     """Number of blocks of a sequence of `length` tokens, over all groups of layers. Windows do not
     lower it, although a sequence releases the blocks that a window has left: it may start with
     blocks for all its tokens."""
     return -(-length // demand.layout.block_size) * demand.layout.num_groups
 
 
-def _step_bytes(demand: Demand, tokens: int) -> int:
+def _step_bytes(demand: MemoryDemand, tokens: int) -> int:
     config = demand.config
-    rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
+    rows = max(demand.max_num_seqs, min(tokens, PROMPT_ROWS))
     logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
     # Layers and sampling run one after the other; sampling still holds the hidden states.
     return max(_layers_bytes(demand, tokens), tokens * config.hidden_size * demand.item + logits)
 
 
-def _layers_bytes(demand: Demand, tokens: int) -> int:
+def _layers_bytes(demand: MemoryDemand, tokens: int) -> int:
     """Bytes of a step's tensors up to its hidden states, without those of `_attention_bytes`."""
     config = demand.config
     heads = config.num_heads + 2 * config.num_kv_heads
@@ -205,7 +146,7 @@ def _layers_bytes(demand: Demand, tokens: int) -> int:
     return layers + (STORED_SPLIT_BYTES if demand.stored_splits else 0)
 
 
-def _attention_bytes(demand: Demand, length: int) -> int:
+def _attention_bytes(demand: MemoryDemand, length: int) -> int:
     """Bytes of the tensors that torch's attention allocates, for one layer at a time: copies of K
     and V; and per score of the tokens and heads that are computed at a time the numbers of
     SCORE_BYTES, products and weights in the compute dtype, and sums of V for each split.
@@ -215,6 +156,6 @@ def _attention_bytes(demand: Demand, length: int) -> int:
     keys = -(-length // split) * split
     queries = max(min(demand.max_batched_tokens, length), demand.max_num_seqs)
     scores = min(config.num_heads * queries * keys, max(SCORES_AT_ONCE, config.num_heads * keys))
-    each = SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS
+    score_bytes = SCORE_BYTES + 3 * demand.item + 3 * demand.item * layout.head_dim // SPLIT_KEYS
     copies = 2 * demand.item * max(layout.num_kv_heads * layout.head_dim * keys, KEYS_COPIED)
-    return copies + each * scores
+    return copies + score_bytes * scores

@@ -1,7 +1,7 @@
 """From settings and a model's config to an engine's memory requirements; imports no torch.
 
-In: TorchSettings, the config, the device and the kernels. Out: the layout of the KV, and a Demand,
-whose bytes `estimate` counts.
+In: TorchSettings, the config, the device and the kernels. Out: the layout of the KV, and a
+MemoryDemand, whose bytes `estimate` counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, compute_dtype
 from baton_engine.errors import SettingsError
-from baton_engine.memory.estimate import Demand
+from baton_engine.memory.demand import MemoryDemand
 from baton_protocol.layout import KVGroup, KVLayout, default_chunk_blocks
 
 # Default size of the pool on a CPU, where other processes share the memory.
@@ -37,7 +37,7 @@ def demand_of(
     *,
     kernels: str,
     card: int | None,
-) -> Demand:
+) -> MemoryDemand:
     """`kernels` is "torch" or "triton"; `card` is the GPU's memory in bytes, None on a CPU. Raises
     SettingsError if --max-model-len exceeds the model's max_position_embeddings."""
     device = "cpu" if card is None else "cuda"
@@ -47,7 +47,7 @@ def demand_of(
             f"--max-model-len {wanted} exceeds the model's max_position_embeddings "
             f"{config.max_positions}"
         )
-    return Demand(
+    return MemoryDemand(
         config=config,
         layout=layout,
         device=device,
@@ -84,7 +84,7 @@ def groups_of(config: ModelConfig) -> tuple[KVGroup, ...]:
     sets: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         sets.setdefault(window, []).append(layer)
-    ordered = sorted(sets.items(), key=lambda each: each[0] or 0)  # those without a window first
+    ordered = sorted(sets.items(), key=lambda item: item[0] or 0)  # those without a window first
     longest = max(map(len, sets.values()))
     for size in range(longest, 0, -1):
         slots = sum(-(-len(layers) // size) * size for layers in sets.values())

@@ -23,15 +23,9 @@ from baton_engine.config.buckets import SHORT_ROW, buckets
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.models.decoder import Decoder
 from baton_engine.runner.input_batch import HostArrays, StepInput
-from baton_engine.runner.input_buffers import (
-    Staging,
-    StepShape,
-    idle,
-    pad,
-    staging_for,
-    to_device,
-)
+from baton_engine.runner.input_buffers import StepShape, idle, pad, to_device
 from baton_engine.runner.lines import Lines, divide
+from baton_engine.runner.staging_buffers import Staging, staging_for
 
 Compute = Callable[[], torch.Tensor]
 # The rows of a step: each one's numbers of new and of all tokens.
@@ -60,9 +54,9 @@ class Graphs:
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
     def run(self, size: int, compute: Compute) -> torch.Tensor:
-        found = self._graphs.get(size)
-        if found is not None:
-            graph, result = found
+        recorded = self._graphs.get(size)
+        if recorded is not None:
+            graph, result = recorded
             graph.replay()
             return result
         # Compiles the kernels and does this step's work; recording computes nothing. The copy stays

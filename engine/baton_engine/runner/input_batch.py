@@ -23,29 +23,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baton_engine.attention.interface import GroupArrays, StepArrays
+from baton_engine.attention.interface import StepArrays
 from baton_engine.config.buckets import SHORT_ROW
 from baton_engine.interface import Row, Sample
-from baton_engine.sampling.gumbel import keys_at
+from baton_engine.runner.block_tables import BlockTables, Table
+from baton_engine.runner.draw_columns import DrawColumns
+from baton_engine.runner.int_arrays import NONE, Ints, ints_of, run_indexes
 from baton_engine.sampling.metadata import (
-    COLUMNS,
-    KEY_A,
-    KEY_B,
     Columns,
-    Streams,
-    is_filtered,
-    shape_columns,
-    streams_of,
 )
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
 from baton_protocol.sampling import SamplingParams
 
-Ints = npt.NDArray[np.int64]
 HostArrays = StepArrays[npt.NDArray[Any]]
-Table = npt.NDArray[np.int32]
-LEAST_WIDTH = 64
-NONE: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ class InputBatch:
         # By sample, in the order of the lines.
         self._place_of_S = self._row_of_S = NONE
         self._sample_order: list[int] = []
-        self._draws = _DrawColumns()
+        self._draws = DrawColumns()
         self._bound: list[int] = []  # samples whose parameters change logits
         self._asking: dict[int, int] = {}
         self._one_each = False
@@ -119,13 +110,13 @@ class InputBatch:
         groups = [row.samples for row in rows]
         samples = list(chain.from_iterable(groups))
         columns = _Columns(
-            [row.key for row in rows],
+            [row.blocks_id for row in rows],
             list(map(len, [row.tokens for row in rows])),
             list(map(len, groups)),
             [each.choice for each in samples],
             [each.params for each in samples],
         )
-        starts_R = _ints([row.start for row in rows])
+        starts_R = ints_of([row.start for row in rows])
         if columns != self._columns or 0 in columns.keys:
             self._lay_out(columns, starts_R)
         rows = [rows[row] for row in self._order]
@@ -135,11 +126,11 @@ class InputBatch:
     def _lay_out(self, columns: _Columns, starts_R: Ints) -> None:
         """Give the rows new lines, and keep what is known of each."""
         self._columns = _Columns([], [], [], [], [])  # in case of an error
-        counts_R, numbers_R = _ints(columns.counts), _ints(columns.numbers)
+        counts_R, numbers_R = ints_of(columns.counts), ints_of(columns.numbers)
         order_R = np.lexsort((-starts_R, np.searchsorted([1, SHORT_ROW], counts_R)))
         before = {key: line for line, key in enumerate(self._keys)}
         self._keys = [columns.keys[row] for row in order_R.tolist()]
-        self.tables.rearrange(_ints([before.get(key, -1) if key else -1 for key in self._keys]))
+        self.tables.rearrange(ints_of([before.get(key, -1) if key else -1 for key in self._keys]))
         self._order_R, self._line_of_R = order_R, np.argsort(order_R)
         self._order, self._lines_R = order_R.tolist(), np.arange(len(order_R))
         self._counts_R = counts_R[order_R]
@@ -147,7 +138,7 @@ class InputBatch:
         self._nothing_T = np.full(self._starts_R1[-1], -1, np.int32)
         numbers_of_line_R = numbers_R[order_R]
         begins_R = (numbers_R.cumsum() - numbers_R)[order_R]
-        sample_order_S = _runs(begins_R, numbers_of_line_R)
+        sample_order_S = run_indexes(begins_R, numbers_of_line_R)
         self._place_of_S = np.argsort(sample_order_S)
         self._row_of_S = self._lines_R.repeat(numbers_of_line_R)
         self._sample_order = order = sample_order_S.tolist()
@@ -155,9 +146,13 @@ class InputBatch:
         choices = [columns.choices[sample] for sample in order]
         owners = [self._keys[row] for row in self._row_of_S.tolist()]
         self._draws.lay_out(owners, choices, params)
-        self._bound = [index for index, each in enumerate(params) if _changes_logits(each)]
+        self._bound = [
+            index for index, sample_params in enumerate(params) if _changes_logits(sample_params)
+        ]
         self._asking = {
-            index: each.logprobs for index, each in enumerate(params) if each.logprobs is not None
+            index: sample_params.logprobs
+            for index, sample_params in enumerate(params)
+            if sample_params.logprobs is not None
         }
         self._one_each = columns.numbers.count(1) == len(columns.numbers)
         self._columns = columns
@@ -175,12 +170,12 @@ class InputBatch:
             positions_T = starts_R
             groups = self.tables.groups(self._lines_R, last_R, offset_R)
         else:
-            positions_T = _runs(starts_R, self._counts_R)
+            positions_T = run_indexes(starts_R, self._counts_R)
             rows_T = self._lines_R.repeat(self._counts_R)
             groups = self.tables.groups(rows_T, *np.divmod(positions_T, self._block_size))
         # A block is begun if its first token is written, and its last is not.
         begun_R = (last_R * self._block_size >= starts_R) & (offset_R < self._block_size - 1)
-        awaits_T = self._awaits([row.after for row in rows], place_of_S, total)
+        awaits_T = self._awaits([row.awaited_sample for row in rows], place_of_S, total)
         tokens = chain.from_iterable([row.tokens for row in rows])
         arrays = StepArrays(
             np.fromiter(tokens, np.int32, total),
@@ -193,7 +188,7 @@ class InputBatch:
         if one_token and self._one_each:
             hidden_S, positions_S = self._lines_R, lengths_R
         else:
-            rows_S, positions_S = self._row_of_S, _ints([each.position for each in samples])
+            rows_S, positions_S = self._row_of_S, ints_of([sample.position for sample in samples])
             hidden_S = self._starts_R1[rows_S] + positions_S - 1 - starts_R[rows_S]
         return StepInput(
             rows,
@@ -219,7 +214,7 @@ class InputBatch:
         """StepArrays.awaits_T; None if no token is awaited."""
         if after.count(None) == len(after):
             return None
-        after_R = _ints([-1 if each is None else each for each in after])
+        after_R = ints_of([-1 if place is None else place for place in after])
         waits_R = after_R >= 0
         awaits_T = np.full(total, -1, np.int32)
         awaits_T[self._starts_R1[1:][waits_R] - 1] = place_of_S[after_R[waits_R]]
@@ -229,124 +224,11 @@ class InputBatch:
         """The samples that change logits: by their parameters, or in this step."""
         now = [
             index
-            for index, each in enumerate(samples)
-            if each.banned or each.seen or each.matcher is not None
+            for index, sample in enumerate(samples)
+            if sample.banned or sample.penalty_counts or sample.matcher is not None
         ]
         return sorted({*self._bound, *now}) if now else self._bound
 
 
-class _DrawColumns:
-    """The samples' parameters as columns (see `sampling.metadata`). A sample that is known by its
-    row's key and its choice keeps its column."""
-
-    def __init__(self) -> None:
-        self.filtered = self._drawn = False
-        self._columns_6S: Columns = np.zeros((COLUMNS, 0), np.uint32)
-        self._streams_S: Streams = np.zeros(0, np.uint64)
-        self._known: dict[tuple[int, int], int] = {}
-        self._params: list[SamplingParams] = []
-
-    def lay_out(self, owners: list[int], choices: list[int], params: list[SamplingParams]) -> None:
-        names = list(zip(owners, choices, strict=True))
-        source_S = _ints([self._source(*each) for each in zip(names, params, strict=True)])
-        columns_6S = np.zeros((COLUMNS, len(params)), np.uint32)
-        streams_S = np.zeros(len(params), np.uint64)
-        old, new = source_S >= 0, np.flatnonzero(source_S < 0).tolist()
-        columns_6S[:, old] = self._columns_6S[:, source_S[old]]
-        streams_S[old] = self._streams_S[source_S[old]]
-        if new:
-            these = [params[sample] for sample in new]
-            columns_6S[:, new] = shape_columns(these)
-            streams_S[new] = streams_of(these, [choices[sample] for sample in new])
-        self._columns_6S, self._streams_S, self._params = columns_6S, streams_S, params
-        self._known = {name: sample for sample, name in enumerate(names) if name[0]}
-        self.filtered, self._drawn = is_filtered(columns_6S), bool(columns_6S[0].any())
-
-    def _source(self, name: tuple[int, int], params: SamplingParams) -> int:
-        """The sample's index before, or -1. A key with other parameters is another request."""
-        before = self._known.get(name, -1)
-        return before if before >= 0 and self._params[before] == params else -1
-
-    def at(self, positions_S: Ints) -> Columns:
-        """The columns of samples at these positions."""
-        if self._drawn:
-            keys = keys_at(self._streams_S, positions_S.astype(np.uint64))
-            self._columns_6S[KEY_A], self._columns_6S[KEY_B] = keys
-        return self._columns_6S
-
-
-class BlockTables:
-    """The block table of each line, as far as its tokens reach. Lines are columns, as in the
-    device's tables (see `input_buffers`): the copy of a step's tables then has long runs."""
-
-    def __init__(self, layout: KVLayout) -> None:
-        self._block_size = layout.block_size
-        self._groups = layout.num_groups
-        self.table_WR: Table = np.zeros((LEAST_WIDTH, 0), np.int32)  # flat, see KVLayout
-        self.counts_R = NONE  # number of valid entries in each line
-        self._starts_R = NONE
-
-    def rearrange(self, source_R: Ints) -> None:
-        """Make line l the previous line source_R[l], or an empty one if that is -1."""
-        old = source_R >= 0
-        table_WR = np.zeros((len(self.table_WR), len(source_R)), np.int32)
-        if old.any():
-            # A quarter of the time of table_WR[:, old] = self.table_WR[:, source_R[old]].
-            np.take(self.table_WR, source_R, axis=1, out=table_WR, mode="wrap")
-            table_WR[:, ~old] = 0
-        counts_R, starts_R = np.zeros(len(source_R), np.int64), np.zeros(len(source_R), np.int64)
-        counts_R[old], starts_R[old] = self.counts_R[source_R[old]], self._starts_R[source_R[old]]
-        self.table_WR, self.counts_R, self._starts_R = table_WR, counts_R, starts_R
-
-    def extend(self, starts_R: Ints, last_R: Ints, rows: Sequence[Row]) -> None:
-        """Add the new blocks of each row to its line, up to those of span `last`, which are
-        `last * G` to `last * G + G - 1`. A row that has not advanced is copied whole: its step may
-        be a retry with other blocks."""
-        needed_R = (last_R + 1) * self._groups
-        known_R = np.where(starts_R > self._starts_R, self.counts_R, 0)
-        self._widen(int(needed_R.max()))
-        lines = (known_R < needed_R).nonzero()[0]
-        parts = known_R[lines].tolist(), needed_R[lines].tolist()
-        for line, first, end in zip(lines.tolist(), *parts, strict=True):
-            self.table_WR[first:end, line] = rows[line].blocks[first:end]
-        self.counts_R, self._starts_R = needed_R, starts_R
-
-    def groups(
-        self, rows_T: Ints, spans_T: Ints, offsets_T: Ints
-    ) -> tuple[GroupArrays[npt.NDArray[Any]], ...]:
-        """Each KV group's tables, and the slots of tokens, given by their rows, spans of block_size
-        tokens, and offsets in these."""
-        end = int(self.counts_R.max())
-        found = []
-        for group in range(self._groups):
-            table_MR = self.table_WR[group : end : self._groups]
-            slots_T = table_MR[spans_T, rows_T] * np.int64(self._block_size) + offsets_T
-            found.append(GroupArrays(table_MR.T, slots_T))
-        return tuple(found)
-
-    def at(self, lines: Ints, last_R: Ints) -> list[BlockId]:
-        """The blocks of span `last` of some lines."""
-        places_NG = last_R[lines, None] * self._groups + np.arange(self._groups)
-        blocks: list[BlockId] = self.table_WR[places_NG, lines[:, None]].reshape(-1).tolist()
-        return blocks
-
-    def _widen(self, needed: int) -> None:
-        width, lines = self.table_WR.shape
-        if needed > width:
-            wider = np.zeros((max(needed, 2 * width), lines), np.int32)
-            wider[:width] = self.table_WR
-            self.table_WR = wider
-
-
 def _changes_logits(params: SamplingParams) -> bool:
     return bool(params.logit_bias) or params.allowed_token_ids is not None
-
-
-def _ints(numbers: Sequence[int]) -> Ints:
-    return np.fromiter(numbers, np.int64, len(numbers))
-
-
-def _runs(begins_R: Ints, counts_R: Ints) -> Ints:
-    """Concatenate the ranges [begins[i], begins[i] + counts[i])."""
-    before_R = counts_R.cumsum() - counts_R
-    return np.arange(counts_R.sum()) + np.repeat(begins_R - before_R, counts_R)

@@ -13,11 +13,10 @@ stored. Padding is written again in each step, because an earlier step may have 
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +28,8 @@ from baton_engine.kv.staging import stage
 # Parts of the buffer begin at multiples of this number of int32 (128 bytes): triton compiles a
 # kernel again for a pointer that is not a multiple of 16 bytes.
 ALIGNMENT = 32
-STAGING_BUFFERS = 2
 # Shapes whose places are kept: those of recorded steps, and some of other steps.
 SHAPES_KEPT = 256
-
 Host = StepArrays[npt.NDArray[Any]]
 
 
@@ -99,8 +96,8 @@ def to_device(arrays: Host, device: torch.device) -> StepArrays[torch.Tensor]:
     if device.type == "cpu":
         tokens, positions, awaits, starts, lengths = map(torch.from_numpy, _flat(arrays))
         groups = tuple(
-            GroupArrays(torch.from_numpy(each.table_RM), torch.from_numpy(each.slots_T))
-            for each in arrays.groups
+            GroupArrays(torch.from_numpy(group.table_RM), torch.from_numpy(group.slots_T))
+            for group in arrays.groups
         )
         return StepArrays(tokens, positions, awaits, starts, lengths, groups)
     shape = StepShape.of(arrays)
@@ -150,55 +147,3 @@ def pad(into: Host, rows: int) -> None:
     for group in into.groups:
         group.table_RM[rows:, :1] = 0
         group.slots_T[rows:] = -1
-
-
-class Copied(Protocol):
-    """The methods of torch.cuda.Event that Staging uses to wait for a copy."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class Staging:
-    """A device buffer with a fixed address, and the host buffers it is filled from.
-
-    The host buffers `hosts` are used in turn, each after its last copy is done. Without `hosts`
-    (on a CPU) the host writes the buffer itself.
-    """
-
-    def __init__(
-        self, size: int, device: torch.device, hosts: Sequence[tuple[torch.Tensor, Copied]] = ()
-    ) -> None:
-        """`size` in int32."""
-        self.buffer = torch.zeros(size, dtype=torch.int32, device=device)
-        self._hosts = deque(hosts)
-
-    def next(self) -> npt.NDArray[np.int32]:
-        """The next host buffer to write. It still has the content of an earlier step."""
-        if not self._hosts:
-            return self.buffer.numpy()
-        self._hosts.rotate()
-        host, copied = self._hosts[0]
-        copied.synchronize()
-        return host.numpy()
-
-    def send(self, size: int) -> None:
-        """Copy the first `size` numbers of the current host buffer to the device, on the step's
-        stream."""
-        if self._hosts:
-            host, copied = self._hosts[0]
-            self.buffer[:size].copy_(host[:size], non_blocking=True)
-            copied.record()
-
-
-def staging_for(size: int, device: torch.device) -> Staging:
-    """A Staging of `size` int32. On CUDA it has several pinned host buffers, because a copy may not
-    have started when the host writes the next step's inputs."""
-    if device.type == "cpu":
-        return Staging(size, device)
-    hosts = [
-        (torch.zeros(size, dtype=torch.int32, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
-        for _ in range(STAGING_BUFFERS)
-    ]
-    return Staging(size, device, hosts)

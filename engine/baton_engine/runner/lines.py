@@ -16,8 +16,9 @@ import numpy as np
 
 from baton_engine.attention.interface import GroupArrays, StepArrays
 from baton_engine.config.buckets import SHORT_ROW
-from baton_engine.runner.input_batch import NONE, HostArrays, Ints, StepInput
+from baton_engine.runner.input_batch import HostArrays, StepInput
 from baton_engine.runner.input_buffers import fill
+from baton_engine.runner.int_arrays import NONE, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def _part(arrays: HostArrays, rows: slice, tokens: slice, block_size: int) -> Ho
         starts_R[: len(lengths_R) + 1],
         lengths_R,
         tuple(
-            GroupArrays(each.table_RM[rows, blocks], each.slots_T[tokens]) for each in arrays.groups
+            GroupArrays(group.table_RM[rows, blocks], group.slots_T[tokens])
+            for group in arrays.groups
         ),
     )

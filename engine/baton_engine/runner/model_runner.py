@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from baton_engine.attention.interface import AttentionBackend
+from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.errors import OutOfMemory
-from baton_engine.interface import Launched, Ready, Row, RowResult, Sampled
+from baton_engine.interface import ComputedStep, Launched, Row, RowResult, Sampled
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 from baton_engine.models.decoder import Decoder
@@ -35,8 +36,6 @@ from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import ChosenTokens, choose
 from baton_protocol.request import PositionLogprobs
 
-# Number of prompt positions whose logits exist at a time: 128 rows of 150,000 floats are 77 MB.
-PROMPT_ROWS = 128
 # Times that a step is tried while the device lacks memory for it.
 LAUNCHES = 2
 
@@ -100,7 +99,7 @@ class TorchRunner:
         chosen = self._sample(hidden_TD, step)
         prompts = self._score_prompts(hidden_TD, step)
         read = None if chosen is None else chosen.to_host()
-        results = StepResults(step, read, [each.to_host() for each in prompts])
+        results = StepResults(step, read, [part.to_host() for part in prompts])
         pending = launched(results.read, self._device)
         # Last, because the next step depends on these: a launch that fails must not change them.
         self._place_of = step.sampling.place_of_S
@@ -143,13 +142,13 @@ class TorchRunner:
         rows_N = np.concatenate([np.arange(at, at + len(ask.targets)) for at, ask in asks])
         targets_N = np.array([id for _, ask in asks for id in ask.targets])
         tops = [ask.top for _, ask in asks for _ in ask.targets]
-        found = []
+        parts_read = []
         for start in range(0, len(tops), PROMPT_ROWS):
             part = slice(start, start + PROMPT_ROWS)
             logits_NV = self._model.logits(hidden_TD[stage(rows_N[part], self._device)])
             ids_N = stage(targets_N[part], self._device)
-            found.append(logprobs_of(logits_NV, ids_N, max(tops[part])))
-        return found
+            parts_read.append(logprobs_of(logits_NV, ids_N, max(tops[part])))
+        return parts_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +180,11 @@ class StepResults:
         asks = [row.prompt for row in self.step.rows if row.prompt is not None]
         targets = [id for ask in asks for id in ask.targets]
         tops = [ask.top for ask in asks for _ in ask.targets]
-        found: list[PositionLogprobs] = []
-        for number, each in enumerate(self.prompts):
+        logprobs: list[PositionLogprobs] = []
+        for number, part_logprobs in enumerate(self.prompts):
             part = slice(number * PROMPT_ROWS, (number + 1) * PROMPT_ROWS)
-            found += each.read(targets[part], tops[part])
-        return found
+            logprobs += part_logprobs.read(targets[part], tops[part])
+        return logprobs
 
 
 class PendingStep:
@@ -205,4 +204,4 @@ class PendingStep:
 def launched(finish: Callable[[], list[RowResult]], device: torch.device) -> Launched:
     """The handle of a launched step. On a CPU the step is already computed, so its results are read
     at once, before the next step reuses the memory."""
-    return Ready(finish()) if device.type == "cpu" else PendingStep(finish, device)
+    return ComputedStep(finish()) if device.type == "cpu" else PendingStep(finish, device)

@@ -1,7 +1,7 @@
 """The decisions about a torch engine that are made before its weights are read.
 
-In: settings, the model's config, the device and its free memory. Out: a Plan, or a one-line error
-about the model folder, the architecture, the device or too little memory.
+In: settings, the model's config, the device and its free memory. Out: an EnginePlan, or a one-line
+error about the model folder, the architecture, the device or too little memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.families import read_config
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
-from baton_engine.kv.cpu_offload import slots_for
-from baton_engine.memory.estimate import Demand, Measured, MemoryBudget
-from baton_engine.memory.fit import check_fit, free_blocks, pool_text
+from baton_engine.kv.host_blocks import slots_for
+from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
+from baton_engine.memory.fit import free_blocks
+from baton_engine.memory.fit_check import check_fit, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
 from baton_engine.weights.safetensors_files import weight_files
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """The decided sizes, device and kernels of a torch engine.
 
     `room` is None, and memory is not checked, in two cases on a CPU: the free memory is unknown, or
@@ -40,7 +41,7 @@ class Plan:
     config: ModelConfig
     layout: KVLayout
     device: torch.device
-    demand: Demand
+    demand: MemoryDemand
     room: MemoryBudget | None
     num_blocks: int
     host_slots: int
@@ -50,10 +51,10 @@ class Plan:
     overlap: bool
     exact: bool  # --batch-invariant
 
-    def measured(self, found: Measured) -> Plan:
+    def measured(self, bytes_measured: Measured) -> EnginePlan:
         """The plan with the memory measured after the weights were loaded. Raises SettingsError if
         the measured sizes exceed the estimate and no longer fit."""
-        demand = replace(self.demand, measured=found)
+        demand = replace(self.demand, measured=bytes_measured)
         num_blocks = _num_blocks(demand, self.room)
         max_model_len = _max_model_len(demand, num_blocks)
         return replace(self, demand=demand, num_blocks=num_blocks, max_model_len=max_model_len)
@@ -63,7 +64,9 @@ class Plan:
         return pool_text(self.demand, self.room, self.num_blocks)
 
 
-def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_memory) -> Plan:
+def make_plan(
+    settings: TorchSettings, *, free: Callable[[], int | None] = free_memory
+) -> EnginePlan:
     """Raises SettingsError or ModelError with a one-line message. `free` returns the free host
     memory in bytes, or None if it is unknown."""
     settings.check()
@@ -81,7 +84,7 @@ def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_
     card = room.total if room is not None and device.type == "cuda" else None
     demand = demand_of(settings, config, layout, kernels=kernels, card=card)
     num_blocks = _num_blocks(demand, room)
-    return Plan(
+    return EnginePlan(
         config=config,
         layout=layout,
         device=device,
@@ -125,8 +128,8 @@ def find_device(name: str, cuda_devices: int) -> torch.device:
     if not cuda_devices:
         raise SettingsError(f"--device {name}: torch finds no CUDA device; use cpu")
     if index >= cuda_devices:
-        found = ", ".join(f"cuda:{each}" for each in range(cuda_devices))
-        raise SettingsError(f"--device {name}: torch finds no such device; use one of {found}")
+        names = ", ".join(f"cuda:{number}" for number in range(cuda_devices))
+        raise SettingsError(f"--device {name}: torch finds no such device; use one of {names}")
     return torch.device("cuda", index)
 
 
@@ -157,7 +160,7 @@ def _room(
     return MemoryBudget(total=free_bytes, others=others, share=1.0 if given else CPU_SHARE)
 
 
-def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
+def _num_blocks(demand: MemoryDemand, room: MemoryBudget | None) -> int:
     """Number of blocks of the pool, without padding. Raises SettingsError if weights, a step and
     one sequence do not fit, or if the KV memory is smaller than one block."""
     if room is not None:
@@ -183,7 +186,7 @@ def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
     return blocks
 
 
-def _max_model_len(demand: Demand, num_blocks: int) -> int:
+def _max_model_len(demand: MemoryDemand, num_blocks: int) -> int:
     """The maximum length of a sequence in tokens: as asked, or the smaller of the model's limit and
     the pool. Raises SettingsError if the pool is too small for the length asked."""
     wanted, room = demand.max_model_len, demand.layout.tokens_in(num_blocks)

@@ -9,9 +9,6 @@ yet: all rows write to the same block, and their samples are discarded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
-
-import torch
 
 from baton_engine.interface import (
     ListedIds,
@@ -23,7 +20,8 @@ from baton_engine.interface import (
     Sample,
 )
 from baton_engine.memory.estimate import measured_bytes
-from baton_engine.runner.plan import Plan
+from baton_engine.runner.cuda_card import CudaCard
+from baton_engine.runner.plan import EnginePlan
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 
@@ -80,41 +78,7 @@ def largest_step(
     return [_row(length, block_size, AnyToken(vocab_size)) for length in lengths]
 
 
-class Card(Protocol):
-    """A GPU's memory in bytes. What torch has reserved, not only allocated, counts: nothing else
-    can use its fragments."""
-
-    def release(self) -> None:
-        """Return what torch does not need to the driver, and start a new peak."""
-
-    def reserved(self) -> int: ...
-
-    def peak(self) -> int:
-        """The most that was reserved since release()."""
-
-    def free(self) -> int:
-        """Bytes that no process uses."""
-
-
-class CudaCard:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def release(self) -> None:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def reserved(self) -> int:
-        return torch.cuda.memory_reserved(self._device)
-
-    def peak(self) -> int:
-        return torch.cuda.max_memory_reserved(self._device)
-
-    def free(self) -> int:
-        return torch.cuda.mem_get_info(self._device)[0]
-
-
-def profile(plan: Plan, runner: Runner, card: Card) -> Plan:
+def profile(plan: EnginePlan, runner: Runner, card: CudaCard) -> EnginePlan:
     """Run the largest step when only the model is on the card. Returns the plan with a pool of the
     size that the measured memory leaves, unless the pool's size was given. The step runs in any
     case: otherwise the first requests would wait while kernels are compiled."""
@@ -143,7 +107,7 @@ def _row(length: int, block_size: int, matcher: Matcher) -> Row:
     tokens = [0] * length
     sample = Sample(
         *(0, length, COSTLY),
-        seen=PenaltyCounts((0,), {0: 1}),
+        penalty_counts=PenaltyCounts((0,), {0: 1}),
         listed=ListedIds.of(COSTLY),
         matcher=matcher,
     )

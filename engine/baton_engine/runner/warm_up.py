@@ -1,7 +1,7 @@
 """Warm-up before the first request: record the decode steps of every batch size, and compile the
 kernels of all other steps. A kernel that is compiled while serving stops all requests for a second.
 
-In: a runner with the batch sizes to record. Out: a runner with all sizes recorded. A progress line
+In: the batch sizes to record, and what records them. Out: all sizes recorded. A progress line
 shows how far it is, here and while weights load.
 """
 
@@ -9,39 +9,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from baton_engine.progress import ProgressLine
 
 GIB = 1 << 30
-
 logger = logging.getLogger(__name__)
 
 
-class Warmable(Protocol):
-    """A runner that can be warmed up. `buckets` are the sizes of decode steps to prepare, in lines;
-    empty on a CPU."""
-
-    @property
-    def buckets(self) -> Sequence[int]: ...
-
-    def warm(self, bucket: int) -> None:
-        """Prepare steps of `bucket` lines. Changes no KV of any request."""
-
-    def warm_eager(self) -> None:
-        """Prepare all other steps, if there is something to compile."""
-
-
-def warm_all(runner: Warmable, line: ProgressLine) -> None:
-    """Warm up all sizes, the largest first: smaller ones then reuse its memory."""
-    buckets = sorted(runner.buckets, reverse=True)
-    for number, bucket in enumerate(buckets):
-        line.show(_capturing(number, buckets))
-        runner.warm(bucket)
+def warm_all(
+    buckets: Sequence[int],
+    warm: Callable[[int], None],
+    warm_others: Callable[[], None],
+    line: ProgressLine,
+) -> None:
+    """Prepare the decode steps of all sizes with `warm`, the largest first: smaller ones then reuse
+    its memory. `buckets` are their sizes in lines; there are none on a CPU. `warm_others` prepares
+    all other steps. Neither changes the KV of a request."""
+    ordered = sorted(buckets, reverse=True)
+    for number, bucket in enumerate(ordered):
+        line.show(_capturing(number, ordered))
+        warm(bucket)
     line.show("compiling kernels")
-    runner.warm_eager()
-    if buckets:
-        logger.info("captured %s in %.1f s", describe(buckets), line.seconds)
+    warm_others()
+    if ordered:
+        logger.info("captured %s in %.1f s", describe(ordered), line.seconds)
 
 
 def describe(buckets: Sequence[int]) -> str:

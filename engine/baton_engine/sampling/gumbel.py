@@ -33,18 +33,15 @@ Number = TypeVar("Number", int, npt.NDArray[Any])
 Keys = Sequence[tuple[int, int]] | npt.NDArray[np.uint32]  # [S, 2]
 
 
-def noise_keys(seed: Number, choice: Number, position: Number) -> tuple[Number, Number]:
-    """Two 32-bit keys, from integers or uint64 arrays. SplitMix64's finalizer runs after each input
-    is added, so neighbouring seeds, choices and positions give unrelated keys."""
-    return keys_at(noise_stream(seed, choice), position)
-
-
 def noise_stream(seed: Number, choice: Number) -> Number:
-    """The 64-bit state from which keys_at() derives the keys of all positions of one choice."""
+    """The 64-bit state from which keys_at() derives the keys of all positions of one choice, from
+    integers or uint64 arrays. SplitMix64's finalizer runs after each input is added, so
+    neighbouring seeds, choices and positions give unrelated keys."""
     return _mix64(_mix64(seed & MASK_64) + 0x9E3779B97F4A7C15 * (choice + 1))
 
 
 def keys_at(stream: Number, position: Number) -> tuple[Number, Number]:
+    """The two 32-bit keys of a position."""
     state = _mix64(stream + 0xD1B54A32D192ED03 * (position + 1))
     return state & MASK_32, state >> 32
 

@@ -33,12 +33,16 @@ Pairs = tuple[torch.Tensor, torch.Tensor]  # rows [N] and ids [N]
 
 def change_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
     """Change logits, float32 [S, V], in place, and return them."""
-    listed = [each.listed or ListedIds.of(each.params) for each in samples]
+    listed = [sample.listed or ListedIds.of(sample.params) for sample in samples]
     _keep_matching(logits_SV, samples)
     _keep_allowed(logits_SV, listed)
     _ban(logits_SV, samples)
     _add_biases(logits_SV, listed)
-    seen = [(row, each.params, each.seen) for row, each in enumerate(samples) if each.seen]
+    seen = [
+        (row, sample.params, sample.penalty_counts)
+        for row, sample in enumerate(samples)
+        if sample.penalty_counts
+    ]
     _penalise_repetition(logits_SV, seen)
     _penalise_outputs(logits_SV, seen)
     return logits_SV
@@ -47,12 +51,14 @@ def change_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.T
 def _keep_matching(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
     """Set ids that a grammar's mask does not permit to -inf. Masks are packed bits, unpacked on the
     device. Ids beyond the end of a mask are not permitted."""
-    matched = [(row, each.matcher) for row, each in enumerate(samples) if each.matcher is not None]
+    matched = [
+        (row, sample.matcher) for row, sample in enumerate(samples) if sample.matcher is not None
+    ]
     if not matched:
         return
     device, vocab = logits_SV.device, logits_SV.shape[1]
     width = -(-vocab // 8)
-    packed = bytearray().join(each.mask()[:width].ljust(width, b"\0") for _, each in matched)
+    packed = bytearray().join(sample.mask()[:width].ljust(width, b"\0") for _, sample in matched)
     bytes_NB = np.frombuffer(packed, np.uint8).reshape(len(matched), width)
     # Counted on the device: a copy from the host would wait until the forward pass is done.
     bit_8 = torch.arange(8, dtype=torch.uint8, device=device)
@@ -63,7 +69,7 @@ def _keep_matching(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
 
 
 def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:
-    allowed = [(row, each.allowed) for row, each in enumerate(listed) if each.allowed is not None]
+    allowed = [(row, ids.allowed) for row, ids in enumerate(listed) if ids.allowed is not None]
     if allowed:
         pairs = _pairs(allowed, logits_SV.device)
         kept_N = logits_SV[pairs]
@@ -73,17 +79,17 @@ def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:
 
 
 def _ban(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
-    banned = [(row, each.banned) for row, each in enumerate(samples) if each.banned]
+    banned = [(row, sample.banned) for row, sample in enumerate(samples) if sample.banned]
     if banned:
         logits_SV[_pairs(banned, logits_SV.device)] = -torch.inf
 
 
 def _add_biases(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:
-    biased = [(row, each) for row, each in enumerate(listed) if each.biased]
+    biased = [(row, ids) for row, ids in enumerate(listed) if ids.biased]
     if biased:
         device = logits_SV.device
-        pairs = _pairs([(row, each.biased) for row, each in biased], device)
-        bias_N = np.concatenate([np.asarray(each.biases, np.float32) for _, each in biased])
+        pairs = _pairs([(row, ids.biased) for row, ids in biased], device)
+        bias_N = np.concatenate([np.asarray(ids.biases, np.float32) for _, ids in biased])
         # Accumulate, so an id that is listed twice gets the sum of its biases.
         logits_SV.index_put_(pairs, stage(bias_N, device), accumulate=True)
 
@@ -93,14 +99,14 @@ def _penalise_repetition(
 ) -> None:
     ids: list[tuple[int, npt.NDArray[np.int64]]] = []
     penalties: list[float] = []
-    for row, params, each in seen:
+    for row, params, counts in seen:
         if params.repetition_penalty != 1.0:
-            ids.append((row, np.concatenate([_array(each.prompt), _array(each.outputs)])))
+            ids.append((row, np.concatenate([_array(counts.prompt), _array(counts.outputs)])))
             penalties.append(params.repetition_penalty)
     if not ids:
         return
     pairs = _pairs(ids, logits_SV.device)
-    repeats = [len(each) for _, each in ids]
+    repeats = [len(counts) for _, counts in ids]
     penalty_N = stage(np.repeat(np.array(penalties, np.float32), repeats), logits_SV.device)
     logit_N = logits_SV[pairs]
     # An id in both prompt and outputs appears twice here and is written twice with the same value.
@@ -125,7 +131,7 @@ def _penalise_outputs(
 def _pairs(lists: Sequence[tuple[int, Collection[int]]], device: torch.device) -> Pairs:
     """Row and id indexes (int64 on the device) of each (row, id) pair."""
     arrays = [_array(ids) for _, ids in lists]
-    rows_N = np.repeat([row for row, _ in lists], [len(each) for each in arrays])
+    rows_N = np.repeat([row for row, _ in lists], [len(array) for array in arrays])
     return stage(rows_N, device), stage(np.concatenate(arrays), device)
 
 

@@ -29,11 +29,11 @@ class Logprobs:
     def to_host(self) -> Logprobs:
         """Start copies to the host. Read them only after a later event on the stream is done."""
         tensors = self.own_N, self.rank_N, self.value_NK, self.token_NK
-        return Logprobs(*(each.to("cpu", non_blocking=True) for each in tensors))
+        return Logprobs(*(tensor.to("cpu", non_blocking=True) for tensor in tensors))
 
     def read(self, ids: Sequence[int], tops: Sequence[int]) -> list[PositionLogprobs]:
         """For each position i, the logprob of `ids[i]` and of the `tops[i]` most likely tokens."""
-        found = []
+        positions = []
         for id, own, rank, values, tokens, top in zip(
             ids,
             self.own_N.tolist(),
@@ -45,8 +45,8 @@ class Logprobs:
         ):
             likeliest = enumerate(zip(tokens[:top], values[:top], strict=True), start=1)
             best = (TokenLogprob(int(token), value, place) for place, (token, value) in likeliest)
-            found.append(PositionLogprobs(TokenLogprob(id, own, int(rank)), tuple(best)))
-        return found
+            positions.append(PositionLogprobs(TokenLogprob(id, own, int(rank)), tuple(best)))
+        return positions
 
 
 def logprobs_of(logits_NV: torch.Tensor, ids_N: torch.Tensor, most: int) -> Logprobs:

@@ -51,9 +51,11 @@ class Draws:
 
 
 def draws_of(samples: Sequence[Sample], device: torch.device) -> Draws:
-    columns_6S = shape_columns([each.params for each in samples])
-    streams_S = streams_of([each.params for each in samples], [each.choice for each in samples])
-    positions_S = np.array([each.position for each in samples], np.uint64)
+    columns_6S = shape_columns([sample.params for sample in samples])
+    streams_S = streams_of(
+        [sample.params for sample in samples], [sample.choice for sample in samples]
+    )
+    positions_S = np.array([sample.position for sample in samples], np.uint64)
     columns_6S[KEY_A], columns_6S[KEY_B] = keys_at(streams_S, positions_S)
     return Draws(columns_6S, stage(columns_6S.view(np.int32), device), is_filtered(columns_6S))
 
@@ -62,17 +64,19 @@ def shape_columns(params: Sequence[SamplingParams]) -> Columns:
     """The columns of the parameters; the key columns are 0."""
     columns_6S = np.zeros((COLUMNS, len(params)), np.uint32)
     temperature_S, log_min_p_S, mass_S = columns_6S[:TOP_K].view(np.float32)
-    temperature_S[:] = [0.0 if is_greedy(each) else each.temperature for each in params]
-    min_p_S = np.array([each.min_p for each in params])
+    temperature_S[:] = [
+        0.0 if is_greedy(sample_params) else sample_params.temperature for sample_params in params
+    ]
+    min_p_S = np.array([sample_params.min_p for sample_params in params])
     log_min_p_S[:] = np.log(min_p_S, out=np.full(len(params), -np.inf), where=min_p_S > 0)
-    top_p_S = np.array([each.top_p for each in params])
+    top_p_S = np.array([sample_params.top_p for sample_params in params])
     mass_S[:] = np.where(top_p_S < 1, top_p_S - MASS_ROUNDING, ALL_MASS)
-    columns_6S[TOP_K] = [min(max(each.top_k, 0), MOST_TOP_K) for each in params]
+    columns_6S[TOP_K] = [min(max(sample_params.top_k, 0), MOST_TOP_K) for sample_params in params]
     return columns_6S
 
 
 def streams_of(params: Sequence[SamplingParams], choices: Sequence[int]) -> Streams:
-    seeds_S = np.array([(each.seed or 0) & MASK_64 for each in params], np.uint64)
+    seeds_S = np.array([(sample_params.seed or 0) & MASK_64 for sample_params in params], np.uint64)
     streams_S: Streams = noise_stream(seeds_S, np.array(choices, np.uint64))
     return streams_S
 

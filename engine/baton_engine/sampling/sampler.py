@@ -34,10 +34,7 @@ from baton_engine.sampling.metadata import (
     TOP_K,
     Columns,
     Draws,
-    draws_of,
-    shape_columns,
 )
-from baton_protocol.sampling import SamplingParams
 
 # Top-p first sorts this number of the largest logits, and all logits only if that is not enough: a
 # full sort of 150,000 takes 10 ms on a CPU, and the nucleus is nearly always far smaller.
@@ -75,7 +72,7 @@ def draw(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def _drawn(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
-    shaped_QV = _shaped(logits_QV, columns_6Q)
+    shaped_QV = shape_logits(logits_QV, columns_6Q)
     shaped_QV += gumbel(columns_6Q[KEY_A:].T, shaped_QV.shape[1], shaped_QV.device)
     return shaped_QV.argmax(dim=-1)
 
@@ -98,8 +95,10 @@ class ChosenTokens:
         ids: list[int] = self.ids_S.tolist()
         if self.logprobs is None:
             return [Sampled(id) for id in ids]
-        found = self.logprobs.read([ids[index] for index in self.asking], [*self.asking.values()])
-        likely = dict(zip(self.asking, found, strict=True))
+        positions = self.logprobs.read(
+            [ids[index] for index in self.asking], [*self.asking.values()]
+        )
+        likely = dict(zip(self.asking, positions, strict=True))
         return [Sampled(id, likely.get(index)) for index, id in enumerate(ids)]
 
 
@@ -129,31 +128,9 @@ def choose(
     return ChosenTokens(ids_S, asking, logprobs_of(raw_NV, ids_S[places_N], max(asking.values())))
 
 
-def sample(
-    logits_RV: torch.Tensor,
-    row_of: Sequence[int],
-    samples: Sequence[Sample],
-    draw: Draw = draw,
-) -> list[Sampled]:
-    """The tokens of samples that need not be those of a step. `row_of[i]` is the row of logits of
-    `samples[i]`; logits are float32 [R, V]."""
-    logits_SV = logits_RV[stage(np.array(row_of), logits_RV.device)]
-    draws = draws_of(samples, logits_RV.device)
-    asking = {
-        index: each.params.logprobs
-        for index, each in enumerate(samples)
-        if each.params.logprobs is not None
-    }
-    changed = range(len(samples))
-    return choose(logits_SV, samples, draws, draw, changed=changed, asking=asking).read()
-
-
-def shaped_logits(logits_QV: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+def shape_logits(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
     """Logits [Q, V] after temperature, min-p, top-k and top-p; dropped tokens are -inf."""
-    return _shaped(logits_QV, shape_columns(params))
 
-
-def _shaped(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
     def floats(column: int) -> torch.Tensor:
         return stage(columns_6Q[column].view(np.float32), logits_QV.device)
 

@@ -2,7 +2,7 @@
 
 In: logits in float32, and `metadata.Draws`. Out, per sample, an edge and a last token: a token
 stays if its logit / temperature is above the edge, or equal to the edge and its id is not above the
-last token. Torch twin: `sampler.shaped_logits`.
+last token. Torch twin: `sampler.shape_logits`.
 
 Top-k and top-p both need the largest value v such that the values >= v have enough weight. A value
 weighs 1 for top-k and exp(value - largest) for top-p. Each search is a radix select: float32 values
@@ -13,7 +13,7 @@ top-p in units of 2^-40), so sums, and the result, depend neither on the order o
 the number of programs. A row's result depends on no other row.
 
     launch         if a sample has   programs   per row
-    zero           any filter        torch      96 KiB of histograms
+    torch.zeros    any filter        torch      96 KiB of histograms
     _count  1      any filter        many       the largest value; top-k's first digit
     _count  2, 3   top-k             many       the other digits
     _weigh  1 - 3  top-p             many       digits of the mass; the first also adds the total
@@ -21,7 +21,7 @@ the number of programs. A row's result depends on no other row.
     _limits        any filter        1          edge and last token
 
 So there are 9 launches for top-k with top-p, 5 for top-k, 7 for top-p and 3 for min-p alone. Each
-but `zero` and `_limits` reads the logits once, and `_count_ties` only where ties are cut. A row
+but the first and `_limits` reads the logits once, and `_count_ties` only where ties are cut. A row
 without a filter costs four loads per program, and a row without top-k or top-p the same in their
 launches. A launch has some 2,048 programs for all rows together: 149 for one row of 151,936
 values, which more than fills the 132 multiprocessors of an H100. Estimates for an H100, not
@@ -117,14 +117,12 @@ def _count(
 ) -> None:
     """Count the values of samples with top-k by a digit of their keys. With the first digit, find
     the largest value of all samples with a filter."""
-    sample = tl.program_id(0)
     temperature, log_min_p, share, top_k = _params(columns_ptr, samples, vocab)
     others = (digit == 0) & ((share < 1) | (log_min_p > float("-inf")))
     if (temperature > 0) & ((top_k > 0) | others):
-        row_ptr = logits_ptr + sample.to(tl.int64) * stride
-        words_ptr = work_ptr + sample.to(tl.int64) * WORDS
+        row_ptr, words_ptr = _row_of(logits_ptr, work_ptr, stride)
         prefix, _ = _descend(words_ptr, words_ptr + COUNTS, BY_COUNT, digit, top_k)
-        one = tl.full((TILE,), 1, tl.int64)
+        ones = tl.full((TILE,), 1, tl.int64)
         best = tl.full((TILE,), float("-inf"), tl.float32)
         bound = float("-inf")
         for tile in range(tl.program_id(1), tl.cdiv(vocab, TILE), tl.num_programs(1)):
@@ -135,7 +133,7 @@ def _count(
                     groups = tl.reshape(best, (GROUPS, TILE // GROUPS))
                     bound = tl.min(tl.max(groups, axis=1), axis=0)
             counted = (x >= bound) & (x > float("-inf")) & (top_k > 0)
-            _add(words_ptr + COUNTS, _key(x), one, counted, prefix, digit)
+            _add(words_ptr + COUNTS, _key(x), ones, counted, prefix, digit)
         if digit == 0:
             largest = _key(tl.max(best, axis=0)).to(tl.int64) ^ LAST_KEY
             tl.atomic_max(words_ptr + LARGEST, largest, sem="relaxed")
@@ -154,11 +152,9 @@ def _weigh(
 ) -> None:
     """Add the masses of the values that pass min-p and top-k by a digit of their keys, for
     top-p. With the first digit add the total, too."""
-    sample = tl.program_id(0)
     temperature, log_min_p, share, top_k = _params(columns_ptr, samples, vocab)
     if (temperature > 0) & (share < 1):
-        row_ptr = logits_ptr + sample.to(tl.int64) * stride
-        words_ptr = work_ptr + sample.to(tl.int64) * WORDS
+        row_ptr, words_ptr = _row_of(logits_ptr, work_ptr, stride)
         largest = _largest(words_ptr)
         if digit == 0:
             floor = _floor(words_ptr, words_ptr + COUNTS, log_min_p, top_k)
@@ -197,8 +193,7 @@ def _count_ties(
     sample = tl.program_id(0)
     temperature, _, share, _ = _params(columns_ptr, samples, vocab)
     if (temperature > 0) & (share < 1):
-        row_ptr = logits_ptr + sample.to(tl.int64) * stride
-        words_ptr = work_ptr + sample.to(tl.int64) * WORDS
+        row_ptr, words_ptr = _row_of(logits_ptr, work_ptr, stride)
         goal = _goal(words_ptr, share)
         bins_ptr = words_ptr + MASSES
         edge, goal = _descend(words_ptr, bins_ptr, BY_MASS, 3, goal)
@@ -271,6 +266,13 @@ def _params(columns_ptr: tl.tensor, samples: tl.tensor, vocab: tl.tensor) -> tl.
     share = tl.load(column_ptr + 2 * samples).to(tl.float32, bitcast=True)
     top_k = tl.load(column_ptr + 3 * samples)
     return temperature, log_min_p, share, tl.where(top_k < vocab, top_k, 0)
+
+
+@triton.jit
+def _row_of(logits_ptr: tl.tensor, work_ptr: tl.tensor, stride: tl.tensor) -> tl.tensor:
+    """Where the sample's logits and its words are."""
+    sample = tl.program_id(0).to(tl.int64)
+    return logits_ptr + sample * stride, work_ptr + sample * WORDS
 
 
 @triton.jit

@@ -26,15 +26,15 @@ def check_runs(runs: Sequence[Run], limit: int) -> None:
         least = end
 
 
-def merged(runs: Iterable[Run]) -> list[Run]:
+def merge_runs(runs: Iterable[Run]) -> list[Run]:
     """Join runs that touch or overlap and drop empty ones. `runs` must be ordered by start."""
-    found: list[Run] = []
+    union: list[Run] = []
     for start, end in runs:
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
         elif start < end:
-            found.append((start, end))
-    return found
+            union.append((start, end))
+    return union
 
 
 def within(runs: Iterable[Run], low: int, high: int) -> list[Run]:
@@ -63,11 +63,11 @@ def reusable(
     computed from here on see. It moves back with each computed span.
     """
     in_full, in_windowed = spans_of(full), spans_of(windowed)
-    size, found = layout.block_size, list[Run]()
+    size, runs = layout.block_size, list[Run]()
     seen = layout.window_start(first)
     for span in reversed(range(-(-first // size))):
         if span in in_full and (span in in_windowed or (span + 1) * size <= seen):
-            found.append((span, span + 1))
+            runs.append((span, span + 1))
         else:
             seen = layout.window_start(span * size)
-    return merged(reversed(found))
+    return merge_runs(reversed(runs))

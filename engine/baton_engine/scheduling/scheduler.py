@@ -50,8 +50,8 @@ PUBLISHED_PIECE = 2048
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """The `count` tokens of a sequence that this step computes, from `sequence.started` on. A piece
-    ends at the next landed run at the latest."""
+    """The `count` tokens of a sequence that this step computes, from `sequence.launched` on. A
+    piece ends at the next landed run at the latest."""
 
     sequence: Sequence
     count: int
@@ -93,7 +93,7 @@ class Scheduler:
         # because blocks were short.
         self.starved = False
         self._blocked = False  # the oldest waiting sequence did not fit in the last step
-        self._tenures = count(1)
+        self._blocks_ids = count(1)
         self.copies: list[TailCopy] = []  # to make before the step that was just scheduled
 
     # --- queues -------------------------------------------------------------------------------
@@ -115,14 +115,14 @@ class Scheduler:
             self.waiting.remove(sequence)
             if sequence.blocks:
                 self._holding.remove(sequence)
-        return sequence.clear()
+        return sequence.clear_blocks()
 
-    def rewind(self, sequence: Sequence, started: int, after: int, step: int) -> None:
-        """Reset what a sequence has in flight: it is computed up to `started`, awaits sample
-        `after` (-1: none), and `step` is its last step. The new tenure tells the runner to read all
-        of its blocks again."""
-        sequence.started, sequence.after, sequence.step = started, after, step
-        sequence.tenure = next(self._tenures)
+    def rewind(self, sequence: Sequence, launched: int, awaited: int, step: int) -> None:
+        """Reset what a sequence has in flight: it is computed up to `launched`, awaits sample
+        `awaited` (-1: none), and `step` is its last step. The new `blocks_id` tells the runner to
+        read all of its blocks again."""
+        sequence.launched, sequence.awaited_sample, sequence.last_step = launched, awaited, step
+        sequence.blocks_id = next(self._blocks_ids)
 
     def sequences(self) -> Iterable[Sequence]:
         yield from self.running
@@ -174,12 +174,12 @@ class Scheduler:
         budget = max(self.limits.tokens, len(self.running))
         for sequence in tuple(self.running):
             known = len(sequence.tokens)
-            if sequence.after >= 0:
+            if sequence.awaited_sample >= 0:
                 known += 1
-                if known >= sequence.reach:
+                if known >= sequence.launch_limit:
                     budget -= 1
                     continue
-            if known - sequence.started > 1:
+            if known - sequence.launched > 1:
                 filling.append(sequence)
                 continue
             if known > sequence.capacity:
@@ -218,7 +218,7 @@ class Scheduler:
                 return head
             self._blocked = True
         # A sequence that holds its blocks takes none that the oldest one needs.
-        return next((each for each in self._holding if self._admit(each)), None)
+        return next((holder for holder in self._holding if self._admit(holder)), None)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence blocks for all its known tokens, cached blocks first, and run it.
@@ -234,14 +234,18 @@ class Scheduler:
             return False
         if held:
             self._holding.remove(sequence)
-            sequence.extend(taken.blocks)
+            sequence.add_blocks(taken.blocks)
         else:
-            cached, found = taken.cached * size, (taken.cached + taken.loaded) * size
-            copied = self._copy_tail(sequence, taken.blocks, found)
-            sequence.place(taken.blocks, [(0, found + copied)] if found + copied else [])
-            sequence.state.placed(sequence, cached=[(0, cached)], host=[(cached, found)])
+            cached, cached_or_loaded = taken.cached * size, (taken.cached + taken.loaded) * size
+            copied = self._copy_tail(sequence, taken.blocks, cached_or_loaded)
+            sequence.set_blocks(
+                taken.blocks, [(0, cached_or_loaded + copied)] if cached_or_loaded + copied else []
+            )
+            sequence.state.record_sources(
+                sequence, cached=[(0, cached)], host=[(cached, cached_or_loaded)]
+            )
         self.waiting.remove(sequence)
-        sequence.running, sequence.tenure = True, next(self._tenures)
+        sequence.running, sequence.blocks_id = True, next(self._blocks_ids)
         insort(self.running, sequence, key=_age)
         return True
 
@@ -264,7 +268,7 @@ class Scheduler:
     def drop_copies(self) -> None:
         """The copies could not be made: the choices compute the prompt's tail themselves."""
         for copy in self.copies:
-            copy.sequence.computed = copy.sequence.started = copy.found
+            copy.sequence.computed = copy.sequence.launched = copy.found
         self.copies = []
 
     def _clear_the_way(self) -> bool:
@@ -288,7 +292,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.extend(self._pool.allocate(self._groups))
+        sequence.add_blocks(self._pool.allocate(self._groups))
         return True
 
     def shrink(self, tokens: int) -> Sequence | None:

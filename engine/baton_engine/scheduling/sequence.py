@@ -53,58 +53,48 @@ def given_ids(request: Request) -> tuple[int, ...]:
 
 class Sequence:
     """Tokens [0, computed) have KV in `blocks`. Tokens [computed, known) are left to compute,
-    except for the token runs in `ahead`, whose KV has already landed.
+    except for the token runs in `landed_runs`, whose KV has already landed. Steps in flight compute
+    tokens up to `launched`; their last sample for this sequence, number `awaited_sample` of the
+    step `last_step`, is the next token (-1: none is awaited).
 
     `blocks` is a flat list with one block per span of `block_size` tokens and group of layers (see
     KVLayout). It has 0 where the sequence holds no block because a window has left the span.
+    `capacity` is the number of tokens that `blocks` can hold, and `blocks_id` a new number each
+    time the sequence gets its blocks again. Of the leading spans, `registered_spans` are in the
+    prefix cache (like those of `landed_runs`), and the blocks with a window of `released_spans` are
+    released. The first `reported_chunks` chunks are reported, or were cached, or have landed.
 
-    KV and blocks:
-        registered    number of leading spans that are in the prefix cache (the spans of `ahead`
-                      are there too)
-        left          number of leading spans whose blocks with a window are released
-        passed        number of leading chunks already reported, or cached, or landed
-        capacity      number of tokens that `blocks` can hold
-        tenure        a new number each time the sequence gets its blocks again
-
-    Steps in flight:
-        started       the steps in flight compute tokens up to here
-        step          number of the last step that was launched for this sequence
-        after         index of that step's sample that is the next token; -1 if none is awaited
-
-    How it continues:
-        end           the choice ends at this number of tokens at the latest
-        reach         while a token is awaited, the next row can be made only if fewer tokens than
-                      this are known, the awaited one included
-        plain         True if the sequence decodes, has no penalty, bad words or grammar, and is
-                      past min_tokens: a new token can only end it or fill a block
-        key           orders sequences by age: (arrival of the request, choice)
-        seen          token counts for penalties; None without a penalty
-        matcher       state of the grammar after all outputs; None without a grammar
+    The choice ends at `max_len` tokens at the latest. While a token is awaited, the next row can be
+    made only if fewer tokens than `launch_limit` are known, the awaited one included. A sequence
+    `takes_short_path` if it decodes, has no penalty, bad words or grammar, and is past min_tokens:
+    a new token can only end it or fill a block. `key` orders sequences by age: (arrival of the
+    request, choice). `penalty_counts` is None without a penalty, `matcher` (the state of the
+    grammar after all outputs) without a grammar.
     """
 
     __slots__ = (
-        "_counts",
-        "after",
-        "ahead",
+        "_output_counts",
+        "awaited_sample",
         "blocks",
+        "blocks_id",
         "capacity",
         "choice",
         "computed",
-        "end",
         "hashes",
         "key",
-        "left",
+        "landed_runs",
+        "last_step",
+        "launch_limit",
+        "launched",
         "matcher",
-        "passed",
-        "plain",
-        "reach",
-        "registered",
+        "max_len",
+        "penalty_counts",
+        "registered_spans",
+        "released_spans",
+        "reported_chunks",
         "running",
-        "seen",
-        "started",
         "state",
-        "step",
-        "tenure",
+        "takes_short_path",
         "tokens",
     )
 
@@ -115,36 +105,38 @@ class Sequence:
         self.tokens: list[int] = [*state.request.prompt_ids, *state.outputs_of(choice)]
         self.hashes: list[BlockHash] = list(state.given_hashes)
         self.blocks: list[BlockId] = []
-        self.ahead: list[Run] = []
-        self.computed = self.started = self.registered = self.passed = self.capacity = 0
-        self.left = 0
-        self.step = self.tenure = 0
-        self.after = -1
-        self.running = self.plain = False
-        self.end = min(state.end, len(self.tokens) + 1) if state.prefill_only else state.end
-        self.reach = 0
-        self._counts: dict[int, int] = {}
-        self.seen: PenaltyCounts | None = None
+        self.landed_runs: list[Run] = []
+        self.computed = self.launched = self.capacity = 0
+        self.registered_spans = self.released_spans = self.reported_chunks = 0
+        self.last_step = self.blocks_id = 0
+        self.awaited_sample = -1
+        self.running = self.takes_short_path = False
+        self.max_len = state.max_len
+        if state.prefill_only:
+            self.max_len = min(self.max_len, len(self.tokens) + 1)
+        self.launch_limit = 0
+        self._output_counts: dict[int, int] = {}
+        self.penalty_counts: PenaltyCounts | None = None
         if state.params.penalized:
-            self.seen = PenaltyCounts(state.distinct_prompt, self._counts)
+            self.penalty_counts = PenaltyCounts(state.distinct_prompt, self._output_counts)
             for id in state.outputs_of(choice):
                 self._count(id)
         self.matcher: Matcher | None = None
         if state.matcher is not None:
             self.matcher = state.matcher.copy()
             self.matcher.accept(state.outputs_of(choice))
-        self.look_ahead()
+        self.set_launch_limit()
 
-    def append(self, id: int) -> None:
+    def append_token(self, id: int) -> None:
         """The choice has a new token."""
         self.tokens.append(id)
-        if self.seen is not None:
+        if self.penalty_counts is not None:
             self._count(id)
         if self.matcher is not None:
             self.matcher.accept((id,))
 
     def _count(self, id: int) -> None:
-        self._counts[id] = self._counts.get(id, 0) + 1
+        self._output_counts[id] = self._output_counts.get(id, 0) + 1
 
     @property
     def known(self) -> int:
@@ -159,10 +151,10 @@ class Sequence:
     def due(self) -> int:
         """Number of tokens to schedule before the next landed run, or before the last known token;
         at least 1 if no token is awaited."""
-        for start, _ in self.ahead:
-            if start > self.started:
-                return start - self.started
-        return len(self.tokens) - self.started
+        for start, _ in self.landed_runs:
+            if start > self.launched:
+                return start - self.launched
+        return len(self.tokens) - self.launched
 
     @property
     def num_outputs(self) -> int:
@@ -172,9 +164,9 @@ class Sequence:
     def prompt_missing(self) -> int:
         """Number of prompt tokens left to compute, without those that landed."""
         prompt = self.state.prompt_len
-        return max(0, prompt - self.computed) - total(within(self.ahead, 0, prompt))
+        return max(0, prompt - self.computed) - total(within(self.landed_runs, 0, prompt))
 
-    def named(self, spans: int) -> list[BlockHash]:
+    def hash_spans(self, spans: int) -> list[BlockHash]:
         """Hashes of at least the first `spans` spans, which must be full. Computed on first use."""
         hashes, state = self.hashes, self.state
         size = state.block_size
@@ -185,65 +177,68 @@ class Sequence:
 
     def hashes_of(self, spans: int) -> Seq[BlockHash]:
         """Hashes of the first `spans` spans, which must be full."""
-        return self.named(spans)[:spans]
+        return self.hash_spans(spans)[:spans]
 
-    def place(self, blocks: list[BlockId], runs: Seq[Run] = ()) -> None:
+    def set_blocks(self, blocks: list[BlockId], runs: Seq[Run] = ()) -> None:
         """Give the sequence its blocks. The tokens of `runs` already have KV in them. Each run
         begins at a block boundary, and its whole blocks are registered."""
-        self.blocks, self.computed, self.ahead, self.left = [], 0, list(runs), 0
-        self.extend(blocks)
-        self.advance(0)
-        self.registered = self.computed // self.state.block_size
+        self.blocks, self.computed, self.landed_runs, self.released_spans = [], 0, list(runs), 0
+        self.add_blocks(blocks)
+        self.note_computed(0)
+        self.registered_spans = self.computed // self.state.block_size
         assert self.due > 0, "at least one token must be left to compute"
 
-    def extend(self, blocks: Seq[BlockId]) -> None:
+    def add_blocks(self, blocks: Seq[BlockId]) -> None:
         """Append the blocks of whole spans to those the sequence has."""
         self.blocks += blocks
         self.capacity = len(self.blocks) // self.state.num_groups * self.state.block_size
 
-    def leave(self) -> list[BlockId]:
+    def drop_window_blocks(self) -> list[BlockId]:
         """Forget the blocks that no token from `computed` on sees, because a window has left their
         chunks, and return them. Whole chunks are kept, because the store gets whole chunks. A step
         in flight does not read the blocks either: it begins at `computed`."""
         layout = self.state.layout
         chunks = layout.first_complete(self.computed // layout.chunk_tokens)
-        first, self.left = self.left, chunks * layout.chunk_blocks
-        return drop_windowed(self.blocks, range(first, self.left), layout)
+        first, self.released_spans = self.released_spans, chunks * layout.chunk_blocks
+        return drop_windowed(self.blocks, range(first, self.released_spans), layout)
 
-    def launch(self, count: int, after: int) -> None:
+    def note_launch(self, count: int, awaited: int) -> None:
         """Record that the launched step computes `count` more tokens and that its sample number
-        `after` (-1: none) is the next token. Skip a landed run that begins there."""
-        self.after = after
-        self.started += count
-        for start, end in self.ahead:
-            if start == self.started:
-                self.started = end
+        `awaited` (-1: none) is the next token. Skip a landed run that begins there."""
+        self.awaited_sample = awaited
+        self.launched += count
+        for start, end in self.landed_runs:
+            if start == self.launched:
+                self.launched = end
 
-    def advance(self, count: int) -> None:
+    def note_computed(self, count: int) -> None:
         """Record that `count` more tokens are computed. Skip a landed run that begins there."""
         self.computed += count
-        if self.ahead and self.ahead[0][0] == self.computed:
-            self.computed = self.ahead.pop(0)[1]
-        self.started = max(self.started, self.computed)
+        if self.landed_runs and self.landed_runs[0][0] == self.computed:
+            self.computed = self.landed_runs.pop(0)[1]
+        self.launched = max(self.launched, self.computed)
 
-    def look_ahead(self) -> None:
-        """Set `reach`. Call again when the prompt is done."""
+    def set_launch_limit(self) -> None:
+        """Set `launch_limit`. Call again when the prompt is done."""
         state = self.state
         starts_others = not state.prompt_done and state.params.n > 1
-        self.reach = 0 if state.looks_at_tokens or starts_others else self.end
+        self.launch_limit = 0 if state.looks_at_tokens or starts_others else self.max_len
 
-    def settle(self) -> None:
-        """Set `reach` and `plain`, after a new token was read and all tokens before it are
-        computed."""
-        self.look_ahead()
+    def note_token_read(self) -> None:
+        """Set `launch_limit` and `takes_short_path`, after a new token was read and all tokens
+        before it are computed."""
+        self.set_launch_limit()
         state = self.state
-        self.plain = not state.looks_at_tokens and self.num_outputs >= state.params.min_tokens
+        self.takes_short_path = (
+            not state.looks_at_tokens and self.num_outputs >= state.params.min_tokens
+        )
 
-    def clear(self) -> list[BlockId]:
+    def clear_blocks(self) -> list[BlockId]:
         """Forget all KV, keep the tokens, and return the blocks that held the KV."""
-        blocks, self.blocks, self.ahead = [id for id in self.blocks if id], [], []
-        self.computed = self.started = self.registered = self.capacity = self.left = 0
-        self.after, self.plain = -1, False
+        blocks, self.blocks, self.landed_runs = [id for id in self.blocks if id], [], []
+        self.computed = self.launched = self.capacity = 0
+        self.registered_spans = self.released_spans = 0
+        self.awaited_sample, self.takes_short_path = -1, False
         return blocks
 
 
@@ -258,7 +253,7 @@ class BlockNaming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Options of a submission, see `interface.Engine.submit`."""
+    """Options of a submission, see EngineCore.submit."""
 
     prefill_only: bool = False
     track: bool = False
@@ -310,8 +305,8 @@ class RequestState:
         self.given_done = False  # True once all given tokens have KV; then tracking stops
         self.bans = BannedTokens(params)
         self.listed = ListedIds.of(params)
-        # A choice ends at `end` tokens (prompt and outputs), and may end with an id in `stops`.
-        self.end = min(self.prompt_len + params.max_tokens, max_tokens)
+        # A choice ends at `max_len` tokens (prompt and outputs), and may end with an id in `stops`.
+        self.max_len = min(self.prompt_len + params.max_tokens, max_tokens)
         self.stops = frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_token_ids))
         self.looks_at_tokens = (
             params.penalized or bool(params.bad_words) or self.matcher is not None
@@ -336,10 +331,10 @@ class RequestState:
         prompt_logprobs and cached KV has no logits. Other choices start later and use the cache."""
         return self.params.prompt_logprobs is not None and not self.prompt_done
 
-    def take_prompt_logprobs(self, start: int, found: Seq[PositionLogprobs]) -> None:
+    def take_prompt_logprobs(self, start: int, logprobs: Seq[PositionLogprobs]) -> None:
         """Store the prompt logprobs of the piece that begins at token `start`. A preempted leader
         computes and stores them again."""
-        self._prompt_logprobs[start:] = found
+        self._prompt_logprobs[start:] = logprobs
 
     def outputs_of(self, choice: int) -> tuple[int, ...]:
         """Output ids that the choice had when the request arrived."""
@@ -355,7 +350,7 @@ class RequestState:
             choices += [choice for choice in self.pending if not self.outputs_of(choice)]
         return choices
 
-    def placed(
+    def record_sources(
         self,
         sequence: Sequence,
         *,
@@ -375,7 +370,7 @@ class RequestState:
     def prompt_use(self) -> PromptUse:
         """Sources of the prompt's KV, in tokens, and its logprobs. Call once: the logprobs are
         handed over and not kept."""
-        found, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         cached, host, fetched = map(total, self._sources or ((), (), ()))
         return PromptUse(
             request=self.request.id,
@@ -384,5 +379,5 @@ class RequestState:
             host=host,
             fetched=fetched,
             computed=self.prompt_len - cached - host - fetched,
-            logprobs=found,
+            logprobs=logprobs,
         )

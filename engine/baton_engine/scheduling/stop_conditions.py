@@ -1,30 +1,18 @@
-"""Rules for when a choice ends, banned ids, and the collector of a step's results.
+"""Rules for when a choice ends, and which ids are banned as its next token.
 
-In: sampled ids. Out: finish reasons, banned ids, StepResult. Pure.
+In: sampled ids. Out: finish reasons, banned ids. Pure.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-from baton_engine.interface import (
-    Complete,
-    Failed,
-    Filled,
-    Matcher,
-    Progress,
-    PromptUse,
-    StepResult,
-    TokenOut,
-)
+from baton_engine.interface import Matcher
 from baton_protocol.errors import GrammarDeadEnd
-from baton_protocol.ids import RequestId
-from baton_protocol.sampling import SamplingParams
+from baton_protocol.sampling import FinishReason, SamplingParams
 
-Finish = Literal["stop", "length"]
 SHOWN = 200  # characters of a grammar in an error
 
 
@@ -82,7 +70,7 @@ class End:
     """How a choice ends. `stop_id` is the EOS or stop id that ends it, which is not part of its
     text; None if it ends without one."""
 
-    finish: Finish
+    finish: FinishReason
     stop_id: int | None = None
 
 
@@ -141,64 +129,3 @@ def _dead_end(params: SamplingParams, why: str, num_outputs: int) -> GrammarDead
 def permits(mask: bytes, id: int) -> bool:
     """Whether a matcher's mask (see Matcher.mask) permits this id."""
     return id // 8 < len(mask) and bool(mask[id // 8] >> id % 8 & 1)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the engine started. NodeLoad has the same names with the suffix `_total`."""
-
-    engine_steps: int = 0
-    prompt_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    host_prompt_tokens: int = 0
-    fetched_prompt_tokens: int = 0
-    generated_tokens: int = 0
-    grammar_dead_ends: int = 0
-
-    def figures(self) -> dict[str, int]:
-        """The counters as fields of NodeLoad."""
-        return {f"{name}_total": value for name, value in asdict(self).items()}
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Collects the fields of a StepResult while a step's results are applied."""
-
-    ended: list[RequestId]
-    complete: list[Complete]
-    failed: list[Failed] = field(default_factory=list)
-    tokens: list[TokenOut] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-    filled: list[Filled] = field(default_factory=list)
-    prompts: list[PromptUse] = field(default_factory=list)
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_seqs: int = 0
-
-    def add_to(self, totals: Totals) -> None:
-        totals.engine_steps += self.num_tokens > 0
-        totals.generated_tokens += len(self.tokens)
-        totals.grammar_dead_ends += sum(
-            isinstance(each.error, GrammarDeadEnd) for each in self.failed
-        )
-        totals.computed_prompt_tokens += self.num_prompt_tokens
-        for use in self.prompts:
-            totals.prompt_tokens += use.prompt
-            totals.cached_prompt_tokens += use.cached
-            totals.host_prompt_tokens += use.host
-            totals.fetched_prompt_tokens += use.fetched
-
-    def result(self) -> StepResult:
-        return StepResult(
-            tokens=tuple(self.tokens),
-            progress=tuple(self.progress),
-            filled=tuple(self.filled),
-            prompts=tuple(self.prompts),
-            complete=tuple(self.complete),
-            finished=tuple(self.ended),
-            failed=tuple(self.failed),
-            num_tokens=self.num_tokens,
-            num_prompt_tokens=self.num_prompt_tokens,
-            num_seqs=self.num_seqs,
-        )

@@ -18,10 +18,12 @@ from baton_engine.config.engine_config import EngineConfig, SimConfig, check_bou
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
-from baton_engine.kv.cpu_offload import CopiedBlocks, slots_for
+from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
 from baton_engine.memory.host_memory import check_asked, free_memory
+from baton_engine.sim.memory import WORD_BYTES, SimMemory
 from baton_engine.sim.model import Vocabulary
-from baton_engine.sim.runner import WORD_BYTES, SimMemory, SimRunner, Timing
+from baton_engine.sim.runner import SimRunner
+from baton_engine.sim.timing import Timing
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import Fingerprint
 from baton_protocol.layout import ITEM_BYTES, KVGroup, KVLayout, default_chunk_blocks

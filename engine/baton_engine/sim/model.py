@@ -117,7 +117,7 @@ class _Logits:
             return TokenLogprob(id=id, logprob=-STEP * rank - LOG_TOTAL, rank=rank + 1)
 
         return PositionLogprobs(
-            entry(id), tuple(entry(each) for each in islice(self.ranked(), top))
+            entry(id), tuple(entry(likely) for likely in islice(self.ranked(), top))
         )
 
 
@@ -125,8 +125,10 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
     """The most likely ids after the request's changes to the logits, best first."""
     params, banned, seen = sample.params, frozenset(sample.banned), set[int]()
     mask = _mask(sample)
-    if sample.seen is not None:
-        seen.update(filter(logits.says, (*sample.seen.prompt, *sample.seen.outputs)))
+    if sample.penalty_counts is not None:
+        seen.update(
+            filter(logits.says, (*sample.penalty_counts.prompt, *sample.penalty_counts.outputs))
+        )
     biases: dict[int, float] = {}
     for id, bias in params.logit_bias:
         biases[id] = biases.get(id, 0.0) + bias
@@ -134,7 +136,7 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
     apart = banned | biases.keys() | seen
     others = (id for id in logits.ranked() if id not in apart and _follows(mask, id))
     plain = list(islice(others, CANDIDATES))
-    if not biases and params.allowed_token_ids is None and sample.seen is None:
+    if not biases and params.allowed_token_ids is None and sample.penalty_counts is None:
         return plain
     pool = params.allowed_token_ids or (*plain, *biases, *seen)
     changed = {
@@ -142,8 +144,8 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
         for id in pool
         if id not in banned and _follows(mask, id)
     }
-    if sample.seen is not None:
-        _penalise(changed, params, sample.seen)
+    if sample.penalty_counts is not None:
+        _penalise(changed, params, sample.penalty_counts)
     floor = max(changed.values(), default=0.0) - OUT_OF_REACH
     order = sorted(changed, key=lambda id: (-changed[id], logits.rank(id), id))
     return [id for id in order[:CANDIDATES] if changed[id] >= floor]

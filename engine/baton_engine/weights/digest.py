@@ -72,20 +72,24 @@ def tensor_digests(
     all files again, with `threads` threads. Raises WeightsError."""
     cached = _read_cache(folder)
     settled_ns = clock_ns() - FRESH_NS
-    found = _find(folder, {} if verify else cached, threads)
-    for name, each in found.items():
-        if name in cached and cached[name].state == each.state and cached[name] != each:
+    file_digests = _find(folder, {} if verify else cached, threads)
+    for name, digests_of_file in file_digests.items():
+        if (
+            name in cached
+            and cached[name].state == digests_of_file.state
+            and cached[name] != digests_of_file
+        ):
             logger.warning("%s: the digests kept for %s were wrong; corrected", folder, name)
-    if found != cached:
+    if file_digests != cached:
         kept = {
-            name: each
-            for name, each in found.items()
-            if max(each.state.mtime_ns, each.state.ctime_ns) < settled_ns
+            name: digests_of_file
+            for name, digests_of_file in file_digests.items()
+            if max(digests_of_file.state.mtime_ns, digests_of_file.state.ctime_ns) < settled_ns
         }
         _write_cache(folder, kept)
     return [
         tensor
-        for digests in found.values()
+        for digests in file_digests.values()
         for tensor in digests.tensors
         if not ignorable(tensor.name, config)
     ]
@@ -94,10 +98,10 @@ def tensor_digests(
 def keep_digests(folder: Path, *, threads: int = 4) -> None:
     """Cache the digests of all files, even of files that changed a moment ago. Call it only if the
     files no longer change. Raises WeightsError."""
-    known = _read_cache(folder)
-    found = _find(folder, known, threads)
-    if found != known:
-        _write_cache(folder, found)
+    cached = _read_cache(folder)
+    digests = _find(folder, cached, threads)
+    if digests != cached:
+        _write_cache(folder, digests)
 
 
 def file_states(folder: Path) -> dict[str, FileState]:
@@ -128,15 +132,15 @@ def _find(
     folder: Path, known: Mapping[str, _FileDigests], threads: int
 ) -> Mapping[str, _FileDigests]:
     """Digests by file name: the known ones for unchanged files, computed ones for the rest."""
-    found: dict[str, _FileDigests] = {}
+    digests: dict[str, _FileDigests] = {}
     for path in weight_files(folder):
         state, cached = _state(path), known.get(path.name)
         if cached and cached.state == state:
-            found[path.name] = cached
+            digests[path.name] = cached
         else:
-            found[path.name] = _FileDigests(state, _hash_file(path, threads))
-    check_unchanged(folder, {name: each.state for name, each in found.items()})
-    return found
+            digests[path.name] = _FileDigests(state, _hash_file(path, threads))
+    check_unchanged(folder, {name: file_digests.state for name, file_digests in digests.items()})
+    return digests
 
 
 def _hash_file(path: Path, threads: int) -> tuple[TensorDigest, ...]:
@@ -178,10 +182,10 @@ def _read_cache(folder: Path) -> Mapping[str, _FileDigests]:
     return {}
 
 
-def _write_cache(folder: Path, found: Mapping[str, _FileDigests]) -> None:
-    if not found:
+def _write_cache(folder: Path, digests: Mapping[str, _FileDigests]) -> None:
+    if not digests:
         return
-    data = msgspec.json.encode(_Cache(CACHE_VERSION, dict(found)))
+    data = msgspec.json.encode(_Cache(CACHE_VERSION, dict(digests)))
     for place in _cache_places(folder):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,15 @@
-"""The settings that the store needs on its Redis servers, and a server's memory usage.
+"""The settings that the store needs on its Redis servers.
 
-    tend()         data: no persistence, eviction, a limit on the memory for clients' replies
-                   index: no persistence, no eviction
-    read_usage()   bytes used, bytes allowed, keys evicted
+    data     no persistence, eviction, a limit on the memory for clients' replies
+    index    no persistence, no eviction
 
 In mode `apply` the settings are changed and one log line names the changes. Settings that the
 server refuses to change, that only the user can choose, or that differ in mode `check` go into one
 warning, as the commands to type. Call it once per start of a server (run id): this module keeps no
 state.
 
-`wanted_settings` and `care` do no I/O, so that blocking threads (data) and asyncio (index) share
-them.
+`tend` talks to a server. `wanted_settings` and `care` do no I/O, so that blocking threads (data)
+and asyncio (index) share them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from baton_kvstore.connection.resp import Reply, RespConnection
+from baton_kvstore.connection.info import info_number, parse_info
+from baton_kvstore.connection.resp import Reply
+from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.errors import ServerRefused
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ StoreRole = Literal["data", "index"]
 CareMode = Literal["apply", "check"]
 Command = tuple[bytes, ...]
 Conversation = Generator[Command, Reply | ServerRefused, None]
-
 # Limit for the replies that one client has not read yet. A reply is one value; the server charges
 # up to a quarter more than its bytes.
 REPLIES_BYTES = 16 << 20
@@ -43,7 +43,7 @@ REPLIES_LEAST_VALUES = 2
 CLIENTS_PERCENT = 50
 CLIENTS_VALUES = 64 * 5 // 2
 # Read one by one: Redis 6.2 takes one name per CONFIG GET.
-_NAMES = (
+NAMES = (
     "save",
     "appendonly",
     "maxmemory",
@@ -51,16 +51,6 @@ _NAMES = (
     "maxmemory-clients",
     "client-output-buffer-limit",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Memory of one server, in bytes. `limit_bytes` 0 means no limit. `evicted_keys` counts since
-    the server's start."""
-
-    used_bytes: int
-    limit_bytes: int
-    evicted_keys: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +76,6 @@ class WantedSetting:
     @property
     def was(self) -> str:
         return "not shown" if self.now is None else repr(self.now)
-
-
-def read_usage(connection: RespConnection, deadline: float) -> Usage:
-    """Read the memory usage with two small commands. Raise StoreUnavailable."""
-    memory = _fields(connection.command(deadline, b"INFO", b"memory"))
-    stats = _fields(connection.command(deadline, b"INFO", b"stats"))
-    return Usage(
-        used_bytes=_number(memory.get("used_memory")),
-        limit_bytes=_number(memory.get("maxmemory")),
-        evicted_keys=_number(stats.get("evicted_keys")),
-    )
 
 
 def tend(
@@ -153,8 +132,6 @@ def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> C
 
 
 # --- the decision -------------------------------------------------------------------------------
-
-
 def wanted_settings(
     role: StoreRole, settings: Mapping[str, str | None], value_bytes: int = 0
 ) -> tuple[WantedSetting, ...]:
@@ -214,9 +191,9 @@ def clients_limit(memory: int, value_bytes: int) -> str:
 def _of_all_clients(settings: Mapping[str, str | None], value_bytes: int) -> WantedSetting | None:
     """Raise a limit that is too low. Set none if the server has none."""
     name = "maxmemory-clients"
-    now, memory = settings.get(name), _number(settings.get("maxmemory"))
+    now, memory = settings.get(name), info_number(settings.get("maxmemory"))
     share = now[:-1] if now and now.endswith("%") else ""
-    bound = memory * _number(share) // 100 if share else _number(now)
+    bound = memory * info_number(share) // 100 if share else info_number(now)
     if bound == 0 or bound >= CLIENTS_VALUES * value_bytes:
         return None
     return WantedSetting(
@@ -232,7 +209,7 @@ def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> Wan
     why = "chunks would be evicted for replies that a client does not read"
     parts = (settings[name] or "").split()
     start = parts.index("normal") if "normal" in parts else len(parts)
-    limits = [limit for part in parts[start + 1 : start + 3] if (limit := _number(part))]
+    limits = [limit for part in parts[start + 1 : start + 3] if (limit := info_number(part))]
     shown = " ".join(parts[start : start + 4]) if parts else None
     if limits:
         if min(limits) >= REPLIES_LEAST_VALUES * value_bytes:
@@ -243,12 +220,10 @@ def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> Wan
 
 
 # --- what a server says -------------------------------------------------------------------------
-
-
 def _read_settings() -> Generator[Command, Reply | ServerRefused, dict[str, str | None]]:
     """Read the settings with CONFIG GET or, if that is refused, the few that INFO shows."""
     settings: dict[str, str | None] = {}
-    for name in _NAMES:
+    for name in NAMES:
         answer = yield (b"CONFIG", b"GET", name.encode())
         if not isinstance(answer, list):
             return (yield from _read_info())
@@ -258,20 +233,10 @@ def _read_settings() -> Generator[Command, Reply | ServerRefused, dict[str, str 
 
 
 def _read_info() -> Generator[Command, Reply | ServerRefused, dict[str, str | None]]:
-    settings: dict[str, str | None] = dict.fromkeys(_NAMES)
-    memory = _fields((yield (b"INFO", b"memory")))
+    settings: dict[str, str | None] = dict.fromkeys(NAMES)
+    memory = parse_info((yield (b"INFO", b"memory")))
     settings["maxmemory"] = memory.get("maxmemory")
     settings["maxmemory-policy"] = memory.get("maxmemory_policy")
-    logged = _fields((yield (b"INFO", b"persistence"))).get("aof_enabled")
+    logged = parse_info((yield (b"INFO", b"persistence"))).get("aof_enabled")
     settings["appendonly"] = {"0": "no", "1": "yes"}.get(logged or "")
     return settings
-
-
-def _fields(reply: Reply | ServerRefused) -> dict[str, str]:
-    """Parse the lines of an INFO reply."""
-    text = reply.decode(errors="replace") if isinstance(reply, bytes) else ""
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0

@@ -124,9 +124,9 @@ def seal(value: Sequence[memoryview], spec: ChunkSpec, writer: bytes) -> None:
 
 def verify(value: Sequence[memoryview], expected: ChunkSpec) -> str:
     """Return "" if `value` matches `expected` and its checksum, else the reason why not."""
-    size_found, size_expected = sum(map(len, value)), HEADER_BYTES + expected.payload_bytes
-    if size_found != size_expected:
-        return f"corrupt: {size_found} bytes, expected {size_expected}"
+    value_bytes, expected_bytes = sum(map(len, value)), HEADER_BYTES + expected.payload_bytes
+    if value_bytes != expected_bytes:
+        return f"corrupt: {value_bytes} bytes, expected {expected_bytes}"
     header = value[0][:HEADER_BYTES]
     magic, version, shard, tokens, _, size, fingerprint, chunk, _ = _FIELDS.unpack_from(header)
     if magic != MAGIC:

@@ -23,102 +23,23 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.connection.server_settings import Usage, read_usage, tend
-from baton_kvstore.data.transfers import PROBE_CHUNKS, Average, Shared, refusal
+from baton_kvstore.connection.resp_connection import RespConnection
+from baton_kvstore.connection.server_settings import tend
+from baton_kvstore.connection.server_usage import ServerUsage, read_usage
+from baton_kvstore.data.circuit_breaker import CircuitBreaker
+from baton_kvstore.data.rate_meter import Average
+from baton_kvstore.data.shared import Shared
+from baton_kvstore.data.transfers import refusal
 from baton_kvstore.errors import LinkBroken, ServerRefused, StoreUnavailable
 from baton_kvstore.keys import room_key
 
-
-class CircuitBreaker:
-    """A circuit breaker with exponential backoff.
-
-    A failure opens the circuit: operations fail at once with its reason, instead of each waiting
-    for its deadline. One thread at a time probes, after a pause that starts at `first_s` and
-    doubles up to `limit_s` seconds. If the probe succeeds, the circuit closes. No operation has to
-    fail to find out.
-
-    A probe that proves less than an operation closes the circuit on trial: if operations still
-    fail, the pause continues to grow, until one of them has succeeded. Thread-safe.
-    """
-
-    def __init__(
-        self, first_s: float, limit_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._first_s = first_s
-        self._limit_s = limit_s
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._reason = ""
-        self._failures = 0
-        self._retry_at = 0.0
-        self._probing = False
-        self._trial = False
-        self._succeeded_at = float("-inf")
-
-    @property
-    def reason(self) -> str:
-        """Why it is open; "" while closed."""
-        return self._reason
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether a probe has closed it on trial and no operation has succeeded since."""
-        return self._trial
-
-    def fail(self, reason: str, began: float) -> bool:
-        """Open the circuit, or extend its pause, after a failed attempt that started at `began` (by
-        the clock). Return False, without effect, if another thread has succeeded since then."""
-        with self._lock:
-            if began < self._succeeded_at:
-                return False
-            pause = min(self._limit_s, self._first_s * 2.0 ** min(self._failures, 16))
-            self._failures += 1
-            self._reason = reason
-            self._retry_at = self._clock() + pause
-            self._probing = self._trial = False
-            return True
-
-    def succeed(self, trial: bool = False) -> None:
-        """Close the circuit; with `trial` keep the backoff until prove()."""
-        with self._lock:
-            self._reason = ""
-            self._failures = self._failures if trial else 0
-            self._probing, self._trial = False, trial
-            self._succeeded_at = self._clock()
-
-    def prove(self) -> bool:
-        """An operation succeeded. Return True if that ended a trial."""
-        with self._lock:
-            if not self._trial:
-                return False
-            self._trial, self._failures = False, 0
-            return True
-
-    def wait_s(self) -> float | None:
-        """Seconds until a probe is due (0.0: now); None if the circuit is closed or another thread
-        probes."""
-        with self._lock:
-            if not self._reason or self._probing:
-                return None
-            return max(0.0, self._retry_at - self._clock())
-
-    def claim_probe(self) -> bool:
-        """Return True to the one thread that should probe now and then call fail() or succeed()."""
-        with self._lock:
-            due = bool(self._reason) and not self._probing and self._clock() >= self._retry_at
-            if due:
-                self._probing = True
-            return due
-
-
 logger = logging.getLogger(__name__)
+PROBE_CHUNKS = 4  # chunks that a probe for room puts
 PROBE_TTL_MS = 5000  # probes are deleted; the TTL is for a thread that dies during one
 BUSY_CHECK_S = 1.0  # interval between checks of a server that has work
 # Probing for room transfers chunks, so it backs off longer than probing an unreachable server: its
 # longest pause is this many times as long.
 ROOM_LIMIT = 4.0
-
 Check = Callable[[RespConnection], None]
 State = Literal["healthy", "trial", "full", "unreachable"]
 
@@ -153,7 +74,7 @@ class ServerCheck:
         self._reported: State = "healthy"  # as of the last warning
         self._closed = False
         self.run_id = ""  # the run id seen last, "" before the first connection
-        self.usage = Usage(0, 0, 0)
+        self.usage = ServerUsage(0, 0, 0)
         self.round_trip_s = Average()
 
     @property
@@ -172,37 +93,37 @@ class ServerCheck:
 
     # --- results of transfers and checks ---------------------------------------------------------
 
-    def lost(self, reason: str, began: float) -> None:
+    def note_lost(self, reason: str, began: float) -> None:
         """An attempt that started at `began` did not reach the server."""
         if not self._closed and self._server.fail(reason, began):
             self._warn()
 
-    def reached(self) -> None:
+    def note_reached(self) -> None:
         """A connection to the server was opened."""
         self._server.succeed()
         self._warn()
 
-    def refused(self, reason: str, began: float) -> None:
+    def note_refused_put(self, reason: str, began: float) -> None:
         """A put that started at `began` failed."""
         if not self._closed and self._room.fail(reason, began):
             self._warn()
 
-    def has_room(self) -> None:
+    def note_room(self) -> None:
         """A probe for room succeeded."""
         self._room.succeed(trial=True)
         self._warn()
 
-    def took_put(self) -> None:
+    def note_put(self) -> None:
         """A put succeeded."""
         if self._room.prove():
             self._warn()
 
     # --- checks ----------------------------------------------------------------------------------
 
-    def next(self, link: RespConnection, idle: bool) -> Check | None:
+    def next_check(self, link: RespConnection, idle: bool) -> Check | None:
         """Return the check that the thread of this link must run before its next operation."""
         if self._server.reason:
-            return self.reopen if self._server.claim_probe() else None
+            return self.reopen_link if self._server.claim_probe() else None
         if self._room.claim_probe():
             return self._probe_room
         if link is self._links[0] and self._clock() >= self._check_at(idle):
@@ -210,7 +131,7 @@ class ServerCheck:
         return None
 
     def pause_s(self, link: RespConnection, idle: bool) -> float | None:
-        """Seconds until next() must be called again; None: not before `changed` is called."""
+        """Seconds until next_check() must be called again; None: not before `changed` is called."""
         if self._server.reason:
             return self._server.wait_s()
         room = self._room.wait_s()
@@ -219,22 +140,22 @@ class ServerCheck:
         check = max(0.0, self._check_at(idle) - self._clock())
         return check if room is None else min(check, room)
 
-    def open(self, link: RespConnection, deadline: float) -> None:
+    def open_link(self, link: RespConnection, deadline: float) -> None:
         """Connect, and handle the settings of a newly started server. Raise StoreUnavailable."""
         self.run_id = link.open(deadline).run_id
         mode = self._shared.settings
         if mode is not None and link is self._links[0] and self.run_id != self._configured_run_id:
             tend(link, deadline, "data", mode, self._shared.value_bytes)
             self._configured_run_id = self.run_id
-        self.reached()
+        self.note_reached()
 
-    def reopen(self, link: RespConnection) -> None:
+    def reopen_link(self, link: RespConnection) -> None:
         """Connect; report a failure instead of raising."""
         began = time.monotonic()
         try:
-            self.open(link, began + self._shared.tuning.connect_timeout_s)
+            self.open_link(link, began + self._shared.tuning.connect_timeout_s)
         except StoreUnavailable as error:
-            self.lost(str(error), began)
+            self.note_lost(str(error), began)
 
     def _check_at(self, idle: bool) -> float:
         idle_s = self._shared.tuning.idle_check_s
@@ -254,18 +175,18 @@ class ServerCheck:
                 with contextlib.suppress(ServerRefused):
                     self.usage = read_usage(link, deadline)
             else:
-                self.reopen(link)
+                self.reopen_link(link)
         except LinkBroken:
-            self.reopen(link)
+            self.reopen_link(link)
         except StoreUnavailable as error:
-            self.lost(str(error), began)
+            self.note_lost(str(error), began)
         self._checked_at = self._clock()
 
     def _probe_room(self, link: RespConnection) -> None:
         """Check for room by putting several chunks. First put one byte, which a full server refuses
         too: that saves sending a chunk."""
         began, size = time.monotonic(), self._shared.value_bytes
-        buffer = self._shared.staging.borrow()
+        buffer = self._shared.staging.borrow_buffer()
         if buffer is None:
             return
         count = PROBE_CHUNKS * self._shared.shards
@@ -273,7 +194,7 @@ class ServerCheck:
         deadline = began + self._shared.tuning.deadline_s(size * count)
         try:
             if not link.is_open:
-                self.open(link, deadline)
+                self.open_link(link, deadline)
             try:
                 link.put(deadline, keys[0], [buffer[:1]], PROBE_TTL_MS)
                 for key in keys:
@@ -283,14 +204,14 @@ class ServerCheck:
                     with contextlib.suppress(ServerRefused):  # if refused, the keys expire
                         link.command(deadline, b"DEL", *keys)
         except ServerRefused as error:
-            self.refused(refusal(error), began)
+            self.note_refused_put(refusal(error), began)
         except StoreUnavailable as error:
-            self.refused(str(error), began)
-            self.lost(str(error), began)
+            self.note_refused_put(str(error), began)
+            self.note_lost(str(error), began)
         else:
-            self.has_room()
+            self.note_room()
         finally:
-            self._shared.staging.give_back(buffer)
+            self._shared.staging.return_buffer(buffer)
 
     # --- warnings --------------------------------------------------------------------------------
 

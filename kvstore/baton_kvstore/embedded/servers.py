@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.connection.server_settings import REPLIES_BYTES, clients_limit
 from baton_kvstore.embedded import guardian
 from baton_kvstore.embedded.redis_binary import find_redis_server

@@ -4,8 +4,8 @@ A marker says that a chunk is completely stored, and where. It is written after 
 before the inbox entry. An inbox is a stream for one decode node and epoch, with one reader. The
 reader always reads from the start; its next read removes the entries that it confirms.
 
-Every method raises StoreUnavailable if the index fails. Lookups use `AsyncResp` (see
-`connection.resp`), all other commands redis-py's asyncio client. Use one Index per event loop.
+Every method raises StoreUnavailable if the index fails. Lookups use `AsyncResp`, all other
+commands redis-py's asyncio client. Use one Index per event loop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.client import (
     CONNECT_TIMEOUT_S,
     OPERATION_TIMEOUT_S,
@@ -21,7 +22,7 @@ from baton_kvstore.connection.client import (
     ClosesItself,
 )
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import AsyncResp, Reply
+from baton_kvstore.connection.resp import Reply
 from baton_kvstore.connection.server_settings import CareMode, care
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import inbox_key, marker_key, marker_request, probe_key

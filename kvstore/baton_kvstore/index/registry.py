@@ -15,6 +15,7 @@ import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
+from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.client import (
     CONNECT_TIMEOUT_S,
     OPERATION_TIMEOUT_S,
@@ -22,7 +23,7 @@ from baton_kvstore.connection.client import (
     ClosesItself,
 )
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import AsyncResp, pack
+from baton_kvstore.connection.resp import pack
 from baton_kvstore.errors import ProtocolBroken
 from baton_kvstore.keys import (
     fetch_key,
@@ -72,12 +73,12 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now + ARGV[1], '+inf')) do
   redis.call('ZADD', KEYS[1], now + ARGV[2], name)
 end
-local found = {}
+local reports = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')) do
   local report = redis.call('GET', KEYS[1] .. ':' .. name)
-  if report and #report <= 65536 then found[#found + 1] = report end
+  if report and #report <= 65536 then reports[#reports + 1] = report end
 end
-return found
+return reports
 """
 )
 
@@ -141,8 +142,8 @@ class Registry(ClosesItself):
 
     async def nodes(self) -> list[NodeReport]:
         """Return all reports that have not expired, sorted by node id."""
-        found = await self._all(nodes_key(self._pool), self._reports)
-        return sorted(found, key=lambda report: report.node)
+        reports = await self._all(nodes_key(self._pool), self._reports)
+        return sorted(reports, key=lambda report: report.node)
 
     async def announce_fetch(self, report: FetchReport, ttl_s: float = DEFAULT_TTL_S) -> None:
         """Report the progress of this node's model download; it expires like a node's report."""
@@ -151,8 +152,8 @@ class Registry(ClosesItself):
 
     async def fetches(self) -> list[FetchReport]:
         """Return all fetch reports that have not expired, sorted by node id."""
-        found = await self._all(fetches_key(self._pool), self._fetches)
-        return sorted(found, key=lambda report: report.node)
+        reports = await self._all(fetches_key(self._pool), self._fetches)
+        return sorted(reports, key=lambda report: report.node)
 
     async def announce_router(self, report: RouterReport, ttl_s: float) -> None:
         """Report this router's request counts and latencies; it expires like a node's report."""
@@ -166,8 +167,8 @@ class Registry(ClosesItself):
 
     async def routers(self) -> list[RouterReport]:
         """Return all router reports that have not expired, sorted by router."""
-        found = await self._all(routers_key(self._pool), self._routers)
-        return sorted(found, key=lambda report: report.router)
+        reports = await self._all(routers_key(self._pool), self._routers)
+        return sorted(reports, key=lambda report: report.router)
 
     async def _put(self, keys: list[bytes], name: str, value: bytes, ttl_s: float) -> None:
         args = [name, value, max(1, int(min(ttl_s, LONGEST_TTL_S) * 1000))]

@@ -19,7 +19,7 @@ from baton_engine.errors import EngineError
 from baton_engine.interface import EngineInfo, Row, Runner, Sample
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.errors import StoreError

@@ -27,7 +27,8 @@ from baton_protocol.ids import BlockHash
 from baton_protocol.link import FirstTokens, NoFirstTokens, PrefillJob, RunJob
 
 if TYPE_CHECKING:  # llguidance takes 30 ms to import; the worker imports it when needed
-    from baton_text.grammar import Grammars, Matcher
+    from baton_text.grammars.grammars import Grammars
+    from baton_text.grammars.matcher import Matcher
 
 logger = logging.getLogger(__name__)
 Behind = FirstTokens | NoFirstTokens | FinishChoice
@@ -94,7 +95,7 @@ class CompilingJobs:
         """Return a new Matcher of this grammar if it is compiled already, or None."""
         if self._grammars is None:
             return None
-        matcher = self._grammars.known(grammar)
+        matcher = self._grammars.cached_matcher(grammar)
         self._count(self._grammars)
         return matcher
 
@@ -177,7 +178,7 @@ class CompilingJobs:
                 raise Unavailable(
                     f"this node cannot use its tokenizer for grammars: {error}; see its log"
                 ) from error
-        from baton_text.grammar import GrammarError
+        from baton_text.grammars.errors import GrammarError
 
         try:
             return self._grammars.matcher(grammar)

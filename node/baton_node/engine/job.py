@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from baton_engine.interface import Engine, EngineInfo, PromptUse, StepResult
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import EngineInfo, PromptUse, StepResult
 from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.settings import FetchPolicy
 from baton_node.store.base import ChunkRef, KVConnector
@@ -29,7 +30,7 @@ from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker, NodeLoad, Speeds
 
 if TYPE_CHECKING:
-    from baton_text.grammar import Matcher
+    from baton_text.grammars.matcher import Matcher
 
 
 def first_chunks(count: int) -> int:
@@ -114,8 +115,8 @@ class Counters:
         self.declined_blocks += tally.declined
 
     def merge(self, engine: NodeLoad, parked: int, parked_tokens: int) -> NodeLoad:
-        """Return the node's load. `engine` is the result of Engine.load(); `parked` counts parked
-        sequences, `parked_tokens` the tokens that this node will compute for them."""
+        """Return the node's load. `engine` is the result of EngineCore.load(); `parked` counts
+        parked sequences, `parked_tokens` the tokens that this node will compute for them."""
         totals = {f"{name}_total": value for name, value in asdict(self).items()}
         queued = engine.queued_tokens + parked_tokens
         return msgspec.structs.replace(engine, parked=parked, queued_tokens=queued, **totals)
@@ -188,7 +189,7 @@ class LoopContext:
     `speeds` starts with the speeds in `options`, `counters` with zeros.
     """
 
-    engine: Engine
+    engine: EngineCore
     connector: KVConnector
     socket: EngineSocket
     options: LoopOptions

@@ -135,7 +135,7 @@ class RunningBatch:
         window_landed: tuple[tuple[int, int], ...] | None = None,
     ) -> None:
         """Submit a job to the engine, which computes what is not cached or fetched. For `landed`
-        and `window_landed` see Engine.submit. If the engine refuses the job, release the
+        and `window_landed` see EngineCore.submit. If the engine refuses the job, release the
         reservation and fail the job."""
         job.times.admitted = self._clock()
         prefill = job.kind == "prefill"

@@ -14,7 +14,6 @@ bytes, little-endian) and a MessagePack payload. When the stream ends, both proc
 from __future__ import annotations
 
 import struct
-from typing import Literal
 
 import msgspec
 
@@ -33,6 +32,7 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs
+from baton_protocol.sampling import FinishReason
 from baton_protocol.store import Exact, NodeLoad, Speeds, StoreHealth
 from baton_protocol.wire import Codec
 
@@ -111,7 +111,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     choice: int
     offset: int
     id: int | None
-    finish: Literal["stop", "length"] | None = None
+    finish: FinishReason | None = None
     stop_id: int | None = None
     logprobs: PositionLogprobs | None = None
 

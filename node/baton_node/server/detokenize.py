@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton_node.ipc.messages import Token
-from baton_protocol.link import Delta, FinishReason
+from baton_protocol.link import Delta
 from baton_protocol.request import Request
+from baton_protocol.sampling import FinishReason
 from baton_text.detokenizer import Detokenizer, context_of
-from baton_text.logprobs import named
+from baton_text.logprobs import add_token_texts
 from baton_text.tokenizer import Tokenizer
 
 
@@ -58,7 +59,9 @@ class ChoiceText:
         ids = () if token.id is None else (token.id,)
         text = "" if self._detokenizer is None else self._text(self._detokenizer, token, ids)
         finish, stop = self._end(token)
-        logprobs = () if token.logprobs is None else named(self._tokenizer, (token.logprobs,))
+        logprobs = (
+            () if token.logprobs is None else add_token_texts(self._tokenizer, (token.logprobs,))
+        )
         place = (token.request, token.attempt, token.choice, token.offset)
         return Delta(*place, ids, text, logprobs, finish, stop)
 

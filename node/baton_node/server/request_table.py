@@ -37,7 +37,7 @@ from baton_protocol.link import (
     PrefillJob,
     RunJob,
 )
-from baton_text.logprobs import named
+from baton_text.logprobs import add_token_texts
 from baton_text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class RequestTable:
         for prompted in step.prompts:
             if (live := self._get(prompted.request, prompted.attempt)) is not None:
                 live.stats = prompted.stats
-                live.prompt_logprobs = named(self._tokenizer, prompted.logprobs)
+                live.prompt_logprobs = add_token_texts(self._tokenizer, prompted.logprobs)
                 self._metrics.prompted(prompted.stats)
         bounds = self._bounds
         share = min(bounds.request_bytes, bounds.history_bytes // max(1, len(self._live)))

@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 
 from baton_engine.interface import PADDING, KVMemory
 from baton_kvstore.data.data_plane import DataPlane
-from baton_kvstore.data.transfers import GetResult, PutResult, Tuning
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.index.markers import Index
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, Published
 from baton_node.store.index_client import IndexClient, StoreAddress, Stored

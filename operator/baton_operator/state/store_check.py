@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.client import CONNECT_TIMEOUT_S, OPERATION_TIMEOUT_S
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import AsyncResp
 from baton_kvstore.errors import (
     LinkBroken,
     ProtocolBroken,

@@ -26,7 +26,7 @@ from baton_router.nodes.model_grammars import (
 from baton_router.settings import Bounds
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
-from baton_text.grammar import Kind as GrammarKind
+from baton_text.grammars.constraints import Kind as GrammarKind
 from baton_text.parsers.parser import ReasoningParser, ToolParser
 from baton_text.parsers.registry import parsers_of
 from baton_text.tokenizer import LONG_TEXT, Tokenizer

@@ -17,8 +17,10 @@ from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-from baton_text.answer_grammar import CallRules, answer_grammar
-from baton_text.grammar import COMPILED_KEPT, GrammarError, Grammars, Kind, grammar_of
+from baton_text.grammars.answer_grammar import CallRules, answer_grammar
+from baton_text.grammars.constraints import Kind, grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import COMPILED_KEPT, Grammars
 from baton_text.parsers.parser import ReasoningParser, ToolParser
 from baton_text.tokenizer import Tokenizer
 
@@ -116,7 +118,7 @@ class ModelGrammars:
     async def _text(self, tokenizer: Tokenizer, key: Hashable, make: Callable[[], str]) -> str:
         text = self._texts.get(key)
         grammars = self._grammars
-        if text is not None and grammars is not None and grammars.known(text) is not None:
+        if text is not None and grammars is not None and grammars.cached_matcher(text) is not None:
             self._texts.move_to_end(key)
             return text
         check = self._checks.get(key)

@@ -19,7 +19,7 @@ from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.nodes.model_grammars import AnswerRules
 from baton_router.openai.structured_output import RequestedGrammar, shortened
 from baton_router.openai.tools import RequestedReasoning, RequestedTools
-from baton_text.grammar import GrammarError
+from baton_text.grammars.errors import GrammarError
 from baton_text.parsers.generic_json import GENERIC_JSON
 from baton_text.parsers.parser import Piece, Reader, ReasoningParser, ToolParser
 from baton_text.parsers.reasoning import reasoning_tokens

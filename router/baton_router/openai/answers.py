@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from baton_protocol.errors import DOCS, SECTIONS, ErrorRecord
-from baton_protocol.link import FinishReason
+from baton_protocol.sampling import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 # A chat answer that calls functions finishes with `tool_calls`.

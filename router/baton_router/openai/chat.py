@@ -19,9 +19,9 @@ import msgspec
 from msgspec import UNSET
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.link import Delta, FinishReason
+from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.sampling import MAX_LOGPROBS
+from baton_protocol.sampling import MAX_LOGPROBS, FinishReason
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
 from baton_router.openai.answers import (

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from msgspec import UNSET, UnsetType
 
 from baton_protocol.errors import InvalidRequest, PromptTooLong, exact
-from baton_protocol.link import Delta, FinishReason
+from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import (
     BIAS_RANGE,
@@ -35,6 +35,7 @@ from baton_protocol.sampling import (
     MAX_TEMPERATURE,
     PENALTY_RANGE,
     REPETITION_RANGE,
+    FinishReason,
     SamplingParams,
 )
 from baton_router.nodes.model_artifacts import PoolModel

@@ -25,7 +25,9 @@ from baton_router.openai.body_reader import (
     show,
     wrong,
 )
-from baton_text.grammar import MAX_CHOICES, MAX_GRAMMAR_BYTES, GrammarError, Kind
+from baton_text.grammars.constraints import Kind
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
 FORMAT, OUTPUTS = "response_format", "structured_outputs"
 OLDER: Mapping[str, Kind] = {

@@ -25,7 +25,7 @@ from baton_router.openai.body_reader import (
     wrong,
 )
 from baton_router.openai.structured_output import encoded, object_at
-from baton_text.grammar import MAX_GRAMMAR_BYTES
+from baton_text.grammars.limits import MAX_GRAMMAR_BYTES
 from baton_text.parsers.parser import Tools
 
 Json = dict[str, Any]

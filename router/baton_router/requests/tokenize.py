@@ -36,7 +36,7 @@ from baton_router.openai.endpoint import (
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.in_flight import Prepared
 from baton_router.settings import Ranking
-from baton_text.grammar import GrammarError
+from baton_text.grammars.errors import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
 # Hashing a block takes 2 us, so longer prompts (in tokens) are hashed in a thread.

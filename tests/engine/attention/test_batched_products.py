@@ -13,7 +13,7 @@ from baton_engine.attention.exact.batched_products import BatchedProducts, _test
 from baton_engine.attention.exact.paged_products import Orders
 from baton_engine.attention.exact.row_rule import ROW_COUNTS
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.cpu_kernels.paged_attention import Order
+from baton_engine.cpu_kernels.attention_task import Order
 
 CPU = torch.device("cpu")
 DIM, KEYS = 32, 64

@@ -14,7 +14,7 @@ from baton_engine.attention.exact import decode_rows
 from baton_engine.attention.exact.backend import TorchAttention
 from baton_engine.attention.exact.pages import SIZES, Sizes
 from baton_engine.attention.exact.splits import Splits
-from baton_engine.config.engine_config import SPLIT_KEYS
+from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of

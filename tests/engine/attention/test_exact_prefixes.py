@@ -11,17 +11,18 @@ import torch
 
 from baton_engine.attention.exact import decode_rows
 from baton_engine.attention.exact.backend import TorchAttention, TorchStep
-from baton_engine.attention.exact.decode_rows import PagedRows, shared_prefixes, similar
+from baton_engine.attention.exact.paged_rows import PagedRows
+from baton_engine.attention.exact.row_groups import group_by_length, group_by_prefix
 from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import TableRow, table_rows
-from baton_engine.config.engine_config import SPLIT_KEYS
 from baton_engine.config.model_config import AttentionSpec
+from baton_engine.config.step_sizes import SPLIT_KEYS
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import batch_of, specs_of
 from tests.support.engines.demands import kv_layout
-from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.exactness import Tally, compare_all
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine
@@ -95,7 +96,7 @@ def table_rows_of(rows: Sequence[Row], block_size: int = BLOCK) -> list[TableRow
 
 def sizes(rows: Sequence[Row]) -> list[int]:
     """The number of rows in each group with a shared prefix."""
-    groups = shared_prefixes(table_rows_of(rows), Splits(BLOCK, None))
+    groups = group_by_prefix(table_rows_of(rows), Splits(BLOCK, None))
     return sorted(len(members) for members, shared in groups if shared)
 
 
@@ -164,7 +165,7 @@ def test_a_row_gets_the_same_bits_as_alone(name: str, dtype: str) -> None:
 def test_layers_with_a_sliding_window_do_not_share_prefixes() -> None:
     rows = rows_of(GROUPS["many shared splits"][0])
     splits = Splits(BLOCK, 16)
-    assert shared_prefixes(table_rows_of(rows), splits) == [(list(range(len(rows))), 0)]
+    assert group_by_prefix(table_rows_of(rows), splits) == [(list(range(len(rows))), 0)]
 
 
 def prefixes_of(tables: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
@@ -174,7 +175,7 @@ def prefixes_of(tables: Sequence[Sequence[int]]) -> list[tuple[list[int], int]]:
         Row([0], (len(table) - 1) * SPLIT_KEYS, [BlockId(block) for block in table])
         for table in tables
     ]
-    return shared_prefixes(table_rows_of(rows, SPLIT_KEYS), splits)
+    return group_by_prefix(table_rows_of(rows, SPLIT_KEYS), splits)
 
 
 def test_rows_are_grouped_by_the_prefixes_that_save_most() -> None:
@@ -197,14 +198,19 @@ def test_rows_are_grouped_by_the_prefixes_that_save_most() -> None:
 
 def test_rows_of_very_different_lengths_are_in_different_groups() -> None:
     """The arguments are the rows' numbers of splits, and the result is indexes of rows."""
-    assert list(similar([100, 60, 50, 49, 20, 3, 2, 1], 1000)) == [[0, 1, 2], [3], [4], [5, 6, 7]]
-    assert list(similar([1, 4, 1], 1000)) == [[0, 1, 2]]
-    assert list(similar([1, 200, 1], 1000)) == [[1], [0, 2]]
+    assert list(group_by_length([100, 60, 50, 49, 20, 3, 2, 1], 1000)) == [
+        [0, 1, 2],
+        [3],
+        [4],
+        [5, 6, 7],
+    ]
+    assert list(group_by_length([1, 4, 1], 1000)) == [[0, 1, 2]]
+    assert list(group_by_length([1, 200, 1], 1000)) == [[1], [0, 2]]
 
 
 def test_a_group_has_a_bounded_number_of_splits() -> None:
-    assert [len(group) for group in similar([25] * 10, 100)] == [4, 4, 2]
-    assert list(similar([300], 100)) == [[0]]
+    assert [len(group) for group in group_by_length([25] * 10, 100)] == [4, 4, 2]
+    assert list(group_by_length([300], 100)) == [[0]]
 
 
 @pytest.mark.parametrize("name", ["llama-head64", "qwen3-gqa2"])
@@ -227,6 +233,5 @@ def test_ids_after_a_shared_prompt_equal_those_of_transformers(
     group_sizes.clear()
     others = generate_ids(engine, prompts[1:])
     assert group_sizes[-1] == len(prompts) - 1
-    for prompt, ids in zip(prompts, [first, *others], strict=True):
-        compare(reference(folder, prompt, 64), ids, tally)
+    compare_all(folder, prompts, [first, *others], tally)
     tally.check()

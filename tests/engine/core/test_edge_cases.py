@@ -35,7 +35,7 @@ def samples_of(runner: ScriptedRunner) -> list[Sample]:
 
 def counts(runner: ScriptedRunner, choice: int = 0) -> list[dict[int, int]]:
     """The counts of a choice's output ids that each of its samples received."""
-    seen = [each.seen for each in samples_of(runner) if each.choice == choice]
+    seen = [each.penalty_counts for each in samples_of(runner) if each.choice == choice]
     return [dict(each.outputs) for each in seen if each is not None]
 
 
@@ -77,7 +77,9 @@ def test_penalties_receive_the_prompts_distinct_ids_and_the_output_counts() -> N
     engine, runner = scripted(lambda sample: [5, 6, 5, 5][sample.position - 4])
     run_all(engine, [make_request("a", [3, 1, 3, 5], **PENALTY)])
     assert counts(runner) == [{}, {5: 1}, {5: 1, 6: 1}, {5: 2, 6: 1}]
-    assert {each.seen.prompt for each in samples_of(runner) if each.seen} == {(1, 3, 5)}
+    assert {each.penalty_counts.prompt for each in samples_of(runner) if each.penalty_counts} == {
+        (1, 3, 5)
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_each_penalty_receives_the_output_counts(penalty: dict[str, Any]) -> Non
 def test_without_a_penalty_no_counts_are_kept() -> None:
     engine, runner = scripted()
     run_all(engine, [make_request("a", 4, logit_bias=((1, 2.0),))])
-    assert all(each.seen is None for each in samples_of(runner))
+    assert all(each.penalty_counts is None for each in samples_of(runner))
 
 
 def test_each_choice_has_its_own_output_counts() -> None:
@@ -117,8 +119,8 @@ def test_output_counts_survive_preemption() -> None:
     assert engine.load().preemptions_total > 0
     for sample in samples_of(runner):
         outputs = range(8, sample.position)
-        assert sample.seen is not None
-        assert dict(sample.seen.outputs) == dict.fromkeys(outputs, 1)
+        assert sample.penalty_counts is not None
+        assert dict(sample.penalty_counts.outputs) == dict.fromkeys(outputs, 1)
 
 
 # --- banned ids ---------------------------------------------------------------------------------
@@ -313,7 +315,7 @@ def test_a_choice_submitted_complete_is_reported_while_the_other_runs() -> None:
     request = make_request("a", 4, ((4, EOS), (14,)), n=2, max_tokens=3)
     run, complete = run_request(engine, request)
     assert complete == [Complete(RequestId("a"), 0, "stop", EOS)]
-    assert run.steps[0].complete == tuple(complete)
+    assert run.steps[0].complete == complete
     assert (run.all_ids(), run.finished) == ({("a", 1): [15, 16]}, ["a"])
 
 

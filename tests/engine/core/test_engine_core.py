@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import Engine
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
@@ -25,11 +24,10 @@ from tests.support.engines.engine_core import (
 )
 
 
-def test_engine_core_implements_engine() -> None:
-    core, runner = scripted()
-    engine: Engine = core
+def test_an_engine_shows_its_runner_and_its_memory() -> None:
+    engine, runner = scripted()
     assert engine.memory.layout == engine.info.layout
-    assert core.runner is runner
+    assert engine.runner is runner
 
 
 def test_a_request_yields_tokens_with_offsets_and_finishes_by_length() -> None:
@@ -265,7 +263,7 @@ def test_a_step_without_work_does_nothing() -> None:
     engine, runner = scripted()
     assert not engine.has_work()
     result = engine.step()
-    assert (result.num_tokens, result.tokens, runner.steps) == (0, (), [])
+    assert (result.num_tokens, result.tokens, runner.steps) == (0, [], [])
     assert engine.load().engine_steps_total == 0
 
 

@@ -14,7 +14,9 @@ from baton_protocol.errors import GrammarDeadEnd, InvalidRequest
 from baton_protocol.request import Request
 from baton_protocol.sampling import StructuredOutput
 from baton_text.artifacts import BYTE_EOS_ID, byte_artifacts
-from baton_text.grammar import JSON_OPTIONS, Grammars, Kind, grammar_of
+from baton_text.grammars.constraints import Kind, grammar_of
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.limits import JSON_OPTIONS
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.engine_core import Run, drive, make_request, scripted
 

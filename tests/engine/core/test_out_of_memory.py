@@ -17,7 +17,8 @@ from baton_engine.scheduling.step_limits import GROW_AFTER
 from baton_protocol.request import Request
 from baton_protocol.sampling import StructuredOutput
 from baton_text.artifacts import byte_artifacts
-from baton_text.grammar import Grammars, grammar_of
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.engine_core import Run, drive, make_request, step_once
 from tests.support.engines.short_of_memory import engine_on, samples_of, tokens_of

@@ -29,7 +29,7 @@ def overlapping(script: Any = None, **changes: Any) -> tuple[EngineCore, Scripte
 
 def awaited_samples(runner: ScriptedRunner) -> list[list[int | None]]:
     """For each step, the index of the sample that each row awaits."""
-    return [[row.after for row in rows] for rows in runner.steps]
+    return [[row.awaited_sample for row in rows] for rows in runner.steps]
 
 
 def eos_at(position: int) -> Any:
@@ -73,12 +73,12 @@ def test_a_sequence_keeps_its_key_until_it_is_preempted() -> None:
     assert engine.load().preemptions_total > 0
     blocks_of: dict[int, list[int]] = {}
     for rows in runner.steps:
-        assert len({row.key for row in rows}) == len(rows)
+        assert len({row.blocks_id for row in rows}) == len(rows)
         for row in rows:
-            known = blocks_of.setdefault(row.key, [])
-            assert row.key != 0
+            known = blocks_of.setdefault(row.blocks_id, [])
+            assert row.blocks_id != 0
             assert list(row.blocks[: len(known)]) == known
-            blocks_of[row.key] = list(row.blocks)
+            blocks_of[row.blocks_id] = list(row.blocks)
     assert len(blocks_of) > 2
 
 
@@ -107,7 +107,7 @@ def test_a_dropped_rows_kv_is_not_cached_or_reported() -> None:
     assert [each.computed for each in run.progress] == [14]
     hashes = engine.block_hashes(make_request("x", [*make_request("a", 14).prompt_ids, 1, EOS]))
     assert engine.cached_blocks(hashes) == 3
-    assert run.steps[-1].tokens == ()
+    assert run.steps[-1].tokens == []
 
 
 def test_blocks_of_a_dropped_row_are_not_reused_until_its_step_is_read() -> None:
@@ -175,7 +175,7 @@ def test_the_step_in_flight_is_read_after_the_last_request_is_aborted() -> None:
     engine.step()
     engine.abort(A)
     result = engine.step()
-    assert (result.tokens, result.finished, runner.unread) == ((), (), [])
+    assert (result.tokens, result.finished, runner.unread) == ([], [], [])
     assert not engine.has_work()
 
 
@@ -201,7 +201,9 @@ def test_a_row_whose_sample_needs_the_last_token_waits_and_other_rows_do_not(
     for row in rows:
         (sample,) = row.samples
         outputs = known[6 : sample.position]
-        assert sample.seen is None or sum(sample.seen.outputs.values()) == len(outputs)
+        assert sample.penalty_counts is None or sum(sample.penalty_counts.outputs.values()) == len(
+            outputs
+        )
         assert sample.banned == ((8,) if "bad_words" in params and outputs[-1:] == [7] else ())
 
 

@@ -130,7 +130,7 @@ def test_if_a_step_cannot_be_read_it_and_the_next_are_computed_again(number: int
     assert run.ids("a") == [21, 22, 23, 24, 25]
     assert run.use("a") == (0, 8, 13)
     assert sorted(run.finished) == ["a", "complete"]
-    keys = [rows[0].key for rows in runner.steps]
+    keys = [rows[0].blocks_id for rows in runner.steps]
     failed = keys[: number + 2]
     assert set(failed).isdisjoint(keys[number + 2 :])
 

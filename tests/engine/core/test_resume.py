@@ -18,7 +18,8 @@ from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams, StructuredOutput
 from baton_text.artifacts import byte_artifacts, read_artifacts
-from baton_text.grammar import Grammars, grammar_of
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
 from tests.support.engines.engine_core import Run, drive
 from tests.support.engines.tiny_models import prompt_of

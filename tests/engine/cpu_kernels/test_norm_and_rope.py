@@ -87,6 +87,14 @@ def test_heads_are_normed_rotated_and_stored(
     assert pool.isnan().all()
 
 
+def test_heads_are_not_stored_in_a_pool_of_another_dtype() -> None:
+    pool = torch.full((2, 1, 2, 1, 4, 32), torch.nan, dtype=torch.bfloat16)
+    rope, slots = (noise(1, 1, 16), noise(1, 1, 16)), torch.tensor([5])
+    with pytest.raises(ValueError, match=r"torch\.float32 do not fit a pool in torch\.bfloat16"):
+        rotate_store(noise(1, 3, 32), 1, None, rope, pool, 0, slots)
+    assert pool.isnan().all()
+
+
 @pytest.mark.parametrize(("dim", "half"), [(40, 20), (64, 24)])
 def test_heads_that_are_not_whole_vectors_are_not_supported(dim: int, half: int) -> None:
     assert not can_rotate_store(noise(1, 3, dim), noise(1, 1, half))

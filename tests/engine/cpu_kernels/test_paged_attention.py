@@ -13,7 +13,7 @@ import torch
 from baton_engine.attention.exact import paged_products
 from baton_engine.attention.exact.paged_products import Arrays, Orders, PagedMatrices
 from baton_engine.cpu_kernels import openmp
-from baton_engine.cpu_kernels.paged_attention import Order, Part
+from baton_engine.cpu_kernels.attention_task import Order, Part
 
 Numbers = npt.NDArray[np.float32]
 # Matrices, rows, pages, keys of a page and of a split, inputs of a head.

@@ -29,8 +29,8 @@ from baton_engine.runner.forward import (
     forward_steps,
 )
 from baton_engine.runner.input_batch import InputBatch
-from baton_engine.runner.input_buffers import Staging, staging_for
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.staging_buffers import Staging, staging_for
 from baton_protocol.ids import BlockId
 from tests.support.engines.attention_specs import specs_of
 from tests.support.engines.decoding import (
@@ -191,7 +191,8 @@ def test_a_decode_step_launched_ahead_is_a_copy_a_kernel_and_a_replay(
 ) -> None:
     """Everything that a step launches before it samples."""
     launches: list[str] = []
-    monkeypatch.setattr(triton_ops, "put_sampled", lambda *args: launches.append("sampled ids"))
+    put_sampled = staticmethod(lambda *args: launches.append("sampled ids"))
+    monkeypatch.setattr(triton_ops.TritonOps, "put_sampled", put_sampled)
     hidden_TD, sampled = torch.zeros(SIZES[-1], 1), torch.zeros(rows, dtype=torch.int64)
 
     class Replay:

@@ -12,7 +12,7 @@ import torch
 
 from baton_engine.attention.triton_paged_attention import (
     FIXED_SPLIT_KEYS,
-    PagedRows,
+    StepRows,
     paged_attention,
     tile_shape,
 )
@@ -54,7 +54,7 @@ def attend(
     concatenated."""
     table = [prompt.blocks[: -(-sum(span) // BLOCK)] for span in spans]
     width = max(map(len, table)) + 2
-    rows = PagedRows(
+    rows = StepRows(
         torch.tensor([0, *(tokens for _, tokens in spans)]).cumsum(0).int().to(DEVICE),
         torch.tensor([sum(span) for span in spans]).int().to(DEVICE),
         torch.tensor([line + [0] * (width - len(line)) for line in table]).int().to(DEVICE),

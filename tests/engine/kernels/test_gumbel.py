@@ -17,14 +17,15 @@ import triton.language as tl
 from triton.runtime.jit import KernelInterface
 
 from baton_engine.interface import Sample
-from baton_engine.sampling.gumbel import W_MAX, gumbel, noise_keys, random_bits
+from baton_engine.sampling.gumbel import W_MAX, gumbel, random_bits
 from baton_engine.sampling.metadata import MASS_ROUNDING, draws_of
-from baton_engine.sampling.sampler import draw, shaped_logits
+from baton_engine.sampling.sampler import draw
 from baton_engine.sampling.triton_gumbel import gumbel_noise, noise_bits
 from baton_engine.sampling.triton_sampler import DRAW_TILE, choose_tokens
 from baton_engine.sampling.triton_topk_topp import PROGRAMS, TILE, shape
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.kernels import DEVICE, noise, poisoned
+from tests.support.engines.sampling import noise_keys, shaped_logits
 
 VOCAB = TILE + 476
 PARAMS = {

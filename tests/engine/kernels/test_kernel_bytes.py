@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton_engine.attention.interface import KVSlots
-from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, tile_shape
+from baton_engine.attention.triton_paged_attention import StepRows, paged_attention, tile_shape
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.interface import Sample
 from baton_engine.layers.rotary import HeadNorm
@@ -41,7 +41,7 @@ def attend(
     """Attention over rows that all read the same blocks."""
     shape, count = SMALL, len(rows.counts)
     blocks = -(-rows.keys // shape.block)
-    where = PagedRows(
+    where = StepRows(
         torch.tensor([0, *rows.counts]).cumsum(0).int(),
         torch.full((count,), rows.keys).int(),
         torch.arange(blocks).int().repeat(count, 1),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baton_engine.attention.exact.row_rule import Product, row_rule
-from baton_engine.config.engine_config import STORED_SPLIT_BYTES
+from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 from baton_engine.layers.triton_matmul import (
     FIXED_TILE,
     FIXED_TILE_HEAD,

@@ -11,7 +11,7 @@ import torch
 from baton_engine.attention.triton_paged_attention import (
     MAX_PROGRAMS,
     OneTokenTile,
-    PagedRows,
+    StepRows,
     paged_attention,
     programs_for,
     tile_shape,
@@ -137,7 +137,7 @@ def test_a_pool_can_have_more_elements_than_int32_can_count() -> None:
     inputs = Inputs(
         q.to(DEVICE),
         pool,
-        PagedRows(starts, lengths, table, one_token=True),
+        StepRows(starts, lengths, table, one_token=True),
         attention_of(q, kv[0], kv[1], 19, None),
     )
     assert_near(attend(inputs), inputs.expected_TNH)

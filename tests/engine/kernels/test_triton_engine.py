@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.exactness import Tally, compare_all
 from tests.support.engines.kernels import DEVICE
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import GREEDY, generate_ids, small_engine
@@ -36,8 +36,7 @@ def test_ids_equal_those_of_transformers_with_chunked_prefill_and_from_the_cache
     params = msgspec.structs.replace(GREEDY, max_tokens=NEW_TOKENS)
     for label in ("cold", "warm"):
         actual = generate_ids(engine, PROMPTS, params)
-        for prompt, ids in zip(PROMPTS, actual, strict=True):
-            compare(reference(folder, prompt, NEW_TOKENS), ids, tally, f"{label}, {len(prompt)}")
+        compare_all(folder, PROMPTS, actual, tally, label, new_tokens=NEW_TOKENS)
     assert engine.load().cached_prompt_tokens_total > 0
     record_property("exactness", f"{name}, kernels: {tally}")
     tally.check()

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_engine.kv.block_pool import BlockPool, hash_in
-from baton_engine.kv.cpu_offload import CopiedBlocks, HostTier
-from baton_engine.sim.runner import SimMemory
+from baton_engine.kv.host_blocks import CopiedBlocks
+from baton_engine.kv.host_tier import HostTier
+from baton_engine.sim.memory import SimMemory
 from baton_protocol.ids import BlockHash
 from baton_protocol.layout import KVGroup, KVLayout
 from tests.support.engines.demands import kv_layout

@@ -9,10 +9,11 @@ import torch
 
 from baton_engine.errors import SettingsError
 from baton_engine.interface import KVMemory
-from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory, HostTier
+from baton_engine.kv.host_blocks import CopiedBlocks, HostMemory
+from baton_engine.kv.host_tier import HostTier
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.pinned_blocks import PinnedBlocks
-from baton_engine.sim.runner import SimMemory
+from baton_engine.sim.memory import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.fake_cuda import FakeCuda

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baton_engine.errors import SettingsError
-from baton_engine.kv.cpu_offload import HostTier
+from baton_engine.kv.host_tier import HostTier
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.pinned_blocks import PinnedBlocks, contiguous_runs
 from baton_protocol.ids import BlockHash, BlockId

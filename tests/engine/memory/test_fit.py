@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from baton_engine.config.families import read_config
 from baton_engine.errors import SettingsError
+from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     SPARE_BYTES,
-    Demand,
-    Measured,
-    MemoryBudget,
     activation_bytes,
     blocks_for,
     fixed_bytes,
@@ -28,7 +26,9 @@ from baton_engine.memory.estimate import (
     pool_bytes,
     weight_bytes,
 )
-from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_length, remedies
+from baton_engine.memory.fit import fits, free_blocks, least_length
+from baton_engine.memory.fit_check import check_fit, gib
+from baton_engine.memory.remedies import remedies
 from baton_engine.memory.requirements import batched_tokens
 from baton_protocol.layout import KVGroup
 from tests.support.engines.demands import GIB, config_of, demand_of
@@ -38,7 +38,7 @@ GPU = MemoryBudget(total=80 * GIB, others=GIB, share=0.9)
 
 
 @st.composite
-def demands(draw: st.DrawFn) -> Demand:
+def demands(draw: st.DrawFn) -> MemoryDemand:
     """Demands of models with 1 million to 100 billion weights, on a CPU or a GPU."""
     kv_heads = draw(st.sampled_from([1, 2, 8]))
     config = config_of(
@@ -85,7 +85,9 @@ def rooms(draw: st.DrawFn) -> MemoryBudget:
     return MemoryBudget(total=total, others=others, share=draw(st.sampled_from([0.5, 0.9, 1.0])))
 
 
-def apply_advice(advice: str, demand: Demand, room: MemoryBudget) -> tuple[Demand, MemoryBudget]:
+def apply_advice(
+    advice: str, demand: MemoryDemand, room: MemoryBudget
+) -> tuple[MemoryDemand, MemoryBudget]:
     """The demand and the budget after a user follows this advice."""
     flag, _, value = advice.partition(" ")
     if flag == "--dtype":
@@ -110,7 +112,9 @@ def advice_of(message: str) -> list[str]:
 
 
 @given(demands(), rooms())
-def test_each_advice_in_the_error_makes_the_engine_fit(demand: Demand, room: MemoryBudget) -> None:
+def test_each_advice_in_the_error_makes_the_engine_fit(
+    demand: MemoryDemand, room: MemoryBudget
+) -> None:
     try:
         check_fit(demand, room)
     except SettingsError as error:
@@ -127,7 +131,9 @@ def test_each_advice_in_the_error_makes_the_engine_fit(demand: Demand, room: Mem
 
 
 @given(demands(), rooms())
-def test_a_larger_device_is_always_the_last_remedy(demand: Demand, room: MemoryBudget) -> None:
+def test_a_larger_device_is_always_the_last_remedy(
+    demand: MemoryDemand, room: MemoryBudget
+) -> None:
     if not fits(demand, room):
         *flags, device = [each.text for each in remedies(demand, room)]
         assert re.fullmatch(r"a card with \d+ GiB|\d+ GiB of free memory", device)
@@ -136,7 +142,7 @@ def test_a_larger_device_is_always_the_last_remedy(demand: Demand, room: MemoryB
 
 @given(demands(), rooms())
 def test_the_pool_and_all_other_memory_stay_within_the_limit(
-    demand: Demand, room: MemoryBudget
+    demand: MemoryDemand, room: MemoryBudget
 ) -> None:
     if demand.pool_blocks is not None or not fits(demand, room):
         return
@@ -147,7 +153,7 @@ def test_the_pool_and_all_other_memory_stay_within_the_limit(
     assert fixed_bytes(demand, length) + pool_bytes(demand, blocks) <= room.limit
 
 
-def error_of(demand: Demand, room: MemoryBudget) -> str:
+def error_of(demand: MemoryDemand, room: MemoryBudget) -> str:
     with pytest.raises(SettingsError) as error:
         check_fit(demand, room)
     return str(error.value)
@@ -214,7 +220,7 @@ def test_the_error_states_the_memory_of_each_part_and_advice() -> None:
     ],
 )
 def test_the_error_for_a_too_large_setting_suggests_a_smaller_value(
-    change: Callable[[Demand], Demand], advice: str
+    change: Callable[[MemoryDemand], MemoryDemand], advice: str
 ) -> None:
     assert re.search(
         advice, error_of(change(demand_of()), MemoryBudget(total=20 * GIB, share=0.99))

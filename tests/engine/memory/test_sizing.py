@@ -10,10 +10,11 @@ import torch
 
 from baton_engine.attention.selector import attention_for
 from baton_engine.config.buckets import buckets
-from baton_engine.config.engine_config import STORED_SPLIT_BYTES
+from baton_engine.config.step_sizes import STORED_SPLIT_BYTES
 from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory.demand import Measured, MemoryBudget, MemoryDemand
 from baton_engine.memory.estimate import (
     GIB,
     GRAPH_LAYER_BYTES,
@@ -21,9 +22,6 @@ from baton_engine.memory.estimate import (
     LOGIT_BYTES,
     SAMPLING_BYTES,
     SPARE_BYTES,
-    Demand,
-    Measured,
-    MemoryBudget,
     activation_bytes,
     count_weights,
     fixed_bytes,
@@ -44,7 +42,7 @@ from tests.support.engines.demands import config_of, demand_of
 from tests.support.engines.live_bytes import LiveBytes
 
 
-def runner_of(demand: Demand, blocks: int) -> TorchRunner:
+def runner_of(demand: MemoryDemand, blocks: int) -> TorchRunner:
     slots = WeightSlots(TORCH_DTYPES[demand.layout.dtype], torch.device("cpu"), TORCH_OPS)
     model = build_model(demand.config, slots)
     fill_slots(slots)
@@ -53,7 +51,7 @@ def runner_of(demand: Demand, blocks: int) -> TorchRunner:
     return TorchRunner(model, memory, attention_for("torch", memory, demand.config))
 
 
-def peak_of_a_step(demand: Demand) -> int:
+def peak_of_a_step(demand: MemoryDemand) -> int:
     """Peak bytes of live tensors in the largest step on a CPU."""
     assert demand.max_model_len
     rows = largest_step(

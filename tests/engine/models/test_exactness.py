@@ -13,7 +13,7 @@ from baton_engine.build import build_runner
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
-from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.exactness import Tally, compare, compare_all, reference
 from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
@@ -46,24 +46,18 @@ def with_and_without_overlap(names: Iterable[str]) -> list[Any]:
     return cases
 
 
-def check(folder: Path, actual: list[list[int]], tally: Tally, label: str) -> None:
-    for prompt, ids in zip(PROMPTS, actual, strict=True):
-        expected = reference(folder, prompt, NEW_TOKENS)
-        compare(expected, ids, tally, f"{label}, prompt of {len(prompt)}")
-
-
 @pytest.mark.parametrize(("name", "overlap"), with_and_without_overlap(ALL_MODELS))
 def test_ids_equal_those_of_transformers_cold_warm_alone_and_in_a_batch(
     name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, overlap=overlap)
-    check(folder, generate_ids(engine, PROMPTS), tally, "cold batch")
+    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "cold batch")
     assert engine.load().cached_prompt_tokens_total == 0
-    check(folder, generate_ids(engine, PROMPTS), tally, "warm batch")
+    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "warm batch")
     assert engine.load().cached_prompt_tokens_total > 1000
     engine = small_engine(folder, overlap=overlap)
-    check(folder, [generate_ids(engine, [p])[0] for p in PROMPTS], tally, "alone")
+    compare_all(folder, PROMPTS, [generate_ids(engine, [p])[0] for p in PROMPTS], tally, "alone")
     record_property("exactness", f"{name}, overlap {overlap}: {tally}")
     tally.check()
 
@@ -74,7 +68,7 @@ def test_ids_equal_those_of_transformers_with_7_tokens_per_step(
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, max_batched_tokens=7, overlap=overlap)
-    check(folder, generate_ids(engine, PROMPTS), tally, "7 tokens per step")
+    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "7 tokens per step")
     record_property("exactness", f"{name}: {tally}")
     tally.check()
 
@@ -85,7 +79,7 @@ def test_ids_equal_those_of_transformers_when_requests_are_preempted(
 ) -> None:
     folder, tally = tiny_model(name), Tally()
     engine = small_engine(folder, kv_blocks=48, overlap=overlap)
-    check(folder, generate_ids(engine, PROMPTS), tally, "preempted")
+    compare_all(folder, PROMPTS, generate_ids(engine, PROMPTS), tally, "preempted")
     assert engine.load().preemptions_total > 0
     record_property("exactness", f"{name}: {tally}")
     tally.check()

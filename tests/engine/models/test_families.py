@@ -14,7 +14,6 @@ from baton_engine.config.families import (
     BUILT_IN,
     GROUP,
     Family,
-    architectures,
     find_family,
     read_config,
 )
@@ -102,8 +101,8 @@ def test_the_error_for_an_unknown_architecture_lists_all_families(
     packages.install("new_family", "NewForCausalLM")
     with pytest.raises(UnsupportedModel) as error:
         read(tmp_path, "GPT2LMHeadModel")
-    assert architectures() == sorted([*BUILT_IN, "NewForCausalLM"])
-    assert f"supported: {', '.join(architectures())}" in str(error.value)
+    supported = sorted([*BUILT_IN, "NewForCausalLM"])
+    assert f"supported: {', '.join(supported)}" in str(error.value)
 
 
 def test_the_first_supported_architecture_of_a_config_is_used(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from baton_engine.attention.interface import StepArrays
 from baton_engine.config.buckets import buckets
 from baton_engine.interface import PenaltyCounts, Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.runner.input_buffers import Staging, StepShape, pad
+from baton_engine.runner.input_buffers import StepShape, pad
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.staging_buffers import Staging
 from tests.support.engines.decoding import (
     GREEDY,
     KINDS,
@@ -142,7 +143,7 @@ def test_the_parameters_of_one_row_do_not_change_how_a_step_is_computed(
 
     def change(row: Row) -> Row:
         [sample] = row.samples
-        if row.key != 2:
+        if row.blocks_id != 2:
             return row
         params = msgspec.structs.replace(sample.params, **changes)
         seen = PenaltyCounts((1, 2), {3: 1}) if params.penalized else None

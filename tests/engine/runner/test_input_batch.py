@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from baton_engine.interface import PenaltyCounts, Row, RowResult, Sample, Sampled
-from baton_engine.runner.input_batch import LEAST_WIDTH, InputBatch, StepInput
+from baton_engine.runner.block_tables import LEAST_WIDTH
+from baton_engine.runner.input_batch import InputBatch, StepInput
 from baton_engine.runner.model_runner import launched
 from baton_engine.sampling.metadata import KEY_A, MASS, TEMPERATURE, TOP_K, draws_of
 from baton_protocol.ids import BlockId

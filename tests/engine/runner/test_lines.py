@@ -15,8 +15,8 @@ from baton_engine.attention.interface import AttentionBackend, StepAttention, St
 from baton_engine.interface import PromptAsk, Row, RowResult, Sample
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.layers import triton_matmul
-from baton_engine.runner.input_buffers import Staging
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.staging_buffers import Staging
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.decoding import BLOCK, BLOCKS, make_runner, spoiled_staging

@@ -142,11 +142,10 @@ def test_seeded_ids_are_the_same_alone_and_in_a_batch(tiny_model: Callable[[str]
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
 def test_greedy_ids_on_cuda_equal_those_of_transformers(tiny_model: Callable[[str], Path]) -> None:
-    from tests.support.engines.exactness import Tally, compare, reference
+    from tests.support.engines.exactness import Tally, compare_all
 
     folder, tally = tiny_model("qwen3-gqa4"), Tally()
     prompts = [prompt_of(length, seed=1) for length in (1, 17, 33, 300)]
     engine = small_engine(folder, device="cuda")
-    for prompt, ids in zip(prompts, generate_ids(engine, prompts), strict=True):
-        compare(reference(folder, prompt, 64), ids, tally)
+    compare_all(folder, prompts, generate_ids(engine, prompts), tally)
     tally.check()

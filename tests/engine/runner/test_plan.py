@@ -16,8 +16,9 @@ import torch
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
-from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, pool_bytes
-from baton_engine.runner.plan import Plan, find_device, make_plan, unused_gpus
+from baton_engine.memory.demand import Measured, MemoryBudget
+from baton_engine.memory.estimate import fixed_bytes, pool_bytes
+from baton_engine.runner.plan import EnginePlan, find_device, make_plan, unused_gpus
 from tests.support.engines.torch_engines import small_engine
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -31,7 +32,7 @@ def folder(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan_of(folder: Path, free: int | None = 64 * GIB, **settings: Any) -> Plan:
+def plan_of(folder: Path, free: int | None = 64 * GIB, **settings: Any) -> EnginePlan:
     """The plan on a machine with `free` bytes of free memory; None: unknown."""
     return make_plan(TorchSettings(model=folder, **settings), free=lambda: free)
 
@@ -179,7 +180,7 @@ def test_steps_overlap_on_a_cpu_only_with_overlap_on(
     assert small_engine(tiny_model("llama-gqa1"), overlap=overlap).overlap is expected
 
 
-def on_a_gpu(plan: Plan, *, max_model_len: int | None = None) -> Plan:
+def on_a_gpu(plan: EnginePlan, *, max_model_len: int | None = None) -> EnginePlan:
     """The plan as it would be on an idle GPU with 1 GiB of memory."""
     demand = replace(plan.demand, device="cuda", max_model_len=max_model_len)
     return replace(plan, demand=demand, room=MemoryBudget(total=GIB, share=0.9))

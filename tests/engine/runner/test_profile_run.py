@@ -12,8 +12,9 @@ import torch
 
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.interface import Row
-from baton_engine.memory.estimate import Measured, MemoryBudget
-from baton_engine.runner.plan import Plan, make_plan
+from baton_engine.memory.demand import Measured, MemoryBudget
+from baton_engine.runner.cuda_card import CudaCard
+from baton_engine.runner.plan import EnginePlan, make_plan
 from baton_engine.runner.profile_run import profile
 from tests.support.engines.engine_core import ScriptedRunner, ScriptedStep
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 MIB, GIB = 1 << 20, 1 << 30
 
 
-class FakeCard:
+class FakeCard(CudaCard):
     """A card of 80 GiB, of which others hold 1 and the weights 2. A step adds 10 MiB per row while
     it runs, and 64 MiB for good that torch did not allocate."""
 
@@ -52,7 +53,7 @@ class RunnerOnCard(ScriptedRunner):
         return super().launch(rows)
 
 
-def plan_on_card(**settings: Any) -> Plan:
+def plan_on_card(**settings: Any) -> EnginePlan:
     """A plan as it would be on an idle card of 80 GiB."""
     model = ROOT / "benchmarks" / "shapes" / "qwen3-8b"
     chosen = TorchSettings(model=model, load_format="dummy", max_num_seqs=16, **settings)
@@ -86,7 +87,7 @@ def test_every_kind_of_sampling_runs_before_the_first_request(settings: dict[str
         assert sample.matcher is not None
         assert sample.matcher.mask() == b"\xff" * (plan.config.vocab_size // 8)
         assert params.penalized
-        assert sample.seen is not None
+        assert sample.penalty_counts is not None
         assert sample.listed is not None
         assert len(sample.listed.biased) == 1
         assert row.prompt is not None

@@ -113,7 +113,7 @@ def test_every_size_is_warmed_up_once_largest_first(
 ) -> None:
     out, runner = Terminal(), SlowWarmUp(clock, (1, 2, 4, 8))
     with ProgressLine(out, clock) as line:
-        warm_all(runner, line)
+        warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     assert runner.order == [8, 4, 2, 1, "other steps"]
     assert f"{ERASE}capturing 3 of 4 batch sizes (8 ... 1), 2.0 s" in out.getvalue()
     assert messages() == ["captured 4 batch sizes (8 ... 1) in 4.0 s"]
@@ -125,7 +125,7 @@ def test_without_sizes_to_capture_there_is_no_message(
     out = Terminal()
     runner = SlowWarmUp(clock, ())
     with ProgressLine(out, clock) as line:
-        warm_all(runner, line)
+        warm_all(runner.buckets, runner.warm, runner.warm_eager, line)
     assert (out.getvalue(), messages()) == ("", [])
     assert runner.order == ["other steps"]
 

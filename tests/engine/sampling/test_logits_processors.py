@@ -16,12 +16,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from baton_engine.interface import ListedIds, PenaltyCounts, Sample
-from baton_engine.sampling.gumbel import gumbel, noise_keys
+from baton_engine.sampling.gumbel import gumbel
 from baton_engine.sampling.logits_processors import change_logits
-from baton_engine.sampling.sampler import sample
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.matchers import ListedMatcher
+from tests.support.engines.sampling import noise_keys, sample
 
 INF = math.inf
 
@@ -156,11 +156,11 @@ def test_each_row_of_a_batch_is_changed_by_its_own_parameters() -> None:
     params = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.25)
     samples = [
         Sample(0, 0, SamplingParams()),
-        Sample(0, 0, params, seen=seen([3], [0, 0])),
+        Sample(0, 0, params, penalty_counts=seen([3], [0, 0])),
         Sample(0, 0, SamplingParams(logit_bias=((1, 5.0),))),
         Sample(0, 0, SamplingParams(allowed_token_ids=(3,))),
         Sample(0, 0, SamplingParams(), banned=(0, 2)),
-        Sample(0, 0, SamplingParams(presence_penalty=1.0), seen=seen([3], [])),
+        Sample(0, 0, SamplingParams(presence_penalty=1.0), penalty_counts=seen([3], [])),
     ]
     assert change_logits(logits, samples).tolist() == [
         [1.0, 1.0, 1.0, 1.0],
@@ -187,7 +187,9 @@ def test_ids_that_are_already_in_an_array_are_not_converted_again(
     params = SamplingParams(
         repetition_penalty=2.0, frequency_penalty=0.5, logit_bias=((0, 1.0),) * 9
     )
-    row = Sample(0, 400, params, seen=seen(range(300), [1, 2]), listed=ListedIds.of(params))
+    row = Sample(
+        0, 400, params, penalty_counts=seen(range(300), [1, 2]), listed=ListedIds.of(params)
+    )
     change_logits(torch.ones(1, 300), [row])
     assert set(converted) == {2}
 
@@ -200,7 +202,9 @@ def test_a_repetition_penalty_equals_that_of_transformers(penalty: float) -> Non
     logits = torch.randn(5, 300, generator=generator) * 4
     known = torch.randint(300, (5, 40), generator=generator)
     params = SamplingParams(repetition_penalty=penalty)
-    samples = [Sample(0, 40, params, seen=seen(row[:25], row[25:])) for row in known.tolist()]
+    samples = [
+        Sample(0, 40, params, penalty_counts=seen(row[:25], row[25:])) for row in known.tolist()
+    ]
     expected = RepetitionPenaltyLogitsProcessor(penalty)(known, logits.clone())
     torch.testing.assert_close(change_logits(logits, samples), expected, rtol=1e-6, atol=0)
 

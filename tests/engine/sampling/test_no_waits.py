@@ -84,7 +84,7 @@ SAMPLES = {
     "banned ids": Sample(0, 3, SamplingParams(), banned=(4,)),
     "biases": Sample(0, 3, SamplingParams(logit_bias=((1, 2.0), (1, 1.0)))),
     "penalties": Sample(
-        *(0, 3, SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0)), seen=SEEN
+        *(0, 3, SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0)), penalty_counts=SEEN
     ),
 }
 

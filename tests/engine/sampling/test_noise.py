@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_engine.interface import Sample
-from baton_engine.sampling.gumbel import W_MAX, gumbel, noise_keys
+from baton_engine.sampling.gumbel import W_MAX, gumbel
 from baton_engine.sampling.metadata import KEY_A, draws_of
-from baton_engine.sampling.sampler import sample
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.sampling import noise_keys, sample
 
 CPU = torch.device("cpu")
 MASK = 0xFFFFFFFF

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from baton_engine.config.step_sizes import PROMPT_ROWS
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import PromptUse
 from baton_engine.models.decoder import Decoder
-from baton_engine.runner.model_runner import PROMPT_ROWS
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.engine_core import drive

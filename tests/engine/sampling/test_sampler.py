@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from baton_engine.interface import Sample
-from baton_engine.sampling.sampler import CPU_PART, sample, shaped_logits
+from baton_engine.sampling.sampler import CPU_PART
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.sampling import sample, shaped_logits
 
 SEVEN = [0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02]
 FIVE = [0.40, 0.30, 0.15, 0.10, 0.05]

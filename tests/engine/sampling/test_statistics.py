@@ -18,8 +18,8 @@ from baton_engine.build import ops_for
 from baton_engine.interface import Sample
 from baton_engine.layers.ops import Ops
 from baton_engine.sampling.metadata import draws_of
-from baton_engine.sampling.sampler import shaped_logits
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.sampling import shaped_logits
 from tests.support.needs import needs
 
 DRAWS = 20_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton_engine.scheduling.ranges import (
     Run,
     check_runs,
-    merged,
+    merge_runs,
     reusable,
     spans_of,
     total,
@@ -34,7 +34,7 @@ def members(runs: list[Run]) -> set[int]:
 
 @given(drawn_runs())
 def test_merged_runs_have_the_same_members_and_do_not_touch(runs: list[Run]) -> None:
-    actual = merged(runs)
+    actual = merge_runs(runs)
     assert members(actual) == members(runs)
     assert total(actual) == len(members(runs))
     assert all(end < start for (_, end), (start, _) in pairwise(actual))
@@ -42,7 +42,7 @@ def test_merged_runs_have_the_same_members_and_do_not_touch(runs: list[Run]) -> 
 
 @given(drawn_runs(), st.integers(0, 30), st.integers(0, 30))
 def test_within_gives_the_members_inside_the_bounds(runs: list[Run], low: int, high: int) -> None:
-    actual = within(merged(runs), low, high)
+    actual = within(merge_runs(runs), low, high)
     assert members(actual) == members(runs) & set(range(low, high))
     assert all(start < end for start, end in actual)
 

@@ -56,7 +56,7 @@ class SchedulerHarness:
         """Add a sequence that already holds blocks, as from a reservation."""
         sequence = self.sequence(name, prompt)
         held = blocks_for(prompt, BLOCK) if blocks is None else blocks
-        sequence.place(self.pool.allocate(held))
+        sequence.set_blocks(self.pool.allocate(held))
         self.scheduler.add(sequence)
         return sequence
 
@@ -72,17 +72,17 @@ class SchedulerHarness:
         pieces, samples = self.scheduler.schedule(ahead=ahead), count()
         for piece in pieces:
             last = piece.count == piece.sequence.due
-            piece.sequence.launch(piece.count, next(samples) if last else -1)
+            piece.sequence.note_launch(piece.count, next(samples) if last else -1)
         return {piece.sequence.state.request.id: piece.count for piece in pieces}
 
     def compute(self, piece: Piece) -> None:
         sequence = piece.sequence
-        sequence.advance(piece.count)
+        sequence.note_computed(piece.count)
         full = sequence.computed // BLOCK
-        for index in range(sequence.registered, full):
+        for index in range(sequence.registered_spans, full):
             hash = sequence.hashes_of(full)[index]
             self.pool.register(sequence.blocks[index], hash, ends_chunk=False)
-        sequence.registered = full
+        sequence.registered_spans = full
         if not sequence.missing:
             sequence.tokens.append(sequence.known % 90)
 
@@ -234,7 +234,7 @@ def test_a_preempted_request_reuses_its_cached_blocks() -> None:
     assert harness.running == ["r1"]
     harness.finish(r1)
     assert harness.step() == {"r2": 1}
-    assert (r2.computed, r2.registered) == (9, 2)
+    assert (r2.computed, r2.registered_spans) == (9, 2)
 
 
 def test_a_step_that_preempts_admits_no_sequence() -> None:

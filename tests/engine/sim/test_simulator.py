@@ -12,8 +12,9 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import Row
 from baton_engine.sim.build import NO_KV_SETTINGS, SimSettings, build_sim
+from baton_engine.sim.memory import SimMemory
 from baton_engine.sim.model import mix
-from baton_engine.sim.runner import SimMemory, Timing
+from baton_engine.sim.timing import Timing
 from baton_protocol.ids import BlockId, Fingerprint
 from baton_protocol.layout import KVGroup
 from baton_protocol.request import Request

@@ -102,7 +102,7 @@ def test_only_the_likeliest_ids_and_those_named_by_parameters_are_evaluated(
 
     monkeypatch.setattr(_Logits, "of", recording)
     params = SamplingParams(temperature=0.0, frequency_penalty=-2.0, logit_bias=((7, 1.0),))
-    sample = Sample(0, 9, params, seen=PenaltyCounts((), {123: 100_000}))
+    sample = Sample(0, 9, params, penalty_counts=PenaltyCounts((), {123: 100_000}))
     assert Vocabulary(first=0, end=150_000).says(5, sample).id == 123  # likeliest by its penalty
     assert {7, 123} < set(evaluated)
     assert len(evaluated) < 50

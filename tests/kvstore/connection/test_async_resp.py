@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import AsyncResp, pack
+from baton_kvstore.connection.resp import pack
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
 from tests.support.stores.kvstore import frozen, held_down, plain_client, wait_until

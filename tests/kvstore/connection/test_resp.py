@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_kvstore.errors import (
     LinkBroken,

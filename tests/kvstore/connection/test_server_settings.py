@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.connection.server_settings import (
-    CareMode,
-    StoreRole,
-    read_usage,
-    tend,
-    wanted_settings,
-)
+from baton_kvstore.connection.resp_connection import RespConnection
+from baton_kvstore.connection.server_settings import CareMode, StoreRole, tend, wanted_settings
+from baton_kvstore.connection.server_usage import read_usage
 from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.markers import Index

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_protocol.layout import VALUE_HEADER_BYTES, charged_bytes
 from tests.support.stores.kvstore import PATIENCE_S, plain_client

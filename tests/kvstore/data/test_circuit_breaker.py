@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_kvstore.data.server_check import CircuitBreaker
+from baton_kvstore.data.circuit_breaker import CircuitBreaker
 from tests.support.clock import Clock
 
 

@@ -10,7 +10,9 @@ import msgspec
 import pytest
 
 from baton_kvstore.data.chunk_format import HEADER_BYTES
-from baton_kvstore.data.data_plane import DataPlane, Tuning, rendezvous
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.rendezvous import rendezvous
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.keys import chunk_key, ttl_ms

@@ -12,8 +12,10 @@ import msgspec
 import pytest
 
 from baton_kvstore.data.chunk_format import HEADER_BYTES
-from baton_kvstore.data.data_plane import CLOSED, DataPlane, Tuning
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.instance import CLOSED
 from baton_kvstore.data.transfers import GetResult, Pieces, PutResult
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_protocol.store import Marker

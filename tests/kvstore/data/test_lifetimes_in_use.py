@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_kvstore.data.data_plane import Tuning
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from baton_kvstore.data.server_check import CircuitBreaker
-from baton_kvstore.data.transfers import Average, RateMeter
+from baton_kvstore.data.circuit_breaker import CircuitBreaker
+from baton_kvstore.data.rate_meter import Average, RateMeter
 from baton_kvstore.data.write_behind_budget import BURST_S, TokenBucket, WriteBehindBudget
 from baton_kvstore.keys import ttl_ms
 from tests.support.clock import Clock
@@ -43,15 +43,15 @@ def test_a_rate_survives_a_year_without_transfers() -> None:
     total = RateMeter(clock)
     meter = RateMeter(clock, total)
     for _ in range(1000):
-        meter.begin()
+        meter.begin_transfer()
         clock.advance(0.01)
-        meter.end(MIB)
+        meter.end_transfer(MIB)
     usual = meter.bytes_per_s
     clock.advance(YEAR_S)
     assert meter.bytes_per_s == usual
-    meter.begin()
+    meter.begin_transfer()
     clock.advance(0.01)
-    meter.end(MIB)
+    meter.end_transfer(MIB)
     assert math.isclose(meter.bytes_per_s, usual, rel_tol=0.01)
     assert math.isclose(total.bytes_per_s, usual, rel_tol=0.01)
 
@@ -61,9 +61,9 @@ def test_rates_stay_finite_over_a_week_of_extreme_measurements() -> None:
     meter, average = RateMeter(clock), Average()
     before = sizes(meter)
     for _ in range(100_000):
-        meter.begin()
+        meter.begin_transfer()
         clock.advance(rng.choice((0.0, 1e-9, 1e-3, 3600.0)))
-        meter.end(rng.choice((0, 1, MIB, 1 << 40)))
+        meter.end_transfer(rng.choice((0, 1, MIB, 1 << 40)))
         average.add(rng.choice((0.0, 1e-300, 1.0, 1e300)))
     assert 0.0 < meter.bytes_per_s < math.inf
     assert 0.0 <= average.value < math.inf

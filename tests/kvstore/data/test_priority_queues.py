@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from baton_kvstore.data.transfers import Format, Get, PriorityQueues, Put
+from baton_kvstore.data.priority_queues import PriorityQueues
+from baton_kvstore.data.transfers import Format, Get, Put
 from baton_protocol.store import Marker, Priority
 from tests.support.clock import Clock
 from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENCE_S, chunk_name
@@ -30,13 +33,13 @@ def get(priority: Priority) -> Get:
 
 def filled(queues: PriorityQueues, *priorities: Priority) -> PriorityQueues:
     for number, priority in enumerate(priorities):
-        assert queues.push(put(priority, number))
+        assert queues.push_operation(put(priority, number))
     return queues
 
 
 def taken(queues: PriorityQueues) -> Priority | None:
     """Take an operation without waiting."""
-    operation = queues.take(queues.changes, 0.0)
+    operation = queues.take_operation(queues.changes, 0.0)
     return None if operation is None else operation.priority
 
 
@@ -47,10 +50,10 @@ def test_hand_offs_go_before_prefixes_before_write_behind_each_in_fifo_order() -
     assert queues.queued == 6
     order = []
     for _ in range(6):
-        operation = queues.take(queues.changes, 0.0)
+        operation = queues.take_operation(queues.changes, 0.0)
         assert isinstance(operation, Put)
         order.append((operation.priority, operation.hash))
-        queues.give_back()
+        queues.finish_operation()
     assert order == [
         (priority, chunk_name(number))
         for priority, number in zip(
@@ -63,7 +66,7 @@ def test_hand_offs_go_before_prefixes_before_write_behind_each_in_fifo_order() -
 def test_write_behind_never_takes_the_last_free_thread(threads: int, most: int) -> None:
     queues = filled(PriorityQueues(threads, 30.0, Clock()), *[BEHIND] * 9)
     assert [taken(queues) for _ in range(threads)].count(BEHIND) == most
-    queues.give_back()
+    queues.finish_operation()
     assert taken(queues) is BEHIND
     assert taken(queues) is None
 
@@ -74,9 +77,9 @@ def test_with_two_threads_write_behind_waits_while_one_is_busy() -> None:
     assert taken(queues) is None
     filled(queues, HANDOFF)
     assert taken(queues) is HANDOFF
-    queues.give_back()
+    queues.finish_operation()
     assert taken(queues) is None
-    queues.give_back()
+    queues.finish_operation()
     assert taken(queues) is BEHIND
 
 
@@ -90,7 +93,7 @@ def test_an_operation_that_waited_too_long_goes_first() -> None:
 
 def test_only_puts_other_than_write_behind_are_counted_as_waiting() -> None:
     queues = filled(PriorityQueues(2, 30.0, Clock()), BEHIND)
-    queues.push(get(HANDOFF))
+    queues.push_operation(get(HANDOFF))
     assert not queues.puts_wait
     filled(queues, PREFIX)
     assert queues.puts_wait
@@ -101,7 +104,7 @@ def test_only_puts_other_than_write_behind_are_counted_as_waiting() -> None:
 def test_closed_queues_accept_nothing_and_still_hand_out_their_operations() -> None:
     queues = filled(PriorityQueues(2, 30.0, Clock()), BEHIND, BEHIND, BEHIND)
     queues.close()
-    assert not queues.push(put(HANDOFF))
+    assert not queues.push_operation(put(HANDOFF))
     assert [taken(queues) for _ in range(4)] == [BEHIND, BEHIND, BEHIND, None]
 
 
@@ -110,10 +113,15 @@ def test_a_waiting_thread_wakes_on_every_event(event: str) -> None:
     queues = PriorityQueues(2, 30.0)
     found: list[object] = []
     seen = queues.changes
-    taker = threading.Thread(target=lambda: found.append(queues.take(seen, None)))
+    taker = threading.Thread(target=lambda: found.append(queues.take_operation(seen, None)))
     taker.start()
     operation = put(PREFIX)
-    {"push": lambda: queues.push(operation), "wake": queues.wake, "close": queues.close}[event]()
+    events: dict[str, Callable[[], object]] = {
+        "push": partial(queues.push_operation, operation),
+        "wake": queues.wake,
+        "close": queues.close,
+    }
+    events[event]()
     taker.join(PATIENCE_S)
     assert found == [operation if event == "push" else None]
 
@@ -122,4 +130,6 @@ def test_a_change_before_the_wait_is_not_missed() -> None:
     queues = PriorityQueues(2, 30.0)
     seen = queues.changes
     queues.wake()
-    assert queues.take(seen, None) is None  # if the change were missed, this would never return
+    assert (
+        queues.take_operation(seen, None) is None
+    )  # if the change were missed, this would never return

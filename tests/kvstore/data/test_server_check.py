@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.data.server_check import BUSY_CHECK_S, ServerCheck
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.store import DataInstance
@@ -118,17 +118,17 @@ def test_a_busy_server_is_checked_less_often_and_no_thread_spins(
     shared = shared_by_instances(idle_check_s=0.02)
     clock = Clock()
     check = ServerCheck(0, [link], shared, lambda: None, clock)
-    check.reopen(link)
-    first = check.next(link, idle=False)
+    check.reopen_link(link)
+    first = check.next_check(link, idle=False)
     assert first is not None
     first(link)
     clock.advance(0.25)
-    assert check.next(link, idle=True) == first
+    assert check.next_check(link, idle=True) == first
     assert check.pause_s(link, idle=True) == 0.0
-    assert check.next(link, idle=False) is None
+    assert check.next_check(link, idle=False) is None
     assert check.pause_s(link, idle=False) == BUSY_CHECK_S - 0.25
     clock.advance(0.75)
-    assert check.next(link, idle=False) == first
+    assert check.next_check(link, idle=False) == first
     link.close()
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 import redis
 
-from baton_kvstore.data.data_plane import DataPlane, Tuning
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.layout import KVLayout
 from tests.kvstore.conftest import MakeTransfers

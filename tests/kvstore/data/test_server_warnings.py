@@ -19,11 +19,11 @@ def nothing() -> None:
 
 
 def lost(check: ServerCheck) -> None:
-    check.lost("gone", time.monotonic())
+    check.note_lost("gone", time.monotonic())
 
 
 def refused(check: ServerCheck) -> None:
-    check.refused("full", time.monotonic())
+    check.note_refused_put("full", time.monotonic())
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def check() -> ServerCheck:
 def test_one_warning_when_a_server_is_lost_and_one_when_it_returns(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    check.reached()
+    check.note_reached()
     for _ in range(3):
         lost(check)
     assert (check.trouble, check.put_trouble) == ("gone", "gone")
-    check.reached()
+    check.note_reached()
     assert check.put_trouble == ""
     assert caplog.messages == [LOST, BACK]
 
@@ -49,11 +49,11 @@ def test_repeated_refusals_cause_one_warning_until_a_put_succeeds(
     for _ in range(5):
         refused(check)
         assert (check.trouble, check.put_trouble) == ("", "full")
-        check.has_room()
+        check.note_room()
         assert check.put_trouble == ""
     assert caplog.messages == [FULL]
-    check.took_put()
-    check.took_put()
+    check.note_put()
+    check.note_put()
     assert caplog.messages == [FULL, BACK]
 
 
@@ -61,10 +61,10 @@ def test_a_server_lost_while_its_room_is_on_trial_causes_a_warning(
     check: ServerCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused(check)
-    check.has_room()
+    check.note_room()
     lost(check)
-    check.reached()
-    check.took_put()
+    check.note_reached()
+    check.note_put()
     assert caplog.messages == [FULL, LOST, BACK]
 
 
@@ -82,10 +82,10 @@ def test_each_change_calls_changed() -> None:
     calls: list[int] = []
     check = ServerCheck(0, [], shared_by_instances(), lambda: calls.append(1))
     lost(check)
-    check.reached()
+    check.note_reached()
     refused(check)
-    check.has_room()
-    check.took_put()
+    check.note_room()
+    check.note_put()
     assert len(calls) == 5
-    check.took_put()  # no change
+    check.note_put()  # no change
     assert len(calls) == 5

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.connection.server_settings import tend
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key

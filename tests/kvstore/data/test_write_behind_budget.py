@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_kvstore.data.data_plane import Tuning
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.data.write_behind_budget import (
     SHARE,
     UNMEASURED_BYTES_PER_S,

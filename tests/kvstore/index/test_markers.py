@@ -197,7 +197,7 @@ async def test_a_reader_gets_entries_written_after_the_servers_clock_was_set_bac
 
 
 async def test_an_inbox_without_a_reader_is_trimmed_and_expires(single: EmbeddedStore) -> None:
-    async with Index(single.index_url, "pool", inbox_entries=100) as index:
+    async with Index(single.index_url, "pool", timeout_s=10.0, inbox_entries=100) as index:
         await index.announce(NODE, EPOCH, [entry(number) for number in range(2000)])
         with plain_client(single.index_url) as client:
             # Redis trims a whole stream node at a time, so the length is approximate.

@@ -28,7 +28,9 @@ from baton_protocol.link import (
 from baton_protocol.request import Request
 from baton_protocol.sampling import StructuredOutput
 from baton_text.artifacts import BYTE_VOCAB_SIZE, ArtifactError, byte_artifacts
-from baton_text.grammar import Grammars, Matcher, grammar_of
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.matcher import Matcher
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.processes import free_port, linked, make_request, running
 from tests.support.nodes.step_loops import LoopNode, run_alone, settle, spin, store_node
@@ -131,7 +133,7 @@ def test_a_job_waits_for_its_grammar_and_then_runs(
     settle([node])
     (matcher,) = given
     assert matcher is not None
-    assert matcher.accepted(b"a" * 20) == 20
+    assert matcher.count_accepted(b"a" * 20) == 20
 
 
 def test_a_job_without_a_grammar_has_no_matcher_and_loads_no_tokenizer() -> None:

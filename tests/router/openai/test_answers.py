@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from baton_protocol.errors import PromptTooLong, Unavailable
 from baton_protocol.ids import RequestId
-from baton_protocol.link import Delta, FinishReason
+from baton_protocol.link import Delta
+from baton_protocol.sampling import FinishReason
 from baton_router.openai.answers import (
     ChatCompletionChunk,
     CommonFields,

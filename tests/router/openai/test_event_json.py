@@ -11,7 +11,8 @@ import pytest
 
 from baton_protocol.errors import Unavailable
 from baton_protocol.ids import RequestId
-from baton_protocol.link import Delta, FinishReason
+from baton_protocol.link import Delta
+from baton_protocol.sampling import FinishReason
 from baton_router.errors import RequestFailed
 from baton_router.requests.in_flight import Batch, OutputQueue
 from tests.support.clients.raw_http import JSON_TYPE, raw_request

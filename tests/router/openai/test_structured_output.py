@@ -26,16 +26,14 @@ from baton_router.openai.completions import CompletionCall
 from baton_router.openai.structured_output import KINDS, MAX_STRUCTURES, NAMES, TYPES
 from baton_router.requests.tokenize import MAX_GRAMMARS_BYTES, prepare
 from baton_text.artifacts import byte_artifacts
-from baton_text.grammar import (
-    COMPILED_KEPT,
+from baton_text.grammars.constraints import grammar_of
+from baton_text.grammars.errors import GrammarError
+from baton_text.grammars.grammars import COMPILED_KEPT, MAX_COMPILE_S, Grammars
+from baton_text.grammars.limits import (
     MAX_CHOICES,
-    MAX_COMPILE_S,
     MAX_EBNF_BYTES,
     MAX_GRAMMAR_BYTES,
     MAX_JSON_DEPTH,
-    GrammarError,
-    Grammars,
-    grammar_of,
 )
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.fake_node import FakeNode

@@ -20,7 +20,8 @@ from tokenizers import Tokenizer as Backend
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
-from baton_protocol.link import Delta, FinishReason, PrefillJob, RunJob
+from baton_protocol.link import Delta, PrefillJob, RunJob
+from baton_protocol.sampling import FinishReason
 from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answer_parsing import AnswerParsing, ChoiceReader
@@ -35,7 +36,8 @@ from baton_text.artifacts import BYTE_EOS_ID, CHAT_TEMPLATE, byte_artifacts
 from baton_text.artifacts import TOKENIZER as TOKENIZER_JSON
 from baton_text.chat import ChatTemplate
 from baton_text.conversation import RAW_ARGUMENTS
-from baton_text.grammar import MAX_GRAMMAR_BYTES, Grammars
+from baton_text.grammars.grammars import Grammars
+from baton_text.grammars.limits import MAX_GRAMMAR_BYTES
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.parser import Piece, ToolParser
 from baton_text.parsers.registry import (

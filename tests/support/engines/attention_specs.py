@@ -10,7 +10,7 @@ import torch
 from baton_engine.attention.interface import StepArrays, StepBatch
 from baton_engine.config.model_config import AttentionSpec
 from baton_engine.interface import Row
-from baton_engine.runner.input_batch import BlockTables
+from baton_engine.runner.block_tables import BlockTables
 from baton_engine.runner.input_buffers import to_device
 from baton_protocol.layout import KVLayout
 

@@ -23,8 +23,8 @@ from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.requirements import groups_of
 from baton_engine.models.registry import build_model
 from baton_engine.runner.forward import Compute, Forward
-from baton_engine.runner.input_buffers import STAGING_BUFFERS, Staging
 from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.staging_buffers import STAGING_BUFFERS, Staging
 from baton_engine.weights.loader import load_weights
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton_engine.config.model_config import ModelConfig, RopeConfig
-from baton_engine.memory.estimate import Demand
+from baton_engine.memory.demand import MemoryDemand
 from baton_protocol.layout import KVGroup, KVLayout
 
 GIB = 1 << 30
@@ -69,7 +69,7 @@ def demand_of(
     dtype: str = "bfloat16",
     block_size: int = 16,
     **changes: Any,
-) -> Demand:
+) -> MemoryDemand:
     """A demand on CUDA with graphs and steps of 2,048 tokens and 256 sequences; `changes` changes
     its fields."""
     config = config or config_of()
@@ -87,4 +87,4 @@ def demand_of(
         "max_batched_tokens": 2048,
         "max_num_seqs": 256,
     }
-    return Demand(config=config, layout=layout, **{**usual, **changes})
+    return MemoryDemand(config=config, layout=layout, **{**usual, **changes})

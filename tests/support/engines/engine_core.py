@@ -115,15 +115,18 @@ def _copy(row: Row, last_ids: Sequence[int]) -> Row:
     """Copy a row with the lists and counts that the engine keeps changing."""
     samples = tuple(
         msgspec.structs.replace(
-            each, seen=PenaltyCounts(tuple(each.seen.prompt), dict(each.seen.outputs))
+            each,
+            penalty_counts=PenaltyCounts(
+                tuple(each.penalty_counts.prompt), dict(each.penalty_counts.outputs)
+            ),
         )
-        if each.seen
+        if each.penalty_counts
         else each
         for each in row.samples
     )
     tokens, blocks = list(row.tokens), list(row.blocks)
-    if row.after is not None:
-        tokens[-1] = last_ids[row.after]
+    if row.awaited_sample is not None:
+        tokens[-1] = last_ids[row.awaited_sample]
     return msgspec.structs.replace(row, tokens=tokens, blocks=blocks, samples=samples)
 
 

@@ -88,6 +88,21 @@ def reference(folder: Path, prompt: Sequence[int], new_tokens: int) -> Reference
     )
 
 
+def compare_all(
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    actual: Sequence[Sequence[int]],
+    tally: Tally,
+    label: str = "alone",
+    *,
+    new_tokens: int = 64,
+) -> None:
+    """Compare each prompt's ids with those of transformers."""
+    for prompt, ids in zip(prompts, actual, strict=True):
+        expected = reference(folder, prompt, new_tokens)
+        compare(expected, ids, tally, f"{label}, prompt of {len(prompt)}")
+
+
 @lru_cache(maxsize=2)
 def _reference_model(folder: Path) -> Any:
     import torch

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory, Launched, Reservation, Row, RowResult
 from baton_engine.kv.block_pool import hash_in
-from baton_engine.kv.cpu_offload import CopiedBlocks, slots_for
+from baton_engine.kv.host_blocks import CopiedBlocks, slots_for
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVGroup
@@ -104,7 +104,9 @@ class WatchedRunner:
                 assert self._pool.refs(block) == 1, f"block {block} is shared, and is written"
             for step in self.unread:
                 step.check_next(row, self.written(row))
-            assert self.unread or row.after is None, "a row awaits a token, but no step is unread"
+            assert self.unread or row.awaited_sample is None, (
+                "a row awaits a token, but no step is unread"
+            )
         self.fail("launch")
         self.host.make()
         self.steps.append([(row.start, len(row.tokens)) for row in rows])
@@ -196,16 +198,16 @@ class WatchedStep:
                 )
                 assert all(same), "blocks of a row in use were replaced"
                 continue
-            assert own_row.key != row.key, "two sequences have one key"
+            assert own_row.blocks_id != row.blocks_id, "two sequences have one key"
             assert set(used).isdisjoint(written), "a block that is being read is written"
             being_written = self.runner.written(own_row)
             assert set(self.runner.used(row)).isdisjoint(being_written), (
                 "a block that is being written is read"
             )
-        if row.after is not None:
+        if row.awaited_sample is not None:
             own_row, sample = [
                 (own_row, each) for own_row in self.rows for each in own_row.samples
-            ][row.after]
+            ][row.awaited_sample]
             assert own_row.blocks is row.blocks, "a row awaits the token of another sequence"
             assert sample.position == row.start + len(row.tokens) - 1
 
@@ -235,7 +237,7 @@ def content(engine: EngineCore, blocks: Sequence[BlockId]) -> bytes:
 
 
 class Landing(NamedTuple):
-    """See interface.Engine.submit."""
+    """See EngineCore.submit."""
 
     landed: list[tuple[int, int]]
     window_landed: list[tuple[int, int]]

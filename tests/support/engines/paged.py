@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton_engine.attention.triton_paged_attention import PagedRows
+from baton_engine.attention.triton_paged_attention import StepRows
 from tests.support.engines.kernels import DEVICE
 from tests.support.engines.small_pool import attention_of
 
@@ -42,7 +42,7 @@ class Case:
 class Inputs:
     q_TNH: torch.Tensor
     layer_P2KBH: torch.Tensor
-    rows: PagedRows
+    rows: StepRows
     expected_TNH: torch.Tensor  # float64, on the CPU
 
 
@@ -72,7 +72,7 @@ def make_inputs(case: Case) -> Inputs:
     starts = torch.tensor([0, *(count for _, count in case.spans)]).cumsum(0).int()
     one_token = all(count == 1 for _, count in case.spans)
     where = (starts.to(DEVICE), torch.tensor(lengths).int().to(DEVICE), table.to(DEVICE))
-    return Inputs(q.to(DEVICE), pool.to(DEVICE), PagedRows(*where, one_token), torch.cat(expected))
+    return Inputs(q.to(DEVICE), pool.to(DEVICE), StepRows(*where, one_token), torch.cat(expected))
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:

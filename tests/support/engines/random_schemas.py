@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from baton_text.grammar import Matcher
+from baton_text.grammars.matcher import Matcher
 
 NAMES = ("a", "b", "c", "ab", "x_1", 'q"')
 PATTERNS = ("^[ab]$", "^x_", "^[a-c]{1,2}$", "b$", "^(ab|x_1)$", "^[a-d]+_$", "")

@@ -17,7 +17,7 @@ from itertools import product
 from typing import Generic, Literal, TypeVar
 
 from baton_protocol.link import Deltas
-from baton_text.grammar import Grammars
+from baton_text.grammars.grammars import Grammars
 from tests.support.clients.http import Json
 from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.cases import PATH

@@ -15,9 +15,9 @@ from typing import Any
 
 import jsonschema_rs
 
-from baton_text.answer_grammar import CallRules, answer_grammar
 from baton_text.artifacts import byte_artifacts
-from baton_text.grammar import Kind, grammar_of
+from baton_text.grammars.answer_grammar import CallRules, answer_grammar
+from baton_text.grammars.constraints import Kind, grammar_of
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.parser import CallForm, Piece, ReasoningParser, ToolParser, Tools
 from baton_text.parsers.registry import reader

@@ -11,7 +11,7 @@ import msgspec
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory
-from baton_kvstore.data.transfers import Tuning
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.index.markers import Index
 from baton_node.store.base import ConnectorEvent, Fetched, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector

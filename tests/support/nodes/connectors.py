@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from baton_engine.interface import KVMemory
 from baton_engine.sim.build import SimSettings, build_sim
-from baton_kvstore.data.transfers import Tuning
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_node.settings import StoreCare

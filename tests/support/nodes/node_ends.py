@@ -20,7 +20,7 @@ import torch
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory, Reservation
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.sim.runner import SimMemory
+from baton_engine.sim.memory import SimMemory
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_node.store.index_client import StoreAddress

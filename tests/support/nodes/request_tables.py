@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,6 +20,7 @@ from baton_node.server.spans import NodeSpans
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
 from baton_protocol.request import Request
+from baton_protocol.sampling import FinishReason
 from baton_protocol.store import NodeLoad, Speeds
 from baton_protocol.traces import Span
 from baton_text.artifacts import byte_artifacts
@@ -80,11 +80,8 @@ class TableNode:
         self.table.stepped(Step(tokens))
 
 
-Finish = Literal["stop", "length"]
-
-
 def tokens_of(
-    request: Request, choice: int, ids: Sequence[int], finish: Finish | None = "length"
+    request: Request, choice: int, ids: Sequence[int], finish: FinishReason | None = "length"
 ) -> list[Token]:
     """The tokens that an engine reports for a choice; the last one carries `finish`."""
     last = len(ids) - 1

@@ -26,7 +26,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import FirstTokens, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_text.artifacts import BYTE_VOCAB_SIZE, byte_artifacts
-from baton_text.grammar import Grammars
+from baton_text.grammars.grammars import Grammars
 from baton_text.tokenizer import Tokenizer
 from tests.support.stores.kvstore import PATIENT, patient_index
 

@@ -16,14 +16,11 @@ import redis
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.data.data_plane import DataPlane
-from baton_kvstore.data.transfers import (
-    GetResult,
-    PutResult,
-    RateMeter,
-    Shared,
-    StagingPool,
-    Tuning,
-)
+from baton_kvstore.data.rate_meter import RateMeter
+from baton_kvstore.data.shared import Shared
+from baton_kvstore.data.staging_pool import StagingPool
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index.markers import Index

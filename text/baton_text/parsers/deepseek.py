@@ -25,13 +25,13 @@ def _v31(source: Source, tools: Tools) -> Pieces:
     while (marker := (yield from content(source, *_MARKERS))) is not None:
         if marker != CALL_BEGIN:
             continue
-        text, found = yield from whole(source.until(*_MARKERS))
-        if found == SEPARATOR and is_name(text.strip()):
+        text, marker_after = yield from whole(source.until(*_MARKERS))
+        if marker_after == SEPARATOR and is_name(text.strip()):
             calls += yield from arguments_call(source, text.strip(), calls, *_MARKERS)
             continue
         if text:
             yield Piece("content", text)
-        source.put_back(found or "")
+        source.put_back(marker_after or "")
 
 
 def _v3(source: Source, tools: Tools) -> Pieces:
@@ -39,17 +39,17 @@ def _v3(source: Source, tools: Tools) -> Pieces:
     while (marker := (yield from content(source, *_MARKERS))) is not None:
         if marker != CALL_BEGIN:
             continue
-        text, found = yield from whole(source.until(*_MARKERS))
-        if found == SEPARATOR:  # `text` is the tool's type, which is always "function"
+        text, marker_after = yield from whole(source.until(*_MARKERS))
+        if marker_after == SEPARATOR:  # `text` is the tool's type, which is always "function"
             yield from source.skip_space()
-            text, found = yield from whole(source.until("\n", _JSON, *_MARKERS))
-            if found is not None and is_name(text.strip()):
-                source.put_back(found)
+            text, marker_after = yield from whole(source.until("\n", _JSON, *_MARKERS))
+            if marker_after is not None and is_name(text.strip()):
+                source.put_back(marker_after)
                 calls += yield from _block_call(source, text.strip(), calls)
                 continue
         if text:
             yield Piece("content", text)
-        source.put_back(found or "")
+        source.put_back(marker_after or "")
 
 
 def _block_call(source: Source, name: str, number: int) -> Generator[Piece | None, None, bool]:

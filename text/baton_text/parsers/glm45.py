@@ -10,13 +10,13 @@ from baton_text.parsers.parser import (
     ArgumentForm,
     CallForm,
     Piece,
-    Pieces,
     ToolParser,
     Tools,
     content,
     whole,
 )
 from baton_text.parsers.source import Source
+from baton_text.parsers.xml_calls import parser_of_calls
 from baton_text.parsers.xml_values import Arguments
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -25,35 +25,28 @@ VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 _MARKERS = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
 
 
-def _parse(source: Source, tools: Tools) -> Pieces:
-    calls = 0
-    while (marker := (yield from content(source, *_MARKERS))) is not None:
-        if marker == BEGIN:
-            calls += yield from _call(source, tools, calls)
-
-
-def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
+def _read_call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
     yield from source.skip_space()
-    text, found = yield from whole(source.until("\n", *_MARKERS))
+    text, marker_after = yield from whole(source.until("\n", *_MARKERS))
     name = text.strip()
-    if found not in ("\n", KEY, END) or not is_name(name):
+    if marker_after not in ("\n", KEY, END) or not is_name(name):
         if text:
             yield Piece("content", text)
-        source.put_back(found or "")
+        source.put_back(marker_after or "")
         return False
     yield Piece("call", name, number)
-    if found != "\n":
-        source.put_back(found)
+    if marker_after != "\n":
+        source.put_back(marker_after)
     yield from source.skip_space()
     arguments = Arguments(tools, name, number)
     while (marker := (yield from content(source, *_MARKERS))) not in (BEGIN, END, None):
         if marker == KEY:
-            key, found = yield from whole(source.until(*_MARKERS))
-            if found == KEY_END:
+            key, marker_after = yield from whole(source.until(*_MARKERS))
+            if marker_after == KEY_END:
                 yield from source.skip_space()
-                found = yield from source.starts_with(VALUE)
-            if found != VALUE:
-                source.put_back(found or "")
+                marker_after = yield from source.starts_with(VALUE)
+            if marker_after != VALUE:
+                source.put_back(marker_after or "")
                 continue
             key = key.strip()
             value, complete = yield from arguments.value(source, key, VALUE_END)
@@ -70,7 +63,7 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
 
 GLM45 = ToolParser(
     name="glm45",
-    parse=_parse,
+    parse=parser_of_calls(BEGIN, _MARKERS, _read_call),
     marks=(BEGIN, KEY, VALUE),
     form=CallForm(
         before_name=BEGIN,

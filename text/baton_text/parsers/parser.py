@@ -11,6 +11,21 @@ from baton_text.parsers.source import Source, Texts
 T = TypeVar("T")
 PieceKind = Literal["reasoning", "content", "call", "arguments"]
 Tools = Mapping[str, Mapping[str, Any]]  # a function's name -> the JSON schema of its arguments
+# Text that opens the assistant's message in prompts of the reasoning families.
+_TURNS = (
+    "<|im_start|>assistant",
+    "<|im_assistant|>assistant<|im_middle|>",
+    "<|start|>assistant",
+    "<|start_of_role|>assistant<|end_of_role|>",
+    "<|start_header_id|>assistant<|end_header_id|>",
+    "<|assistant|>",
+    "<seed:bos>assistant",
+    "]~b]ai",
+    "[/INST]",
+    "[/TOOL_RESULTS]",
+    "<\uff5cAssistant\uff5c>",
+    "<\uff5ctool\u2581outputs\u2581end\uff5c>",
+)
 
 
 class Piece(NamedTuple):
@@ -112,23 +127,6 @@ class ToolParser:
     short_ids: bool = False
 
 
-# Text that opens the assistant's message in prompts of the reasoning families.
-_TURNS = (
-    "<|im_start|>assistant",
-    "<|im_assistant|>assistant<|im_middle|>",
-    "<|start|>assistant",
-    "<|start_of_role|>assistant<|end_of_role|>",
-    "<|start_header_id|>assistant<|end_header_id|>",
-    "<|assistant|>",
-    "<seed:bos>assistant",
-    "]~b]ai",
-    "[/INST]",
-    "[/TOOL_RESULTS]",
-    "<\uff5cAssistant\uff5c>",
-    "<\uff5ctool\u2581outputs\u2581end\uff5c>",
-)
-
-
 @dataclass(frozen=True)
 class ReasoningParser:
     """Reads one family's reasoning: text between two markers at the start of an answer.
@@ -159,11 +157,11 @@ class ReasoningParser:
     def begun(self, prompt: str) -> bool:
         """Whether an answer to `prompt` begins inside reasoning: the prompt's part of the
         assistant message opens reasoning and does not close it."""
-        found = [at + len(turn) for turn in _TURNS if (at := prompt.rfind(turn)) >= 0]
-        if not found:
+        ends = [at + len(turn) for turn in _TURNS if (at := prompt.rfind(turn)) >= 0]
+        if not ends:
             end = prompt.rstrip()
             return end.endswith(self.begin) or (self.always and not end.endswith(self.end))
-        message = prompt[max(found) :].lstrip()
+        message = prompt[max(ends) :].lstrip()
         if message.startswith(self.begin):
             return self.end not in message
         return self.always and not message
@@ -197,28 +195,28 @@ class Reader:
         return [(max(0, a - opened), b - opened) for a, b in self._source.reasoning if b > opened]
 
     def _read(self) -> list[Piece]:
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         texts: list[str] = []  # of the last piece
         for piece in self._pieces:
             if piece is None:
                 break
-            if not found or piece.kind == "call" or found[-1][::2] != piece[::2]:
-                _join(found, texts)
-                found.append(piece)
+            if not pieces or piece.kind == "call" or pieces[-1][::2] != piece[::2]:
+                _join(pieces, texts)
+                pieces.append(piece)
                 texts = []
             texts.append(piece.text)
         else:
             if rest := self._source.take(len(self._source.unread)):
-                _join(found, texts)
-                return [*found, Piece("content", rest)]
-        _join(found, texts)
-        return found
+                _join(pieces, texts)
+                return [*pieces, Piece("content", rest)]
+        _join(pieces, texts)
+        return pieces
 
 
-def _join(found: list[Piece], texts: list[str]) -> None:
+def _join(pieces: list[Piece], texts: list[str]) -> None:
     """Replace the last piece's text by the concatenated `texts`."""
     if len(texts) > 1:
-        found[-1] = found[-1]._replace(text="".join(texts))
+        pieces[-1] = pieces[-1]._replace(text="".join(texts))
 
 
 def as_pieces(
@@ -235,16 +233,16 @@ def as_pieces(
 
 def whole(texts: Texts[T]) -> Generator[None, None, tuple[str, T]]:
     """Collect all texts; return them as one string, with the return value of `texts`."""
-    found: list[str] = []
+    texts_read: list[str] = []
     while True:
         try:
             text = next(texts)
         except StopIteration as stop:
-            return "".join(found), stop.value
+            return "".join(texts_read), stop.value
         if text is None:
             yield None
         else:
-            found.append(text)
+            texts_read.append(text)
 
 
 def content(source: Source, *markers: str) -> Generator[Piece | None, None, str | None]:

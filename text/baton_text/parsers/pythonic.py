@@ -41,6 +41,8 @@ _STRING_OR_KEYWORD = re.compile(
     r"""(?P<string>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')|(?P<keyword>\b[^\W\d]\w*+)(?=\s*=)""",
     re.DOTALL,
 )
+# A grammar writes no escapes in JSON strings that Python reads in another way.
+_KEYWORD_ARGUMENTS = ArgumentForm(before_key="", after_key="=", between=", ", key=r"[^\W\d]\w*")
 
 
 def _parse(source: Source, tools: Tools) -> Pieces:
@@ -129,7 +131,9 @@ def _arguments(text: str) -> str | None:
             call = ast.parse("f" + _STRING_OR_KEYWORD.sub(_as_python, text), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {each.arg[1:]: _value(each.value) for each in call.keywords if each.arg}
+        values = {
+            keyword.arg[1:]: _value(keyword.value) for keyword in call.keywords if keyword.arg
+        }
         if len(values) < len(call.keywords):
             return None
         arguments = json.dumps(values, ensure_ascii=False, allow_nan=False)
@@ -166,8 +170,6 @@ def _value(node: ast.expr) -> Any:
             raise ValueError(f"{type(node).__name__} is not a literal")
 
 
-# A grammar writes no escapes in JSON strings that Python reads in another way.
-_KEYWORD_ARGUMENTS = ArgumentForm(before_key="", after_key="=", between=", ", key=r"[^\W\d]\w*")
 PYTHONIC = ToolParser(
     name="pythonic",
     parse=_parse,

@@ -10,13 +10,13 @@ from baton_text.parsers.parser import (
     ArgumentForm,
     CallForm,
     Piece,
-    Pieces,
     ToolParser,
     Tools,
     content,
     whole,
 )
 from baton_text.parsers.source import Source
+from baton_text.parsers.xml_calls import parser_of_calls
 from baton_text.parsers.xml_values import Arguments
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -25,19 +25,12 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 _MARKERS = (BEGIN, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
 
-def _parse(source: Source, tools: Tools) -> Pieces:
-    calls = 0
-    while (marker := (yield from content(source, *_MARKERS))) is not None:
-        if marker == FUNCTION:
-            calls += yield from _call(source, tools, calls)
-
-
-def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
-    name, found = yield from whole(source.until(">", "\n", *_MARKERS))
-    if found != ">" or not is_name(name):
+def _read_call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
+    name, marker_after = yield from whole(source.until(">", "\n", *_MARKERS))
+    if marker_after != ">" or not is_name(name):
         if name:
             yield Piece("content", name)
-        source.put_back("" if found in (">", None) else found)
+        source.put_back("" if marker_after in (">", None) else marker_after)
         return False
     yield Piece("call", name, number)
     yield from source.skip_space()
@@ -45,9 +38,9 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
     ends = (BEGIN, END, FUNCTION, FUNCTION_END, None)
     while (marker := (yield from content(source, *_MARKERS))) not in ends:
         if marker == PARAMETER:
-            key, found = yield from whole(source.until(">", "\n", *_MARKERS))
-            if found != ">":
-                source.put_back(found or "")
+            key, marker_after = yield from whole(source.until(">", "\n", *_MARKERS))
+            if marker_after != ">":
+                source.put_back(marker_after or "")
                 continue
             value, complete = yield from arguments.value(source, key, PARAMETER_END)
             if complete:
@@ -63,7 +56,7 @@ def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, 
 
 QWEN3_CODER = ToolParser(
     name="qwen3_coder",
-    parse=_parse,
+    parse=parser_of_calls(FUNCTION, _MARKERS, _read_call),
     marks=(BEGIN, FUNCTION, PARAMETER),
     form=CallForm(
         before_name=f"{BEGIN}\n{FUNCTION}",

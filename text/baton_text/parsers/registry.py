@@ -73,7 +73,9 @@ REASONING_PARSERS: Mapping[str, ReasoningParser] = {
 
 def tool_parser_for(template: str) -> ToolParser | None:
     """The parser of the calls in a chat template; None if no known family writes such calls."""
-    return next((one for one in TOOL_PARSERS.values() if _all_in(one.marks, template)), None)
+    return next(
+        (parser for parser in TOOL_PARSERS.values() if _all_in(parser.marks, template)), None
+    )
 
 
 def enforced(parser: ToolParser) -> ToolParser:
@@ -84,7 +86,9 @@ def enforced(parser: ToolParser) -> ToolParser:
 
 
 def reasoning_parser_for(template: str) -> ReasoningParser | None:
-    return next((one for one in REASONING_PARSERS.values() if _all_in(one.marks, template)), None)
+    return next(
+        (parser for parser in REASONING_PARSERS.values() if _all_in(parser.marks, template)), None
+    )
 
 
 def _all_in(marks: tuple[str, ...], template: str) -> bool:

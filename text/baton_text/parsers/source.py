@@ -161,20 +161,20 @@ class Source:
                 begun = _beginning(markers, self._text, self._at)
                 if match and match.group() not in markers and begun <= match.start():
                     match = None
-            found = match.group() if match else ""
-            depth += (found in ("{", "[")) - (found in ("}", "]"))
-            bracket = found in ("{", "[", "}", "]")
+            piece = match.group() if match else ""
+            depth += (piece in ("{", "[")) - (piece in ("}", "]"))
+            bracket = piece in ("{", "[", "}", "]")
             end = match.start() + bracket if match else begun
             if end > self._at:
                 yield self.take(end - self._at)
-            if found == '"':
+            if piece == '"':
                 if not (yield from self._string()):
                     return False
-            elif found and not bracket:
+            elif piece and not bracket:
                 return False  # a marker
-            if found and depth <= 0:
+            if piece and depth <= 0:
                 return True
-            if not found:
+            if not piece:
                 if self.ended:
                     return False
                 yield None

@@ -26,15 +26,15 @@ class Arguments:
         """Read the value of `key` up to `end`; return it and whether `end` was found.
 
         An `end` within a JSON string belongs to the value, unless the value may be plain text."""
-        text, found = yield from whole(source.until(end))
+        text, marker = yield from whole(source.until(end))
         parts = [text]
         if "string" not in self._types(key) and text.lstrip().startswith(("[", "{", '"')):
             inside = _ends_inside(text, False)
-            while inside and found is not None:
-                text, found = yield from whole(source.until(end))
+            while inside and marker is not None:
+                text, marker = yield from whole(source.until(end))
                 parts.append(end + text)
                 inside = _ends_inside(parts[-1], inside)
-        return "".join(parts), found is not None
+        return "".join(parts), marker is not None
 
     def add(self, key: str, text: str) -> Iterator[Piece]:
         """No key stands twice: of a repeated one the first value stays, as it may be sent."""
@@ -86,14 +86,14 @@ def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a schema within `root` allows; empty if it names none.
 
     Each part is read once, so the time is linear also if references form cycles."""
-    found: set[str] = set()
+    types: set[str] = set()
     pending, seen = [schema], set[int]()
     while pending:
         part = pending.pop()
         if not isinstance(part, Mapping) or id(part) in seen:
             continue
         seen.add(id(part))
-        found |= _own_types(part)
+        types |= _own_types(part)
         for keyword in ("anyOf", "oneOf", "allOf"):
             options = part.get(keyword)
             pending += options if isinstance(options, list) else []
@@ -103,7 +103,7 @@ def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
             for key in reference[2:].split("/"):
                 target = target.get(key) if isinstance(target, Mapping) else None
             pending.append(target)
-    return frozenset(found)
+    return frozenset(types)
 
 
 def _own_types(schema: Mapping[str, Any]) -> set[str]:
@@ -111,7 +111,7 @@ def _own_types(schema: Mapping[str, Any]) -> set[str]:
     named = schema.get("type")
     types = [named] if isinstance(named, str) else named
     if isinstance(types, list) and types:
-        return {each for each in types if isinstance(each, str)}
+        return {name for name in types if isinstance(name, str)}
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values and all(isinstance(one, str) for one in values):
         return {"string"}

@@ -16,12 +16,11 @@ blocks that rows share:
   matrices, from a certain number of rows on (see `batched_products`).
 
 One-token rows (decode) and the tokens of short prompts are computed together, and read K and V in
-their blocks. Those that begin with the same splits read these once (see `decode_rows`). Longer rows
+their blocks. Those that begin with the same splits read these once (see `row_groups`). Longer rows
 (prefill) are computed one by one, some tokens and kv heads at a time. Their K and V are copied from
 the blocks into one matrix before they are multiplied.
 
-Shapes: T tokens of the step or of a piece, N query heads, K kv heads, G = N / K, H head_dim, S keys
-of a split, C splits, L = C S keys, M rows of a product (tokens times G), X matrices.
+Shapes: T tokens of the step or of a piece, N query heads, K kv heads, H head_dim.
 """
 
 from __future__ import annotations
@@ -30,28 +29,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 
-from baton_engine.attention.exact.batched_products import BatchedProducts, added
-from baton_engine.attention.exact.decode_rows import (
-    Places,
-    decode_rows,
-    has_kernels,
-    shared_prefixes,
-    similar,
-)
+from baton_engine.attention.exact.batched_products import BatchedProducts
+from baton_engine.attention.exact.decode_rows import decode_rows, has_kernels
 from baton_engine.attention.exact.pages import SIZES, PagedKV, Sizes
-from baton_engine.attention.exact.splits import Hidden, Splits
+from baton_engine.attention.exact.places import Places
+from baton_engine.attention.exact.prompt_piece import PromptPiece
+from baton_engine.attention.exact.row_groups import group_by_length, group_by_prefix
+from baton_engine.attention.exact.splits import Splits
 from baton_engine.attention.interface import KVSlots, StepBatch, TableRow, table_rows
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.cpu_kernels.elementwise import add_splits, can_add_splits
 from baton_engine.kv.kv_pool import TorchMemory
-
-# Tokens of a prompt that are computed at a time. More would compute more scores of keys that a
-# token does not see, and fewer would take more calls.
-PIECE_TOKENS = 64
 
 
 class TorchAttention:
@@ -137,97 +126,6 @@ class TorchStep:
         return out_TNH
 
 
-_Part = tuple[slice, int, Hidden | None, npt.NDArray[np.int32]]
-
-
-class PromptPiece:
-    """Consecutive tokens of one row. Computes as many tokens and kv heads at a time as `max_scores`
-    allows, and at least one."""
-
-    def __init__(
-        self, kv: PagedKV, products: BatchedProducts, row: TableRow, begin: int, splits: Splits
-    ) -> None:
-        self.places: Places = slice(begin, begin + row.count)
-        self._kv = kv
-        self._products = products
-        self._splits = splits
-        self._queries_T = np.arange(row.start, row.start + row.count)
-        self._low = splits.lowest(row.start)
-        count = splits.of(int(self._queries_T[-1])) + 1 - self._low
-        self._keys = count * splits.keys
-        # The keys that any query sees, counted from the first that is read.
-        first = 0 if splits.window is None else max(0, row.start + 1 - splits.window)
-        begins = self._low * splits.keys
-        self._seen = slice(first - begins, int(self._queries_T[-1]) + 1 - begins)
-        self._pages = kv.page_rows(splits.table([row], [self._low], count))
-        self._parts: list[_Part] | None = None
-
-    def attend(self, layer: int, q_TNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
-        kv, (tokens, heads, dim) = self._kv, q_TNH.shape
-        by_head = (tokens, kv.num_kv_heads, heads // kv.num_kv_heads, dim)
-        k_KLH = kv.gather_k(layer, self._pages).view(kv.num_kv_heads, -1, dim)
-        v_KLH = kv.gather_v(layer, self._pages).view(kv.num_kv_heads, -1, dim)
-        # A weight of 0 does not remove NaN, and memory that no query sees may hold it.
-        v_KLH[:, : self._seen.start] = 0.0
-        v_KLH[:, self._seen.stop :] = 0.0
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
-        add_in_place = can_add_splits(out_TNH)
-        out_KTGH = out_TNH.view(by_head).transpose(0, 1)
-        q_KTGH = q_TNH.reshape(by_head).transpose(0, 1)
-        each_token = by_head[2] * self._keys
-        height = min(
-            tokens,
-            PIECE_TOKENS,
-            max(1, kv.sizes.max_scores // each_token),
-            max(1, self._products.most_rows // by_head[2]),
-        )
-        width = max(1, kv.sizes.max_scores // (height * each_token))
-        for part, seen, hidden, seen_R2 in self._parts_of(height, by_head[2]):
-            for head in range(0, kv.num_kv_heads, width):
-                some = slice(head, head + width)
-                q_XTGH = q_KTGH[some, part]
-                q_XMH = q_XTGH.flatten(1, 2)
-                rows = q_XMH.shape[1]
-                # Padding here is cheaper than in each product.
-                q_XMH = F.pad(q_XMH, (0, 0, 0, self._products.rows(rows) - rows))
-                k_XLH, v_XLH = k_KLH[some, :seen], v_KLH[some, :seen]
-                if q_TNH.device.type == "cpu":
-                    weights_XCMS = self._products.weights(
-                        q_XMH, k_XLH, spec, seen_R2, self._splits.keys
-                    )
-                    sums_XMCH = self._products.multiplied(weights_XCMS, v_XLH)
-                    if add_in_place:
-                        add_splits(sums_XMCH.transpose(1, 2), out_TNH[part], by_head[2], head)
-                        continue
-                    out_XMH = added(sums_XMCH)
-                else:
-                    scores_XML = self._products.scores(q_XMH, k_XLH, spec)
-                    if hidden is not None:
-                        hidden.hide(scores_XML[:, :rows])
-                    out_XMH = added(self._products.sums(self._splits.weights(scores_XML), v_XLH))
-                out_KTGH[some, part] = out_XMH[:, :rows].view(q_XTGH.shape)
-        return out_TNH
-
-    def _parts_of(self, height: int, group: int) -> list[_Part]:
-        """`height` tokens at a time: the tokens, the number of keys up to the last that they see,
-        those that some do not see, and what each row of a product sees. Made by the first layer."""
-        if self._parts is None:
-            self._parts = []
-            for first in range(0, len(self._queries_T), height):
-                part_T = self._queries_T[first : first + height]
-                seen = (self._splits.of(int(part_T[-1])) + 1 - self._low) * self._splits.keys
-                # The G query heads of a token are neighbouring rows of a product.
-                hidden = None
-                if self._kv.device.type != "cpu":  # whose kernels need no mask
-                    keys_L = self._low * self._splits.keys + np.arange(seen)
-                    hidden_TL = self._splits.hidden(part_T[:, None], keys_L)
-                    hidden = Hidden.of(np.repeat(hidden_TL, group, 0)[None], self._kv.device)
-                seen_T2 = self._splits.seen(part_T, self._low).clip(max=seen)
-                seen_R2 = np.repeat(seen_T2, group, 0).astype(np.int32)
-                self._parts.append((slice(first, first + len(part_T)), seen, hidden, seen_R2))
-        return self._parts
-
-
 def _groups(
     kv: PagedKV,
     products: BatchedProducts,
@@ -236,7 +134,7 @@ def _groups(
     num_heads: int,
 ) -> list[Group]:
     """The groups of a step, for all layers with the same window."""
-    found: list[Group] = []
+    groups: list[Group] = []
     ones: list[TableRow] = []
     places: list[int] = []
     begin = 0
@@ -247,14 +145,14 @@ def _groups(
             ones += (TableRow(row.start + index, 1, row.blocks) for index in range(row.count))
             places += range(begin, begin + row.count)
         else:
-            found.append(PromptPiece(kv, products, row, begin, splits))
+            groups.append(PromptPiece(kv, products, row, begin, splits))
         begin += row.count
     most = max(1, kv.sizes.max_scores // (num_heads * splits.keys))
-    for members, shared in shared_prefixes(ones, splits):
+    for members, shared in group_by_prefix(ones, splits):
         starts_R = np.asarray([ones[index].start for index in members])
         sizes = splits.of(starts_R) + 1 - splits.lowest(starts_R)
-        for group in similar(sizes.tolist(), most):
+        for group in group_by_length(sizes.tolist(), most):
             some = [members[index] for index in group]
             rows_of, at = [ones[index] for index in some], [places[index] for index in some]
-            found.append(decode_rows(kv, products, rows_of, at, splits, shared))
-    return found
+            groups.append(decode_rows(kv, products, rows_of, at, splits, shared))
+    return groups

@@ -30,10 +30,11 @@ from baton_engine.attention.exact.paged_products import (
     PagedMatrices,
     can_compute,
 )
-from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, tested_rule
+from baton_engine.attention.exact.row_rule import ROW_COUNTS, TEST_ROWS, RowRule, find_rule
 from baton_engine.config.model_config import AttentionSpec
-from baton_engine.cpu_kernels.elementwise import prompt_weights
-from baton_engine.cpu_kernels.paged_attention import TILE, UNIT, Order, Part
+from baton_engine.cpu_kernels.attention_task import Order, Part
+from baton_engine.cpu_kernels.paged_attention import TILE, UNIT
+from baton_engine.cpu_kernels.softmax import prompt_weights
 
 # Matrices and splits of the larger products of the test.
 MATRICES = 3
@@ -130,7 +131,7 @@ class BatchedProducts:
         return list(torch.split(tensor_XM, self.most_rows, 1))
 
 
-def added(sums_XMCH: torch.Tensor) -> torch.Tensor:
+def sum_splits(sums_XMCH: torch.Tensor) -> torch.Tensor:
     """The sums of all splits, added in ascending order: float32 [X, M, H], a new tensor."""
     found_XMH = sums_XMCH[:, :, 0].to(torch.float32, copy=True)
     for split in range(1, sums_XMCH.shape[2]):
@@ -160,16 +161,16 @@ def _tested(dtype: torch.dtype, head_dim: int, keys: int, threads: int) -> Batch
         """Scores and sums of rows of (query, weights). NaN if the bits depend on the number of
         matrices or splits."""
         q_MH, w_MS = x_MI[:, :head_dim].to(dtype), x_MI[:, head_dim:]
-        found = []
+        parts = []
         for matrices, splits in ((MATRICES, SPLITS), (MATRICES, 1), (1, 1)):
             some = slice(matrices), slice(splits)
             q_XMH = q_MH.expand(matrices, -1, -1)
             w_XMCS = w_MS[None, :, None].expand(matrices, -1, splits, -1)
             scores_XML = untested.scores(q_XMH, k_XCSH[some].flatten(1, 2), spec)
             sums_XMCH = untested.sums(w_XMCS, v_XCSH[some].flatten(1, 2))
-            found.append((scores_XML, sums_XMCH))
-        scores_XML, sums_XMCH = found[0]
-        for scores, sums in found[1:]:
+            parts.append((scores_XML, sums_XMCH))
+        scores_XML, sums_XMCH = parts[0]
+        for scores, sums in parts[1:]:
             matrices, _, splits, _ = sums.shape
             same = torch.equal(scores, scores_XML[:matrices, :, : splits * keys])
             if not same or not torch.equal(sums, sums_XMCH[:matrices, :, :splits]):
@@ -178,7 +179,7 @@ def _tested(dtype: torch.dtype, head_dim: int, keys: int, threads: int) -> Batch
         return torch.cat([part.flatten(1) for part in each], 1)
 
     q_RH = torch.randn(TEST_ROWS, head_dim, generator=noise).to(dtype).float()
-    rule = tested_rule(product, torch.cat((q_RH, w_RS), 1), ROW_COUNTS)
+    rule = find_rule(product, torch.cat((q_RH, w_RS), 1), ROW_COUNTS)
     if not rule.counts:
         return BatchedProducts(rule)
     w_XMCS = w_RS[None, :, None].expand(MATRICES, -1, SPLITS, -1)
@@ -200,7 +201,7 @@ def _orders(
     spec = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=dim, scale=dim**-0.5)
     q_XMH = q_MH.to(dtype).expand(matrices, -1, -1)
     scores_XML = products.scores(q_XMH, k_XCSH.flatten(1, 2), spec)
-    sums_XMH = added(products.sums(w_XMCS, v_XCSH.flatten(1, 2)))
+    sums_XMH = sum_splits(products.sums(w_XMCS, v_XCSH.flatten(1, 2)))
     pages_XP = np.arange(matrices * splits * keys // block).reshape(matrices, -1)
     rows_XM = np.arange(matrices * rows).reshape(matrices, rows)
     seen_X2 = np.tile((0, splits * keys), (matrices, 1))

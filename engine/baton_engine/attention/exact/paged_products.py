@@ -17,16 +17,9 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.attention.cpu_bf16 import multiplies_bf16
+from baton_engine.cpu_kernels.attention_task import TASK, Order, Part
 from baton_engine.cpu_kernels.openmp import NONE_TAKEN, run_kernel
-from baton_engine.cpu_kernels.paged_attention import (
-    TASK,
-    TILE,
-    UNIT,
-    Order,
-    Part,
-    bf16_attention,
-    fp32_attention,
-)
+from baton_engine.cpu_kernels.paged_attention import TILE, UNIT, bf16_attention, fp32_attention
 
 Indexes = npt.NDArray[np.integer]
 

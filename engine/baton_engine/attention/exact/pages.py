@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.config.engine_config import KEYS_COPIED, SCORES_AT_ONCE
+from baton_engine.config.step_sizes import KEYS_COPIED, SCORES_AT_ONCE
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.kv.staging import stage
 

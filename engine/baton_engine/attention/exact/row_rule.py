@@ -54,16 +54,16 @@ class RowRule:
     def pieces(self, rows: int) -> list[int]:
         """The numbers of rows with which `rows` rows are computed one after the other. The last
         piece may be larger than what is left."""
-        found = []
+        pieces = []
         while rows > 0:
             fitting = [count for count in self.counts if count <= rows]
             padded = [count for count in self.counts if rows <= count]
             if padded and (not fitting or padded[0] - rows <= READING_ROWS):
-                found.append(padded[0])
+                pieces.append(padded[0])
             else:
-                found.append(fitting[-1])
-            rows -= found[-1]
-        return found
+                pieces.append(fitting[-1])
+            rows -= pieces[-1]
+        return pieces
 
     @property
     def cost(self) -> float:
@@ -85,22 +85,22 @@ def row_rule(
 
     Takes as long as a step of all `counts` tokens together: 0.1 s for a weight of 3,072 x 576.
     """
-    return tested_rule(product, _test_rows(weight_OI, bias_O), counts)
+    return find_rule(product, _test_rows(weight_OI, bias_O), counts)
 
 
-def tested_rule(product: Product, x_RI: torch.Tensor, counts: Sequence[int]) -> RowRule:
+def find_rule(product: Product, x_RI: torch.Tensor, counts: Sequence[int]) -> RowRule:
     """The rule of lowest cost, found with the rows `x_RI`."""
-    found: list[tuple[torch.Tensor, list[int]]] = []
+    kinds: list[tuple[torch.Tensor, list[int]]] = []
     for count in counts:
         y_RO = _outputs(product, x_RI, count)
         if y_RO is None:
             continue
-        same = [members for other_RO, members in found if torch.equal(other_RO, y_RO)]
+        same = [members for other_RO, members in kinds if torch.equal(other_RO, y_RO)]
         if same:
             same[0].append(count)
         else:
-            found.append((y_RO, [count]))
-    rules = [RowRule(tuple(members), _digest(y_RO)) for y_RO, members in found]
+            kinds.append((y_RO, [count]))
+    rules = [RowRule(tuple(members), _digest(y_RO)) for y_RO, members in kinds]
     return min(rules, key=lambda rule: rule.cost, default=RowRule(()))
 
 

@@ -19,8 +19,8 @@ import torch
 
 from baton_engine.attention.exact.pages import Positions, Table, Visible
 from baton_engine.attention.interface import TableRow
-from baton_engine.config.engine_config import split_blocks
-from baton_engine.cpu_kernels.elementwise import softmax_
+from baton_engine.config.step_sizes import split_blocks
+from baton_engine.cpu_kernels.softmax import softmax_
 from baton_engine.kv.staging import stage
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from baton_engine.config.config_json import Fields
+from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
 from baton_engine.config.model_config import ModelConfig
@@ -38,7 +38,7 @@ def read(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfi
     return replace(
         config,
         norms_after=True,
-        attention_scale=Fields(values).number("query_pre_attn_scalar", 256.0) ** -0.5,
+        attention_scale=ConfigFields(values).number("query_pre_attn_scalar", 256.0) ** -0.5,
         attention_soft_cap=_soft_cap(values, "attn_logit_softcapping", 50.0),
         logits_soft_cap=_soft_cap(values, "final_logit_softcapping", 30.0),
         embed_scale=config.hidden_size**0.5,
@@ -49,7 +49,7 @@ def _soft_cap(values: Mapping[str, Any], key: str, default: float) -> float | No
     """The default applies only if the key is missing; null means no cap."""
     if key in values and values[key] is None:
         return None
-    return Fields(values).number(key, default)
+    return ConfigFields(values).number(key, default)
 
 
 FAMILY = Family(

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from baton_engine.config.config_json import Fields
+from baton_engine.config.config_json import ConfigFields
 from baton_engine.config.dense import Dense
 from baton_engine.config.families import Family
 from baton_engine.config.model_config import RopeConfig
@@ -30,13 +30,15 @@ ORIGINAL_MAX_POSITIONS = 4096
 def read_rope(values: Mapping[str, Any]) -> RopeConfig:
     settings = rope_settings(values)
     kind = rope_type(settings, ("default", *LONGROPE))
-    fields = Fields({"partial_rotary_factor": values.get("partial_rotary_factor"), **settings})
+    fields = ConfigFields(
+        {"partial_rotary_factor": values.get("partial_rotary_factor"), **settings}
+    )
     rope = RopeConfig(
         type="default",
         theta=fields.number("rope_theta", 10000.0),
         partial=fields.number("partial_rotary_factor", 1.0),
     )
-    heads = Fields(values)
+    heads = ConfigFields(values)
     hidden, count = heads.integer("hidden_size"), heads.integer("num_attention_heads")
     rotary_dim = rope.rotary_dim(heads.integer("head_dim", hidden // count))
     if rope.partial > 1 or rotary_dim % 2:
@@ -71,10 +73,10 @@ def _attention_factor(
     settings: Mapping[str, Any], values: Mapping[str, Any], original: int
 ) -> float:
     """By default it grows with the ratio of the maximum length to the original one."""
-    fields = Fields(settings)
+    fields = ConfigFields(settings)
     if settings.get("attention_factor") is not None:
         return fields.number("attention_factor")
-    longest = Fields(values).integer("max_position_embeddings")
+    longest = ConfigFields(values).integer("max_position_embeddings")
     ratio = fields.number("factor", longest / original)
     return 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
 

@@ -1,0 +1,92 @@
+"""One-token rows whose K and V compiled kernels read in the blocks of the pool.
+
+Shapes: R rows, N query heads, K kv heads, G = N / K, H head_dim, L keys, Q = R N rows of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from baton_engine.attention.exact.paged_products import (
+    Arrays,
+    Orders,
+    PagedMatrices,
+)
+from baton_engine.attention.exact.pages import PagedKV
+from baton_engine.attention.exact.places import places_of
+from baton_engine.attention.exact.splits import Splits
+from baton_engine.attention.interface import TableRow
+from baton_engine.config.model_config import AttentionSpec
+from baton_engine.cpu_kernels.attention_task import Part
+
+
+class PagedRows:
+    """Rows whose K and V are read in the blocks of the pool. See decode_rows()."""
+
+    def __init__(
+        self,
+        kv: PagedKV,
+        orders: Orders,
+        rows: Sequence[TableRow],
+        places: Sequence[int],
+        splits: Splits,
+        shared: int,
+    ) -> None:
+        self.places = places_of(places)
+        self.shared = shared
+        self._kv = kv
+        starts_R = np.asarray([row.start for row in rows])
+        low_R = splits.lowest(starts_R) + shared
+        count = int((splits.of(starts_R) - low_R).max()) + 1
+        # Query head n of row r is row r N + n of all arrays.
+        queries = len(rows) * kv.num_heads
+        rows_RKG = np.arange(queries).reshape(len(rows), kv.num_kv_heads, -1)
+        seen_R2 = splits.seen(starts_R, 0) - (low_R * splits.keys)[:, None]
+        self._own = PagedMatrices(
+            kv.pages_of(splits.table(rows, low_R.tolist(), count)),
+            rows_RKG.reshape(-1, rows_RKG.shape[2]),
+            np.repeat(seen_R2.clip(min=0), kv.num_kv_heads, 0),
+            split=splits.keys,
+            orders=orders,
+            column=shared * splits.keys,
+        )
+        self._common: PagedMatrices | None = None
+        if shared:
+            self._common = PagedMatrices(
+                kv.pages_of(splits.table(rows[:1], [0], shared)),
+                rows_RKG.transpose(1, 0, 2).reshape(kv.num_kv_heads, -1),
+                np.tile((0, shared * splits.keys), (kv.num_kv_heads, 1)),
+                split=splits.keys,
+                orders=orders,
+            )
+        self._scores = (shared + count) * splits.keys
+
+    def attend(self, layer: int, q_RNH: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+        kv, own, common = self._kv, self._own, self._common
+        q_QH = q_RNH.reshape(-1, q_RNH.shape[-1])
+        out_QH = torch.empty_like(q_QH)
+        # Made for each layer, because a step may have many groups.
+        scores_QL = torch.empty(len(q_QH), self._scores)
+        sums_QH = torch.empty(len(q_QH), kv.head_dim)
+        arrays = Arrays(kv.k_pages[layer], kv.v_pages[layer], q_QH, scores_QL, sums_QH, out_QH)
+        if common is None and spec.soft_cap is None:
+            own.compute(Part.ALL, arrays, spec.scale)
+            return out_QH.view(q_RNH.shape)
+        weights = Part.SOFTMAX | Part.NO_SUMS
+        if common is not None:
+            common.compute(Part.SCORES, arrays, spec.scale)
+        if spec.soft_cap is None:
+            own.compute(Part.SCORES | weights, arrays, spec.scale)
+        else:
+            own.compute(Part.SCORES, arrays, spec.scale)
+            cap = spec.soft_cap
+            hidden_QL = scores_QL == -torch.inf
+            scores_QL.div_(cap).tanh_().mul_(cap).masked_fill_(hidden_QL, -torch.inf)
+            own.compute(weights, arrays, spec.scale)
+        if common is not None:  # its splits come first
+            common.compute(Part.SUMS, arrays, spec.scale)
+        own.compute(Part.SUMS | Part.OUTPUT, arrays, spec.scale)
+        return out_QH.view(q_RNH.shape)

@@ -1,0 +1,82 @@
+"""Compiled sums of attention's splits, one after the other.
+
+Shapes: X matrices of Y rows, T tokens, C splits; N query heads, K kv heads, G = N / K, H head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from baton_engine.cpu_kernels.numbers import number_at, store_numbers
+from baton_engine.cpu_kernels.openmp import COUNTER, NONE_TAKEN, inlined, run_kernel
+from baton_engine.cpu_kernels.vectors import (
+    LANES,
+    add,
+    rounded_to_bf16,
+    take_next,
+)
+
+# The argument of the kernels that add splits: the addresses of sums [X, C, Y, H] and of output
+# rows of `heads` * H numbers, the first of which is that of the first token. Row m of matrix x is
+# query head (`first` + x) G + m % G of token m // G.
+_SPLITS = np.dtype(
+    [
+        COUNTER,
+        *((name, np.int64) for name in ("matrices", "splits", "height", "dim", "tokens")),
+        *((name, np.int64) for name in ("group", "heads", "first", "sums", "output")),
+    ],
+    align=True,
+)
+
+
+def can_add_splits(out_TNH: torch.Tensor) -> bool:
+    """Whether add_splits() supports these outputs."""
+    numbers = out_TNH.dtype in (torch.float32, torch.bfloat16)
+    whole = out_TNH.shape[-1] % LANES == 0 and out_TNH.is_contiguous()
+    return out_TNH.device.type == "cpu" and numbers and whole
+
+
+def add_splits(sums_XCYH: torch.Tensor, out_TNH: torch.Tensor, group: int, first: int) -> None:
+    """Add the splits of each row in ascending order, in float32, and write the sums of the T G rows
+    of matrix x to query heads (first + x) G and following of `out_TNH`."""
+    matrices, splits, height, dim = sums_XCYH.shape
+    task = np.zeros(1, _SPLITS)
+    task[0] = (
+        *(NONE_TAKEN, matrices, splits, height, dim, len(out_TNH), group, out_TNH.shape[1], first),
+        *(sums_XCYH.data_ptr(), out_TNH.data_ptr()),
+    )
+    function = bf16_add_splits if out_TNH.dtype == torch.bfloat16 else fp32_add_splits
+    run_kernel(function, task)
+
+
+def fp32_add_splits(pointer: Any) -> None:
+    _add_splits(pointer, False)
+
+
+def bf16_add_splits(pointer: Any) -> None:
+    _add_splits(pointer, True)
+
+
+@inlined
+def _add_splits(pointer: Any, bf16: bool) -> None:
+    task = numba.carray(pointer, 1)[0]
+    dim, group, step = task.dim, task.group, task.height * task.dim
+    turn = take_next(pointer)
+    while turn < task.matrices * task.tokens:
+        x, token = turn // task.tokens, turn % task.tokens
+        for member in range(group):
+            source = x * task.splits * step + (token * group + member) * dim
+            target = (token * task.heads + (task.first + x) * group + member) * dim
+            for column in range(0, dim, LANES):
+                total = number_at(task.sums, source + column, bf16)
+                for split in range(1, task.splits):
+                    part = number_at(task.sums, source + split * step + column, bf16)
+                    total = add(total, part)
+                if bf16:
+                    total = rounded_to_bf16(total)
+                store_numbers(task.output, target + column, total, bf16)
+        turn = take_next(pointer)

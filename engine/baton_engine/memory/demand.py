@@ -1,0 +1,64 @@
+"""What an engine has to hold and to compute, and the memory of a device for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_engine.config.model_config import ModelConfig
+from baton_protocol.layout import ITEM_BYTES, KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Bytes measured on the device after the weights were loaded: what this process keeps
+    (`resident`), and what the largest step took in addition (`step`)."""
+
+    resident: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDemand:
+    """What an engine has to hold and to compute.
+
+    `kv_memory` (bytes) or `kv_blocks` is given for a pool of fixed size. Without `max_model_len`,
+    the limit is what the pool can hold. `measured` bytes replace the formulas.
+    """
+
+    config: ModelConfig
+    layout: KVLayout
+    device: str  # "cpu" or "cuda"
+    kernels: str  # "torch" or "triton"
+    graphs: bool
+    max_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int | None = None
+    kv_memory: int | None = None
+    kv_blocks: int | None = None
+    measured: Measured | None = None
+    stored_splits: bool = False  # triton's kernels store splits (--batch-invariant on)
+
+    @property
+    def item(self) -> int:
+        return ITEM_BYTES[self.layout.dtype]
+
+    @property
+    def pool_blocks(self) -> int | None:
+        """Number of blocks of a pool of fixed size; None if the size was not given."""
+        if self.kv_blocks is None and self.kv_memory is not None:
+            return self.kv_memory // self.layout.block_bytes
+        return self.kv_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """A device's memory, in bytes: in total, and held permanently by others. `share` is the part of
+    the total that may be in use, by the engine and others together."""
+
+    total: int
+    others: int = 0
+    share: float = 1.0
+
+    @property
+    def limit(self) -> int:
+        return max(0, int(self.total * self.share) - self.others)
