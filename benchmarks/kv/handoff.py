@@ -31,7 +31,7 @@ from baton_engine.config.engine_config import SimConfig
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Step, ToServer
 from baton_node.settings import NodeSettings
-from baton_node.store.redis_connector import StoreAddress
+from baton_node.store.address import StoreAddress
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request

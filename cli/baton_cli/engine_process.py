@@ -24,17 +24,20 @@ from baton_decode_node.write_behind import WriteBehind
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
 from baton_node.artifacts import load_artifacts, load_tokenizer
-from baton_node.engine.build_engine import build_engine, measure_compute, measure_transfers
+from baton_node.engine.build_engine import build_engine
 from baton_node.engine.grammars import CompilingJobs
-from baton_node.engine.job import LoopContext, LoopOptions
 from baton_node.engine.loop import EngineLoop
-from baton_node.engine.running import OutgoingBlocks, RunningBatch
+from baton_node.engine.loop_context import LoopContext, LoopOptions
+from baton_node.engine.measure_speeds import measure_compute, measure_transfers
+from baton_node.engine.outgoing_blocks import OutgoingBlocks
+from baton_node.engine.running_batch import RunningBatch
 from baton_node.ipc.engine_socket import EngineSocketClosed, StreamEngineSocket
 from baton_node.ipc.messages import Ready, SetupFailed, Start
 from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings, SetupError
+from baton_node.store.address import StoreAddress
 from baton_node.store.null_connector import NoStore
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_prefill_node.publisher import Publisher
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.logs import formatter

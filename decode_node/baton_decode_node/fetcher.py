@@ -16,27 +16,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton_decode_node.fetch_state import (
-    Admission,
-    EarlyAnnouncements,
-    FetchActions,
-    FetchChooser,
-    FetchDecision,
-    FetchState,
-    Outcome,
-)
+from baton_decode_node.early_announcements import EarlyAnnouncements
+from baton_decode_node.fetch_chooser import FetchChooser
+from baton_decode_node.fetch_decision import FetchDecision
+from baton_decode_node.fetch_state import FetchActions, FetchState, FetchTransition, LandedChunks
 from baton_engine.interface import PADDING, Reservation
-from baton_node.engine.job import (
-    BlockCounts,
-    FetchSummary,
-    Job,
-    JobKey,
-    LoopContext,
-    chunks_of,
-    first_chunks,
-    runs_of,
-)
-from baton_node.engine.running import RunningBatch
+from baton_node.engine.chunk_sets import chunks_of, first_chunks, runs_of
+from baton_node.engine.counters import BlockCounts
+from baton_node.engine.job import FetchSummary, Job, JobKey
+from baton_node.engine.loop_context import LoopContext
+from baton_node.engine.running_batch import RunningBatch
 from baton_node.store.base import Fetched
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockId
@@ -100,7 +89,7 @@ class ParkedRequest:
                 windowed |= held << i
         return tuple((first, first + count) for first, count in runs_of(windowed))
 
-    def summary(self, admission: Admission | None) -> FetchSummary:
+    def summary(self, admission: LandedChunks | None) -> FetchSummary:
         """Return the block counts and predictions to report when the job leaves."""
         landed = chunks_of(self.state.landed) if admission is not None else ()
         blocks = BlockCounts(
@@ -283,9 +272,9 @@ class Fetcher:
     def next_deadline(self) -> float | None:
         return self._timers[0][0] if self._timers else None
 
-    def _apply(self, parked: ParkedRequest, outcome: Outcome) -> None:
+    def _apply(self, parked: ParkedRequest, transition: FetchTransition) -> None:
         """Set the request's new state and carry out its actions."""
-        parked.state, actions = outcome
+        parked.state, actions = transition
         self._rearm(parked)
         if actions.release:
             self._release(parked)
@@ -313,7 +302,7 @@ class Fetcher:
         if reservation is not None:
             self._engine.release(reservation)
 
-    def _leave(self, parked: ParkedRequest, admitted: Admission | None = None) -> None:
+    def _leave(self, parked: ParkedRequest, admitted: LandedChunks | None = None) -> None:
         """Forget a request that was admitted or has ended. Called once per request."""
         job = parked.job
         job.fetched = parked.summary(admitted)

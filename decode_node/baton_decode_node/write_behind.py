@@ -14,8 +14,9 @@ WritingBehind.
 from __future__ import annotations
 
 from baton_engine.interface import PADDING, Filled
-from baton_node.engine.job import Job, JobKey, LoopContext
-from baton_node.engine.running import OutgoingBlocks
+from baton_node.engine.job import Job, JobKey
+from baton_node.engine.loop_context import LoopContext
+from baton_node.engine.outgoing_blocks import OutgoingBlocks
 from baton_node.store.base import ChunkRef, Copied, Published
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton_decode_node import fetch_state
-from baton_decode_node.fetch_state import EarlyAnnouncements
+from baton_decode_node import early_announcements
+from baton_decode_node.early_announcements import EarlyAnnouncements
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
 from tests.support.clock import Clock
@@ -33,7 +33,7 @@ def test_a_new_entry_drops_entries_that_are_too_old() -> None:
     clock = Clock()
     early = EarlyAnnouncements(clock)
     early.put(entry("old"))
-    clock.advance(fetch_state.KEEP_S + 1)
+    clock.advance(early_announcements.KEEP_S + 1)
     early.put(entry("new"))
     assert early.take((RequestId("old"), 1)) == []
     assert len(early) == 1
@@ -41,8 +41,8 @@ def test_a_new_entry_drops_entries_that_are_too_old() -> None:
 
 def test_the_oldest_entries_are_dropped_when_there_are_too_many() -> None:
     early = EarlyAnnouncements(Clock())
-    for number in range(fetch_state.MAX_ENTRIES + 5):
+    for number in range(early_announcements.MAX_ENTRIES + 5):
         early.put(entry(f"r{number}"))
-    assert len(early) == fetch_state.MAX_ENTRIES
+    assert len(early) == early_announcements.MAX_ENTRIES
     assert early.take((RequestId("r4"), 1)) == []
     assert len(early.take((RequestId("r5"), 1))) == 1

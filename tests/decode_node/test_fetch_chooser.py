@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton_decode_node.fetch_state import SAMPLE_EVERY_S
+from baton_decode_node.fetch_chooser import SAMPLE_EVERY_S
 from baton_engine.interface import PADDING
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from baton_engine.interface import Progress
-from baton_node.engine.job import Counters, Job, Times
+from baton_node.engine.counters import Counters
+from baton_node.engine.job import Job, Times
 from baton_node.store.base import ChunkRef, LookedUp
 from baton_prefill_node.publisher import TOO_LATE, Publisher
 from baton_protocol.ids import BlockHash, BlockId

@@ -22,8 +22,9 @@ import torch
 from baton_cli import engine_process
 from baton_engine.interface import KVMemory
 from baton_engine.kv.kv_pool import TorchMemory
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
 from benchmarks.support.meter import Meter, Notes, folder

@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from baton_node.ipc.framing import Unpacker, pack
 from baton_node.ipc.messages import (
     Ready,
     Start,
     ToEngine,
     ToServer,
-    Unpacker,
-    pack,
     to_engine_codec,
     to_server_codec,
 )

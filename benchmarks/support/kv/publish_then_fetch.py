@@ -11,8 +11,9 @@ import select
 import time
 
 from baton_engine.sim.runner import SimMemory
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, Published
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority

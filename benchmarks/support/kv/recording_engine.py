@@ -19,8 +19,9 @@ from baton_cli import engine_process
 from baton_engine.interface import KVMemory
 from baton_node.ipc.engine_socket import StreamEngineSocket
 from baton_node.ipc.messages import Step, ToServer
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import ConnectorEvent, Fetched
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import RequestId
 from benchmarks.support.meter import Notes, folder
 

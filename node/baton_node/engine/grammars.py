@@ -20,7 +20,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from baton_node.engine.job import Counters, Job, JobKey
+from baton_node.engine.counters import Counters
+from baton_node.engine.job import Job, JobKey
 from baton_node.ipc.messages import FinishChoice
 from baton_protocol.errors import BatonError, InternalError, InvalidRequest, Unavailable
 from baton_protocol.ids import BlockHash

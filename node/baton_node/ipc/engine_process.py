@@ -12,14 +12,13 @@ import socket
 import sys
 from collections import deque
 
+from baton_node.ipc.framing import Unpacker, pack
 from baton_node.ipc.messages import (
     Ready,
     SetupFailed,
     Start,
     ToEngine,
     ToServer,
-    Unpacker,
-    pack,
     to_engine_codec,
     to_server_codec,
 )

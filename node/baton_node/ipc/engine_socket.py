@@ -11,14 +11,8 @@ from __future__ import annotations
 import socket
 from typing import Protocol
 
-from baton_node.ipc.messages import (
-    ToEngine,
-    ToServer,
-    Unpacker,
-    pack,
-    to_engine_codec,
-    to_server_codec,
-)
+from baton_node.ipc.framing import Unpacker, pack
+from baton_node.ipc.messages import ToEngine, ToServer, to_engine_codec, to_server_codec
 
 READ_BYTES = 1 << 18
 

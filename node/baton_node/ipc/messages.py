@@ -5,15 +5,12 @@
     engine -> server   Ready or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
                        Saved  Drained
 
-Records of the router link are reused where they have the same meaning. A frame is its length (4
-bytes, little-endian) and a MessagePack payload. When the stream ends, both processes end.
-
-    FrameError   the bytes are not a frame: a bug; the connection cannot be used any more
+Records of the router link are reused where they have the same meaning. A frame's payload is
+MessagePack (see `framing`). When the stream ends, both processes end.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Literal
 
 import msgspec
@@ -35,13 +32,6 @@ from baton_protocol.link import (
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.store import Exact, NodeLoad, Speeds, StoreHealth
 from baton_protocol.wire import Codec
-
-_LENGTH = struct.Struct("<I")
-MAX_FRAME = 256 << 20  # bytes of payload
-
-
-class FrameError(Exception):
-    """A frame's length exceeds MAX_FRAME; the message names it."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -154,33 +144,3 @@ def to_engine_codec() -> Codec[ToEngine]:
 
 def to_server_codec() -> Codec[ToServer]:
     return Codec(ToServer)
-
-
-def pack(payload: bytes) -> bytes:
-    """Return the frame of a payload, as bytes for the socket."""
-    return _LENGTH.pack(len(payload)) + payload
-
-
-class Unpacker:
-    """Splits a byte stream into payloads."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the payloads that `data` completes. Raise FrameError if a length exceeds
-        MAX_FRAME."""
-        self._buffer += data
-        payloads: list[bytes] = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_FRAME:
-                raise FrameError(f"frame of {length} bytes exceeds the limit of {MAX_FRAME} bytes")
-            end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            payloads.append(bytes(self._buffer[start + _LENGTH.size : end]))
-            start = end
-        del self._buffer[:start]
-        return payloads

@@ -17,11 +17,12 @@ from baton_node.ipc.messages import Drained, Saved, Step, ToEngine, ToServer
 from baton_node.server.draining import Draining, EndWaits
 from baton_node.server.identity import Identity
 from baton_node.server.links import RouterLink, broadcast
+from baton_node.server.load_throttle import LoadThrottle
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.request_table import RequestTable
 from baton_node.server.role import NodeRole, saturated
 from baton_node.server.spans import NodeSpans
-from baton_node.server.unacknowledged_jobs import LoadThrottle, UnacknowledgedJobs
+from baton_node.server.uncounted_jobs import UncountedJobs
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (
@@ -86,7 +87,7 @@ class Node:
         self._role = role
         grace_s = identity.settings.link_grace_s
         self._table = RequestTable(tokenizer, self._send, metrics, grace_s, spans=spans)
-        self._unacknowledged = UnacknowledgedJobs()
+        self._uncounted = UncountedJobs()
         self._load_throttle = LoadThrottle(self._send_load)
         self._links: set[RouterLink] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
@@ -119,7 +120,7 @@ class Node:
         return msgspec.structs.replace(
             self._figures,
             state=self.state,
-            load=self._unacknowledged.added_to(known),
+            load=self._uncounted.added_to(known),
             reason=self._draining.reason,
             leaving=self._draining.leaving,
             replaced_by=self._draining.replaced_by,
@@ -184,7 +185,7 @@ class Node:
 
     def _send(self, frame: ToEngine) -> None:
         if isinstance(frame, PrefillJob | RunJob):
-            self._unacknowledged.given(frame)
+            self._uncounted.given(frame)
         self._engine.send(frame)
 
     def _refusal(self, job: PrefillJob | RunJob) -> ErrorRecord | None:
@@ -212,7 +213,7 @@ class Node:
                 self._table.failed(frame)
             case Load():
                 self._figures = frame
-                self._unacknowledged.taken(frame.load.jobs_total)
+                self._uncounted.taken(frame.load.jobs_total)
                 self._send_load()
                 self._table.tidy()
             case CacheEvents():

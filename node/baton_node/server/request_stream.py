@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton_node.ipc.messages import Token
+from baton_node.server.delta_history import DeltaHistory, size_of
 from baton_node.server.detokenize import ChoiceText, context
 from baton_node.server.links import RouterLink
-from baton_node.server.unacked_deltas import UnackedDeltas, size_of
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, JobFailed, PrefillDone, PrefillJob, RequestStats, RunJob
 from baton_protocol.request import PositionLogprobs, Request
@@ -43,7 +43,7 @@ class RequestStream:
     open_choices: set[int]
     opened: float
     texts: list[ChoiceText] = field(default_factory=list)
-    histories: list[UnackedDeltas] = field(default_factory=list)
+    histories: list[DeltaHistory] = field(default_factory=list)
     firsts: dict[int, Delta] = field(default_factory=dict)  # first deltas of a prefill job
     stats: RequestStats | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # not sent yet
@@ -75,7 +75,7 @@ class RequestStream:
         known = outputs or ((),) * self.request.params.n
         before = context(tokenizer, self.request)
         self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in known]
-        self.histories = [UnackedDeltas(len(ids)) for ids in known]
+        self.histories = [DeltaHistory(len(ids)) for ids in known]
 
     def take(self, token: Token, limit: int) -> Delta:
         """Return the delta of one token of an open choice, and keep it.

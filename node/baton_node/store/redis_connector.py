@@ -25,8 +25,9 @@ from baton_engine.interface import PADDING, KVMemory
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.transfers import GetResult, PutResult, Tuning
 from baton_kvstore.index.markers import Index
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, Published
-from baton_node.store.index_client import IndexClient, StoreAddress, Stored
+from baton_node.store.index_client import IndexClient, Stored
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth
@@ -211,6 +212,3 @@ class StoreConnector:
         self._events.append(event)
         if not self._closed:
             os.eventfd_write(self._wake, 1)
-
-
-__all__ = ["StoreAddress", "StoreConnector"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.connection.client import OPERATION_TIMEOUT_S
 from baton_kvstore.data.data_plane import Tuning
-from baton_node.engine.job import LoopOptions
+from baton_node.engine.loop_context import LoopOptions
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.link import RunJob

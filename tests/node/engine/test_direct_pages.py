@@ -18,9 +18,9 @@ from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.data.chunk_format import HEADER_BYTES
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import Copied, Fetched
 from baton_node.store.null_connector import NoStore
-from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request

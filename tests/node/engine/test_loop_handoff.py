@@ -315,4 +315,4 @@ def test_a_store_that_is_down_is_logged_once_and_not_per_chunk(
         node.close()
         store.stop()
     warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert len([each for each in warnings if each.name == "baton_node.engine.running"]) == 1
+    assert len([each for each in warnings if each.name == "baton_node.engine.outgoing_blocks"]) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.engine.running import STILL_S
+from baton_node.engine.outgoing_blocks import STILL_S
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import Abort, Load, NoFirstTokens, PrefillJob, RunJob

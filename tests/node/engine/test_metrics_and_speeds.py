@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_engine.interface import StepResult
-from baton_node.engine.job import SpeedMeter
+from baton_node.engine.speed_meter import SpeedMeter
 from baton_node.server.metrics import (
     COUNTERS,
     GAUGES,

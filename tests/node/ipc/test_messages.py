@@ -6,15 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_node.ipc.framing import MAX_FRAME, FrameError, Unpacker, pack
 from baton_node.ipc.messages import (
-    MAX_FRAME,
     FinishChoice,
-    FrameError,
     Start,
     Step,
     Token,
-    Unpacker,
-    pack,
     to_engine_codec,
     to_server_codec,
 )

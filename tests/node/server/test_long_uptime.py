@@ -9,7 +9,7 @@ import pytest
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Undrain
-from baton_node.server.unacknowledged_jobs import UnacknowledgedJobs
+from baton_node.server.uncounted_jobs import UncountedJobs
 from baton_node.store.null_connector import NoStore
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
@@ -151,10 +151,10 @@ def test_the_server_does_not_keep_ended_requests() -> None:
 
 
 def test_jobs_that_the_engine_has_received_are_forgotten() -> None:
-    unacknowledged = UnacknowledgedJobs()
+    uncounted = UncountedJobs()
     job = RunJob(make_request("r", b"prompt"))
     for number in range(100_000):
-        unacknowledged.given(job)
-        unacknowledged.taken(number)
-    assert unacknowledged.added_to(NodeLoad()).waiting == 1
-    assert sizes(unacknowledged)["UnacknowledgedJobs._waiting"] == 1
+        uncounted.given(job)
+        uncounted.taken(number)
+    assert uncounted.added_to(NodeLoad()).waiting == 1
+    assert sizes(uncounted)["UncountedJobs._waiting"] == 1

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton_kvstore.errors import LinkTimeout, StoreUnavailable
-from baton_node.store.index_client import IndexCheck
+from baton_node.store.index_check import IndexCheck
 from tests.support.clock import Clock
 from tests.support.waiting import until
 

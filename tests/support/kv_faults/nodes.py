@@ -13,8 +13,9 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory
 from baton_kvstore.data.transfers import Tuning
 from baton_kvstore.index.markers import Index
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import ConnectorEvent, Fetched, Published
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.request import Request
 from tests.support.nodes.step_loops import LoopNode

@@ -22,8 +22,8 @@ from baton_engine.interface import KVMemory, Reservation
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.sim.runner import SimMemory
 from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
-from baton_node.store.index_client import StoreAddress
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId, Epoch, NodeId
 from baton_protocol.request import Request

@@ -17,11 +17,12 @@ from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_node.engine.grammars import CompilingJobs
-from baton_node.engine.job import LoopContext, LoopOptions
+from baton_node.engine.loop_context import LoopContext, LoopOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import KVConnector
 from baton_node.store.null_connector import NoStore
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import FirstTokens, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request

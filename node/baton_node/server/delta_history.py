@@ -27,7 +27,7 @@ def size_of(delta: Delta) -> int:
     return DELTA_BYTES + CANDIDATE_BYTES * candidates
 
 
-class UnackedDeltas:
+class DeltaHistory:
     """Deltas of one choice, oldest first. `first` is the number of the choice's ids that the router
     had when the job arrived; the first delta added has that offset."""
 
