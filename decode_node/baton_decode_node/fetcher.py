@@ -218,10 +218,9 @@ class Fetcher:
             parked.fetched |= 1 << index
             is_complete = event.bytes == job.complete_bytes
             parked.complete = parked.complete & ~(1 << index) | is_complete << index
-            self._counters.fetched_chunks += 1
-            self._counters.fetched_bytes += event.bytes
+            self._counters.add(fetched_chunks=1, fetched_bytes=event.bytes)
         else:
-            self._counters.lost_chunks += 1
+            self._counters.add(lost_chunks=1)
         job.times.fetch_ended = self._clock()
         self._apply(parked, state.land(index) if event.ok else state.lose(index))
         return job
@@ -281,7 +280,7 @@ class Fetcher:
         self._fetch(parked, actions)
         if actions.admit is not None:
             self._leave(parked, actions.admit)
-            self._counters.reused_chunks += actions.admit.chunks
+            self._counters.add(reused_chunks=actions.admit.chunks)
             window_runs = parked.window_runs
             reservation, parked.reservation = parked.reservation, None
             self._batch.admit(parked.job, reservation, actions.admit.runs, window_runs)
@@ -306,7 +305,7 @@ class Fetcher:
         """Forget a request that was admitted or has ended. Called once per request."""
         job = parked.job
         job.fetched = parked.summary(admitted)
-        self._counters.count(job.fetched.blocks)
+        self._counters.add_blocks(job.fetched.blocks)
         self._parked.pop(job.key, None)
         self._settling.pop(job.key, None)
         self._wanting.pop(job.seq, None)

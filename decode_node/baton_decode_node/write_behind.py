@@ -73,7 +73,7 @@ class WriteBehind:
             self._flying[chunk.hash] = chunk
             self._copying += 1
         else:
-            self._counters.behind_skipped += 1
+            self._counters.add(behind_skipped=1)
 
     def copied(self, event: Copied) -> None:
         self._copying -= self._is_mine(event.chunk)
@@ -84,8 +84,7 @@ class WriteBehind:
         del self._flying[event.chunk.hash]
         if event.marker is None:
             return
-        self._counters.behind_chunks += 1
-        self._counters.behind_bytes += event.bytes
+        self._counters.add(behind_chunks=1, behind_bytes=event.bytes)
         stored = self._stored.get((event.chunk.request, event.chunk.attempt))
         if stored is not None:
             stored.add(event.chunk.hash)

@@ -65,7 +65,7 @@ class Publisher:
         if opened is not None:
             job, markers = opened.job, enumerate(event.markers)
             found = sum(1 << i for i, marker in markers if marker and job.suffices(i, marker))
-            self._counters.announced_chunks += (found & ~job.unneeded).bit_count()
+            self._counters.add(announced_chunks=(found & ~job.unneeded).bit_count())
             self._apply(opened, opened.state.find(found))
 
     def missing(self, job: Job, chunk: int) -> None:

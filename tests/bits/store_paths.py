@@ -59,7 +59,7 @@ def handed_off(bench: Bench) -> None:
         for request in subjects():
             hand_off(prefill, decode, request)
         finish(pair, decode, subjects())
-        assert decode.loop.counters.reused_chunks >= len(SUBJECTS)
+        assert decode.loop.counters["reused_chunks"] >= len(SUBJECTS)
         for subject in SUBJECTS:
             for choice in range(subject.params.n):
                 first = answer(prefill, subject.name, choice)
@@ -84,7 +84,7 @@ def lost(bench: Bench) -> None:
     with nodes(bench, "lost", "next") as (first, second):
         first.take(RunJob(GREEDY.request()))
         finish([first], first, [GREEDY.request()])
-        assert first.loop.counters.behind_chunks > 0
+        assert first.loop.counters["behind_chunks"] > 0
         known = ids_in(bench.expected(GREEDY))
         requests = [
             GREEDY.request(f"after {position}", known=[known[:position]])
@@ -92,7 +92,7 @@ def lost(bench: Bench) -> None:
         ]
         second.take(*(RunJob(each) for each in requests))
         finish([second], second, requests)
-        assert second.loop.counters.fetched_chunks > 0
+        assert second.loop.counters["fetched_chunks"] > 0
         for request in requests:
             begin = len(request.outputs[0])
             label = f"continued after {begin} tokens"

@@ -5,11 +5,13 @@ In: what the step loop's parts count. Out: the counters of NodeLoad.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import msgspec
 
 from baton_protocol.store import NodeLoad
+
+SUFFIX = "_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,42 +27,41 @@ class BlockCounts:
     declined: int = 0
 
 
-@dataclass(slots=True)
 class Counters:
-    """Counts since the node's start. The fields are those of NodeLoad without `_total`."""
+    """The counters of NodeLoad, by their names there without `_total`."""
 
-    published_bytes: int = 0
-    published_chunks: int = 0
-    announced_chunks: int = 0
-    fetched_bytes: int = 0
-    fetched_chunks: int = 0
-    reused_chunks: int = 0
-    lost_chunks: int = 0
-    queried_blocks: int = 0
-    matched_blocks: int = 0
-    fetched_blocks: int = 0
-    used_blocks: int = 0
-    declined_blocks: int = 0
-    behind_chunks: int = 0
-    behind_bytes: int = 0
-    behind_skipped: int = 0
-    handoffs: int = 0
-    jobs: int = 0
-    grammars_compiled: int = 0
-    grammar_hits: int = 0
-    grammar_compile_seconds: float = 0.0
+    def __init__(self) -> None:
+        names = (name for name in NodeLoad.__struct_fields__ if name.endswith(SUFFIX))
+        self._counts: dict[str, float] = {name.removesuffix(SUFFIX): 0 for name in names}
 
-    def count(self, tally: BlockCounts) -> None:
-        """Add the counts of one request. Call it once per request."""
-        self.queried_blocks += tally.queried
-        self.matched_blocks += tally.matched
-        self.fetched_blocks += tally.fetched
-        self.used_blocks += tally.used
-        self.declined_blocks += tally.declined
+    def __getitem__(self, name: str) -> float:
+        return self._counts[name]
+
+    def add(self, **counts: float) -> None:
+        """Add to counters. A name that is none raises KeyError."""
+        for name, count in counts.items():
+            self._counts[name] += count
+
+    def add_blocks(self, blocks: BlockCounts) -> None:
+        """Add the blocks of one request. Call it once per request."""
+        self.add(
+            queried_blocks=blocks.queried,
+            matched_blocks=blocks.matched,
+            fetched_blocks=blocks.fetched,
+            used_blocks=blocks.used,
+            declined_blocks=blocks.declined,
+        )
+
+    def set_to(self, **counts: float) -> None:
+        """Set counters that another object counts. A name that is none raises KeyError."""
+        if unknown := counts.keys() - self._counts.keys():
+            raise KeyError(*sorted(unknown))
+        self._counts |= counts
 
     def merge(self, engine: NodeLoad, parked: int, parked_tokens: int) -> NodeLoad:
-        """Return the node's load. `engine` is the result of Engine.load(); `parked` counts parked
-        sequences, `parked_tokens` the tokens that this node will compute for them."""
-        totals = {f"{name}_total": value for name, value in asdict(self).items()}
+        """Return the node's load. `engine` is the result of EngineCore.load(); `parked` counts
+        parked sequences, `parked_tokens` the tokens that this node will compute for them."""
+        own = {f"{name}{SUFFIX}": count for name, count in self._counts.items() if count}
+        sums = {field: getattr(engine, field) + count for field, count in own.items()}
         queued = engine.queued_tokens + parked_tokens
-        return msgspec.structs.replace(engine, parked=parked, queued_tokens=queued, **totals)
+        return msgspec.structs.replace(engine, parked=parked, queued_tokens=queued, **sums)

@@ -150,9 +150,11 @@ class CompilingJobs:
         os.close(self._wake)
 
     def _count(self, grammars: Grammars) -> None:
-        self._counters.grammars_compiled = grammars.compiled
-        self._counters.grammar_hits = grammars.hits
-        self._counters.grammar_compile_seconds = round(grammars.compile_s, 6)
+        self._counters.set_to(
+            grammars_compiled=grammars.compiled,
+            grammar_hits=grammars.hits,
+            grammar_compile_seconds=round(grammars.compile_s, 6),
+        )
 
     # --- the worker -----------------------------------------------------------------------------
 

@@ -101,10 +101,10 @@ class EngineLoop:
         return nothing_goes_out and not self._compiling and self._fetching.empty and not self._batch
 
     @property
-    def stamp(self) -> tuple[int, ...]:
+    def stamp(self) -> tuple[float, ...]:
         """Changes whenever a request arrives, is admitted, has its prompt computed, or ends."""
         batch, waiting = self._batch, (len(self._compiling), len(self._fetching))
-        return self.counters.jobs, *waiting, len(batch), batch.ended, batch.prompted
+        return self.counters["jobs"], *waiting, len(batch), batch.ended, batch.prompted
 
     @property
     def parked(self) -> int:
@@ -187,7 +187,7 @@ class EngineLoop:
     def _take(self, frame: ToEngine) -> None:
         match frame:
             case PrefillJob() | RunJob():
-                self.counters.jobs += 1
+                self.counters.add(jobs=1)
                 self._accept(frame)
             case FirstTokens() | NoFirstTokens() | FinishChoice() if self._compiling.follow(frame):
                 pass  # handled after its job, which waits for its grammar

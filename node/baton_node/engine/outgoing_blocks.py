@@ -73,8 +73,7 @@ class OutgoingBlocks:
         if event.marker is None:
             self.refused(event.chunk.hash, event.reason)
             return
-        self._counters.published_chunks += 1
-        self._counters.published_bytes += event.bytes
+        self._counters.add(published_chunks=1, published_bytes=event.bytes)
         if self._is_refusing:
             self._is_refusing = False
             logger.warning(

@@ -79,7 +79,7 @@ class RunningBatch:
             self.fail(job, error)
             return
         self._jobs[job.request.id] = job
-        self._context.counters.handoffs += job.handed_off
+        self._context.counters.add(handoffs=job.handed_off)
 
     def fail(self, job: Job, error: BatonError) -> None:
         """End a job that cannot run, and send its error to the server."""

@@ -187,7 +187,7 @@ def nothing_fetched(testbed: KVTestbed) -> None:
 def some_lost(testbed: KVTestbed) -> None:
     node = testbed.node("d0")
     assert node.lost()
-    assert node.loop.counters.lost_chunks == len(node.lost())
+    assert node.loop.counters["lost_chunks"] == len(node.lost())
 
 
 def some_refused(testbed: KVTestbed, puts: int = CHUNKS) -> None:
@@ -206,7 +206,7 @@ def all_fetched(testbed: KVTestbed) -> None:
     """Assert that each chunk was fetched and used."""
     node = testbed.node("d0")
     assert (node.fetched(), node.lost()) == (CHUNKS, [])
-    assert node.loop.counters.reused_chunks == CHUNKS
+    assert node.loop.counters["reused_chunks"] == CHUNKS
 
 
 def lost(count: int, reason: str) -> Action:
@@ -218,8 +218,8 @@ def lost(count: int, reason: str) -> Action:
         assert len(node.lost()) == count, node.lost()
         assert all(reason in each for each in node.lost()), node.lost()
         counters = node.loop.counters
-        assert (counters.lost_chunks, counters.fetched_chunks) == (count, CHUNKS - count)
-        assert counters.reused_chunks == CHUNKS - count
+        assert (counters["lost_chunks"], counters["fetched_chunks"]) == (count, CHUNKS - count)
+        assert counters["reused_chunks"] == CHUNKS - count
         wait_until(lambda: testbed.marked().count(False) == count, "wrong markers to be dropped")
 
     return act

@@ -170,7 +170,7 @@ def place_again(testbed: KVTestbed, before: list[bool]) -> None:
     prefill.take(PrefillJob(testbed.request, decode.name, decode.epoch))
     testbed.end_hand_off("p1", "d0")
     assert prefill.published() == before.count(False)
-    assert prefill.loop.counters.announced_chunks == before.count(True)
+    assert prefill.loop.counters["announced_chunks"] == before.count(True)
     assert all(testbed.marked())
 
 

@@ -247,4 +247,4 @@ def test_a_prefill_job_ends_even_if_it_can_publish_nothing(store: EmbeddedStore)
         node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
         spin([node], lambda: bool(node.tokens("r")), "the first token")
         settle([node])
-        assert node.loop.counters.published_chunks == 0
+        assert node.loop.counters["published_chunks"] == 0
