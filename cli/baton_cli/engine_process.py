@@ -1,11 +1,11 @@
 """The main of a node's engine process: python -m baton_cli.engine_process FD PARENT_PID
 
 The node's server process starts it with one end of a socketpair and sends Start. The engine process
-builds and measures the engine, sends Ready, and runs the step loop until the socket closes; it
-never outlives the server. Both roles run the same loop: `build_loop` combines the fetcher of
+builds and measures the engine, sends EngineReady, and runs the step loop until the socket closes;
+it never outlives the server. Both roles run the same loop: `build_loop` combines the fetcher of
 `baton_decode_node` with the publisher of `baton_prefill_node`.
 
-In: Start and jobs. Out: Ready or SetupFailed, then the loop's messages. Logs go to stderr.
+In: Start and jobs. Out: EngineReady or SetupFailed, then the loop's messages. Logs go to stderr.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from baton_node.engine.measure_speeds import measure_compute, measure_transfers
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
 from baton_node.engine.running_batch import RunningBatch
 from baton_node.ipc.engine_socket import EngineSocketClosed, StreamEngineSocket
-from baton_node.ipc.messages import Ready, SetupFailed, Start
+from baton_node.ipc.messages import EngineReady, SetupFailed, Start
 from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings, SetupError
 from baton_node.store.address import StoreAddress
@@ -40,8 +40,9 @@ from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreConnector
 from baton_prefill_node.publisher import Publisher
 from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import Load
 from baton_protocol.logs import formatter
-from baton_protocol.store import Speeds, StoreHealth
+from baton_protocol.store import Speeds
 
 if TYPE_CHECKING:
     from baton_text.grammar import Grammars
@@ -83,7 +84,8 @@ def _serve(server: StreamEngineSocket, start: Start) -> int:
         return 1
     try:
         speeds = _measure(settings, engine, connector)
-        server.send(_ready(engine, speeds, connector.store_health()))
+        load = Load(epoch, "ready", speeds, engine.load(), connector.store_health())
+        server.send(EngineReady(engine.info, load, engine.cached_chunks()))
         context = LoopContext(engine, connector, server, _options(settings, epoch, speeds))
         compiling = CompilingJobs(
             lambda: _grammars(settings, engine.info.vocab_size), context.counters
@@ -135,23 +137,6 @@ def _measure(
     )
     return msgspec.structs.replace(
         speeds, put_bytes_per_s=put, get_bytes_per_s=get, get_latency_ms=latency_ms
-    )
-
-
-def _ready(engine: EngineCore, speeds: Speeds, store: StoreHealth) -> Ready:
-    info = engine.info
-    return Ready(
-        engine=info.kind,
-        fingerprint=info.fingerprint,
-        layout=info.layout,
-        max_model_len=info.max_model_len,
-        vocab_size=info.vocab_size,
-        eos_ids=info.eos_ids,
-        speeds=speeds,
-        load=engine.load(),
-        chunks=engine.cached_chunks(),
-        store=store,
-        exact=info.exact,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from baton_node.ipc.framing import Unpacker, pack
 from baton_node.ipc.messages import (
-    Ready,
+    EngineReady,
     Start,
     ToEngine,
     ToServer,
@@ -54,7 +54,7 @@ class EnginePipe:
             )
         self.send(Start(settings, self.epoch))
         frame = self._next()
-        if not isinstance(frame, Ready):
+        if not isinstance(frame, EngineReady):
             raise SystemExit(f"{self.node} did not start: {frame}")
         self.ready = frame
 

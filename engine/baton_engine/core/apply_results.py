@@ -70,8 +70,12 @@ class ResultReader:
                 continue
             sequence.tokens.append(token.id)
             offset = computed - state.prompt_len
+            request = state.request
             tokens.append(
-                TokenOut(state.request.id, sequence.choice, offset, token.id, token.logprobs)
+                TokenOut(
+                    *(request.id, request.attempt, sequence.choice, offset, token.id),
+                    token.logprobs,
+                )
             )
 
     def _take_row(self, piece: Piece, row: Row, result: RowResult, outcome: Outcome) -> None:
@@ -150,6 +154,7 @@ class ResultReader:
         outcome.tokens.append(
             TokenOut(
                 state.request.id,
+                state.request.attempt,
                 choice,
                 offset=count - 1,
                 id=token.id,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baton_engine.interface import Filled, Reservation, StepResult, TokenOut
+from baton_engine.interface import Complete, Filled, Reservation, StepResult, TokenOut
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.roles import Publishing, WritingBehind
-from baton_node.ipc.messages import FinishChoice, Prompted, Step, Token
+from baton_node.ipc.messages import FinishChoice, Prompted, Step
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import RequestId
 from baton_protocol.link import JobFailed
@@ -127,7 +127,7 @@ class RunningBatch:
             if job := self._jobs.get(filled.request):
                 self._filled(filled, job)
         step = self._frame(result, now)
-        if step.tokens or step.prompts:
+        if step.tokens or step.prompts or step.complete:
             self._socket.send(step)
         for failed in result.failed:
             if job := self._jobs.get(failed.request):
@@ -145,28 +145,22 @@ class RunningBatch:
             if (job := self._jobs.get(use.request)) is not None
         ]
         self.prompted += len(prompts)
-        tokens = self._choices_done(result)
+        complete: list[Complete] = []
+        for end in result.complete:
+            if (job := self._jobs.get(end.request)) is not None:
+                complete.append(end)
+                self._close_choice(job, end.choice)
+        tokens: list[TokenOut] = []
         for out in result.tokens:
             job = self._jobs.get(out.request)
             if job is None or out.choice not in job.open_choices:
                 continue  # a stop string has ended the choice
-            tokens.append(
-                Token(
-                    request=out.request,
-                    attempt=job.request.attempt,
-                    choice=out.choice,
-                    offset=out.offset,
-                    id=out.id,
-                    finish=out.finish,
-                    stop_id=out.stop_id,
-                    logprobs=out.logprobs,
-                )
-            )
+            tokens.append(out)
             if out.finish is not None:
                 self._close_choice(job, out.choice)
             elif job.request.params.stop:
                 self._became_certain(out, job)
-        return Step(tuple(tokens), tuple(prompts))
+        return Step(tuple(tokens), tuple(prompts), tuple(complete))
 
     def _filled(self, filled: Filled, job: Job) -> None:
         end = (filled.index + 1) * self._chunk_tokens
@@ -186,19 +180,6 @@ class RunningBatch:
                 last = (filled.index + 1) * self._chunk_tokens == end
                 if last and filled.choice == out.choice:
                     self._write_behind.filled(filled, job)
-
-    def _choices_done(self, result: StepResult) -> list[Token]:
-        """Return a final Token for each choice that arrived with all its tokens."""
-        ends: list[Token] = []
-        for end in result.complete:
-            if (job := self._jobs.get(end.request)) is not None:
-                request, attempt = job.key
-                have = len(job.request.outputs[end.choice])
-                ends.append(
-                    Token(request, attempt, end.choice, have, None, end.finish, end.stop_id)
-                )
-                self._close_choice(job, end.choice)
-        return ends
 
     def _close_choice(self, job: Job, choice: int) -> None:
         job.open_choices.discard(choice)

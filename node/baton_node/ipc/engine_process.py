@@ -14,7 +14,7 @@ from collections import deque
 
 from baton_node.ipc.framing import Unpacker, pack
 from baton_node.ipc.messages import (
-    Ready,
+    EngineReady,
     SetupFailed,
     Start,
     ToEngine,
@@ -108,7 +108,7 @@ class EngineProcess:
 
 async def start_engine(
     settings: NodeSettings, epoch: Epoch, module: str
-) -> tuple[EngineProcess, Ready]:
+) -> tuple[EngineProcess, EngineReady]:
     """Start the engine process with `module` as its main, and wait until the engine is ready.
 
     Raise SetupError if the engine cannot be built or is not ready within `settings.start_wait_s`,
@@ -137,12 +137,12 @@ async def start_engine(
         engine.send(Start(settings, epoch))
         async with asyncio.timeout(settings.start_wait_s):
             frame = await engine.next()
-        if isinstance(frame, Ready):
+        if isinstance(frame, EngineReady):
             return engine, frame
         if isinstance(frame, SetupFailed):
             raise SetupError(frame.message)
         raise SetupError(
-            f"the engine sent {type(frame).__name__} as its first frame instead of Ready"
+            f"the engine sent {type(frame).__name__} as its first frame instead of EngineReady"
         )
     except TimeoutError as error:
         await engine.stop()

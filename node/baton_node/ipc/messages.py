@@ -2,7 +2,7 @@
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
                        FinishChoice  Drain  Undrain
-    engine -> server   Ready or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
+    engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
                        Saved  Drained
 
 Records of the router link are reused where they have the same meaning. A frame's payload is
@@ -11,13 +11,11 @@ MessagePack (see `framing`). When the stream ends, both processes end.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from baton_engine.interface import Complete, EngineInfo, TokenOut
 from baton_node.settings import NodeSettings
-from baton_protocol.ids import BlockHash, Epoch, Fingerprint, RequestId
-from baton_protocol.layout import KVLayout
+from baton_protocol.ids import BlockHash, Epoch, RequestId
 from baton_protocol.link import (
     Abort,
     CacheEvents,
@@ -30,7 +28,6 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.store import Exact, NodeLoad, Speeds, StoreHealth
 from baton_protocol.wire import Codec
 
 
@@ -69,41 +66,19 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     """No request is left, and all transfers of chunks have settled."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine is ready. The first fields are those of EngineInfo that the server needs.
-    `chunks` are in the engine's prefix cache now."""
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine is ready. `load` is its first load, with the speeds that it measured. `chunks` are
+    in its prefix cache now."""
 
-    engine: str
-    fingerprint: Fingerprint
-    layout: KVLayout
-    max_model_len: int
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    speeds: Speeds
-    load: NodeLoad
+    info: EngineInfo
+    load: Load
     chunks: tuple[BlockHash, ...] = ()
-    store: StoreHealth = "none"
-    exact: Exact = "numeric"
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):
     """The engine cannot be built. `message` is one line for the user."""
 
     message: str
-
-
-class Token(msgspec.Struct, frozen=True, array_like=True):
-    """One new token; see baton_engine.interface.TokenOut. `id` is None for a choice that arrived
-    with all its tokens: the record only ends it."""
-
-    request: RequestId
-    attempt: int
-    choice: int
-    offset: int
-    id: int | None
-    finish: Literal["stop", "length"] | None = None
-    stop_id: int | None = None
-    logprobs: PositionLogprobs | None = None
 
 
 class Prompted(msgspec.Struct, frozen=True, array_like=True):
@@ -118,10 +93,12 @@ class Prompted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """The results of one engine step, for all requests."""
+    """The results of one engine step, for all requests. `complete` only ends choices that arrived
+    with all their tokens."""
 
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[TokenOut, ...] = ()
     prompts: tuple[Prompted, ...] = ()
+    complete: tuple[Complete, ...] = ()
 
 
 ToEngine = (
@@ -135,7 +112,7 @@ ToEngine = (
     | Drain
     | Undrain
 )
-ToServer = Ready | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
+ToServer = EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
 
 
 def to_engine_codec() -> Codec[ToEngine]:

@@ -96,8 +96,7 @@ class Node:
         self._waits = waits or EndWaits()
         limit_s, save_s = identity.settings.drain_s, self._waits.save_s
         self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
-        ready = identity.ready
-        self._figures = Load(identity.epoch, "ready", ready.speeds, ready.load, ready.store)
+        self._figures = identity.ready.load
 
     @property
     def requests(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_node.ipc.messages import Token
+from baton_engine.interface import Complete, TokenOut
 from baton_node.server.delta_history import DeltaHistory, size_of
 from baton_node.server.detokenize import ChoiceText, context
 from baton_node.server.links import RouterLink
@@ -77,7 +77,7 @@ class RequestStream:
         self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in known]
         self.histories = [DeltaHistory(len(ids)) for ids in known]
 
-    def take(self, token: Token, limit: int) -> Delta:
+    def take(self, token: TokenOut | Complete, limit: int) -> Delta:
         """Return the delta of one token of an open choice, and keep it.
 
         A delta with a finish reason closes its choice. The delta that closes the last choice

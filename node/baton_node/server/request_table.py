@@ -181,7 +181,7 @@ class RequestTable:
         bounds = self._bounds
         share = min(bounds.request_bytes, bounds.history_bytes // max(1, len(self._live)))
         frames: dict[RouterLink, list[Delta]] = {}
-        for token in step.tokens:
+        for token in (*step.complete, *step.tokens):
             live = self._get(token.request, token.attempt)
             if live is None or token.choice not in live.open_choices:
                 continue

@@ -104,7 +104,7 @@ async def _serve(
         stack.callback(service.lose_links)
         following = _background(stack, service.follow_engine())
         if settings.index_url:
-            logger.info("%s", chunk_line(ready.layout))
+            logger.info("%s", chunk_line(ready.info.layout))
             _register(settings, service, stack)
         logger.info("%s is ready at %s", settings.node, address)
         if not await _unless(ending, following):

@@ -65,7 +65,7 @@ def test_a_request_that_is_handed_off_has_the_ids_of_a_single_node(
     prefill, decode = pair[0].loop.counters, pair[1].loop.counters
     assert prefill["published_chunks"] == decode["fetched_chunks"] == decode["reused_chunks"] == 6
     assert decode["fetched_bytes"] == prefill["published_bytes"] == 6 * CHUNK2.layout().chunk_bytes
-    assert decode.handoffs == 1
+    assert decode["handoffs"] == 1
     stats = pair[1].prompted("r").stats
     assert (stats.fetched_tokens, stats.computed_tokens) == (192, 13)
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_node.ipc.messages import FinishChoice, Prompted, Step, Token
+from baton_engine.interface import Complete, TokenOut
+from baton_node.ipc.messages import FinishChoice, Prompted, Step
 from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,
@@ -71,7 +72,7 @@ def test_a_choice_that_arrives_with_all_its_tokens_gets_its_held_back_text(
     request = make_request("r", b"x", max_tokens=3, stop=("cde",))
     job = RunJob(msgspec.structs.replace(request, outputs=(tuple(b"abc"),)))
     link = open_job(node, job)
-    node.emit(Token(request.id, request.attempt, 0, 3, None, "length"))
+    node.emit(Complete(request.id, request.attempt, 0, 3, "length"))
     [delta] = link.deltas()
     assert (delta.offset, delta.ids, delta.text, delta.finish) == (3, (), "c", "length")
 
@@ -206,6 +207,6 @@ async def test_wait_times_are_observed_in_histograms(node: TableNode) -> None:
 
 
 def test_frames_of_an_unknown_request_are_dropped(node: TableNode) -> None:
-    node.emit(Token(make_request("r", b"p").id, 1, 0, 0, 97))
+    node.emit(TokenOut(make_request("r", b"p").id, 1, 0, 0, 97))
     node.table.failed(JobFailed(make_request("r", b"p").id, 1, DeadlineExceeded("x").record()))
     assert node.sent == []

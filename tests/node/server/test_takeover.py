@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.ipc.messages import Token
+from baton_engine.interface import TokenOut
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from baton_text.artifacts import BYTE_EOS_ID
@@ -38,7 +38,7 @@ class Stream:
     replies: tuple[tuple[int, ...], ...]
     ends: tuple[Finish, ...]
 
-    def tokens(self, attempt: int = 1) -> list[Token]:
+    def tokens(self, attempt: int = 1) -> list[TokenOut]:
         """Return the tokens of all choices in the order of the steps."""
         request = make_request(self.request.id, b"p", attempt, n=len(self.replies))
         per_choice = [

@@ -13,7 +13,8 @@ from typing import Literal
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_node.ipc.messages import Step, ToEngine, Token
+from baton_engine.interface import Complete, TokenOut
+from baton_node.ipc.messages import Step, ToEngine
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.request_table import Bounds, RequestTable
@@ -76,8 +77,10 @@ class TableNode:
         if not self.table.goes_on(job, link):
             self.table.open(job, link)
 
-    def emit(self, *tokens: Token) -> None:
-        self.table.stepped(Step(tokens))
+    def emit(self, *tokens: TokenOut | Complete) -> None:
+        made = tuple(token for token in tokens if isinstance(token, TokenOut))
+        ended = tuple(token for token in tokens if isinstance(token, Complete))
+        self.table.stepped(Step(made, complete=ended))
 
 
 Finish = Literal["stop", "length"]
@@ -85,11 +88,11 @@ Finish = Literal["stop", "length"]
 
 def tokens_of(
     request: Request, choice: int, ids: Sequence[int], finish: Finish | None = "length"
-) -> list[Token]:
+) -> list[TokenOut]:
     """The tokens that an engine reports for a choice; the last one carries `finish`."""
     last = len(ids) - 1
     return [
-        Token(
+        TokenOut(
             request.id,
             request.attempt,
             choice,

@@ -13,12 +13,13 @@ from typing import Any
 
 from baton_cli.engine_process import build_loop
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Complete, TokenOut
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_node.engine.grammars import CompilingJobs
 from baton_node.engine.loop_context import LoopContext, LoopOptions
-from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
+from baton_node.ipc.messages import Prompted, Step, ToEngine, ToServer
 from baton_node.store.address import StoreAddress
 from baton_node.store.base import KVConnector
 from baton_node.store.null_connector import NoStore
@@ -90,13 +91,15 @@ class LoopNode:
     def take(self, *frames: ToEngine) -> None:
         self.port.incoming.extend(frames)
 
-    def tokens(self, request: str) -> list[Token]:
+    def tokens(self, request: str) -> list[TokenOut | Complete]:
+        """The request's tokens, and the ends of choices that arrived with all their tokens."""
         steps = [frame for frame in self.port.sent if isinstance(frame, Step)]
-        return [token for step in steps for token in step.tokens if token.request == request]
+        tokens = [token for step in steps for token in (*step.complete, *step.tokens)]
+        return [token for token in tokens if token.request == request]
 
     def ids(self, request: str, choice: int = 0) -> list[int]:
-        mine = [token for token in self.tokens(request) if token.choice == choice]
-        return [token.id for token in mine if token.id is not None]
+        tokens = [token for token in self.tokens(request) if isinstance(token, TokenOut)]
+        return [token.id for token in tokens if token.choice == choice]
 
     def prompted(self, request: str) -> Prompted:
         steps = [frame for frame in self.port.sent if isinstance(frame, Step)]
