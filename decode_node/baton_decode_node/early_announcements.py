@@ -29,7 +29,7 @@ class EarlyAnnouncements:
         """Number of entries kept."""
         return self._count
 
-    def put(self, entry: InboxEntry) -> None:
+    def add_entry(self, entry: InboxEntry) -> None:
         """Keep an entry. If there are too many, or old ones, drop those of the oldest requests."""
         now = self._clock()
         _, entries = self._entries.setdefault((entry.request, entry.attempt), (now, []))
@@ -42,7 +42,7 @@ class EarlyAnnouncements:
             self._entries.popitem(last=False)
             self._count -= len(oldest)
 
-    def take(self, key: JobKey) -> list[InboxEntry]:
+    def take_entries(self, key: JobKey) -> list[InboxEntry]:
         """Remove and return the entries of this job, in order of arrival."""
         _, entries = self._entries.pop(key, (0.0, []))
         self._count -= len(entries)

@@ -5,8 +5,8 @@ out its actions: it reserves and releases blocks, starts fetches, admits request
 that can never run. Parked requests cost the running batch nothing: an iteration of the loop looks
 only at requests that had an event, at the oldest one that wants blocks and at due timers.
 
-In: jobs, connector events, frames from the router. Out: calls of Engine.reserve and release, of
-KVConnector.lookup and fetch, of RunningBatch.admit and fail. Implements Fetching.
+In: jobs, connector events, frames from the router. Out: calls of EngineCore.reserve and release, of
+KVConnector.lookup and fetch, of RunningBatch.admit_job and fail_job.
 """
 
 from __future__ import annotations
@@ -120,47 +120,33 @@ class Fetcher:
         self._batch = batch
         self._chooser = FetchChooser(context)
         self._early = EarlyAnnouncements(context.clock)
+        # Parked requests, and aborted ones that still have fetches in flight.
         self._parked: dict[JobKey, ParkedRequest] = {}
-        # Aborted requests that still have fetches in flight.
-        self._settling: dict[JobKey, ParkedRequest] = {}
         # By Job.seq, the order of arrival: requests that want blocks, and that have some.
         self._wanting: dict[int, ParkedRequest] = {}
         self._holding: dict[int, ParkedRequest] = {}
         self._timers: list[tuple[float, int, JobKey]] = []  # heap of (deadline, seq, key)
 
-    def __len__(self) -> int:
-        return len(self._parked)
-
     @property
     def empty(self) -> bool:
-        return not self._parked and not self._settling
-
-    @property
-    def sequences(self) -> int:
-        return sum(job.sequences for job in self.jobs())
+        return not self._parked
 
     @property
     def tokens(self) -> int:
-        return sum(parked.uncached for parked in self._parked.values())
+        return sum(parked.uncached for parked in self._parked.values() if not parked.state.aborted)
 
     @property
     def early_entries(self) -> int:
         return len(self._early)
 
-    def get(self, key: JobKey) -> Job | None:
-        parked = self._parked.get(key)
-        return parked.job if parked is not None else None
-
     def is_settling(self, key: JobKey) -> bool:
-        return key in self._settling
+        parked = self._parked.get(key)
+        return parked is not None and parked.state.aborted
 
-    def jobs(self) -> Iterable[Job]:
-        return [parked.job for parked in self._parked.values()]
-
-    def park(self, job: Job, *, cached_blocks: int, await_first: bool) -> None:
+    def park_job(self, job: Job, cached_blocks: int) -> None:
         # A prefill job waits for the lookup's answer, which decides what to publish: blocks can be
         # held for a put only right after the step that filled them.
-        is_run = job.kind == "run"
+        is_run, await_first = job.kind == "run", job.await_first
         state = FetchState(
             len(job.chunks),
             job.layout.chunk_blocks,
@@ -175,12 +161,12 @@ class Fetcher:
             self._connector.lookup(*job.key, job.chunks)
         self._apply(parked, parked.state.start())
         if is_run:
-            for entry in self._early.take(job.key):
-                self.announced(entry, is_early=False)
+            for entry in self._early.take_entries(job.key):
+                self.use_announcement(entry, is_early=False)
         elif not job.chunks:
             self._apply(parked, parked.state.know_first())
 
-    def looked_up(self, job: Job) -> None:
+    def use_lookup(self, job: Job) -> None:
         parked = self._parked[job.key]
         parked.looking = False
         parked.decision = self._chooser.choose(job, parked.state.cached_blocks)
@@ -190,11 +176,11 @@ class Fetcher:
         if job.kind == "prefill":
             self._apply(parked, parked.state.know_first())
 
-    def announced(self, entry: InboxEntry, *, is_early: bool) -> None:
+    def use_announcement(self, entry: InboxEntry, *, is_early: bool) -> None:
         parked = self._parked.get((entry.request, entry.attempt))
-        if parked is None:
+        if parked is None or parked.state.aborted:
             if is_early:
-                self._early.put(entry)
+                self._early.add_entry(entry)
         elif parked.job.kind == "run":
             self._announce(parked, entry)
 
@@ -208,9 +194,9 @@ class Fetcher:
             chunks |= job.suffices(index, marker) << index
         self._apply(parked, parked.state.announce(chunks))
 
-    def fetched(self, event: Fetched) -> Job | None:
+    def settle_fetch(self, event: Fetched) -> Job | None:
         key = (event.chunk.request, event.chunk.attempt)
-        parked = self._parked.get(key) or self._settling.get(key)
+        parked = self._parked.get(key)
         if parked is None:
             return None
         job, state, index = parked.job, parked.state, event.chunk.index
@@ -229,11 +215,11 @@ class Fetcher:
         parked = self._parked[job.key]
         self._apply(parked, parked.state.know_first())
 
-    def abort(self, job: Job) -> None:
-        parked = self._settling[job.key] = self._parked.pop(job.key)
+    def abort_job(self, job: Job) -> None:
+        parked = self._parked[job.key]
         self._apply(parked, parked.state.abort())
 
-    def grant(self) -> None:
+    def grant_blocks(self) -> None:
         if not self._wanting:
             return
         # A request has one reservation: a newer attempt waits until the aborted attempt settles.
@@ -245,8 +231,8 @@ class Fetcher:
             try:
                 reservation = self._engine.reserve(parked.job.request)
             except BatonError as error:
-                self.abort(parked.job)
-                self._batch.fail(parked.job, error)
+                self.abort_job(parked.job)
+                self._batch.fail_job(parked.job, error)
                 continue
             if reservation is None:
                 return
@@ -254,13 +240,13 @@ class Fetcher:
             self._holding[seq] = parked
             self._apply(parked, parked.state.reserve(reservation.cached))
 
-    def give_back(self) -> None:
+    def give_blocks_back(self) -> None:
         if self._holding:
             parked = self._holding[max(self._holding)]
             if not parked.state.returning:
                 self._apply(parked, parked.state.give_back())
 
-    def expire(self, now: float) -> None:
+    def expire_waits(self, now: float) -> None:
         while self._timers and self._timers[0][0] <= now:
             deadline, _, key = heapq.heappop(self._timers)
             parked = self._parked.get(key)
@@ -283,7 +269,7 @@ class Fetcher:
             self._counters.add(reused_chunks=actions.admit.chunks)
             window_runs = parked.window_runs
             reservation, parked.reservation = parked.reservation, None
-            self._batch.admit(parked.job, reservation, actions.admit.runs, window_runs)
+            self._batch.admit_job(parked.job, reservation, actions.admit.runs, window_runs)
         if actions.forget:
             self._leave(parked)
 
@@ -307,7 +293,6 @@ class Fetcher:
         job.fetched = parked.summary(admitted)
         self._counters.add_blocks(job.fetched.blocks)
         self._parked.pop(job.key, None)
-        self._settling.pop(job.key, None)
         self._wanting.pop(job.seq, None)
         self._holding.pop(job.seq, None)
         parked.wait = None

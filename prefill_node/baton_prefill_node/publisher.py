@@ -11,8 +11,8 @@ with fewer groups than this prompt needs does not count as stored: it is put aga
 value replaces the smaller one. A reader that has a marker of the other value finds another size,
 which is a miss. A value with all groups serves every prompt.
 
-In: lookup results, the progress of each step, and the results of puts. Out: puts through
-OutgoingBlocks and calls of KVConnector.announce. Implements Publishing.
+In: jobs with the markers that their lookup found, the progress of each step, and the results of
+puts. Out: puts through OutgoingBlocks and calls of KVConnector.announce.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton_engine.interface import PADDING, Progress
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
-from baton_node.store.base import LookedUp, Published
+from baton_node.store.base import Published
 from baton_prefill_node.publish_state import PublishState, PublishTransition
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
@@ -54,36 +54,35 @@ class Publisher:
     def empty(self) -> bool:
         return not self._jobs
 
-    def open(self, job: Job) -> None:
+    def open_job(self, job: Job) -> None:
         """Start to publish a job. A job without a full chunk ends at once."""
         opened = self._jobs[job.key] = OpenJob(job, PublishState(len(job.chunks), job.unneeded))
         if not job.chunks:
             self._apply(opened, opened.state.find(0))
 
-    def looked_up(self, event: LookedUp) -> None:
-        opened = self._jobs.get((event.request, event.attempt))
-        if opened is not None:
-            job, markers = opened.job, enumerate(event.markers)
-            found = sum(1 << i for i, marker in markers if marker and job.suffices(i, marker))
-            self._counters.add(announced_chunks=(found & ~job.unneeded).bit_count())
-            self._apply(opened, opened.state.find(found))
+    def use_lookup(self, job: Job) -> None:
+        if opened := self._jobs.get(job.key):
+            markers = job.markers.items()
+            stored = sum(1 << i for i, marker in markers if job.suffices(i, marker))
+            self._counters.add(announced_chunks=(stored & ~job.unneeded).bit_count())
+            self._apply(opened, opened.state.find(stored))
 
-    def missing(self, job: Job, chunk: int) -> None:
+    def put_again(self, job: Job, chunk: int) -> None:
         if opened := self._jobs.get(job.key):
             self._apply(opened, opened.state.miss(chunk))
 
-    def progressed(self, progress: Progress, job: Job) -> None:
+    def publish_progress(self, progress: Progress, job: Job) -> None:
         if opened := self._jobs.get(job.key):
             chunks = progress.computed // self._layout.chunk_tokens
             self._apply(opened, opened.state.compute(chunks), progress.blocks)
 
-    def published(self, event: Published) -> None:
-        if opened := self._jobs.get((event.chunk.request, event.chunk.attempt)):
-            self._apply(opened, opened.state.settle(event.chunk.index, event.marker is not None))
-
-    def close(self, job: Job) -> None:
+    def close_job(self, job: Job) -> None:
         if opened := self._jobs.get(job.key):
             self._apply(opened, opened.state.close())
+
+    def _settle_put(self, event: Published) -> None:
+        if opened := self._jobs.get((event.chunk.request, event.chunk.attempt)):
+            self._apply(opened, opened.state.settle(event.chunk.index, event.marker is not None))
 
     def _apply(
         self, opened: OpenJob, transition: PublishTransition, blocks: tuple[BlockId, ...] = ()
@@ -110,11 +109,11 @@ class Publisher:
         # Without an inbox no decode node waits for the chunk.
         priority = Priority.HANDOFF if job.inbox is not None else Priority.PREFIX
         if PADDING in source:
-            self._outgoing.refused(job.chunks[chunk], TOO_LATE)
+            self._outgoing.log_refusal(job.chunks[chunk], TOO_LATE)
             return False
-        if self._outgoing.put(job.ref(chunk), source, priority, job.inbox):
+        if self._outgoing.put_chunk(job.ref(chunk), source, priority, self._settle_put, job.inbox):
             return True
-        self._outgoing.refused(job.chunks[chunk], TOO_SLOW)
+        self._outgoing.log_refusal(job.chunks[chunk], TOO_SLOW)
         return False
 
     def _announce(self, job: Job, entry: InboxEntry) -> None:

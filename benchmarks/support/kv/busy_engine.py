@@ -22,6 +22,7 @@ import torch
 from baton_cli import engine_process
 from baton_engine.interface import KVMemory
 from baton_engine.kv.kv_pool import TorchMemory
+from baton_node.engine import main as engine_main
 from baton_node.store.address import StoreAddress
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_node.store.redis_connector import StoreConnector
@@ -108,5 +109,5 @@ def _owner(event: ConnectorEvent) -> RequestId:
 
 
 if __name__ == "__main__":
-    with patch.object(engine_process, "StoreConnector", BusyConnector):
+    with patch.object(engine_main, "StoreConnector", BusyConnector):
         sys.exit(engine_process.main(sys.argv[1:]))

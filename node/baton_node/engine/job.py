@@ -6,17 +6,19 @@ statistics. Only the step loop's thread uses it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from baton_engine.interface import EngineInfo, PromptUse
+from baton_node.ipc.messages import FinishChoice
 from baton_node.store.base import ChunkRef
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
-from baton_protocol.link import RequestStats
+from baton_protocol.link import FirstTokens, NoFirstTokens, RequestStats
 from baton_protocol.request import Request
 from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker
@@ -27,6 +29,11 @@ from baton_node.engine.chunk_sets import first_chunks
 from baton_node.engine.counters import BlockCounts
 
 JobKey = tuple[RequestId, int]  # request and attempt
+# "compiling": it waits for its grammar. "parked": it waits for KV or for the router's first tokens.
+# "running": the engine has it. "ended": it computes no more.
+JobState = Literal["compiling", "parked", "running", "ended"]
+# The frames that wait behind a job whose grammar is being compiled.
+LaterFrame = FirstTokens | NoFirstTokens | FinishChoice
 # The server finds a stop string a step or two after the engine sampled it. So a token counts as
 # part of the answer only when this many tokens follow it.
 STOP_LAG = 8
@@ -121,8 +128,15 @@ class Job:
     chunks: list[BlockHash]
     full_blocks: int
     times: Times
+    state: JobState = "parked"  # set by the JobTable
+    await_first: bool = False  # a prefill node computes the prompt of this whole request
     inbox: tuple[str, str] | None = None  # (node, epoch) of a prefill job's decode node
     matcher: Matcher | None = None  # at the start of the request's grammar, if it has one
+    # While it waits for its grammar: the hashes of its full blocks, the number of tokens that this
+    # node will compute for it, and the frames about it that arrived after it.
+    hashes: Sequence[BlockHash] = ()
+    uncached: int = 0
+    later_frames: list[LaterFrame] = field(default_factory=list)
     markers: dict[int, Marker] = field(default_factory=dict)
     handed_off: bool = False  # the router's FirstTokens arrived
     fetched: FetchSummary = field(default_factory=FetchSummary)

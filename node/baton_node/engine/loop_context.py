@@ -1,4 +1,4 @@
-"""What all parts of one step loop share: engine, connector, socket, options, counters, speeds."""
+"""What all parts of one step loop share: its engine, connector, socket, options, jobs, figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton_engine.interface import Engine
+from baton_engine.core.engine_core import EngineCore
 from baton_node.engine.counters import Counters
+from baton_node.engine.job_table import JobTable
 from baton_node.engine.speed_meter import SpeedMeter
 from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.settings import FetchPolicy
@@ -38,13 +39,14 @@ class LoopContext:
     `speeds` starts with the speeds in `options`, `counters` with zeros.
     """
 
-    engine: Engine
+    engine: EngineCore
     connector: KVConnector
     socket: EngineSocket
     options: LoopOptions
     clock: Callable[[], float] = time.monotonic
     counters: Counters = field(default_factory=Counters)
     speeds: SpeedMeter = field(init=False)
+    jobs: JobTable = field(default_factory=JobTable)
 
     def __post_init__(self) -> None:
         self.speeds = SpeedMeter(self.options.speeds)

@@ -17,8 +17,9 @@ from baton_engine.interface import Complete, TokenOut
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
-from baton_node.engine.grammars import CompilingJobs
+from baton_node.engine.grammar_compiler import GrammarCompiler
 from baton_node.engine.loop_context import LoopContext, LoopOptions
+from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.ipc.messages import Prompted, Step, ToEngine, ToServer
 from baton_node.store.address import StoreAddress
 from baton_node.store.base import KVConnector
@@ -35,7 +36,7 @@ from tests.support.stores.kvstore import PATIENT, patient_index
 PATIENCE_S = 120.0
 
 
-class FakePort:
+class FakePort(EngineSocket):
     """A fake socket between a step loop and its server: frames to receive, and frames sent."""
 
     def __init__(self) -> None:
@@ -85,8 +86,14 @@ class LoopNode:
             LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
             clock=lambda: time.monotonic() + self.clock_ahead_s,
         )
-        self.compiling = CompilingJobs(grammars, context.counters)
-        self.loop = build_loop(context, self.compiling)
+        self.jobs = context.jobs
+        self.compiler = GrammarCompiler(grammars, context.counters)
+        self.loop = build_loop(context, self.compiler)
+
+    @property
+    def compiling(self) -> int:
+        """Number of jobs that wait for their grammar."""
+        return sum(job.state == "compiling" for job in self.jobs)
 
     def take(self, *frames: ToEngine) -> None:
         self.port.incoming.extend(frames)
@@ -116,7 +123,7 @@ class LoopNode:
         return [frame for frame in self.port.sent if isinstance(frame, JobFailed)]
 
     def close(self) -> None:
-        self.compiling.close()
+        self.compiler.close()
         self.connector.close()
 
 

@@ -157,7 +157,7 @@ def test_others_go_on_while_a_grammar_is_compiled(node: LoopNode, held: HeldGram
 
 def test_the_loop_wakes_up_when_a_grammar_is_compiled(node: LoopNode, held: HeldGrammars) -> None:
     wait(node, held, RunJob(structured("r")))
-    fd = node.compiling.fileno()
+    fd = node.compiler.fileno()
     assert select.select([fd], [], [], 0) == ([], [], [])
     held.go.set()
     assert select.select([fd], [], [], PATIENCE_S) == ([fd], [], [])
@@ -324,7 +324,7 @@ def test_a_newer_attempt_takes_the_place_of_the_one_that_waits(
     newer = structured("r", DIGITS, attempt=2)
     node.take(RunJob(newer), RunJob(newer), RunJob(structured("r", DIGITS)))
     turn(node)
-    assert len(node.compiling) == 1
+    assert node.compiling == 1
     held.go.set()
     spin([node], lambda: ended(node, "r"), "the end")
     settle([node])
