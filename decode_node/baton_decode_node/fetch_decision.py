@@ -143,8 +143,8 @@ def _compute_s(blocks: int, costs: FetchCosts) -> float:
 
 
 def instance_of(costs: FetchCosts, instance: int) -> DataInstance:
-    known = 0 <= instance < len(costs.instances)
-    return costs.instances[instance] if known else DataInstance()
+    is_listed = 0 <= instance < len(costs.instances)
+    return costs.instances[instance] if is_listed else DataInstance()
 
 
 def _runs(chunks: Iterable[int]) -> list[list[int]]:

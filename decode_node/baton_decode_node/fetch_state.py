@@ -116,12 +116,12 @@ class FetchState:
     def announce(self, chunks: int, unneeded: int = 0) -> FetchTransition:
         """These chunks exist and suffice, and no KV is needed of the `unneeded` ones (bit sets). A
         lost chunk that is announced again was put again."""
-        known = chunks & first_chunks(self.chunks)
+        existing = chunks & first_chunks(self.chunks)
         return self._become(
             unneeded=self.unneeded | unneeded,
-            exists=self.exists | known,
-            lost=self.lost & ~known,
-            renewed=self.renewed | (known & self.flying),
+            exists=self.exists | existing,
+            lost=self.lost & ~existing,
+            renewed=self.renewed | (existing & self.flying),
         )
 
     def end(self) -> FetchTransition:

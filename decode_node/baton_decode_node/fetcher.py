@@ -59,9 +59,9 @@ class ParkedRequest:
         if job.kind == "run" and state.awaits_first:
             return 0
         stored = state.exists | state.unneeded if state.exists else 0
-        found = state.cached_blocks + self._blocks_of(chunks_of(stored))
-        given = max(map(job.given, job.open_choices), default=0)
-        return max(0, given - found * job.layout.block_size)
+        present = state.cached_blocks + self._blocks_of(chunks_of(stored))
+        tokens = max(map(job.known_tokens, job.open_choices), default=0)
+        return max(0, tokens - present * job.layout.block_size)
 
     def destination(self, chunk: int) -> tuple[BlockId, ...]:
         """Return the blocks to fetch a chunk into, in the order of its payload. Cached blocks are

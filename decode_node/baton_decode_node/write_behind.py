@@ -48,7 +48,7 @@ class WriteBehind:
     def set_draining(self, draining: bool) -> None:
         """Start (True) or stop (False) to put chunks without limits of bandwidth and blocks."""
         self._draining = draining
-        self._connector.drain(draining)
+        self._connector.set_draining(draining)
 
     def put_filled(self, filled: Filled, job: Job) -> None:
         """Put a chunk of a running job, unless the store holds it or its put is in flight."""

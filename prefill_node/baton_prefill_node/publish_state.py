@@ -48,8 +48,8 @@ class PublishState:
 
     def find(self, chunks: int) -> PublishTransition:
         """The lookup found markers of these chunks (a bit set); 0 if the index is unreachable."""
-        found = chunks & self._needed & ~self.exists
-        return self._become(runs_of(found), exists=self.exists | found, looked_up=True)
+        stored = chunks & self._needed & ~self.exists
+        return self._become(runs_of(stored), exists=self.exists | stored, looked_up=True)
 
     def compute(self, chunks: int) -> PublishTransition:
         """This node's blocks now hold the KV of the prompt's first `chunks` chunks."""

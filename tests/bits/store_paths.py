@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from baton_engine.interface import TokenOut
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from tests.bits.cells import GREEDY, SUBJECTS, Answer, Bench, ids_in, others, token_of
@@ -33,8 +34,8 @@ def nodes(bench: Bench, *names: str) -> Iterator[list[LoopNode]]:
 
 
 def answer(node: LoopNode, request: str, choice: int) -> Answer:
-    tokens = [each for each in node.tokens(request) if each.choice == choice]
-    return tuple(token_of(each.id, each.logprobs) for each in tokens if each.id is not None)
+    tokens = [token for token in node.tokens(request) if isinstance(token, TokenOut)]
+    return tuple(token_of(token.id, token.logprobs) for token in tokens if token.choice == choice)
 
 
 def finish(all_nodes: Sequence[LoopNode], node: LoopNode, requests: Sequence[Request]) -> None:

@@ -165,16 +165,16 @@ class Job:
         left = self.request.time_left
         return left is not None and self.times.arrived + left <= now
 
-    def given(self, choice: int) -> int:
+    def known_tokens(self, choice: int) -> int:
         """Return how many tokens of a choice, including the prompt, were known on arrival."""
         outputs = self.request.outputs
         return len(self.request.prompt_ids) + (len(outputs[choice]) if outputs else 0)
 
-    def certain(self, choice: int) -> int:
+    def certain_tokens(self, choice: int) -> int:
         """Return how many tokens of a choice, including the prompt, no stop string can cut off any
         more. Valid only for requests with stop strings."""
         made = self.newest.get(choice, -1) + 1
-        return max(self.given(choice), len(self.request.prompt_ids) + made - STOP_LAG)
+        return max(self.known_tokens(choice), len(self.request.prompt_ids) + made - STOP_LAG)
 
     def ref(self, chunk: int) -> ChunkRef:
         return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])
@@ -196,11 +196,11 @@ class Job:
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
         """Return the request's statistics when its prompt is computed, at `now`."""
-        size, found = self.layout.block_size, self.fetched
+        size, summary = self.layout.block_size, self.fetched
         return msgspec.structs.replace(
             self.times.stats(use, now),
-            matched_tokens=min(use.prompt, found.blocks.matched * size),
-            declined_tokens=min(use.prompt, found.blocks.declined * size),
-            fetch_predicted_ms=round(found.fetch_ms, 3),
-            compute_predicted_ms=round(found.compute_ms, 3),
+            matched_tokens=min(use.prompt, summary.blocks.matched * size),
+            declined_tokens=min(use.prompt, summary.blocks.declined * size),
+            fetch_predicted_ms=round(summary.fetch_ms, 3),
+            compute_predicted_ms=round(summary.compute_ms, 3),
         )

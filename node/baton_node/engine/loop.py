@@ -247,7 +247,7 @@ class EngineLoop:
         if job.await_first:
             return 0
         cached = self._engine.cached_blocks(hashes) * self._layout.block_size
-        return max(0, max(map(job.given, job.open_choices), default=0) - cached)
+        return max(0, max(map(job.known_tokens, job.open_choices), default=0) - cached)
 
     def _use_grammar(self, compiled: CompiledGrammar) -> None:
         """Continue with a job whose grammar is compiled, and with the frames that waited behind it.

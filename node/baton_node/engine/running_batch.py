@@ -139,7 +139,7 @@ class RunningBatch:
 
     def _put_filled(self, filled: Filled, job: Job) -> None:
         end = (filled.index + 1) * self._chunk_tokens
-        if not job.request.params.stop or end <= job.certain(filled.choice):
+        if not job.request.params.stop or end <= job.certain_tokens(filled.choice):
             self._write_behind.put_filled(filled, job)
 
     def _put_certain(self, out: TokenOut, job: Job) -> None:
@@ -147,8 +147,8 @@ class RunningBatch:
         string can cut off any more, if there is one. Its blocks may have changed since it was
         filled, so ask the engine for them."""
         job.newest[out.choice] = out.offset
-        end = job.certain(out.choice)
-        if end % self._chunk_tokens or end <= job.given(out.choice):
+        end = job.certain_tokens(out.choice)
+        if end % self._chunk_tokens or end <= job.known_tokens(out.choice):
             return
         if job.kind == "run" and self._context.has_store:
             for filled in self._engine.full_chunks(out.request):

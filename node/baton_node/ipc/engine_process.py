@@ -54,7 +54,7 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, record: ToEngine) -> None:
-        """Queue a frame. Drop it if the engine is gone; next() reports that."""
+        """Queue a frame. Drop it if the engine is gone; next_frame() reports that."""
         if not self._writer.is_closing():
             self._writer.write(pack(self._outgoing.encode(record)))
 
@@ -63,7 +63,7 @@ class EngineProcess:
         """Bytes of queued frames that the engine has not read yet. It reads between steps."""
         return self._writer.transport.get_write_buffer_size()
 
-    async def next(self) -> ToServer:
+    async def next_frame(self) -> ToServer:
         """Return the engine's next frame. Raise EngineLost as soon as the engine closes its socket;
         describe_end() then tells how the process ended."""
         while not self._frames:
@@ -136,7 +136,7 @@ async def start_engine(
     try:
         engine.send(Start(settings, epoch))
         async with asyncio.timeout(settings.start_wait_s):
-            frame = await engine.next()
+            frame = await engine.next_frame()
         if isinstance(frame, EngineReady):
             return engine, frame
         if isinstance(frame, SetupFailed):

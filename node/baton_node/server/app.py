@@ -152,7 +152,7 @@ class NodeServer:
         link = RouterLink(socket, str(request.remote), request.headers.get(ROUTER_HEADER, ""))
         codec = to_node_codec()
         writer = asyncio.create_task(link.write())
-        service.connected(link)
+        service.add_link(link)
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
@@ -165,7 +165,7 @@ class NodeServer:
         except ConnectionError as error:  # a pong to a router that has disconnected
             logger.info("router %s: %s", link.peer, error)
         finally:
-            service.disconnected(link)
+            service.remove_link(link)
             link.lose()
             await writer
         return socket

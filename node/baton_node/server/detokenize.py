@@ -80,5 +80,5 @@ class ChoiceText:
             return "length", None
         if self._detokenizer is not None and self._detokenizer.stopped is not None:
             return "stop", self._detokenizer.stopped
-        known = token.stop_id is not None and token.stop_id in self._request.params.stop_token_ids
-        return token.finish, token.stop_id if known else None
+        is_asked = token.stop_id in self._request.params.stop_token_ids
+        return token.finish, token.stop_id if is_asked else None

@@ -10,8 +10,8 @@ SEND_EVERY_S = 0.02
 
 
 class LoadThrottle:
-    """Calls `send` after changed(), at once but at most every SEND_EVERY_S seconds. Call sent() for
-    each report, including those from `send`."""
+    """Calls `send` after request_load(), at once but at most every SEND_EVERY_S seconds. Call
+    note_sent() for each load, including those from `send`."""
 
     def __init__(
         self, send: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -21,16 +21,16 @@ class LoadThrottle:
         self._sent_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
 
-    def changed(self) -> None:
+    def request_load(self) -> None:
         if self._timer is None:
             wait_s = max(0.0, self._sent_at + SEND_EVERY_S - self._clock())
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._send)
 
-    def sent(self) -> None:
-        self.close()
+    def note_sent(self) -> None:
+        self.cancel_timer()
         self._sent_at = self._clock()
 
-    def close(self) -> None:
+    def cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

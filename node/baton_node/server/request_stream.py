@@ -69,15 +69,15 @@ class RequestStream:
         kept = sum(history.bytes for history in self.histories)
         return kept + sum(map(size_of, self.firsts.values()))
 
-    def start(self, tokenizer: Tokenizer, outputs: Outputs) -> None:
+    def start_texts(self, tokenizer: Tokenizer, outputs: Outputs) -> None:
         """Start each choice's text and history after these ids, for which the router already has
         ids and text."""
-        known = outputs or ((),) * self.request.params.n
+        sent = outputs or ((),) * self.request.params.n
         before = context(tokenizer, self.request)
-        self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in known]
-        self.histories = [DeltaHistory(len(ids)) for ids in known]
+        self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in sent]
+        self.histories = [DeltaHistory(len(ids)) for ids in sent]
 
-    def take(self, token: TokenOut | Complete, limit: int) -> Delta:
+    def make_delta(self, token: TokenOut | Complete, limit: int) -> Delta:
         """Return the delta of one token of an open choice, and keep it.
 
         A delta with a finish reason closes its choice. The delta that closes the last choice
@@ -97,7 +97,7 @@ class RequestStream:
         if self.prefill:
             self.firsts[delta.choice] = delta
         else:
-            self.histories[delta.choice].add(delta, limit)
+            self.histories[delta.choice].add_delta(delta, limit)
         return delta
 
     @property
@@ -109,7 +109,7 @@ class RequestStream:
         choices = tuple(self.firsts[choice] for choice in sorted(self.firsts))
         return PrefillDone(self.id, self.attempt, choices, self.stats or RequestStats())
 
-    def missed(self, job: RunJob) -> list[Delta] | None:
+    def missed_deltas(self, job: RunJob) -> list[Delta] | None:
         """Return the deltas after the outputs in the job that the router sent again, or None if
         they are not kept any more or the job has another number of choices."""
         outputs = job.request.outputs or ((),) * len(self.histories)
@@ -117,7 +117,7 @@ class RequestStream:
             return None
         missed: list[Delta] = []
         for history, ids in zip(self.histories, outputs, strict=True):
-            deltas = history.since(len(ids))
+            deltas = history.deltas_since(len(ids))
             if deltas is None:
                 return None
             missed += deltas
@@ -142,5 +142,5 @@ def open_live(
         open_choices=set(range(request.params.n)) - set(finished),
         opened=clock_s,
     )
-    live.start(tokenizer, request.outputs)
+    live.start_texts(tokenizer, request.outputs)
     return live

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton_engine.interface import Complete, TokenOut
 from baton_node.ipc.messages import FinishChoice, Step, ToEngine
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
@@ -105,8 +106,8 @@ class RequestTable:
         logger.warning("refused a frame for another router's request", extra=live.about)
         return True
 
-    def goes_on(self, job: PrefillJob | RunJob, link: RouterLink) -> bool:
-        """Return True if the job is not new and needs no open().
+    def resume_job(self, job: PrefillJob | RunJob, link: RouterLink) -> bool:
+        """Return True if the job is not new and needs no open_request().
 
         That is a job that is here already, that is older than the attempt here, or whose Abort
         arrived first. If the job is here and its router has a new link, the request moves to that
@@ -125,7 +126,7 @@ class RequestTable:
             self._catch_up(live, job, link)
         return True
 
-    def open(self, job: PrefillJob | RunJob, link: RouterLink) -> None:
+    def open_request(self, job: PrefillJob | RunJob, link: RouterLink) -> None:
         """Start a new request, or a newer attempt, which replaces the older one."""
         live = open_live(job, link, self._tokenizer, self._clock())
         if (older := self._live.get(live.id)) is not None:
@@ -135,29 +136,29 @@ class RequestTable:
             self._live[live.id] = live
             self._send(job)
 
-    def first(self, frame: FirstTokens, router: str = "") -> None:
+    def use_first_tokens(self, frame: FirstTokens, router: str = "") -> None:
         """The router has the prefill node's first tokens: continue after them."""
         live = self._awaiting(frame.request, frame.attempt, router)
         if live is None:
             return
         if len(frame.outputs) != live.request.params.n:
             reason = f"FirstTokens has {len(frame.outputs)} outputs for n={live.request.params.n}"
-            self.no_first(NoFirstTokens(frame.request, frame.attempt, reason), router)
+            self.use_no_first_tokens(NoFirstTokens(frame.request, frame.attempt, reason), router)
             return
         self._stop_waiting(live)
-        live.start(self._tokenizer, frame.outputs)
+        live.start_texts(self._tokenizer, frame.outputs)
         live.open_choices -= set(frame.finished)
         self._send(frame)
         if not live.open_choices:
             self._end(live)
 
-    def no_first(self, frame: NoFirstTokens, router: str = "") -> None:
+    def use_no_first_tokens(self, frame: NoFirstTokens, router: str = "") -> None:
         live = self._awaiting(frame.request, frame.attempt, router)
         if live is not None:
             self._stop_waiting(live)
             self._send(frame)
 
-    def abort(self, frame: Abort, router: str = "") -> None:
+    def abort_request(self, frame: Abort, router: str = "") -> None:
         """Forget the request now. The engine waits for its transfers in flight. Remember the abort,
         in case it arrived before its job."""
         if self.is_anothers(frame.request, router):
@@ -171,7 +172,7 @@ class RequestTable:
 
     # --- from the engine ------------------------------------------------------------------------
 
-    def stepped(self, step: Step) -> None:
+    def send_step(self, step: Step) -> None:
         """Send the tokens of one engine step: one frame per link."""
         for prompted in step.prompts:
             if (live := self._get(prompted.request, prompted.attempt)) is not None:
@@ -181,11 +182,12 @@ class RequestTable:
         bounds = self._bounds
         share = min(bounds.request_bytes, bounds.history_bytes // max(1, len(self._live)))
         frames: dict[RouterLink, list[Delta]] = {}
-        for token in (*step.complete, *step.tokens):
+        ends_and_tokens: tuple[TokenOut | Complete, ...] = (*step.complete, *step.tokens)
+        for token in ends_and_tokens:
             live = self._get(token.request, token.attempt)
             if live is None or token.choice not in live.open_choices:
                 continue
-            delta = live.take(token, share // live.request.params.n)
+            delta = live.make_delta(token, share // live.request.params.n)
             if delta.finish is not None and token.finish is None:
                 self._send(FinishChoice(token.request, token.attempt, token.choice))
             if live.link is not None and not live.prefill:
@@ -197,7 +199,7 @@ class RequestTable:
         for link, deltas in frames.items():
             link.send(Deltas(tuple(deltas)))
 
-    def failed(self, frame: JobFailed) -> None:
+    def fail_request(self, frame: JobFailed) -> None:
         live = self._get(frame.request, frame.attempt)
         if live is None:
             return
@@ -217,7 +219,7 @@ class RequestTable:
 
     # --- lost links -----------------------------------------------------------------------------
 
-    def orphan(self, link: RouterLink) -> bool:
+    def orphan_requests(self, link: RouterLink) -> bool:
         """A link is lost: its requests have no link from now on. Return True if any of them still
         runs; the caller then calls tidy() after `grace_s`."""
         live = [stream for stream in self._live.values() if stream.link is link]
@@ -226,7 +228,7 @@ class RequestTable:
             stream.link, stream.until = None, self._clock() + self._grace_s
         return bool(live)
 
-    def tidy(self) -> None:
+    def drop_expired(self) -> None:
         """Abort requests whose router has not reconnected in time, and forget ended requests after
         the grace period."""
         now = self._clock()
@@ -248,13 +250,13 @@ class RequestTable:
             return  # the router has no FirstTokens or NoFirstTokens yet
         elif any(job.request.outputs):
             frame = FirstTokens(live.id, live.attempt, job.request.outputs, job.finished)
-            self.first(frame, live.router)
+            self.use_first_tokens(frame, live.router)
         else:
             none = NoFirstTokens(live.id, live.attempt, "the router received no first token")
-            self.no_first(none, live.router)
+            self.use_no_first_tokens(none, live.router)
 
     def _send_missed(self, live: RequestStream, job: RunJob, link: RouterLink) -> None:
-        missed = live.missed(job)
+        missed = live.missed_deltas(job)
         if missed is None:
             logger.warning(
                 "the output that the router missed is no longer available", extra=live.about
@@ -266,7 +268,7 @@ class RequestTable:
 
     # --- shutdown -------------------------------------------------------------------------------
 
-    def hand_back(self, error: ErrorRecord) -> None:
+    def hand_back_requests(self, error: ErrorRecord) -> None:
         """Return each running request to its router with this error, so that the router places it
         again."""
         for live in list(self._live.values()):

@@ -25,16 +25,16 @@ class UncountedJobs:
         self._given = 0
         self._waiting: deque[tuple[int, int]] = deque()  # (tokens, sequences) of each job
 
-    def given(self, job: PrefillJob | RunJob) -> None:
+    def add_job(self, job: PrefillJob | RunJob) -> None:
         self._given += 1
         self._waiting.append((_tokens(job), _sequences(job)))
 
-    def taken(self, jobs: int) -> None:
+    def drop_counted(self, jobs: int) -> None:
         """The engine has received `jobs` jobs since its start."""
         while self._waiting and self._given - len(self._waiting) < jobs:
             self._waiting.popleft()
 
-    def added_to(self, load: NodeLoad) -> NodeLoad:
+    def add_to_load(self, load: NodeLoad) -> NodeLoad:
         if not self._waiting:
             return load
         return msgspec.structs.replace(

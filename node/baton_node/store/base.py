@@ -124,7 +124,7 @@ class KVConnector(Protocol):
         in trouble."""
         ...
 
-    def drain(self, draining: bool) -> None:
+    def set_draining(self, draining: bool) -> None:
         """Lift the limits of take_behind() while `draining`. Only a store in trouble still makes it
         return False."""
         ...

@@ -17,8 +17,8 @@ Work = Coroutine[Any, Any, None]
 
 
 class ControlThread:
-    """A thread with an asyncio loop. Call start() and close() in one thread, call() and spawn() in
-    any."""
+    """A thread with an asyncio loop. Call start() and close() in one thread, call_soon() and
+    spawn_task() in any."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -36,7 +36,7 @@ class ControlThread:
         self._prepare = prepare
         self._thread.start()
 
-    def call(self, act: Callable[[], None]) -> bool:
+    def call_soon(self, act: Callable[[], None]) -> bool:
         """Run `act` in the thread. Return False if the thread has ended."""
         try:
             self._loop.call_soon_threadsafe(act)
@@ -44,16 +44,16 @@ class ControlThread:
             return False
         return True
 
-    def spawn(self, work: Work) -> bool:
+    def spawn_task(self, work: Work) -> bool:
         """Run `work` as a task of the thread. Return False, and drop it, if the thread is
         closing."""
-        if self._closing or not self.call(lambda: self.begin(work)):
+        if self._closing or not self.call_soon(lambda: self.begin_task(work)):
             work.close()
             return False
         return True
 
-    def begin(self, work: Work) -> None:
-        """spawn() for callers inside the thread."""
+    def begin_task(self, work: Work) -> None:
+        """spawn_task() for callers inside the thread."""
         if self._closing:
             work.close()
             return
@@ -65,7 +65,7 @@ class ControlThread:
         """Cancel all tasks, run `last()` and end the thread. Wait at most CLOSE_S."""
         self._closing = True
         if self._thread.is_alive():
-            self.call(lambda: self._end(last))
+            self.call_soon(lambda: self._end(last))
             self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()

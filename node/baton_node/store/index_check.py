@@ -56,7 +56,7 @@ class IndexCheck:
         """True while the index does not answer at all."""
         return not self._answers.is_set()
 
-    async def answers(self) -> None:
+    async def wait_for_answers(self) -> None:
         """Wait until the index answers again, if it is away."""
         await self._answers.wait()
 
@@ -73,10 +73,10 @@ class IndexCheck:
             self._now.set()  # the index may be full; probe to find out
             raise
         except StoreUnavailable as error:
-            self._lost(error, began)
+            self._note_failure(error, began)
             raise
 
-    async def run(self) -> None:
+    async def probe_forever(self) -> None:
         """Probe until cancelled."""
         while True:
             self._now.clear()
@@ -84,17 +84,17 @@ class IndexCheck:
             try:
                 await self._probe()
             except StoreUnavailable as error:
-                self._lost(error, began)
+                self._note_failure(error, began)
             except Exception as error:  # a task's outer edge: without it, `trouble` never changes
                 logger.exception("the probe of the store's index failed")
-                self._lost(StoreUnavailable(repr(error)), began)
+                self._note_failure(StoreUnavailable(repr(error)), began)
             else:
-                self._found()
+                self._note_answer()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(QUICK_CHECK_S if self._trouble else EVERY_S):
                     await self._now.wait()
 
-    def _lost(self, error: StoreUnavailable, began: float) -> None:
+    def _note_failure(self, error: StoreUnavailable, began: float) -> None:
         """A command or probe that began at `began` has failed. Ignore it if a probe has succeeded
         since then."""
         if began < self._succeeded_at:
@@ -108,7 +108,7 @@ class IndexCheck:
             logger.warning("the store's index cannot be used: %s", error)
         self._trouble = str(error)
 
-    def _found(self) -> None:
+    def _note_answer(self) -> None:
         self._succeeded_at = self._clock()
         self._answers.set()
         if self._trouble:

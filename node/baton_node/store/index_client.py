@@ -67,7 +67,7 @@ class IndexClient:
         self._control = ControlThread("kv-control")
         self._index: Index | None = None
         self._check = IndexCheck(self._probe)
-        begin = self._control.begin
+        begin = self._control.begin_task
         self._markers = WriteBatcher[None, Stored](begin, self._mark, MAX_PENDING_MARKERS)
         self._fetched = WriteBatcher[None, ChunkRef](begin, self._refresh, MAX_PENDING_MARKERS)
         self._outboxes = WriteBatcher[tuple[str, str], InboxEntry](
@@ -89,12 +89,12 @@ class IndexClient:
         if self._check.away:
             self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
             return
-        self._control.spawn(self._look_up(request, attempt, tuple(hashes)))
+        self._control.spawn_task(self._look_up(request, attempt, tuple(hashes)))
 
     def mark(self, stored: Stored) -> None:
         """Write a chunk's marker, announce the chunk and emit Published. Markers that arrive during
         a write are batched."""
-        if not self._control.call(lambda: self._gather(stored)):
+        if not self._control.call_soon(lambda: self._gather(stored)):
             self._emit(Published(stored.chunk, None, 0, CLOSED))
 
     def refresh(self, chunk: ChunkRef) -> None:
@@ -103,21 +103,21 @@ class IndexClient:
         Do not do this for a marker that was only found: it would outlive its value and hide that
         the chunk must be put again.
         """
-        self._control.call(lambda: self._prolong(chunk))
+        self._control.call_soon(lambda: self._prolong(chunk))
 
     def unmark(self, chunk: BlockHash, marker: Marker) -> None:
-        self._control.spawn(self._unmark(chunk, marker))
+        self._control.spawn_task(self._unmark(chunk, marker))
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
         if not self._check.trouble:
-            self._control.call(lambda: self._enqueue(inbox, entry))
+            self._control.call_soon(lambda: self._enqueue(inbox, entry))
 
     # --- the control thread -----------------------------------------------------------------------
 
     def _open(self) -> None:
         self._index = self._connect(self._address.index_url, self._address.pool)
-        self._control.begin(self._check.run())
-        self._control.begin(self._read_inbox())
+        self._control.begin_task(self._check.probe_forever())
+        self._control.begin_task(self._read_inbox())
 
     async def _end(self) -> None:
         node, epoch = self._address.node, self._address.epoch
@@ -235,7 +235,7 @@ class IndexClient:
         run_id, broken, warned = "", True, False
         ids: list[bytes] = []  # ids of the emitted entries, to acknowledge with the next read
         while not self._control.closing:
-            await self._check.answers()
+            await self._check.wait_for_answers()
             try:
                 if broken:
                     now = await self._check.ask(self._idx.run_id, adds=False)

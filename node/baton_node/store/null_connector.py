@@ -45,7 +45,7 @@ class NoStore:
     def take_behind(self, size: int) -> bool:
         return False
 
-    def drain(self, draining: bool) -> None:
+    def set_draining(self, draining: bool) -> None:
         """Do nothing: there is no write-behind."""
 
     def healthy(self) -> bool:

@@ -103,7 +103,7 @@ class StoreConnector:
     def take_behind(self, size: int) -> bool:
         return not self._trouble() and self._plane.take_behind(size)
 
-    def drain(self, draining: bool) -> None:
+    def set_draining(self, draining: bool) -> None:
         self._plane.draining = draining
 
     def healthy(self) -> bool:

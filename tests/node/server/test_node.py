@@ -94,7 +94,7 @@ def refusals(link: FakeLink) -> list[tuple[str, bool]]:
 
 def test_the_hello_and_the_first_load_have_the_store_s_health(node: Node) -> None:
     link = FakeLink()
-    node.connected(link)
+    node.add_link(link)
     hello, load = link.frames[0], link.frames[2]
     assert isinstance(hello, Hello)
     assert isinstance(load, Load)
@@ -281,7 +281,7 @@ async def test_a_router_cannot_change_the_request_of_another_router(
     owner, other = FakeLink("a"), FakeLink("b")
     node.handle_router_frame(owner, RunJob(REQUEST, await_first=True))
     if away:
-        node.disconnected(owner)
+        node.remove_link(owner)
     node.handle_router_frame(other, frame)
     if away:
         owner = FakeLink("a")

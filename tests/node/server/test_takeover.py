@@ -134,7 +134,7 @@ def test_a_first_token_from_a_prefill_node_does_not_change_a_stream(stream: Stre
     prefill.emit(*(token for token in stream.tokens() if token.offset == 0))
     router.read(prefill_link.deltas())
     if not router.finished:
-        assert decode.table.goes_on(router.job(), link)
+        assert decode.table.resume_job(router.job(), link)
         decode.emit(*(token for token in stream.tokens() if token.offset > 0))
         router.read(link.deltas())
     assert router == undisturbed(stream)

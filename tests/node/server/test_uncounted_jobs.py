@@ -25,9 +25,9 @@ def added(*jobs: RunJob | PrefillJob, taken: int = 0) -> tuple[int, int]:
     """Return how many sequences and tokens the jobs add to the load."""
     uncounted = UncountedJobs()
     for job in jobs:
-        uncounted.given(job)
-    uncounted.taken(taken)
-    load = uncounted.added_to(LOAD)
+        uncounted.add_job(job)
+    uncounted.drop_counted(taken)
+    load = uncounted.add_to_load(LOAD)
     return load.waiting - LOAD.waiting, load.queued_tokens - LOAD.queued_tokens
 
 
@@ -53,12 +53,12 @@ def test_jobs_that_the_engine_has_received_are_not_added() -> None:
     assert [added(*jobs, taken=taken)[1] for taken in range(4)] == [7, 6, 4, 0]
     uncounted = UncountedJobs()
     for job in jobs:
-        uncounted.given(job)
-    uncounted.taken(3)
-    assert uncounted.added_to(LOAD) is LOAD
-    uncounted.given(run(uncached=8))
-    uncounted.taken(3)  # this load is older than the last job
-    assert uncounted.added_to(LOAD).queued_tokens == 18
+        uncounted.add_job(job)
+    uncounted.drop_counted(3)
+    assert uncounted.add_to_load(LOAD) is LOAD
+    uncounted.add_job(run(uncached=8))
+    uncounted.drop_counted(3)  # this load is older than the last job
+    assert uncounted.add_to_load(LOAD).queued_tokens == 18
 
 
 async def test_many_changes_are_reported_once_and_within_the_interval() -> None:
@@ -66,20 +66,20 @@ async def test_many_changes_are_reported_once_and_within_the_interval() -> None:
     clock = Clock()
 
     def report() -> None:
-        soon.sent()
+        soon.note_sent()
         reported_at.append(clock.now)
 
     soon = LoadThrottle(report, clock)
     for _ in range(5):
-        soon.changed()
+        soon.request_load()
     await until(lambda: reported_at == [100.0])
     for _ in range(5):
-        soon.changed()
+        soon.request_load()
     clock.advance(SEND_EVERY_S)
     report()  # for another reason; it covers the changes, too
     await asyncio.sleep(5 * SEND_EVERY_S)
     assert len(reported_at) == 2
-    soon.changed()
-    soon.close()
+    soon.request_load()
+    soon.cancel_timer()
     await asyncio.sleep(5 * SEND_EVERY_S)
     assert len(reported_at) == 2

@@ -74,13 +74,13 @@ class TableNode:
 
     def take(self, job: RunJob, link: RouterLink) -> None:
         """Take a job as the node's service does once its role has accepted it."""
-        if not self.table.goes_on(job, link):
-            self.table.open(job, link)
+        if not self.table.resume_job(job, link):
+            self.table.open_request(job, link)
 
     def emit(self, *tokens: TokenOut | Complete) -> None:
         made = tuple(token for token in tokens if isinstance(token, TokenOut))
         ended = tuple(token for token in tokens if isinstance(token, Complete))
-        self.table.stepped(Step(made, complete=ended))
+        self.table.send_step(Step(made, complete=ended))
 
 
 Finish = Literal["stop", "length"]
@@ -142,8 +142,8 @@ class Reader:
 
 def open_job(node: TableNode, job: RunJob | PrefillJob) -> FakeLink:
     link = FakeLink()
-    assert not node.table.goes_on(job, link)
-    node.table.open(job, link)
+    assert not node.table.resume_job(job, link)
+    node.table.open_request(job, link)
     return link
 
 
@@ -153,12 +153,12 @@ def prefill(request: Request) -> PrefillJob:
 
 def lose_link(node: TableNode, link: FakeLink) -> None:
     link.broken = True
-    node.table.orphan(link)
+    node.table.orphan_requests(link)
 
 
 def reconnect(node: TableNode, job: RunJob | PrefillJob) -> FakeLink:
     link = FakeLink()
-    assert node.table.goes_on(job, link)
+    assert node.table.resume_job(job, link)
     return link
 
 

@@ -100,9 +100,12 @@ class LoopNode:
 
     def tokens(self, request: str) -> list[TokenOut | Complete]:
         """The request's tokens, and the ends of choices that arrived with all their tokens."""
-        steps = [frame for frame in self.port.sent if isinstance(frame, Step)]
-        tokens = [token for step in steps for token in (*step.complete, *step.tokens)]
-        return [token for token in tokens if token.request == request]
+        tokens: list[TokenOut | Complete] = []
+        for frame in self.port.sent:
+            if isinstance(frame, Step):
+                tokens += [end for end in frame.complete if end.request == request]
+                tokens += [token for token in frame.tokens if token.request == request]
+        return tokens
 
     def ids(self, request: str, choice: int = 0) -> list[int]:
         tokens = [token for token in self.tokens(request) if isinstance(token, TokenOut)]
