@@ -102,7 +102,7 @@ class FetchState:
         return not (self.held or self.over or self.aborted or self.expired) and self.fetchable != 0
 
     @property
-    def missing(self) -> int:
+    def missing_chunks(self) -> int:
         """Chunks that may still come: in flight, to be fetched, or not announced yet."""
         coming = self.flying | self.fetchable
         if not self.ended:
@@ -196,7 +196,7 @@ class FetchState:
     def _may_run(self) -> bool:
         if self.awaits_first or self.flying:
             return False
-        return self.expired or not self.missing
+        return self.expired or not self.missing_chunks
 
     def _admission(self) -> LandedChunks:
         """Return the landed and the unneeded runs. Of a partly cached chunk they include only the

@@ -26,7 +26,7 @@ from baton_node.engine.counters import BlockCounts
 from baton_node.engine.job import FetchSummary, Job, JobKey
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.running_batch import RunningBatch
-from baton_node.store.base import Fetched
+from baton_node.store.base import ChunkFetched
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
@@ -156,7 +156,9 @@ class Fetcher:
         )
         priority = Priority.HANDOFF if is_run and await_first else Priority.PREFIX
         parked = self._parked[job.key] = ParkedRequest(job, state, priority)
-        parked.looking = bool(state.missing and not await_first) if is_run else bool(job.chunks)
+        parked.looking = (
+            bool(state.missing_chunks and not await_first) if is_run else bool(job.chunks)
+        )
         if parked.looking:
             self._connector.lookup(*job.key, job.chunks)
         self._apply(parked, parked.state.start())
@@ -194,7 +196,7 @@ class Fetcher:
             chunks |= job.suffices(index, marker) << index
         self._apply(parked, parked.state.announce(chunks))
 
-    def settle_fetch(self, event: Fetched) -> Job | None:
+    def settle_fetch(self, event: ChunkFetched) -> Job | None:
         key = (event.chunk.request, event.chunk.attempt)
         parked = self._parked.get(key)
         if parked is None:
@@ -326,7 +328,7 @@ class Fetcher:
             return self._options.blocks_wait_s
         if wait == "lookup" or not (parked.state.flying or self._connector.healthy()):
             return self._options.lookup_wait_s  # unhealthy store: use the short timeout
-        layout, missing = self._engine.info.layout, parked.state.missing
+        layout, missing = self._engine.info.layout, parked.state.missing_chunks
         early = (missing & first_chunks(parked.job.first_complete)).bit_count()
         size = early * layout.full_groups_bytes
         size += (missing.bit_count() - early) * layout.chunk_bytes

@@ -16,7 +16,7 @@ from baton_engine.interface import PADDING, Filled
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
-from baton_node.store.base import ChunkRef, Published
+from baton_node.store.base import ChunkPublished, ChunkRef
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority
 
@@ -73,7 +73,7 @@ class WriteBehind:
         """The job has ended: forget which of its chunks are stored."""
         self._stored.pop(job.key, None)
 
-    def _settle_put(self, event: Published) -> None:
+    def _settle_put(self, event: ChunkPublished) -> None:
         self._flying.remove(event.chunk.hash)
         if event.marker is None:
             return

@@ -23,7 +23,7 @@ from baton_engine.interface import PADDING, Progress
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.loop_context import LoopContext
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
-from baton_node.store.base import Published
+from baton_node.store.base import ChunkPublished
 from baton_prefill_node.publish_state import PublishState, PublishTransition
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
@@ -80,7 +80,7 @@ class Publisher:
         if opened := self._jobs.get(job.key):
             self._apply(opened, opened.state.close())
 
-    def _settle_put(self, event: Published) -> None:
+    def _settle_put(self, event: ChunkPublished) -> None:
         if opened := self._jobs.get((event.chunk.request, event.chunk.attempt)):
             self._apply(opened, opened.state.settle(event.chunk.index, event.marker is not None))
 

@@ -21,7 +21,7 @@ from baton_node.engine import main as engine_main
 from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.ipc.messages import Step, ToServer
 from baton_node.store.address import StoreAddress
-from baton_node.store.base import ConnectorEvent, Fetched
+from baton_node.store.base import ChunkFetched, ConnectorEvent
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import RequestId
 from benchmarks.support.meter import Notes, folder
@@ -48,7 +48,7 @@ class RecordingConnector(StoreConnector):
         events = super().poll()
         now = time.monotonic()
         for event in events:
-            if isinstance(event, Fetched) and event.ok:
+            if isinstance(event, ChunkFetched) and event.ok:
                 self._fetched.add(now, _number(event.chunk.request))
         return events
 

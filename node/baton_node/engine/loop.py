@@ -33,7 +33,13 @@ from baton_node.ipc.messages import (
     ToEngine,
     Undrain,
 )
-from baton_node.store.base import ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_node.store.base import (
+    ChunkCopied,
+    ChunkFetched,
+    ChunkPublished,
+    ChunksLookedUp,
+    ConnectorEvent,
+)
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash
@@ -324,15 +330,15 @@ class EngineLoop:
 
     def _handle_event(self, event: ConnectorEvent) -> None:
         match event:
-            case LookedUp():
+            case ChunksLookedUp():
                 self._use_lookup(event)
-            case Fetched():
+            case ChunkFetched():
                 job = self._fetching.settle_fetch(event)
                 if job is not None and not event.ok:
                     self._publishing.put_again(job, event.chunk.index)
-            case Copied():
+            case ChunkCopied():
                 self._outgoing.release_copied(event)
-            case Published():
+            case ChunkPublished():
                 self._outgoing.settle_put(event)
             case InboxEntry():
                 key = (event.request, event.attempt)
@@ -341,7 +347,7 @@ class EngineLoop:
                 is_early = is_early or self._jobs.find(key, "compiling") is not None
                 self._fetching.use_announcement(event, is_early=is_early)
 
-    def _use_lookup(self, event: LookedUp) -> None:
+    def _use_lookup(self, event: ChunksLookedUp) -> None:
         """Ignore the answer if the job did not wait for it."""
         job = self._jobs.find((event.request, event.attempt), "parked")
         if job is not None:

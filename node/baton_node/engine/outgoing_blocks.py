@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_node.engine.loop_context import LoopContext
-from baton_node.store.base import ChunkRef, Copied, Published
+from baton_node.store.base import ChunkCopied, ChunkPublished, ChunkRef
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.store import Priority
 
@@ -21,11 +21,11 @@ STILL_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class Put:
+class OutgoingPut:
     """A put in flight. Its blocks are held while it is `copying`."""
 
     priority: Priority
-    settle: Callable[[Published], None]
+    settle: Callable[[ChunkPublished], None]
     copying: bool = True
 
 
@@ -46,7 +46,7 @@ class OutgoingBlocks:
         self._connector = context.connector
         self._counters = context.counters
         self._clock = context.clock
-        self._puts: dict[ChunkRef, list[Put]] = {}
+        self._puts: dict[ChunkRef, list[OutgoingPut]] = {}
         self._copying: Counter[Priority] = Counter()
         self._moved_at = 0.0  # when a chunk was last copied, or the first of these was held
         self._most_copying = self.share_of_pool(MAX_HELD_SHARE)
@@ -72,7 +72,7 @@ class OutgoingBlocks:
         chunk: ChunkRef,
         source: tuple[BlockId, ...],
         priority: Priority,
-        settle: Callable[[Published], None],
+        settle: Callable[[ChunkPublished], None],
         inbox: tuple[str, str] | None = None,
     ) -> bool:
         """Hold the blocks of a chunk and put it; call `settle` with the result. Return False, and
@@ -83,11 +83,11 @@ class OutgoingBlocks:
             return False
         self._engine.hold(source)
         self._copying[priority] += 1
-        self._puts.setdefault(chunk, []).append(Put(priority, settle))
+        self._puts.setdefault(chunk, []).append(OutgoingPut(priority, settle))
         self._connector.publish(chunk, source, priority, inbox)
         return True
 
-    def release_copied(self, event: Copied) -> None:
+    def release_copied(self, event: ChunkCopied) -> None:
         """The bytes of a chunk's blocks are copied: release the blocks."""
         put = next(put for put in self._puts[event.chunk] if put.copying)
         put.copying = False
@@ -95,7 +95,7 @@ class OutgoingBlocks:
         self._moved_at = self._clock()
         self._engine.unhold(event.blocks)
 
-    def settle_put(self, event: Published) -> None:
+    def settle_put(self, event: ChunkPublished) -> None:
         """A put has settled: count or log it, and pass the result on."""
         puts = self._puts[event.chunk]
         put = puts.pop(0)  # several puts of one chunk are in flight only if its job came twice
@@ -114,7 +114,7 @@ class OutgoingBlocks:
         self._is_refusing = True
         logger.log(level, "the store did not accept chunk %s: %s", chunk.hex(), reason)
 
-    def _count_stored(self, event: Published) -> None:
+    def _count_stored(self, event: ChunkPublished) -> None:
         self._counters.add(published_chunks=1, published_bytes=event.bytes)
         if self._is_refusing:
             self._is_refusing = False

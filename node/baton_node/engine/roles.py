@@ -17,7 +17,7 @@ from typing import Protocol
 
 from baton_engine.interface import Filled, Progress
 from baton_node.engine.job import Job, JobKey
-from baton_node.store.base import Fetched
+from baton_node.store.base import ChunkFetched
 from baton_protocol.store import InboxEntry
 
 
@@ -103,7 +103,7 @@ class Fetching(Protocol):
         """A prefill node announced chunks of a request, or their end. `is_early` means that the
         request's job may still arrive: keep the entry for it."""
 
-    def settle_fetch(self, event: Fetched) -> Job | None:
+    def settle_fetch(self, event: ChunkFetched) -> Job | None:
         """A fetch has settled. Return its job, or None for a sample, which belongs to no job. A job
         stays here until its last fetch has settled."""
 

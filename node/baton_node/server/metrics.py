@@ -37,7 +37,7 @@ class NodeMetrics:
 
     def __init__(self, node: NodeId, read: Callable[[], Load]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(NodeFigures(node, read))
+        self.registry.register(LoadCollector(node, read))
         self._waits = {
             name: Histogram(
                 f"baton_{name}_seconds",
@@ -49,10 +49,10 @@ class NodeMetrics:
             for name, what in WAITS.items()
         }
 
-    def handed_off(self, seconds: float) -> None:
+    def observe_handoff(self, seconds: float) -> None:
         self._waits["handoff_wait"].observe(seconds)
 
-    def prompted(self, stats: RequestStats) -> None:
+    def observe_prompt(self, stats: RequestStats) -> None:
         """Observe the phases of a prompt that is now computed. A request that fetched nothing does
         not count in the fetch histogram."""
         self._waits["queue"].observe(stats.queue_ms / 1e3)
@@ -65,7 +65,7 @@ class NodeMetrics:
         return generate_latest(self.registry)
 
 
-class NodeFigures(Collector):
+class LoadCollector(Collector):
     def __init__(self, node: NodeId, read: Callable[[], Load]) -> None:
         self._node = node
         self._read = read

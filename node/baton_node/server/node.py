@@ -20,7 +20,7 @@ from baton_node.server.links import RouterLink, broadcast
 from baton_node.server.load_throttle import LoadThrottle
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.request_table import RequestTable
-from baton_node.server.role import NodeRole, saturated
+from baton_node.server.role import NodeRole, saturation_error
 from baton_node.server.spans import NodeSpans
 from baton_node.server.uncounted_jobs import UncountedJobs
 from baton_protocol.errors import ErrorRecord
@@ -191,7 +191,7 @@ class Node:
         if self.state == "draining":
             return DRAINING
         if (unread := self._engine.unread_bytes) > MAX_UNREAD_BYTES:
-            return saturated(
+            return saturation_error(
                 f"{unread} bytes of jobs already wait for this node's engine", retry_after=1.0
             )
         return self._role.refuse(job, self.load)

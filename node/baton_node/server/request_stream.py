@@ -24,7 +24,7 @@ Outputs = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request in one attempt. Create it with open_live().
+    """One request in one attempt. Create it with open_stream().
 
     `router` is the secret that identifies the router that owns the request; `link` is None while
     that router is disconnected. `awaits_first` is True until the router sends FirstTokens or
@@ -101,7 +101,7 @@ class RequestStream:
         return delta
 
     @property
-    def answered(self) -> bool:
+    def is_answered(self) -> bool:
         """True for a prefill job when each choice has its first token."""
         return self.prefill and len(self.firsts) == self.request.params.n
 
@@ -124,7 +124,7 @@ class RequestStream:
         return missed
 
 
-def open_live(
+def open_stream(
     job: PrefillJob | RunJob, link: RouterLink, tokenizer: Tokenizer, clock_s: float
 ) -> RequestStream:
     """Create the state of a new request. `clock_s` is the time now, in seconds of the table's

@@ -24,7 +24,7 @@ from baton_engine.interface import Complete, TokenOut
 from baton_node.ipc.messages import FinishChoice, Step, ToEngine
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.request_stream import RequestStream, open_live
+from baton_node.server.request_stream import RequestStream, open_stream
 from baton_node.server.spans import NodeSpans
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
@@ -52,7 +52,7 @@ HISTORY_LOST = ErrorRecord(
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KeptLimits:
     """How much a table keeps for routers that reconnect. It drops the oldest first."""
 
     history_bytes: int = 64 << 20  # deltas of all running requests, shared evenly
@@ -77,7 +77,7 @@ class RequestTable:
         grace_s: float,
         clock: Callable[[], float] = time.monotonic,
         spans: NodeSpans | None = None,
-        bounds: Bounds | None = None,
+        limits: KeptLimits | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._send = send
@@ -85,7 +85,7 @@ class RequestTable:
         self._grace_s = grace_s
         self._clock = clock
         self._spans = spans
-        self._bounds = bounds or Bounds()
+        self._limits = limits or KeptLimits()
         self._live: dict[RequestId, RequestStream] = {}
         self._ended: OrderedDict[RequestId, RequestStream] = OrderedDict()  # oldest first
         self._ended_bytes = 0
@@ -128,7 +128,7 @@ class RequestTable:
 
     def open_request(self, job: PrefillJob | RunJob, link: RouterLink) -> None:
         """Start a new request, or a newer attempt, which replaces the older one."""
-        live = open_live(job, link, self._tokenizer, self._clock())
+        live = open_stream(job, link, self._tokenizer, self._clock())
         if (older := self._live.get(live.id)) is not None:
             self._give_up(older)
         self._forget(live.id)
@@ -165,7 +165,7 @@ class RequestTable:
             return
         key = (router, frame.request)
         self._aborted[key] = max(frame.attempt, self._aborted.pop(key, -1))
-        if len(self._aborted) > self._bounds.aborted:
+        if len(self._aborted) > self._limits.aborted:
             self._aborted.popitem(last=False)
         if (live := self._get(frame.request, frame.attempt)) is not None:
             self._give_up(live)
@@ -178,9 +178,9 @@ class RequestTable:
             if (live := self._get(prompted.request, prompted.attempt)) is not None:
                 live.stats = prompted.stats
                 live.prompt_logprobs = named(self._tokenizer, prompted.logprobs)
-                self._metrics.prompted(prompted.stats)
-        bounds = self._bounds
-        share = min(bounds.request_bytes, bounds.history_bytes // max(1, len(self._live)))
+                self._metrics.observe_prompt(prompted.stats)
+        limits = self._limits
+        share = min(limits.request_bytes, limits.history_bytes // max(1, len(self._live)))
         frames: dict[RouterLink, list[Delta]] = {}
         ends_and_tokens: tuple[TokenOut | Complete, ...] = (*step.complete, *step.tokens)
         for token in ends_and_tokens:
@@ -192,7 +192,7 @@ class RequestTable:
                 self._send(FinishChoice(token.request, token.attempt, token.choice))
             if live.link is not None and not live.prefill:
                 frames.setdefault(live.link, []).append(delta)
-            if live.answered:
+            if live.is_answered:
                 self._answer(live)
             elif not live.prefill and not live.open_choices:
                 self._end(live)
@@ -291,13 +291,13 @@ class RequestTable:
 
     def _stop_waiting(self, live: RequestStream) -> None:
         live.awaits_first = False
-        self._metrics.handed_off(self._clock() - live.opened)
+        self._metrics.observe_handoff(self._clock() - live.opened)
 
     def _end(self, live: RequestStream) -> None:
         """The request has ended. Keep its deltas for the grace period."""
         now = self._clock()
         if self._spans is not None:
-            self._spans.ended(live)
+            self._spans.record_span(live)
         del self._live[live.id]
         live.texts, live.until = [], now + self._grace_s
         self._ended[live.id] = live
@@ -305,10 +305,10 @@ class RequestTable:
         self._forget_ended(now)
 
     def _forget_ended(self, now: float) -> None:
-        bounds = self._bounds
+        limits = self._limits
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            many = len(self._ended) > bounds.ended or self._ended_bytes > bounds.ended_bytes
+            many = len(self._ended) > limits.ended or self._ended_bytes > limits.ended_bytes
             if not many and oldest.until > now:
                 return
             self._forget(oldest.id)
@@ -316,7 +316,7 @@ class RequestTable:
     def _give_up(self, live: RequestStream) -> None:
         """Forget the request here and abort it in the engine."""
         if self._live.pop(live.id, None) is not None and self._spans is not None:
-            self._spans.ended(live, aborted=True)
+            self._spans.record_span(live, aborted=True)
         self._forget(live.id)
         self._send(Abort(live.id, live.attempt))
 

@@ -1,11 +1,11 @@
 """The connector's index side: all work of its control thread.
 
 In, from any thread: lookups; markers to write, refresh or drop; announcements. Out, through `emit`:
-LookedUp and Published, each exactly once, and the entries of this node's inbox.
+ChunksLookedUp and ChunkPublished, each exactly once, and the entries of this node's inbox.
 
 The order of a hand-off is fixed. When all bytes of a chunk are acknowledged, its marker is written;
-then its announcement is queued for the decode node's inbox; then Published is emitted. The step
-loop announces the hand-off's end after the last Published. The step loop takes no part in
+then its announcement is queued for the decode node's inbox; then ChunkPublished is emitted. The
+step loop announces the hand-off's end after the last ChunkPublished. The step loop takes no part in
 announcing a chunk, since a step may take longer than the transfer.
 """
 
@@ -21,7 +21,7 @@ from baton_kvstore.errors import ServerRefused, StoreError
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms
 from baton_node.store.address import StoreAddress
-from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published
+from baton_node.store.base import ChunkPublished, ChunkRef, ChunksLookedUp, ConnectorEvent
 from baton_node.store.control_thread import ControlThread
 from baton_node.store.index_check import IndexCheck
 from baton_node.store.write_batcher import WriteBatcher
@@ -87,15 +87,15 @@ class IndexClient:
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
         if self._check.away:
-            self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
+            self._emit(ChunksLookedUp(request, attempt, (None,) * len(hashes)))
             return
         self._control.spawn_task(self._look_up(request, attempt, tuple(hashes)))
 
     def mark(self, stored: Stored) -> None:
-        """Write a chunk's marker, announce the chunk and emit Published. Markers that arrive during
-        a write are batched."""
+        """Write a chunk's marker, announce the chunk and emit ChunkPublished. Markers that arrive
+        during a write are batched."""
         if not self._control.call_soon(lambda: self._gather(stored)):
-            self._emit(Published(stored.chunk, None, 0, CLOSED))
+            self._emit(ChunkPublished(stored.chunk, None, 0, CLOSED))
 
     def refresh(self, chunk: ChunkRef) -> None:
         """Prolong the marker of a chunk that was fetched, since the fetch prolonged its value.
@@ -149,25 +149,25 @@ class IndexClient:
             )
         except StoreError as error:
             logger.debug("lookup for %s failed: %s", request, error)
-        except Exception:  # a task's outer edge; the request waits for its LookedUp
+        except Exception:  # a task's outer edge; the request waits for its ChunksLookedUp
             logger.exception("lookup for %s failed", request)
         runs = self._runs()
         alive = tuple(
             marker if marker is not None and _may_exist(marker, runs) else None
             for marker in markers
         )
-        self._emit(LookedUp(request, attempt, alive))
+        self._emit(ChunksLookedUp(request, attempt, alive))
 
     # --- markers ----------------------------------------------------------------------------------
 
     def _gather(self, stored: Stored) -> None:
         if not self._markers.add(None, stored):
             reason = f"the queue of markers for the index is full ({MAX_PENDING_MARKERS})"
-            self._emit(Published(stored.chunk, None, 0, reason))
+            self._emit(ChunkPublished(stored.chunk, None, 0, reason))
 
     async def _mark(self, _: None, batch: list[Stored]) -> None:
-        """Write a batch of markers in one round trip. Emit Published for each, even if the write
-        fails or is cancelled."""
+        """Write a batch of markers in one round trip. Emit ChunkPublished for each, even if the
+        write fails or is cancelled."""
         marks = [
             (stored.chunk.hash, stored.marker, ttl_ms(stored.marker.depth)) for stored in batch
         ]
@@ -181,7 +181,7 @@ class IndexClient:
         finally:
             for stored in batch:
                 marker, size = (None, 0) if reason else (stored.marker, stored.bytes)
-                self._emit(Published(stored.chunk, marker, size, reason))
+                self._emit(ChunkPublished(stored.chunk, marker, size, reason))
 
     def _announce(self, batch: list[Stored]) -> None:
         for stored in batch:

@@ -145,7 +145,7 @@ def test_the_server_does_not_keep_ended_requests() -> None:
         node.spans.clear()
         if hour in (83, 167):
             samples.append(sizes(node.table))
-    # _aborted is bounded by Bounds.aborted.
+    # _aborted is bounded by KeptLimits.aborted.
     assert {path for path in grown(*samples) if not path.endswith("._aborted")} == set()
     assert len(node.table) == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton_node.server.request_table import Bounds
+from baton_node.server.request_table import KeptLimits
 from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,
@@ -149,7 +149,7 @@ def test_a_new_link_replaces_one_that_the_node_does_not_know_to_be_broken(
 
 
 def test_deltas_that_are_no_longer_kept_are_a_retryable_failure() -> None:
-    node = TableNode(Bounds(request_bytes=2000))
+    node = TableNode(KeptLimits(request_bytes=2000))
     request = make_request("r", b"p")
     link = open_job(node, RunJob(request))
     node.emit(*tokens_of(request, 0, b"x" * 100, None))
@@ -162,7 +162,7 @@ def test_deltas_that_are_no_longer_kept_are_a_retryable_failure() -> None:
 
 
 def test_a_full_history_keeps_the_newest_deltas() -> None:
-    node = TableNode(Bounds(request_bytes=2000))
+    node = TableNode(KeptLimits(request_bytes=2000))
     request = make_request("r", b"p")
     router = Reader(request)
     link = open_job(node, RunJob(request))
@@ -183,9 +183,9 @@ def test_ended_requests_are_forgotten_after_the_grace_period(node: TableNode) ->
     assert not node.table.resume_job(RunJob(request), FakeLink())
 
 
-@pytest.mark.parametrize("bounds", [Bounds(ended=3), Bounds(ended_bytes=3000)])
-def test_the_number_and_the_bytes_of_ended_requests_are_bounded(bounds: Bounds) -> None:
-    node = TableNode(bounds)
+@pytest.mark.parametrize("limits", [KeptLimits(ended=3), KeptLimits(ended_bytes=3000)])
+def test_the_number_and_the_bytes_of_ended_requests_are_bounded(limits: KeptLimits) -> None:
+    node = TableNode(limits)
     requests = [make_request(f"r{i}", b"p", max_tokens=3) for i in range(10)]
     links = [open_job(node, RunJob(request)) for request in requests]
     for request in requests:

@@ -17,7 +17,7 @@ from baton_engine.interface import Complete, TokenOut
 from baton_node.ipc.messages import Step, ToEngine
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.request_table import Bounds, RequestTable
+from baton_node.server.request_table import KeptLimits, RequestTable
 from baton_node.server.spans import NodeSpans
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
@@ -53,7 +53,7 @@ class FakeLink(RouterLink):
 class TableNode:
     """A request table. `sent` holds the messages to its engine, `spans` its traced spans."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, limits: KeptLimits | None = None) -> None:
         self.spans: list[Span] = []
         self.sent: list[ToEngine] = []
         self.clock = Clock()
@@ -69,7 +69,7 @@ class TableNode:
             spans=NodeSpans(
                 self.spans.append, NodeId("n"), self.clock, lambda: self.clock.now + EPOCH_S
             ),
-            bounds=bounds,
+            limits=limits,
         )
 
     def take(self, job: RunJob, link: RouterLink) -> None:
