@@ -188,7 +188,7 @@ class Family:
             for request, _ in requests:
                 hand_off(prefill, decode, request)
             finish(nodes, decode, [request for request, _ in requests])
-            reused = decode.loop.counters.reused_chunks
+            reused = decode.loop.counters["reused_chunks"]
             for request, known in requests:
                 ids = (*prefill.ids(request.id)[:1], *decode.ids(request.id))
                 self._compare(int(request.id), known, ids, tally, request.id)

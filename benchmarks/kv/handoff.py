@@ -31,7 +31,7 @@ from baton_engine.config.engine_config import SimConfig
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Step, ToServer
 from baton_node.settings import NodeSettings
-from baton_node.store.redis_connector import StoreAddress
+from baton_node.store.address import StoreAddress
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
@@ -92,15 +92,11 @@ def _token(node: EnginePipe, request: RequestId) -> int:
     """The next one of this request."""
 
     def has_one(frame: ToServer) -> bool:
-        return isinstance(frame, Step) and any(
-            token.request == request and token.id is not None for token in frame.tokens
-        )
+        return isinstance(frame, Step) and any(token.request == request for token in frame.tokens)
 
     frame = node.wait_for(has_one)
     assert isinstance(frame, Step)
-    return next(
-        token.id for token in frame.tokens if token.request == request and token.id is not None
-    )
+    return next(token.id for token in frame.tokens if token.request == request)
 
 
 def settings(name: Role, store: EmbeddedStore, step_tokens: int) -> NodeSettings:
@@ -126,7 +122,7 @@ def measure(
 ) -> dict[int, Passes]:
     """Both ways in turns, all lengths in each pass; the first pass warms up."""
     found = {length: Passes() for length in LENGTHS}
-    chunk_tokens = nodes.decode.ready.layout.chunk_tokens
+    chunk_tokens = nodes.decode.ready.info.layout.chunk_tokens
     number = 0
     for turn in range(count + 1):
         for length, passes in found.items():
@@ -192,15 +188,15 @@ def run(options: argparse.Namespace, place: Path) -> list[Verdict]:
             pool="default",
             node=NodeId("sequence"),
             epoch=Epoch("epoch-of-sequence"),
-            fingerprint=ready.fingerprint,
+            fingerprint=ready.info.fingerprint,
             write_behind_bandwidth=0,
         )
-        chunk = ready.layout.chunk_tokens
-        sequence = OneAfterTheOther(address, ready.layout, max(LENGTHS) // chunk)
+        chunk = ready.info.layout.chunk_tokens
+        sequence = OneAfterTheOther(address, ready.info.layout, max(LENGTHS) // chunk)
         stack.callback(sequence.close)
         print(
-            f"chunks of {chunk} tokens, {ready.layout.chunk_bytes / (1 << 20):.2f} MiB; steps of "
-            f"{options.step_tokens} tokens; {options.passes} passes; {machine()}"
+            f"chunks of {chunk} tokens, {ready.info.layout.chunk_bytes / (1 << 20):.2f} MiB; "
+            f"steps of {options.step_tokens} tokens; {options.passes} passes; {machine()}"
         )
         found = measure(Nodes(*pipes), sequence, store, options.passes)
     return report(

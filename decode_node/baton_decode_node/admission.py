@@ -6,7 +6,7 @@ filling the node's memory: the router handles admission by deadlines and budgets
 
 from __future__ import annotations
 
-from baton_node.server.role import saturated
+from baton_node.server.role import saturation_error
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Load, PrefillJob, RunJob
 from baton_protocol.store import Role
@@ -29,7 +29,7 @@ class DecodeRole:
         queued = load.load.waiting + load.load.parked
         if queued < self._max_queued:
             return None
-        return saturated(
+        return saturation_error(
             f"{queued} sequences wait on this node; at most {self._max_queued}",
             retry_after=RETRY_AFTER_S,
         )

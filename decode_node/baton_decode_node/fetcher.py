@@ -5,8 +5,8 @@ out its actions: it reserves and releases blocks, starts fetches, admits request
 that can never run. Parked requests cost the running batch nothing: an iteration of the loop looks
 only at requests that had an event, at the oldest one that wants blocks and at due timers.
 
-In: jobs, connector events, frames from the router. Out: calls of Engine.reserve and release, of
-KVConnector.lookup and fetch, of RunningBatch.admit and fail. Implements Fetching.
+In: jobs, connector events, frames from the router. Out: calls of EngineCore.reserve and release, of
+KVConnector.lookup and fetch, of RunningBatch.admit_job and fail_job.
 """
 
 from __future__ import annotations
@@ -16,28 +16,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton_decode_node.fetch_state import (
-    Admission,
-    EarlyAnnouncements,
-    FetchActions,
-    FetchChooser,
-    FetchDecision,
-    FetchState,
-    Outcome,
-)
+from baton_decode_node.early_announcements import EarlyAnnouncements
+from baton_decode_node.fetch_chooser import FetchChooser
+from baton_decode_node.fetch_decision import FetchDecision
+from baton_decode_node.fetch_state import FetchActions, FetchState, FetchTransition, LandedChunks
 from baton_engine.interface import PADDING, Reservation
-from baton_node.engine.job import (
-    BlockCounts,
-    FetchSummary,
-    Job,
-    JobKey,
-    LoopContext,
-    chunks_of,
-    first_chunks,
-    runs_of,
-)
-from baton_node.engine.running import RunningBatch
-from baton_node.store.base import Fetched
+from baton_node.engine.chunk_sets import chunks_of, first_chunks, runs_of
+from baton_node.engine.counters import BlockCounts
+from baton_node.engine.job import FetchSummary, Job, JobKey
+from baton_node.engine.loop_context import LoopContext
+from baton_node.engine.running_batch import RunningBatch
+from baton_node.store.base import ChunkFetched
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
@@ -70,9 +59,9 @@ class ParkedRequest:
         if job.kind == "run" and state.awaits_first:
             return 0
         stored = state.exists | state.unneeded if state.exists else 0
-        found = state.cached_blocks + self._blocks_of(chunks_of(stored))
-        given = max(map(job.given, job.open_choices), default=0)
-        return max(0, given - found * job.layout.block_size)
+        present = state.cached_blocks + self._blocks_of(chunks_of(stored))
+        tokens = max(map(job.known_tokens, job.open_choices), default=0)
+        return max(0, tokens - present * job.layout.block_size)
 
     def destination(self, chunk: int) -> tuple[BlockId, ...]:
         """Return the blocks to fetch a chunk into, in the order of its payload. Cached blocks are
@@ -100,7 +89,7 @@ class ParkedRequest:
                 windowed |= held << i
         return tuple((first, first + count) for first, count in runs_of(windowed))
 
-    def summary(self, admission: Admission | None) -> FetchSummary:
+    def summary(self, admission: LandedChunks | None) -> FetchSummary:
         """Return the block counts and predictions to report when the job leaves."""
         landed = chunks_of(self.state.landed) if admission is not None else ()
         blocks = BlockCounts(
@@ -131,47 +120,33 @@ class Fetcher:
         self._batch = batch
         self._chooser = FetchChooser(context)
         self._early = EarlyAnnouncements(context.clock)
+        # Parked requests, and aborted ones that still have fetches in flight.
         self._parked: dict[JobKey, ParkedRequest] = {}
-        # Aborted requests that still have fetches in flight.
-        self._settling: dict[JobKey, ParkedRequest] = {}
         # By Job.seq, the order of arrival: requests that want blocks, and that have some.
         self._wanting: dict[int, ParkedRequest] = {}
         self._holding: dict[int, ParkedRequest] = {}
         self._timers: list[tuple[float, int, JobKey]] = []  # heap of (deadline, seq, key)
 
-    def __len__(self) -> int:
-        return len(self._parked)
-
     @property
     def empty(self) -> bool:
-        return not self._parked and not self._settling
-
-    @property
-    def sequences(self) -> int:
-        return sum(job.sequences for job in self.jobs())
+        return not self._parked
 
     @property
     def tokens(self) -> int:
-        return sum(parked.uncached for parked in self._parked.values())
+        return sum(parked.uncached for parked in self._parked.values() if not parked.state.aborted)
 
     @property
     def early_entries(self) -> int:
         return len(self._early)
 
-    def get(self, key: JobKey) -> Job | None:
-        parked = self._parked.get(key)
-        return parked.job if parked is not None else None
-
     def is_settling(self, key: JobKey) -> bool:
-        return key in self._settling
+        parked = self._parked.get(key)
+        return parked is not None and parked.state.aborted
 
-    def jobs(self) -> Iterable[Job]:
-        return [parked.job for parked in self._parked.values()]
-
-    def park(self, job: Job, *, cached_blocks: int, await_first: bool) -> None:
+    def park_job(self, job: Job, cached_blocks: int) -> None:
         # A prefill job waits for the lookup's answer, which decides what to publish: blocks can be
         # held for a put only right after the step that filled them.
-        is_run = job.kind == "run"
+        is_run, await_first = job.kind == "run", job.await_first
         state = FetchState(
             len(job.chunks),
             job.layout.chunk_blocks,
@@ -181,17 +156,19 @@ class Fetcher:
         )
         priority = Priority.HANDOFF if is_run and await_first else Priority.PREFIX
         parked = self._parked[job.key] = ParkedRequest(job, state, priority)
-        parked.looking = bool(state.missing and not await_first) if is_run else bool(job.chunks)
+        parked.looking = (
+            bool(state.missing_chunks and not await_first) if is_run else bool(job.chunks)
+        )
         if parked.looking:
             self._connector.lookup(*job.key, job.chunks)
         self._apply(parked, parked.state.start())
         if is_run:
-            for entry in self._early.take(job.key):
-                self.announced(entry, is_early=False)
+            for entry in self._early.take_entries(job.key):
+                self.use_announcement(entry, is_early=False)
         elif not job.chunks:
             self._apply(parked, parked.state.know_first())
 
-    def looked_up(self, job: Job) -> None:
+    def use_lookup(self, job: Job) -> None:
         parked = self._parked[job.key]
         parked.looking = False
         parked.decision = self._chooser.choose(job, parked.state.cached_blocks)
@@ -201,11 +178,11 @@ class Fetcher:
         if job.kind == "prefill":
             self._apply(parked, parked.state.know_first())
 
-    def announced(self, entry: InboxEntry, *, is_early: bool) -> None:
+    def use_announcement(self, entry: InboxEntry, *, is_early: bool) -> None:
         parked = self._parked.get((entry.request, entry.attempt))
-        if parked is None:
+        if parked is None or parked.state.aborted:
             if is_early:
-                self._early.put(entry)
+                self._early.add_entry(entry)
         elif parked.job.kind == "run":
             self._announce(parked, entry)
 
@@ -219,9 +196,9 @@ class Fetcher:
             chunks |= job.suffices(index, marker) << index
         self._apply(parked, parked.state.announce(chunks))
 
-    def fetched(self, event: Fetched) -> Job | None:
+    def settle_fetch(self, event: ChunkFetched) -> Job | None:
         key = (event.chunk.request, event.chunk.attempt)
-        parked = self._parked.get(key) or self._settling.get(key)
+        parked = self._parked.get(key)
         if parked is None:
             return None
         job, state, index = parked.job, parked.state, event.chunk.index
@@ -229,10 +206,9 @@ class Fetcher:
             parked.fetched |= 1 << index
             is_complete = event.bytes == job.complete_bytes
             parked.complete = parked.complete & ~(1 << index) | is_complete << index
-            self._counters.fetched_chunks += 1
-            self._counters.fetched_bytes += event.bytes
+            self._counters.add(fetched_chunks=1, fetched_bytes=event.bytes)
         else:
-            self._counters.lost_chunks += 1
+            self._counters.add(lost_chunks=1)
         job.times.fetch_ended = self._clock()
         self._apply(parked, state.land(index) if event.ok else state.lose(index))
         return job
@@ -241,11 +217,11 @@ class Fetcher:
         parked = self._parked[job.key]
         self._apply(parked, parked.state.know_first())
 
-    def abort(self, job: Job) -> None:
-        parked = self._settling[job.key] = self._parked.pop(job.key)
+    def abort_job(self, job: Job) -> None:
+        parked = self._parked[job.key]
         self._apply(parked, parked.state.abort())
 
-    def grant(self) -> None:
+    def grant_blocks(self) -> None:
         if not self._wanting:
             return
         # A request has one reservation: a newer attempt waits until the aborted attempt settles.
@@ -257,8 +233,8 @@ class Fetcher:
             try:
                 reservation = self._engine.reserve(parked.job.request)
             except BatonError as error:
-                self.abort(parked.job)
-                self._batch.fail(parked.job, error)
+                self.abort_job(parked.job)
+                self._batch.fail_job(parked.job, error)
                 continue
             if reservation is None:
                 return
@@ -266,13 +242,13 @@ class Fetcher:
             self._holding[seq] = parked
             self._apply(parked, parked.state.reserve(reservation.cached))
 
-    def give_back(self) -> None:
+    def give_blocks_back(self) -> None:
         if self._holding:
             parked = self._holding[max(self._holding)]
             if not parked.state.returning:
                 self._apply(parked, parked.state.give_back())
 
-    def expire(self, now: float) -> None:
+    def expire_waits(self, now: float) -> None:
         while self._timers and self._timers[0][0] <= now:
             deadline, _, key = heapq.heappop(self._timers)
             parked = self._parked.get(key)
@@ -283,19 +259,19 @@ class Fetcher:
     def next_deadline(self) -> float | None:
         return self._timers[0][0] if self._timers else None
 
-    def _apply(self, parked: ParkedRequest, outcome: Outcome) -> None:
+    def _apply(self, parked: ParkedRequest, transition: FetchTransition) -> None:
         """Set the request's new state and carry out its actions."""
-        parked.state, actions = outcome
+        parked.state, actions = transition
         self._rearm(parked)
         if actions.release:
             self._release(parked)
         self._fetch(parked, actions)
         if actions.admit is not None:
             self._leave(parked, actions.admit)
-            self._counters.reused_chunks += actions.admit.chunks
+            self._counters.add(reused_chunks=actions.admit.chunks)
             window_runs = parked.window_runs
             reservation, parked.reservation = parked.reservation, None
-            self._batch.admit(parked.job, reservation, actions.admit.runs, window_runs)
+            self._batch.admit_job(parked.job, reservation, actions.admit.runs, window_runs)
         if actions.forget:
             self._leave(parked)
 
@@ -313,13 +289,12 @@ class Fetcher:
         if reservation is not None:
             self._engine.release(reservation)
 
-    def _leave(self, parked: ParkedRequest, admitted: Admission | None = None) -> None:
+    def _leave(self, parked: ParkedRequest, admitted: LandedChunks | None = None) -> None:
         """Forget a request that was admitted or has ended. Called once per request."""
         job = parked.job
         job.fetched = parked.summary(admitted)
-        self._counters.count(job.fetched.blocks)
+        self._counters.add_blocks(job.fetched.blocks)
         self._parked.pop(job.key, None)
-        self._settling.pop(job.key, None)
         self._wanting.pop(job.seq, None)
         self._holding.pop(job.seq, None)
         parked.wait = None
@@ -353,7 +328,7 @@ class Fetcher:
             return self._options.blocks_wait_s
         if wait == "lookup" or not (parked.state.flying or self._connector.healthy()):
             return self._options.lookup_wait_s  # unhealthy store: use the short timeout
-        layout, missing = self._engine.info.layout, parked.state.missing
+        layout, missing = self._engine.info.layout, parked.state.missing_chunks
         early = (missing & first_chunks(parked.job.first_complete)).bit_count()
         size = early * layout.full_groups_bytes
         size += (missing.bit_count() - early) * layout.chunk_bytes

@@ -249,7 +249,7 @@ class Reservation:
     loaded: int = 0
 
 
-class TokenOut(msgspec.Struct, frozen=True, gc=False):
+class TokenOut(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One new token of one choice.
 
     `finish` is "stop" for EOS and stop ids (`stop_id` is the id) and for the end of a grammar
@@ -257,6 +257,7 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
     """
 
     request: RequestId
+    attempt: int
     choice: int
     offset: int  # index among the choice's outputs
     id: int
@@ -265,13 +266,14 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
     stop_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(msgspec.Struct, frozen=True, array_like=True):
     """A choice that was submitted with all its tokens, including the one that ends it. The engine
     computes nothing for it. `finish` and `stop_id` are those of its last token."""
 
     request: RequestId
+    attempt: int
     choice: int
+    offset: int  # number of its tokens
     finish: FinishReason
     stop_id: int | None = None
 

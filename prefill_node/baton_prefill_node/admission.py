@@ -7,7 +7,7 @@ decode node: the refusal is retryable, and the router then sends NoFirstTokens t
 
 from __future__ import annotations
 
-from baton_node.server.role import saturated
+from baton_node.server.role import saturation_error
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Load, PrefillJob, RunJob
 from baton_protocol.store import Role
@@ -32,7 +32,7 @@ class PrefillRole:
         wait_s = load.load.queued_tokens / speed
         if wait_s <= self._max_queue_s:
             return None
-        return saturated(
+        return saturation_error(
             f"{load.load.queued_tokens} prompt tokens are queued here, {wait_s:.0f} s of work; "
             f"at most {self._max_queue_s:.0f} s",
             retry_after=wait_s - self._max_queue_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_node.server.app import run_node
+from baton_node.server.run_node import run_node
 from baton_node.settings import NodeSettings
 from baton_prefill_node.admission import PrefillRole
 from baton_protocol.traces import Sink

@@ -54,6 +54,12 @@ ROUTER_HEADER = "x-baton-router"
 MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
 DRAINED = "drained"
+UNREADABLE_ERROR = ErrorRecord(
+    message="the node reported an error that cannot be decoded",
+    code="unreadable_error",
+    status=503,
+    retryable=True,
+)
 
 
 def link_headers(token: str, router: str = "") -> dict[str, str]:
@@ -294,14 +300,6 @@ def to_node_codec() -> Codec[ToNode]:
 
 def to_router_codec() -> Codec[ToRouter]:
     return Codec(ToRouter)
-
-
-UNREADABLE_ERROR = ErrorRecord(
-    message="the node reported an error that cannot be decoded",
-    code="unreadable_error",
-    status=503,
-    retryable=True,
-)
 
 
 def rescued(data: bytes) -> ToRouter | None:

@@ -30,6 +30,7 @@ from baton_protocol.figures import (
 )
 from baton_protocol.ids import Epoch, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
+from baton_protocol.metrics import MetricSpec
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -47,6 +48,11 @@ LEAST_SPEED = 1e-3  # the lowest measured speed that a report may hold
 MAX_ARTIFACTS = 256
 MAX_INSTANCES = 1024
 MAX_BOUNDS = 1024
+# Upper bounds of the latency histograms in a RouterReport.
+LATENCY_BOUNDS_S = (
+    *(0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+)
 FileName = Annotated[str, Meta(min_length=1, max_length=512)]
 Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_BOUNDS)]
 
@@ -97,11 +103,32 @@ class InboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 class Speeds(msgspec.Struct, frozen=True):
     """Speeds that a node measures: at start, then as moving averages. 0 means not measured."""
 
-    prefill_tokens_per_s: PerSecond = 0.0
-    decode_step_ms: Milliseconds = 0.0
-    put_bytes_per_s: PerSecond = 0.0
-    get_bytes_per_s: PerSecond = 0.0
-    get_latency_ms: Milliseconds = 0.0  # time of a get without its bytes: one round trip
+    prefill_tokens_per_s: Annotated[
+        PerSecond, MetricSpec("baton_prefill_tokens_per_second", "Measured prefill speed.")
+    ] = 0.0
+    decode_step_ms: Annotated[
+        Milliseconds,
+        MetricSpec("baton_decode_step_milliseconds", "Measured time of a decode step."),
+    ] = 0.0
+    put_bytes_per_s: Annotated[
+        PerSecond,
+        MetricSpec(
+            "baton_kv_put_bytes_per_second", "Measured put rate, all data servers together."
+        ),
+    ] = 0.0
+    get_bytes_per_s: Annotated[
+        PerSecond,
+        MetricSpec(
+            "baton_kv_get_bytes_per_second", "Measured get rate, all data servers together."
+        ),
+    ] = 0.0
+    get_latency_ms: Annotated[
+        Milliseconds,
+        MetricSpec(
+            "baton_kv_get_latency_milliseconds",
+            "Measured round trip of a get, of the slowest data server.",
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         """Raise ValueError (in a decoder: ValidationError) for a speed whose inverse is absurd."""
@@ -120,12 +147,40 @@ class DataInstance(msgspec.Struct, frozen=True, omit_defaults=True):
     `put_trouble`: gets still work.
     """
 
-    used_bytes: Count = 0
-    limit_bytes: Count = 0
-    evicted_keys: Count = 0  # since that server's start
-    put_bytes_per_s: PerSecond = 0.0
-    get_bytes_per_s: PerSecond = 0.0
-    get_latency_ms: Milliseconds = 0.0
+    used_bytes: Annotated[
+        Count, MetricSpec("baton_store_used_bytes", "Memory that the data server uses.")
+    ] = 0
+    limit_bytes: Annotated[
+        Count,
+        MetricSpec("baton_store_limit_bytes", "Memory that the data server may use; 0: no limit."),
+    ] = 0
+    evicted_keys: Annotated[
+        Count,
+        MetricSpec(
+            "baton_store_evicted_keys_total", "Keys that the data server evicted since its start."
+        ),
+    ] = 0
+    put_bytes_per_s: Annotated[
+        PerSecond,
+        MetricSpec(
+            "baton_store_put_bytes_per_second",
+            "Measured put rate of this node into the data server.",
+        ),
+    ] = 0.0
+    get_bytes_per_s: Annotated[
+        PerSecond,
+        MetricSpec(
+            "baton_store_get_bytes_per_second",
+            "Measured get rate of this node from the data server.",
+        ),
+    ] = 0.0
+    get_latency_ms: Annotated[
+        Milliseconds,
+        MetricSpec(
+            "baton_store_get_latency_milliseconds",
+            "Measured round trip of a get from the data server.",
+        ),
+    ] = 0.0
     trouble: Text = ""
     put_trouble: Text = ""
 
@@ -136,56 +191,194 @@ Instances = Annotated[tuple[DataInstance, ...], Meta(max_length=MAX_INSTANCES)]
 class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node's current load, and its counters since start (`*_total`).
 
-    `parked` sequences wait for chunks from the store or for the prefill node's first token;
-    `waiting` sequences wait until the scheduler runs them.
+    Each field is declared with its metric: its name on the pages of the node and of the router, and
+    the help text, which says what the field counts.
     """
 
-    waiting: Count = 0
-    running: Count = 0
-    parked: Count = 0
-    queued_tokens: Count = 0  # prompt tokens that this node still has to compute
-    free_blocks: Count = 0  # including cached_blocks, which can be evicted
-    cached_blocks: Count = 0  # free blocks that the prefix cache still finds
-    total_blocks: Count = 0
-    engine_steps_total: Count = 0
-    preemptions_total: Count = 0
-    prompt_tokens_total: Count = 0
-    computed_prompt_tokens_total: Count = 0  # computed by this node
-    cached_prompt_tokens_total: Count = 0  # found in this node's cache
-    host_prompt_tokens_total: Count = 0  # loaded from its host memory tier
-    fetched_prompt_tokens_total: Count = 0  # fetched from the store
-    generated_tokens_total: Count = 0
-    grammar_dead_ends_total: Count = 0  # requests that failed within their grammar
-    published_bytes_total: Count = 0
-    published_chunks_total: Count = 0
-    announced_chunks_total: Count = 0  # already in the store; announced without a put
-    fetched_bytes_total: Count = 0
-    fetched_chunks_total: Count = 0
-    reused_chunks_total: Count = 0  # fetched chunks with which a request started to run
-    lost_chunks_total: Count = 0  # fetches that failed: missing, corrupt, or the store is down
-    # Full blocks of prompts: looked up; found in the own cache or with a marker; fetched; used by
-    # their request; and `declined`: found in the store, but computing them was cheaper.
-    queried_blocks_total: Count = 0
-    matched_blocks_total: Count = 0
-    fetched_blocks_total: Count = 0
-    used_blocks_total: Count = 0
-    declined_blocks_total: Count = 0
-    behind_chunks_total: Count = 0  # stored by write-behind, for which no request waits
-    behind_bytes_total: Count = 0
-    behind_skipped_total: Count = 0  # not stored: no bandwidth, blocks held, or store half full
-    handoffs_total: Count = 0  # requests continued from a prefill node
-    requests: Count = 0  # requests and prefill jobs whose last frame was not sent yet
-    # The host memory tier: current size and capacity, then blocks stored, loaded back and evicted.
-    host_blocks: Count = 0
-    host_bytes: Count = 0
-    host_total_blocks: Count = 0
-    host_stored_blocks_total: Count = 0
-    host_loaded_blocks_total: Count = 0
-    host_evicted_blocks_total: Count = 0
-    jobs_total: Count = 0  # jobs that its engine process received
-    grammars_compiled_total: Count = 0
-    grammar_hits_total: Count = 0  # requests whose grammar was already compiled
-    grammar_compile_seconds_total: Seconds = 0.0
+    waiting: Annotated[
+        Count,
+        MetricSpec("baton_requests_waiting", "Sequences that wait until the scheduler runs them."),
+    ] = 0
+    running: Annotated[
+        Count, MetricSpec("baton_requests_running", "Sequences in the running batch.")
+    ] = 0
+    parked: Annotated[
+        Count,
+        MetricSpec(
+            "baton_requests_parked", "Sequences that wait for chunks or for their first token."
+        ),
+    ] = 0
+    queued_tokens: Annotated[
+        Count,
+        MetricSpec("baton_queued_tokens", "Prompt tokens that the node still has to compute."),
+    ] = 0
+    # Including cached_blocks, which can be evicted.
+    free_blocks: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_blocks_free", "KV blocks that can be allocated, including cached ones."
+        ),
+    ] = 0
+    cached_blocks: Annotated[
+        Count,
+        MetricSpec("baton_kv_blocks_cached", "Free KV blocks that the prefix cache still finds."),
+    ] = 0
+    total_blocks: Annotated[Count, MetricSpec("baton_kv_blocks", "KV blocks of the node.")] = 0
+    engine_steps_total: Annotated[
+        Count, MetricSpec("baton_engine_steps_total", "Steps of the engine.")
+    ] = 0
+    preemptions_total: Annotated[
+        Count, MetricSpec("baton_preemptions_total", "Sequences that lost their blocks to others.")
+    ] = 0
+    prompt_tokens_total: Annotated[
+        Count, MetricSpec("baton_prompt_tokens_total", "Prompt tokens, from every source.")
+    ] = 0
+    computed_prompt_tokens_total: Annotated[
+        Count,
+        MetricSpec("baton_prompt_tokens_computed_total", "Prompt tokens that this node computed."),
+    ] = 0
+    cached_prompt_tokens_total: Annotated[
+        Count,
+        MetricSpec("baton_prompt_tokens_cached_total", "Prompt tokens found in the node's cache."),
+    ] = 0
+    host_prompt_tokens_total: Annotated[
+        Count,
+        MetricSpec("baton_prompt_tokens_host_total", "Prompt tokens loaded from the host tier."),
+    ] = 0
+    fetched_prompt_tokens_total: Annotated[
+        Count,
+        MetricSpec("baton_prompt_tokens_fetched_total", "Prompt tokens fetched from the store."),
+    ] = 0
+    generated_tokens_total: Annotated[
+        Count, MetricSpec("baton_generated_tokens_total", "Tokens sampled.")
+    ] = 0
+    grammar_dead_ends_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_grammar_dead_ends_total",
+            "Requests that failed because their grammar allowed no further token.",
+        ),
+    ] = 0
+    published_bytes_total: Annotated[
+        Count, MetricSpec("baton_kv_published_bytes_total", "KV bytes put into the store.")
+    ] = 0
+    published_chunks_total: Annotated[
+        Count, MetricSpec("baton_kv_published_chunks_total", "Chunks put into the store.")
+    ] = 0
+    announced_chunks_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_announced_chunks_total",
+            "Chunks already in the store, announced without a put.",
+        ),
+    ] = 0
+    fetched_bytes_total: Annotated[
+        Count, MetricSpec("baton_kv_fetched_bytes_total", "KV bytes fetched from the store.")
+    ] = 0
+    fetched_chunks_total: Annotated[
+        Count, MetricSpec("baton_kv_fetched_chunks_total", "Chunks fetched from the store.")
+    ] = 0
+    reused_chunks_total: Annotated[
+        Count, MetricSpec("baton_kv_chunks_reused_total", "Fetched chunks that a request used.")
+    ] = 0
+    lost_chunks_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_chunks_lost_total",
+            "Fetches that failed: the chunk was missing or damaged, or the store was down.",
+        ),
+    ] = 0
+    queried_blocks_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_blocks_queried_total",
+            "Full blocks of prompts, each looked up once per request.",
+        ),
+    ] = 0
+    matched_blocks_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_blocks_matched_total",
+            "Queried blocks found in the node's cache or in the store.",
+        ),
+    ] = 0
+    fetched_blocks_total: Annotated[
+        Count, MetricSpec("baton_kv_blocks_fetched_total", "Matched blocks fetched from the store.")
+    ] = 0
+    used_blocks_total: Annotated[
+        Count, MetricSpec("baton_kv_blocks_used_total", "Matched blocks that their request used.")
+    ] = 0
+    declined_blocks_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_blocks_declined_total",
+            "Matched blocks left in the store: computing them was predicted to be faster.",
+        ),
+    ] = 0
+    behind_chunks_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_behind_chunks_total",
+            "Chunks stored by write-behind, for which no request waits.",
+        ),
+    ] = 0
+    behind_bytes_total: Annotated[
+        Count, MetricSpec("baton_kv_behind_bytes_total", "KV bytes stored by write-behind.")
+    ] = 0
+    # Not stored: no bandwidth, blocks held, or store half full.
+    behind_skipped_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_behind_skipped_total",
+            "Chunks that write-behind skipped: no bandwidth, or the store is over half full.",
+        ),
+    ] = 0
+    handoffs_total: Annotated[
+        Count, MetricSpec("baton_handoffs_total", "Requests continued from a prefill node.")
+    ] = 0
+    # Requests and prefill jobs whose last frame was not sent yet.
+    requests: Annotated[
+        Count, MetricSpec("baton_requests", "Requests and prefill jobs that have not ended.")
+    ] = 0
+    host_blocks: Annotated[
+        Count, MetricSpec("baton_kv_host_blocks_held", "KV blocks in the host tier.")
+    ] = 0
+    host_bytes: Annotated[
+        Count, MetricSpec("baton_kv_host_bytes_held", "KV bytes in the host tier.")
+    ] = 0
+    host_total_blocks: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_host_blocks", "Capacity of the host tier in KV blocks; 0: the node has none."
+        ),
+    ] = 0
+    host_stored_blocks_total: Annotated[
+        Count,
+        MetricSpec(
+            "baton_kv_host_blocks_stored_total", "Blocks that the cache evicted into the host tier."
+        ),
+    ] = 0
+    host_loaded_blocks_total: Annotated[
+        Count,
+        MetricSpec("baton_kv_host_blocks_loaded_total", "Blocks loaded back from the host tier."),
+    ] = 0
+    host_evicted_blocks_total: Annotated[
+        Count,
+        MetricSpec("baton_kv_host_blocks_evicted_total", "Blocks that the host tier evicted."),
+    ] = 0
+    jobs_total: Annotated[
+        Count, MetricSpec("baton_jobs_total", "Jobs of routers that the engine process received.")
+    ] = 0
+    grammars_compiled_total: Annotated[
+        Count, MetricSpec("baton_grammars_compiled_total", "Grammars compiled.")
+    ] = 0
+    grammar_hits_total: Annotated[
+        Count,
+        MetricSpec("baton_grammar_hits_total", "Requests whose grammar was already compiled."),
+    ] = 0
+    grammar_compile_seconds_total: Annotated[
+        Seconds, MetricSpec("baton_grammar_compile_seconds_total", "Time spent compiling grammars.")
+    ] = 0.0
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,9 +486,3 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     idle_s: Seconds = 0.0  # time since the router last had an unfinished request
     ttft_counts: Counts = ()
     itl_counts: Counts = ()
-
-
-LATENCY_BOUNDS_S = (
-    *(0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
-    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0),
-)

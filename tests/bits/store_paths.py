@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from baton_engine.interface import TokenOut
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from tests.bits.cells import GREEDY, SUBJECTS, Answer, Bench, ids_in, others, token_of
@@ -33,8 +34,8 @@ def nodes(bench: Bench, *names: str) -> Iterator[list[LoopNode]]:
 
 
 def answer(node: LoopNode, request: str, choice: int) -> Answer:
-    tokens = [each for each in node.tokens(request) if each.choice == choice]
-    return tuple(token_of(each.id, each.logprobs) for each in tokens if each.id is not None)
+    tokens = [token for token in node.tokens(request) if isinstance(token, TokenOut)]
+    return tuple(token_of(token.id, token.logprobs) for token in tokens if token.choice == choice)
 
 
 def finish(all_nodes: Sequence[LoopNode], node: LoopNode, requests: Sequence[Request]) -> None:
@@ -59,7 +60,7 @@ def handed_off(bench: Bench) -> None:
         for request in subjects():
             hand_off(prefill, decode, request)
         finish(pair, decode, subjects())
-        assert decode.loop.counters.reused_chunks >= len(SUBJECTS)
+        assert decode.loop.counters["reused_chunks"] >= len(SUBJECTS)
         for subject in SUBJECTS:
             for choice in range(subject.params.n):
                 first = answer(prefill, subject.name, choice)
@@ -84,7 +85,7 @@ def lost(bench: Bench) -> None:
     with nodes(bench, "lost", "next") as (first, second):
         first.take(RunJob(GREEDY.request()))
         finish([first], first, [GREEDY.request()])
-        assert first.loop.counters.behind_chunks > 0
+        assert first.loop.counters["behind_chunks"] > 0
         known = ids_in(bench.expected(GREEDY))
         requests = [
             GREEDY.request(f"after {position}", known=[known[:position]])
@@ -92,7 +93,7 @@ def lost(bench: Bench) -> None:
         ]
         second.take(*(RunJob(each) for each in requests))
         finish([second], second, requests)
-        assert second.loop.counters.fetched_chunks > 0
+        assert second.loop.counters["fetched_chunks"] > 0
         for request in requests:
             begin = len(request.outputs[0])
             label = f"continued after {begin} tokens"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton_decode_node import fetch_state
-from baton_decode_node.fetch_state import EarlyAnnouncements
+from baton_decode_node import early_announcements
+from baton_decode_node.early_announcements import EarlyAnnouncements
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
 from tests.support.clock import Clock
@@ -16,33 +16,33 @@ def entry(name: str, attempt: int = 1, first: int = 0) -> InboxEntry:
 def test_a_job_gets_its_entries_once_and_in_order() -> None:
     early = EarlyAnnouncements(Clock())
     for first in (2, 0, 1):
-        early.put(entry("r", first=first))
-    early.put(entry("other"))
-    assert [each.first for each in early.take((RequestId("r"), 1))] == [2, 0, 1]
-    assert early.take((RequestId("r"), 1)) == []
+        early.add_entry(entry("r", first=first))
+    early.add_entry(entry("other"))
+    assert [each.first for each in early.take_entries((RequestId("r"), 1))] == [2, 0, 1]
+    assert early.take_entries((RequestId("r"), 1)) == []
     assert len(early) == 1
 
 
 def test_an_attempt_does_not_get_the_entries_of_another() -> None:
     early = EarlyAnnouncements(Clock())
-    early.put(entry("r", attempt=1))
-    assert early.take((RequestId("r"), 2)) == []
+    early.add_entry(entry("r", attempt=1))
+    assert early.take_entries((RequestId("r"), 2)) == []
 
 
 def test_a_new_entry_drops_entries_that_are_too_old() -> None:
     clock = Clock()
     early = EarlyAnnouncements(clock)
-    early.put(entry("old"))
-    clock.advance(fetch_state.KEEP_S + 1)
-    early.put(entry("new"))
-    assert early.take((RequestId("old"), 1)) == []
+    early.add_entry(entry("old"))
+    clock.advance(early_announcements.KEEP_S + 1)
+    early.add_entry(entry("new"))
+    assert early.take_entries((RequestId("old"), 1)) == []
     assert len(early) == 1
 
 
 def test_the_oldest_entries_are_dropped_when_there_are_too_many() -> None:
     early = EarlyAnnouncements(Clock())
-    for number in range(fetch_state.MAX_ENTRIES + 5):
-        early.put(entry(f"r{number}"))
-    assert len(early) == fetch_state.MAX_ENTRIES
-    assert early.take((RequestId("r4"), 1)) == []
-    assert len(early.take((RequestId("r5"), 1))) == 1
+    for number in range(early_announcements.MAX_ENTRIES + 5):
+        early.add_entry(entry(f"r{number}"))
+    assert len(early) == early_announcements.MAX_ENTRIES
+    assert early.take_entries((RequestId("r4"), 1)) == []
+    assert len(early.take_entries((RequestId("r5"), 1))) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton_decode_node.fetch_state import SAMPLE_EVERY_S
+from baton_decode_node.fetch_chooser import SAMPLE_EVERY_S
 from baton_engine.interface import PADDING
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
@@ -73,7 +73,7 @@ def make(store: EmbeddedStore) -> Iterator[Make]:
         request = make_request(f"fills {prompt[:1]!r}", prompt)
         writer.take(PrefillJob(request, writer.name, writer.epoch))
     count = writer.loop.counters
-    spin([writer], lambda: count.published_chunks == 4 * CHUNKS, "the puts")
+    spin([writer], lambda: count["published_chunks"] == 4 * CHUNKS, "the puts")
     settle([writer])
     yield node
     for each in nodes:
@@ -100,8 +100,8 @@ def test_the_first_fetch_measures_and_a_faster_prefill_then_declines_fetches(
     assert stats.matched_tokens == stats.declined_tokens == CHUNKS * 16
     assert stats.fetched_tokens == 0
     assert 0 < stats.compute_predicted_ms < stats.fetch_predicted_ms
-    assert (count.matched_blocks, count.declined_blocks) == (2 * CHUNKS, CHUNKS)
-    assert (count.fetched_blocks, count.used_blocks) == (CHUNKS, CHUNKS)
+    assert (count["matched_blocks"], count["declined_blocks"]) == (2 * CHUNKS, CHUNKS)
+    assert (count["fetched_blocks"], count["used_blocks"]) == (CHUNKS, CHUNKS)
 
 
 def test_chunks_that_take_longer_to_compute_are_fetched(make: Make) -> None:
@@ -125,11 +125,11 @@ def test_a_prefill_job_announces_stored_chunks_that_it_declines_to_fetch(make: M
     settle([prefill, decode])
     assert [prefill.ids("r") + decode.ids("r")] == undisturbed(request, SETTINGS)
     assert fetches(prefill, "r") == []
-    assert prefill.loop.counters.announced_chunks == CHUNKS
+    assert prefill.loop.counters["announced_chunks"] == CHUNKS
     # The router has already decided for the hand-off.
     assert fetches(decode, "r") == [Priority.HANDOFF] * CHUNKS
     assert decode.prompted("r").stats.fetched_tokens == CHUNKS * 16
-    assert decode.loop.counters.declined_blocks == 0
+    assert decode.loop.counters["declined_blocks"] == 0
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_one_declined_chunk_per_data_server_is_sampled_into_padding_at_intervals
     records = getattr(node.connector, "fetches", [])
     assert {blocks for name, blocks, _ in records if name == ""} == {(PADDING,)}
     # Samples belong to no request, so the counters do not include them.
-    assert node.loop.counters.fetched_chunks == CHUNKS
+    assert node.loop.counters["fetched_chunks"] == CHUNKS
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_decode_node.fetch_state import FetchCosts, FetchDecision, decide, usable
-from baton_node.engine.job import chunks_of, first_chunks
+from baton_decode_node.fetch_decision import FetchCosts, FetchDecision, decide, usable
+from baton_node.engine.chunk_sets import chunks_of, first_chunks
 from baton_protocol.layout import KVGroup, KVLayout
 from baton_protocol.store import DataInstance
 

@@ -11,8 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_decode_node.fetch_state import WINDOW, Admission, FetchActions, FetchState, Outcome
-from baton_node.engine.job import chunks_of, first_chunks
+from baton_decode_node.fetch_state import (
+    WINDOW,
+    FetchActions,
+    FetchState,
+    FetchTransition,
+    LandedChunks,
+)
+from baton_node.engine.chunk_sets import chunks_of, first_chunks
 
 CHUNK_BLOCKS = 2
 KINDS = ["announce", "end", "grant", "land", "lose", "first", "time", "back", "abort"]
@@ -26,8 +32,8 @@ class Event:
     chunks: int | None = None
     unneeded: int = 0
 
-    def apply(self, state: FetchState) -> Outcome:
-        method: Callable[..., Outcome] = getattr(state, self.method)
+    def apply(self, state: FetchState) -> FetchTransition:
+        method: Callable[..., FetchTransition] = getattr(state, self.method)
         if self.unneeded:
             return method(self.chunks, self.unneeded)
         return method() if self.chunks is None else method(self.chunks)
@@ -56,7 +62,7 @@ class Driver:
     aborted: bool = False
     first: bool = False
     expired: bool = False
-    outcome: Admission | str | None = None
+    outcome: LandedChunks | str | None = None
 
     @property
     def available(self) -> set[int]:
@@ -230,7 +236,7 @@ def test_if_all_chunks_exist_all_are_used(chunks: int, cached: int, order: objec
     assert driver.outcome is None
     driver.call("know_first")
     end = chunks * CHUNK_BLOCKS
-    assert driver.outcome == Admission(
+    assert driver.outcome == LandedChunks(
         ((cached, end),) if cached < end else (), chunks - cached // CHUNK_BLOCKS
     )
 
@@ -245,7 +251,7 @@ class Expect:
     flying: set[int] | None = None
     held: bool | None = None
     wants_blocks: bool | None = None
-    outcome: Admission | str | None = None
+    outcome: LandedChunks | str | None = None
 
 
 @dataclass(frozen=True)
@@ -254,7 +260,7 @@ class Script:
 
     chunks: int
     events: list[Event | Expect]
-    outcome: Admission | str | None = None
+    outcome: LandedChunks | str | None = None
     await_first: bool = True
     cached: int = 0
     unneeded: int = 0
@@ -264,9 +270,9 @@ STILL_WAITS = Expect()
 
 SCRIPTS: dict[str, Script] = {
     "a prompt without a full chunk runs once its first tokens are known": Script(
-        0, [STILL_WAITS, Event("know_first")], Admission()
+        0, [STILL_WAITS, Event("know_first")], LandedChunks()
     ),
-    "a whole request without chunks runs at once": Script(0, [], Admission(), await_first=False),
+    "a whole request without chunks runs at once": Script(0, [], LandedChunks(), await_first=False),
     "blocks are wanted only when a fetch can start": Script(
         3, [Expect(wants_blocks=False), Event("announce", 0b001), Expect(wants_blocks=True)]
     ),
@@ -289,7 +295,7 @@ SCRIPTS: dict[str, Script] = {
             Event("lose", 1),
             Event("know_first"),
         ],
-        Admission(((0, 2), (4, 8)), 3),
+        LandedChunks(((0, 2), (4, 8)), 3),
     ),
     "an unannounced chunk is waited for until the prefill node's end": Script(
         3,
@@ -302,7 +308,7 @@ SCRIPTS: dict[str, Script] = {
             STILL_WAITS,
             Event("end"),
         ],
-        Admission(((0, 2), (4, 6)), 2),
+        LandedChunks(((0, 2), (4, 6)), 2),
     ),
     "a lost chunk that is announced again is fetched again": Script(
         2,
@@ -317,7 +323,7 @@ SCRIPTS: dict[str, Script] = {
             Event("land", 0),
             Event("know_first"),
         ],
-        Admission(((0, 4),), 2),
+        LandedChunks(((0, 4),), 2),
     ),
     "a chunk announced again during a fetch that fails is fetched again": Script(
         1,
@@ -372,7 +378,7 @@ SCRIPTS: dict[str, Script] = {
             Event("know_first"),
             Event("time_out"),
         ],
-        Admission(((0, 2),), 1),
+        LandedChunks(((0, 2),), 1),
     ),
     "at a deadline the request waits for the fetches in flight": Script(
         2,
@@ -384,7 +390,7 @@ SCRIPTS: dict[str, Script] = {
             Expect(held=True),
             Event("land", 1),
         ],
-        Admission(((0, 4),), 2),
+        LandedChunks(((0, 4),), 2),
         await_first=False,
     ),
     "only the uncached blocks of a partly cached chunk count as landed": Script(
@@ -397,7 +403,7 @@ SCRIPTS: dict[str, Script] = {
             Event("land", 2),
             Event("end"),
         ],
-        Admission(((3, 6),), 2),
+        LandedChunks(((3, 6),), 2),
         await_first=False,
     ),
     "a partly cached chunk that is lost keeps its cached blocks": Script(
@@ -409,7 +415,7 @@ SCRIPTS: dict[str, Script] = {
             Event("lose", 1),
             Event("end"),
         ],
-        Admission(),
+        LandedChunks(),
         await_first=False,
     ),
     "unneeded chunks are neither awaited nor fetched, and the engine need not compute them": Script(
@@ -425,19 +431,19 @@ SCRIPTS: dict[str, Script] = {
             Event("land", 2),
             Event("know_first"),
         ],
-        Admission(((0, 8),), 2),
+        LandedChunks(((0, 8),), 2),
         unneeded=0b0011,
     ),
     "if nothing lands, the unneeded chunks are computed, too": Script(
         2,
         [Event("announce", 0b10), Event("reserve", 0), Event("lose", 1), Event("know_first")],
-        Admission(),
+        LandedChunks(),
         unneeded=0b01,
     ),
     "cached blocks of unneeded chunks are not named again": Script(
         4,
         [Event("announce", 0b1000), Event("reserve", 3), Event("land", 3), Event("know_first")],
-        Admission(((3, 8),), 1),
+        LandedChunks(((3, 8),), 1),
         unneeded=0b0111,
     ),
     "a lookup tells which chunks are unneeded": Script(
@@ -447,7 +453,7 @@ SCRIPTS: dict[str, Script] = {
             Event("reserve", 0),
             Event("land", 2),
         ],
-        Admission(((0, 6),), 1),
+        LandedChunks(((0, 6),), 1),
         await_first=False,
     ),
 }
@@ -470,5 +476,5 @@ def test_a_parked_request_follows_the_script(script: Script) -> None:
         else:
             driver.call(event.method, event.chunks, event.unneeded)
     assert driver.outcome == script.outcome
-    if isinstance(script.outcome, Admission):
+    if isinstance(script.outcome, LandedChunks):
         assert driver.state.cached_blocks == driver.cached

@@ -87,9 +87,9 @@ def test_a_second_node_fetches_the_chunks_that_the_first_one_generated(make: Mak
     request = request_of("r")
     (output,) = run_alone(first, request)
     settle([first])
-    assert first.loop.counters.behind_chunks == ALL_CHUNKS
-    assert first.loop.counters.behind_bytes == ALL_CHUNKS * SETTINGS.layout().chunk_bytes
-    assert first.loop.counters.behind_skipped == 0
+    assert first.loop.counters["behind_chunks"] == ALL_CHUNKS
+    assert first.loop.counters["behind_bytes"] == ALL_CHUNKS * SETTINGS.layout().chunk_bytes
+    assert first.loop.counters["behind_skipped"] == 0
     follow_up = follow_up_of(request, output)
     assert run_alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == ALL_CHUNKS * CHUNK > len(PROMPT)
@@ -117,12 +117,12 @@ def test_fetched_and_cached_chunks_are_not_written_again(make: Make) -> None:
     settle([first])
     run_alone(first, request_of("again"))  # the prompt is cached, the output is computed again
     settle([first])
-    assert first.loop.counters.behind_chunks == ALL_CHUNKS + ALL_CHUNKS - PROMPT_CHUNKS
+    assert first.loop.counters["behind_chunks"] == ALL_CHUNKS + ALL_CHUNKS - PROMPT_CHUNKS
     follow_up = follow_up_of(request, output)
     run_alone(second, follow_up)
     settle([second])
     new = (len(follow_up.prompt_ids) + OUTPUT - 1) // CHUNK - ALL_CHUNKS
-    assert second.loop.counters.behind_chunks == new
+    assert second.loop.counters["behind_chunks"] == new
 
 
 def test_chunks_that_a_lookup_found_are_not_written_again_if_they_are_computed(make: Make) -> None:
@@ -131,8 +131,8 @@ def test_chunks_that_a_lookup_found_are_not_written_again_if_they_are_computed(m
     settle([first])
     run_alone(second, request_of("again"))
     settle([second])
-    assert second.loop.counters.fetched_chunks == 0
-    assert second.loop.counters.behind_chunks == ALL_CHUNKS - PROMPT_CHUNKS
+    assert second.loop.counters["fetched_chunks"] == 0
+    assert second.loop.counters["behind_chunks"] == ALL_CHUNKS - PROMPT_CHUNKS
 
 
 class PutRecorder(StoreConnector):
@@ -159,9 +159,9 @@ def test_a_decode_node_writes_behind_its_output_but_not_the_handed_off_prompt(ma
     hand_off(prefill, decode, request)
     spin((prefill, decode), lambda: len(decode.ids("r")) == OUTPUT - 1, "the request's end")
     settle((prefill, decode))
-    assert prefill.loop.counters.published_chunks == PROMPT_CHUNKS
-    assert prefill.loop.counters.behind_chunks == 0
-    assert decode.loop.counters.behind_chunks == ALL_CHUNKS - PROMPT_CHUNKS
+    assert prefill.loop.counters["published_chunks"] == PROMPT_CHUNKS
+    assert prefill.loop.counters["behind_chunks"] == 0
+    assert decode.loop.counters["behind_chunks"] == ALL_CHUNKS - PROMPT_CHUNKS
     for node, priority in ((prefill, Priority.HANDOFF), (decode, Priority.BEHIND)):
         assert isinstance(node.connector, PutRecorder)
         assert set(node.connector.priorities) == {priority}
@@ -178,8 +178,8 @@ def test_a_lost_chunk_is_written_behind_once_it_is_computed(
             client.flushall()
     assert run_alone(second, request_of("again")) == undisturbed(request_of("again"), SETTINGS)
     settle([second])
-    assert second.loop.counters.lost_chunks == PROMPT_CHUNKS
-    assert second.loop.counters.behind_chunks == data_keys(store) == ALL_CHUNKS
+    assert second.loop.counters["lost_chunks"] == PROMPT_CHUNKS
+    assert second.loop.counters["behind_chunks"] == data_keys(store) == ALL_CHUNKS
 
 
 # --- with stop strings ----------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def test_a_chunk_that_a_stop_string_may_still_cut_off_is_not_written(
     assert len(node.engine.full_chunks(RequestId("r"))) == ALL_CHUNKS
     node.take(FinishChoice(RequestId("r"), 1, 0))
     settle([node])
-    assert node.loop.counters.behind_chunks == data_keys(store) == ALL_CHUNKS - 1
-    assert node.loop.counters.behind_skipped == 0
+    assert node.loop.counters["behind_chunks"] == data_keys(store) == ALL_CHUNKS - 1
+    assert node.loop.counters["behind_skipped"] == 0
 
 
 def test_a_chunk_that_no_stop_string_can_cut_off_any_more_is_written(make: Make) -> None:
@@ -214,7 +214,7 @@ def test_a_chunk_that_no_stop_string_can_cut_off_any_more_is_written(make: Make)
     (output,) = run_alone(first, request)
     assert len(output) >= LAST_FILLED + STOP_LAG - 1
     settle([first])
-    assert first.loop.counters.behind_chunks == ALL_CHUNKS
+    assert first.loop.counters["behind_chunks"] == ALL_CHUNKS
     follow_up = follow_up_of(request, output)
     assert run_alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == ALL_CHUNKS * CHUNK
@@ -228,7 +228,7 @@ def test_the_known_output_of_a_resumed_request_is_written_at_once(make: Make) ->
     spin([node], lambda: len(node.ids("r")) >= 2, "two tokens")
     node.take(FinishChoice(RequestId("r"), 1, 0))
     settle([node])
-    assert node.loop.counters.behind_chunks == ALL_CHUNKS
+    assert node.loop.counters["behind_chunks"] == ALL_CHUNKS
 
 
 def test_a_drain_does_not_write_a_chunk_that_may_still_be_cut_off(make: Make) -> None:
@@ -237,7 +237,7 @@ def test_a_drain_does_not_write_a_chunk_that_may_still_be_cut_off(make: Make) ->
     spin([node], lambda: len(node.ids("r")) >= LAST_FILLED + 1, "a chunk of surplus tokens")
     node.take(Drain(), FinishChoice(RequestId("r"), 1, 0))
     spin([node], lambda: drained(node), "Drained")
-    assert node.loop.counters.behind_chunks == ALL_CHUNKS - 1
+    assert node.loop.counters["behind_chunks"] == ALL_CHUNKS - 1
     settle([node])
 
 
@@ -250,8 +250,8 @@ def test_without_bandwidth_for_write_behind_nothing_is_written(
     node = make("a", write_behind=0)
     run_alone(node, request_of("r"))
     settle([node])
-    assert node.loop.counters.behind_chunks == 0
-    assert node.loop.counters.behind_skipped == ALL_CHUNKS
+    assert node.loop.counters["behind_chunks"] == 0
+    assert node.loop.counters["behind_skipped"] == ALL_CHUNKS
     assert data_keys(store) == 0
 
 
@@ -264,8 +264,8 @@ def test_nothing_is_written_to_a_store_that_is_more_than_half_full(make: Make) -
         wait_until(lambda: not node.connector.take_behind(1), "the data plane to notice it")
         run_alone(node, request_of("r"))
         settle([node])
-        assert node.loop.counters.behind_chunks == 0
-        assert node.loop.counters.behind_skipped == ALL_CHUNKS
+        assert node.loop.counters["behind_chunks"] == 0
+        assert node.loop.counters["behind_skipped"] == ALL_CHUNKS
 
 
 def test_write_behind_to_a_frozen_store_holds_at_most_an_eighth_of_the_pool(
@@ -300,17 +300,17 @@ def test_a_draining_node_publishes_the_full_chunks_of_its_requests_and_later_one
     request = request_of("r")
     leaving.take(RunJob(request))
     spin([leaving], lambda: len(leaving.ids("r")) >= 20, "some tokens")
-    assert leaving.loop.counters.behind_chunks == 0
+    assert leaving.loop.counters["behind_chunks"] == 0
     leaving.take(Drain())
     leaving.loop.turn()
     generated = leaving.ids("r")
-    spin([leaving], lambda: leaving.loop.counters.behind_chunks >= 7, "the chunks that are full")
+    spin([leaving], lambda: leaving.loop.counters["behind_chunks"] >= 7, "the chunks that are full")
     moved = msgspec.structs.replace(request, attempt=2, outputs=(tuple(generated),))
     staying.take(RunJob(moved))
     spin([staying], lambda: len(generated) + len(staying.ids("r")) == OUTPUT, "the request's end")
     assert [generated + staying.ids("r")] == undisturbed(request, SETTINGS)
     spin([leaving], lambda: drained(leaving), "Drained")
-    assert leaving.loop.counters.behind_chunks == ALL_CHUNKS
+    assert leaving.loop.counters["behind_chunks"] == ALL_CHUNKS
     settle([leaving, staying])
 
 
@@ -326,7 +326,7 @@ def test_saved_is_sent_once_the_chunks_of_running_requests_are_stored(
         spin([node], lambda: time.monotonic() > began + 0.3, "0.3 s")
         assert not saved(node) or time.monotonic() > began + HELD_S
     spin([node], lambda: saved(node), "Saved")
-    assert node.loop.counters.behind_chunks > PROMPT_CHUNKS
+    assert node.loop.counters["behind_chunks"] > PROMPT_CHUNKS
     settle([node])
 
 
@@ -338,7 +338,7 @@ def test_a_node_that_resumes_has_its_write_behind_limits_again(make: Make) -> No
     spin([node], lambda: len(node.ids("r")) == OUTPUT, "the request's end")
     settle([node])
     assert (
-        node.loop.counters.behind_chunks == ALL_CHUNKS - 1
+        node.loop.counters["behind_chunks"] == ALL_CHUNKS - 1
     )  # all but the chunk filled after the Undrain
     assert not saved(node)
     assert not drained(node)
@@ -360,4 +360,4 @@ def test_a_node_is_not_drained_before_its_puts_have_settled(
         assert not drained(node) or time.monotonic() > began + HELD_S
     spin([node], lambda: drained(node), "Drained")
     settle([node])
-    assert node.loop.counters.behind_chunks > 0
+    assert node.loop.counters["behind_chunks"] > 0

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_node.ipc.messages import Token
+from baton_engine.interface import TokenOut
 from baton_node.server.detokenize import ChoiceText, context
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
@@ -68,7 +68,7 @@ def deltas(
                 texts = ChoiceText(tokenizer, request, ids[:offset], before)
             end: Literal["length"] | None = "length" if offset + 1 == len(ids) else None
             result.append(
-                texts.push(Token(request.id, 1, choice, offset, id, end, logprobs=position(id)))
+                texts.push(TokenOut(request.id, 1, choice, offset, id, position(id), end))
             )
             if result[-1].finish:
                 break

@@ -11,7 +11,7 @@ import pytest
 
 from baton_engine import LLM, SamplingParams
 from baton_engine.core.engine_core import EngineCore
-from baton_node.ipc.messages import Token
+from baton_engine.interface import TokenOut
 from baton_node.server.detokenize import ChoiceText
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
@@ -120,7 +120,7 @@ def last_delta(output: bytes, **params: Any) -> Delta:
     text = ChoiceText(BYTES, processes.make_request("r", b"p", **params), ())
     for offset, id in enumerate(output):
         last = offset + 1 == len(output)
-        token = Token(RequestId("r"), 1, 0, offset, id, finish="length" if last else None)
+        token = TokenOut(RequestId("r"), 1, 0, offset, id, finish="length" if last else None)
         delta = text.push(token)
         if delta.finish is not None:
             break
@@ -149,7 +149,7 @@ def test_a_stop_id_finishes_by_stop_and_is_the_stop_reason_O_REQ_3e() -> None:
     last = run.last("a")
     assert (last.id, last.finish, last.stop_id) == (7, "stop", 7)
     text = ChoiceText(BYTES, processes.make_request("r", b"p", stop_token_ids=(66,)), ())
-    delta = text.push(Token(RequestId("r"), 1, 0, 0, 66, finish="stop", stop_id=66))
+    delta = text.push(TokenOut(RequestId("r"), 1, 0, 0, 66, finish="stop", stop_id=66))
     assert (delta.finish, delta.stop) == ("stop", 66)
 
 

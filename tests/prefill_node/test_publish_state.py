@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_prefill_node.publisher import Outcome, PublishActions, PublishState
+from baton_prefill_node.publish_state import PublishActions, PublishState, PublishTransition
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Driver:
     def close(self) -> None:
         self._apply(self.state.close())
 
-    def _apply(self, outcome: Outcome) -> None:
+    def _apply(self, outcome: PublishTransition) -> None:
         self.state, actions = outcome
         assert not self.ended or actions == PublishActions(), "an action came after the end"
         for first, count in actions.announce:

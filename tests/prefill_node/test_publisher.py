@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from baton_engine.interface import Progress
-from baton_node.engine.job import Counters, Job, Times
-from baton_node.store.base import ChunkRef, LookedUp
+from baton_node.engine.counters import Counters
+from baton_node.engine.job import Job, Times
+from baton_node.store.base import ChunkRef
 from baton_prefill_node.publisher import TOO_LATE, Publisher
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVGroup, KVLayout
@@ -29,13 +30,18 @@ class Outside:
     refusals: list[str] = field(default_factory=list)
     announced: list[InboxEntry] = field(default_factory=list)
 
-    def put(
-        self, chunk: ChunkRef, source: tuple[BlockId, ...], priority: Priority, inbox: object
+    def put_chunk(
+        self,
+        chunk: ChunkRef,
+        source: tuple[BlockId, ...],
+        priority: Priority,
+        settle: object,
+        inbox: object,
     ) -> bool:
         self.puts[chunk.index] = source
         return True
 
-    def refused(self, chunk: BlockHash, reason: str) -> None:
+    def log_refusal(self, chunk: BlockHash, reason: str) -> None:
         self.refusals.append(reason)
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
@@ -76,10 +82,10 @@ def publish(
         inbox=("d", "e"),
         markers=found,
     )
-    publisher.open(job)
-    publisher.looked_up(LookedUp(*job.key, tuple(found.get(i) for i in range(CHUNKS))))
+    publisher.open_job(job)
+    publisher.use_lookup(job)
     ids = tuple(BlockId(block) for block in blocks)
-    publisher.progressed(Progress(job.request.id, CHUNKS * 32 + 5, ids), job)
+    publisher.publish_progress(Progress(job.request.id, CHUNKS * 32 + 5, ids), job)
     return outside, job
 
 

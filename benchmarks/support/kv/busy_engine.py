@@ -22,8 +22,17 @@ import torch
 from baton_cli import engine_process
 from baton_engine.interface import KVMemory
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.engine import main as engine_main
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import (
+    ChunkCopied,
+    ChunkFetched,
+    ChunkPublished,
+    ChunkRef,
+    ChunksLookedUp,
+    ConnectorEvent,
+)
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
 from benchmarks.support.meter import Meter, Notes, folder
@@ -68,12 +77,12 @@ class BusyConnector(StoreConnector):
 
     def _happened(self, event: ConnectorEvent) -> None:
         match event:
-            case Published(chunk, marker, size, reason):
+            case ChunkPublished(chunk, marker, size, reason):
                 if marker is None:
                     raise RuntimeError(f"a put failed: {reason}")
                 self._stored[chunk.index] = marker
                 self._settled(chunk.index, size)
-            case Fetched(chunk, ok, size, reason):
+            case ChunkFetched(chunk, ok, size, reason):
                 if not ok:
                     raise RuntimeError(f"a get failed: {reason}")
                 del self._stored[chunk.index]
@@ -100,12 +109,12 @@ class BusyConnector(StoreConnector):
 
 def _owner(event: ConnectorEvent) -> RequestId:
     match event:
-        case Copied() | Fetched() | Published():
+        case ChunkCopied() | ChunkFetched() | ChunkPublished():
             return event.chunk.request
-        case LookedUp() | InboxEntry():
+        case ChunksLookedUp() | InboxEntry():
             return event.request
 
 
 if __name__ == "__main__":
-    with patch.object(engine_process, "StoreConnector", BusyConnector):
+    with patch.object(engine_main, "StoreConnector", BusyConnector):
         sys.exit(engine_process.main(sys.argv[1:]))

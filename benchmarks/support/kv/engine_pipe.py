@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from baton_node.ipc.framing import Unpacker, pack
 from baton_node.ipc.messages import (
-    Ready,
+    EngineReady,
     Start,
     ToEngine,
     ToServer,
-    Unpacker,
-    pack,
     to_engine_codec,
     to_server_codec,
 )
@@ -55,7 +54,7 @@ class EnginePipe:
             )
         self.send(Start(settings, self.epoch))
         frame = self._next()
-        if not isinstance(frame, Ready):
+        if not isinstance(frame, EngineReady):
             raise SystemExit(f"{self.node} did not start: {frame}")
         self.ready = frame
 

@@ -11,8 +11,9 @@ import select
 import time
 
 from baton_engine.sim.memory import SimMemory
-from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, Published
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import ChunkFetched, ChunkPublished, ChunkRef, ConnectorEvent
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority
@@ -57,7 +58,7 @@ class OneAfterTheOther:
         markers: dict[int, Marker] = {}
         while len(markers) < count:
             for event in self._events():
-                if isinstance(event, Published):
+                if isinstance(event, ChunkPublished):
                     if event.marker is None:
                         raise SystemExit(f"a publish failed: {event.reason}")
                     markers[event.chunk.index] = event.marker
@@ -66,7 +67,7 @@ class OneAfterTheOther:
     def _fetched(self, count: int) -> None:
         while count:
             for event in self._events():
-                if isinstance(event, Fetched):
+                if isinstance(event, ChunkFetched):
                     if not event.ok:
                         raise SystemExit(f"a fetch failed: {event.reason}")
                     count -= 1

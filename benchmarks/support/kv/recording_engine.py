@@ -17,10 +17,12 @@ from unittest.mock import patch
 
 from baton_cli import engine_process
 from baton_engine.interface import KVMemory
-from baton_node.ipc.engine_socket import StreamEngineSocket
+from baton_node.engine import main as engine_main
+from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.ipc.messages import Step, ToServer
-from baton_node.store.base import ConnectorEvent, Fetched
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import ChunkFetched, ConnectorEvent
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import RequestId
 from benchmarks.support.meter import Notes, folder
 
@@ -46,7 +48,7 @@ class RecordingConnector(StoreConnector):
         events = super().poll()
         now = time.monotonic()
         for event in events:
-            if isinstance(event, Fetched) and event.ok:
+            if isinstance(event, ChunkFetched) and event.ok:
                 self._fetched.add(now, _number(event.chunk.request))
         return events
 
@@ -55,7 +57,7 @@ class RecordingConnector(StoreConnector):
         super().close()
 
 
-class RecordingSocket(StreamEngineSocket):
+class RecordingSocket(EngineSocket):
     """Notes a token as it is sent."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -75,7 +77,7 @@ class RecordingSocket(StreamEngineSocket):
 
 
 if __name__ == "__main__":
-    connector = patch.object(engine_process, "StoreConnector", RecordingConnector)
-    port = patch.object(engine_process, "StreamEngineSocket", RecordingSocket)
+    connector = patch.object(engine_main, "StoreConnector", RecordingConnector)
+    port = patch.object(engine_main, "EngineSocket", RecordingSocket)
     with connector, port:
         sys.exit(engine_process.main(sys.argv[1:]))

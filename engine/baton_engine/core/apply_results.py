@@ -75,8 +75,12 @@ class ResultReader:
                 continue
             sequence.tokens.append(token.id)
             offset = computed - state.prompt_len
+            request = state.request
             tokens.append(
-                TokenOut(state.request.id, sequence.choice, offset, token.id, token.logprobs)
+                TokenOut(
+                    *(request.id, request.attempt, sequence.choice, offset, token.id),
+                    token.logprobs,
+                )
             )
 
     def _take_row(self, piece: Piece, row: Row, result: RowResult, step_result: StepResult) -> None:
@@ -157,6 +161,7 @@ class ResultReader:
         step_result.tokens.append(
             TokenOut(
                 state.request.id,
+                state.request.attempt,
                 choice,
                 offset=count - 1,
                 id=token.id,

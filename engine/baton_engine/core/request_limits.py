@@ -82,4 +82,6 @@ class RequestLimits:
         end = end_of(
             request.params, self.eos_ids, last, num_outputs=count, room=room, matcher=matcher
         )
-        return None if end is None else Complete(request.id, choice, end.finish, end.stop_id)
+        if end is None:
+            return None
+        return Complete(request.id, request.attempt, choice, count, end.finish, end.stop_id)

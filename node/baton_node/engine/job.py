@@ -1,216 +1,39 @@
-"""The step loop's record of one request in one attempt, and what the loop's parts share.
+"""The step loop's record of one request in one attempt.
 
 In: a job frame. Out: `Job`, shared by the loop, fetching and publishing, and the request's final
 statistics. Only the step loop's thread uses it.
-
-The shared parts are LoopContext, the node's counters and speeds, and bit sets of a prompt's chunks.
-A bit set is an int whose bit i stands for chunk i: immutable, and 8,192 chunks take 1 KiB.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from baton_engine.core.engine_core import EngineCore
-from baton_engine.interface import EngineInfo, PromptUse, StepResult
-from baton_node.ipc.engine_socket import EngineSocket
-from baton_node.settings import FetchPolicy
-from baton_node.store.base import ChunkRef, KVConnector
+from baton_engine.interface import EngineInfo, PromptUse
+from baton_node.ipc.messages import FinishChoice
+from baton_node.store.base import ChunkRef
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.ids import BlockHash, BlockId, Epoch, RequestId
+from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
-from baton_protocol.link import RequestStats
+from baton_protocol.link import FirstTokens, NoFirstTokens, RequestStats
 from baton_protocol.request import Request
 from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
-from baton_protocol.store import Marker, NodeLoad, Speeds
+from baton_protocol.store import Marker
 
 if TYPE_CHECKING:
     from baton_text.grammars.matcher import Matcher
-
-
-def first_chunks(count: int) -> int:
-    """Return the set of chunks 0 to count - 1."""
-    return (1 << count) - 1
-
-
-def chunks_of(bits: int, most: int | None = None) -> tuple[int, ...]:
-    """Return the chunks in the set, ascending; at most the first `most`."""
-    chunks: list[int] = []
-    while bits and (most is None or len(chunks) < most):
-        chunks.append(_lowest(bits))
-        bits &= bits - 1
-    return tuple(chunks)
-
-
-def runs_of(bits: int) -> tuple[tuple[int, int], ...]:
-    """Return (first, count) of each run of neighbouring chunks, ascending."""
-    runs: list[tuple[int, int]] = []
-    while bits:
-        first = _lowest(bits)
-        count = _lowest(~(bits >> first))
-        runs.append((first, count))
-        bits &= ~(first_chunks(count) << first)
-    return tuple(runs)
-
-
-def _lowest(bits: int) -> int:
-    """Return the index of the lowest bit that is set. `bits` must not be 0."""
-    return (bits & -bits).bit_length() - 1
-
-
-WEIGHT = 0.1  # weight of the newest step in the moving averages
-# With fewer prompt tokens, a step's fixed cost dominates its time.
-ENOUGH_PROMPT_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCounts:
-    """Counts of one request's full blocks, as in NodeLoad: looked up; found in this node's cache or
-    with a marker; fetched from the store; used by the request; found in the store, but declined
-    because computing them was cheaper."""
-
-    queried: int = 0
-    matched: int = 0
-    fetched: int = 0
-    used: int = 0
-    declined: int = 0
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts since the node's start. The fields are those of NodeLoad without `_total`."""
-
-    published_bytes: int = 0
-    published_chunks: int = 0
-    announced_chunks: int = 0
-    fetched_bytes: int = 0
-    fetched_chunks: int = 0
-    reused_chunks: int = 0
-    lost_chunks: int = 0
-    queried_blocks: int = 0
-    matched_blocks: int = 0
-    fetched_blocks: int = 0
-    used_blocks: int = 0
-    declined_blocks: int = 0
-    behind_chunks: int = 0
-    behind_bytes: int = 0
-    behind_skipped: int = 0
-    handoffs: int = 0
-    jobs: int = 0
-    grammars_compiled: int = 0
-    grammar_hits: int = 0
-    grammar_compile_seconds: float = 0.0
-
-    def count(self, tally: BlockCounts) -> None:
-        """Add the counts of one request. Call it once per request."""
-        self.queried_blocks += tally.queried
-        self.matched_blocks += tally.matched
-        self.fetched_blocks += tally.fetched
-        self.used_blocks += tally.used
-        self.declined_blocks += tally.declined
-
-    def merge(self, engine: NodeLoad, parked: int, parked_tokens: int) -> NodeLoad:
-        """Return the node's load. `engine` is the result of EngineCore.load(); `parked` counts
-        parked sequences, `parked_tokens` the tokens that this node will compute for them."""
-        totals = {f"{name}_total": value for name, value in asdict(self).items()}
-        queued = engine.queued_tokens + parked_tokens
-        return msgspec.structs.replace(engine, parked=parked, queued_tokens=queued, **totals)
-
-
-class SpeedMeter:
-    """This node's speeds, which placement uses for its predictions.
-
-    The compute speeds are moving averages over steps; the transfer speeds come from the data plane.
-    All start with the values that `build_engine` measured.
-    """
-
-    def __init__(self, start: Speeds) -> None:
-        self._prefill = start.prefill_tokens_per_s
-        self._decode_ms = start.decode_step_ms
-        self._put = start.put_bytes_per_s
-        self._get = start.get_bytes_per_s
-        self._latency_ms = start.get_latency_ms
-
-    def observe(self, seconds: float, result: StepResult) -> None:
-        """Add one step, which took `seconds`."""
-        if seconds <= 0.0 or result.num_tokens == 0:
-            return
-        if result.num_prompt_tokens >= ENOUGH_PROMPT_TOKENS:
-            # In a mixed step this includes the decoding rows. They cost little next to the prompt.
-            self._prefill = _blend(self._prefill, result.num_prompt_tokens / seconds)
-        elif result.num_prompt_tokens == 0:
-            self._decode_ms = _blend(self._decode_ms, seconds * 1e3)
-
-    def transfers(
-        self, put_bytes_per_s: float, get_bytes_per_s: float, get_latency_ms: float
-    ) -> None:
-        """Set the speeds that the data plane measured. 0 (not measured) keeps the old value."""
-        self._put = put_bytes_per_s or self._put
-        self._get = get_bytes_per_s or self._get
-        self._latency_ms = get_latency_ms or self._latency_ms
-
-    def speeds(self) -> Speeds:
-        return Speeds(
-            prefill_tokens_per_s=round(self._prefill, 1),
-            decode_step_ms=round(self._decode_ms, 3),
-            put_bytes_per_s=round(self._put),
-            get_bytes_per_s=round(self._get),
-            get_latency_ms=round(self._latency_ms, 3),
-        )
-
-
-def _blend(old: float, new: float) -> float:
-    return new if old == 0.0 else old + WEIGHT * (new - old)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOptions:
-    """Options of the step loop. Waits and periods are in seconds."""
-
-    epoch: Epoch
-    lookup_wait_s: float = 0.1  # longest wait for a lookup, and for chunks in an unhealthy store
-    first_wait_s: float = 2.0  # longest wait for chunks, plus time for their bytes
-    blocks_wait_s: float = 30.0  # longest wait for free blocks of the paged cache
-    load_every_s: float = 0.2
-    events_every_s: float = 0.1
-    fetch: FetchPolicy = "auto"  # whether to fetch chunks that a lookup found
-    speeds: Speeds = field(default_factory=Speeds)
-
-
-@dataclass(slots=True)
-class LoopContext:
-    """The objects that all parts of one step loop share.
-
-    `speeds` starts with the speeds in `options`, `counters` with zeros.
-    """
-
-    engine: EngineCore
-    connector: KVConnector
-    socket: EngineSocket
-    options: LoopOptions
-    clock: Callable[[], float] = time.monotonic
-    counters: Counters = field(default_factory=Counters)
-    speeds: SpeedMeter = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.speeds = SpeedMeter(self.options.speeds)
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.engine.info.layout
-
-    @property
-    def has_store(self) -> bool:
-        """False if the node has no store configured."""
-        return self.connector.store_health() != "none"
-
+from baton_node.engine.chunk_sets import first_chunks
+from baton_node.engine.counters import BlockCounts
 
 JobKey = tuple[RequestId, int]  # request and attempt
+# "compiling": it waits for its grammar. "parked": it waits for KV or for the router's first tokens.
+# "running": the engine has it. "ended": it computes no more.
+JobState = Literal["compiling", "parked", "running", "ended"]
+# The frames that wait behind a job whose grammar is being compiled.
+LaterFrame = FirstTokens | NoFirstTokens | FinishChoice
 # The server finds a stop string a step or two after the engine sampled it. So a token counts as
 # part of the answer only when this many tokens follow it.
 STOP_LAG = 8
@@ -305,8 +128,15 @@ class Job:
     chunks: list[BlockHash]
     full_blocks: int
     times: Times
+    state: JobState = "parked"  # set by the JobTable
+    await_first: bool = False  # a prefill node computes the prompt of this whole request
     inbox: tuple[str, str] | None = None  # (node, epoch) of a prefill job's decode node
     matcher: Matcher | None = None  # at the start of the request's grammar, if it has one
+    # While it waits for its grammar: the hashes of its full blocks, the number of tokens that this
+    # node will compute for it, and the frames about it that arrived after it.
+    hashes: Sequence[BlockHash] = ()
+    uncached: int = 0
+    later_frames: list[LaterFrame] = field(default_factory=list)
     markers: dict[int, Marker] = field(default_factory=dict)
     handed_off: bool = False  # the router's FirstTokens arrived
     fetched: FetchSummary = field(default_factory=FetchSummary)
@@ -335,16 +165,16 @@ class Job:
         left = self.request.time_left
         return left is not None and self.times.arrived + left <= now
 
-    def given(self, choice: int) -> int:
+    def known_tokens(self, choice: int) -> int:
         """Return how many tokens of a choice, including the prompt, were known on arrival."""
         outputs = self.request.outputs
         return len(self.request.prompt_ids) + (len(outputs[choice]) if outputs else 0)
 
-    def certain(self, choice: int) -> int:
+    def certain_tokens(self, choice: int) -> int:
         """Return how many tokens of a choice, including the prompt, no stop string can cut off any
         more. Valid only for requests with stop strings."""
         made = self.newest.get(choice, -1) + 1
-        return max(self.given(choice), len(self.request.prompt_ids) + made - STOP_LAG)
+        return max(self.known_tokens(choice), len(self.request.prompt_ids) + made - STOP_LAG)
 
     def ref(self, chunk: int) -> ChunkRef:
         return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])
@@ -366,11 +196,11 @@ class Job:
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
         """Return the request's statistics when its prompt is computed, at `now`."""
-        size, found = self.layout.block_size, self.fetched
+        size, summary = self.layout.block_size, self.fetched
         return msgspec.structs.replace(
             self.times.stats(use, now),
-            matched_tokens=min(use.prompt, found.blocks.matched * size),
-            declined_tokens=min(use.prompt, found.blocks.declined * size),
-            fetch_predicted_ms=round(found.fetch_ms, 3),
-            compute_predicted_ms=round(found.compute_ms, 3),
+            matched_tokens=min(use.prompt, summary.blocks.matched * size),
+            declined_tokens=min(use.prompt, summary.blocks.declined * size),
+            fetch_predicted_ms=round(summary.fetch_ms, 3),
+            compute_predicted_ms=round(summary.compute_ms, 3),
         )

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import logging
 import select
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Sequence
 
 import msgspec
 
-from baton_node.engine.grammars import CompilingJob, CompilingJobs
-from baton_node.engine.job import Job, JobKey, LoopContext, Times, check_request
+from baton_node.engine.grammar_compiler import CompiledGrammar, GrammarCompiler
+from baton_node.engine.job import Job, JobKey, LaterFrame, Times, check_request
+from baton_node.engine.loop_context import LoopContext
+from baton_node.engine.outgoing_blocks import OutgoingBlocks
+from baton_node.engine.reporter import Reporter
 from baton_node.engine.roles import Fetching, Publishing, WritingBehind
-from baton_node.engine.running import OutgoingBlocks, RunningBatch
+from baton_node.engine.running_batch import RunningBatch
 from baton_node.ipc.messages import (
     Drain,
     Drained,
@@ -30,128 +31,39 @@ from baton_node.ipc.messages import (
     Saved,
     Start,
     ToEngine,
-    ToServer,
     Undrain,
 )
-from baton_node.store.base import ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_node.store.base import (
+    ChunkCopied,
+    ChunkFetched,
+    ChunkPublished,
+    ChunksLookedUp,
+    ConnectorEvent,
+)
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
-from baton_protocol.ids import BlockHash, RequestId
+from baton_protocol.ids import BlockHash
 from baton_protocol.link import (
     Abort,
-    CacheEvents,
     FirstTokens,
     JobFailed,
-    Load,
     NoFirstTokens,
     PrefillJob,
     RunJob,
 )
 from baton_protocol.store import InboxEntry
 
-AT_LEAST_EVERY_S = 1.0  # an unchanged load is sent again after this
-SOON_S = 0.02  # shortest interval between loads that requests cause
-
-
-class Requests(Protocol):
-    """The requests in the engine process, as the Reporter sees them.
-
-    `stamp` changes whenever a request arrives, is admitted, has its prompt computed, or ends.
-    `parked` counts parked sequences; `parked_tokens` counts the tokens that this node will compute
-    for them.
-    """
-
-    @property
-    def stamp(self) -> Hashable: ...
-
-    @property
-    def parked(self) -> int: ...
-
-    @property
-    def parked_tokens(self) -> int: ...
-
-
-class Reporter:
-    """Makes the engine process's reports to its server: load and cache events.
-
-    In: the figures of the engine and of the data servers, the counters, a clock. Out: Load and
-    CacheEvents frames. A changed Load is sent every `load_every_s`, an unchanged one every
-    AT_LEAST_EVERY_S; a new health of the store is sent at once. When requests arrive, have their
-    prompt computed or end, a Load follows within SOON_S: each router must see what the others have
-    placed here. CacheEvents are sent every `events_every_s` if there are any.
-    """
-
-    def __init__(self, context: LoopContext, requests: Requests) -> None:
-        self._context = context
-        self._connector = context.connector
-        self._requests = requests
-        self._epoch = context.options.epoch
-        self._next_load = self._next_events = self._must_load = 0.0
-        self._soon = 0.0
-        self._last: Load | None = None
-        self._stamp: Hashable = None
-
-    @property
-    def next_due(self) -> float:
-        """When to call due() next, in seconds of the loop's clock."""
-        next_report = self._soon if self._requests.stamp != self._stamp else self._next_load
-        return min(next_report, self._next_load, self._next_events)
-
-    def load(self) -> Load:
-        """Return the node's figures now. The state is always "ready"; the server replaces it."""
-        instances = self._connector.instances()
-        # A prompt's chunks lie on all data servers, so a fetch waits for the slowest server.
-        latency_ms = max((instance.get_latency_ms for instance in instances), default=0.0)
-        speeds, requests = self._context.speeds, self._requests
-        speeds.transfers(*self._connector.rates(), latency_ms)
-        return Load(
-            self._epoch,
-            "ready",
-            speeds.speeds(),
-            self._context.counters.merge(
-                self._context.engine.load(), requests.parked, requests.parked_tokens
-            ),
-            self._connector.store_health(),
-            instances,
-        )
-
-    def due(self, now: float) -> list[ToServer]:
-        """Return the frames to send at `now`."""
-        frames: list[ToServer] = []
-        if now >= self._next_events:
-            self._next_events = now + self._context.options.events_every_s
-            change = self._context.engine.cache_changes()
-            if change.stored or change.evicted:
-                frames.append(CacheEvents(self._epoch, change.stored, change.evicted))
-        if self._is_due(now):
-            self._next_load, self._soon = now + self._context.options.load_every_s, now + SOON_S
-            self._stamp = self._requests.stamp
-            load = self.load()
-            if load != self._last or now >= self._must_load:
-                self._last = load
-                self._must_load = now + AT_LEAST_EVERY_S
-                frames.append(load)
-        return frames
-
-    def _is_due(self, now: float) -> bool:
-        if now >= self._next_load or (now >= self._soon and self._requests.stamp != self._stamp):
-            return True
-        return self._last is not None and self._last.store != self._connector.store_health()
-
-
 logger = logging.getLogger(__name__)
-
 IDLE_S = 0.2  # the longest single select()
 STUCK_S = 0.002  # pause after a step that could run nothing, until blocks are free again
-PAUSE_S = 2.0  # time without a shortage until parked requests get blocks again
-REMEMBERED = 4096  # number of requests whose latest attempt is remembered
+PAUSE_S = 2.0  # time without a shortage until parked jobs get blocks again
 # Interval between checks of all deadlines; a check of 4,096 requests takes 0.4 ms.
 EXPIRE_EVERY_S = 0.1
 
 
 class EngineLoop:
-    """The step loop. Belongs to one thread. It leaves fetching, publishing and write-behind to the
-    roles' objects."""
+    """The step loop. Belongs to one thread. It owns the table of jobs; fetching, publishing and
+    write-behind belong to the roles' objects."""
 
     def __init__(
         self,
@@ -161,50 +73,34 @@ class EngineLoop:
         publishing: Publishing,
         write_behind: WritingBehind,
         outgoing: OutgoingBlocks,
-        compiling: CompilingJobs,
+        compiler: GrammarCompiler,
     ) -> None:
         self._engine = context.engine
         self._connector = context.connector
         self._socket = context.socket
         self._clock = context.clock
         self._layout = context.layout
+        self._jobs = context.jobs
         self.counters = context.counters
         self._batch = batch
         self._fetching = fetching
         self._publishing = publishing
         self._write_behind = write_behind
         self._outgoing = outgoing
-        self._compiling = compiling
-        self._reporter = Reporter(context, self)
-        self._attempts: OrderedDict[RequestId, int] = OrderedDict()
+        self._compiler = compiler
+        self._reporter = Reporter(context, fetching)
         self._arrivals = 0
-        self._ended = 0
-        # When blocks last were short. While set, parked requests get no blocks.
+        self._freed = 0
+        # When blocks last were short. While set, parked jobs get no blocks.
         self._short_at: float | None = None
         self._next_expiry = 0.0
         self._saving = self._draining = False  # a Drain is not answered yet by Saved, by Drained
 
     @property
     def idle(self) -> bool:
-        """True when there are no requests, and no put or fetch for one is in flight."""
-        nothing_goes_out = self._publishing.empty and self._write_behind.empty
-        nothing_goes_out = nothing_goes_out and not self._outgoing.copying
-        return nothing_goes_out and not self._compiling and self._fetching.empty and not self._batch
-
-    @property
-    def stamp(self) -> tuple[int, ...]:
-        """Changes whenever a request arrives, is admitted, has its prompt computed, or ends."""
-        batch, waiting = self._batch, (len(self._compiling), len(self._fetching))
-        return self.counters.jobs, *waiting, len(batch), batch.ended, batch.prompted
-
-    @property
-    def parked(self) -> int:
-        """Number of parked sequences, including those whose grammar is being compiled."""
-        return self._compiling.sequences + self._fetching.sequences
-
-    @property
-    def parked_tokens(self) -> int:
-        return self._compiling.tokens + self._fetching.tokens
+        """True when there are no jobs, and no put or fetch for one is in flight."""
+        nothing_moves = self._outgoing.empty and self._publishing.empty and self._fetching.empty
+        return nothing_moves and not self._jobs
 
     @property
     def early_entries(self) -> int:
@@ -222,21 +118,21 @@ class EngineLoop:
         """Run one iteration, without sleeping. Return False if the engine has work and could run
         nothing."""
         for frame in self._socket.receive():
-            self._take(frame)
-        for compiled in self._compiling.ready():
-            self._go_on(compiled)
+            self._handle_frame(frame)
+        for compiled in self._compiler.take_compiled():
+            self._use_grammar(compiled)
         for event in self._connector.poll():
-            self._happened(event)
+            self._handle_event(event)
         now = self._clock()
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY_S
-            self._end_late_ones(now)
-        self._fetching.expire(now)
+            self._fail_late_jobs(now)
+        self._fetching.expire_waits(now)
         if self._short_at is None:
-            self._fetching.grant()
-        moved = self._batch.step() if self._engine.has_work() else True
+            self._fetching.grant_blocks()
+        moved = self._batch.run_step() if self._engine.has_work() else True
         self._share_blocks()
-        for report in self._reporter.due(self._clock()):
+        for report in self._reporter.take_due(self._clock()):
             self._socket.send(report)
         self._answer_drain()
         return moved
@@ -250,17 +146,17 @@ class EngineLoop:
             self._socket.send(Drained())
 
     def _share_blocks(self) -> None:
-        """If the running batch lacks blocks, make a parked request release its own. Parked requests
-        get blocks again when a request has ended, or after PAUSE_S without a shortage."""
+        """If the running batch lacks blocks, make a parked job release its own. Parked jobs get
+        blocks again when a running one has ended, or after PAUSE_S without a shortage."""
         now = self._clock()
         if self._engine.has_work() and self._engine.starved():
             self._short_at = now
-            self._fetching.give_back()
+            self._fetching.give_blocks_back()
         elif self._short_at is not None:
-            freed = self._batch.ended != self._ended or not self._engine.has_work()
+            freed = self._jobs.freed != self._freed or not self._engine.has_work()
             if freed or now >= self._short_at + PAUSE_S:
                 self._short_at = None
-        self._ended = self._batch.ended
+        self._freed = self._jobs.freed
 
     def _sleep(self, stuck: bool) -> None:
         if self._engine.has_work():
@@ -270,187 +166,192 @@ class EngineLoop:
             due = min(report, self._fetching.next_deadline() or report)
             timeout = min(IDLE_S, max(0.0, due - self._clock()))
         if timeout > 0.0:
-            sources = (self._socket, self._connector, self._compiling)
+            sources = (self._socket, self._connector, self._compiler)
             select.select([source.fileno() for source in sources], [], [], timeout)
 
     # --- the server's frames --------------------------------------------------------------------
 
-    def _take(self, frame: ToEngine) -> None:
+    def _handle_frame(self, frame: ToEngine) -> None:
         match frame:
             case PrefillJob() | RunJob():
-                self.counters.jobs += 1
-                self._accept(frame)
-            case FirstTokens() | NoFirstTokens() | FinishChoice() if self._compiling.follow(frame):
-                pass  # handled after its job, which waits for its grammar
-            case FirstTokens():
-                self._first(frame)
-            case NoFirstTokens():
-                job = self._fetching.get((frame.request, frame.attempt))
-                if job is not None and job.kind == "run":
-                    job.times.handed_off = self._clock()
-                    self._fetching.know_first(job)
+                self.counters.add(jobs=1)
+                self._jobs.changes += 1
+                self._accept_job(frame)
+            case FirstTokens() | NoFirstTokens() | FinishChoice():
+                self._continue_job(frame)
             case Abort():
-                self._abort((frame.request, frame.attempt))
-            case FinishChoice():
-                self._batch.finish_choice(frame)
+                self._abort_job((frame.request, frame.attempt))
             case Drain():
                 self._saving = self._draining = True
-                self._batch.drain()
+                self._batch.start_draining()
             case Undrain():
                 self._saving = self._draining = False
-                self._write_behind.drain(False)
+                self._write_behind.set_draining(False)
             case Start():
                 logger.error("ignoring a second start frame")
 
-    def _accept(self, frame: PrefillJob | RunJob) -> None:
+    def _accept_job(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
         key = (request.id, request.attempt)
-        latest = self._attempts.get(request.id, request.attempt)
-        is_here = self._batch.has(key) or self._fetching.get(key) is not None
-        is_here = is_here or self._compiling.has(key)
-        if latest > request.attempt or is_here:
+        newest = self._jobs.newest_attempt(request.id)
+        if newest > request.attempt or self._jobs.find(key) is not None:
             return  # an older attempt, or a duplicate
         if self._fetching.is_settling(key):
-            self._fail(key, Unavailable("fetches of this attempt are still ending; try again"))
+            self._send_failure(
+                key, Unavailable("fetches of this attempt are still ending; try again")
+            )
             return
         try:
             check_request(request, self._engine.info)
         except BatonError as error:
-            self._fail(key, error)
+            self._send_failure(key, error)
             return
-        if latest < request.attempt:
-            self._abort((request.id, latest))
-        self._attempts[request.id] = request.attempt
-        self._attempts.move_to_end(request.id)
-        while len(self._attempts) > REMEMBERED:
-            self._attempts.popitem(last=False)
-        self._start(frame)
+        self._abort_job((request.id, newest))
+        self._start_job(frame)
 
-    def _fail(self, key: JobKey, error: BatonError) -> None:
+    def _send_failure(self, key: JobKey, error: BatonError) -> None:
         self._socket.send(JobFailed(*key, error.record()))
 
-    def _start(self, frame: PrefillJob | RunJob) -> None:
+    def _start_job(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
         hashes: Sequence[BlockHash] = ()
         # A request for prompt logprobs computes its whole prompt, so it looks up no chunks.
         if request.params.prompt_logprobs is None:
             hashes = self._engine.block_hashes(request)
         finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
-        kind: Literal["prefill", "run"] = "prefill" if isinstance(frame, PrefillJob) else "run"
+        inbox = None
+        if isinstance(frame, PrefillJob):
+            inbox = (frame.decode_node, frame.decode_epoch)
         self._arrivals += 1
         job = Job(
             request=request,
-            kind=kind,
+            kind="run" if isinstance(frame, RunJob) else "prefill",
             seq=self._arrivals,
             layout=self._layout,
             chunks=chunk_hashes(hashes, self._layout.chunk_blocks),
             full_blocks=len(hashes),
             times=Times(self._clock()),
+            await_first=isinstance(frame, RunJob) and frame.await_first,
+            inbox=inbox,
             finished=finished,
             open_choices=set(range(request.params.n)) - finished,
         )
         structured = request.params.structured
         if structured is not None:
-            job.matcher = self._compiling.known(structured.grammar)
+            job.matcher = self._compiler.find_matcher(structured.grammar)
             if job.matcher is None:
-                uncached = self._uncached(job, frame, hashes)
-                waiting = CompilingJob(job, frame, structured.grammar, hashes, uncached)
-                self._compiling.request(waiting)
+                job.hashes, job.uncached = hashes, self._count_uncached(job, hashes)
+                self._jobs.add_job(job, "compiling")
+                self._compiler.compile_for(job, structured.grammar)
                 return
-        self._park(job, frame, hashes)
+        self._jobs.add_job(job, "parked")
+        self._park_job(job, hashes)
 
-    def _uncached(self, job: Job, frame: PrefillJob | RunJob, hashes: Sequence[BlockHash]) -> int:
+    def _count_uncached(self, job: Job, hashes: Sequence[BlockHash]) -> int:
         """Return the number of tokens that the job will compute on this node, as far as known. 0
         while a prefill node computes its prompt."""
-        if isinstance(frame, RunJob) and frame.await_first:
+        if job.await_first:
             return 0
         cached = self._engine.cached_blocks(hashes) * self._layout.block_size
-        return max(0, max(map(job.given, job.open_choices), default=0) - cached)
+        return max(0, max(map(job.known_tokens, job.open_choices), default=0) - cached)
 
-    def _go_on(self, compiled: CompilingJob) -> None:
+    def _use_grammar(self, compiled: CompiledGrammar) -> None:
         """Continue with a job whose grammar is compiled, and with the frames that waited behind it.
         Fail the job if compilation failed."""
-        if compiled.error is not None:
-            self._fail(compiled.job.key, compiled.error)
+        job = compiled.job
+        if isinstance(compiled.matcher, BatonError):
+            self._batch.fail_job(job, compiled.matcher)
             return
-        compiled.job.matcher = compiled.matcher
-        self._park(compiled.job, compiled.frame, compiled.hashes)
-        for frame in compiled.behind:
-            self._take(frame)
+        job.matcher = compiled.matcher
+        self._jobs.set_state(job, "parked")
+        hashes, job.hashes = job.hashes, ()
+        self._park_job(job, hashes)
+        frames, job.later_frames = job.later_frames, []
+        for frame in frames:
+            self._continue_job(frame)
 
-    def _park(self, job: Job, frame: PrefillJob | RunJob, hashes: Sequence[BlockHash]) -> None:
-        if isinstance(frame, PrefillJob):
-            job.inbox = (frame.decode_node, frame.decode_epoch)
-            self._publishing.open(job)
-        await_first = isinstance(frame, RunJob) and frame.await_first
-        cached = self._engine.cached_blocks(hashes)
-        self._fetching.park(job, cached_blocks=cached, await_first=await_first)
+    def _park_job(self, job: Job, hashes: Sequence[BlockHash]) -> None:
+        if job.kind == "prefill":
+            self._publishing.open_job(job)
+        self._fetching.park_job(job, self._engine.cached_blocks(hashes))
 
-    def _first(self, frame: FirstTokens) -> None:
-        job = self._fetching.get((frame.request, frame.attempt))
-        if job is None or job.kind != "run":
+    def _continue_job(self, frame: LaterFrame) -> None:
+        job = self._jobs.find((frame.request, frame.attempt))
+        if job is None:
             return
+        if job.state == "compiling":
+            job.later_frames.append(frame)
+        elif isinstance(frame, FinishChoice):
+            if job.state == "running":
+                self._batch.finish_choice(job, frame.choice)
+        elif job.state == "parked" and job.kind == "run":
+            job.times.handed_off = self._clock()
+            if isinstance(frame, FirstTokens):
+                self._use_first_tokens(job, frame)
+            else:
+                self._fetching.know_first(job)
+
+    def _use_first_tokens(self, job: Job, frame: FirstTokens) -> None:
         continued = msgspec.structs.replace(job.request, outputs=frame.outputs)
         try:
             check_request(continued, self._engine.info)
         except BatonError as error:
-            self._fetching.abort(job)
-            self._batch.fail(job, error)
+            self._fetching.abort_job(job)
+            self._batch.fail_job(job, error)
             return
         job.request = continued
         job.finished |= frozenset(frame.finished)
         job.open_choices -= job.finished
         job.handed_off = True
-        job.times.handed_off = self._clock()
         if job.open_choices:
             self._fetching.know_first(job)
         else:  # every choice ended on the prefill node, so there is nothing to run
-            self._fetching.abort(job)
+            self._abort_job(job.key)
 
-    def _end_late_ones(self, now: float) -> None:
+    def _fail_late_jobs(self, now: float) -> None:
         """Abort and fail the jobs whose deadline has passed."""
-        jobs = (*self._compiling.jobs(), *self._fetching.jobs(), *self._batch.jobs())
-        for job in [job for job in jobs if job.is_late(now)]:
-            self._abort(job.key)
-            self._fail(job.key, DeadlineExceeded("the request did not finish by its deadline"))
+        for job in [job for job in self._jobs if job.is_late(now)]:
+            self._abort_job(job.key)
+            self._send_failure(
+                job.key, DeadlineExceeded("the request did not finish by its deadline")
+            )
 
-    def _abort(self, key: JobKey) -> None:
-        if self._compiling.drop(key):
+    def _abort_job(self, key: JobKey) -> None:
+        job = self._jobs.find(key)
+        if job is None:
             return
-        if job := self._fetching.get(key):
-            self._fetching.abort(job)
-            self._batch.close(job)
-        else:
-            self._batch.abort(key)
+        if job.state == "parked":
+            self._fetching.abort_job(job)
+        elif job.state == "running":
+            self._engine.abort(job.request.id)
+        self._batch.end_job(job)
 
     # --- the connector's events -----------------------------------------------------------------
 
-    def _happened(self, event: ConnectorEvent) -> None:
+    def _handle_event(self, event: ConnectorEvent) -> None:
         match event:
-            case LookedUp():
-                self._looked_up(event)
-            case Fetched():
-                job = self._fetching.fetched(event)
+            case ChunksLookedUp():
+                self._use_lookup(event)
+            case ChunkFetched():
+                job = self._fetching.settle_fetch(event)
                 if job is not None and not event.ok:
-                    self._publishing.missing(job, event.chunk.index)
-            case Copied():
-                self._outgoing.copied(event)
-                self._write_behind.copied(event)
-            case Published():
-                self._outgoing.published(event)
-                self._write_behind.published(event)
-                self._publishing.published(event)
+                    self._publishing.put_again(job, event.chunk.index)
+            case ChunkCopied():
+                self._outgoing.release_copied(event)
+            case ChunkPublished():
+                self._outgoing.settle_put(event)
             case InboxEntry():
-                is_early = self._attempts.get(event.request, -1) < event.attempt
+                key = (event.request, event.attempt)
+                is_early = self._jobs.newest_attempt(event.request) < event.attempt
                 # A job that waits for its grammar gets these entries when it is parked.
-                is_early = is_early or self._compiling.has((event.request, event.attempt))
-                self._fetching.announced(event, is_early=is_early)
+                is_early = is_early or self._jobs.find(key, "compiling") is not None
+                self._fetching.use_announcement(event, is_early=is_early)
 
-    def _looked_up(self, event: LookedUp) -> None:
-        job = self._fetching.get((event.request, event.attempt))
+    def _use_lookup(self, event: ChunksLookedUp) -> None:
+        """Ignore the answer if the job did not wait for it."""
+        job = self._jobs.find((event.request, event.attempt), "parked")
         if job is not None:
-            found = enumerate(event.markers)
-            job.markers.update((i, marker) for i, marker in found if marker is not None)
-        self._publishing.looked_up(event)
-        if job is not None:
-            self._fetching.looked_up(job)
+            markers = enumerate(event.markers)
+            job.markers.update((i, marker) for i, marker in markers if marker is not None)
+            self._publishing.use_lookup(job)
+            self._fetching.use_lookup(job)

@@ -12,14 +12,13 @@ import socket
 import sys
 from collections import deque
 
+from baton_node.ipc.framing import Unpacker, pack
 from baton_node.ipc.messages import (
-    Ready,
+    EngineReady,
     SetupFailed,
     Start,
     ToEngine,
     ToServer,
-    Unpacker,
-    pack,
     to_engine_codec,
     to_server_codec,
 )
@@ -55,7 +54,7 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, record: ToEngine) -> None:
-        """Queue a frame. Drop it if the engine is gone; next() reports that."""
+        """Queue a frame. Drop it if the engine is gone; next_frame() reports that."""
         if not self._writer.is_closing():
             self._writer.write(pack(self._outgoing.encode(record)))
 
@@ -64,7 +63,7 @@ class EngineProcess:
         """Bytes of queued frames that the engine has not read yet. It reads between steps."""
         return self._writer.transport.get_write_buffer_size()
 
-    async def next(self) -> ToServer:
+    async def next_frame(self) -> ToServer:
         """Return the engine's next frame. Raise EngineLost as soon as the engine closes its socket;
         describe_end() then tells how the process ended."""
         while not self._frames:
@@ -109,7 +108,7 @@ class EngineProcess:
 
 async def start_engine(
     settings: NodeSettings, epoch: Epoch, module: str
-) -> tuple[EngineProcess, Ready]:
+) -> tuple[EngineProcess, EngineReady]:
     """Start the engine process with `module` as its main, and wait until the engine is ready.
 
     Raise SetupError if the engine cannot be built or is not ready within `settings.start_wait_s`,
@@ -137,13 +136,13 @@ async def start_engine(
     try:
         engine.send(Start(settings, epoch))
         async with asyncio.timeout(settings.start_wait_s):
-            frame = await engine.next()
-        if isinstance(frame, Ready):
+            frame = await engine.next_frame()
+        if isinstance(frame, EngineReady):
             return engine, frame
         if isinstance(frame, SetupFailed):
             raise SetupError(frame.message)
         raise SetupError(
-            f"the engine sent {type(frame).__name__} as its first frame instead of Ready"
+            f"the engine sent {type(frame).__name__} as its first frame instead of EngineReady"
         )
     except TimeoutError as error:
         await engine.stop()

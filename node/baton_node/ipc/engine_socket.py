@@ -9,16 +9,9 @@ while the server does not read, which bounds the number of unread frames.
 from __future__ import annotations
 
 import socket
-from typing import Protocol
 
-from baton_node.ipc.messages import (
-    ToEngine,
-    ToServer,
-    Unpacker,
-    pack,
-    to_engine_codec,
-    to_server_codec,
-)
+from baton_node.ipc.framing import Unpacker, pack
+from baton_node.ipc.messages import ToEngine, ToServer, to_engine_codec, to_server_codec
 
 READ_BYTES = 1 << 18
 
@@ -27,21 +20,8 @@ class EngineSocketClosed(Exception):
     """The server process has closed its end or is gone."""
 
 
-class EngineSocket(Protocol):
-    """The part of the socket that the step loop uses."""
-
-    def fileno(self) -> int: ...
-
-    def receive(self) -> list[ToEngine]:
-        """Return the frames that have arrived, without blocking. Raise EngineSocketClosed if the
-        server is gone."""
-        ...
-
-    def send(self, record: ToServer) -> None: ...
-
-
-class StreamEngineSocket:
-    """EngineSocket over a connected stream socket, which it owns and closes."""
+class EngineSocket:
+    """Exchanges frames over a connected stream socket, which it owns and closes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -54,6 +34,8 @@ class StreamEngineSocket:
         return self._socket.fileno()
 
     def receive(self) -> list[ToEngine]:
+        """Return the frames that have arrived, without blocking. Raise EngineSocketClosed if the
+        server is gone."""
         return self._read(socket.MSG_DONTWAIT)
 
     def wait(self) -> list[ToEngine]:

@@ -2,24 +2,20 @@
 
     server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
                        FinishChoice  Drain  Undrain
-    engine -> server   Ready or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
+    engine -> server   EngineReady or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
                        Saved  Drained
 
-Records of the router link are reused where they have the same meaning. A frame is its length (4
-bytes, little-endian) and a MessagePack payload. When the stream ends, both processes end.
-
-    FrameError   the bytes are not a frame: a bug; the connection cannot be used any more
+Records of the router link are reused where they have the same meaning. A frame's payload is
+MessagePack (see `framing`). When the stream ends, both processes end.
 """
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
+from baton_engine.interface import Complete, EngineInfo, TokenOut
 from baton_node.settings import NodeSettings
-from baton_protocol.ids import BlockHash, Epoch, Fingerprint, RequestId
-from baton_protocol.layout import KVLayout
+from baton_protocol.ids import BlockHash, Epoch, RequestId
 from baton_protocol.link import (
     Abort,
     CacheEvents,
@@ -32,16 +28,7 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.sampling import FinishReason
-from baton_protocol.store import Exact, NodeLoad, Speeds, StoreHealth
 from baton_protocol.wire import Codec
-
-_LENGTH = struct.Struct("<I")
-MAX_FRAME = 256 << 20  # bytes of payload
-
-
-class FrameError(Exception):
-    """A frame's length exceeds MAX_FRAME; the message names it."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -79,41 +66,19 @@ class Drained(msgspec.Struct, frozen=True, tag="drained"):
     """No request is left, and all transfers of chunks have settled."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine is ready. The first fields are those of EngineInfo that the server needs.
-    `chunks` are in the engine's prefix cache now."""
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine is ready. `load` is its first load, with the speeds that it measured. `chunks` are
+    in its prefix cache now."""
 
-    engine: str
-    fingerprint: Fingerprint
-    layout: KVLayout
-    max_model_len: int
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    speeds: Speeds
-    load: NodeLoad
+    info: EngineInfo
+    load: Load
     chunks: tuple[BlockHash, ...] = ()
-    store: StoreHealth = "none"
-    exact: Exact = "numeric"
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):
     """The engine cannot be built. `message` is one line for the user."""
 
     message: str
-
-
-class Token(msgspec.Struct, frozen=True, array_like=True):
-    """One new token; see baton_engine.interface.TokenOut. `id` is None for a choice that arrived
-    with all its tokens: the record only ends it."""
-
-    request: RequestId
-    attempt: int
-    choice: int
-    offset: int
-    id: int | None
-    finish: FinishReason | None = None
-    stop_id: int | None = None
-    logprobs: PositionLogprobs | None = None
 
 
 class Prompted(msgspec.Struct, frozen=True, array_like=True):
@@ -128,10 +93,12 @@ class Prompted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """The results of one engine step, for all requests."""
+    """The results of one engine step, for all requests. `complete` only ends choices that arrived
+    with all their tokens."""
 
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[TokenOut, ...] = ()
     prompts: tuple[Prompted, ...] = ()
+    complete: tuple[Complete, ...] = ()
 
 
 ToEngine = (
@@ -145,7 +112,7 @@ ToEngine = (
     | Drain
     | Undrain
 )
-ToServer = Ready | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
+ToServer = EngineReady | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
 
 
 def to_engine_codec() -> Codec[ToEngine]:
@@ -154,33 +121,3 @@ def to_engine_codec() -> Codec[ToEngine]:
 
 def to_server_codec() -> Codec[ToServer]:
     return Codec(ToServer)
-
-
-def pack(payload: bytes) -> bytes:
-    """Return the frame of a payload, as bytes for the socket."""
-    return _LENGTH.pack(len(payload)) + payload
-
-
-class Unpacker:
-    """Splits a byte stream into payloads."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the payloads that `data` completes. Raise FrameError if a length exceeds
-        MAX_FRAME."""
-        self._buffer += data
-        payloads: list[bytes] = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_FRAME:
-                raise FrameError(f"frame of {length} bytes exceeds the limit of {MAX_FRAME} bytes")
-            end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            payloads.append(bytes(self._buffer[start + _LENGTH.size : end]))
-            start = end
-        del self._buffer[:start]
-        return payloads

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton_node.ipc.messages import Token
+from baton_engine.interface import Complete, TokenOut
 from baton_protocol.link import Delta
-from baton_protocol.request import Request
+from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import FinishReason
 from baton_text.detokenizer import Detokenizer, context_of
 from baton_text.logprobs import add_token_texts
@@ -54,27 +54,32 @@ class ChoiceText:
                 context=context,
             )
 
-    def push(self, token: Token) -> Delta:
-        """Return the delta of the next token. Its `finish` is set if the choice ends with it."""
-        ids = () if token.id is None else (token.id,)
+    def push(self, token: TokenOut | Complete) -> Delta:
+        """Return the delta of the next token, or of the end of a choice that has all its tokens.
+        Its `finish` is set if the choice ends with it."""
+        ids: tuple[int, ...] = ()
+        logprobs: tuple[PositionLogprobs, ...] = ()
+        if isinstance(token, TokenOut):
+            ids = (token.id,)
+            if token.logprobs is not None:
+                logprobs = add_token_texts(self._tokenizer, (token.logprobs,))
         text = "" if self._detokenizer is None else self._text(self._detokenizer, token, ids)
         finish, stop = self._end(token)
-        logprobs = (
-            () if token.logprobs is None else add_token_texts(self._tokenizer, (token.logprobs,))
-        )
         place = (token.request, token.attempt, token.choice, token.offset)
         return Delta(*place, ids, text, logprobs, finish, stop)
 
-    def _text(self, detokenizer: Detokenizer, token: Token, ids: Sequence[int]) -> str:
+    def _text(
+        self, detokenizer: Detokenizer, token: TokenOut | Complete, ids: Sequence[int]
+    ) -> str:
         text = ""
         if token.stop_id is None or self._request.params.include_stop_str_in_output:
             text = detokenizer.push(ids).text  # a stop id is not shown unless the client asks
         return text if token.finish is None else text + detokenizer.finish()
 
-    def _end(self, token: Token) -> tuple[FinishReason | None, str | int | None]:
+    def _end(self, token: TokenOut | Complete) -> tuple[FinishReason | None, str | int | None]:
         if token.finish == "length":
             return "length", None
         if self._detokenizer is not None and self._detokenizer.stopped is not None:
             return "stop", self._detokenizer.stopped
-        known = token.stop_id is not None and token.stop_id in self._request.params.stop_token_ids
-        return token.finish, token.stop_id if known else None
+        is_asked = token.stop_id in self._request.params.stop_token_ids
+        return token.finish, token.stop_id if is_asked else None

@@ -72,7 +72,7 @@ class Draining:
         self.replaced_by = ""
         self.leaving = False
 
-    def drain(self, frame: DrainNode) -> None:
+    def begin_drain(self, frame: DrainNode) -> None:
         """Drain, as a router asks. Idempotent for equal frames; ignored during shutdown."""
         if self._ending or frame == self._frame:
             return
@@ -81,7 +81,7 @@ class Draining:
         self.replaced_by = frame.replaced_by
         self._begin(self._clock() + limit_s, frame.reason)
 
-    def end(self) -> None:
+    def begin_shutdown(self) -> None:
         """Drain because the process shuts down."""
         until = self._clock() + self._limit_s
         if self.state == "draining":
@@ -89,11 +89,11 @@ class Draining:
         self._ending = True
         self._begin(until, self.reason or ENDS)
 
-    def resume(self) -> None:
+    def end_drain(self) -> None:
         """Accept jobs again, as a router asks. Ignored during shutdown."""
         if self._ending or self.state == "ready":
             return
-        self._cancel()
+        self.cancel_timer()
         self._frame, self._due = None, False
         self.state, self.leaving = "ready", False
         self.reason = self.replaced_by = ""
@@ -101,18 +101,15 @@ class Draining:
         logger.info("taking requests again")
         self._changed()
 
-    def saved(self) -> None:
+    def note_saved(self) -> None:
         """The engine answered a Drain: the store has stored or refused the chunks of running
         requests."""
         if self._due and not self.leaving:
             self._leave()
 
-    def close(self) -> None:
-        self._cancel()
-
     def _begin(self, until: float, reason: str) -> None:
         left = max(0.0, until - self._clock())
-        self._cancel()
+        self.cancel_timer()
         self._until, self._due = until, False
         self.state, self.reason, self.leaving = "draining", reason, self.leaving and left <= 0
         self._send(Drain())  # now, so that a request that moves finds its KV in the store
@@ -130,11 +127,11 @@ class Draining:
         self._timer = asyncio.get_running_loop().call_later(self._save_s, self._leave)
 
     def _leave(self) -> None:
-        self._cancel()
+        self.cancel_timer()
         self.leaving = True
         self._changed()
 
-    def _cancel(self) -> None:
+    def cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

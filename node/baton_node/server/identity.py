@@ -1,7 +1,7 @@
 """The node's identity: epoch, address, model files.
 
-In: settings, the engine's Ready frame, the bound port. Out: `Identity`, which makes the report for
-Hello frames and the registry.
+In: settings, the engine's EngineReady frame, the bound port. Out: `Identity`, which makes the
+report for Hello frames and the registry.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_node.ipc.messages import Ready
+from baton_node.ipc.messages import EngineReady
 from baton_node.settings import NodeSettings
 from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.ids import Epoch, NodeId
@@ -22,6 +22,7 @@ from baton_protocol.store import NodeReport
 from baton_text.artifacts import CONFIG, digest
 
 ANYWHERE = ("", "0.0.0.0", "::")
+LOAD_FIELDS = tuple({*Load.__struct_fields__} & {*NodeReport.__struct_fields__})
 
 
 def new_epoch() -> Epoch:
@@ -53,37 +54,34 @@ class Identity:
 
     settings: NodeSettings
     epoch: Epoch
-    ready: Ready
+    ready: EngineReady
     address: str
     digests: dict[str, str]  # file name -> SHA-256
     model_made: int = 0  # Unix seconds; 0: the model has no files
 
     def report(self, load: Load) -> NodeReport:
+        """Return the node's report with this load. A Load's fields that NodeReport has too mean the
+        same there."""
+        info = self.ready.info
+        newest = {name: getattr(load, name) for name in LOAD_FIELDS}
         return NodeReport(
             node=NodeId(self.settings.node),
             role=self.settings.role,
             address=self.address,
             pid=os.getpid(),
-            epoch=self.epoch,
-            state=load.state,
-            fingerprint=self.ready.fingerprint,
-            layout=self.ready.layout,
+            fingerprint=info.fingerprint,
+            layout=info.layout,
             model=self.settings.name(),
-            engine=self.ready.engine,
-            max_model_len=self.ready.max_model_len,
-            vocab_size=self.ready.vocab_size,
+            engine=info.kind,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
             artifacts=self.digests,
             revision=self.settings.revision,
-            speeds=load.speeds,
-            load=load.load,
-            store=load.store,
-            instances=load.instances,
-            reason=load.reason,
             protocol=PROTOCOL_VERSION,
-            replaced_by=load.replaced_by,
             max_num_seqs=self.settings.max_num_seqs,
             model_made=self.model_made,
-            exact=self.ready.exact,
+            exact=info.exact,
+            **newest,
         )
 
 

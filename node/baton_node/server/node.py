@@ -17,11 +17,12 @@ from baton_node.ipc.messages import Drained, Saved, Step, ToEngine, ToServer
 from baton_node.server.draining import Draining, EndWaits
 from baton_node.server.identity import Identity
 from baton_node.server.links import RouterLink, broadcast
+from baton_node.server.load_throttle import LoadThrottle
 from baton_node.server.metrics import NodeMetrics
 from baton_node.server.request_table import RequestTable
-from baton_node.server.role import NodeRole, saturated
+from baton_node.server.role import NodeRole, saturation_error
 from baton_node.server.spans import NodeSpans
-from baton_node.server.unacknowledged_jobs import LoadThrottle, UnacknowledgedJobs
+from baton_node.server.uncounted_jobs import UncountedJobs
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (
@@ -86,7 +87,7 @@ class Node:
         self._role = role
         grace_s = identity.settings.link_grace_s
         self._table = RequestTable(tokenizer, self._send, metrics, grace_s, spans=spans)
-        self._unacknowledged = UnacknowledgedJobs()
+        self._uncounted = UncountedJobs()
         self._load_throttle = LoadThrottle(self._send_load)
         self._links: set[RouterLink] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
@@ -95,8 +96,7 @@ class Node:
         self._waits = waits or EndWaits()
         limit_s, save_s = identity.settings.drain_s, self._waits.save_s
         self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
-        ready = identity.ready
-        self._figures = Load(identity.epoch, "ready", ready.speeds, ready.load, ready.store)
+        self._figures = identity.ready.load
 
     @property
     def requests(self) -> int:
@@ -115,11 +115,11 @@ class Node:
     def load(self) -> Load:
         """The engine's last load report, plus what only the server knows: the number of requests,
         jobs that the engine has not counted yet, and the drain state."""
-        known = msgspec.structs.replace(self._figures.load, requests=self.requests)
+        load = msgspec.structs.replace(self._figures.load, requests=self.requests)
         return msgspec.structs.replace(
             self._figures,
             state=self.state,
-            load=self._unacknowledged.added_to(known),
+            load=self._uncounted.add_to_load(load),
             reason=self._draining.reason,
             leaving=self._draining.leaving,
             replaced_by=self._draining.replaced_by,
@@ -130,7 +130,7 @@ class Node:
 
     # --- routers --------------------------------------------------------------------------------
 
-    def connected(self, link: RouterLink) -> None:
+    def add_link(self, link: RouterLink) -> None:
         """A router has connected: send it the report, the cached chunks and the load."""
         link.send(Hello(self.report()))
         self._list_chunks(link)
@@ -141,13 +141,13 @@ class Node:
         chunks, seq = tuple(self._chunks), self._events
         link.send(CacheEvents(self.epoch, stored=chunks, reset=True, seq=seq))
 
-    def disconnected(self, link: RouterLink) -> None:
+    def remove_link(self, link: RouterLink) -> None:
         """A link is lost. Its requests are aborted unless their router reconnects within
         `link_grace_s`."""
         self._links.discard(link)
-        if self._table.orphan(link):
+        if self._table.orphan_requests(link):
             grace = self._identity.settings.link_grace_s
-            asyncio.get_running_loop().call_later(grace, self._table.tidy)
+            asyncio.get_running_loop().call_later(grace, self._table.drop_expired)
 
     def handle_router_frame(self, link: RouterLink, frame: ToNode) -> None:
         """Handle a router's frame."""
@@ -155,22 +155,22 @@ class Node:
             case PrefillJob() | RunJob():
                 self._job(link, frame)
             case FirstTokens():
-                self._table.first(frame, link.router)
+                self._table.use_first_tokens(frame, link.router)
             case NoFirstTokens():
-                self._table.no_first(frame, link.router)
+                self._table.use_no_first_tokens(frame, link.router)
             case Abort():
-                self._table.abort(frame, link.router)
+                self._table.abort_request(frame, link.router)
             case DrainNode():
-                self._draining.drain(frame)
+                self._draining.begin_drain(frame)
             case ResumeNode():
-                self._draining.resume()
+                self._draining.end_drain()
             case Resync():
                 self._list_chunks(link)
 
     def _job(self, link: RouterLink, job: PrefillJob | RunJob) -> None:
         request, attempt = job.request.id, job.request.attempt
         taken = self._table.is_anothers(request, link.router)
-        if not taken and self._table.goes_on(job, link):
+        if not taken and self._table.resume_job(job, link):
             return
         refusal = TAKEN if taken else self._refusal(job)
         if refusal is not None:
@@ -178,20 +178,20 @@ class Node:
             logger.info("refused: %s", refusal.code, extra=about)
             link.send(JobFailed(request, attempt, refusal))
             return
-        self._table.open(job, link)
+        self._table.open_request(job, link)
         if len(self._links) > 1:  # tell other routers; the sender has booked the job itself
-            self._load_throttle.changed()
+            self._load_throttle.request_load()
 
     def _send(self, frame: ToEngine) -> None:
         if isinstance(frame, PrefillJob | RunJob):
-            self._unacknowledged.given(frame)
+            self._uncounted.add_job(frame)
         self._engine.send(frame)
 
     def _refusal(self, job: PrefillJob | RunJob) -> ErrorRecord | None:
         if self.state == "draining":
             return DRAINING
         if (unread := self._engine.unread_bytes) > MAX_UNREAD_BYTES:
-            return saturated(
+            return saturation_error(
                 f"{unread} bytes of jobs already wait for this node's engine", retry_after=1.0
             )
         return self._role.refuse(job, self.load)
@@ -201,32 +201,32 @@ class Node:
     async def follow_engine(self) -> None:
         """Handle the engine's frames until the engine ends, which raises EngineLost."""
         while True:
-            self.handle_engine_frame(await self._engine.next())
+            self.handle_engine_frame(await self._engine.next_frame())
 
     def handle_engine_frame(self, frame: ToServer) -> None:
         """Handle a frame from the engine."""
         match frame:
             case Step():
-                self._table.stepped(frame)
+                self._table.send_step(frame)
             case JobFailed():
-                self._table.failed(frame)
+                self._table.fail_request(frame)
             case Load():
                 self._figures = frame
-                self._unacknowledged.taken(frame.load.jobs_total)
+                self._uncounted.drop_counted(frame.load.jobs_total)
                 self._send_load()
-                self._table.tidy()
+                self._table.drop_expired()
             case CacheEvents():
                 self._chunks.update(frame.stored)
                 self._chunks.difference_update(frame.evicted)
                 self._events += 1
                 broadcast(self._links, msgspec.structs.replace(frame, seq=self._events))
             case Saved():
-                self._draining.saved()
+                self._draining.note_saved()
             case Drained():
                 self._drained.set()
 
     def _send_load(self) -> None:
-        self._load_throttle.sent()
+        self._load_throttle.note_sent()
         broadcast(self._links, self.load)
 
     # --- shutdown -------------------------------------------------------------------------------
@@ -238,15 +238,15 @@ class Node:
         still here EndWaits.move_s later are returned to their routers.
         """
         self._drained.clear()
-        self._draining.end()
+        self._draining.begin_shutdown()
         while self.requests and not self._draining.leaving:
             await asyncio.sleep(DRAIN_POLL_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._waits.move_s):
                 while self.requests:
                     await asyncio.sleep(DRAIN_POLL_S)
-        self._draining.close()
-        self._table.hand_back(HANDED_BACK)
+        self._draining.cancel_timer()
+        self._table.hand_back_requests(HANDED_BACK)
         try:
             async with asyncio.timeout(self._waits.publish_s):
                 await self._drained.wait()
@@ -263,6 +263,6 @@ class Node:
 
     def lose_links(self) -> None:
         """Drop the remaining links without waiting for their queues."""
-        self._load_throttle.close()
+        self._load_throttle.cancel_timer()
         for link in self._links:
             link.lose()

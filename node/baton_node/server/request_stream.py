@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_node.ipc.messages import Token
+from baton_engine.interface import Complete, TokenOut
+from baton_node.server.delta_history import DeltaHistory, size_of
 from baton_node.server.detokenize import ChoiceText, context
 from baton_node.server.links import RouterLink
-from baton_node.server.unacked_deltas import UnackedDeltas, size_of
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, JobFailed, PrefillDone, PrefillJob, RequestStats, RunJob
 from baton_protocol.request import PositionLogprobs, Request
@@ -24,7 +24,7 @@ Outputs = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request in one attempt. Create it with open_live().
+    """One request in one attempt. Create it with open_stream().
 
     `router` is the secret that identifies the router that owns the request; `link` is None while
     that router is disconnected. `awaits_first` is True until the router sends FirstTokens or
@@ -43,7 +43,7 @@ class RequestStream:
     open_choices: set[int]
     opened: float
     texts: list[ChoiceText] = field(default_factory=list)
-    histories: list[UnackedDeltas] = field(default_factory=list)
+    histories: list[DeltaHistory] = field(default_factory=list)
     firsts: dict[int, Delta] = field(default_factory=dict)  # first deltas of a prefill job
     stats: RequestStats | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # not sent yet
@@ -69,15 +69,15 @@ class RequestStream:
         kept = sum(history.bytes for history in self.histories)
         return kept + sum(map(size_of, self.firsts.values()))
 
-    def start(self, tokenizer: Tokenizer, outputs: Outputs) -> None:
+    def start_texts(self, tokenizer: Tokenizer, outputs: Outputs) -> None:
         """Start each choice's text and history after these ids, for which the router already has
         ids and text."""
-        known = outputs or ((),) * self.request.params.n
+        sent = outputs or ((),) * self.request.params.n
         before = context(tokenizer, self.request)
-        self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in known]
-        self.histories = [UnackedDeltas(len(ids)) for ids in known]
+        self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in sent]
+        self.histories = [DeltaHistory(len(ids)) for ids in sent]
 
-    def take(self, token: Token, limit: int) -> Delta:
+    def make_delta(self, token: TokenOut | Complete, limit: int) -> Delta:
         """Return the delta of one token of an open choice, and keep it.
 
         A delta with a finish reason closes its choice. The delta that closes the last choice
@@ -97,11 +97,11 @@ class RequestStream:
         if self.prefill:
             self.firsts[delta.choice] = delta
         else:
-            self.histories[delta.choice].add(delta, limit)
+            self.histories[delta.choice].add_delta(delta, limit)
         return delta
 
     @property
-    def answered(self) -> bool:
+    def is_answered(self) -> bool:
         """True for a prefill job when each choice has its first token."""
         return self.prefill and len(self.firsts) == self.request.params.n
 
@@ -109,7 +109,7 @@ class RequestStream:
         choices = tuple(self.firsts[choice] for choice in sorted(self.firsts))
         return PrefillDone(self.id, self.attempt, choices, self.stats or RequestStats())
 
-    def missed(self, job: RunJob) -> list[Delta] | None:
+    def missed_deltas(self, job: RunJob) -> list[Delta] | None:
         """Return the deltas after the outputs in the job that the router sent again, or None if
         they are not kept any more or the job has another number of choices."""
         outputs = job.request.outputs or ((),) * len(self.histories)
@@ -117,14 +117,14 @@ class RequestStream:
             return None
         missed: list[Delta] = []
         for history, ids in zip(self.histories, outputs, strict=True):
-            deltas = history.since(len(ids))
+            deltas = history.deltas_since(len(ids))
             if deltas is None:
                 return None
             missed += deltas
         return missed
 
 
-def open_live(
+def open_stream(
     job: PrefillJob | RunJob, link: RouterLink, tokenizer: Tokenizer, clock_s: float
 ) -> RequestStream:
     """Create the state of a new request. `clock_s` is the time now, in seconds of the table's
@@ -142,5 +142,5 @@ def open_live(
         open_choices=set(range(request.params.n)) - set(finished),
         opened=clock_s,
     )
-    live.start(tokenizer, request.outputs)
+    live.start_texts(tokenizer, request.outputs)
     return live

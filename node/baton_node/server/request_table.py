@@ -20,10 +20,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baton_engine.interface import Complete, TokenOut
 from baton_node.ipc.messages import FinishChoice, Step, ToEngine
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.request_stream import RequestStream, open_live
+from baton_node.server.request_stream import RequestStream, open_stream
 from baton_node.server.spans import NodeSpans
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
@@ -51,7 +52,7 @@ HISTORY_LOST = ErrorRecord(
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class KeptLimits:
     """How much a table keeps for routers that reconnect. It drops the oldest first."""
 
     history_bytes: int = 64 << 20  # deltas of all running requests, shared evenly
@@ -76,7 +77,7 @@ class RequestTable:
         grace_s: float,
         clock: Callable[[], float] = time.monotonic,
         spans: NodeSpans | None = None,
-        bounds: Bounds | None = None,
+        limits: KeptLimits | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._send = send
@@ -84,7 +85,7 @@ class RequestTable:
         self._grace_s = grace_s
         self._clock = clock
         self._spans = spans
-        self._bounds = bounds or Bounds()
+        self._limits = limits or KeptLimits()
         self._live: dict[RequestId, RequestStream] = {}
         self._ended: OrderedDict[RequestId, RequestStream] = OrderedDict()  # oldest first
         self._ended_bytes = 0
@@ -105,8 +106,8 @@ class RequestTable:
         logger.warning("refused a frame for another router's request", extra=live.about)
         return True
 
-    def goes_on(self, job: PrefillJob | RunJob, link: RouterLink) -> bool:
-        """Return True if the job is not new and needs no open().
+    def resume_job(self, job: PrefillJob | RunJob, link: RouterLink) -> bool:
+        """Return True if the job is not new and needs no open_request().
 
         That is a job that is here already, that is older than the attempt here, or whose Abort
         arrived first. If the job is here and its router has a new link, the request moves to that
@@ -125,9 +126,9 @@ class RequestTable:
             self._catch_up(live, job, link)
         return True
 
-    def open(self, job: PrefillJob | RunJob, link: RouterLink) -> None:
+    def open_request(self, job: PrefillJob | RunJob, link: RouterLink) -> None:
         """Start a new request, or a newer attempt, which replaces the older one."""
-        live = open_live(job, link, self._tokenizer, self._clock())
+        live = open_stream(job, link, self._tokenizer, self._clock())
         if (older := self._live.get(live.id)) is not None:
             self._give_up(older)
         self._forget(live.id)
@@ -135,69 +136,70 @@ class RequestTable:
             self._live[live.id] = live
             self._send(job)
 
-    def first(self, frame: FirstTokens, router: str = "") -> None:
+    def use_first_tokens(self, frame: FirstTokens, router: str = "") -> None:
         """The router has the prefill node's first tokens: continue after them."""
         live = self._awaiting(frame.request, frame.attempt, router)
         if live is None:
             return
         if len(frame.outputs) != live.request.params.n:
             reason = f"FirstTokens has {len(frame.outputs)} outputs for n={live.request.params.n}"
-            self.no_first(NoFirstTokens(frame.request, frame.attempt, reason), router)
+            self.use_no_first_tokens(NoFirstTokens(frame.request, frame.attempt, reason), router)
             return
         self._stop_waiting(live)
-        live.start(self._tokenizer, frame.outputs)
+        live.start_texts(self._tokenizer, frame.outputs)
         live.open_choices -= set(frame.finished)
         self._send(frame)
         if not live.open_choices:
             self._end(live)
 
-    def no_first(self, frame: NoFirstTokens, router: str = "") -> None:
+    def use_no_first_tokens(self, frame: NoFirstTokens, router: str = "") -> None:
         live = self._awaiting(frame.request, frame.attempt, router)
         if live is not None:
             self._stop_waiting(live)
             self._send(frame)
 
-    def abort(self, frame: Abort, router: str = "") -> None:
+    def abort_request(self, frame: Abort, router: str = "") -> None:
         """Forget the request now. The engine waits for its transfers in flight. Remember the abort,
         in case it arrived before its job."""
         if self.is_anothers(frame.request, router):
             return
         key = (router, frame.request)
         self._aborted[key] = max(frame.attempt, self._aborted.pop(key, -1))
-        if len(self._aborted) > self._bounds.aborted:
+        if len(self._aborted) > self._limits.aborted:
             self._aborted.popitem(last=False)
         if (live := self._get(frame.request, frame.attempt)) is not None:
             self._give_up(live)
 
     # --- from the engine ------------------------------------------------------------------------
 
-    def stepped(self, step: Step) -> None:
+    def send_step(self, step: Step) -> None:
         """Send the tokens of one engine step: one frame per link."""
         for prompted in step.prompts:
             if (live := self._get(prompted.request, prompted.attempt)) is not None:
                 live.stats = prompted.stats
                 live.prompt_logprobs = add_token_texts(self._tokenizer, prompted.logprobs)
-                self._metrics.prompted(prompted.stats)
-        bounds = self._bounds
-        share = min(bounds.request_bytes, bounds.history_bytes // max(1, len(self._live)))
+                self._metrics.observe_prompt(prompted.stats)
+        limits = self._limits
+        share = min(limits.request_bytes, limits.history_bytes // max(1, len(self._live)))
         frames: dict[RouterLink, list[Delta]] = {}
-        for token in step.tokens:
+        ends_and_tokens: tuple[TokenOut | Complete, ...] = (*step.complete, *step.tokens)
+        for token in ends_and_tokens:
             live = self._get(token.request, token.attempt)
             if live is None or token.choice not in live.open_choices:
                 continue
-            delta = live.take(token, share // live.request.params.n)
+            delta = live.make_delta(token, share // live.request.params.n)
             if delta.finish is not None and token.finish is None:
                 self._send(FinishChoice(token.request, token.attempt, token.choice))
             if live.link is not None and not live.prefill:
                 frames.setdefault(live.link, []).append(delta)
-            if live.answered:
+            if live.is_answered:
                 self._answer(live)
             elif not live.prefill and not live.open_choices:
                 self._end(live)
         for link, deltas in frames.items():
             link.send(Deltas(tuple(deltas)))
 
-    def failed(self, frame: JobFailed) -> None:
+    def fail_request(self, frame: JobFailed) -> None:
         live = self._get(frame.request, frame.attempt)
         if live is None:
             return
@@ -217,7 +219,7 @@ class RequestTable:
 
     # --- lost links -----------------------------------------------------------------------------
 
-    def orphan(self, link: RouterLink) -> bool:
+    def orphan_requests(self, link: RouterLink) -> bool:
         """A link is lost: its requests have no link from now on. Return True if any of them still
         runs; the caller then calls tidy() after `grace_s`."""
         live = [stream for stream in self._live.values() if stream.link is link]
@@ -226,7 +228,7 @@ class RequestTable:
             stream.link, stream.until = None, self._clock() + self._grace_s
         return bool(live)
 
-    def tidy(self) -> None:
+    def drop_expired(self) -> None:
         """Abort requests whose router has not reconnected in time, and forget ended requests after
         the grace period."""
         now = self._clock()
@@ -248,13 +250,13 @@ class RequestTable:
             return  # the router has no FirstTokens or NoFirstTokens yet
         elif any(job.request.outputs):
             frame = FirstTokens(live.id, live.attempt, job.request.outputs, job.finished)
-            self.first(frame, live.router)
+            self.use_first_tokens(frame, live.router)
         else:
             none = NoFirstTokens(live.id, live.attempt, "the router received no first token")
-            self.no_first(none, live.router)
+            self.use_no_first_tokens(none, live.router)
 
     def _send_missed(self, live: RequestStream, job: RunJob, link: RouterLink) -> None:
-        missed = live.missed(job)
+        missed = live.missed_deltas(job)
         if missed is None:
             logger.warning(
                 "the output that the router missed is no longer available", extra=live.about
@@ -266,7 +268,7 @@ class RequestTable:
 
     # --- shutdown -------------------------------------------------------------------------------
 
-    def hand_back(self, error: ErrorRecord) -> None:
+    def hand_back_requests(self, error: ErrorRecord) -> None:
         """Return each running request to its router with this error, so that the router places it
         again."""
         for live in list(self._live.values()):
@@ -289,13 +291,13 @@ class RequestTable:
 
     def _stop_waiting(self, live: RequestStream) -> None:
         live.awaits_first = False
-        self._metrics.handed_off(self._clock() - live.opened)
+        self._metrics.observe_handoff(self._clock() - live.opened)
 
     def _end(self, live: RequestStream) -> None:
         """The request has ended. Keep its deltas for the grace period."""
         now = self._clock()
         if self._spans is not None:
-            self._spans.ended(live)
+            self._spans.record_span(live)
         del self._live[live.id]
         live.texts, live.until = [], now + self._grace_s
         self._ended[live.id] = live
@@ -303,10 +305,10 @@ class RequestTable:
         self._forget_ended(now)
 
     def _forget_ended(self, now: float) -> None:
-        bounds = self._bounds
+        limits = self._limits
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            many = len(self._ended) > bounds.ended or self._ended_bytes > bounds.ended_bytes
+            many = len(self._ended) > limits.ended or self._ended_bytes > limits.ended_bytes
             if not many and oldest.until > now:
                 return
             self._forget(oldest.id)
@@ -314,7 +316,7 @@ class RequestTable:
     def _give_up(self, live: RequestStream) -> None:
         """Forget the request here and abort it in the engine."""
         if self._live.pop(live.id, None) is not None and self._spans is not None:
-            self._spans.ended(live, aborted=True)
+            self._spans.record_span(live, aborted=True)
         self._forget(live.id)
         self._send(Abort(live.id, live.attempt))
 

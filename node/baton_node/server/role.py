@@ -24,7 +24,7 @@ class NodeRole(Protocol):
         ...
 
 
-def saturated(message: str, retry_after: float) -> ErrorRecord:
+def saturation_error(message: str, retry_after: float) -> ErrorRecord:
     """Return a retryable refusal because of missing capacity. `retry_after` is in seconds."""
     return ErrorRecord(
         message=message,

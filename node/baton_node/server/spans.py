@@ -29,7 +29,7 @@ class NodeSpans:
         self._clock = clock
         self._wall = wall
 
-    def ended(self, live: RequestStream, *, aborted: bool = False) -> None:
+    def record_span(self, live: RequestStream, *, aborted: bool = False) -> None:
         """Record the span of a job that has ended; do nothing if its request is not traced.
         `aborted` jobs were given up before their end and do not count as errors."""
         if not live.request.traceparent:

@@ -32,7 +32,7 @@ class ChunkRef:
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp:
+class ChunksLookedUp:
     """The answer to lookup(): one marker per hash, or None if the store does not have the chunk.
     All are None if the index is unreachable."""
 
@@ -42,7 +42,7 @@ class LookedUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class ChunkFetched:
     """A fetch has settled. If `ok`, the blocks hold the verified bytes; else `reason` says why
     not."""
 
@@ -53,7 +53,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class ChunkCopied:
     """A publish does not need its source blocks any more: they were copied, sent, or refused."""
 
     chunk: ChunkRef
@@ -61,7 +61,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class ChunkPublished:
     """A publish has settled: the chunk and its marker are stored, or `marker` is None and `reason`
     says why not."""
 
@@ -72,7 +72,7 @@ class Published:
 
 
 # An InboxEntry comes from a prefill node and is about a request on this node.
-ConnectorEvent = LookedUp | Fetched | Copied | Published | InboxEntry
+ConnectorEvent = ChunksLookedUp | ChunkFetched | ChunkCopied | ChunkPublished | InboxEntry
 
 
 class KVConnector(Protocol):
@@ -98,7 +98,7 @@ class KVConnector(Protocol):
         inbox: tuple[str, str] | None = None,
     ) -> None:
         """Store a chunk and its marker, announce it to `inbox` (node, epoch) if given, and then
-        emit Published. Copied comes before Published. `blocks` are in the order of
+        emit ChunkPublished. ChunkCopied comes before ChunkPublished. `blocks` are in the order of
         KVLayout.chunk_of: all of them, or only those of the groups without a window."""
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
@@ -124,7 +124,7 @@ class KVConnector(Protocol):
         in trouble."""
         ...
 
-    def drain(self, draining: bool) -> None:
+    def set_draining(self, draining: bool) -> None:
         """Lift the limits of take_behind() while `draining`. Only a store in trouble still makes it
         return False."""
         ...

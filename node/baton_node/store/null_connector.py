@@ -9,7 +9,14 @@ import os
 from collections import deque
 from collections.abc import Sequence
 
-from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_node.store.base import (
+    ChunkCopied,
+    ChunkFetched,
+    ChunkPublished,
+    ChunkRef,
+    ChunksLookedUp,
+    ConnectorEvent,
+)
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth
 
@@ -45,7 +52,7 @@ class NoStore:
     def take_behind(self, size: int) -> bool:
         return False
 
-    def drain(self, draining: bool) -> None:
+    def set_draining(self, draining: bool) -> None:
         """Do nothing: there is no write-behind."""
 
     def healthy(self) -> bool:
@@ -56,12 +63,12 @@ class NoStore:
         return "none"
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
-        self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
+        self._emit(ChunksLookedUp(request, attempt, (None,) * len(hashes)))
 
     def fetch(
         self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
     ) -> None:
-        self._emit(Fetched(chunk, False, 0, WHY))
+        self._emit(ChunkFetched(chunk, False, 0, WHY))
 
     def publish(
         self,
@@ -70,8 +77,8 @@ class NoStore:
         priority: Priority,
         inbox: tuple[str, str] | None = None,
     ) -> None:
-        self._emit(Copied(chunk, tuple(blocks)))
-        self._emit(Published(chunk, None, 0, WHY))
+        self._emit(ChunkCopied(chunk, tuple(blocks)))
+        self._emit(ChunkPublished(chunk, None, 0, WHY))
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
         """Do nothing: without an index there are no inboxes."""

@@ -7,8 +7,8 @@
                 the loop
 
 In: the step loop's calls. Out: ConnectorEvents through poll(). Each call settles exactly once,
-whatever fails: a publish with Copied and then Published, a fetch with Fetched, a lookup with
-LookedUp.
+whatever fails: a publish with ChunkCopied and then ChunkPublished, a fetch with
+ChunkFetched, a lookup with ChunksLookedUp.
 
 A store in trouble does not delay requests: operations on an index or on data servers that are down
 are refused at once, and those in flight settle by their deadline. See healthy().
@@ -26,8 +26,15 @@ from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.index.markers import Index
-from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, Published
-from baton_node.store.index_client import IndexClient, StoreAddress, Stored
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import (
+    ChunkCopied,
+    ChunkFetched,
+    ChunkPublished,
+    ChunkRef,
+    ConnectorEvent,
+)
+from baton_node.store.index_client import IndexClient, Stored
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth
@@ -103,7 +110,7 @@ class StoreConnector:
     def take_behind(self, size: int) -> bool:
         return not self._trouble() and self._plane.take_behind(size)
 
-    def drain(self, draining: bool) -> None:
+    def set_draining(self, draining: bool) -> None:
         self._plane.draining = draining
 
     def healthy(self) -> bool:
@@ -148,7 +155,7 @@ class StoreConnector:
                 self._memory.write(targets, piece, shard)
 
         def done(result: GetResult) -> None:
-            self._emit(Fetched(chunk, result.ok, result.bytes, result.reason))
+            self._emit(ChunkFetched(chunk, result.ok, result.bytes, result.reason))
             if result.ok:
                 self._index.refresh(chunk)
             if result.gone:
@@ -166,19 +173,19 @@ class StoreConnector:
     ) -> None:
         source = tuple(blocks)
         if trouble := self._trouble():
-            self._emit(Copied(chunk, source))
-            self._emit(Published(chunk, None, 0, trouble))
+            self._emit(ChunkCopied(chunk, source))
+            self._emit(ChunkPublished(chunk, None, 0, trouble))
             return
 
         def fill(payload: memoryview, shard: int) -> None:
             self._memory.read(source, payload, shard)
 
         def copied() -> None:
-            self._emit(Copied(chunk, source))
+            self._emit(ChunkCopied(chunk, source))
 
         def done(result: PutResult) -> None:
             if result.marker is None:
-                self._emit(Published(chunk, None, 0, result.reason))
+                self._emit(ChunkPublished(chunk, None, 0, result.reason))
             else:
                 self._index.mark(Stored(chunk, result.marker, result.bytes, inbox))
 
@@ -212,6 +219,3 @@ class StoreConnector:
         self._events.append(event)
         if not self._closed:
             os.eventfd_write(self._wake, 1)
-
-
-__all__ = ["StoreAddress", "StoreConnector"]

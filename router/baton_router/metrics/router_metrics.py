@@ -22,7 +22,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from baton_protocol.link import RequestStats
-from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
+from baton_protocol.metrics import metrics_of
+from baton_protocol.store import LATENCY_BOUNDS_S, NodeLoad, RouterReport
 from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
 from baton_router.openai.answers import Usage
@@ -177,42 +178,7 @@ _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 1
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)
 COUNTED_S = 0.001  # the ratio of a shorter prediction says nothing
 
-# NodeLoad's fields by their names on the nodes' own /metrics pages; the default is baton_<field>.
-_PUBLIC = {
-    "published_bytes_total": "baton_kv_published_bytes_total",
-    "published_chunks_total": "baton_kv_published_chunks_total",
-    "announced_chunks_total": "baton_kv_announced_chunks_total",
-    "fetched_bytes_total": "baton_kv_fetched_bytes_total",
-    "fetched_chunks_total": "baton_kv_fetched_chunks_total",
-    "reused_chunks_total": "baton_kv_chunks_reused_total",
-    "lost_chunks_total": "baton_kv_chunks_lost_total",
-    "queried_blocks_total": "baton_kv_blocks_queried_total",
-    "matched_blocks_total": "baton_kv_blocks_matched_total",
-    "fetched_blocks_total": "baton_kv_blocks_fetched_total",
-    "used_blocks_total": "baton_kv_blocks_used_total",
-    "declined_blocks_total": "baton_kv_blocks_declined_total",
-    "host_stored_blocks_total": "baton_kv_host_blocks_stored_total",
-    "host_loaded_blocks_total": "baton_kv_host_blocks_loaded_total",
-    "host_evicted_blocks_total": "baton_kv_host_blocks_evicted_total",
-    "behind_chunks_total": "baton_kv_behind_chunks_total",
-    "behind_bytes_total": "baton_kv_behind_bytes_total",
-    "behind_skipped_total": "baton_kv_behind_skipped_total",
-    "computed_prompt_tokens_total": "baton_prompt_tokens_computed_total",
-    "cached_prompt_tokens_total": "baton_prompt_tokens_cached_total",
-    "host_prompt_tokens_total": "baton_prompt_tokens_host_total",
-    "fetched_prompt_tokens_total": "baton_prompt_tokens_fetched_total",
-    "jobs_total": "baton_jobs_total",
-    "requests": "baton_requests",
-    "waiting": "baton_requests_waiting",
-    "running": "baton_requests_running",
-    "parked": "baton_requests_parked",
-    "free_blocks": "baton_kv_blocks_free",
-    "cached_blocks": "baton_kv_blocks_cached",
-    "total_blocks": "baton_kv_blocks",
-    "host_blocks": "baton_kv_host_blocks_held",
-    "host_bytes": "baton_kv_host_bytes_held",
-    "host_total_blocks": "baton_kv_host_blocks",
-}
+NODE_METRICS = metrics_of(NodeLoad)  # by field, with their names on the nodes' own pages
 
 
 class RouterMetrics:
@@ -454,13 +420,13 @@ class NodeFigures(Collector):
 
 
 def _family(name: str, nodes: list[NodeView]) -> Metric:
-    public = _PUBLIC.get(name, f"baton_{name}")
+    metric = NODE_METRICS[name]
     family: CounterMetricFamily | GaugeMetricFamily
     label = name.replace("_", " ")
-    if name.endswith("_total"):
-        family = CounterMetricFamily(public, f"Node: {label}.", labels=("node",))
+    if metric.is_counter:
+        family = CounterMetricFamily(metric.name, f"Node: {label}.", labels=("node",))
     else:
-        family = GaugeMetricFamily(public, f"Node: {label}.", labels=("node",))
+        family = GaugeMetricFamily(metric.name, f"Node: {label}.", labels=("node",))
     for view in nodes:
         family.add_metric((view.report.node,), float(getattr(view.report.load, name)))
     return family

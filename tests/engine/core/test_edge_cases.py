@@ -306,7 +306,7 @@ def test_a_request_submitted_complete_is_reported_with_its_finish_reason(
     run, complete = run_request(
         engine, make_request("a", 4, (outputs,), **{"max_tokens": 9} | params)
     )
-    assert complete == [Complete(RequestId("a"), 0, finish, stop_id)]
+    assert complete == [Complete(RequestId("a"), 1, 0, len(outputs), finish, stop_id)]
     assert (run.finished, run.tokens, runner.steps) == (["a"], [], [])
 
 
@@ -314,8 +314,8 @@ def test_a_choice_submitted_complete_is_reported_while_the_other_runs() -> None:
     engine, _ = scripted()
     request = make_request("a", 4, ((4, EOS), (14,)), n=2, max_tokens=3)
     run, complete = run_request(engine, request)
-    assert complete == [Complete(RequestId("a"), 0, "stop", EOS)]
-    assert run.steps[0].complete == complete
+    assert complete == [Complete(RequestId("a"), 1, 0, 2, "stop", EOS)]
+    assert run.steps[0].complete == tuple(complete)
     assert (run.all_ids(), run.finished) == ({("a", 1): [15, 16]}, ["a"])
 
 

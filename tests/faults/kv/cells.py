@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.connection.client import OPERATION_TIMEOUT_S
 from baton_kvstore.data.tuning import Tuning
-from baton_node.engine.job import LoopOptions
+from baton_node.engine.loop_context import LoopOptions
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.link import RunJob
@@ -187,7 +187,7 @@ def nothing_fetched(testbed: KVTestbed) -> None:
 def some_lost(testbed: KVTestbed) -> None:
     node = testbed.node("d0")
     assert node.lost()
-    assert node.loop.counters.lost_chunks == len(node.lost())
+    assert node.loop.counters["lost_chunks"] == len(node.lost())
 
 
 def some_refused(testbed: KVTestbed, puts: int = CHUNKS) -> None:
@@ -206,7 +206,7 @@ def all_fetched(testbed: KVTestbed) -> None:
     """Assert that each chunk was fetched and used."""
     node = testbed.node("d0")
     assert (node.fetched(), node.lost()) == (CHUNKS, [])
-    assert node.loop.counters.reused_chunks == CHUNKS
+    assert node.loop.counters["reused_chunks"] == CHUNKS
 
 
 def lost(count: int, reason: str) -> Action:
@@ -218,8 +218,8 @@ def lost(count: int, reason: str) -> Action:
         assert len(node.lost()) == count, node.lost()
         assert all(reason in each for each in node.lost()), node.lost()
         counters = node.loop.counters
-        assert (counters.lost_chunks, counters.fetched_chunks) == (count, CHUNKS - count)
-        assert counters.reused_chunks == CHUNKS - count
+        assert (counters["lost_chunks"], counters["fetched_chunks"]) == (count, CHUNKS - count)
+        assert counters["reused_chunks"] == CHUNKS - count
         wait_until(lambda: testbed.marked().count(False) == count, "wrong markers to be dropped")
 
     return act

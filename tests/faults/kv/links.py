@@ -52,7 +52,7 @@ def slow(*nodes: str) -> Action:
         assert min(passed) > testbed.layout.chunk_bytes * CHUNKS / 2
         assert elapsed > max(passed) / SLOW / 2  # both directions have this rate
         assert testbed.node("p0").refused() == []
-        assert testbed.node("d0").loop.counters.reused_chunks > 0
+        assert testbed.node("d0").loop.counters["reused_chunks"] > 0
 
     return run
 

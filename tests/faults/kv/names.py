@@ -89,7 +89,7 @@ def foreign_tenant(*, copied: bool) -> Action:
             lost(CHUNKS, "chunk hash")(testbed)
         else:
             nothing_fetched(testbed)
-            assert node.loop.counters.matched_blocks == 0
+            assert node.loop.counters["matched_blocks"] == 0
         testbed.run("d1", salted(testbed.make_request("foreign"), "foreign-salt"))
         assert testbed.node("d1").fetched() == CHUNKS
 

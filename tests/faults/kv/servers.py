@@ -97,7 +97,7 @@ def one_of_two(act: str) -> Action:
         node = testbed.node("d0")
         assert 0 < len(left) < CHUNKS
         assert node.fetched() == len(left)
-        assert node.loop.counters.reused_chunks == len(left)
+        assert node.loop.counters["reused_chunks"] == len(left)
 
     return run
 

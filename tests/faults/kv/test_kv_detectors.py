@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_decode_node.fetch_state import FetchState, Outcome
+from baton_decode_node.fetch_state import FetchState, FetchTransition
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.data import transfers
 from baton_protocol.link import RunJob
@@ -134,7 +134,7 @@ def test_pages_released_before_their_fetch_has_settled_are_overwritten(
 ) -> None:
     advance = FetchState._advance
 
-    def advance_early(state: FetchState) -> Outcome:
+    def advance_early(state: FetchState) -> FetchTransition:
         return advance(replace(state, flying=0) if state.aborted else state)
 
     monkeypatch.setattr(FetchState, "_advance", advance_early)

@@ -103,7 +103,7 @@ def one_not_found(testbed: KVTestbed) -> None:
     """Assert that one chunk was not found and all others were fetched and used."""
     node = testbed.node("d0")
     assert (node.fetched(), node.lost()) == (CHUNKS - 1, [])
-    assert node.loop.counters.reused_chunks == CHUNKS - 1
+    assert node.loop.counters["reused_chunks"] == CHUNKS - 1
     stats = node.prompted(testbed.request.id).stats
     assert stats.fetched_tokens == (CHUNKS - 1) * testbed.layout.chunk_tokens
 
@@ -149,7 +149,7 @@ def some_evicted(testbed: KVTestbed) -> None:
     assert 1 <= len(node.lost()) < CHUNKS / 2
     assert set(node.lost()) == {"missing"}
     assert node.fetched() == CHUNKS - len(node.lost())
-    assert node.loop.counters.reused_chunks == node.fetched()
+    assert node.loop.counters["reused_chunks"] == node.fetched()
 
 
 def every_bit(positions: Callable[[int], Sequence[int]], bits: Sequence[int]) -> Action:

@@ -14,7 +14,8 @@ import msgspec
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.address import StoreAddress
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob
 from baton_protocol.request import Request

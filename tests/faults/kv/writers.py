@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from baton_kvstore.keys import marker_key
-from baton_node.store.base import Fetched
+from baton_node.store.base import ChunkFetched
 from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import NoFirstTokens, PrefillJob, RunJob
 from tests.faults.kv.cells import CONNECTIONS, Action, Cell, Deadline, Fault
@@ -159,7 +159,7 @@ def cut_links(testbed: KVTestbed) -> None:
 
 def fetched(testbed: KVTestbed) -> list[int]:
     events = testbed.node("d0").events
-    return [event.chunk.index for event in events if isinstance(event, Fetched) and event.ok]
+    return [event.chunk.index for event in events if isinstance(event, ChunkFetched) and event.ok]
 
 
 def place_again(testbed: KVTestbed, before: list[bool]) -> None:
@@ -170,7 +170,7 @@ def place_again(testbed: KVTestbed, before: list[bool]) -> None:
     prefill.take(PrefillJob(testbed.request, decode.name, decode.epoch))
     testbed.end_hand_off("p1", "d0")
     assert prefill.published() == before.count(False)
-    assert prefill.loop.counters.announced_chunks == before.count(True)
+    assert prefill.loop.counters["announced_chunks"] == before.count(True)
     assert all(testbed.marked())
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.engine.job import chunks_of, first_chunks, runs_of
+from baton_node.engine.chunk_sets import chunks_of, first_chunks, runs_of
 
 Chunks = st.sets(st.integers(0, 200))
 

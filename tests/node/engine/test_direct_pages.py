@@ -18,9 +18,9 @@ from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.data.chunk_format import HEADER_BYTES
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
-from baton_node.store.base import Copied, Fetched
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import ChunkCopied, ChunkFetched
 from baton_node.store.null_connector import NoStore
-from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
@@ -144,7 +144,7 @@ def test_pages_of_an_aborted_fetch_are_reused_only_when_it_has_settled(
         caught = link.hold_replies(HALF)
         node.take(RunJob(first))
         race(node, first, caught, other)
-        if not any(isinstance(event, Fetched) for event in node.events):
+        if not any(isinstance(event, ChunkFetched) for event in node.events):
             in_flight += not node.freed
             assert node.ids(other.id) == []
         link.mend()
@@ -169,7 +169,7 @@ def test_pages_of_an_aborted_put_are_reused_only_when_it_has_settled(
         caught = [link.hold_at(lambda words: words[0] == b"SET", HALF) for _ in range(CHUNKS)]
         node.take(PrefillJob(first, *NOBODY))
         race(node, first, caught[0], other)
-        if not any(isinstance(event, Copied) for event in node.events):
+        if not any(isinstance(event, ChunkCopied) for event in node.events):
             in_flight += not node.freed
             assert node.ids(other.id) == []
         link.mend()

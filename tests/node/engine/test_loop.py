@@ -181,14 +181,16 @@ def test_a_parked_request_releases_its_blocks_to_the_running_batch(store: Embedd
     with closing(prefill), closing(decode):
         parked = make_request("parked", PROMPT[:130], max_tokens=4)
         hand_off(*both, parked, send_first=False)
-        spin(both, lambda: decode.loop.counters.fetched_chunks == 8, "the parked request's chunks")
+        spin(
+            both, lambda: decode.loop.counters["fetched_chunks"] == 8, "the parked request's chunks"
+        )
         running = make_request("running", b"x" + PROMPT[:40], max_tokens=150)
         decode.take(RunJob(running))
         spin(both, lambda: len(decode.ids("running")) == 150, "the running request's end")
         decode.take(FirstTokens(parked.id, 1, (tuple(prefill.ids("parked")),)))
         spin(both, lambda: len(decode.ids("parked")) == 3, "the parked request's end")
-        assert decode.loop.counters.fetched_chunks == 16
-        assert decode.loop.counters.reused_chunks == 8
+        assert decode.loop.counters["fetched_chunks"] == 16
+        assert decode.loop.counters["reused_chunks"] == 8
         settle(both)
         reference = LoopNode("reference", lambda _: NoStore())
         for request in (parked, running):

@@ -177,7 +177,7 @@ def test_random_requests_of_layers_with_windows_get_the_right_ids(
                         client.delete(key)
         finish(router)
         assert len(router.running) > 5
-        assert decode.loop.counters.reused_chunks > 0
+        assert decode.loop.counters["reused_chunks"] > 0
 
 
 @pytest.mark.parametrize("victims", [["data0"], ["index"], ["index", "data0", "data1"]])

@@ -47,9 +47,9 @@ def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
 
 def publish(node: LoopNode, request: Request, chunks: int) -> None:
     """Publish all chunks of a request with a prefill job."""
-    before = node.loop.counters.published_chunks
+    before = node.loop.counters["published_chunks"]
     node.take(PrefillJob(request, node.name, node.epoch))
-    spin([node], lambda: node.loop.counters.published_chunks == before + chunks, "the puts")
+    spin([node], lambda: node.loop.counters["published_chunks"] == before + chunks, "the puts")
     settle([node])
 
 
@@ -76,9 +76,9 @@ def test_a_node_fetches_and_uses_the_four_chunks_around_a_lost_one(
     assert (stats.matched_tokens, stats.fetched_tokens) == (5 * CHUNK, 4 * CHUNK)
     assert stats.computed_tokens == CHUNK + 9
     assert stats.declined_tokens == 0
-    assert (count.queried_blocks, count.matched_blocks) == (10, 10)
-    assert (count.fetched_blocks, count.used_blocks, count.declined_blocks) == (8, 8, 0)
-    assert (count.fetched_chunks, count.reused_chunks, count.lost_chunks) == (4, 4, 1)
+    assert (count["queried_blocks"], count["matched_blocks"]) == (10, 10)
+    assert (count["fetched_blocks"], count["used_blocks"], count["declined_blocks"]) == (8, 8, 0)
+    assert (count["fetched_chunks"], count["reused_chunks"], count["lost_chunks"]) == (4, 4, 1)
 
 
 @pytest.mark.parametrize("holes", [(0,), (4,), (0, 2, 4), (0, 1, 2, 3, 4)])
@@ -104,7 +104,7 @@ def test_a_hand_off_continues_without_a_lost_chunk(
     settle(pair)
     assert [writer.ids("r") + reader.ids("r")] == undisturbed(request, SETTINGS)
     assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
-    assert reader.loop.counters.lost_chunks == 1
+    assert reader.loop.counters["lost_chunks"] == 1
 
 
 def test_a_lost_chunk_is_found_again_once_another_node_has_published_it(
@@ -166,8 +166,8 @@ def test_a_resumed_request_also_fetches_the_chunks_of_its_output(
     settle(pair)
     assert reader.ids("r") == ids[2 * CHUNK :]
     count = reader.loop.counters
-    assert (count.fetched_chunks, count.reused_chunks) == (7, 7)
-    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (14, 14, 14)
+    assert (count["fetched_chunks"], count["reused_chunks"]) == (7, 7)
+    assert (count["queried_blocks"], count["matched_blocks"], count["used_blocks"]) == (14, 14, 14)
     stats = reader.prompted("r").stats
     assert (stats.prompt_tokens, stats.matched_tokens) == (len(PROMPT), len(PROMPT))
 
@@ -180,14 +180,14 @@ def test_an_aborted_and_a_cached_request_are_each_counted_once(
         aborted = make_request("aborted", PROMPT)
         reader.take(RunJob(aborted))
         spin([reader], lambda: not reader.freed, "blocks for the fetch")
-        assert reader.loop.counters.queried_blocks == 0
+        assert reader.loop.counters["queried_blocks"] == 0
         reader.take(Abort(aborted.id, 1))
     settle(pair)
     count = reader.loop.counters
-    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (10, 10, 0)
+    assert (count["queried_blocks"], count["matched_blocks"], count["used_blocks"]) == (10, 10, 0)
     run_alone(reader, make_request("fetches", PROMPT))
     settle(pair)
-    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (20, 20, 10)
+    assert (count["queried_blocks"], count["matched_blocks"], count["used_blocks"]) == (20, 20, 10)
     run_alone(reader, make_request("cached", PROMPT))
     settle(pair)
-    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (30, 30, 10)
+    assert (count["queried_blocks"], count["matched_blocks"], count["used_blocks"]) == (30, 30, 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_node.engine.loop import AT_LEAST_EVERY_S, SOON_S
+from baton_node.engine.reporter import AT_LEAST_EVERY_S, SOON_S
 from baton_node.store.null_connector import NoStore
 from baton_protocol.link import Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request

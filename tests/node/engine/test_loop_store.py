@@ -12,7 +12,7 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.engine.running import STILL_S
+from baton_node.engine.outgoing_blocks import STILL_S
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import Abort, Load, NoFirstTokens, PrefillJob, RunJob
@@ -247,4 +247,4 @@ def test_a_prefill_job_ends_even_if_it_can_publish_nothing(store: EmbeddedStore)
         node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
         spin([node], lambda: bool(node.tokens("r")), "the first token")
         settle([node])
-        assert node.loop.counters.published_chunks == 0
+        assert node.loop.counters["published_chunks"] == 0

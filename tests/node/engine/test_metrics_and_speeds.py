@@ -9,17 +9,11 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_engine.interface import StepResult
-from baton_node.engine.job import SpeedMeter
-from baton_node.server.metrics import (
-    COUNTERS,
-    GAUGES,
-    SPEEDS,
-    STORE_COUNTERS,
-    STORE_GAUGES,
-    NodeMetrics,
-)
+from baton_node.engine.speed_meter import SpeedMeter
+from baton_node.server.metrics import NodeMetrics
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
+from baton_protocol.metrics import metrics_of
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 from tests.support.nodes.request_tables import metric_values
 
@@ -73,14 +67,11 @@ async def test_a_data_server_that_accepts_no_puts_is_not_usable() -> None:
 
 async def test_every_figure_of_the_load_is_a_metric() -> None:
     metrics = {family.name for family in text_string_to_metric_families(page().decode())}
-    tables = {
-        (NodeLoad, Speeds): (*COUNTERS, *GAUGES, *SPEEDS),
-        (DataInstance,): (*STORE_COUNTERS, *STORE_GAUGES),
-    }
-    for records, table in tables.items():
-        assert {name for name, _, _ in table} <= metrics
-        fields = {field for record in records for field in record.__struct_fields__}
-        assert {field for _, field, _ in table} == fields - {"trouble", "put_trouble"}
+    for record in (NodeLoad, Speeds, DataInstance):
+        declared = metrics_of(record)
+        assert {metric.name.removesuffix("_total") for metric in declared.values()} <= metrics
+        assert declared.keys() == {*record.__struct_fields__} - {"trouble", "put_trouble"}
+        assert all(metric.help_text.endswith(".") for metric in declared.values())
     assert "baton_store_usable" in metrics  # made of `trouble` and `put_trouble`
 
 

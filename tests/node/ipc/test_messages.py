@@ -6,15 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton_engine.interface import TokenOut
+from baton_node.ipc.framing import MAX_FRAME, FrameError, Unpacker, pack
 from baton_node.ipc.messages import (
-    MAX_FRAME,
     FinishChoice,
-    FrameError,
     Start,
     Step,
-    Token,
-    Unpacker,
-    pack,
     to_engine_codec,
     to_server_codec,
 )
@@ -47,5 +44,5 @@ def test_decoding_an_encoded_record_returns_it() -> None:
     assert engine.decode(engine.encode(start)) == start
     finish = FinishChoice(RequestId("r"), 1, 2)
     assert engine.decode(engine.encode(finish)) == finish
-    step = Step(tokens=(Token(RequestId("r"), 1, 0, 3, 99, "stop", 99),))
+    step = Step(tokens=(TokenOut(RequestId("r"), 1, 0, 3, 99, None, "stop", 99),))
     assert server.decode(server.encode(step)) == step

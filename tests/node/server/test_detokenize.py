@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.ipc.messages import Token
+from baton_engine.interface import TokenOut
 from baton_node.server.detokenize import ChoiceText
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
@@ -20,8 +20,8 @@ from tests.support.nodes.processes import make_request
 TOKENIZER = Tokenizer.from_artifacts(byte_artifacts())
 
 
-def token(id: int, offset: int, **fields: object) -> Token:
-    return Token(RequestId("r"), 1, 0, offset, id, **fields)  # type: ignore[arg-type]
+def token(id: int, offset: int, **fields: object) -> TokenOut:
+    return TokenOut(RequestId("r"), 1, 0, offset, id, **fields)  # type: ignore[arg-type]
 
 
 def push(reply: bytes, *, known: int = 0, end: bool = True, **params: Any) -> list[Delta]:

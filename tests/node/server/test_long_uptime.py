@@ -9,7 +9,7 @@ import pytest
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Undrain
-from baton_node.server.unacknowledged_jobs import UnacknowledgedJobs
+from baton_node.server.uncounted_jobs import UncountedJobs
 from baton_node.store.null_connector import NoStore
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
@@ -132,29 +132,29 @@ def test_the_server_does_not_keep_ended_requests() -> None:
             node.take(RunJob(request), link)
             way = number % 4
             if way == 0:
-                node.table.abort(Abort(request.id, 1))
+                node.table.abort_request(Abort(request.id, 1))
             elif way == 1:
-                node.table.orphan(link)
+                node.table.orphan_requests(link)
             elif way == 2:
-                node.table.failed(JobFailed(request.id, 1, FAILURE))
+                node.table.fail_request(JobFailed(request.id, 1, FAILURE))
             else:
                 node.emit(*tokens_of(request, 0, [65] * 8))
             node.clock.advance(HOUR_S / 20)
-            node.table.tidy()
+            node.table.drop_expired()
         node.sent.clear()
         node.spans.clear()
         if hour in (83, 167):
             samples.append(sizes(node.table))
-    # _aborted is bounded by Bounds.aborted.
+    # _aborted is bounded by KeptLimits.aborted.
     assert {path for path in grown(*samples) if not path.endswith("._aborted")} == set()
     assert len(node.table) == 0
 
 
 def test_jobs_that_the_engine_has_received_are_forgotten() -> None:
-    unacknowledged = UnacknowledgedJobs()
+    uncounted = UncountedJobs()
     job = RunJob(make_request("r", b"prompt"))
     for number in range(100_000):
-        unacknowledged.given(job)
-        unacknowledged.taken(number)
-    assert unacknowledged.added_to(NodeLoad()).waiting == 1
-    assert sizes(unacknowledged)["UnacknowledgedJobs._waiting"] == 1
+        uncounted.add_job(job)
+        uncounted.drop_counted(number)
+    assert uncounted.add_to_load(NodeLoad()).waiting == 1
+    assert sizes(uncounted)["UncountedJobs._waiting"] == 1

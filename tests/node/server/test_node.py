@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from baton_decode_node.admission import DecodeRole
+from baton_engine.interface import EngineInfo
 from baton_node.ipc.engine_process import EngineProcess
-from baton_node.ipc.messages import Drain, Drained, Ready, Saved, Step, ToEngine, Undrain
+from baton_node.ipc.messages import Drain, Drained, EngineReady, Saved, Step, ToEngine, Undrain
 from baton_node.server.draining import EndWaits
 from baton_node.server.identity import Identity, model_made
 from baton_node.server.metrics import NodeMetrics
@@ -37,6 +38,19 @@ from tests.support.nodes.processes import make_request
 from tests.support.nodes.request_tables import TOKENIZER, FakeLink, tokens_of
 from tests.support.stores.kvstore import FINGERPRINT, LAYOUT
 from tests.support.waiting import until
+
+INFO = EngineInfo(
+    kind="sim",
+    model="",
+    fingerprint=FINGERPRINT,
+    layout=LAYOUT,
+    num_blocks=8,
+    max_model_len=100,
+    max_batched_tokens=100,
+    max_num_seqs=1,
+    vocab_size=259,
+    eos_ids=(),
+)
 
 
 class FakeEngine(EngineProcess):
@@ -65,7 +79,8 @@ def node(engine: FakeEngine) -> Node:
 
 
 def make_node(engine: FakeEngine, waits: EndWaits | None = None, **settings: Any) -> Node:
-    ready = Ready("sim", FINGERPRINT, LAYOUT, 100, 259, (), Speeds(), NodeLoad(), store="down")
+    load = Load(Epoch("e"), "ready", Speeds(), NodeLoad(), store="down")
+    ready = EngineReady(INFO, load)
     node_settings = NodeSettings(node="n", role="decode", **settings)
     identity = Identity(node_settings, Epoch("e"), ready, "http://127.0.0.1:1", {})
     metrics = NodeMetrics(NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad()))
@@ -79,7 +94,7 @@ def refusals(link: FakeLink) -> list[tuple[str, bool]]:
 
 def test_the_hello_and_the_first_load_have_the_store_s_health(node: Node) -> None:
     link = FakeLink()
-    node.connected(link)
+    node.add_link(link)
     hello, load = link.frames[0], link.frames[2]
     assert isinstance(hello, Hello)
     assert isinstance(load, Load)
@@ -266,7 +281,7 @@ async def test_a_router_cannot_change_the_request_of_another_router(
     owner, other = FakeLink("a"), FakeLink("b")
     node.handle_router_frame(owner, RunJob(REQUEST, await_first=True))
     if away:
-        node.disconnected(owner)
+        node.remove_link(owner)
     node.handle_router_frame(other, frame)
     if away:
         owner = FakeLink("a")

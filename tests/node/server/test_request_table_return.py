@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton_node.server.request_table import Bounds
+from baton_node.server.request_table import KeptLimits
 from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,
@@ -78,7 +78,7 @@ def test_a_last_delta_that_was_lost_with_its_link_is_sent_again(node: TableNode)
     node.clock.advance(GRACE_S - 1)
     lose_link(node, link)
     node.clock.advance(GRACE_S - 1)
-    node.table.tidy()
+    node.table.drop_expired()
     router.read(reconnect(node, router.job()).deltas())
     assert router.texts == ["abc"]
 
@@ -110,7 +110,7 @@ def test_a_failure_that_was_lost_with_its_link_is_sent_again(node: TableNode) ->
     request = make_request("r", b"p")
     link = open_job(node, RunJob(request))
     failed = JobFailed(request.id, 1, DeadlineExceeded("too late").record())
-    node.table.failed(failed)
+    node.table.fail_request(failed)
     assert link.frames == [failed]
     lose_link(node, link)
     assert reconnect(node, RunJob(request)).frames == [failed]
@@ -120,7 +120,7 @@ def test_the_same_job_on_the_same_link_changes_nothing(node: TableNode) -> None:
     request = make_request("r", b"p", max_tokens=3)
     link = open_job(node, RunJob(request))
     node.emit(*tokens_of(request, 0, b"abc")[:2])
-    assert node.table.goes_on(RunJob(request), link)
+    assert node.table.resume_job(RunJob(request), link)
     assert len(link.deltas()) == 2
     assert node.sent == [RunJob(request)]
 
@@ -141,15 +141,15 @@ def test_a_new_link_replaces_one_that_the_node_does_not_know_to_be_broken(
     request = make_request("r", b"p", max_tokens=3)
     old = open_job(node, RunJob(request))
     new = reconnect(node, RunJob(request))
-    node.table.orphan(old)
+    node.table.orphan_requests(old)
     node.clock.advance(2 * GRACE_S)
-    node.table.tidy()
+    node.table.drop_expired()
     node.emit(*tokens_of(request, 0, b"abc"))
     assert (len(old.frames), len(new.deltas())) == (0, 3)
 
 
 def test_deltas_that_are_no_longer_kept_are_a_retryable_failure() -> None:
-    node = TableNode(Bounds(request_bytes=2000))
+    node = TableNode(KeptLimits(request_bytes=2000))
     request = make_request("r", b"p")
     link = open_job(node, RunJob(request))
     node.emit(*tokens_of(request, 0, b"x" * 100, None))
@@ -162,7 +162,7 @@ def test_deltas_that_are_no_longer_kept_are_a_retryable_failure() -> None:
 
 
 def test_a_full_history_keeps_the_newest_deltas() -> None:
-    node = TableNode(Bounds(request_bytes=2000))
+    node = TableNode(KeptLimits(request_bytes=2000))
     request = make_request("r", b"p")
     router = Reader(request)
     link = open_job(node, RunJob(request))
@@ -178,21 +178,21 @@ def test_ended_requests_are_forgotten_after_the_grace_period(node: TableNode) ->
     link = open_job(node, RunJob(request))
     node.emit(*tokens_of(request, 0, b"abc"))
     node.clock.advance(GRACE_S)
-    node.table.tidy()
+    node.table.drop_expired()
     lose_link(node, link)
-    assert not node.table.goes_on(RunJob(request), FakeLink())
+    assert not node.table.resume_job(RunJob(request), FakeLink())
 
 
-@pytest.mark.parametrize("bounds", [Bounds(ended=3), Bounds(ended_bytes=3000)])
-def test_the_number_and_the_bytes_of_ended_requests_are_bounded(bounds: Bounds) -> None:
-    node = TableNode(bounds)
+@pytest.mark.parametrize("limits", [KeptLimits(ended=3), KeptLimits(ended_bytes=3000)])
+def test_the_number_and_the_bytes_of_ended_requests_are_bounded(limits: KeptLimits) -> None:
+    node = TableNode(limits)
     requests = [make_request(f"r{i}", b"p", max_tokens=3) for i in range(10)]
     links = [open_job(node, RunJob(request)) for request in requests]
     for request in requests:
         node.emit(*tokens_of(request, 0, b"abc"))
     for link in links:
         lose_link(node, link)
-    assert [node.table.goes_on(RunJob(request), FakeLink()) for request in requests] == (
+    assert [node.table.resume_job(RunJob(request), FakeLink()) for request in requests] == (
         [False] * 7 + [True] * 3
     )
 
@@ -235,10 +235,10 @@ def test_repeated_first_tokens_are_ignored(node: TableNode) -> None:
     request = make_request("r", b"p")
     link = open_job(node, RunJob(request, await_first=True))
     first = FirstTokens(request.id, 1, ((0xC3,),))
-    node.table.first(first)
+    node.table.use_first_tokens(first)
     node.emit(*tokens_of(request, 0, "é!".encode(), None)[1:2])
-    node.table.first(first)
-    node.table.no_first(NoFirstTokens(request.id, 1, "late"))
+    node.table.use_first_tokens(first)
+    node.table.use_no_first_tokens(NoFirstTokens(request.id, 1, "late"))
     assert len(node.sent) == 2
     node.emit(*tokens_of(request, 0, "é!".encode(), None)[2:])
     assert "".join(delta.text for delta in link.deltas()) == "é!"
@@ -247,12 +247,12 @@ def test_repeated_first_tokens_are_ignored(node: TableNode) -> None:
 def test_first_tokens_for_the_wrong_number_of_choices_count_as_none(node: TableNode) -> None:
     request = make_request("r", b"p", n=2)
     open_job(node, RunJob(request, await_first=True))
-    node.table.first(FirstTokens(request.id, 1, ((97,),)))
+    node.table.use_first_tokens(FirstTokens(request.id, 1, ((97,),)))
     assert isinstance(node.sent[-1], NoFirstTokens)
 
 
 def test_first_tokens_that_end_every_choice_end_the_request(node: TableNode) -> None:
     request = make_request("r", b"p")
     open_job(node, RunJob(request, await_first=True))
-    node.table.first(FirstTokens(request.id, 1, ((97,),), finished=(0,)))
+    node.table.use_first_tokens(FirstTokens(request.id, 1, ((97,),), finished=(0,)))
     assert len(node.table) == 0

@@ -38,7 +38,7 @@ def test_a_finished_request_has_a_span_below_the_router_s_span(node: TableNode) 
     request = traced(max_tokens=3)
     open_job(node, RunJob(request))
     node.clock.advance(2.5)
-    node.table.stepped(Step(prompts=(Prompted("r", 1, STATS),)))  # type: ignore[arg-type]
+    node.table.send_step(Step(prompts=(Prompted("r", 1, STATS),)))  # type: ignore[arg-type]
     node.emit(*tokens_of(request, 0, b"abc"))
     (span,) = node.spans
     assert (span.name, span.served, span.error) == ("decode", True, "")
@@ -69,14 +69,14 @@ def test_a_prefill_job_has_a_span_once_its_first_token_is_sent(node: TableNode) 
 
 def test_the_span_of_a_failed_job_has_the_error_code(node: TableNode) -> None:
     open_job(node, RunJob(traced()))
-    node.table.failed(JobFailed(traced().id, 1, ErrorRecord("no", "engine_error")))
+    node.table.fail_request(JobFailed(traced().id, 1, ErrorRecord("no", "engine_error")))
     assert [span.error for span in node.spans] == ["engine_error"]
 
 
 def test_a_request_that_is_aborted_twice_has_one_span(node: TableNode) -> None:
     open_job(node, RunJob(traced()))
-    node.table.abort(Abort(traced().id, 1))
-    node.table.abort(Abort(traced().id, 1))
+    node.table.abort_request(Abort(traced().id, 1))
+    node.table.abort_request(Abort(traced().id, 1))
     (span,) = node.spans
     assert (span.attributes["baton.aborted"], span.error) == (True, "")
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.ipc.messages import Token
+from baton_engine.interface import TokenOut
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
+from baton_protocol.sampling import FinishReason
 from baton_text.artifacts import BYTE_EOS_ID
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.request_tables import (
     FakeLink,
-    Finish,
     Reader,
     TableNode,
     lose_link,
@@ -36,9 +36,9 @@ class Stream:
 
     request: Request
     replies: tuple[tuple[int, ...], ...]
-    ends: tuple[Finish, ...]
+    ends: tuple[FinishReason, ...]
 
-    def tokens(self, attempt: int = 1) -> list[Token]:
+    def tokens(self, attempt: int = 1) -> list[TokenOut]:
         """Return the tokens of all choices in the order of the steps."""
         request = make_request(self.request.id, b"p", attempt, n=len(self.replies))
         per_choice = [
@@ -51,10 +51,10 @@ class Stream:
 @st.composite
 def streams(draw: st.DrawFn) -> Stream:
     replies: list[tuple[int, ...]] = []
-    ends: list[Finish] = []
+    ends: list[FinishReason] = []
     for _ in range(draw(st.integers(1, 2))):
         ids = tuple(b"".join(draw(st.lists(PIECES, min_size=1, max_size=8))))
-        end: Finish = draw(st.sampled_from(("length", "stop")))
+        end: FinishReason = draw(st.sampled_from(("length", "stop")))
         replies.append((*ids, BYTE_EOS_ID) if end == "stop" else ids)
         ends.append(end)
     longest = max(map(len, replies))
@@ -134,7 +134,7 @@ def test_a_first_token_from_a_prefill_node_does_not_change_a_stream(stream: Stre
     prefill.emit(*(token for token in stream.tokens() if token.offset == 0))
     router.read(prefill_link.deltas())
     if not router.finished:
-        assert decode.table.goes_on(router.job(), link)
+        assert decode.table.resume_job(router.job(), link)
         decode.emit(*(token for token in stream.tokens() if token.offset > 0))
         router.read(link.deltas())
     assert router == undisturbed(stream)

@@ -15,7 +15,7 @@ from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import marker_key
 from baton_node.settings import StoreCare
-from baton_node.store.base import Copied, LookedUp, Published
+from baton_node.store.base import ChunkCopied, ChunkPublished, ChunksLookedUp
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
 from tests.support.nodes.connectors import PATIENCE_S, Harness, ref
@@ -41,8 +41,8 @@ def test_a_published_chunk_can_be_fetched_into_other_blocks(harness: Harness) ->
 
 def test_the_source_blocks_are_released_before_the_chunk_is_published(harness: Harness) -> None:
     harness.put(b"chunk")
-    harness.until(lambda: harness.last(Published) is not None)
-    assert [type(event) for event in harness.events] == [Copied, Published]
+    harness.until(lambda: harness.last(ChunkPublished) is not None)
+    assert [type(event) for event in harness.events] == [ChunkCopied, ChunkPublished]
 
 
 def test_a_fetch_does_not_write_blocks_that_already_hold_kv(harness: Harness) -> None:
@@ -80,8 +80,8 @@ def test_a_lookup_finds_exactly_the_published_chunks(harness: Harness) -> None:
     marker = harness.publish(b"here", [1, 2, 3, 4])
     names = [ref(name).hash for name in (b"nowhere", b"here")]
     harness.connector.lookup(RequestId("r"), 3, names)
-    harness.until(lambda: harness.last(LookedUp) is not None)
-    assert harness.last(LookedUp) == LookedUp(RequestId("r"), 3, (None, marker))
+    harness.until(lambda: harness.last(ChunksLookedUp) is not None)
+    assert harness.last(ChunksLookedUp) == ChunksLookedUp(RequestId("r"), 3, (None, marker))
 
 
 def test_a_fetch_that_misses_drops_the_marker(harness: Harness, store: EmbeddedStore) -> None:
@@ -145,8 +145,8 @@ def keys_with(url: str, part: bytes) -> list[bytes]:
 
 def is_published(harness: Harness) -> bool:
     """Return whether the chunk is published with a marker. If the connector gave it up because the
-    machine is busy, its Published has no marker."""
-    event = harness.last(Published)
+    machine is busy, its ChunkPublished has no marker."""
+    event = harness.last(ChunkPublished)
     return event is not None and event.marker is not None
 
 
@@ -155,10 +155,10 @@ def test_no_marker_is_written_before_the_bytes_are_acknowledged(single: Embedded
         harness.publish(b"before")
         with frozen(single.pid("data0")):
             harness.put(b"chunk")
-            harness.until(lambda: harness.last(Copied) is not None)
+            harness.until(lambda: harness.last(ChunkCopied) is not None)
             assert keys_with(single.index_url, ref(b"chunk").hash.hex().encode()) == []
             assert not is_published(harness)
-        assert harness.next(Published).chunk == ref(b"chunk")
+        assert harness.next(ChunkPublished).chunk == ref(b"chunk")
 
 
 def test_a_chunk_is_not_published_before_its_marker_is_written(single: EmbeddedStore) -> None:
@@ -179,8 +179,8 @@ def test_the_marker_of_each_of_many_chunks_is_written_and_reported_once(
     names = [b"%d" % number for number in range(64)]
     for name in names:
         harness.put(name)
-    harness.until(lambda: sum(isinstance(e, Published) for e in harness.events) == len(names))
-    published = [event for event in harness.events if isinstance(event, Published)]
+    harness.until(lambda: sum(isinstance(e, ChunkPublished) for e in harness.events) == len(names))
+    published = [event for event in harness.events if isinstance(event, ChunkPublished)]
     known = dict(zip(names, harness.look_up(*names), strict=True))
     assert {event.chunk.hash: event.marker for event in published} == {
         ref(name).hash: marker for name, marker in known.items()
@@ -196,10 +196,10 @@ def test_a_put_for_a_hand_off_overtakes_queued_write_behind_puts(
         with frozen(single.pid("data0")):
             for number in range(8):
                 harness.put(b"behind %d" % number, priority=Priority.BEHIND)
-            harness.until(lambda: harness.last(Copied) is not None)
+            harness.until(lambda: harness.last(ChunkCopied) is not None)
             harness.put(b"hand-off")
-        harness.until(lambda: sum(isinstance(e, Published) for e in harness.events) == 9)
-        order = [event.chunk for event in harness.events if isinstance(event, Published)]
+        harness.until(lambda: sum(isinstance(e, ChunkPublished) for e in harness.events) == 9)
+        order = [event.chunk for event in harness.events if isinstance(event, ChunkPublished)]
         # Puts that a thread has already started are not recalled, at most one per thread.
         assert order.index(ref(b"hand-off")) <= 2
 
@@ -237,7 +237,7 @@ def test_a_chunk_is_announced_while_the_step_loop_of_its_writer_is_in_a_step(
     announced = asyncio.run(
         asyncio.wait_for(read_inbox(), PATIENCE_S)
     )  # without a poll of the connector
-    published = [harness.next(Published) for _ in names]
+    published = [harness.next(ChunkPublished) for _ in names]
     assert sorted(entry.markers[0].stamp for entry in announced) == sorted(
         event.marker.stamp for event in published if event.marker is not None
     )
@@ -252,13 +252,13 @@ def test_lookups_and_puts_settle_although_the_store_is_down() -> None:
         with closing(harness.connector):
             store.stop()
             harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash, ref(b"y").hash])
-            harness.until(lambda: harness.last(LookedUp) is not None)
-            assert harness.last(LookedUp) == LookedUp(RequestId("r"), 1, (None, None))
+            harness.until(lambda: harness.last(ChunksLookedUp) is not None)
+            assert harness.last(ChunksLookedUp) == ChunksLookedUp(RequestId("r"), 1, (None, None))
             harness.put(b"x")
-            harness.until(lambda: harness.last(Published) is not None)
-            assert harness.last(Copied) is not None
-            event = harness.last(Published)
-            assert isinstance(event, Published)
+            harness.until(lambda: harness.last(ChunkPublished) is not None)
+            assert harness.last(ChunkCopied) is not None
+            event = harness.last(ChunkPublished)
+            assert isinstance(event, ChunkPublished)
             assert event.marker is None
             assert event.reason
 
@@ -287,8 +287,8 @@ def test_an_unexpected_error_of_the_index_neither_stops_the_inbox_nor_loses_a_lo
     harness = Harness(store, connect=BrokenAtFirst)
     with closing(harness.connector):
         harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash])
-        harness.until(lambda: harness.last(LookedUp) is not None)
-        assert harness.last(LookedUp) == LookedUp(RequestId("r"), 1, (None,))
+        harness.until(lambda: harness.last(ChunksLookedUp) is not None)
+        assert harness.last(ChunksLookedUp) == ChunksLookedUp(RequestId("r"), 1, (None,))
         harness.connector.announce(("n0", "e0"), InboxEntry(RequestId("r"), 1, "end"))
         harness.until(lambda: harness.last(InboxEntry) is not None)
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"] * 2

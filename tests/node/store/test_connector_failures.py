@@ -12,7 +12,7 @@ import pytest
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.registry import Registry
 from baton_kvstore.keys import inbox_key
-from baton_node.store.base import Copied, Fetched, LookedUp, Published
+from baton_node.store.base import ChunkCopied, ChunkFetched, ChunkPublished, ChunksLookedUp
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry
@@ -72,8 +72,8 @@ def assert_refused_at_once(harness: Harness) -> None:
     blocks = tuple(BlockId(block) for block in (1, 2, 3, 4))
     harness.put(b"refused", blocks)
     copied, published = harness.connector.poll()
-    assert copied == Copied(ref(b"refused"), blocks)
-    assert isinstance(published, Published)
+    assert copied == ChunkCopied(ref(b"refused"), blocks)
+    assert isinstance(published, ChunkPublished)
     assert published.marker is None
     assert published.reason
 
@@ -88,7 +88,7 @@ def test_an_index_that_is_down_costs_no_time_and_is_used_after_its_return(
         for _ in range(20):
             assert_refused_at_once(index_harness)
             index_harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
-            assert index_harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
+            assert index_harness.connector.poll() == [ChunksLookedUp(RequestId("r"), 1, (None,))]
             index_harness.connector.announce(ME, entry(1))  # dropped
         assert index_harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok  # the data server works
         assert index_harness.read(5) == {7}
@@ -117,7 +117,7 @@ def test_a_frozen_index_costs_one_deadline_and_delivers_no_entry_twice(
         wait_until_unhealthy(index_harness)
         assert_refused_at_once(index_harness)
         index_harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
-        assert index_harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
+        assert index_harness.connector.poll() == [ChunksLookedUp(RequestId("r"), 1, (None,))]
     wait_until_healthy(index_harness)
     assert index_harness.look_up(b"chunk") == (marker,)
     index_harness.connector.announce(ME, entry(2))
@@ -173,7 +173,7 @@ def test_a_fetch_by_an_old_marker_misses_and_drops_the_marker(
     old = harness.publish(b"chunk")
     with held_down(single, "data0"):
         pass
-    fetches: list[Fetched] = []
+    fetches: list[ChunkFetched] = []
 
     def is_dropped() -> bool:
         fetches.append(harness.fetch(b"chunk", old, (5, 6, 7, 8)))
@@ -193,7 +193,7 @@ def test_a_frozen_data_server_costs_one_deadline_and_writes_no_page_late(
     with frozen(single.pid("data0")):
         harness.put(b"other")
         assert not harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok
-        assert harness.next(Published).marker is None
+        assert harness.next(ChunkPublished).marker is None
         wait_until_unhealthy(harness)
         assert_refused_at_once(harness)
         assert harness.look_up(b"chunk") == (None,)  # a fetch would only wait

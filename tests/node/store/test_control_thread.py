@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_node.store.index_client import Work, WriteBatcher
+from baton_node.store.control_thread import Work
+from baton_node.store.write_batcher import WriteBatcher
 from tests.support.waiting import until
 
 

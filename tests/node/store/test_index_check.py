@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton_kvstore.errors import LinkTimeout, StoreUnavailable
-from baton_node.store.index_client import IndexCheck
+from baton_node.store.index_check import IndexCheck
 from tests.support.clock import Clock
 from tests.support.waiting import until
 
@@ -39,7 +39,7 @@ async def test_a_command_that_began_before_the_last_success_is_no_loss() -> None
     command = asyncio.create_task(check.ask(slow))
     await started.wait()
     index.clock.advance(1.0)
-    running = asyncio.create_task(check.run())
+    running = asyncio.create_task(check.probe_forever())
     await until(lambda: index.probes)
     proceed.set()
     with pytest.raises(StoreUnavailable):
@@ -51,7 +51,7 @@ async def test_a_command_that_began_before_the_last_success_is_no_loss() -> None
 async def test_a_loss_is_probed_at_once_and_further_commands_are_refused() -> None:
     index = FakeIndex()
     check = IndexCheck(index.probe, index.clock)
-    running = asyncio.create_task(check.run())
+    running = asyncio.create_task(check.probe_forever())
     await until(lambda: index.probes)
     index.works = False
     index.clock.advance(1.0)
@@ -67,7 +67,7 @@ async def test_a_loss_is_probed_at_once_and_further_commands_are_refused() -> No
     assert len(calls) == 1
     assert check.away
     index.works = True
-    await check.answers()
+    await check.wait_for_answers()
     assert not check.trouble
     running.cancel()
 
@@ -81,9 +81,9 @@ async def test_a_probe_with_an_unexpected_error_is_a_loss_and_probing_continues(
             raise errors[0]
 
     check = IndexCheck(probe, index.clock)
-    running = asyncio.create_task(check.run())
+    running = asyncio.create_task(check.probe_forever())
     await until(lambda: check.away)
     errors.clear()
-    await check.answers()
+    await check.wait_for_answers()
     assert not check.trouble
     running.cancel()

@@ -13,8 +13,9 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory
 from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.index.markers import Index
-from baton_node.store.base import ConnectorEvent, Fetched, Published
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import ChunkFetched, ChunkPublished, ConnectorEvent
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.request import Request
 from tests.support.nodes.step_loops import LoopNode
@@ -53,17 +54,17 @@ class RecordingNode(LoopNode):
 
     def lost(self) -> list[str]:
         """The reasons of failed fetches."""
-        return [e.reason for e in self.events if isinstance(e, Fetched) and not e.ok]
+        return [e.reason for e in self.events if isinstance(e, ChunkFetched) and not e.ok]
 
     def fetched(self) -> int:
-        return sum(isinstance(event, Fetched) and event.ok for event in self.events)
+        return sum(isinstance(event, ChunkFetched) and event.ok for event in self.events)
 
     def refused(self) -> list[str]:
         """The reasons of failed publications."""
-        return [e.reason for e in self.events if isinstance(e, Published) and e.marker is None]
+        return [e.reason for e in self.events if isinstance(e, ChunkPublished) and e.marker is None]
 
     def published(self) -> int:
-        return sum(isinstance(e, Published) and e.marker is not None for e in self.events)
+        return sum(isinstance(e, ChunkPublished) and e.marker is not None for e in self.events)
 
 
 def pages(node: LoopNode, request: Request) -> Pages:

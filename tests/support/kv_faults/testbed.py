@@ -22,8 +22,8 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import chunk_key, marker_key
+from baton_node.store.address import StoreAddress
 from baton_node.store.null_connector import NoStore
-from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import FirstTokens, PrefillJob, RunJob

@@ -16,8 +16,15 @@ from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_node.settings import StoreCare
-from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import (
+    ChunkFetched,
+    ChunkPublished,
+    ChunkRef,
+    ChunksLookedUp,
+    ConnectorEvent,
+)
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority
@@ -134,9 +141,9 @@ class Harness:
         self.events.remove(event)
         return event
 
-    def try_publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> Published:
+    def try_publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> ChunkPublished:
         self.put(name, blocks)
-        return self.next(Published)
+        return self.next(ChunkPublished)
 
     def put(
         self,
@@ -153,9 +160,9 @@ class Harness:
         assert event.marker is not None, event.reason
         return event.marker
 
-    def fetch(self, name: bytes, marker: Marker, blocks: Sequence[int]) -> Fetched:
+    def fetch(self, name: bytes, marker: Marker, blocks: Sequence[int]) -> ChunkFetched:
         self.get(name, marker, blocks)
-        return self.next(Fetched)
+        return self.next(ChunkFetched)
 
     def get(self, name: bytes, marker: Marker, blocks: Sequence[int]) -> None:
         targets = [BlockId(block) for block in blocks]
@@ -163,7 +170,7 @@ class Harness:
 
     def look_up(self, *names: bytes) -> tuple[Marker | None, ...]:
         self.connector.lookup(RequestId("r"), 1, [ref(name).hash for name in names])
-        return self.next(LookedUp).markers
+        return self.next(ChunksLookedUp).markers
 
     def close(self) -> None:
         self.connector.close()

@@ -22,8 +22,15 @@ from baton_engine.interface import KVMemory, Reservation
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.sim.memory import SimMemory
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
-from baton_node.store.index_client import StoreAddress
+from baton_node.store.address import StoreAddress
+from baton_node.store.base import (
+    ChunkCopied,
+    ChunkFetched,
+    ChunkPublished,
+    ChunkRef,
+    ChunksLookedUp,
+    ConnectorEvent,
+)
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId, Epoch, NodeId
 from baton_protocol.request import Request
@@ -97,9 +104,9 @@ class NodeEnd:
         refs = self.refs(reservation)
         for ref in refs:
             self._connector.publish(ref, self.pages_of(reservation, ref.index), Priority.HANDOFF)
-        self._await(Copied, len(refs))
+        self._await(ChunkCopied, len(refs))
         on_copied()
-        events = sorted(self._await(Published, len(refs)), key=lambda event: event.chunk.index)
+        events = sorted(self._await(ChunkPublished, len(refs)), key=lambda event: event.chunk.index)
         markers = [event.marker for event in events if event.marker is not None]
         assert len(markers) == len(refs), [event.reason for event in events]
         return markers
@@ -108,7 +115,7 @@ class NodeEnd:
         refs = self.refs(reservation)
         hashes = [ref.hash for ref in refs]
         self._connector.lookup(reservation.request, 1, hashes)
-        [event] = self._await(LookedUp, 1)
+        [event] = self._await(ChunksLookedUp, 1)
         markers = [marker for marker in event.markers if marker is not None]
         assert len(markers) == len(refs), f"{len(markers)} of {len(refs)} chunks are stored"
         return markers
@@ -126,7 +133,9 @@ class NodeEnd:
         indices = list(chunks)
         for chunk in indices:
             self._connector.fetch(refs[chunk], markers[chunk], pages_for(chunk), Priority.HANDOFF)
-        failures = [event.reason for event in self._await(Fetched, len(indices)) if not event.ok]
+        failures = [
+            event.reason for event in self._await(ChunkFetched, len(indices)) if not event.ok
+        ]
         assert failures == []
 
     def refs(self, reservation: Reservation) -> list[ChunkRef]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_node.ipc.messages import Step, ToEngine, Token
+from baton_engine.interface import Complete, TokenOut
+from baton_node.ipc.messages import Step, ToEngine
 from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.request_table import Bounds, RequestTable
+from baton_node.server.request_table import KeptLimits, RequestTable
 from baton_node.server.spans import NodeSpans
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
@@ -52,7 +53,7 @@ class FakeLink(RouterLink):
 class TableNode:
     """A request table. `sent` holds the messages to its engine, `spans` its traced spans."""
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
+    def __init__(self, limits: KeptLimits | None = None) -> None:
         self.spans: list[Span] = []
         self.sent: list[ToEngine] = []
         self.clock = Clock()
@@ -68,25 +69,27 @@ class TableNode:
             spans=NodeSpans(
                 self.spans.append, NodeId("n"), self.clock, lambda: self.clock.now + EPOCH_S
             ),
-            bounds=bounds,
+            limits=limits,
         )
 
     def take(self, job: RunJob, link: RouterLink) -> None:
         """Take a job as the node's service does once its role has accepted it."""
-        if not self.table.goes_on(job, link):
-            self.table.open(job, link)
+        if not self.table.resume_job(job, link):
+            self.table.open_request(job, link)
 
-    def emit(self, *tokens: Token) -> None:
-        self.table.stepped(Step(tokens))
+    def emit(self, *tokens: TokenOut | Complete) -> None:
+        made = tuple(token for token in tokens if isinstance(token, TokenOut))
+        ended = tuple(token for token in tokens if isinstance(token, Complete))
+        self.table.send_step(Step(made, complete=ended))
 
 
 def tokens_of(
     request: Request, choice: int, ids: Sequence[int], finish: FinishReason | None = "length"
-) -> list[Token]:
+) -> list[TokenOut]:
     """The tokens that an engine reports for a choice; the last one carries `finish`."""
     last = len(ids) - 1
     return [
-        Token(
+        TokenOut(
             request.id,
             request.attempt,
             choice,
@@ -136,8 +139,8 @@ class Reader:
 
 def open_job(node: TableNode, job: RunJob | PrefillJob) -> FakeLink:
     link = FakeLink()
-    assert not node.table.goes_on(job, link)
-    node.table.open(job, link)
+    assert not node.table.resume_job(job, link)
+    node.table.open_request(job, link)
     return link
 
 
@@ -147,12 +150,12 @@ def prefill(request: Request) -> PrefillJob:
 
 def lose_link(node: TableNode, link: FakeLink) -> None:
     link.broken = True
-    node.table.orphan(link)
+    node.table.orphan_requests(link)
 
 
 def reconnect(node: TableNode, job: RunJob | PrefillJob) -> FakeLink:
     link = FakeLink()
-    assert node.table.goes_on(job, link)
+    assert node.table.resume_job(job, link)
     return link
 
 

@@ -13,15 +13,18 @@ from typing import Any
 
 from baton_cli.engine_process import build_loop
 from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Complete, TokenOut
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
-from baton_node.engine.grammars import CompilingJobs
-from baton_node.engine.job import LoopContext, LoopOptions
-from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
+from baton_node.engine.grammar_compiler import GrammarCompiler
+from baton_node.engine.loop_context import LoopContext, LoopOptions
+from baton_node.ipc.engine_socket import EngineSocket
+from baton_node.ipc.messages import Prompted, Step, ToEngine, ToServer
+from baton_node.store.address import StoreAddress
 from baton_node.store.base import KVConnector
 from baton_node.store.null_connector import NoStore
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import FirstTokens, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request
@@ -33,7 +36,7 @@ from tests.support.stores.kvstore import PATIENT, patient_index
 PATIENCE_S = 120.0
 
 
-class FakePort:
+class FakePort(EngineSocket):
     """A fake socket between a step loop and its server: frames to receive, and frames sent."""
 
     def __init__(self) -> None:
@@ -83,19 +86,30 @@ class LoopNode:
             LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
             clock=lambda: time.monotonic() + self.clock_ahead_s,
         )
-        self.compiling = CompilingJobs(grammars, context.counters)
-        self.loop = build_loop(context, self.compiling)
+        self.jobs = context.jobs
+        self.compiler = GrammarCompiler(grammars, context.counters)
+        self.loop = build_loop(context, self.compiler)
+
+    @property
+    def compiling(self) -> int:
+        """Number of jobs that wait for their grammar."""
+        return sum(job.state == "compiling" for job in self.jobs)
 
     def take(self, *frames: ToEngine) -> None:
         self.port.incoming.extend(frames)
 
-    def tokens(self, request: str) -> list[Token]:
-        steps = [frame for frame in self.port.sent if isinstance(frame, Step)]
-        return [token for step in steps for token in step.tokens if token.request == request]
+    def tokens(self, request: str) -> list[TokenOut | Complete]:
+        """The request's tokens, and the ends of choices that arrived with all their tokens."""
+        tokens: list[TokenOut | Complete] = []
+        for frame in self.port.sent:
+            if isinstance(frame, Step):
+                tokens += [end for end in frame.complete if end.request == request]
+                tokens += [token for token in frame.tokens if token.request == request]
+        return tokens
 
     def ids(self, request: str, choice: int = 0) -> list[int]:
-        mine = [token for token in self.tokens(request) if token.choice == choice]
-        return [token.id for token in mine if token.id is not None]
+        tokens = [token for token in self.tokens(request) if isinstance(token, TokenOut)]
+        return [token.id for token in tokens if token.choice == choice]
 
     def prompted(self, request: str) -> Prompted:
         steps = [frame for frame in self.port.sent if isinstance(frame, Step)]
@@ -112,7 +126,7 @@ class LoopNode:
         return [frame for frame in self.port.sent if isinstance(frame, JobFailed)]
 
     def close(self) -> None:
-        self.compiling.close()
+        self.compiler.close()
         self.connector.close()
 
 

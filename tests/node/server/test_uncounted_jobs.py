@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from baton_node.server.unacknowledged_jobs import SEND_EVERY_S, LoadThrottle, UnacknowledgedJobs
+from baton_node.server.load_throttle import SEND_EVERY_S, LoadThrottle
+from baton_node.server.uncounted_jobs import UncountedJobs
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
@@ -22,11 +23,11 @@ def run(prompt: int = 5, **job: Any) -> RunJob:
 
 def added(*jobs: RunJob | PrefillJob, taken: int = 0) -> tuple[int, int]:
     """Return how many sequences and tokens the jobs add to the load."""
-    unacknowledged = UnacknowledgedJobs()
+    uncounted = UncountedJobs()
     for job in jobs:
-        unacknowledged.given(job)
-    unacknowledged.taken(taken)
-    load = unacknowledged.added_to(LOAD)
+        uncounted.add_job(job)
+    uncounted.drop_counted(taken)
+    load = uncounted.add_to_load(LOAD)
     return load.waiting - LOAD.waiting, load.queued_tokens - LOAD.queued_tokens
 
 
@@ -50,14 +51,14 @@ def test_tokens_that_the_prefill_node_computes_count_only_there() -> None:
 def test_jobs_that_the_engine_has_received_are_not_added() -> None:
     jobs = [run(uncached=1), run(uncached=2), run(uncached=4)]
     assert [added(*jobs, taken=taken)[1] for taken in range(4)] == [7, 6, 4, 0]
-    unacknowledged = UnacknowledgedJobs()
+    uncounted = UncountedJobs()
     for job in jobs:
-        unacknowledged.given(job)
-    unacknowledged.taken(3)
-    assert unacknowledged.added_to(LOAD) is LOAD
-    unacknowledged.given(run(uncached=8))
-    unacknowledged.taken(3)  # this load is older than the last job
-    assert unacknowledged.added_to(LOAD).queued_tokens == 18
+        uncounted.add_job(job)
+    uncounted.drop_counted(3)
+    assert uncounted.add_to_load(LOAD) is LOAD
+    uncounted.add_job(run(uncached=8))
+    uncounted.drop_counted(3)  # this load is older than the last job
+    assert uncounted.add_to_load(LOAD).queued_tokens == 18
 
 
 async def test_many_changes_are_reported_once_and_within_the_interval() -> None:
@@ -65,20 +66,20 @@ async def test_many_changes_are_reported_once_and_within_the_interval() -> None:
     clock = Clock()
 
     def report() -> None:
-        soon.sent()
+        soon.note_sent()
         reported_at.append(clock.now)
 
     soon = LoadThrottle(report, clock)
     for _ in range(5):
-        soon.changed()
+        soon.request_load()
     await until(lambda: reported_at == [100.0])
     for _ in range(5):
-        soon.changed()
+        soon.request_load()
     clock.advance(SEND_EVERY_S)
     report()  # for another reason; it covers the changes, too
     await asyncio.sleep(5 * SEND_EVERY_S)
     assert len(reported_at) == 2
-    soon.changed()
-    soon.close()
+    soon.request_load()
+    soon.cancel_timer()
     await asyncio.sleep(5 * SEND_EVERY_S)
     assert len(reported_at) == 2

@@ -27,7 +27,7 @@ def size_of(delta: Delta) -> int:
     return DELTA_BYTES + CANDIDATE_BYTES * candidates
 
 
-class UnackedDeltas:
+class DeltaHistory:
     """Deltas of one choice, oldest first. `first` is the number of the choice's ids that the router
     had when the job arrived; the first delta added has that offset."""
 
@@ -36,7 +36,7 @@ class UnackedDeltas:
         self._deltas: deque[Delta] = deque()
         self.bytes = 0
 
-    def add(self, delta: Delta, limit: int) -> None:
+    def add_delta(self, delta: Delta, limit: int) -> None:
         """Keep a delta, then drop the oldest until all together take at most `limit` bytes."""
         self._deltas.append(delta)
         self.bytes += size_of(delta)
@@ -44,7 +44,7 @@ class UnackedDeltas:
             self.bytes -= size_of(self._deltas.popleft())
             self._first += 1
 
-    def since(self, offset: int) -> list[Delta] | None:
+    def deltas_since(self, offset: int) -> list[Delta] | None:
         """Return the deltas of all ids from index `offset` on, or None if the first of them was
         dropped."""
         if offset < self._first:

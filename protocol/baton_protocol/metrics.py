@@ -1,0 +1,36 @@
+"""Declares a record's field as a Prometheus metric, beside the field.
+
+In: a record whose fields are annotated with MetricSpec. Out: name and help text of each metric, for the
+pages of the nodes and of the router. Imports no Prometheus client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args, get_type_hints
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """A metric's name and help text, as a node's page shows them. The name of a counter ends in
+    `_total`, as Prometheus demands; every other metric is a gauge."""
+
+    name: str
+    help_text: str
+
+    @property
+    def is_counter(self) -> bool:
+        return self.name.endswith("_total")
+
+
+def metrics_of(record: type[msgspec.Struct]) -> dict[str, MetricSpec]:
+    """Return the metrics of a record by field, in the order of the fields."""
+    hints = get_type_hints(record, include_extras=True)
+    return {
+        field: annotation
+        for field in record.__struct_fields__
+        for annotation in get_args(hints[field])
+        if isinstance(annotation, MetricSpec)
+    }
