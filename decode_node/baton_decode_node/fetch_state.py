@@ -36,10 +36,10 @@ from typing import Any
 
 from baton_engine.interface import PADDING
 from baton_node.engine.job import Job, JobKey, LoopContext, chunks_of, first_chunks, runs_of
-from baton_node.settings import FetchPolicy
 from baton_node.store.base import ChunkRef
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import FetchPolicy
 from baton_protocol.store import DataInstance, InboxEntry, Priority
 
 SAMPLE_EVERY_S = 10.0

@@ -9,16 +9,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from baton_engine.config.engine_config import EngineConfig, EngineKind, SimConfig
+from baton_protocol.policies import FetchPolicy, StoreCare
 from baton_protocol.store import Role
-
-FetchPolicy = Literal["auto", "always", "never"]
-
-StoreCare = Literal["apply", "check"]
 
 
 class SetupError(Exception):

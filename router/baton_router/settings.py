@@ -7,18 +7,13 @@ refuses settings with neither, since such a router could never serve.
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
 
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.hosts import ANY, is_host
+from baton_protocol.policies import Handoff, MissingRole, Ranking, Sharing
 
-Handoff = Literal["auto", "always", "never"]
-MissingRole = Literal["aggregate", "queue", "fail"]
-Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
-RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
-Sharing = Literal["pool", "tenant"]
 MAX_PORT = 65535
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?/?", re.ASCII)
 USUAL_PORTS = {"http": 80, "https": 443}

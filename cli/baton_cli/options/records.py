@@ -33,19 +33,13 @@ AdmissionOptions, a base of RouterOptions and UpOptions, limits tenants and queu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from baton_cli.logs import LogLevel
 from baton_cli.options.admission import AdmissionOptions
 from baton_cli.options.flag import flag
 from baton_engine.config.engine_config import ByteSize, EngineConfig, EngineKind, SimConfig
-
-Handoff = Literal["auto", "always", "never"]
-MissingRole = Literal["aggregate", "queue", "fail"]
-Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
-Sharing = Literal["pool", "tenant"]
-Fetch = Literal["auto", "always", "never"]
-StoreCare = Literal["apply", "check"]
+from baton_protocol.policies import FetchPolicy, Handoff, MissingRole, Ranking, Sharing, StoreCare
 
 MAX_PORT = 65535
 MAX_WORKERS = 64
@@ -116,7 +110,7 @@ class EngineOptions(CommonOptions, EngineConfig):
 class ExchangeOptions(CommonOptions):
     TITLE = "KV exchange"
 
-    fetch: Fetch = flag(
+    fetch: FetchPolicy = flag(
         "auto", "whether to fetch stored KV; auto: if fetching is faster than computing"
     )
     write_behind_bandwidth: ByteSize | None = flag(

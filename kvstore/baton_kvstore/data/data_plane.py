@@ -29,7 +29,6 @@ import xxhash
 
 from baton_kvstore.connection.endpoint import Endpoint, parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.server_check import ServerCheck
 from baton_kvstore.data.transfers import (
     MISSING,
@@ -50,6 +49,7 @@ from baton_kvstore.data.write_behind_budget import WriteBehindBudget
 from baton_kvstore.errors import LinkBroken, StoreMisconfigured, StoreUnavailable
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import DataInstance, Marker, Priority
 
 logger = logging.getLogger(__name__)
@@ -299,7 +299,7 @@ class DataPlane:
         epoch: Epoch,
         *,
         write_behind_bandwidth: float | None = None,
-        settings: CareMode | None = None,
+        settings: StoreCare | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         if not urls:

@@ -34,7 +34,6 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 from baton_kvstore.connection.resp import RespConnection, leading
-from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.chunk_format import (
     HEADER_BYTES,
     ChunkSpec,
@@ -48,6 +47,7 @@ from baton_kvstore.errors import ServerRefused, ValueTooLong
 from baton_kvstore.keys import DEFAULT_TTL_S, chunk_key, ttl_ms
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import Marker, Priority
 
 WINDOW_S = 0.1  # a busy period adds a sample to the average at least this often
@@ -191,7 +191,7 @@ class Shared:
     puts: RateMeter
     gets: RateMeter
     tuning: Tuning
-    settings: CareMode | None
+    settings: StoreCare | None
 
 
 STORE_FULL = "store full"

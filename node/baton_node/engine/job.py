@@ -18,12 +18,12 @@ import msgspec
 
 from baton_engine.interface import Engine, EngineInfo, PromptUse, StepResult
 from baton_node.ipc.engine_socket import EngineSocket
-from baton_node.settings import FetchPolicy
 from baton_node.store.base import ChunkRef, KVConnector
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, Epoch, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.link import RequestStats
+from baton_protocol.policies import FetchPolicy
 from baton_protocol.request import Request
 from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker, NodeLoad, Speeds

@@ -30,9 +30,9 @@ from typing import Any, Generic, TypeVar
 from baton_kvstore.errors import ServerRefused, StoreError, StoreUnavailable
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms
-from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import InboxEntry, Marker
 
 CLOSE_S = 4.0

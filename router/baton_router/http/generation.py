@@ -26,6 +26,7 @@ from baton_protocol.errors import (
     InvalidRequest,
     Unavailable,
 )
+from baton_protocol.policies import RANKINGS, Ranking
 from baton_router.admission.admission import Admission, ColdStart
 from baton_router.admission.tenant_limits import BudgetBooking
 from baton_router.errors import RequestFailed
@@ -41,7 +42,7 @@ from baton_router.openai.endpoint import Call, Shape
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared
 from baton_router.requests.tokenize import prepare
-from baton_router.settings import RANKINGS, Ranking, RouterSettings
+from baton_router.settings import RouterSettings
 
 TRAIL = web.RequestKey("trail", RequestLog)  # set by the middleware
 JSON_TYPE = "application/json"

@@ -12,7 +12,6 @@ import pytest
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
 from baton_kvstore.connection.server_settings import (
-    CareMode,
     StoreRole,
     read_usage,
     tend,
@@ -22,6 +21,7 @@ from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.markers import Index
 from baton_kvstore.settings import check_reachable
+from baton_protocol.policies import StoreCare
 from tests.support.stores.kvstore import PATIENCE_S, held_down, plain_client, wait_until
 from tests.support.stores.redis_builds import BUILDS, redis_server
 
@@ -62,7 +62,7 @@ def connected(url: str) -> Iterator[RespConnection]:
     connection.close()
 
 
-def configure(url: str, role: StoreRole, mode: CareMode, value_bytes: int = VALUE) -> None:
+def configure(url: str, role: StoreRole, mode: StoreCare, value_bytes: int = VALUE) -> None:
     with connected(url) as connection:
         tend(connection, time.monotonic() + PATIENCE_S, role, mode, value_bytes)
 

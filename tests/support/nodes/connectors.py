@@ -15,11 +15,11 @@ from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.data.transfers import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
-from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import Marker, Priority
 
 SETTINGS = SimSettings(chunk_blocks=4, num_blocks=32)
