@@ -155,11 +155,6 @@ def _ready(engine: EngineCore, speeds: Speeds, store: StoreHealth) -> Ready:
 def _options(settings: NodeSettings, epoch: Epoch, speeds: Speeds) -> LoopOptions:
     return LoopOptions(
         epoch=epoch,
-        lookup_wait_s=settings.lookup_wait_s,
-        first_wait_s=settings.first_wait_s,
-        blocks_wait_s=settings.blocks_wait_s,
-        load_every_s=settings.load_every_s,
-        events_every_s=settings.events_every_s,
         fetch=settings.fetch,
         speeds=speeds,
     )

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from baton_cli.commands.roles import check_parsers, check_template
@@ -37,23 +37,21 @@ from baton_cli.local_pool.router_client import Answer, RouterAddress, ask
 from baton_cli.local_pool.store import StoreUrls, open_store
 from baton_cli.local_pool.supervisor import Plan, Stop, Supervisor
 from baton_cli.models.local_folder import find_model, read_config
-from baton_cli.options.admission import AdmissionOptions
 from baton_cli.options.devices import CUDA, on_cuda
 from baton_cli.options.environment import for_children
 from baton_cli.options.flag import to_argv, to_variables
 from baton_cli.options.records import (
     CommonOptions,
-    EngineOptions,
-    ExchangeOptions,
     NodeOptions,
     RouterOptions,
-    ServingOptions,
-    TenantOptions,
     TraceOptions,
     UpOptions,
 )
 from baton_engine.memory.host_memory import free_memory
 from baton_node.ipc.parent_death import die_with
+from baton_node.settings import ExchangeSettings, ModelSettings
+from baton_protocol.options import values_of
+from baton_router.settings import AdmissionSettings, RequestSettings, TenantSettings
 
 PYTHON = (sys.executable, "-m", "baton_cli")
 
@@ -101,9 +99,7 @@ def settle(options: UpOptions) -> UpOptions:
             "and --redis-data too, or leave them (and their variables) out"
         )
     check_parsers(options)
-    options = replace(
-        settle_tenants(options), chat_template=check_template(options.chat_template) or ""
-    )
+    options = replace(settle_tenants(options), chat_template=check_template(options.chat_template))
     if options.engine == "sim" and not options.model:
         return options
     found = find_model(options.model, weights=options.engine == "torch")
@@ -243,11 +239,7 @@ def share_machine(
 
 
 def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeShare) -> NodeOptions:
-    shared = {
-        item.name: getattr(options, item.name)
-        for record in (EngineOptions, ExchangeOptions, TraceOptions)
-        for item in fields(record)
-    }
+    shared = values_of(options, ModelSettings, ExchangeSettings, TraceOptions)
     # share_machine() has checked the memory of all nodes. A node's own check would count the
     # others' memory as taken, hence overcommit.
     shared |= {"threads": share.threads, "kv_memory": share.kv_memory, "overcommit": True}
@@ -257,26 +249,22 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
         **shared,
         node=name,
         pool=options.pool,
-        redis_index=store.index,
-        redis_data=store.data,
-        drain_timeout=options.drain_timeout,
+        index_url=store.index,
+        data_urls=store.data,
+        drain_timeout_s=options.drain_timeout,
         supervisor_pid=os.getpid(),
     )
 
 
 def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
     return RouterOptions(
-        **{
-            item.name: getattr(options, item.name)
-            for record in (ServingOptions, AdmissionOptions, TenantOptions, TraceOptions)
-            for item in fields(record)
-        },
+        **values_of(options, RequestSettings, AdmissionSettings, TenantSettings, TraceOptions),
         host=options.host,
         port=options.port,
         pool=options.pool,
-        redis_index=store.index,
+        index_url=store.index,
         served_model_name=options.served_model_name,
-        drain_timeout=options.drain_timeout,
+        drain_timeout_s=options.drain_timeout,
         workers=options.routers,
         expect_nodes=tuple(name for _, name in name_nodes(options)),
         supervisor_pid=os.getpid(),

@@ -14,15 +14,15 @@ from __future__ import annotations
 import math
 import re
 import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
+from baton_protocol.options import ByteSize, option, option_of
 
-# Types of options that are written as 1GiB or 512MiB, and of options that name a device.
-ByteSize = Annotated[int, "bytes"]
+# The type of options that name a device.
 Device = Annotated[str, "device"]
 
 EngineKind = Literal["torch", "sim"]
@@ -49,22 +49,6 @@ STORED_SPLIT_BYTES = 64 << 20
 
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    metavar: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    excludes: str = "",
-) -> Any:
-    """A dataclass field that users can set. `least` and `most` are inclusive bounds. `excludes`
-    names an option that must not be given together with this one. `metavar` is the name of the
-    value in --help."""
-    metadata = {"help": help, "metavar": metavar, "least": least, "most": most}
-    return field(default=default, metadata=metadata | {"excludes": excludes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,10 +217,10 @@ def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> Non
     """Raise SettingsError for a number in `settings` outside the bounds that the option record
     `declared_by` gives for a field of that name. `prefix` is the beginning of the flag names."""
     for each in fields(declared_by):
-        value = getattr(settings, each.name, None)
-        if value is None:
+        value, declared = getattr(settings, each.name, None), option_of(each)
+        if value is None or declared is None:
             continue
-        least, most = each.metadata["least"], each.metadata["most"]
+        least, most = declared.least, declared.most
         flag = prefix + each.name.replace("_", "-")
         # "not >=" rather than "<", so that NaN is out of bounds.
         if least is not None and not value >= least:

@@ -112,8 +112,9 @@ async def start_engine(
 ) -> tuple[EngineProcess, Ready]:
     """Start the engine process with `module` as its main, and wait until the engine is ready.
 
-    Raise SetupError if the engine cannot be built or is not ready within `settings.start_wait_s`,
-    and EngineLost if the process ends first. The process is stopped in each case.
+    Raise SetupError if the engine cannot be built or is not ready within
+    `settings.start_timeout_s`, and EngineLost if the process ends first. The process is stopped in
+    each case.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -136,7 +137,7 @@ async def start_engine(
     engine = EngineProcess(process, reader, writer)
     try:
         engine.send(Start(settings, epoch))
-        async with asyncio.timeout(settings.start_wait_s):
+        async with asyncio.timeout(settings.start_timeout_s):
             frame = await engine.next()
         if isinstance(frame, Ready):
             return engine, frame
@@ -147,7 +148,8 @@ async def start_engine(
         )
     except TimeoutError as error:
         await engine.stop()
-        raise SetupError(f"the engine was not ready within {settings.start_wait_s:g} s") from error
+        limit_s = settings.start_timeout_s
+        raise SetupError(f"the engine was not ready within {limit_s:g} s") from error
     except EngineLost as error:
         how = await engine.describe_end()
         await engine.stop()

@@ -68,7 +68,7 @@ class Identity:
             state=load.state,
             fingerprint=self.ready.fingerprint,
             layout=self.ready.layout,
-            model=self.settings.name(),
+            model=self.settings.model_name(),
             engine=self.ready.engine,
             max_model_len=self.ready.max_model_len,
             vocab_size=self.ready.vocab_size,

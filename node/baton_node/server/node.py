@@ -93,7 +93,7 @@ class Node:
         self._events = 0  # number of the last CacheEvents frame
         self._drained = asyncio.Event()
         self._waits = waits or EndWaits()
-        limit_s, save_s = identity.settings.drain_s, self._waits.save_s
+        limit_s, save_s = identity.settings.drain_timeout_s, self._waits.save_s
         self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
         ready = identity.ready
         self._figures = Load(identity.epoch, "ready", ready.speeds, ready.load, ready.store)

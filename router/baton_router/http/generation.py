@@ -193,7 +193,7 @@ class GenerationRoutes:
         starter = PromptStarter(
             self.intake.admission, self.dispatcher, trail, prepared, waits_until
         )
-        guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.bounds.cut_off_s)
+        guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.tunables.cut_off_s)
         choices = sum(item.request.params.n for item in prepared)
         output = OutputQueue(len(prepared), guard.max_unread(choices), guard.overflow)
         self.observers.metrics.accepted(map(len, prompts))  # waiting prompts are demand too

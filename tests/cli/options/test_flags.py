@@ -17,7 +17,6 @@ from baton_cli.main import COMMANDS, known_variables
 from baton_cli.options.flag import (
     Flag,
     add_flags,
-    flag,
     flags_of,
     make_record,
     merge,
@@ -30,23 +29,24 @@ from baton_cli.options.records import (
     RouterOptions,
     UpOptions,
 )
-from baton_engine.config.engine_config import ByteSize, Device
+from baton_engine.config.engine_config import Device
+from baton_protocol.options import ByteSize, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     TITLE = "sample"
 
-    count: int = flag(1, "a number", least=1, most=9)
-    share: float = flag(0.5, "a share")
-    name: str = flag("", "a name")
-    loud: bool = flag(False, "a switch")
-    size: ByteSize | None = flag(None, "a size")
-    blocks: int | None = flag(None, "or blocks", excludes="size")
-    mode: Literal["a", "b"] = flag("a", "a choice")
-    device: Device = flag("cpu", "a device")
-    urls: tuple[str, ...] = flag((), "a list")
-    secret: int = flag(0, "hidden", hidden=True)
+    count: int = option(1, "a number", least=1, most=9)
+    share: float = option(0.5, "a share")
+    name: str = option("", "a name")
+    loud: bool = option(False, "a switch")
+    size: ByteSize | None = option(None, "a size")
+    blocks: int | None = option(None, "or blocks", excludes="size")
+    mode: Literal["a", "b"] = option("a", "a choice")
+    device: Device = option("cpu", "a device")
+    urls: tuple[str, ...] = option((), "a list")
+    secret: int = option(0, "hidden", hidden=True)
 
 
 def read(argv: list[str], environ: dict[str, str] | None = None) -> Sample:
@@ -154,8 +154,8 @@ def test_a_record_survives_a_round_trip_through_argv_and_variables(options: Comm
 
 def test_secrets_are_in_no_repr_and_on_no_command_line() -> None:
     options = NodeOptions(
-        redis_index="redis://:s3cret@h",
-        redis_data=("redis://:s3cret@h",),
+        index_url="redis://:s3cret@h",
+        data_urls=("redis://:s3cret@h",),
         redis_password="s3cret",
         link_token="s3cret",
     )
