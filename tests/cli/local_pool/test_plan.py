@@ -25,8 +25,6 @@ from baton_cli.options.devices import CUDA
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
 from baton_engine.config.engine_config import EngineKind, SimConfig
 from baton_node.artifacts import load_artifacts
-from baton_node.settings import NodeSettings
-from baton_router.settings import RouterSettings
 from baton_text.artifacts import BATON
 
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock"))
@@ -139,12 +137,6 @@ def test_a_node_sees_only_its_own_gpu() -> None:
         assert child.device == CUDA
 
 
-def test_node_flags_have_the_defaults_of_the_node_s_settings() -> None:
-    settings, plain = node_settings(NodeOptions(engine="sim"), "decode"), NodeSettings
-    for name in (*COMPUTING, "kv_shards", "fetch", "write_behind_bandwidth", "store_settings"):
-        assert getattr(settings, name) == getattr(plain(node="n", role="decode"), name), name
-
-
 def test_a_write_behind_bandwidth_of_zero_is_accepted() -> None:
     _, child = read_command(["decode", "--engine", "sim", "--write-behind-bandwidth", "0"], {})
     assert isinstance(child, NodeOptions)
@@ -185,11 +177,6 @@ def test_the_router_gets_its_timeouts_and_the_missing_role_policy() -> None:
 
 def test_the_router_gets_the_wake_wait() -> None:
     assert router_settings(RouterOptions(nodes=("http://n",), wake_wait_s=9)).wake_wait_s == 9
-
-
-def test_router_flags_have_the_defaults_of_the_router_s_settings() -> None:
-    options = RouterOptions(nodes=("http://n",))
-    assert router_settings(options) == RouterSettings(nodes=("http://n",))
 
 
 def test_logs_are_json_in_every_process_or_in_none() -> None:
