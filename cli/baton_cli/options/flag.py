@@ -90,7 +90,7 @@ def flags_of(record: type) -> tuple[Flag, ...]:
     hints = typing.get_type_hints(record, include_extras=True)
     flags: list[Flag] = []
     for item in fields(record):
-        hint = _required(hints[item.name])
+        hint = _without_none(hints[item.name])
         if is_dataclass(hint):
             flags += [
                 replace(inner, name=f"{item.name}_{inner.name}", record=item.name)
@@ -139,7 +139,7 @@ def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
     if item.hint is bool:
         kwargs["action"] = argparse.BooleanOptionalAction
     else:
-        kwargs["type"] = _for_argparse(item)
+        kwargs["type"] = _argparse_type(item)
         kwargs["metavar"] = item.metavar or _metavar(item)
         if item.several:
             kwargs |= {"action": _Several, "nargs": "+"}
@@ -160,27 +160,27 @@ class _Several(argparse.Action):
         setattr(namespace, self.dest, (*before, *chain.from_iterable(values)))
 
 
-def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str]) -> R:
+def merge_options(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str]) -> R:
     """Merge into a record: the command line wins over the environment, which wins over defaults.
     `variables` is keyed by names such as BATON_PORT. Raise UsageError."""
-    known = flags_of(record)
-    values = {item.name: given[item.name] for item in known if item.name in given}
-    _check_exclusive(known, values, lambda item: item.option)
+    flags = flags_of(record)
+    values = {item.name: given[item.name] for item in flags if item.name in given}
+    _check_exclusive(flags, values, lambda item: item.option)
     from_environment = {
         item.name: _from_variable(item, variables[item.variable])
-        for item in known
+        for item in flags
         if item.has_variable and item.name not in values and variables.get(item.variable)
     }
-    for name in _beaten(known, values):
+    for name in _excluded_fields(flags, values):
         from_environment.pop(name, None)
-    _check_exclusive(known, from_environment, lambda item: item.variable)
+    _check_exclusive(flags, from_environment, lambda item: item.variable)
     return make_record(record, values | from_environment)
 
 
-def _beaten(known: Sequence[Flag], values: Mapping[str, Any]) -> set[str]:
+def _excluded_fields(flags: Sequence[Flag], values: Mapping[str, Any]) -> set[str]:
     """The fields that the given flags exclude. A flag overrides the variable of an excluded field,
     just as it overrides its own variable."""
-    pairs = [(item.name, item.excludes) for item in known if item.excludes]
+    pairs = [(item.name, item.excludes) for item in flags if item.excludes]
     return {b for a, b in pairs if a in values} | {a for a, b in pairs if b in values}
 
 
@@ -223,7 +223,7 @@ def to_argv(options: Any) -> list[str]:
     return argv
 
 
-def _required(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     """X of X | None."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         [hint] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
@@ -264,7 +264,7 @@ def _parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
-def _for_argparse(item: Flag) -> Callable[[str], Any]:
+def _argparse_type(item: Flag) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             return item.parse(text)
@@ -282,10 +282,10 @@ def _from_variable(item: Flag, text: str) -> Any:
 
 
 def _check_exclusive(
-    known: tuple[Flag, ...], values: Mapping[str, Any], name: Callable[[Flag], str]
+    flags: tuple[Flag, ...], values: Mapping[str, Any], name: Callable[[Flag], str]
 ) -> None:
-    by_name = {item.name: item for item in known}
-    for item in known:
+    by_name = {item.name: item for item in flags}
+    for item in flags:
         if item.excludes and item.name in values and item.excludes in values:
             raise UsageError(f"give {name(by_name[item.excludes])} or {name(item)}, not both")
 

@@ -11,7 +11,7 @@ import pytest
 from baton_cli.bench.metrics import Spread, latency_of, setting_of, spread, throughput_of, waste_of
 from baton_cli.bench.options import LatencyOptions
 from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
-from baton_cli.bench.run import LOOK_EVERY, CacheUse, Trace, drive
+from baton_cli.bench.run import LOOK_EVERY, CacheUse, RunRecord, drive
 from baton_cli.bench.workload import Workload, WorkloadItem
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
@@ -34,7 +34,7 @@ def workload_of(*sizes: tuple[int, int]) -> Workload:
     return Workload("test", tuple(items))
 
 
-def run(engine: EngineCore, workload: Workload, salt: str = "") -> Trace:
+def run(engine: EngineCore, workload: Workload, salt: str = "") -> RunRecord:
     trace = drive(engine, workload.requests(0, salt), clock=ticks())
     engine.check_integrity()
     assert not engine.has_work()

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from baton_cli.commands.roles import node_settings
+from baton_cli.commands.role_settings import node_settings
 from baton_cli.errors import CommandError
 from baton_cli.options.records import NodeOptions
 from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec

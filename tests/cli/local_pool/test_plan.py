@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from baton_cli.commands.roles import node_settings, router_settings
-from baton_cli.commands.up import THIS_MACHINE, Machine, make_plan, settle, show_answer, show_ready
+from baton_cli.commands.role_settings import node_settings, router_settings
+from baton_cli.commands.up import settle, show_answer, show_ready
+from baton_cli.commands.up_plan import THIS_MACHINE, Machine, make_plan
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.gpus import Gpu, Memory

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton_cli.commands.roles import worker_pool
-from baton_cli.commands.up import folder_of_routers, make_plan
+from baton_cli.commands.up import folder_of_routers
+from baton_cli.commands.up_plan import make_plan
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.main import read_command
 from baton_cli.options.records import RouterOptions, UpOptions

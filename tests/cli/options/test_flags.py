@@ -19,7 +19,7 @@ from baton_cli.options.flag import (
     add_flags,
     flags_of,
     make_record,
-    merge,
+    merge_options,
     to_argv,
     to_variables,
 )
@@ -52,7 +52,7 @@ class Sample:
 def read(argv: list[str], environ: dict[str, str] | None = None) -> Sample:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser, Sample)
-    return merge(Sample, vars(parser.parse_args(argv)), environ or {})
+    return merge_options(Sample, vars(parser.parse_args(argv)), environ or {})
 
 
 def test_without_flags_and_variables_the_defaults_apply() -> None:
@@ -149,7 +149,7 @@ def test_a_record_survives_a_round_trip_through_argv_and_variables(options: Comm
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_flags(parser, type(options))
     parsed = vars(parser.parse_args(to_argv(options)))
-    assert merge(type(options), parsed, to_variables(options)) == options
+    assert merge_options(type(options), parsed, to_variables(options)) == options
 
 
 def test_secrets_are_in_no_repr_and_on_no_command_line() -> None:
@@ -171,7 +171,9 @@ def test_secrets_are_in_no_repr_and_on_no_command_line() -> None:
 def test_a_positional_argument_is_required_and_has_no_variable() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser, FetchOptions)
-    assert merge(FetchOptions, vars(parser.parse_args(["hf://a/b"])), {}).source == "hf://a/b"
+    assert (
+        merge_options(FetchOptions, vars(parser.parse_args(["hf://a/b"])), {}).source == "hf://a/b"
+    )
     with pytest.raises((argparse.ArgumentError, SystemExit)):
         parser.parse_args([])
     assert "BATON_SOURCE" not in known_variables()

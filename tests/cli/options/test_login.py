@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from baton_cli.commands.roles import node_settings, router_settings
+from baton_cli.commands.role_settings import node_settings, router_settings
 from baton_cli.commands.up import settle
 from baton_cli.errors import CommandError
 from baton_cli.options.records import NodeOptions, RouterOptions, UpOptions

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from baton_cli.commands.roles import router_settings
-from baton_cli.commands.up import make_plan, settle
+from baton_cli.commands.role_settings import router_settings
+from baton_cli.commands.up import settle
+from baton_cli.commands.up_plan import make_plan
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.main import read_command

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton_cli.commands.roles import node_settings
+from baton_cli.commands.role_settings import node_settings
 from baton_cli.options.records import NodeOptions
 from baton_engine.attention.selector import choose_kernels
 from baton_engine.build import build_runner

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from baton_cli.commands.fetch_options import FetchOptions
-from baton_cli.commands.roles import node_settings, router_settings
+from baton_cli.commands.role_settings import node_settings, router_settings
 from baton_cli.main import read_command
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions
 from baton_kvstore.connection.endpoint import parse_endpoint
