@@ -205,13 +205,13 @@ class _CommandParser(argparse.ArgumentParser):
     """One command's parser: an unknown flag is an error that names the closest one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hints = "".join(
                 self._hint(argument) for argument in unknown if argument.startswith("-")
             )
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
-        return found, unknown
+        return parsed, unknown
 
     def _hint(self, argument: str) -> str:
         flags = [flag for action in self._actions for flag in action.option_strings]

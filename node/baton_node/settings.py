@@ -6,7 +6,7 @@
     `-- ExchangeSettings  how the node uses the KV store
 
 The flags of `baton prefill` and `baton decode` follow from the options; `baton up` has those of a
-model and of the exchange, too. Names end in the unit (`_s`).
+model and of the exchange, too. Names end in the unit.
 
     SetupError       the node cannot start; the message is one line for the user, exit code 1
     `-- EngineLost   the engine process has ended; the node ends too

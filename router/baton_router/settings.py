@@ -6,7 +6,7 @@
     `-- TenantSettings    API keys, and what tenants share
 
 The flags of `baton router` follow from the options; `baton up` has those of the three bases, too.
-Names end in the unit (`_ms`, `_s`, `_bytes`).
+Names end in the unit.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In: a dataclass whose options come from `option()` of baton_protocol. Out: flags in an argparse
 parser; a record merged from the command line and the environment; and a record turned back into
-argv and variables, with which `baton up` starts its children. The field `field_name` becomes the
-flag `--field-name`, unless the option names another, and the variable BATON_FIELD_NAME. A field
+argv and variables, with which `baton up` starts its children. The field `max_queued` becomes the
+flag `--max-queued`, unless the option names another, and the variable BATON_MAX_QUEUED. A field
 that holds a record contributes that record's flags: `layers` of the record in `sim` becomes
 `--sim-layers`.
 """

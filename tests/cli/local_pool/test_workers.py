@@ -19,7 +19,7 @@ ROUTER = RouterOptions(
     pool="p",
     workers=3,
     nodes=("http://a:1",),
-    redis_index="redis://:s3cret@i",
+    index_url="redis://:s3cret@i",
     link_token="s3cret",
     json_logs=True,
 )

@@ -14,7 +14,8 @@ from baton_cli.options.records import NodeOptions, RouterOptions
 from baton_engine.config.engine_config import DType, EngineKind
 from baton_operator.api import pool as operator
 from baton_operator.api.fields import NODE_FLAGS, ROUTER_FLAGS
-from baton_operator.api.pool import REQUEST_S, EngineSpec, KVStoreSpec, PoolSpec
+from baton_operator.api.pool import REQUEST_S, EngineSpec, PoolSpec
+from baton_operator.api.store import KVStoreSpec
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes
 from tests.support.kubernetes.manifests import SAMPLES, containers, sample_pool, template_of

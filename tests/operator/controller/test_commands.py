@@ -136,7 +136,7 @@ def test_nodes_get_the_spec_their_pod_s_name_and_address_and_a_valid_store(name:
         assert options.chunk_blocks == spec.engine.chunk_blocks
         assert options.max_model_len == spec.engine.max_model_len
         StoreSettings(
-            index_url=options.redis_index, data_urls=options.redis_data, pool=options.pool
+            index_url=options.index_url, data_urls=options.data_urls, pool=options.pool
         ).check()
 
 
@@ -162,7 +162,7 @@ def test_the_router_gets_the_index_of_the_nodes_and_the_hand_off_settings(name: 
     assert isinstance(router, RouterOptions)
     assert isinstance(node, NodeOptions)
     router_settings(router).check()
-    assert (router.redis_index, router.pool) == (node.redis_index, node.pool)
+    assert (router.index_url, router.pool) == (node.index_url, node.pool)
     spec = sample_pool(name).spec
     assert (router.handoff, router.missing_role) == (spec.handoff, spec.missing_role_policy)
     assert router.served_model_name == sample_pool(name).spec.model_name
