@@ -88,7 +88,7 @@ def test_extra_flags_reach_their_process() -> None:
     assert isinstance(node, NodeOptions)
     assert isinstance(router, RouterOptions)
     assert (node.kv_memory, node.max_num_seqs) == (2 << 30, 64)
-    assert router.request_timeout == 900
+    assert router.request_timeout_s == 900
 
 
 @pytest.mark.parametrize("name", ["hub", "host"])
@@ -100,7 +100,7 @@ def test_the_model_is_fetched_into_the_folder_that_the_node_reads(name: str) -> 
     source = parse_source(fetch.source)
     assert isinstance(source, HubModel)
     assert node.model == f"{fetch.to}/{source.folder_name}"
-    assert (fetch.node, fetch.redis_index) == (node.node, node.redis_index)
+    assert (fetch.node, fetch.redis_index) == (node.node, node.index_url)
 
 
 def test_tls_urls_name_the_mounted_ca_certificate() -> None:
@@ -108,7 +108,7 @@ def test_tls_urls_name_the_mounted_ca_certificate() -> None:
     node, router = found["decode"], found["router"]
     assert isinstance(node, NodeOptions)
     assert isinstance(router, RouterOptions)
-    index, plain, data = (parse_endpoint(url) for url in (router.redis_index, *node.redis_data))
+    index, plain, data = (parse_endpoint(url) for url in (router.index_url, *node.data_urls))
     assert (plain.kind, plain.options) == ("tcp", ())
     for endpoint in (index, data):
         assert endpoint.kind == "tls"
