@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_text.artifacts import ArtifactError, byte_artifacts, read_artifacts
 from baton_text.parsers.registry import parsers_artifact
 from baton_text.tokenizer import Tokenizer

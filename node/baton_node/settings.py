@@ -7,9 +7,6 @@
 
 The flags of `baton prefill` and `baton decode` follow from the options; `baton up` has those of a
 model and of the exchange, too. Names end in the unit.
-
-    SetupError       the node cannot start; the message is one line for the user, exit code 1
-    `-- EngineLost   the engine process has ended; the node ends too
 """
 
 from __future__ import annotations
@@ -21,14 +18,6 @@ from baton_engine.config.engine_config import EngineConfig, EngineKind, SimConfi
 from baton_protocol.options import MAX_PORT, ByteSize, option
 from baton_protocol.policies import FetchPolicy, StoreCare
 from baton_protocol.store import Role
-
-
-class SetupError(Exception):
-    """The node cannot start. The message names the wrong value and how to correct it."""
-
-
-class EngineLost(SetupError):
-    """The engine process has ended. The message says how."""
 
 
 @dataclass(frozen=True, kw_only=True)

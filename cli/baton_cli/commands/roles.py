@@ -22,12 +22,9 @@ from baton_cli.options.environment import for_children
 from baton_cli.options.flag import to_argv, to_variables
 from baton_cli.options.records import ChildOptions, NodeOptions, RouterOptions
 from baton_cli.otlp import export_spans
+from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.parent_death import die_with
-from baton_node.settings import (
-    EngineLost,
-    NodeSettings,
-    SetupError,
-)
+from baton_node.settings import NodeSettings
 
 if TYPE_CHECKING:
     from baton_protocol.store import Role

@@ -24,7 +24,8 @@ from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.errors import StoreError
 from baton_kvstore.keys import chunk_key
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol.hashing import HASH_BYTES
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint
 from baton_protocol.layout import KVLayout

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections import deque
 
+from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.messages import (
     Ready,
     SetupFailed,
@@ -23,7 +24,7 @@ from baton_node.ipc.messages import (
     to_engine_codec,
     to_server_codec,
 )
-from baton_node.settings import EngineLost, NodeSettings, SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 
 READ_BYTES = 1 << 18

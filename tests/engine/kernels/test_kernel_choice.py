@@ -19,7 +19,7 @@ from baton_engine.build import build_runner
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
 from baton_node.engine.build_engine import build_engine
-from baton_node.settings import SetupError
+from baton_node.errors import SetupError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -19,7 +19,8 @@ from baton_node.engine.build_engine import (
     measure_transfers,
     torch_settings,
 )
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 
