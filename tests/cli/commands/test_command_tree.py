@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton_cli.errors import UsageError
-from baton_cli.main import COMMANDS, build_parser, read_command
+from baton_cli.main import COMMANDS, Command, build_parser, read_command
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import UpOptions
 from baton_protocol import PROTOCOL_VERSION
@@ -25,11 +25,10 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
 def test_help_names_every_flag_with_its_variable(
-    command: object, capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [known] = [each for each in COMMANDS if each is command]
-    text = help_of(known.words, capsys)
-    for item in flags_of(known.options):
+    text = help_of(command.words, capsys)
+    for item in flags_of(command.options):
         assert (f"[{item.variable}]" in text) is item.has_variable
         assert ((item.metavar if item.positional else item.option) in text) is not item.hidden
 

@@ -19,7 +19,7 @@ from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_code
 from baton_protocol.store import ROLES
 from tests.support.nodes.processes import make_request
 from tests.support.pools.one_role import WAIT_S, role, wait_ready
-from tests.support.project.command import baton_process
+from tests.support.project.command import baton, baton_process
 
 pytestmark = pytest.mark.integration
 
@@ -115,9 +115,7 @@ def test_a_role_that_cannot_start_because_of_a_flag_says_which_and_ends_with_its
     """Kubernetes' pods show the code and the last line, from which the operator explains them."""
     keys = tmp_path / "keys"
     keys.write_text("no-key-in-this-line\n")
-    done = baton_process(
-        command, "--port", "0", *(flag.replace("KEYS", str(keys)) for flag in flags)
-    )
+    done = baton(command, "--port", "0", *(flag.replace("KEYS", str(keys)) for flag in flags))
     assert done.returncode == WRONG_FLAG, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("baton: ")
