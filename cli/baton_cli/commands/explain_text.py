@@ -69,9 +69,9 @@ def _attempt_lines(attempt: Json) -> Iterator[str]:
     number, at = attempt["attempt"], _ms(attempt["at_ms"])
     yield f"  at {at}: attempt {number}: {prefill}decode {attempt['decode']} ({attempt['reason']})"
     yield f"    {attempt['explanation']}"
-    told = attempt["known"]
-    store = "up" if told["store_up"] else "down"
-    yield f"    known: store {store}, it holds {told['stored_chunks']} of {told['chunks']} chunks"
+    index = attempt["known"]
+    store = "up" if index["store_up"] else "down"
+    yield f"    known: store {store}, it holds {index['stored_chunks']} of {index['chunks']} chunks"
     yield from _table_lines(attempt)
     yield f"    {_format_measured(attempt)}"
     if (

@@ -1,8 +1,8 @@
 """One frozen record per command: its flags, their defaults, units and reasons.
 
-What a router or a node can be told is declared where it is used, in `baton_router.settings`,
-`baton_node.settings` and `baton_engine.config.engine_config`. The records here inherit those
-options and add what only the command line knows.
+The options of a router, a node and an engine are declared where they are used, in
+`baton_router.settings`, `baton_node.settings` and `baton_engine.config.engine_config`. The records
+here inherit those options and add what only the command line knows.
 
 CommonOptions
 |-- TraceOptions          the collector of spans
