@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import psutil
 
 from baton_engine.config.engine_config import SimConfig
@@ -76,7 +77,7 @@ def settings(store: EmbeddedStore, port: int) -> NodeSettings:
 def node(made: NodeSettings, place: Path) -> AbstractContextManager[psutil.Process]:
     """Its notes are written when it ends."""
     words = (sys.executable, "-m", "benchmarks.support.kv.busy_node")
-    return process(words, made.to_json(), {FOLDER: str(place)})
+    return process(words, msgspec.json.encode(made), {FOLDER: str(place)})
 
 
 @asynccontextmanager

@@ -26,10 +26,10 @@ from benchmarks.support.servers import HOST
 START_S = 120.0
 STOP_S = 15.0
 NODE_MAIN = """
-import asyncio, sys
+import asyncio, sys, msgspec
 from baton_node.settings import NodeSettings
 from baton_decode_node.serve import serve
-settings = NodeSettings.from_json(sys.stdin.buffer.read())
+settings = msgspec.json.decode(sys.stdin.buffer.read(), type=NodeSettings)
 asyncio.run(serve(settings, "baton_cli.engine_process"))
 """
 ROUTER_MAIN = """
@@ -78,7 +78,7 @@ def process(
 
 def decode_node(settings: NodeSettings) -> AbstractContextManager[psutil.Process]:
     """Run a decode node's server, whose engine is a child process."""
-    return process((sys.executable, "-c", NODE_MAIN), settings.to_json())
+    return process((sys.executable, "-c", NODE_MAIN), msgspec.json.encode(settings))
 
 
 def router(settings: RouterSettings, profile: str = "") -> AbstractContextManager[psutil.Process]:

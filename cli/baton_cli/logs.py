@@ -16,14 +16,14 @@ def configure(level: LogLevel, json_logs: bool, worker: str = "") -> None:
     line names it: the process is one of several router workers."""
     handler = logging.StreamHandler(sys.stderr)
     if worker:
-        handler.addFilter(Named(worker))
+        handler.addFilter(WorkerName(worker))
     handler.setFormatter(formatter(json_logs))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The router writes its own line for each request.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
-class Named(logging.Filter):
+class WorkerName(logging.Filter):
     """Adds `worker` to each record."""
 
     def __init__(self, worker: str) -> None:

@@ -24,7 +24,7 @@ from baton_cli.commands.generate_options import GenerateOptions
 from baton_cli.commands.operator_options import OperatorOptions
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.options.environment import closest, own_variables
-from baton_cli.options.flag import add_flags, flags_of, merge
+from baton_cli.options.flag import add_flags, flags_of, merge_options
 from baton_cli.options.records import (
     CommonOptions,
     NodeOptions,
@@ -125,7 +125,7 @@ COMMANDS = (
     Command(
         "model fetch-demo",
         FetchDemoOptions,
-        "baton_cli.commands.model_command:fetch_demo",
+        "baton_cli.commands.fetch_demo:run",
         "local",
         texts.FETCH_DEMO,
     ),
@@ -137,9 +137,7 @@ COMMANDS = (
         texts.EXPLAIN,
         texts.EXPLAIN_EXAMPLES,
     ),
-    Command(
-        "version", VersionOptions, "baton_cli.commands.model_command:version", "", texts.VERSION
-    ),
+    Command("version", VersionOptions, "baton_cli.commands.version:run", "", texts.VERSION),
 )
 
 
@@ -184,7 +182,7 @@ def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Comma
     command: Command = given.pop("command")
     try:
         variables = own_variables(environ, known_variables())
-        return command, merge(command.options, given, variables)
+        return command, merge_options(command.options, given, variables)
     except UsageError as error:
         raise UsageError(f"{error} (see baton {command.words} --help)") from error
 
@@ -207,13 +205,13 @@ class _CommandParser(argparse.ArgumentParser):
     """One command's parser: an unknown flag is an error that names the closest one."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        found, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             hints = "".join(
                 self._hint(argument) for argument in unknown if argument.startswith("-")
             )
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
-        return found, unknown
+        return parsed, unknown
 
     def _hint(self, argument: str) -> str:
         flags = [flag for action in self._actions for flag in action.option_strings]

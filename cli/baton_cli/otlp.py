@@ -30,7 +30,7 @@ TIMEOUT_S = 2.0
 
 
 @contextmanager
-def exporting(
+def export_spans(
     endpoint: str, environ: Mapping[str, str], service: str, instance: str
 ) -> Iterator[Sink | None]:
     """Yield the sink for this process's spans, or None if no flag or variable names a collector.

@@ -17,9 +17,9 @@ from baton_engine.interface import PADDING
 from baton_node.engine.chunk_sets import chunks_of
 from baton_node.engine.job import Job
 from baton_node.engine.loop_context import LoopContext
-from baton_node.settings import FetchPolicy
 from baton_node.store.base import ChunkRef
 from baton_protocol.ids import RequestId
+from baton_protocol.policies import FetchPolicy
 from baton_protocol.store import Priority
 
 SAMPLE_EVERY_S = 10.0

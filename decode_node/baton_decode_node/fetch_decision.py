@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton_node.engine.chunk_sets import chunks_of
-from baton_node.settings import FetchPolicy
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import FetchPolicy
 from baton_protocol.store import DataInstance
 
 

@@ -12,4 +12,5 @@ thread runs the step loop and other threads transfer KV.
     ipc        frames between the two processes; makes them end together
     artifacts  the model's tokenizer, config and template files
     settings   a node's settings
+    errors     why a node cannot start or go on
 """

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_text.artifacts import ArtifactError, byte_artifacts, read_artifacts
 from baton_text.parsers.registry import parsers_artifact
 from baton_text.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:
     try:
         parsers = parsers_artifact(settings.tool_parser, settings.reasoning_parser)
         if settings.model:
-            return read_artifacts(Path(settings.model), settings.chat_template) | parsers
+            return read_artifacts(Path(settings.model), settings.chat_template or None) | parsers
         vocab = settings.sim.vocab_size
         return (byte_artifacts(vocab) if vocab else byte_artifacts()) | parsers
     except ArtifactError as error:

@@ -1,99 +1,137 @@
-"""Settings of one node, from the command line's flags or from a test.
+"""The settings of a node: every option of its engine, store and server, declared once.
 
-`NodeSettings` is sent as a frame to the engine process, so it holds only plain values.
+    NodeSettings          a node's settings, which its engine process gets as a frame
+    |-- ServerSettings    the node's identity, addresses and deadlines
+    |-- ModelSettings     a model and, from EngineConfig and SimConfig, an engine
+    `-- ExchangeSettings  how the node uses the KV store
 
-    SetupError       the node cannot start; the message is one line for the user, exit code 1
-    `-- EngineLost   the engine process has ended; the node ends too
+The flags of `baton prefill` and `baton decode` follow from the options; `baton up` has those of a
+model and of the exchange, too. Names end in the unit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import msgspec
+from typing import ClassVar
 
 from baton_engine.config.engine_config import EngineConfig, EngineKind, SimConfig
+from baton_protocol.options import MAX_PORT, ByteSize, option
+from baton_protocol.policies import FetchPolicy, StoreCare
 from baton_protocol.store import Role
 
-FetchPolicy = Literal["auto", "always", "never"]
 
-StoreCare = Literal["apply", "check"]
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(EngineConfig):
+    TITLE = "model"
 
-
-class SetupError(Exception):
-    """The node cannot start. The message names the wrong value and how to correct it."""
-
-
-class EngineLost(SetupError):
-    """The engine process has ended. The message says how."""
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class NodeSettings(EngineConfig):
-    """Settings of one node: its identity, addresses, store and engine. EngineConfig's fields
-    configure the engine. Durations are in seconds.
-
-    With `port` 0 the system chooses a free port; the log and the registry show it. `address` is the
-    URL at which routers reach the node; the default is http://host:port. With an empty
-    `index_url` there is no store: this node computes each request itself. If `link_token` is set,
-    clients must send it to open a link or to read an artifact. `store_settings` is "apply" to set
-    the store servers' options and "check" to only verify them. `write_behind_bandwidth` is in bytes
-    per second: None is a tenth of the measured link, 0 turns write-behind off.
-    """
-
-    node: str
-    role: Role
-    host: str = "127.0.0.1"
-    port: int = 0
-    address: str = ""
-    pool: str = "default"
-    revision: str = ""
-
-    index_url: str = ""
-    data_urls: tuple[str, ...] = ()
-    store_settings: StoreCare = "apply"
-    fetch: FetchPolicy = (
-        "auto"  # chunks found in the store: "auto" fetches those that it predicts to be faster
+    model: str = option("", "Hugging Face folder, or hub id (HF_ENDPOINT selects the hub)")
+    served_model_name: str = option(
+        "", "model name for clients (default: the folder's last component)", metavar="NAME"
     )
-    write_behind_bandwidth: int | None = None
-    link_token: str = ""
-
-    engine: EngineKind = "torch"
-    model: str = ""
-    served_name: str = ""  # default: the last component of `model`, or else the engine's kind
-    chat_template: str | None = None  # a file, or the template itself
-    tool_parser: str = ""  # a name in baton_text's registry, or "none"; "": chosen by the template
-    reasoning_parser: str = ""  # as tool_parser
+    engine: EngineKind = option(
+        "torch", "torch: the real engine; sim: a timing model without torch"
+    )
+    chat_template: str = option(
+        "", "Jinja file that replaces the model's own template", metavar="FILE"
+    )
+    tool_parser: str = option(
+        "",
+        "parser of tool calls, or none (default: by the chat template)",
+        metavar="NAME",
+    )
+    reasoning_parser: str = option(
+        "",
+        "parser of reasoning, or none (default: by the chat template)",
+        metavar="NAME",
+    )
     sim: SimConfig = SimConfig()
 
-    lookup_wait_s: float = 0.1  # longest wait for a lookup's answer before computing instead
-    # Longest wait for a request's chunks, plus time for their bytes; with a hand-off, counted from
-    # its first token.
-    first_wait_s: float = 2.0
-    blocks_wait_s: float = 30.0  # longest wait of a fetch for free blocks before computing instead
-    drain_s: float = 10.0  # how long running requests may continue here after SIGTERM
-    link_grace_s: float = 5.0  # after a router's link breaks, until its requests are aborted
-    start_wait_s: float = 600.0  # longest time to build the engine: load weights, compile
-    load_every_s: float = 0.2  # period of load reports
-    events_every_s: float = 0.1  # period of cache events
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeSettings:
+    TITLE: ClassVar[str] = "KV exchange"
+
+    fetch: FetchPolicy = option(
+        "auto", "whether to fetch stored KV; auto: if fetching is faster than computing"
+    )
+    write_behind_bandwidth: ByteSize | None = option(
+        None,
+        "bytes per second for storing KV that no request waits for, such as that of answers;"
+        " 0: store none (default: a tenth of the measured link)",
+        least=0,
+    )
+    store_settings: StoreCare = option(
+        "apply",
+        "apply: correct the Redis servers' persistence and eviction settings if they allow it;"
+        " check: only warn",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    TITLE: ClassVar[str] = "node"
+
+    node: str = option(
+        "",
+        "unique name of the node in its pool (default: host, role and random digits)",
+        metavar="NAME",
+    )
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(0, "port to listen on; 0: a free one", least=0, most=MAX_PORT)
+    address: str = option(
+        "", "URL under which routers reach the node (default: http://HOST:PORT)", metavar="URL"
+    )
+    pool: str = option("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    revision: str = option("", "name of the revision, shown in /pool", metavar="NAME")
+    index_url: str = option(
+        "",
+        "Redis for markers and registry (default: no store)",
+        metavar="URL",
+        secret=True,
+        flag="--redis-index",
+    )
+    data_urls: tuple[str, ...] = option(
+        (), "Redis instances for KV bytes", metavar="URL,...", secret=True, flag="--redis-data"
+    )
+    link_token: str = option(
+        "",
+        "token that routers must send (use the variable; default: none is required)",
+        metavar="WORD",
+        secret=True,
+    )
+    start_timeout_s: float = option(
+        600.0,
+        "seconds that the engine may take to load the model",
+        metavar="SECONDS",
+        least=1,
+        flag="--start-timeout",
+    )
+    link_grace_s: float = option(
+        5.0,
+        "seconds that requests continue after their router's link broke",
+        metavar="SECONDS",
+        least=0,
+        flag="--link-grace",
+    )
+    drain_timeout_s: float = option(
+        10.0,
+        "seconds that running requests may take after SIGTERM",
+        least=0,
+        flag="--drain-timeout",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings(ServerSettings, ModelSettings, ExchangeSettings):
+    """Without an `index_url` there is no store: the node computes each request itself."""
+
+    role: Role
     log_level: str = "WARNING"  # of the engine process only; the caller configures the server's log
     json_logs: bool = False  # of the engine process only
 
-    def __repr__(self) -> str:
-        """Leave out URLs and the token: secrets must not reach a log."""
-        return f"NodeSettings(node={self.node!r}, role={self.role!r})"
-
-    def name(self) -> str:
+    def model_name(self) -> str:
         """Return the model's name in the client API."""
-        if self.served_name:
-            return self.served_name
+        if self.served_model_name:
+            return self.served_model_name
         last = self.model.rstrip("/").rsplit("/", 1)[-1]
         return last or self.engine
-
-    def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
-
-    @classmethod
-    def from_json(cls, data: bytes) -> NodeSettings:
-        return msgspec.json.decode(data, type=cls)

@@ -13,6 +13,8 @@ block hashes, `KVLayout`, fingerprints and the error classes. Every other packag
     link         frames between router and node
     store        records kept in Redis: markers, inbox entries, and reports of nodes and routers
     model_source the addresses of models: hf:// and pvc://
+    options      declares an option once: default, help, bounds and flag
+    policies     the policies that flags, records and the InferencePool name alike
     figures      bounded number and text types for the fields of records
     hosts        the Host headers that a server accepts
     logs         the format of log lines

@@ -1,37 +1,41 @@
-"""The settings of a router. The command line builds them; tests build them by hand.
+"""The settings of a router: every option, declared once, and what tests tune.
 
-Nodes come from the registry behind `index_url`, from the static list `nodes`, or from both. `check`
-refuses settings with neither, since such a router could never serve.
+    RouterSettings        address, nodes and keys of one router
+    |-- RequestSettings   how a router handles requests
+    |-- AdmissionSettings limits of tenants, and how calls queue while all nodes are full
+    `-- TenantSettings    API keys, and what tenants share
+
+The flags of `baton router` follow from the options; `baton up` has those of the three bases, too.
+Names end in the unit.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.hosts import ANY, is_host
+from baton_protocol.options import MAX_PORT, ByteSize, option
+from baton_protocol.policies import Handoff, MissingRole, Ranking, Sharing
 
-Handoff = Literal["auto", "always", "never"]
-MissingRole = Literal["aggregate", "queue", "fail"]
-Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
-RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
-Sharing = Literal["pool", "tenant"]
-MAX_PORT = 65535
-_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?/?", re.ASCII)
 USUAL_PORTS = {"http": 80, "https": 443}
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?/?", re.ASCII)
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Timeouts and sizes that suit every pool. No option sets them; tests pass smaller ones."""
+class Tunables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Timeouts and sizes that suit every pool. No option sets them; tests pass other ones."""
 
     # A link pings its node every `ping_s`. If unsent bytes exceed `max_unsent_bytes` and do not
-    # shrink within `choked_s`, the link ends.
+    # shrink within `choked_s`, the link ends. Pauses between attempts to reconnect grow to
+    # `reconnect_max_s`.
     ping_s: float = 1.0
     choked_s: float = 1.0
     max_unsent_bytes: int = 64 << 20
+    reconnect_max_s: float = 2.0
     # A node that refused a request is not tried again for this time; its load report says why soon.
     refused_s: float = 1.0
     # A drain waits this long for other nodes to become able to serve, and for the node to obey.
@@ -43,129 +47,231 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     report_ttl_s: float = 5.0
     reload_every_s: float = 1.0  # interval of checks of the files of keys and tenants
     cut_off_s: float = 10.0  # from the error that ends an unread stream to closing its connection
+    lookup_timeout_ms: float = 50.0  # of a request's look-up in the index
 
 
-class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names end in the unit (`_ms`, `_s`, `_bytes`).
+@dataclass(frozen=True, kw_only=True)
+class RequestSettings:
+    # The heading in --help.
+    TITLE: ClassVar[str] = "requests"
 
-    `nodes` holds base URLs (`http://host:port`). `link_token` is the token that the nodes require
-    ("": none). `port` 0 takes a free port. Splitting a request may cost at most `handoff_slack_ms`
-    plus `handoff_slack_share` of the decode node's own prediction (DESIGN 6). `placement` is the
-    ranking of nodes; with `allow_policy_header` a request may choose it (`x-baton-policy`).
+    handoff: Handoff = option(
+        "auto", "when a prefill node computes the prompt; auto: if the hand-off costs little time"
+    )
+    handoff_min_tokens: int = option(
+        128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
+    )
+    placement: Ranking = option(
+        "cost", "how nodes are ranked: by predicted milliseconds, or by another policy to compare"
+    )
+    allow_policy_header: bool = option(
+        False, "let a request choose its --placement by the header x-baton-policy"
+    )
+    missing_role: MissingRole = option(
+        "aggregate",
+        "if a role has no ready node: the other role does its work, requests wait, or they fail",
+    )
+    unready_wait_s: float = option(
+        30.0,
+        "seconds that a new request waits for a node",
+        metavar="SECONDS",
+        least=0,
+        flag="--unready-wait",
+    )
+    request_timeout_s: float = option(
+        600.0,
+        "seconds from a request's arrival to its last token",
+        metavar="SECONDS",
+        least=0.1,
+        flag="--request-timeout",
+    )
+    stall_timeout_s: float = option(
+        20.0,
+        "seconds without a step after which an engine counts as lost",
+        metavar="SECONDS",
+        least=0.1,
+        flag="--stall-timeout",
+    )
+    link_patience_s: float = option(
+        1.0,
+        "seconds that a broken link may take to return before the node is lost",
+        metavar="SECONDS",
+        least=0,
+        flag="--link-patience",
+    )
+    max_body_bytes: ByteSize = option(
+        16 << 20, "maximum size of a request's body", least=1, flag="--max-body"
+    )
+    max_bodies_bytes: ByteSize = option(
+        48 << 20,
+        "maximum bytes of large bodies that are read, parsed or tokenized at a time; one tenant"
+        " may use half of it",
+        least=1,
+        flag="--max-bodies",
+    )
+    header_timeout_s: float = option(
+        30.0,
+        "seconds that a request's headers may take to arrive",
+        metavar="SECONDS",
+        least=0.1,
+        flag="--header-timeout",
+    )
+    body_timeout_s: float = option(
+        30.0,
+        "seconds that an arriving body may pause",
+        metavar="SECONDS",
+        least=0.1,
+        flag="--body-timeout",
+    )
+    body_bytes_per_s: ByteSize = option(
+        16 << 10,
+        "minimum average bytes per second of an arriving body",
+        least=1,
+        flag="--body-rate",
+    )
+    idle_timeout_s: float = option(
+        620.0,
+        "seconds after which a connection without a request is closed; use more than the proxy in"
+        " front of the router",
+        metavar="SECONDS",
+        least=0.1,
+        flag="--idle-timeout",
+    )
+    keepalive_s: float = option(
+        15.0,
+        "seconds between comment lines of a waiting stream",
+        metavar="SECONDS",
+        least=0.1,
+        flag="--keepalive",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "host names under which clients reach the router, with or without a port; * for all."
+        " localhost is always allowed (default: on a loopback address no others, else all)",
+        metavar="HOST,...",
+    )
+    cors_origins: tuple[str, ...] = option(
+        (),
+        "origins of web pages that may use the router, such as https://chat.example; * for all"
+        " (default: none)",
+        metavar="ORIGIN,...",
+    )
+    explain_requests: int = option(
+        1000,
+        "number of ended requests that baton explain can show; 0: none",
+        least=0,
+    )
 
-    A node whose link broke has `link_patience_s` to come back with its requests. A node whose
-    engine makes no step for `stall_timeout_s` is lost. `missing_role` decides about a request whose
-    role has no ready node: the other role runs it, it waits, or it is refused. A request waits for
-    its first place for `unready_wait_s`; its stream gets a keep-alive every `keepalive_s`. With
-    `wake_wait_s` above 0 the pool may have no node at all: the router is ready even so, and holds
-    requests for up to that time.
 
-    The router keeps the explanations of the last `explain_requests` ended calls.
+@dataclass(frozen=True, kw_only=True)
+class AdmissionSettings:
+    TITLE: ClassVar[str] = "admission"
 
-    A call may ask for `max_call_sequences`: its prompts times its choices. A call that finds every
-    node full waits in the router for at most `queue_timeout_s` until it begins, and at most
-    `max_queued` calls wait. A node is full with `max_inflight` sequences (0: the number it
-    reports), or with queued prompts that take `admission_queue_ms` to compute (0: no call ever
-    waits here).
+    tenants: str = option(
+        "", "TOML file with the limits of each tenant (default: no limits)", metavar="FILE"
+    )
+    admin_key: str = option(
+        "",
+        "key for /pool, /metrics and /nodes, in addition to keys marked admin (use the variable)",
+        metavar="WORD",
+        secret=True,
+    )
+    admission_queue_ms: float = option(
+        1000.0,
+        "milliseconds of queued prompts that fill a node; while all nodes are full, requests wait"
+        " in the router; 0: none waits there",
+        metavar="MS",
+        least=0,
+    )
+    max_inflight: int = option(
+        0, "number of sequences that fill a node; 0: as many as it computes at once", least=0
+    )
+    max_queued: int = option(
+        1000, "maximum number of calls that wait in the router to start", least=0
+    )
+    queue_timeout_s: float = option(
+        30.0,
+        "maximum seconds that a call waits to start",
+        metavar="SECONDS",
+        least=0.1,
+        flag="--queue-timeout",
+    )
+    max_call_sequences: int = option(
+        2048, "maximum number of sequences of one call: its prompts times n", least=1
+    )
 
-    A body has at most `max_body_bytes`. Large bodies in progress have at most `max_bodies_bytes`
-    together, and those of one tenant half of that (see `http.connections`). Headers must arrive
-    within `header_timeout_s` of the connection or of their first byte. A body may pause for
-    `body_timeout_s` and must arrive with at least `body_bytes_per_s`. A connection without a
-    request is closed after `idle_timeout_s`. That must be longer than a proxy before the router
-    keeps connections; otherwise the proxy may send a request into a connection that is being
-    closed.
 
-    `api_keys` is a file of keys (see `auth`; "": no key is needed). `tenants` is a file of limits
-    (see `tenant_limits`). Both are reloaded when they change. `admin_key` opens /pool, /metrics and
-    the routes that drain nodes, like the admins' keys of the file. With `sharing` "tenant", tenants
-    do not share KV: the router derives a salt per tenant from `tenant_secret`, which must be the
-    same for all routers of a pool.
+@dataclass(frozen=True, kw_only=True)
+class TenantSettings:
+    TITLE: ClassVar[str] = "tenants"
 
-    `expect_nodes` are names of nodes that `/ready?all=1` waits for, beside those that are found.
+    api_keys: str = option(
+        "",
+        "file with lines of TENANT KEY or TENANT sha256:HEX (default: no key is required)",
+        metavar="FILE",
+    )
+    sharing: Sharing = option(
+        "pool", "who may use the KV of a tenant's prompts: all tenants, or only this one"
+    )
+    tenant_secret: str = option(
+        "",
+        "secret of the pool for --sharing tenant, from which salts are derived (use the variable)",
+        metavar="WORD",
+        secret=True,
+    )
 
-    `allowed_hosts` are host names that the router answers to, beside those of this machine if it
-    listens on a loopback address. Pages of `cors_origins` may use it (see `http.app`).
 
-    `worker_socket` is the unix socket of one worker among several on the same port, in the folder
-    of its siblings' sockets (see `server.workers`). "" is a router alone on its port.
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings(RequestSettings, AdmissionSettings, TenantSettings):
+    TITLE = "router"
 
-    `bounds` has no option on the command line.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    pool: str = "default"
-    index_url: str | None = None
-    nodes: tuple[str, ...] = ()
-    link_token: str = ""
-    served_model_name: str | None = None
-    api_keys: str = ""
-    tenants: str = ""
-    admin_key: str = ""
-    sharing: Sharing = "pool"
-    tenant_secret: str = ""
-    handoff: Handoff = "auto"
-    handoff_min_tokens: int = 128
-    handoff_slack_ms: float = 20.0
-    handoff_slack_share: float = 0.1
-    placement: Ranking = "cost"
-    allow_policy_header: bool = False
-    max_body_bytes: int = 16 << 20
-    max_bodies_bytes: int = 48 << 20
-    header_timeout_s: float = 30.0
-    body_timeout_s: float = 30.0
-    body_bytes_per_s: int = 16 << 10
-    idle_timeout_s: float = 620.0
-    max_view_chunks: int = 1_000_000
-    lookup_timeout_ms: float = 50.0
-    discovery_interval_s: float = 1.0
-    reconnect_max_s: float = 2.0
-    missing_role: MissingRole = "aggregate"
-    stall_timeout_s: float = 20.0
-    link_patience_s: float = 1.0
-    unready_wait_s: float = 30.0
-    wake_wait_s: float = 0.0
-    explain_requests: int = 1000
-    keepalive_s: float = 15.0
-    request_timeout_s: float = 600.0
-    admission_queue_ms: float = 1000.0
-    max_inflight: int = 0
-    max_queued: int = 1000
-    max_call_sequences: int = 2048
-    queue_timeout_s: float = 30.0
-    shutdown_deadline_s: float = 10.0
-    expect_nodes: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    worker_socket: str = ""
-    bounds: Bounds = Bounds()
-
-    def __repr__(self) -> str:
-        """Omits URLs, tokens and secrets, so that they do not reach a log."""
-        return f"RouterSettings(pool={self.pool!r}, port={self.port})"
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0: a free one", least=0, most=MAX_PORT)
+    pool: str = option("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    index_url: str = option(
+        "", "Redis whose registry lists the nodes", metavar="URL", secret=True, flag="--redis-index"
+    )
+    nodes: tuple[str, ...] = option(
+        (), "addresses of nodes, in addition to the registry", metavar="URL,..."
+    )
+    link_token: str = option(
+        "", "token that the nodes require (use the variable)", metavar="WORD", secret=True
+    )
+    served_model_name: str = option(
+        "", "model name for clients (default: as the nodes report it)", metavar="NAME"
+    )
+    wake_wait_s: float = option(
+        0.0,
+        "seconds that requests are held for the first node, for a pool that may have no nodes;"
+        " 0: the pool always has some",
+        metavar="SECONDS",
+        least=0,
+        flag="--wake-wait",
+    )
+    drain_timeout_s: float = option(
+        10.0, "seconds that running streams may take after SIGTERM", least=0, flag="--drain-timeout"
+    )
+    expect_nodes: tuple[str, ...] = option(
+        (), "nodes that /ready?all=1 waits for, in addition to those that are found", hidden=True
+    )
+    # Several workers on the same port each have a socket in the same folder (see
+    # `server.workers`). "": this router is alone on its port.
+    worker_socket: str = option(
+        "", "unix socket on which other workers reach this one", hidden=True
+    )
+    tunables: Tunables = Tunables()
 
     def check(self) -> None:
-        """Raise InvalidRequest with the setting, its value and the allowed values."""
-        if self.index_url is None and not self.nodes:
+        """Raise InvalidRequest, which names the setting, for what no option's bounds say."""
+        if not self.index_url and not self.nodes:
             raise InvalidRequest(
                 "the router knows no nodes: give an index URL or a list of nodes", param="nodes"
             )
-        if not 0 <= self.port <= MAX_PORT:
-            raise InvalidRequest(f"port is {self.port}; use 0 to {MAX_PORT}", param="port")
         for address in self.nodes:
             if not address.startswith(("http://", "https://")):
                 raise InvalidRequest(
                     f"node address {address!r} is not a URL; use http://host:port", param="nodes"
                 )
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if not value > 0:
-                raise InvalidRequest(f"{name} is {value}; it must be above 0", param=name)
-        for name in _NOT_NEGATIVE:
-            value = getattr(self, name)
-            if not value >= 0:
-                raise InvalidRequest(f"{name} is {value}; it must be 0 or more", param=name)
         if not (self.admin_key.isascii() and self.admin_key.isprintable()):
             raise InvalidRequest(
                 "admin_key contains characters that no HTTP header can carry; use "
@@ -217,35 +323,3 @@ def plain_origin(text: str) -> str | None:
         return None
     scheme, host, port = found.groups(default="")
     return f"{scheme}://{host}" + ("" if port == f":{USUAL_PORTS.get(scheme)}" else port)
-
-
-_POSITIVE = (
-    "max_body_bytes",
-    "max_bodies_bytes",
-    "header_timeout_s",
-    "body_timeout_s",
-    "body_bytes_per_s",
-    "idle_timeout_s",
-    "max_view_chunks",
-    "lookup_timeout_ms",
-    "discovery_interval_s",
-    "reconnect_max_s",
-    "stall_timeout_s",
-    "keepalive_s",
-    "request_timeout_s",
-    "queue_timeout_s",
-    "max_call_sequences",
-)
-_NOT_NEGATIVE = (
-    "handoff_min_tokens",
-    "handoff_slack_ms",
-    "handoff_slack_share",
-    "link_patience_s",
-    "unready_wait_s",
-    "wake_wait_s",
-    "explain_requests",
-    "admission_queue_ms",
-    "max_inflight",
-    "max_queued",
-    "shutdown_deadline_s",
-)

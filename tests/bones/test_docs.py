@@ -22,13 +22,14 @@ import pytest
 from baton_cli.commands.up import reserve_port
 from baton_cli.local_pool.machine import decide_dtype
 from baton_cli.options.flag import flags_of
-from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, ServingOptions
+from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions
 from baton_engine.config.model_config import compute_dtype
 from baton_operator.autoscaling.planner.reasons import REASONS
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
 from baton_router.placement.policy import Reason
 from baton_router.requests.state import Cause
+from baton_router.settings import RequestSettings
 from baton_text.parsers.registry import TOOL_PARSERS
 from tests.support.clients.http import exchange, text_of
 from tests.support.pools.baton_up import Pool
@@ -197,7 +198,7 @@ def test_failure_flags_are_documented_with_their_defaults() -> None:
         if item.option in documented
     }
     common = {item.name for item in flags_of(CommonOptions)} | {"handoff", "handoff_min_tokens"}
-    serving = {item.option for item in flags_of(ServingOptions) if item.name not in common}
+    serving = {item.option for item in flags_of(RequestSettings) if item.name not in common}
     assert serving < documented.keys()
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from baton_cli.errors import CommandError
-from baton_cli.otlp import exporting
+from baton_cli.otlp import export_spans
 from baton_protocol.traces import Place, Span
 from tests.support.pools.collector import Collector
 
@@ -29,7 +29,7 @@ def span(parent: str = PARENT, **changes: object) -> Span:
 def test_a_span_arrives_with_its_own_ids_and_times(path: str) -> None:
     with (
         Collector() as collector,
-        exporting(collector.url + path, {}, "baton-node", "decode-0") as send,
+        export_spans(collector.url + path, {}, "baton-node", "decode-0") as send,
     ):
         assert send is not None
         send(span())
@@ -55,22 +55,22 @@ def test_the_standard_otel_variables_name_the_collector_and_the_service(
         }
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        with exporting("", variables, "baton-node", "decode-0") as send:
+        with export_spans("", variables, "baton-node", "decode-0") as send:
             assert send is not None
             send(span())
     assert [seen.service for seen in collector.spans] == ["my-llm"]
 
 
 def test_no_span_is_sent_without_an_endpoint_or_with_the_sdk_disabled() -> None:
-    with exporting("", {}, "baton-node", "n") as send:
+    with export_spans("", {}, "baton-node", "n") as send:
         assert send is None
-    with exporting("http://127.0.0.1:1", {"OTEL_SDK_DISABLED": "true"}, "s", "n") as send:
+    with export_spans("http://127.0.0.1:1", {"OTEL_SDK_DISABLED": "true"}, "s", "n") as send:
         assert send is None
 
 
 @pytest.mark.integration
 def test_an_unreachable_collector_does_not_delay_the_process() -> None:
-    with exporting("http://127.0.0.1:1", {}, "baton-node", "n") as send:
+    with export_spans("http://127.0.0.1:1", {}, "baton-node", "n") as send:
         assert send is not None
         began = time.monotonic()
         send(span())
@@ -79,7 +79,7 @@ def test_an_unreachable_collector_does_not_delay_the_process() -> None:
 
 def test_an_endpoint_that_is_no_url_is_named_in_the_error() -> None:
     with pytest.raises(CommandError, match="--otlp-endpoint collector:4318 is not a URL"):
-        exporting("collector:4318", {}, "baton-node", "n").__enter__()
+        export_spans("collector:4318", {}, "baton-node", "n").__enter__()
 
 
 def test_a_missing_library_is_an_error_that_names_the_extra_to_install(
@@ -87,7 +87,7 @@ def test_a_missing_library_is_an_error_that_names_the_extra_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(CommandError, match=r"pip install '\.\[otel\]'"):
-        exporting("http://127.0.0.1:1", {}, "baton-node", "n").__enter__()
+        export_spans("http://127.0.0.1:1", {}, "baton-node", "n").__enter__()
 
 
 def test_without_the_library_otel_variables_only_cause_a_warning(
@@ -95,13 +95,13 @@ def test_without_the_library_otel_variables_only_cause_a_warning(
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
-    with exporting("", variables, "baton-node", "n") as send:
+    with export_spans("", variables, "baton-node", "n") as send:
         assert send is None
     assert "pip install '.[otel]'" in caplog.text
 
 
 def test_a_span_that_cannot_be_sent_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with exporting("http://127.0.0.1:1", {}, "baton-node", "n") as send:
+    with export_spans("http://127.0.0.1:1", {}, "baton-node", "n") as send:
         assert send is not None
         send(Span("decode", Place("no hex", "either"), 1, 2))
     assert "sending a span failed" in caplog.messages

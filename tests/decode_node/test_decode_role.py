@@ -6,7 +6,8 @@ import pytest
 
 from baton_decode_node.admission import DecodeRole
 from baton_decode_node.serve import serve
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 from baton_protocol.link import Load, RunJob
 from baton_protocol.store import NodeLoad, Speeds

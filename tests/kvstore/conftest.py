@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import StoreCare
 from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENT, SharedStore, Transfers
 
 MakeTransfers = Callable[..., Transfers]
@@ -68,7 +68,7 @@ def make_transfers() -> Iterator[MakeTransfers]:
             inflight: int = 64 << 20,
             layout: KVLayout = LAYOUT,
             write_behind_bandwidth: float | None = None,
-            settings: CareMode | None = None,
+            settings: StoreCare | None = None,
         ) -> Transfers:
             plane = DataPlane(
                 urls,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_prefill_node.admission import PrefillRole
 from baton_prefill_node.serve import serve
 from baton_protocol.ids import Epoch, NodeId

@@ -13,13 +13,15 @@ import pytest
 
 from baton_protocol.link import PrefillJob, RunJob
 from baton_router.server.router import Router
-from baton_router.settings import Bounds, RouterSettings
+from baton_router.settings import RouterSettings, Tunables
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import completing, half_sent
 from tests.support.waiting import WAIT_S, until
 
 # Short retries keep the tests fast. The drain timeout is long enough for a slow machine.
-BOUNDS = Bounds(retry_model_s=0.05, reload_every_s=0.05, drain_answer_s=WAIT_S)
+TUNABLES = Tunables(
+    reconnect_max_s=0.1, retry_model_s=0.05, reload_every_s=0.05, drain_answer_s=WAIT_S
+)
 
 
 class Client:
@@ -124,13 +126,13 @@ class Client:
 
 @asynccontextmanager
 async def _running(
-    *nodes: FakeNode, bounds: Mapping[str, Any] | None = None, **settings: Any
+    *nodes: FakeNode, tunables: Mapping[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Client]:
-    options: dict[str, Any] = {"port": 0, "reconnect_max_s": 0.1}
+    options: dict[str, Any] = {"port": 0}
     options["nodes"] = tuple(node.address for node in nodes)
     if "api_keys" in settings:
         options["link_token"] = "t0ken-of-the-tests"  # also grants access to /pool and /metrics
-    options["bounds"] = msgspec.structs.replace(BOUNDS, **(bounds or {}))
+    options["tunables"] = msgspec.structs.replace(TUNABLES, **(tunables or {}))
     async with (
         Router(RouterSettings(**(options | settings))) as router,
         aiohttp.ClientSession() as session,
@@ -142,8 +144,8 @@ async def _running(
 
 @pytest.fixture
 def running() -> Any:
-    """`async with running(node, ..., handoff="always", bounds={"ping_s": 0.2}) as client`: a router
-    to which all given nodes are ready."""
+    """`async with running(node, ..., handoff="always", tunables={"ping_s": 0.2}) as client`: a
+    router to which all given nodes are ready."""
     return _running
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import msgspec
+
 from baton_decode_node.serve import serve
 from baton_node.settings import NodeSettings
 from benchmarks.support.meter import Notes, folder
@@ -39,4 +41,4 @@ async def run(settings: NodeSettings) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(run(NodeSettings.from_json(sys.stdin.buffer.read())))
+    asyncio.run(run(msgspec.json.decode(sys.stdin.buffer.read(), type=NodeSettings)))

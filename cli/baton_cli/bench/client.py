@@ -1,7 +1,7 @@
 """Sends requests at their arrival times and records the answers.
 
-In: encoded bodies with their arrival times, a server. Out: an Outcome per request. A failed request
-gives an Outcome with an error, never an exception.
+In: encoded bodies with their arrival times, a server. Out: a RequestOutcome per request. A failed
+request gives one with an error, never an exception.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import NamedTuple
 import aiohttp
 import msgspec
 
-from baton_cli.bench.stream import AnswerReader, Outcome, error_word
+from baton_cli.bench.stream import AnswerReader, RequestOutcome, error_word
 from baton_cli.errors import CommandError
 
 LOOK_TIMEOUT_S = 30.0
 READ_BYTES = 1 << 20
+Progress = Callable[[int], None]  # receives numbers of new tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Server:
     timeout_s: float
 
 
-class Job(NamedTuple):
+class TimedRequest(NamedTuple):
     """One request to send. `at` is in seconds since the run began; `new_tokens` is the number of
     tokens requested, `prompt_tokens` the number sent."""
 
@@ -44,10 +45,7 @@ class Job(NamedTuple):
     prompt_tokens: int
 
 
-Progress = Callable[[int], None]
-
-
-def session() -> aiohttp.ClientSession:
+def open_session() -> aiohttp.ClientSession:
     """Open a session without a connection limit: send_all() bounds the concurrency."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
@@ -64,9 +62,11 @@ async def first_model(http: aiohttp.ClientSession, server: Server) -> str:
         async with http.get(url, headers=server.headers, timeout=limit) as response:
             body = await response.read()
             if response.status != 200:
-                raise CommandError(f"{url}: {await _status(response)}; name the model with --model")
+                raise CommandError(
+                    f"{url}: {await _describe_status(response)}; name the model with --model"
+                )
     except (aiohttp.ClientError, OSError) as error:
-        raise CommandError(f"cannot query {url}: {_broken(error)}") from error
+        raise CommandError(f"cannot query {url}: {_describe_break(error)}") from error
     try:
         return str(msgspec.json.decode(body)["data"][0]["id"])
     except (msgspec.MsgspecError, LookupError, TypeError) as error:
@@ -76,60 +76,66 @@ async def first_model(http: aiohttp.ClientSession, server: Server) -> str:
 async def send_all(
     http: aiohttp.ClientSession,
     server: Server,
-    jobs: Sequence[Job],
+    requests: Sequence[TimedRequest],
     *,
     max_concurrency: int | None,
     progress: Progress,
-) -> tuple[list[Outcome], float]:
-    """Send all jobs. Return the outcomes in the order of the jobs, and the run's duration in
-    seconds. `progress` is called with numbers of newly received tokens."""
+) -> tuple[list[RequestOutcome], float]:
+    """Send all requests. Return the outcomes in their order, and the run's duration in seconds.
+    `progress` is called with numbers of newly received tokens."""
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
     begun = time.perf_counter()
 
-    async def send_one(job: Job) -> Outcome:
-        await asyncio.sleep(max(0.0, begun + job.at - time.perf_counter()))
-        return await _gated(gate, lambda: send(http, server, job, begun, progress))
+    async def send_one(request: TimedRequest) -> RequestOutcome:
+        await asyncio.sleep(max(0.0, begun + request.at - time.perf_counter()))
+        return await _send_when_free(
+            gate, lambda: send_request(http, server, request, begun, progress)
+        )
 
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(send_one(job)) for job in jobs]
+        running = [tasks.create_task(send_one(request)) for request in requests]
     return [task.result() for task in running], time.perf_counter() - begun
 
 
-async def send(
-    http: aiohttp.ClientSession, server: Server, job: Job, zero: float, progress: Progress
-) -> Outcome:
+async def send_request(
+    http: aiohttp.ClientSession,
+    server: Server,
+    request: TimedRequest,
+    zero: float,
+    progress: Progress,
+) -> RequestOutcome:
     """Send one request; `zero` is the run's start on time.perf_counter()."""
     begun = time.perf_counter()
-    outcome = Outcome(begun - zero, job.new_tokens, job.prompt_tokens)
+    outcome = RequestOutcome(begun - zero, request.new_tokens, request.prompt_tokens)
     reader = AnswerReader(outcome, begun)
     try:
         async with (
             asyncio.timeout(server.timeout_s),
-            http.post(server.url, data=job.body, headers=server.headers) as response,
+            http.post(server.url, data=request.body, headers=server.headers) as response,
         ):
             if response.status == 200:
                 async for piece in response.content.iter_any():
                     progress(reader.feed(piece, time.perf_counter()))
             else:
-                outcome.error = await _status(response)
+                outcome.error = await _describe_status(response)
     except TimeoutError:
         outcome.error = f"timeout after {server.timeout_s:g} s"
     except (aiohttp.ClientError, OSError) as error:
-        outcome.error = _broken(error)
+        outcome.error = _describe_break(error)
     except msgspec.MsgspecError as error:
         outcome.error = f"a chunk of the stream cannot be read: {error}"
     reader.close()
     return outcome
 
 
-async def _gated(
-    gate: AbstractAsyncContextManager[None], work: Callable[[], Awaitable[Outcome]]
-) -> Outcome:
+async def _send_when_free(
+    gate: AbstractAsyncContextManager[None], work: Callable[[], Awaitable[RequestOutcome]]
+) -> RequestOutcome:
     async with gate:
         return await work()
 
 
-async def _status(response: aiohttp.ClientResponse) -> str:
+async def _describe_status(response: aiohttp.ClientResponse) -> str:
     body = await response.read()
     try:
         detail = error_word(msgspec.json.decode(body))
@@ -138,7 +144,7 @@ async def _status(response: aiohttp.ClientResponse) -> str:
     return f"HTTP {response.status} {detail}".strip()
 
 
-def _broken(error: Exception) -> str:
+def _describe_break(error: Exception) -> str:
     """Describe a broken connection without the client's addresses and ports, so that equal failures
     have equal reasons."""
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -89,7 +89,8 @@ def _build(options: BenchOptions, folder: Path | None) -> EngineCore:
 
 def _build_sim(options: BenchOptions, folder: Path | None) -> EngineCore:
     from baton_node.engine.build_engine import build_engine
-    from baton_node.settings import NodeSettings, SetupError
+    from baton_node.errors import SetupError
+    from baton_node.settings import NodeSettings
 
     settings = NodeSettings(
         node="bench",

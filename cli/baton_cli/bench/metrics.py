@@ -1,7 +1,7 @@
-"""Computes the figures of an engine bench from its traces.
+"""Computes the figures of an engine bench from its records.
 
-In: a Trace per run. Out: records that become the JSON report. Figures that vLLM's bench also has
-use its names. Times are in milliseconds if the name says so, else in seconds.
+In: a RunRecord per run. Out: records that become the JSON report. Figures that vLLM's bench also
+has use its names. Times are in milliseconds if the name says so, else in seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 import msgspec
 
 from baton_cli.bench.options import BenchOptions
-from baton_cli.bench.run import CacheUse, Trace
+from baton_cli.bench.run import CacheUse, RunRecord
 from baton_cli.bench.workload import Workload
 from baton_engine.core.engine_core import EngineCore
 
@@ -113,12 +113,12 @@ def setting_of(engine: EngineCore, workload: Workload, options: BenchOptions) ->
     )
 
 
-def throughput_of(trace: Trace, workload: Workload, setting: Setting) -> Throughput:
-    seconds, requests = trace.elapsed, len(workload.items)
-    prompt, output = workload.prompt_tokens, trace.output_tokens
-    ends = [0.0, *(step.end for step in trace.steps)]
+def throughput_of(record: RunRecord, workload: Workload, setting: Setting) -> Throughput:
+    seconds, requests = record.elapsed, len(workload.items)
+    prompt, output = workload.prompt_tokens, record.output_tokens
+    ends = [0.0, *(step.end for step in record.steps)]
     step_ms = [1e3 * (end - begin) for begin, end in pairwise(ends)]
-    kinds = list(zip(step_ms, trace.steps, strict=True))
+    kinds = list(zip(step_ms, record.steps, strict=True))
     return Throughput(
         elapsed_time=seconds,
         num_requests=requests,
@@ -126,29 +126,29 @@ def throughput_of(trace: Trace, workload: Workload, setting: Setting) -> Through
         requests_per_second=requests / seconds,
         tokens_per_second=(prompt + output) / seconds,
         prompt_tokens=prompt,
-        cached_prompt_tokens=trace.cached_tokens,
-        host_prompt_tokens=trace.host_tokens,
+        cached_prompt_tokens=record.cached_tokens,
+        host_prompt_tokens=record.host_tokens,
         output_tokens=output,
         prompt_tokens_per_second=prompt / seconds,
         output_tokens_per_second=output / seconds,
-        steps=len(trace.steps),
-        sampling_steps=sum(1 for step in trace.steps if step.new_tokens),
-        preemptions=trace.preemptions,
+        steps=len(record.steps),
+        sampling_steps=sum(1 for step in record.steps if step.new_tokens),
+        preemptions=record.preemptions,
         kv_waste=Waste(
-            steady=waste_of([look for look in trace.looks if look.steady]),
-            run=waste_of(trace.looks),
+            steady=waste_of([look for look in record.looks if look.steady]),
+            run=waste_of(record.looks),
         ),
-        ttft_ms=spread(_firsts([trace])),
-        itl_ms=spread(_gaps([trace])),
-        latency_ms=spread([1e3 * live.times[-1] for live in trace.lives.values()]),
+        ttft_ms=spread(_firsts([record])),
+        itl_ms=spread(_gaps([record])),
+        latency_ms=spread([1e3 * live.times[-1] for live in record.lives.values()]),
         prompt_step_ms=spread([ms for ms, step in kinds if step.prompt_tokens]),
         decode_step_ms=spread([ms for ms, step in kinds if not step.prompt_tokens]),
         setting=setting,
     )
 
 
-def latency_of(traces: Sequence[Trace], workload: Workload, setting: Setting) -> Latency:
-    seconds = tuple(trace.elapsed for trace in traces)
+def latency_of(records: Sequence[RunRecord], workload: Workload, setting: Setting) -> Latency:
+    seconds = tuple(record.elapsed for record in records)
     whole = spread(seconds)
     return Latency(
         avg_latency=whole.mean,
@@ -156,8 +156,8 @@ def latency_of(traces: Sequence[Trace], workload: Workload, setting: Setting) ->
         percentiles=whole.percentiles,
         batch_size=len(workload.items),
         output_tokens_per_second=workload.output_tokens * len(seconds) / sum(seconds),
-        ttft_ms=spread(_firsts(traces)),
-        itl_ms=spread(_gaps(traces)),
+        ttft_ms=spread(_firsts(records)),
+        itl_ms=spread(_gaps(records)),
         setting=setting,
     )
 
@@ -174,8 +174,8 @@ def spread(values: Iterable[float]) -> Spread:
     ordered = sorted(values)
     if not ordered:
         return Spread(0.0, {str(percent): 0.0 for percent in PERCENTILES})
-    found = {str(percent): percentile(ordered, percent) for percent in PERCENTILES}
-    return Spread(statistics.fmean(ordered), found)
+    percentiles = {str(percent): percentile(ordered, percent) for percent in PERCENTILES}
+    return Spread(statistics.fmean(ordered), percentiles)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -185,14 +185,14 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def _firsts(traces: Iterable[Trace]) -> list[float]:
-    return [1e3 * live.times[0] for trace in traces for live in trace.lives.values()]
+def _firsts(records: Iterable[RunRecord]) -> list[float]:
+    return [1e3 * live.times[0] for record in records for live in record.lives.values()]
 
 
-def _gaps(traces: Iterable[Trace]) -> list[float]:
+def _gaps(records: Iterable[RunRecord]) -> list[float]:
     return [
         1e3 * (after - before)
-        for trace in traces
-        for live in trace.lives.values()
+        for record in records
+        for live in record.lives.values()
         for before, after in pairwise(live.times)
     ]

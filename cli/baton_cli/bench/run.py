@@ -1,6 +1,6 @@
 """Drives an engine through requests, and records when it computes which tokens.
 
-In: an engine, requests, a clock. Out: a Trace. This module does only what must happen while the
+In: an engine, requests, a clock. Out: a RunRecord. This module does only what must happen while the
 clock runs; `metrics` computes the figures afterwards.
 """
 
@@ -53,7 +53,7 @@ class CacheUse:
 
 
 @dataclass(slots=True)
-class Trace:
+class RunRecord:
     """The record of a run. Times are seconds since the start. `cached_tokens` counts prompt tokens
     found in the prefix cache, `host_tokens` those loaded from the host tier."""
 
@@ -76,26 +76,26 @@ def drive(
     *,
     clock: Callable[[], float],
     progress: Callable[[int], None] | None = None,
-) -> Trace:
+) -> RunRecord:
     """Submit all requests, then step until all have ended. The clock starts before the first
     submission. `progress` is called with the number of each step's new tokens."""
     before = engine.load().preemptions_total
-    trace = Trace({request.id: BenchRequest(len(request.prompt_ids)) for request in requests})
+    record = RunRecord({request.id: BenchRequest(len(request.prompt_ids)) for request in requests})
     began = clock()
     try:
         for request in requests:
             engine.submit(request, track=True)
-        _step_all(engine, trace, lambda: clock() - began, progress)
+        _step_all(engine, record, lambda: clock() - began, progress)
     finally:  # after an error, no request may keep running in the background
         for request in requests:
             engine.abort(request.id)
-    trace.preemptions = engine.load().preemptions_total - before
-    return trace
+    record.preemptions = engine.load().preemptions_total - before
+    return record
 
 
 def _step_all(
     engine: EngineCore,
-    trace: Trace,
+    record: RunRecord,
     now: Callable[[], float],
     progress: Callable[[int], None] | None,
 ) -> None:
@@ -107,35 +107,35 @@ def _step_all(
             raise result.failed[0].error
         if not result.num_tokens:  # the step only reported finished requests
             continue
-        trace.elapsed = now()
-        _note(trace, result, number)
+        record.elapsed = now()
+        _note(record, result, number)
         if number % LOOK_EVERY == 0:
-            trace.looks.append(_look(engine, trace, result, number))
+            record.looks.append(_look(engine, record, result, number))
         if progress is not None:
             progress(len(result.tokens))
     raise RuntimeError(f"the engine did not finish within {STEP_LIMIT} steps")
 
 
-def _note(trace: Trace, result: StepResult, number: int) -> None:
-    trace.steps.append(BenchStep(trace.elapsed, result.num_prompt_tokens, len(result.tokens)))
+def _note(record: RunRecord, result: StepResult, number: int) -> None:
+    record.steps.append(BenchStep(record.elapsed, result.num_prompt_tokens, len(result.tokens)))
     for use in result.prompts:
-        trace.cached_tokens += use.cached
-        trace.host_tokens += use.host
+        record.cached_tokens += use.cached
+        record.host_tokens += use.host
     for progress in result.progress:
-        live = trace.lives[progress.request]
+        live = record.lives[progress.request]
         live.seen, live.computed, live.blocks = number, progress.computed, len(progress.blocks)
     for token in result.tokens:
-        live = trace.lives[token.request]
+        live = record.lives[token.request]
         live.seen = number
-        live.times.append(trace.elapsed)
+        live.times.append(record.elapsed)
 
 
-def _look(engine: EngineCore, trace: Trace, result: StepResult, number: int) -> CacheUse:
+def _look(engine: EngineCore, record: RunRecord, result: StepResult, number: int) -> CacheUse:
     """Sample the KV cache. Shared blocks are full, so summing each request's empty slots counts
     none twice. Requests that ended in this step still hold their blocks, because they are tracked.
     """
     layout, load = engine.info.layout, engine.load()
-    empty = sum(_empty(live, layout) for live in trace.lives.values() if live.seen == number)
+    empty = sum(_empty(live, layout) for live in record.lives.values() if live.seen == number)
     allocated = (load.total_blocks - load.free_blocks) * layout.block_size
     return CacheUse(allocated, empty, steady=result.num_prompt_tokens == 0)
 

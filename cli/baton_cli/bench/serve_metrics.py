@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton_cli.bench.metrics import percentile
-from baton_cli.bench.stream import Outcome
+from baton_cli.bench.stream import RequestOutcome
 from baton_cli.errors import UsageError
 
 Json = dict[str, Any]
@@ -28,7 +28,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MetricChoice:
     """The metrics whose percentiles are reported, and a good request's goals (ms by metric)."""
 
     metrics: tuple[str, ...]
@@ -38,7 +38,7 @@ class Wanted:
     @classmethod
     def read(
         cls, metrics: Sequence[str], percentiles: Sequence[str], goodput: Sequence[str]
-    ) -> Wanted:
+    ) -> MetricChoice:
         """Parse the flags; raise UsageError for an unknown metric or an invalid number."""
         for name in metrics:
             _check_metric("--percentile-metrics", name, name)
@@ -49,7 +49,7 @@ class Wanted:
         )
 
 
-def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Json:
+def figures(outcomes: Sequence[RequestOutcome], duration: float, wanted: MetricChoice) -> Json:
     """All figures of one run."""
     completed = [outcome for outcome in outcomes if not outcome.error]
     prompt, output = (
@@ -57,7 +57,7 @@ def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Jso
         sum(outcome.output_tokens for outcome in completed),
     )
     cached = [outcome.cached for outcome in completed if outcome.cached is not None]
-    found: Json = {
+    report: Json = {
         "duration": duration,
         "completed": len(completed),
         "failed": len(outcomes) - len(completed),
@@ -76,14 +76,14 @@ def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Jso
     }
     if wanted.goals:
         good_count = sum(is_good(outcome, wanted.goals) for outcome in completed)
-        found["request_goodput"] = good_count / duration
-        found["good_requests"] = good_count
+        report["request_goodput"] = good_count / duration
+        report["good_requests"] = good_count
     for name in METRICS:
-        found |= _spread(name, samples(completed, name), wanted)
-    return found
+        report |= _spread(name, samples(completed, name), wanted)
+    return report
 
 
-def samples(outcomes: Sequence[Outcome], metric: str) -> list[float]:
+def samples(outcomes: Sequence[RequestOutcome], metric: str) -> list[float]:
     """A metric's values in milliseconds: one per gap for itl, else at most one per request."""
     if metric == "itl":
         return [1e3 * gap for outcome in outcomes for gap in outcome.gaps]
@@ -92,7 +92,7 @@ def samples(outcomes: Sequence[Outcome], metric: str) -> list[float]:
     return [1e3 * (outcome.ttft if metric == "ttft" else outcome.latency) for outcome in outcomes]
 
 
-def is_good(outcome: Outcome, goals: Mapping[str, float]) -> bool:
+def is_good(outcome: RequestOutcome, goals: Mapping[str, float]) -> bool:
     """Whether the request succeeded and all its samples meet the goals. A request with a single
     token has no tpot and no itl, and meets these goals."""
     return not outcome.error and all(
@@ -100,7 +100,7 @@ def is_good(outcome: Outcome, goals: Mapping[str, float]) -> bool:
     )
 
 
-def most_at_once(outcomes: Sequence[Outcome]) -> int:
+def most_at_once(outcomes: Sequence[RequestOutcome]) -> int:
     """The most successful requests in flight at once. Requests do not overlap if one ends at the
     moment when the other starts."""
     good = [outcome for outcome in outcomes if not outcome.error]
@@ -115,7 +115,7 @@ def most_at_once(outcomes: Sequence[Outcome]) -> int:
     return most
 
 
-def detailed(outcomes: Sequence[Outcome]) -> Json:
+def details_of(outcomes: Sequence[RequestOutcome]) -> Json:
     """Each request's own figures in the order of the requests, in seconds."""
     return {
         "start_times": [outcome.start for outcome in outcomes],
@@ -128,7 +128,7 @@ def detailed(outcomes: Sequence[Outcome]) -> Json:
     }
 
 
-def _spread(name: str, values: list[float], wanted: Wanted) -> Json:
+def _spread(name: str, values: list[float], wanted: MetricChoice) -> Json:
     """Mean, median, standard deviation and percentiles; all are None if there are no values."""
     ordered = sorted(values)
     figures: Json = {

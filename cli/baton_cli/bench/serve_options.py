@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from baton_cli.logs import LogLevel
-from baton_cli.options.flag import flag
-from baton_cli.options.records import MAX_PORT, CommonOptions
+from baton_cli.options.records import CommonOptions
+from baton_protocol.options import MAX_PORT, option
 
 Dataset = Literal["random", "sharegpt", "trace"]
 
@@ -25,18 +25,18 @@ COMPLETIONS = "/v1/completions"
 class TargetOptions(CommonOptions):
     TITLE = "server"
 
-    log_level: LogLevel = flag("warning", "log level on stderr")
-    base_url: str = flag("", "URL of the server without /v1 (default: HOST and PORT)")
-    host: str = flag("127.0.0.1", "address of the server")
-    port: int = flag(8000, "port of the server", least=1, most=MAX_PORT)
-    endpoint: str = flag(
+    log_level: LogLevel = option("warning", "log level on stderr")
+    base_url: str = option("", "URL of the server without /v1 (default: HOST and PORT)")
+    host: str = option("127.0.0.1", "address of the server")
+    port: int = option(8000, "port of the server", least=1, most=MAX_PORT)
+    endpoint: str = option(
         COMPLETIONS, "path of the requests; one that ends with chat/completions receives messages"
     )
-    model: str = flag("", "model name in the requests (default: the first of /v1/models)")
-    header: tuple[str, ...] = flag(
+    model: str = option("", "model name in the requests (default: the first of /v1/models)")
+    header: tuple[str, ...] = option(
         (), "additional headers of each request", metavar="KEY=VALUE", several=True
     )
-    request_timeout: float = flag(
+    request_timeout: float = option(
         3600.0, "seconds after which a request counts as failed", least=0.001
     )
 
@@ -45,65 +45,65 @@ class TargetOptions(CommonOptions):
 class PromptOptions(TargetOptions):
     TITLE = "prompts"
 
-    dataset_name: Dataset = flag(
+    dataset_name: Dataset = option(
         "random", "source of the prompts; trace: Mooncake's JSONL of timestamps and block hashes"
     )
-    dataset_path: str = flag("", "file for sharegpt or trace", metavar="FILE")
-    tokenizer: str = flag(
+    dataset_path: str = option("", "file for sharegpt or trace", metavar="FILE")
+    tokenizer: str = option(
         "",
         "model folder, hub id, demo, or bytes (that of a simulated pool). Required by sharegpt and"
         " chat; without it, prompts are sent as token ids",
     )
-    num_prompts: int = flag(1000, "number of requests; a file may hold fewer", least=1)
-    random_input_len: int = flag(1024, "tokens of a random prompt, without the prefix", least=1)
-    random_output_len: int = flag(128, "new tokens of a random prompt", least=1)
-    random_range_ratio: float = flag(
+    num_prompts: int = option(1000, "number of requests; a file may hold fewer", least=1)
+    random_input_len: int = option(1024, "tokens of a random prompt, without the prefix", least=1)
+    random_output_len: int = option(128, "new tokens of a random prompt", least=1)
+    random_range_ratio: float = option(
         0.0,
         "share by which random lengths vary up and down; 0.5: from half to one and a half",
         least=0,
         most=1,
     )
-    random_prefix_len: int = flag(
+    random_prefix_len: int = option(
         0, "number of leading tokens that all random prompts share", least=0
     )
-    output_len: int | None = flag(
+    output_len: int | None = option(
         None, "new tokens of each request (default: as in the dataset)", least=1
     )
-    vocab_size: int = flag(
+    vocab_size: int = option(
         256, "upper bound of the ids in random and trace prompts; every tokenizer has 256", least=2
     )
-    temperature: float | None = flag(
+    temperature: float | None = option(
         None, "sampling temperature; 0: greedy (default: the server's)", least=0
     )
-    ignore_eos: bool = flag(
+    ignore_eos: bool = option(
         False, "continue after the end-of-text token, so all answers have full length"
     )
-    return_token_ids: bool = flag(
+    return_token_ids: bool = option(
         False, "request token ids beside the text, to time tokens that add no text too"
     )
-    seed: int = flag(0, "seed of the prompts and of the arrivals")
+    seed: int = option(0, "seed of the prompts and of the arrivals")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivalOptions(PromptOptions):
     TITLE = "arrivals"
 
-    request_rate: str = flag("inf", "requests per second; inf: all at once", metavar="RATE")
-    burstiness: float = flag(
+    request_rate: str = option("inf", "requests per second; inf: all at once", metavar="RATE")
+    burstiness: float = option(
         1.0,
         "shape of the gamma distribution of the gaps at a finite rate; 1: Poisson, less: bursts,"
         " more: steadier",
         least=0.001,
     )
-    self_timed: bool = flag(
+    self_timed: bool = option(
         True, "send a trace's requests at its own times; off: at --request-rate"
     )
-    max_concurrency: int | None = flag(
+    max_concurrency: int | None = option(
         None,
         "maximum number of concurrent requests; others wait in the client, unmeasured",
         least=1,
     )
-    num_warmups: int = flag(
+    num_warmups: int = option(
         0, "number of unmeasured requests at the start, equal to the first measured one", least=0
     )
 
@@ -112,23 +112,23 @@ class ArrivalOptions(PromptOptions):
 class ServeOptions(ArrivalOptions):
     TITLE = "figures"
 
-    percentile_metrics: tuple[str, ...] = flag(
+    percentile_metrics: tuple[str, ...] = option(
         ("ttft", "tpot", "itl"),
         "figures with percentiles: ttft, tpot, itl, e2el",
         metavar="NAME,...",
     )
-    metric_percentiles: tuple[str, ...] = flag(("99",), "the percentiles", metavar="N,...")
-    goodput: tuple[str, ...] = flag(
+    metric_percentiles: tuple[str, ...] = option(("99",), "the percentiles", metavar="N,...")
+    goodput: tuple[str, ...] = option(
         (),
         "limits that a good request meets, in ms: ttft, tpot (mean of its tokens), itl (each of its"
         " gaps), e2el",
         metavar="NAME:MS",
         several=True,
     )
-    save_result: bool = flag(
+    save_result: bool = option(
         False, "write the figures to a file in this folder, named by model and time"
     )
-    output_json: str = flag("", "file to which the figures are written", metavar="FILE")
-    save_detailed: bool = flag(False, "write each request's times too")
-    disable_tqdm: bool = flag(False, "show no progress line")
-    allow_failures: bool = flag(False, "exit with 0 even if requests failed")
+    output_json: str = option("", "file to which the figures are written", metavar="FILE")
+    save_detailed: bool = option(False, "write each request's times too")
+    disable_tqdm: bool = option(False, "show no progress line")
+    allow_failures: bool = option(False, "exit with 0 even if requests failed")

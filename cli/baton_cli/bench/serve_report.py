@@ -7,49 +7,49 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_cli.bench.serve_metrics import METRICS, Json, Wanted
+from baton_cli.bench.serve_metrics import METRICS, Json, MetricChoice
 
 WIDTH = 50
 LABEL_WIDTH = 40
 
 
-def serve_text(found: Json, wanted: Wanted) -> str:
+def serve_text(report: Json, wanted: MetricChoice) -> str:
     """Format the report. Failures come last, where readers look first."""
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
-        _line("Successful requests:", found["completed"]),
-        _line("Failed requests:", found["failed"]),
-        _line("Maximum request concurrency:", found["max_concurrency"]),
-        _line("Request rate configured (RPS):", found["request_rate"]),
-        _line("Benchmark duration (s):", found["duration"]),
-        _line("Total input tokens:", found["total_input_tokens"]),
-        _line("Of these from a cache:", found["total_cached_tokens"]),
-        _line("Total generated tokens:", found["total_output_tokens"]),
-        _line("Request throughput (req/s):", found["request_throughput"]),
-        _line("Request goodput (req/s):", found["request_goodput"]),
-        _line("Output token throughput (tok/s):", found["output_throughput"]),
-        _line("Total token throughput (tok/s):", found["total_token_throughput"]),
-        _line("Peak concurrent requests:", found["max_concurrent_requests"]),
+        _line("Successful requests:", report["completed"]),
+        _line("Failed requests:", report["failed"]),
+        _line("Maximum request concurrency:", report["max_concurrency"]),
+        _line("Request rate configured (RPS):", report["request_rate"]),
+        _line("Benchmark duration (s):", report["duration"]),
+        _line("Total input tokens:", report["total_input_tokens"]),
+        _line("Of these from a cache:", report["total_cached_tokens"]),
+        _line("Total generated tokens:", report["total_output_tokens"]),
+        _line("Request throughput (req/s):", report["request_throughput"]),
+        _line("Request goodput (req/s):", report["request_goodput"]),
+        _line("Output token throughput (tok/s):", report["output_throughput"]),
+        _line("Total token throughput (tok/s):", report["total_token_throughput"]),
+        _line("Peak concurrent requests:", report["max_concurrent_requests"]),
     ]
     for name in wanted.metrics:
-        lines += _metric_lines(name, found, wanted)
+        lines += _metric_lines(name, report, wanted)
     lines.append("=" * WIDTH)
-    if found["short"]:
+    if report["short"]:
         lines.append(
-            f"{found['short']} answers were shorter than requested; --ignore-eos makes every "
+            f"{report['short']} answers were shorter than requested; --ignore-eos makes every "
             "answer full length"
         )
-    lines += [f"failed {count} times: {reason}" for reason, count in found["failures"].items()]
+    lines += [f"failed {count} times: {reason}" for reason, count in report["failures"].items()]
     return "\n".join(line for line in lines if line)
 
 
-def _metric_lines(name: str, found: Json, wanted: Wanted) -> list[str]:
+def _metric_lines(name: str, report: Json, wanted: MetricChoice) -> list[str]:
     short = name.upper()
     columns = [("Mean", "mean"), ("Median", "median")]
     columns += [(f"P{percentile:g}", f"p{percentile:g}") for percentile in wanted.percentiles]
     return [
         METRICS[name].center(WIDTH, "-"),
-        *(_line(f"{label} {short} (ms):", found[f"{key}_{name}_ms"]) for label, key in columns),
+        *(_line(f"{label} {short} (ms):", report[f"{key}_{name}_ms"]) for label, key in columns),
     ]
 
 

@@ -61,8 +61,10 @@ def check_prompts(options: ServeOptions) -> None:
         raise UsageError(f"--tokenizer is missing: {why}; give a model folder, or bytes for sim")
 
 
-def plan(options: ServeOptions, tokenizer: Tokenizer | None, drawn: Arrivals) -> list[Planned]:
-    """Return at most --num-prompts requests in order of arrival. `drawn` makes the arrival times,
+def plan(
+    options: ServeOptions, tokenizer: Tokenizer | None, draw_arrivals: Arrivals
+) -> list[Planned]:
+    """Return at most --num-prompts requests in order of arrival. `draw_arrivals` makes their times,
     unless a trace brings its own. Raise CommandError for an unusable file."""
     path = Path(options.dataset_path).expanduser()
     times: list[float] | None = None
@@ -95,7 +97,7 @@ def plan(options: ServeOptions, tokenizer: Tokenizer | None, drawn: Arrivals) ->
             seed=options.seed,
         )
     items = workload.items
-    return [Planned(*pair) for pair in zip(times or drawn(len(items)), items, strict=True)]
+    return [Planned(*pair) for pair in zip(times or draw_arrivals(len(items)), items, strict=True)]
 
 
 class Speaker:

@@ -65,10 +65,10 @@ def _usable(
 def _read(path: Path) -> list[tuple[str, str]]:
     """Return the first two turns of each conversation with at least two."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
+        conversations = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
     except (OSError, msgspec.MsgspecError) as error:
         raise CommandError(f"--dataset-path {path}: {error}") from error
-    turns = [conversation.conversations for conversation in found]
+    turns = [conversation.conversations for conversation in conversations]
     return [
         (conversation[0].value, conversation[1].value)
         for conversation in turns

@@ -1,6 +1,6 @@
 """Reads a streamed answer (server-sent events) and records when tokens arrived.
 
-In: bytes as they arrive, and the time. Out: an Outcome. Does no I/O and reads no clock.
+In: bytes as they arrive, and the time. Out: a RequestOutcome. Does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ DONE = b"[DONE]"
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of one request; times are in seconds.
 
     start    since the run began
@@ -98,21 +98,21 @@ class SseReader:
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the payloads of the events that `piece` completes."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        found = []
+        payloads = []
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:
-                found.append(b"\n".join(self._data))
+                payloads.append(b"\n".join(self._data))
                 self._data = []
-        return found
+        return payloads
 
 
 class AnswerReader:
-    """Fills one Outcome from a stream's bytes. `begun` and the times of feed() share a clock."""
+    """Fills one RequestOutcome from a stream's bytes. `begun` and feed()'s times share a clock."""
 
-    def __init__(self, outcome: Outcome, begun: float) -> None:
+    def __init__(self, outcome: RequestOutcome, begun: float) -> None:
         self._outcome = outcome
         self._begun = begun
         self._events = SseReader()

@@ -57,26 +57,26 @@ def prompt(line: Line, number: int, vocab_size: int, seed: int) -> tuple[int, ..
     ids = [
         token
         for hash_id in line.hash_ids
-        for token in _drawn(f"{seed}-block-{hash_id}", BLOCK_TOKENS, vocab_size)
+        for token in _draw(f"{seed}-block-{hash_id}", BLOCK_TOKENS, vocab_size)
     ][:covered]
-    return (*ids, *_drawn(f"{seed}-own-{number}", line.input_length - covered, vocab_size))
+    return (*ids, *_draw(f"{seed}-own-{number}", line.input_length - covered, vocab_size))
 
 
-def _drawn(name: str, count: int, vocab_size: int) -> list[int]:
+def _draw(name: str, count: int, vocab_size: int) -> list[int]:
     return random.Random(name).choices(range(vocab_size), k=count)
 
 
 def _read(path: Path, count: int) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
-    found = 0
+    yielded = 0
     try:
         with path.open("rb") as file:
             for number, text in enumerate(file, 1):
                 if not text.strip():
                     continue
-                if found == count:
+                if yielded == count:
                     return
-                found += 1
+                yielded += 1
                 try:
                     yield decoder.decode(text)
                 except msgspec.MsgspecError as error:

@@ -19,7 +19,7 @@ from baton_cli.bench.engine import build, find_folder, read_tokenizer
 from baton_cli.bench.metrics import Latency, Throughput, latency_of, setting_of, throughput_of
 from baton_cli.bench.options import DEFAULT_PROMPTS, BenchOptions, LatencyOptions, ThroughputOptions
 from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
-from baton_cli.bench.run import Trace, drive
+from baton_cli.bench.run import RunRecord, drive
 from baton_cli.bench.workload import Workload, batch, check_flags, random_prompts, synthetic
 from baton_cli.errors import CommandError
 from baton_cli.logs import configure
@@ -43,8 +43,8 @@ def throughput(options: ThroughputOptions) -> int:
     check_room(engine, workload)
     _warm_up(engine, options)
     with ProgressBar(sys.stderr, workload.output_tokens, time.perf_counter) as bar:
-        trace = _drive(engine, workload, options, bar)
-    figures = throughput_of(trace, workload, setting_of(engine, workload, options))
+        record = _drive(engine, workload, options, bar)
+    figures = throughput_of(record, workload, setting_of(engine, workload, options))
     _finish(options, throughput_text(figures), figures)
     return 0
 
@@ -57,11 +57,11 @@ def latency(options: LatencyOptions) -> int:
     count = options.num_iters_warmup + options.num_iters
     with ProgressBar(sys.stderr, count * workload.output_tokens, time.perf_counter) as bar:
         # A salt per batch, or later batches would find their prompts in the prefix cache.
-        traces = [
+        records = [
             _drive(engine, workload, options, bar, salt=f"batch-{number}-")
             for number in range(count)
         ]
-    counted = traces[options.num_iters_warmup :]
+    counted = records[options.num_iters_warmup :]
     figures = latency_of(counted, workload, setting_of(engine, workload, options))
     _finish(options, latency_text(figures), figures)
     return 0
@@ -112,20 +112,20 @@ def _drive(
     options: BenchOptions,
     bar: ProgressBar | None = None,
     salt: str = "",
-) -> Trace:
+) -> RunRecord:
     """Run a workload to its end; raise CommandError if the engine did not generate all tokens."""
     requests = workload.requests(options.seed, salt)
     progress = bar.add if bar else None
     try:
-        trace = drive(engine, requests, clock=time.perf_counter, progress=progress)
+        record = drive(engine, requests, clock=time.perf_counter, progress=progress)
     except BatonError as error:
         raise CommandError(str(error)) from error
-    if trace.output_tokens != workload.output_tokens:
+    if record.output_tokens != workload.output_tokens:
         raise CommandError(
-            f"{workload.name} produced {trace.output_tokens} of {workload.output_tokens} "
+            f"{workload.name} produced {record.output_tokens} of {workload.output_tokens} "
             "tokens; the figures would not be comparable"
         )
-    return trace
+    return record
 
 
 def _finish(options: BenchOptions, text: str, figures: Throughput | Latency) -> None:

@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 
 from baton_cli.bench.arrivals import arrivals, parse_rate
-from baton_cli.bench.client import Job, Server, first_model, send_all, session
+from baton_cli.bench.client import Server, TimedRequest, first_model, open_session, send_all
 from baton_cli.bench.engine import DEMO, demo_folder, read_tokenizer
 from baton_cli.bench.report import ProgressBar
-from baton_cli.bench.serve_metrics import Json, Wanted, detailed, figures
+from baton_cli.bench.serve_metrics import Json, MetricChoice, details_of, figures
 from baton_cli.bench.serve_options import ServeOptions
 from baton_cli.bench.serve_report import serve_text
 from baton_cli.bench.serve_workload import Planned, Speaker, check_prompts, is_self_timed, plan
-from baton_cli.bench.stream import Outcome
+from baton_cli.bench.stream import RequestOutcome
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.logs import configure
 from baton_cli.models.local_folder import find_model
@@ -39,21 +39,23 @@ TIME_FORMAT = "%Y%m%d-%H%M%S"
 def run(options: ServeOptions) -> int:
     configure(options.log_level, options.json_logs)
     rate = parse_rate(options.request_rate)
-    wanted = Wanted.read(options.percentile_metrics, options.metric_percentiles, options.goodput)
+    wanted = MetricChoice.read(
+        options.percentile_metrics, options.metric_percentiles, options.goodput
+    )
     server = server_of(options, os.environ.get(KEY_VARIABLE, ""))
     check_prompts(options)
     _check_results(options)
-    tokenizer = _tokenizer(options)
-    drawn = partial(arrivals, rate=rate, burstiness=options.burstiness, seed=options.seed)
-    planned = plan(options, tokenizer, drawn)
+    tokenizer = _read_tokenizer(options)
+    draw_arrivals = partial(arrivals, rate=rate, burstiness=options.burstiness, seed=options.seed)
+    planned = plan(options, tokenizer, draw_arrivals)
     model, outcomes, duration = asyncio.run(_load(options, server, planned, tokenizer))
-    found = _setting(options, model) | {"num_prompts": len(planned)}
-    found |= figures(outcomes, duration, wanted)
-    print(serve_text(found, wanted), flush=True)
-    more = detailed(outcomes) if options.save_detailed else {}
-    for path in _paths(options, found):
-        _write(path, found | more)
-    return 1 if found["failed"] and not options.allow_failures else 0
+    report = _setting_of(options, model) | {"num_prompts": len(planned)}
+    report |= figures(outcomes, duration, wanted)
+    print(serve_text(report, wanted), flush=True)
+    more = details_of(outcomes) if options.save_detailed else {}
+    for path in _result_paths(options, report):
+        _write_figures(path, report | more)
+    return 1 if report["failed"] and not options.allow_failures else 0
 
 
 def server_of(options: ServeOptions, key: str) -> Server:
@@ -82,14 +84,14 @@ def server_of(options: ServeOptions, key: str) -> Server:
 
 async def _load(
     options: ServeOptions, server: Server, planned: list[Planned], tokenizer: Tokenizer | None
-) -> tuple[str, list[Outcome], float]:
+) -> tuple[str, list[RequestOutcome], float]:
     """Send the load. Return the model's name, the outcomes, and the duration in seconds."""
     total = sum(request.item.new_tokens for request in planned)
-    async with session() as http:
+    async with open_session() as http:
         model = options.model or await first_model(http, server)
         speaker = Speaker(options, model, tokenizer)
-        jobs = [
-            Job(
+        requests = [
+            TimedRequest(
                 request.at,
                 speaker.body(request.item),
                 request.item.new_tokens,
@@ -98,22 +100,24 @@ async def _load(
             for request in planned
         ]
         send = partial(send_all, http, server, max_concurrency=options.max_concurrency)
-        warm, _ = await send([jobs[0]._replace(at=0.0)] * options.num_warmups, progress=_unseen)
+        warm, _ = await send(
+            [requests[0]._replace(at=0.0)] * options.num_warmups, progress=_ignore_progress
+        )
         _check_warm(warm)
         with ProgressBar(sys.stderr, total, time.perf_counter) as bar:
-            progress = _unseen if options.disable_tqdm else bar.add
-            outcomes, duration = await send(jobs, progress=progress)
+            progress = _ignore_progress if options.disable_tqdm else bar.add
+            outcomes, duration = await send(requests, progress=progress)
     return model, outcomes, duration
 
 
-def _check_warm(outcomes: list[Outcome]) -> None:
+def _check_warm(outcomes: list[RequestOutcome]) -> None:
     """Raise CommandError if a warm-up request failed: the measured requests would fail too."""
     for outcome in outcomes:
         if outcome.error:
             raise CommandError(f"a warm-up request failed: {outcome.error}")
 
 
-def _tokenizer(options: ServeOptions) -> Tokenizer | None:
+def _read_tokenizer(options: ServeOptions) -> Tokenizer | None:
     if not options.tokenizer:
         return None
     if options.tokenizer == BYTES:
@@ -123,7 +127,7 @@ def _tokenizer(options: ServeOptions) -> Tokenizer | None:
     return read_tokenizer(find_model(options.tokenizer, weights=False).path)
 
 
-def _setting(options: ServeOptions, model: str) -> Json:
+def _setting_of(options: ServeOptions, model: str) -> Json:
     """The run's settings, which precede the figures."""
     return {
         "date": datetime.now().strftime(TIME_FORMAT),
@@ -146,21 +150,21 @@ def _check_results(options: ServeOptions) -> None:
         raise CommandError(f"--output-json {options.output_json}: the folder does not exist")
 
 
-def _paths(options: ServeOptions, found: Json) -> list[Path]:
+def _result_paths(options: ServeOptions, report: Json) -> list[Path]:
     paths = [Path(options.output_json).expanduser()] if options.output_json else []
     if options.save_result:
-        model = found["model_id"].replace("/", "-")
-        paths.append(Path(f"baton-{found['request_rate']}qps-{model}-{found['date']}.json"))
+        model = report["model_id"].replace("/", "-")
+        paths.append(Path(f"baton-{report['request_rate']}qps-{model}-{report['date']}.json"))
     return paths
 
 
-def _write(path: Path, found: Json) -> None:
+def _write_figures(path: Path, report: Json) -> None:
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     except OSError as error:
         raise CommandError(f"cannot write the figures to {path}: {error}") from error
     print(f"written to {path}", flush=True)
 
 
-def _unseen(tokens: int) -> None:
+def _ignore_progress(tokens: int) -> None:
     """Ignore progress: for warm-ups and --disable-tqdm."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_cli.options.flag import flag
 from baton_cli.options.records import CommonOptions
+from baton_protocol.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions(CommonOptions):
     TITLE = "explain"
 
-    id: str = flag("", "the request's x-baton-request-id", metavar="ID", positional=True)
-    url: str = flag("http://127.0.0.1:8000", "URL of the router that served it", metavar="URL")
-    api_key: str = flag(
+    id: str = option("", "the request's x-baton-request-id", metavar="ID", positional=True)
+    url: str = option("http://127.0.0.1:8000", "URL of the router that served it", metavar="URL")
+    api_key: str = option(
         "",
         "key of the request's tenant or of the admin (use the variable; default: none)",
         metavar="KEY",
         secret=True,
     )
-    json: bool = flag(False, "print the router's complete answer as JSON")
+    json: bool = option(False, "print the router's complete answer as JSON")

@@ -20,7 +20,7 @@ def lines_of(call: Json) -> Iterator[str]:
     yield f"{call['id']}: {call['endpoint']}, {call['model'] or 'no model'}{whose}"
     if call.get("client_request_id"):
         yield f"  client request id {call['client_request_id']!r}"
-    yield f"  {_outcome(call)}"
+    yield f"  {_format_outcome(call)}"
     yield (
         f"  {call['prompt_tokens']} prompt tokens ({call['cached_tokens']} cached),"
         f" {call['completion_tokens']} completion tokens"
@@ -34,12 +34,12 @@ def lines_of(call: Json) -> Iterator[str]:
     for request in call["requests"]:
         if len(call["requests"]) > 1 or request["id"] != call["id"]:
             yield f"{request['id']}: {request['state']}"
-        yield from _request(request)
+        yield from _request_lines(request)
     if call["requests_left_out"]:
         yield f"and {call['requests_left_out']} more prompts"
 
 
-def _outcome(call: Json) -> str:
+def _format_outcome(call: Json) -> str:
     came = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(call["came"]))
     end = f"status {call['status']}" if call["status"] is not None else "running"
     error = f" ({call['error']})" if call["error"] else ""
@@ -48,39 +48,41 @@ def _outcome(call: Json) -> str:
     return f"came {came}{token}, {end}{error} after {_ms(call['total_ms'])}"
 
 
-def _request(request: Json) -> Iterator[str]:
+def _request_lines(request: Json) -> Iterator[str]:
     """Yield the waits and attempts in the order in which they began."""
-    entries = [(wait["at_ms"], _wait(wait)) for wait in request["waits"]]
-    entries += [(attempt["at_ms"], list(_attempt(attempt))) for attempt in request["attempts"]]
+    entries = [(wait["at_ms"], _wait_lines(wait)) for wait in request["waits"]]
+    entries += [
+        (attempt["at_ms"], list(_attempt_lines(attempt))) for attempt in request["attempts"]
+    ]
     for _, lines in sorted(entries, key=lambda item: item[0]):
         yield from lines
     if request["attempts_left_out"]:
         yield f"  {request['attempts_left_out']} attempts in between were dropped"
 
 
-def _wait(wait: Json) -> list[str]:
+def _wait_lines(wait: Json) -> list[str]:
     return [f"  at {_ms(wait['at_ms'])}: waited {_ms(wait['ms'])}: {wait['why']}"]
 
 
-def _attempt(attempt: Json) -> Iterator[str]:
+def _attempt_lines(attempt: Json) -> Iterator[str]:
     prefill = f"prefill {attempt['prefill']}, " if attempt["prefill"] else ""
     number, at = attempt["attempt"], _ms(attempt["at_ms"])
     yield f"  at {at}: attempt {number}: {prefill}decode {attempt['decode']} ({attempt['reason']})"
     yield f"    {attempt['explanation']}"
-    known = attempt["known"]
-    store = "up" if known["store_up"] else "down"
-    yield f"    known: store {store}, it holds {known['stored_chunks']} of {known['chunks']} chunks"
-    yield from _table(attempt)
-    yield f"    {_measured(attempt)}"
+    index = attempt["known"]
+    store = "up" if index["store_up"] else "down"
+    yield f"    known: store {store}, it holds {index['stored_chunks']} of {index['chunks']} chunks"
+    yield from _table_lines(attempt)
+    yield f"    {_format_measured(attempt)}"
     if (
         attempt["first_token_ms"] is not None
         and attempt["first_token_ms"] != attempt["decoding_ms"]
     ):
         yield f"    client's first token after {_ms(attempt['first_token_ms'])}"
     if attempt["fetch_or_compute"] is not None:
-        yield f"    {_fetching(attempt['fetch_or_compute'])}"
+        yield f"    {_format_fetch(attempt['fetch_or_compute'])}"
     for stats in attempt["measured"]:
-        yield f"    {_stats(stats)}"
+        yield f"    {_format_stats(stats)}"
     if attempt["prefill_given_up_at_ms"] is not None:
         yield f"    at {_ms(attempt['prefill_given_up_at_ms'])}: gave up the prefill node"
     if (ended := attempt["ended"]) is not None:
@@ -88,7 +90,7 @@ def _attempt(attempt: Json) -> Iterator[str]:
         yield f"    at {_ms(ended['at_ms'])}: ended: {ended['why']}{node}"
 
 
-def _table(attempt: Json) -> Iterator[str]:
+def _table_lines(attempt: Json) -> Iterator[str]:
     """Yield a table of the placements considered, in milliseconds; a star marks the chosen one."""
     if not attempt["considered"]:
         return
@@ -97,13 +99,15 @@ def _table(attempt: Json) -> Iterator[str]:
         pair = (option["decode"], option["prefill"])
         star = "*" if pair == (attempt["decode"], attempt["prefill"]) else ""
         figures = [f"{option[part]:.1f}" for part in PARTS]
-        rows.append((star, option["decode"], option["prefill"] or "-", *figures, _cached(option)))
+        rows.append(
+            (star, option["decode"], option["prefill"] or "-", *figures, _format_cached(option))
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "    " + _row(row, widths).rstrip()
+        yield "    " + _format_row(row, widths).rstrip()
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _format_row(cells: Sequence[str], widths: Sequence[int]) -> str:
     """Align the three name columns to the left, the figures to the right."""
     padded = [
         cell.ljust(width) if place < 3 else cell.rjust(width)
@@ -112,11 +116,11 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded)
 
 
-def _cached(option: Json) -> str:
+def _format_cached(option: Json) -> str:
     return f"{option['cached_tokens']} tokens"
 
 
-def _measured(attempt: Json) -> str:
+def _format_measured(attempt: Json) -> str:
     text = f"predicted {_ms(attempt['predicted_ms'])}"
     if attempt["expected_ms"] != attempt["predicted_ms"]:
         text += f", of which {_ms(attempt['expected_ms'])} until {attempt['decode']} decodes"
@@ -125,7 +129,7 @@ def _measured(attempt: Json) -> str:
     return f"{text}; measured {_ms(attempt['decoding_ms'])}, {attempt['error_ms']:+.1f} ms"
 
 
-def _fetching(fetch: Json) -> str:
+def _format_fetch(fetch: Json) -> str:
     if fetch["did"] == "nothing to fetch":
         return "fetch or compute: nothing to fetch"
     predicted = (
@@ -138,7 +142,7 @@ def _fetching(fetch: Json) -> str:
     )
 
 
-def _stats(stats: Json) -> str:
+def _format_stats(stats: Json) -> str:
     partner = ""
     if stats["handoff_ms"]:
         partner = f"waited for the prefill node {_ms(stats['handoff_ms'])}, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from baton_cli.options.flag import flag
-from baton_cli.options.records import MAX_PORT, CommonOptions
+from baton_cli.options.records import CommonOptions
 from baton_operator.names import OPERATOR
+from baton_protocol.options import MAX_PORT, option
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
@@ -16,34 +16,34 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 class OperatorOptions(CommonOptions):
     TITLE = "operator"
 
-    namespace: tuple[str, ...] = flag(
+    namespace: tuple[str, ...] = option(
         (), "namespaces whose pools the operator serves (default: all)", metavar="NAME,..."
     )
-    name: str = flag(
+    name: str = option(
         OPERATOR,
         "name of this installation in its namespace, the same for all its replicas",
         metavar="NAME",
     )
-    node_image: str = flag("", "image of prefill and decode nodes", metavar="IMAGE")
-    sim_image: str = flag(
+    node_image: str = option("", "image of prefill and decode nodes", metavar="IMAGE")
+    sim_image: str = option(
         "", "image of nodes with the simulated engine (default: --node-image)", metavar="IMAGE"
     )
-    router_image: str = flag("", "image of routers", metavar="IMAGE")
-    redis_image: str = flag("", "image with redis-server 7 or later", metavar="IMAGE")
-    pull_policy: PullPolicy | None = flag(
+    router_image: str = option("", "image of routers", metavar="IMAGE")
+    redis_image: str = option("", "image with redis-server 7 or later", metavar="IMAGE")
+    pull_policy: PullPolicy | None = option(
         None, "pull policy of these images (default: Kubernetes decides by their tags)"
     )
-    pull_secrets: tuple[str, ...] = flag(
+    pull_secrets: tuple[str, ...] = option(
         (), "Secrets with registry logins, in the pools' namespaces", metavar="NAME,..."
     )
-    index_networks: tuple[str, ...] = flag(
+    index_networks: tuple[str, ...] = option(
         (),
         "networks in which the operator connects to external indexes"
         " (default: all except loopback, link-local and metadata addresses)",
         metavar="CIDR,...",
     )
-    leader_elect: bool = flag(False, "act only while holding the lease; for several replicas")
-    workers: int = flag(4, "number of pools reconciled at a time", least=1)
-    host: str = flag("127.0.0.1", "address to listen on")
-    health_port: int = flag(8080, "port of /healthz; 0: none", least=0, most=MAX_PORT)
-    metrics_port: int = flag(8081, "port of /metrics; 0: none", least=0, most=MAX_PORT)
+    leader_elect: bool = option(False, "act only while holding the lease; for several replicas")
+    workers: int = option(4, "number of pools reconciled at a time", least=1)
+    host: str = option("127.0.0.1", "address to listen on")
+    health_port: int = option(8080, "port of /healthz; 0: none", least=0, most=MAX_PORT)
+    metrics_port: int = option(8081, "port of /metrics; 0: none", least=0, most=MAX_PORT)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from baton_cli.errors import CommandError
 from baton_cli.options.devices import on_cuda
-from baton_cli.options.records import EngineOptions
 from baton_cli.options.sizes import about_size
+from baton_node.settings import ModelSettings
 
 if TYPE_CHECKING:
     from baton_engine.memory.demand import MemoryDemand
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def demand_of(options: EngineOptions, card: int = 0) -> MemoryDemand:
+def demand_of(options: ModelSettings, card: int = 0) -> MemoryDemand:
     """The memory demand of one torch engine with these flags; its dtype must be resolved. `card` is
     the memory of its GPU in bytes, and does not count on a CPU. Raise CommandError for settings
     that the engine refuses."""
@@ -44,7 +44,7 @@ def demand_of(options: EngineOptions, card: int = 0) -> MemoryDemand:
         raise CommandError(str(error)) from error
 
 
-def fixed_bytes(options: EngineOptions, card: int = 0) -> int:
+def fixed_bytes(options: ModelSettings, card: int = 0) -> int:
     """Bytes that one engine takes besides KV; `card` is the memory of its GPU in bytes."""
     from baton_engine.memory import estimate, fit
 
@@ -52,7 +52,7 @@ def fixed_bytes(options: EngineOptions, card: int = 0) -> int:
     return estimate.fixed_bytes(demand, fit.least_length(demand))
 
 
-def check_memory(options: EngineOptions, engines: int, store: int, free: int | None) -> None:
+def check_memory(options: ModelSettings, engines: int, store: int, free: int | None) -> None:
     """Raise CommandError if the engines and the store together need more than `free` bytes.
 
     `store` is the store's size in bytes. `free` is what this machine or container has left; None,
@@ -96,7 +96,7 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
     )
 
 
-def _required_bytes(options: EngineOptions) -> tuple[int, int]:
+def _required_bytes(options: ModelSettings) -> tuple[int, int]:
     """One engine's bytes in this machine's memory: its KV pool, and the rest. If no pool size was
     given, the pool is 0 and the rest is the engine's minimum. GPU memory does not count."""
     from baton_engine.errors import EngineError
@@ -119,7 +119,7 @@ def _required_bytes(options: EngineOptions) -> tuple[int, int]:
     return kv, estimate.fixed_bytes(demand, fit.least_length(demand))
 
 
-def share_memory(options: EngineOptions, engines: int, others: int, free: int | None) -> int | None:
+def share_memory(options: ModelSettings, engines: int, others: int, free: int | None) -> int | None:
     """Bytes of KV for each of several engines on this machine's CPU; None if `free` is unknown or
     suffices for each engine's default. `others` is the memory of the pool's other parts. Raise
     CommandError if the engines do not fit."""

@@ -5,7 +5,7 @@ bf16 safetensors, config, tokenizer.json and template in a given folder. The con
 only if transformers, run on that folder, answers a question correctly.
 
 This module dequantizes the tensors itself: transformers' GGUF loader gives the same values, but
-requires `accelerate` and ignores that this tokenizer splits digits one by one.
+requires the package accelerate and ignores that this tokenizer splits digits one by one.
 """
 
 from __future__ import annotations

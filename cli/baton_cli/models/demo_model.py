@@ -127,9 +127,9 @@ def check_demo(folder: Path) -> None:
     states = _file_states(folder)
     if _read_stamp(folder) == states:
         return
-    found = content_digest(folder)
-    if found != CONTENT_DIGEST:
-        raise DemoModelError(f"{folder} is not the demo model (content digest {found})")
+    digest = content_digest(folder)
+    if digest != CONTENT_DIGEST:
+        raise DemoModelError(f"{folder} is not the demo model (content digest {digest})")
     _write_stamp(folder, states)
 
 

@@ -30,7 +30,7 @@ PART = ".part"
 SHA256_DIGITS = 64
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class WantedFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The files that a folder should hold: the hub's commit, and sizes in bytes by file name.
     `digests` are the hub's, each a sha256 or a git blob name. `weights` False leaves out weights.
     """
@@ -46,13 +46,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Fetched:
+class DownloadFolder:
     """A model's folder `path`. `owner` is this process's unique name; it contains no dots."""
 
     path: Path
     owner: str
 
-    def complete(self, *, weights: bool = True) -> Wanted | None:
+    def complete(self, *, weights: bool = True) -> WantedFiles | None:
         """Return the completed plan if all its files are here, else None. A plan without weights
         counts only with `weights` False."""
         wanted = self._read(MARKER)
@@ -80,7 +80,7 @@ class Fetched:
         """The size in bytes of this process's partial file, 0 without one."""
         return _size(self.part(name)) or 0
 
-    def begin(self, wanted: Wanted) -> None:
+    def begin(self, wanted: WantedFiles) -> None:
         """Start or resume a download: write the plan, keep files of the same commit and remove
         those of another. For each file, take over the largest partial file that another process
         left."""
@@ -115,7 +115,7 @@ class Fetched:
         """Delete this process's partial file."""
         self.part(name).unlink(missing_ok=True)
 
-    def settle(self, name: str, wanted: Wanted) -> bool:
+    def settle(self, name: str, wanted: WantedFiles) -> bool:
         """Check a fully downloaded file, and rename it to its final name.
 
         Return False, and keep nothing, if its size or digest is wrong (a power loss can corrupt a
@@ -134,7 +134,7 @@ class Fetched:
             return False
         return True
 
-    def finish(self, wanted: Wanted) -> None:
+    def finish(self, wanted: WantedFiles) -> None:
         self._write(MARKER, wanted)
         (self.path / PLAN).unlink(missing_ok=True)
 
@@ -163,21 +163,21 @@ class Fetched:
 
     def _parts(self) -> dict[str, dict[Path, int]]:
         """The partial files of all processes with their sizes in bytes, by file name."""
-        found: dict[str, dict[Path, int]] = {}
+        parts: dict[str, dict[Path, int]] = {}
         for part in self.path.glob(f"*{PART}"):
             name, size = part.name.removesuffix(PART).rpartition(".")[0], _size(part)
             if size is not None:
-                found.setdefault(name, {})[part] = size
-        return found
+                parts.setdefault(name, {})[part] = size
+        return parts
 
-    def _read(self, name: str) -> Wanted | None:
+    def _read(self, name: str) -> WantedFiles | None:
         """Read a plan; None if it is missing, or damaged and so to be fetched again."""
         try:
-            return msgspec.json.decode((self.path / name).read_bytes(), type=Wanted)
+            return msgspec.json.decode((self.path / name).read_bytes(), type=WantedFiles)
         except (FileNotFoundError, msgspec.MsgspecError):
             return None
 
-    def _write(self, name: str, wanted: Wanted) -> None:
+    def _write(self, name: str, wanted: WantedFiles) -> None:
         """Write a plan atomically: to a temporary file, then by a rename."""
         new = self.part(name)
         with new.open("wb") as file:

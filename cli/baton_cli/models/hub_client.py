@@ -1,6 +1,6 @@
 """An HTTP client for a Hugging Face hub: lists a repository and downloads files resumably.
 
-In: a HubModel, the hub's address and optionally a token. Out: `Wanted`, and files in a folder.
+In: a HubModel, the hub's address and optionally a token. Out: `WantedFiles`, and files in a folder.
 Failed requests are retried with backoff; a download resets its backoff whenever bytes arrive.
 Final failures raise a HubError of one line.
 
@@ -27,7 +27,7 @@ import msgspec
 from yarl import URL
 
 from baton_cli.errors import CommandError
-from baton_cli.models.download_state import Fetched, Wanted
+from baton_cli.models.download_state import DownloadFolder, WantedFiles
 from baton_cli.models.local_folder import SMALL_FILES
 from baton_engine.errors import WeightsError
 from baton_engine.weights.safetensors_files import INDEX_NAME, weight_names
@@ -101,7 +101,7 @@ class Hub:
     model: HubModel
     pauses_s: Sequence[float] = PAUSES_S
 
-    async def list(self, *, weights: bool) -> Wanted:
+    async def list(self, *, weights: bool) -> WantedFiles:
         """List the files of one commit that a node reads. Raise HubError."""
         listing = await self._retried(self._list, unconnected=FIRST_RETRIES)
         commit = listing.sha or self.model.revision or MAIN
@@ -115,7 +115,7 @@ class Hub:
         names += [
             name for name in listed if any(fnmatchcase(name, pattern) for pattern in SMALL_FILES)
         ]
-        return Wanted(
+        return WantedFiles(
             commit=commit,
             files={name: await self._size(commit, listed[name]) for name in names},
             digests={name: listed[name].digest for name in names if listed[name].digest},
@@ -144,7 +144,7 @@ class Hub:
             return file.size
         return await self._retried(partial(self._ask_size, commit, file.rfilename))
 
-    async def download(self, folder: Fetched, wanted: Wanted) -> None:
+    async def download(self, folder: DownloadFolder, wanted: WantedFiles) -> None:
         """Download every missing file, a few in parallel. Raise HubError or OSError."""
         few = asyncio.Semaphore(PARALLEL_FILES)
 
@@ -160,7 +160,7 @@ class Hub:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _download(self, folder: Fetched, wanted: Wanted, name: str) -> None:
+    async def _download(self, folder: DownloadFolder, wanted: WantedFiles, name: str) -> None:
         get = partial(self._get, folder, wanted.commit, name, wanted.files[name])
         for _ in range(CONTENT_TRIES):
             await self._retried(get, partial(folder.have, name))
@@ -204,7 +204,7 @@ class Hub:
             raise HubError(f"{self.endpoint} does not report the size of {name} of {self.model}")
         return size
 
-    async def _get(self, folder: Fetched, commit: str, name: str, size: int) -> None:
+    async def _get(self, folder: DownloadFolder, commit: str, name: str, size: int) -> None:
         have = folder.have(name)
         if have >= size and folder.part(name).exists():
             return

@@ -109,7 +109,7 @@ def _from_hub(model: str) -> Path:
     else:
         problem = _unreachable(constants.ENDPOINT, model)
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             model,
             allow_patterns=list(HUB_FILES),
             etag_timeout=HUB_TIMEOUT_S,
@@ -121,7 +121,7 @@ def _from_hub(model: str) -> Path:
             f"--model {model}: the folder does not exist, and {constants.ENDPOINT} did not "
             f"provide it: {reason}"
         ) from error
-    return Path(found)
+    return Path(snapshot)
 
 
 def _unreachable(endpoint: str, model: str) -> str:

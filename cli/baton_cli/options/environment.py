@@ -26,24 +26,24 @@ def is_service_variable(name: str, value: str) -> bool:
     )
 
 
-def own_variables(environ: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+def own_variables(environ: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """Return the BATON_* variables that are set; raise UsageError for one that no flag reads.
 
     An empty value counts as unset: compose files and charts write empty values.
     """
-    found = {}
+    variables = {}
     for name, value in environ.items():
         if not name.startswith(PREFIX) or is_service_variable(name, value):
             continue
-        if name not in known:
-            close = closest(name, known, PREFIX)
+        if name not in names:
+            close = closest(name, names, PREFIX)
             hint = (
                 f"did you mean {close}?" if close else "baton COMMAND --help lists the known ones"
             )
             raise UsageError(f"unknown variable {name}; {hint}")
         if value:
-            found[name] = value
-    return found
+            variables[name] = value
+    return variables
 
 
 def for_children(environ: Mapping[str, str]) -> dict[str, str]:
@@ -51,9 +51,9 @@ def for_children(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
-def closest(name: str, known: Collection[str], prefix: str) -> str:
-    """Return the known name closest to `name`, or "" if none is close. All known names share
+def closest(name: str, names: Collection[str], prefix: str) -> str:
+    """Return the one of `names` that is closest to `name`, or "" if none is close. All share
     `prefix`, which the comparison leaves out."""
-    names = {variable.removeprefix(prefix): variable for variable in sorted(known)}
-    close = difflib.get_close_matches(name.removeprefix(prefix), names, n=1, cutoff=0.5)
-    return names[close[0]] if close else ""
+    full_names = {other.removeprefix(prefix): other for other in sorted(names)}
+    close = difflib.get_close_matches(name.removeprefix(prefix), full_names, n=1, cutoff=0.5)
+    return full_names[close[0]] if close else ""

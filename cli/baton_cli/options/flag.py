@@ -1,10 +1,11 @@
 """One frozen record declares a command's flags; argparse flags, variables and argv follow from it.
 
-In: a dataclass whose fields come from `flag()`, or from the engine's `option()`. Out: flags in an
-argparse parser; a record merged from the command line and the environment; and a record turned back
-into argv and variables, with which `baton up` starts its children. The field `field_name` becomes
-the flag `--field-name` and the variable BATON_FIELD_NAME. A field that holds a record contributes
-that record's flags: `layers` of the record in `sim` becomes `--sim-layers`.
+In: a dataclass whose options come from `option()` of baton_protocol. Out: flags in an argparse
+parser; a record merged from the command line and the environment; and a record turned back into
+argv and variables, with which `baton up` starts its children. The field `max_queued` becomes the
+flag `--max-queued`, unless the option names another, and the variable BATON_MAX_QUEUED. A field
+that holds a record contributes that record's flags: `layers` of the record in `sim` becomes
+`--sim-layers`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, Literal, TypeVar, Union
 
@@ -23,8 +24,9 @@ from baton_cli.errors import UsageError
 from baton_cli.options.devices import DEVICE_METAVAR, parse_device
 from baton_cli.options.environment import PREFIX
 from baton_cli.options.sizes import parse_size, show_size
-from baton_engine.config.engine_config import ByteSize, Device
+from baton_engine.config.engine_config import Device
 from baton_protocol.errors import exact
+from baton_protocol.options import ByteSize, Option, option_of
 
 R = TypeVar("R")
 
@@ -32,65 +34,16 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
-def flag(
-    default: Any,
-    help: str,
-    *,
-    metavar: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    excludes: str = "",
-    hidden: bool = False,
-    secret: bool = False,
-    positional: bool = False,
-    several: bool = False,
-) -> Any:
-    """Declare a dataclass field as a flag.
-
-    least, most   inclusive bounds of the value
-    excludes      a field that may not be given together with this one
-    hidden        no variable, and no line in --help
-    secret        may hold a password: left out of repr, and passed to children by variable only
-    positional    a required argument without a flag name
-    several       takes several words, and may be repeated
-    """
-    meta = {
-        "help": help,
-        "metavar": metavar,
-        "least": least,
-        "most": most,
-        "excludes": excludes,
-        "hidden": hidden,
-        "secret": secret,
-        "positional": positional,
-        "several": several,
-    }
-    return field(default=default, metadata=meta, repr=not secret)
-
-
-@dataclass(frozen=True)
-class Flag:
+@dataclass(frozen=True, kw_only=True)
+class Flag(Option):
     """One flag as read from a record's field."""
 
-    name: str
+    name: str  # as a word with underscores, with the prefix of a nested record
+    field: str  # the field of its record
     hint: Any
     default: Any
     title: str  # the heading of its group in --help
-    help: str
-    metavar: str
-    least: float | None
-    most: float | None
-    excludes: str
-    hidden: bool = False
-    secret: bool = False
-    positional: bool = False
-    several: bool = False
     record: str = ""  # for a flag of a nested record: the field that holds this record
-
-    @property
-    def field(self) -> str:
-        """The flag's name within its own record: without the prefix of a nested one."""
-        return self.name.removeprefix(f"{self.record}_") if self.record else self.name
 
     @property
     def option(self) -> str:
@@ -132,27 +85,29 @@ class Flag:
 
 
 def flags_of(record: type) -> tuple[Flag, ...]:
-    """Return the record's flags in the order of dataclasses.fields(), nested records expanded."""
+    """Return the record's flags in the order of dataclasses.fields(), nested records expanded.
+    Fields that are no options are left out."""
     hints = typing.get_type_hints(record, include_extras=True)
-    found: list[Flag] = []
+    flags: list[Flag] = []
     for item in fields(record):
-        hint = _required(hints[item.name])
+        hint = _without_none(hints[item.name])
         if is_dataclass(hint):
-            found += [
-                replace(each, name=f"{item.name}_{each.name}", record=item.name)
-                for each in flags_of(typing.cast(type, hint))
+            flags += [
+                replace(inner, name=f"{item.name}_{inner.name}", record=item.name)
+                for inner in flags_of(typing.cast(type, hint))
             ]
-            continue
-        assert item.metadata, f"{item.name} was not made by flag()"
-        flag = Flag(
-            name=item.name,
-            hint=hint,
-            default=item.default,
-            title=_title(record, item.name),
-            **item.metadata,
-        )
-        found.append(flag)
-    return tuple(found)
+        elif declared := option_of(item):
+            flags.append(
+                Flag(
+                    **vars(declared),
+                    name=(declared.flag or item.name).removeprefix("--").replace("-", "_"),
+                    field=item.name,
+                    hint=hint,
+                    default=item.default,
+                    title=_title(record, item.name),
+                )
+            )
+    return tuple(flags)
 
 
 def _title(record: type, name: str) -> str:
@@ -184,7 +139,7 @@ def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
     if item.hint is bool:
         kwargs["action"] = argparse.BooleanOptionalAction
     else:
-        kwargs["type"] = _for_argparse(item)
+        kwargs["type"] = _argparse_type(item)
         kwargs["metavar"] = item.metavar or _metavar(item)
         if item.several:
             kwargs |= {"action": _Several, "nargs": "+"}
@@ -205,27 +160,27 @@ class _Several(argparse.Action):
         setattr(namespace, self.dest, (*before, *chain.from_iterable(values)))
 
 
-def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str]) -> R:
+def merge_options(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str]) -> R:
     """Merge into a record: the command line wins over the environment, which wins over defaults.
     `variables` is keyed by names such as BATON_PORT. Raise UsageError."""
-    known = flags_of(record)
-    values = {item.name: given[item.name] for item in known if item.name in given}
-    _check_exclusive(known, values, lambda item: item.option)
+    flags = flags_of(record)
+    values = {item.name: given[item.name] for item in flags if item.name in given}
+    _check_exclusive(flags, values, lambda item: item.option)
     from_environment = {
         item.name: _from_variable(item, variables[item.variable])
-        for item in known
+        for item in flags
         if item.has_variable and item.name not in values and variables.get(item.variable)
     }
-    for name in _beaten(known, values):
+    for name in _excluded_fields(flags, values):
         from_environment.pop(name, None)
-    _check_exclusive(known, from_environment, lambda item: item.variable)
+    _check_exclusive(flags, from_environment, lambda item: item.variable)
     return make_record(record, values | from_environment)
 
 
-def _beaten(known: Sequence[Flag], values: Mapping[str, Any]) -> set[str]:
+def _excluded_fields(flags: Sequence[Flag], values: Mapping[str, Any]) -> set[str]:
     """The fields that the given flags exclude. A flag overrides the variable of an excluded field,
     just as it overrides its own variable."""
-    pairs = [(item.name, item.excludes) for item in known if item.excludes]
+    pairs = [(item.name, item.excludes) for item in flags if item.excludes]
     return {b for a, b in pairs if a in values} | {a for a, b in pairs if b in values}
 
 
@@ -268,7 +223,7 @@ def to_argv(options: Any) -> list[str]:
     return argv
 
 
-def _required(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     """X of X | None."""
     if typing.get_origin(hint) in (Union, types.UnionType):
         [hint] = [arg for arg in typing.get_args(hint) if arg is not type(None)]
@@ -309,7 +264,7 @@ def _parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
-def _for_argparse(item: Flag) -> Callable[[str], Any]:
+def _argparse_type(item: Flag) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             return item.parse(text)
@@ -327,10 +282,10 @@ def _from_variable(item: Flag, text: str) -> Any:
 
 
 def _check_exclusive(
-    known: tuple[Flag, ...], values: Mapping[str, Any], name: Callable[[Flag], str]
+    flags: tuple[Flag, ...], values: Mapping[str, Any], name: Callable[[Flag], str]
 ) -> None:
-    by_name = {item.name: item for item in known}
-    for item in known:
+    by_name = {item.name: item for item in flags}
+    for item in flags:
         if item.excludes and item.name in values and item.excludes in values:
             raise UsageError(f"give {name(by_name[item.excludes])} or {name(item)}, not both")
 

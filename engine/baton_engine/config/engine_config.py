@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import re
 import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from baton_engine.errors import SettingsError
 from baton_protocol.errors import exact
+from baton_protocol.options import ByteSize, option
 
-# Types of options that are written as 1GiB or 512MiB, and of options that name a device.
-ByteSize = Annotated[int, "bytes"]
+# The type of options that name a device.
 Device = Annotated[str, "device"]
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -31,22 +31,6 @@ BatchInvariant = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    metavar: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    excludes: str = "",
-) -> Any:
-    """A dataclass field that users can set. `least` and `most` are inclusive bounds. `excludes`
-    names an option that must not be given together with this one. `metavar` is the name of the
-    value in --help."""
-    metadata = {"help": help, "metavar": metavar, "least": least, "most": most}
-    return field(default=default, metadata=metadata | {"excludes": excludes})
 
 
 @dataclass(frozen=True, kw_only=True)

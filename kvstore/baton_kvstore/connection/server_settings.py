@@ -23,10 +23,10 @@ from baton_kvstore.connection.info import info_number, parse_info
 from baton_kvstore.connection.resp import Reply
 from baton_kvstore.connection.resp_connection import RespConnection
 from baton_kvstore.errors import ServerRefused
+from baton_protocol.policies import StoreCare
 
 logger = logging.getLogger(__name__)
 StoreRole = Literal["data", "index"]
-CareMode = Literal["apply", "check"]
 Command = tuple[bytes, ...]
 Conversation = Generator[Command, Reply | ServerRefused, None]
 # Limit for the replies that one client has not read yet. A reply is one value; the server charges
@@ -82,7 +82,7 @@ def tend(
     connection: RespConnection,
     deadline: float,
     role: StoreRole,
-    mode: CareMode,
+    mode: StoreCare,
     value_bytes: int = 0,
 ) -> None:
     """Apply or check the settings of the server at the other end of an open connection.
@@ -104,7 +104,7 @@ def tend(
         return
 
 
-def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> Conversation:
+def care(role: StoreRole, mode: StoreCare, label: str, value_bytes: int = 0) -> Conversation:
     """Apply or check the settings, without I/O: yield commands and receive their replies (or
     refusals) by send(). At the end, log what was changed and what should be."""
     changed: list[WantedSetting] = []

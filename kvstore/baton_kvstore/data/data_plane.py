@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.instance import Instance
 from baton_kvstore.data.rate_meter import RateMeter
 from baton_kvstore.data.rendezvous import rendezvous
@@ -45,6 +44,7 @@ from baton_kvstore.data.write_behind_budget import WriteBehindBudget
 from baton_kvstore.errors import StoreMisconfigured
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import DataInstance, Marker, Priority
 
 
@@ -68,7 +68,7 @@ class DataPlane:
         epoch: Epoch,
         *,
         write_behind_bandwidth: float | None = None,
-        settings: CareMode | None = None,
+        settings: StoreCare | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         if not urls:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.rate_meter import RateMeter
 from baton_kvstore.data.staging_pool import StagingPool
 from baton_kvstore.data.tuning import Tuning
 from baton_protocol.ids import Fingerprint
+from baton_protocol.policies import StoreCare
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +23,4 @@ class Shared:
     puts: RateMeter
     gets: RateMeter
     tuning: Tuning
-    settings: CareMode | None
+    settings: StoreCare | None

@@ -23,10 +23,11 @@ from baton_kvstore.connection.client import (
 )
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import Reply
-from baton_kvstore.connection.server_settings import CareMode, care
+from baton_kvstore.connection.server_settings import care
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import inbox_key, marker_key, marker_request, probe_key
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import InboxEntry, Marker
 from baton_protocol.wire import Codec, WireError
 
@@ -93,7 +94,7 @@ class Index(ClosesItself):
         info: dict[str, str] = await self._client.call(self._client.redis.info("server"))
         return info["run_id"]
 
-    async def tend(self, mode: CareMode) -> None:
+    async def tend(self, mode: StoreCare) -> None:
         """Apply or check the server's settings (see `server_settings`). Call it once per run id."""
         conversation = care("index", mode, self._client.label)
         answer: Reply | ServerRefused = None

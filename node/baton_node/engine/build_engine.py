@@ -13,7 +13,8 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import EngineError
 from baton_engine.sim.build import SimSettings, build_sim
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_text.artifacts import ArtifactError, read_artifacts
 from baton_text.tokenizer import Tokenizer
 
@@ -44,11 +45,11 @@ def torch_settings(settings: NodeSettings) -> TorchSettings:
     """Return the torch engine's part of the settings. If kv_blocks is set, kv_memory is ignored."""
     if settings.kv_blocks is not None:
         settings = replace(settings, kv_memory=None)
-    return TorchSettings.of(settings, Path(settings.model), name=settings.name())
+    return TorchSettings.of(settings, Path(settings.model), name=settings.model_name())
 
 
 def _sim_settings(settings: NodeSettings) -> SimSettings:
-    name = settings.name()
+    name = settings.model_name()
     if not settings.model:
         return SimSettings.of(settings, settings.sim, model=name)
     tokenizer = Tokenizer.from_artifacts(read_artifacts(Path(settings.model)))

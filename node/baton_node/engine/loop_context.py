@@ -11,10 +11,10 @@ from baton_node.engine.counters import Counters
 from baton_node.engine.job_table import JobTable
 from baton_node.engine.speed_meter import SpeedMeter
 from baton_node.ipc.engine_socket import EngineSocket
-from baton_node.settings import FetchPolicy
 from baton_node.store.base import KVConnector
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import FetchPolicy
 from baton_protocol.store import Speeds
 
 

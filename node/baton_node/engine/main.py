@@ -27,10 +27,11 @@ from baton_node.engine.grammar_compiler import GrammarCompiler
 from baton_node.engine.loop import EngineLoop
 from baton_node.engine.loop_context import LoopContext, LoopOptions
 from baton_node.engine.measure_speeds import measure_compute, measure_transfers
+from baton_node.errors import SetupError
 from baton_node.ipc.engine_socket import EngineSocket, EngineSocketClosed
 from baton_node.ipc.messages import EngineReady, SetupFailed, Start
 from baton_node.ipc.parent_death import die_with
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.settings import NodeSettings
 from baton_node.store.address import StoreAddress
 from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreConnector
@@ -144,11 +145,6 @@ def _measure_speeds(
 def _loop_options(settings: NodeSettings, epoch: Epoch, speeds: Speeds) -> LoopOptions:
     return LoopOptions(
         epoch=epoch,
-        lookup_wait_s=settings.lookup_wait_s,
-        first_wait_s=settings.first_wait_s,
-        blocks_wait_s=settings.blocks_wait_s,
-        load_every_s=settings.load_every_s,
-        events_every_s=settings.events_every_s,
         fetch=settings.fetch,
         speeds=speeds,
     )

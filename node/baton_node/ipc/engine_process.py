@@ -12,6 +12,7 @@ import socket
 import sys
 from collections import deque
 
+from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.framing import Unpacker, pack
 from baton_node.ipc.messages import (
     EngineReady,
@@ -22,7 +23,7 @@ from baton_node.ipc.messages import (
     to_engine_codec,
     to_server_codec,
 )
-from baton_node.settings import EngineLost, NodeSettings, SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 
 READ_BYTES = 1 << 18
@@ -111,8 +112,9 @@ async def start_engine(
 ) -> tuple[EngineProcess, EngineReady]:
     """Start the engine process with `module` as its main, and wait until the engine is ready.
 
-    Raise SetupError if the engine cannot be built or is not ready within `settings.start_wait_s`,
-    and EngineLost if the process ends first. The process is stopped in each case.
+    Raise SetupError if the engine cannot be built or is not ready within
+    `settings.start_timeout_s`, and EngineLost if the process ends first. The process is stopped in
+    each case.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -135,7 +137,7 @@ async def start_engine(
     engine = EngineProcess(process, reader, writer)
     try:
         engine.send(Start(settings, epoch))
-        async with asyncio.timeout(settings.start_wait_s):
+        async with asyncio.timeout(settings.start_timeout_s):
             frame = await engine.next_frame()
         if isinstance(frame, EngineReady):
             return engine, frame
@@ -146,7 +148,8 @@ async def start_engine(
         )
     except TimeoutError as error:
         await engine.stop()
-        raise SetupError(f"the engine was not ready within {settings.start_wait_s:g} s") from error
+        limit_s = settings.start_timeout_s
+        raise SetupError(f"the engine was not ready within {limit_s:g} s") from error
     except EngineLost as error:
         how = await engine.describe_end()
         await engine.stop()

@@ -71,7 +71,7 @@ class Identity:
             pid=os.getpid(),
             fingerprint=info.fingerprint,
             layout=info.layout,
-            model=self.settings.name(),
+            model=self.settings.model_name(),
             engine=info.kind,
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,

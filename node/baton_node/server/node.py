@@ -94,7 +94,7 @@ class Node:
         self._events = 0  # number of the last CacheEvents frame
         self._drained = asyncio.Event()
         self._waits = waits or EndWaits()
-        limit_s, save_s = identity.settings.drain_s, self._waits.save_s
+        limit_s, save_s = identity.settings.drain_timeout_s, self._waits.save_s
         self._draining = Draining(engine.send, self._send_load, limit_s, save_s)
         self._figures = identity.ready.load
 

@@ -19,6 +19,7 @@ from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.index.registry import Registry
 from baton_kvstore.settings import StoreSettings
 from baton_node.artifacts import load_artifacts, load_tokenizer
+from baton_node.errors import EngineLost, SetupError
 from baton_node.ipc.engine_process import start_engine
 from baton_node.server.app import NodeServer, logger
 from baton_node.server.heartbeat import beat, leave
@@ -33,7 +34,7 @@ from baton_node.server.node import Node
 from baton_node.server.role import NodeRole
 from baton_node.server.spans import NodeSpans
 from baton_node.server.transfer_summary import chunk_line
-from baton_node.settings import EngineLost, NodeSettings, SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import NodeId
 from baton_protocol.link import (
     is_loopback,

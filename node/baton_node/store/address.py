@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton_node.settings import StoreCare
 from baton_protocol.ids import Epoch, Fingerprint, NodeId
+from baton_protocol.policies import StoreCare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,13 +57,11 @@ from baton_operator.api.store import KVStoreSpec
 from baton_operator.api.store import ManagedStore as ManagedStore
 from baton_operator.names import FETCH_CONTAINER, LONGEST_POOL_NAME, OWN_PREFIX, POOL_NAME
 from baton_protocol.model_source import HubModel, ModelSource, parse_source
+from baton_protocol.policies import Handoff, MissingRole, Ranking
 from baton_protocol.store import ROLES, Role
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
-Handoff = Literal["auto", "always", "never"]
-MissingRole = Literal["aggregate", "queue", "fail"]
-RouterPlacement = Literal["cost", "prefix", "least-request", "round-robin", "random"]
 ServiceType = Literal["ClusterIP", "NodePort", "LoadBalancer"]
 REQUEST_S = 600  # the router's default for --request-timeout, seconds
 _REQUEST_FLAG = "--request-timeout="
@@ -347,7 +345,7 @@ class RouterSpec(Record, frozen=True, kw_only=True):
         ),
     ] = 1
     placement: Annotated[
-        RouterPlacement,
+        Ranking,
         Meta(
             description="How a request's node is chosen. cost: the least predicted time. The"
             " other policies are for comparison. prefix: the node with the longest cached prefix"

@@ -6,7 +6,7 @@ again, although the API server did: URLs end up on command lines, and a login mu
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, field
 
@@ -26,8 +26,7 @@ from baton_operator.api.fields import (
     check_quantity,
     quantity_bytes,
 )
-
-Sharing = Literal["pool", "tenant"]
+from baton_protocol.policies import Sharing
 
 _LOGIN = (
     "contains a login, which anyone who reads the pool would see; leave it out and write "

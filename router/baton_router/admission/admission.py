@@ -20,6 +20,7 @@ from functools import partial
 from itertools import product
 
 from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailable
+from baton_protocol.policies import Handoff
 from baton_protocol.store import Kind
 from baton_router.admission.fair_queue import FairQueue, KeepAlive, UsageShares, Waiter, Waiting
 from baton_router.admission.tenant_limits import BudgetBooking, Budgets, Limits
@@ -31,7 +32,7 @@ from baton_router.openai.answers import Usage
 from baton_router.openai.endpoint import Call, check_alone
 from baton_router.placement.policy import hands_over
 from baton_router.requests.in_flight import Prepared, Ticket
-from baton_router.settings import Handoff, RouterSettings
+from baton_router.settings import RouterSettings
 
 
 class ColdStart:

@@ -190,7 +190,7 @@ def build_app(api: Api, *inner: Middleware) -> web.Application:
     guard = BrowserGuard(api.settings)
     app = web.Application(middlewares=[_outer_middleware(api, guard), *inner])
     app.on_response_prepare.append(_header_signal(guard))
-    bodies, answer_s = api.generation.intake.bodies, api.settings.bounds.drain_answer_s
+    bodies, answer_s = api.generation.intake.bodies, api.settings.tunables.drain_answer_s
     drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
     openapi = web.get("/openapi.json", _openapi)
     app.add_routes(

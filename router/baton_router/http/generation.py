@@ -26,6 +26,7 @@ from baton_protocol.errors import (
     InvalidRequest,
     Unavailable,
 )
+from baton_protocol.policies import RANKINGS, Ranking
 from baton_router.admission.admission import Admission, ColdStart
 from baton_router.admission.tenant_limits import BudgetBooking
 from baton_router.errors import RequestFailed
@@ -41,7 +42,7 @@ from baton_router.openai.endpoint import Call, Shape
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared
 from baton_router.requests.tokenize import prepare
-from baton_router.settings import RANKINGS, Ranking, RouterSettings
+from baton_router.settings import RouterSettings
 
 TRAIL = web.RequestKey("trail", RequestLog)  # set by the middleware
 JSON_TYPE = "application/json"
@@ -192,7 +193,7 @@ class GenerationRoutes:
         starter = PromptStarter(
             self.intake.admission, self.dispatcher, trail, prepared, waits_until
         )
-        guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.bounds.cut_off_s)
+        guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.tunables.cut_off_s)
         choices = sum(item.request.params.n for item in prepared)
         output = OutputQueue(len(prepared), guard.max_unread(choices), guard.overflow)
         self.observers.metrics.accepted(map(len, prompts))  # waiting prompts are demand too

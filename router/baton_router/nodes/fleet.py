@@ -103,7 +103,7 @@ class Fleet:
         self._served_name = settings.served_model_name
         self._patience_s = settings.link_patience_s
         self._stall_timeout_s = settings.stall_timeout_s
-        self._retry_model_s = settings.bounds.retry_model_s
+        self._retry_model_s = settings.tunables.retry_model_s
         self._rng = rng
         self._clock = clock
         self._links: dict[NodeId, NodeLink] = {}

@@ -45,7 +45,7 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import NodeReport
 from baton_protocol.wire import WireError
-from baton_router.settings import Bounds
+from baton_router.settings import Tunables
 
 HELLO_WAIT_S = 10.0  # to connect, and then to receive the hello
 MISSED_PINGS = 3
@@ -106,7 +106,7 @@ class NodeLink:
         *,
         pause_max_s: float,
         rng: random.Random,
-        bounds: Bounds,
+        tunables: Tunables,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address.rstrip("/")
@@ -119,7 +119,7 @@ class NodeLink:
         self._pause_max_s = pause_max_s
         self._rng = rng
         self._clock = clock
-        self._bounds = bounds
+        self._tunables = tunables
         self._encoder = to_node_codec()
         self._decoder = to_router_codec()
         self._outgoing: deque[bytes] = deque()
@@ -150,7 +150,7 @@ class NodeLink:
         self._outgoing.append(data)
         self._unsent += len(data)
         self._wake.set()
-        if self._unsent > self._bounds.max_unsent_bytes:
+        if self._unsent > self._tunables.max_unsent_bytes:
             self._full.set()
 
     def drop(self) -> None:
@@ -160,7 +160,7 @@ class NodeLink:
     @property
     def due_at(self) -> float:
         """Until this time (by the clock) the node is not overdue with an answer."""
-        return self.heard_at + self._bounds.ping_s
+        return self.heard_at + self._tunables.ping_s
 
     @property
     def idle(self) -> bool:
@@ -270,8 +270,8 @@ class NodeLink:
             await self._full.wait()
             self._full.clear()
             unsent_before = self._unsent
-            await asyncio.sleep(self._bounds.choked_s)
-            if self._unsent > self._bounds.max_unsent_bytes:
+            await asyncio.sleep(self._tunables.choked_s)
+            if self._unsent > self._tunables.max_unsent_bytes:
                 if self._unsent >= unsent_before:
                     raise ConnectionError(
                         f"the node does not read: {self._unsent} bytes are unsent"
@@ -282,7 +282,7 @@ class NodeLink:
         await self._dropped.wait()
 
     async def _until_silent(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        missed, ping_s = 0, self._bounds.ping_s
+        missed, ping_s = 0, self._tunables.ping_s
         while missed < MISSED_PINGS:
             received_before, due = self._received, self._clock() + ping_s
             with suppress(TimeoutError):  # a ping may wait behind unsent data

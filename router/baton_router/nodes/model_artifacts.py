@@ -23,7 +23,7 @@ from baton_router.nodes.model_grammars import (
     ModelGrammars,
     Value,
 )
-from baton_router.settings import Bounds
+from baton_router.settings import Tunables
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
 from baton_text.grammars.constraints import Kind as GrammarKind
@@ -103,7 +103,7 @@ class ModelStore:
     build. The files of one node may have at most `max_bytes` together."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, max_bytes: int = Bounds().max_artifact_bytes
+        self, session: aiohttp.ClientSession, max_bytes: int = Tunables().max_artifact_bytes
     ) -> None:
         self._session = session
         self._max_bytes = max_bytes

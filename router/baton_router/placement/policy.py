@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baton_protocol.ids import NodeId
+from baton_protocol.policies import Handoff, MissingRole, Ranking
 from baton_protocol.store import Role, Speeds
-from baton_router.settings import Handoff, MissingRole, Ranking
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

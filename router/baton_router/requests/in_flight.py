@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from baton_protocol.errors import ErrorRecord, Unavailable
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import Delta
+from baton_protocol.policies import Ranking
 from baton_protocol.request import Request
 from baton_protocol.store import Kind
 from baton_router.errors import RequestFailed
@@ -19,7 +20,6 @@ from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.pool_view import PoolView
 from baton_router.openai.answer_parsing import AnswerParsing
 from baton_router.requests.state import RequestRecord
-from baton_router.settings import Ranking
 
 Batch = list[tuple[int, Delta]]
 Pour = Callable[[Batch], bool]

@@ -18,6 +18,7 @@ import msgspec
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, RequestId
+from baton_protocol.policies import Ranking
 from baton_protocol.request import Request
 from baton_protocol.sampling import StructuredOutput
 from baton_protocol.store import NodeReport
@@ -35,7 +36,6 @@ from baton_router.openai.endpoint import (
 )
 from baton_router.openai.structured_output import RequestedGrammar
 from baton_router.requests.in_flight import Prepared
-from baton_router.settings import Ranking
 from baton_text.grammars.errors import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 

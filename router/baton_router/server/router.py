@@ -66,6 +66,8 @@ COLLECT_EVERY = 20_000  # new objects per garbage collection; Python's default i
 # A thread with a large body yields to the event loop after this many seconds. Python's default is
 # 5 ms, for each step of the loop.
 SWITCH_S = 0.0005
+DISCOVERY_INTERVAL_S = 1.0  # between two listings of the registry
+MAX_VIEW_CHUNKS = 1_000_000  # of all nodes' caches, in the index of prefixes
 KNOW_NODES_S = 3.0  # the longest wait for nodes before a worker beside others listens
 
 logger = logging.getLogger(__name__)
@@ -96,7 +98,7 @@ class Router:
         reload = FileReloader(
             (self.settings.api_keys, self.settings.tenants),
             self._read_tenants,
-            self.settings.bounds.reload_every_s,
+            self.settings.tunables.reload_every_s,
         )
         tenants, limits = _tenants(self.settings)
         self._open_store()
@@ -108,8 +110,8 @@ class Router:
                 self._registry,
                 self.report,
                 self._clock,
-                every_s=self.settings.bounds.report_every_s,
-                ttl_s=self.settings.bounds.report_ttl_s,
+                every_s=self.settings.tunables.report_every_s,
+                ttl_s=self.settings.tunables.report_ttl_s,
             )
             work.append(self._reporting.run())
         self._tasks = [asyncio.create_task(loop) for loop in work]
@@ -141,19 +143,19 @@ class Router:
             timeout=aiohttp.ClientTimeout(total=None),
             headers=link_headers(settings.link_token, secrets.token_hex(16)),
         )
-        self._models = ModelStore(self._session, settings.bounds.max_artifact_bytes)
-        self.view = PoolView(clock, settings.max_view_chunks)
+        self._models = ModelStore(self._session, settings.tunables.max_artifact_bytes)
+        self.view = PoolView(clock, MAX_VIEW_CHUNKS)
         self.fleet = Fleet(self.view, self._models, settings, self._rng, clock)
         self._table = LinkTable(self._dial)
         self._discovery = Discovery(
             self._table,
             self._registry,
             settings.nodes,
-            interval_s=settings.discovery_interval_s,
+            interval_s=DISCOVERY_INTERVAL_S,
             forget=self.fleet.forget,
         )
         self._markers = Markers(
-            self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
+            self._index, timeout_s=settings.tunables.lookup_timeout_ms / 1000, clock=clock
         )
 
     def _make_api(self, tenants: Tenants, limits: Limits) -> None:
@@ -172,7 +174,7 @@ class Router:
             metrics,
             # A pool that scales up may have a node, but not yet one of the role a request needs.
             unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
-            refused_s=settings.bounds.refused_s,
+            refused_s=settings.tunables.refused_s,
             clock=clock,
         )
         self._cold_start = ColdStart(
@@ -231,7 +233,7 @@ class Router:
         self.api.generation.draining = True
         if self._server is not None:
             await self._server.stop_listening()
-        deadline = self._clock() + self.settings.shutdown_deadline_s
+        deadline = self._clock() + self.settings.drain_timeout_s
         while self.api.generation.answering and not hurry.is_set() and self._clock() < deadline:
             await asyncio.sleep(POLL_S)
 
@@ -264,10 +266,10 @@ class Router:
             address,
             self._session,
             self.fleet,
-            pause_max_s=self.settings.reconnect_max_s,
+            pause_max_s=self.settings.tunables.reconnect_max_s,
             rng=self._rng,
             clock=self._clock,
-            bounds=self.settings.bounds,
+            tunables=self.settings.tunables,
         )
 
     def _store_state(self) -> dict[str, Any]:
@@ -371,8 +373,6 @@ def _policy(settings: RouterSettings) -> Policy:
     return Policy(
         handoff=settings.handoff,
         min_tokens=settings.handoff_min_tokens,
-        slack_ms=settings.handoff_slack_ms,
-        slack_share=settings.handoff_slack_share,
         missing_role=settings.missing_role,
         ranking=settings.placement,
     )

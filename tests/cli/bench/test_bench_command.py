@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from baton_cli.bench.options import LatencyOptions, ThroughputOptions
 from baton_cli.bench.workload import random_prompts
 from baton_cli.commands.bench import check_room
 from baton_cli.errors import CommandError
-from baton_cli.options.records import CommonOptions, EngineOptions
 from baton_engine.config.engine_config import Overlap
 from tests.support.project.command import baton, baton_process, figures
 
@@ -148,15 +146,6 @@ def test_engine_flags_reach_the_engine() -> None:
     info = build(options, None).info
     assert (info.num_blocks, info.layout.block_size) == (40, 8)
     assert (info.max_batched_tokens, info.max_num_seqs) == (70, 9)
-
-
-def test_engine_options_hold_every_engine_flag() -> None:
-    flags = {field.name for field in fields(EngineOptions)} - {
-        field.name for field in fields(CommonOptions)
-    }
-    server_flags = {"model", "served_model_name", "engine", "chat_template", "sim"}
-    server_flags |= {"tool_parser", "reasoning_parser"}
-    assert flags - server_flags == EngineOptions().engine_options().keys()
 
 
 @pytest.mark.parametrize(("flag", "overlaps"), [("auto", False), ("on", True), ("off", False)])

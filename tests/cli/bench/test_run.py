@@ -11,7 +11,7 @@ import pytest
 from baton_cli.bench.metrics import Spread, latency_of, setting_of, spread, throughput_of, waste_of
 from baton_cli.bench.options import LatencyOptions
 from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
-from baton_cli.bench.run import LOOK_EVERY, CacheUse, Trace, drive
+from baton_cli.bench.run import LOOK_EVERY, CacheUse, RunRecord, drive
 from baton_cli.bench.workload import Workload, WorkloadItem
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
@@ -34,46 +34,46 @@ def workload_of(*sizes: tuple[int, int]) -> Workload:
     return Workload("test", tuple(items))
 
 
-def run(engine: EngineCore, workload: Workload, salt: str = "") -> Trace:
-    trace = drive(engine, workload.requests(0, salt), clock=ticks())
+def run(engine: EngineCore, workload: Workload, salt: str = "") -> RunRecord:
+    record = drive(engine, workload.requests(0, salt), clock=ticks())
     engine.check_integrity()
     assert not engine.has_work()
-    return trace
+    return record
 
 
 def test_each_request_gets_all_its_tokens_and_step_counts_add_up() -> None:
     engine = build_sim(SimSettings(num_blocks=64, max_batched_tokens=32))
     workload = workload_of((40, 5), (3, 9), (17, 1))
-    trace = run(engine, workload)
-    assert [len(live.times) for live in trace.lives.values()] == [5, 9, 1]
-    assert sum(step.new_tokens for step in trace.steps) == trace.output_tokens == 15
-    assert sum(step.prompt_tokens for step in trace.steps) == workload.prompt_tokens
-    assert trace.elapsed == trace.steps[-1].end == float(len(trace.steps))
+    record = run(engine, workload)
+    assert [len(live.times) for live in record.lives.values()] == [5, 9, 1]
+    assert sum(step.new_tokens for step in record.steps) == record.output_tokens == 15
+    assert sum(step.prompt_tokens for step in record.steps) == workload.prompt_tokens
+    assert record.elapsed == record.steps[-1].end == float(len(record.steps))
 
 
 def test_a_cache_sample_counts_the_empty_slots_after_each_request_s_last_token() -> None:
     engine, _ = scripted()  # blocks of 4
-    trace = run(engine, workload_of((5, 4), (8, 4)))
-    assert trace.looks == [CacheUse(allocated=16, empty=3, steady=False)]
+    record = run(engine, workload_of((5, 4), (8, 4)))
+    assert record.looks == [CacheUse(allocated=16, empty=3, steady=False)]
 
 
 def test_a_cache_sample_counts_blocks_of_a_prompt_that_is_not_computed_yet() -> None:
     engine, _ = scripted(max_batched_tokens=4)
-    trace = run(engine, workload_of((10, 2)))
-    assert trace.looks[0] == CacheUse(allocated=12, empty=8, steady=False)
+    record = run(engine, workload_of((10, 2)))
+    assert record.looks[0] == CacheUse(allocated=12, empty=8, steady=False)
 
 
 def test_a_cache_sample_counts_requests_that_end_in_its_step() -> None:
     engine, _ = scripted()
-    trace = run(engine, workload_of((5, 1)))
-    assert trace.looks == [CacheUse(allocated=8, empty=3, steady=False)]
+    record = run(engine, workload_of((5, 1)))
+    assert record.looks == [CacheUse(allocated=8, empty=3, steady=False)]
 
 
 def test_shared_blocks_count_once() -> None:
     engine, _ = scripted()
     same = WorkloadItem(tuple(range(9)), LOOK_EVERY)
-    trace = run(engine, Workload("test", (same, WorkloadItem((*same.prompt, 50), 2))))
-    assert trace.cached_tokens == 0  # both were submitted together
+    record = run(engine, Workload("test", (same, WorkloadItem((*same.prompt, 50), 2))))
+    assert record.cached_tokens == 0  # both were submitted together
     again = run(engine, Workload("test", (same,)))
     assert again.cached_tokens == 8
     assert again.looks[0] == CacheUse(allocated=12, empty=3, steady=False)
@@ -81,15 +81,15 @@ def test_shared_blocks_count_once() -> None:
 
 def test_a_later_cache_sample_counts_generated_tokens() -> None:
     engine, _ = scripted()
-    trace = run(engine, workload_of((5, LOOK_EVERY + 1)))
+    record = run(engine, workload_of((5, LOOK_EVERY + 1)))
     stored = 5 + LOOK_EVERY  # the last token has no KV
-    assert trace.looks[1] == CacheUse(allocated=20, empty=20 - stored, steady=True)
+    assert record.looks[1] == CacheUse(allocated=20, empty=20 - stored, steady=True)
 
 
 def test_preemptions_of_earlier_runs_are_not_counted() -> None:
     engine, _ = scripted(num_blocks=6)
-    trace = run(engine, workload_of((8, 12), (8, 12)))
-    assert trace.preemptions == engine.load().preemptions_total > 0
+    record = run(engine, workload_of((8, 12), (8, 12)))
+    assert record.preemptions == engine.load().preemptions_total > 0
     assert run(engine, workload_of((4, 2)), salt="again-").preemptions == 0
 
 
@@ -133,12 +133,12 @@ def test_waste_is_weighted_by_allocated_tokens() -> None:
     assert waste_of([]) is None
 
 
-def test_throughput_figures_follow_from_the_trace() -> None:
+def test_throughput_figures_follow_from_the_record() -> None:
     engine, _ = scripted()
     workload = workload_of((5, 3), (6, 5))
-    trace = run(engine, workload)  # one prefill step and four decode steps, one second each
+    record = run(engine, workload)  # one prefill step and four decode steps, one second each
     setting = setting_of(engine, workload, LatencyOptions())
-    report = throughput_of(trace, workload, setting)
+    report = throughput_of(record, workload, setting)
     assert (report.num_requests, report.prompt_tokens, report.output_tokens) == (2, 11, 8)
     assert (report.elapsed_time, report.steps, report.sampling_steps) == (5.0, 5, 5)
     assert report.tokens_per_second == 19 / 5
@@ -154,9 +154,9 @@ def test_throughput_figures_follow_from_the_trace() -> None:
 def test_latency_figures_follow_from_the_batches() -> None:
     engine, _ = scripted()
     workload = workload_of((5, 3), (6, 3))
-    traces = [run(engine, workload, salt=f"{number}-") for number in range(2)]
+    records = [run(engine, workload, salt=f"{number}-") for number in range(2)]
     setting = setting_of(engine, workload, LatencyOptions())
-    report = latency_of(traces, workload, setting)
+    report = latency_of(records, workload, setting)
     assert (report.avg_latency, report.latencies, report.batch_size) == (3.0, (3.0, 3.0), 2)
     assert report.output_tokens_per_second == 2.0
     assert "Avg latency: 3.0 seconds" in latency_text(report)

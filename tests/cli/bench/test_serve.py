@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton_cli.bench.client import Job, Server, first_model, send_all, session
+from baton_cli.bench.client import Server, TimedRequest, first_model, open_session, send_all
 from baton_cli.bench.serve_options import ServeOptions
-from baton_cli.bench.stream import Outcome
+from baton_cli.bench.stream import RequestOutcome
 from baton_cli.commands.bench_serve import server_of
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.main import read_command
@@ -149,10 +149,14 @@ async def serving(handler: Handler, timeout_s: float = 60.0) -> AsyncIterator[Se
         await runner.cleanup()
 
 
-async def outcome_of(handler: Handler, timeout_s: float = 60.0) -> Outcome:
-    async with serving(handler, timeout_s) as server, session() as http:
+async def outcome_of(handler: Handler, timeout_s: float = 60.0) -> RequestOutcome:
+    async with serving(handler, timeout_s) as server, open_session() as http:
         [outcome], _ = await send_all(
-            http, server, [Job(0.0, b"{}", 2, 3)], max_concurrency=None, progress=lambda _: None
+            http,
+            server,
+            [TimedRequest(0.0, b"{}", 2, 3)],
+            max_concurrency=None,
+            progress=lambda _: None,
         )
         return outcome
 
@@ -213,9 +217,11 @@ async def test_max_concurrency_bounds_the_requests_in_flight() -> None:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async with serving(slow) as server, session() as http:
-        jobs = [Job(0.0, b"{}", 1, 3)] * 12
-        outcomes, _ = await send_all(http, server, jobs, max_concurrency=3, progress=lambda _: None)
+    async with serving(slow) as server, open_session() as http:
+        requests = [TimedRequest(0.0, b"{}", 1, 3)] * 12
+        outcomes, _ = await send_all(
+            http, server, requests, max_concurrency=3, progress=lambda _: None
+        )
     assert [one.error for one in outcomes] == [""] * 12
     assert most == 3
 
@@ -238,6 +244,6 @@ async def test_a_server_that_lists_no_model_is_named_in_the_error(
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status, text=body)
 
-    async with serving(answer) as server, session() as http:
+    async with serving(answer) as server, open_session() as http:
         with pytest.raises(CommandError, match=problem):
             await first_model(http, server)

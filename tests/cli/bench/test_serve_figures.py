@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_cli.bench.serve_metrics import Wanted, figures, is_good, most_at_once
+from baton_cli.bench.serve_metrics import MetricChoice, figures, is_good, most_at_once
 from baton_cli.bench.serve_report import serve_text
-from baton_cli.bench.stream import AnswerReader, Outcome, SseReader, error_word
+from baton_cli.bench.stream import AnswerReader, RequestOutcome, SseReader, error_word
 from baton_cli.errors import UsageError
 
-PLAIN = Wanted(("ttft", "tpot", "itl", "e2el"), (50.0, 99.0), {})
+PLAIN = MetricChoice(("ttft", "tpot", "itl", "e2el"), (50.0, 99.0), {})
 
 
 def event(**chunk: Any) -> bytes:
@@ -28,9 +28,9 @@ def delta(**fields: Any) -> bytes:
     return event(choices=[{"index": 0, "delta": fields}])
 
 
-def read(*pieces: tuple[float, bytes], sent_at: float = 100.0) -> Outcome:
+def read(*pieces: tuple[float, bytes], sent_at: float = 100.0) -> RequestOutcome:
     """The outcome of a stream whose pieces arrive at these seconds after the request was sent."""
-    outcome = Outcome(0.0, requested_tokens=3, prompt_tokens=5)
+    outcome = RequestOutcome(0.0, requested_tokens=3, prompt_tokens=5)
     reader = AnswerReader(outcome, sent_at)
     for at, piece in pieces:
         reader.feed(piece, sent_at + at)
@@ -114,12 +114,12 @@ def test_an_error_body_becomes_a_short_reason(body: Any, reason: str) -> None:
     assert error_word(body) == reason
 
 
-def outcomes() -> list[Outcome]:
+def outcomes() -> list[RequestOutcome]:
     return [
-        Outcome(0.0, 3, 10, 3, 0.1, 0.5, [0.1, 0.3]),
-        Outcome(0.2, 1, 20, 1, 0.3, 0.3, [], cached=16),
-        Outcome(0.5, 3, 30, 2, 0.2, 0.4, [0.2], cached=0),
-        Outcome(0.6, 3, 40, error="HTTP 429 rate_limited"),
+        RequestOutcome(0.0, 3, 10, 3, 0.1, 0.5, [0.1, 0.3]),
+        RequestOutcome(0.2, 1, 20, 1, 0.3, 0.3, [], cached=16),
+        RequestOutcome(0.5, 3, 30, 2, 0.2, 0.4, [0.2], cached=0),
+        RequestOutcome(0.6, 3, 40, error="HTTP 429 rate_limited"),
     ]
 
 
@@ -152,7 +152,7 @@ def test_figures_of_a_run_follow_from_its_outcomes() -> None:
 
 
 def test_figures_without_any_answer_are_none() -> None:
-    report = figures([Outcome(0.0, error="gone")], 1.0, PLAIN)
+    report = figures([RequestOutcome(0.0, error="gone")], 1.0, PLAIN)
     assert (report["completed"], report["mean_ttft_ms"], report["p99_itl_ms"]) == (0, None, None)
     assert report["total_cached_tokens"] is None
 
@@ -173,7 +173,7 @@ def test_a_good_request_meets_every_goal(goals: dict[str, float], good: list[boo
         one.ttft, one.latency = round(one.ttft, 6), round(one.latency, 6)
     assert [is_good(one, goals) for one in answered] == good
     assert not is_good(failed, goals)
-    report = figures([*answered, failed], 2.0, Wanted((), (), goals))
+    report = figures([*answered, failed], 2.0, MetricChoice((), (), goals))
     assert report["request_goodput"] == sum(good) / 2.0
 
 
@@ -183,8 +183,8 @@ def test_the_peak_concurrency_is_found() -> None:
 
 
 def test_metrics_percentiles_and_goals_are_parsed() -> None:
-    wanted = Wanted.read(("ttft", "e2el", "ttft"), ("50", "99.9"), ("ttft:500", "itl:50.5"))
-    assert wanted == Wanted(("ttft", "e2el"), (50.0, 99.9), {"ttft": 500.0, "itl": 50.5})
+    wanted = MetricChoice.read(("ttft", "e2el", "ttft"), ("50", "99.9"), ("ttft:500", "itl:50.5"))
+    assert wanted == MetricChoice(("ttft", "e2el"), (50.0, 99.9), {"ttft": 500.0, "itl": 50.5})
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_an_invalid_metric_percentile_or_goal_is_named_in_the_error(
     flags: tuple[Any, Any, Any], problem: str
 ) -> None:
     with pytest.raises(UsageError, match=problem):
-        Wanted.read(*flags)
+        MetricChoice.read(*flags)
 
 
 def test_the_text_report_holds_the_wanted_figures_and_ends_with_the_failures() -> None:
-    wanted = Wanted(("ttft",), (99.9,), {"ttft": 250.0})
+    wanted = MetricChoice(("ttft",), (99.9,), {"ttft": 250.0})
     setting = {"max_concurrency": None, "request_rate": "inf"}
     lines = serve_text(setting | figures(outcomes(), 2.0, wanted), wanted).splitlines()
     assert "Successful requests:                    3" in lines

@@ -59,11 +59,11 @@ def test_random_lengths_vary_within_their_ratio_after_a_shared_prefix() -> None:
 
 
 def test_the_seed_decides_the_random_prompts() -> None:
-    def drawn(seed: int) -> Workload:
+    def draw(seed: int) -> Workload:
         return random_prompts(50, count=3, input_len=10, output_len=1, seed=seed)
 
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_a_flag_without_effect_is_refused(flags: dict[str, Any], problem: str) -
 
 
 def conversations(path: Path, pairs: Sequence[Sequence[str]]) -> Path:
-    turns = [[{"from": "human", "value": each} for each in pair] for pair in pairs]
-    path.write_text(json.dumps([{"id": "x", "conversations": each} for each in turns]))
+    turns = [[{"from": "human", "value": turn} for turn in pair] for pair in pairs]
+    path.write_text(json.dumps([{"id": "x", "conversations": pair} for pair in turns]))
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton_cli.errors import UsageError
-from baton_cli.main import COMMANDS, build_parser, read_command
+from baton_cli.main import COMMANDS, Command, build_parser, read_command
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import UpOptions
 from baton_protocol import PROTOCOL_VERSION
@@ -25,11 +25,10 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
 def test_help_names_every_flag_with_its_variable(
-    command: object, capsys: pytest.CaptureFixture[str]
+    command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    [known] = [each for each in COMMANDS if each is command]
-    text = help_of(known.words, capsys)
-    for item in flags_of(known.options):
+    text = help_of(command.words, capsys)
+    for item in flags_of(command.options):
         assert (f"[{item.variable}]" in text) is item.has_variable
         assert ((item.metavar if item.positional else item.option) in text) is not item.hidden
 
@@ -69,6 +68,17 @@ def test_help_imports_no_heavy_library() -> None:
         (["decode", "--gpu-memory-utilization", "0"], "0 is too small; at least 0.01"),
         (["decode", "--gpu-memory-utilization", "1.1"], "1.1 is too large; at most 1"),
         (["up", "--overlap", "maybe"], "'maybe' is not one of auto, on, off"),
+        (["router", "--port=-1"], "-1 is too small; at least 0"),
+        (["router", "--max-body=0"], "argument --max-body: 0 is too small; at least 1"),
+        (["router", "--request-timeout=0"], "--request-timeout: 0 is too small; at least 0.1"),
+        (["router", "--stall-timeout=0"], "argument --stall-timeout: 0 is too small"),
+        (["router", "--keepalive=0"], "argument --keepalive: 0 is too small; at least 0.1"),
+        (["router", "--link-patience=-1"], "argument --link-patience: -1 is too small"),
+        (["router", "--unready-wait=nan"], "argument --unready-wait: 'nan' is not a number"),
+        (["router", "--wake-wait=-1"], "argument --wake-wait: -1 is too small; at least 0"),
+        (["router", "--handoff-min-tokens=-1"], "--handoff-min-tokens: -1 is too small"),
+        (["router", "--missing-role=wait"], "'wait' is not one of aggregate, queue, fail"),
+        (["decode", "--start-timeout=0"], "argument --start-timeout: 0 is too small; at least 1"),
         (["dance"], "invalid choice: 'dance'"),
         (["up", "--prefil", "2"], "--prefil 2; did you mean --prefill?"),
         (["up", "--kv_memory=1GiB"], "--kv_memory=1GiB; did you mean --kv-memory?"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -151,7 +152,7 @@ def test_each_of_several_prompts_is_listed_under_its_own_id() -> None:
 
 @pytest.mark.integration
 async def test_explain_prints_a_router_s_explanation_of_a_request(
-    capsys: pytest.CaptureFixture[str], tmp_path: Any
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("acme the-key\n")
     async with FakeNode("decode-0", "decode") as node:

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from baton_cli.commands.fetch_options import FetchOptions
-from baton_cli.commands.model_fetch import make_fetch, show_progress
+from baton_cli.commands.model_fetch import make_fetch
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.main import main
 from baton_cli.models.download_state import PART
 from baton_cli.models.hub_client import FIRST_RETRIES
+from baton_cli.models.model_fetch import show_progress
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.registry import Registry
 from baton_protocol.store import FetchReport

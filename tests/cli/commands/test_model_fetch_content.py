@@ -71,9 +71,10 @@ def test_a_file_that_vanishes_during_the_fetch_is_fetched_again(
 
 def test_a_fetch_whose_files_keep_vanishing_fails(hub: StubHub, tmp_path: Path) -> None:
     vanish = (
-        "from baton_cli.models.download_state import Fetched; finish = Fetched.finish\n"
+        "from baton_cli.models.download_state import DownloadFolder\n"
+        "finish = DownloadFolder.finish\n"
         "def lose(self, wanted): finish(self, wanted); (self.path / 'config.json').unlink()\n"
-        "Fetched.finish = lose"
+        "DownloadFolder.finish = lose"
     )
     process = start(tmp_path, before=vanish)
     _, stderr = process.communicate(timeout=DEADLINE_S)

@@ -12,14 +12,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from baton_cli.commands.roles import node_settings
+from baton_cli.commands.role_settings import node_settings
 from baton_cli.errors import CommandError
 from baton_cli.options.records import NodeOptions
 from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec
 from baton_protocol.store import ROLES
 from tests.support.nodes.processes import make_request
 from tests.support.pools.one_role import WAIT_S, role, wait_ready
-from tests.support.project.command import baton_process
+from tests.support.project.command import baton, baton_process
 
 pytestmark = pytest.mark.integration
 
@@ -115,9 +115,7 @@ def test_a_role_that_cannot_start_because_of_a_flag_says_which_and_ends_with_its
     """Kubernetes' pods show the code and the last line, from which the operator explains them."""
     keys = tmp_path / "keys"
     keys.write_text("no-key-in-this-line\n")
-    done = baton_process(
-        command, "--port", "0", *(flag.replace("KEYS", str(keys)) for flag in flags)
-    )
+    done = baton(command, "--port", "0", *(flag.replace("KEYS", str(keys)) for flag in flags))
     assert done.returncode == WRONG_FLAG, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("baton: ")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton_cli.commands.up import Machine, make_plan, share_machine
+from baton_cli.commands.up_plan import Machine, make_plan, share_machine
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.engine_memory import check_memory, demand_of, fixed_bytes, share_memory
 from baton_cli.local_pool.gpus import CONTEXT_BYTES, Gpu, Memory

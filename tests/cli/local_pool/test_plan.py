@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from baton_cli.commands.roles import node_settings, router_settings
-from baton_cli.commands.up import THIS_MACHINE, Machine, make_plan, settle, show_answer, show_ready
+from baton_cli.commands.role_settings import node_settings, router_settings
+from baton_cli.commands.up import settle, show_answer, show_ready
+from baton_cli.commands.up_plan import THIS_MACHINE, Machine, make_plan
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.gpus import Gpu, Memory
@@ -25,8 +26,6 @@ from baton_cli.options.devices import CUDA
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
 from baton_engine.config.engine_config import EngineKind, SimConfig
 from baton_node.artifacts import load_artifacts
-from baton_node.settings import NodeSettings
-from baton_router.settings import RouterSettings
 from baton_text.artifacts import BATON
 
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock"))
@@ -65,7 +64,7 @@ def test_store_logins_reach_children_but_no_command_line() -> None:
         assert "s3cret" not in " ".join(spec.argv) + repr(spec)
         _, child = child_options(spec)
         assert isinstance(child, NodeOptions | RouterOptions)
-        assert child.redis_index == urls.index
+        assert child.index_url == urls.index
 
 
 def test_a_node_gets_its_store_pool_engine_and_supervisor() -> None:
@@ -74,9 +73,9 @@ def test_a_node_gets_its_store_pool_engine_and_supervisor() -> None:
     assert command == "decode"
     assert isinstance(child, NodeOptions)
     assert (child.node, child.pool, child.port, child.host) == ("decode-0", "p", 0, "127.0.0.1")
-    assert (child.redis_index, child.redis_data) == (STORE.index, STORE.data)
+    assert (child.index_url, child.data_urls) == (STORE.index, STORE.data)
     assert (child.engine, child.sim.decode_ms, child.kv_memory) == ("sim", 2.5, 1 << 30)
-    assert (child.chunk_blocks, child.drain_timeout) == (2, 4)
+    assert (child.chunk_blocks, child.drain_timeout_s) == (2, 4)
     assert child.supervisor_pid == os.getpid()
 
 
@@ -139,12 +138,6 @@ def test_a_node_sees_only_its_own_gpu() -> None:
         assert child.device == CUDA
 
 
-def test_node_flags_have_the_defaults_of_the_node_s_settings() -> None:
-    settings, plain = node_settings(NodeOptions(engine="sim"), "decode"), NodeSettings
-    for name in (*COMPUTING, "kv_shards", "fetch", "write_behind_bandwidth", "store_settings"):
-        assert getattr(settings, name) == getattr(plain(node="n", role="decode"), name), name
-
-
 def test_a_write_behind_bandwidth_of_zero_is_accepted() -> None:
     _, child = read_command(["decode", "--engine", "sim", "--write-behind-bandwidth", "0"], {})
     assert isinstance(child, NodeOptions)
@@ -162,18 +155,18 @@ def test_the_router_gets_its_address_hand_off_and_placement_options() -> None:
     assert (child.placement, child.allow_policy_header) == ("prefix", True)
     settings = router_settings(child)
     settings.check()
-    assert (settings.index_url, settings.shutdown_deadline_s) == (STORE.index, 4)
+    assert (settings.index_url, settings.drain_timeout_s) == (STORE.index, 4)
 
 
 def test_the_router_gets_its_timeouts_and_the_missing_role_policy() -> None:
     options = replace(
         SIM,
         missing_role="queue",
-        unready_wait=1,
-        request_timeout=2,
-        stall_timeout=3,
-        link_patience=4,
-        keepalive=5,
+        unready_wait_s=1,
+        request_timeout_s=2,
+        stall_timeout_s=3,
+        link_patience_s=4,
+        keepalive_s=5,
     )
     _, child = child_options(plan_of(options).router)
     assert isinstance(child, RouterOptions)
@@ -184,12 +177,7 @@ def test_the_router_gets_its_timeouts_and_the_missing_role_policy() -> None:
 
 
 def test_the_router_gets_the_wake_wait() -> None:
-    assert router_settings(RouterOptions(nodes=("http://n",), wake_wait=9)).wake_wait_s == 9
-
-
-def test_router_flags_have_the_defaults_of_the_router_s_settings() -> None:
-    options = RouterOptions(nodes=("http://n",))
-    assert router_settings(options) == RouterSettings(nodes=("http://n",))
+    assert router_settings(RouterOptions(nodes=("http://n",), wake_wait_s=9)).wake_wait_s == 9
 
 
 def test_logs_are_json_in_every_process_or_in_none() -> None:
@@ -220,11 +208,12 @@ def test_flags_become_the_node_s_own_settings(tiny_model: Callable[[str], Path])
         kv_blocks=9,
         max_batched_tokens=7,
         threads=2,
-        link_grace=9,
+        link_grace_s=9,
     )
     settings = node_settings(options, "prefill")
     assert (settings.node, settings.role, settings.model) == ("n", "prefill", str(folder))
-    assert (settings.name(), settings.dtype, settings.kv_blocks) == ("llama-gqa1", "float32", 9)
+    assert settings.model_name() == "llama-gqa1"
+    assert (settings.dtype, settings.kv_blocks) == ("float32", 9)
     assert (settings.max_batched_tokens, settings.threads, settings.link_grace_s) == (7, 2, 9)
     assert settings.index_url == ""
 
@@ -235,7 +224,7 @@ def test_the_simulated_engine_s_flags_reach_the_node_s_settings() -> None:
     )
     settings = node_settings(options, "decode")
     assert settings.sim == SimConfig(prefill_ms_per_token=0.5, layers=3, poison_token=9)
-    assert (settings.model, settings.name()) == ("", "sim")
+    assert (settings.model, settings.model_name()) == ("", "sim")
 
 
 @pytest.mark.parametrize("engine", ["sim", "torch"])

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from baton_cli.commands.roles import worker_pool
-from baton_cli.commands.up import folder_of_routers, make_plan
+from baton_cli.commands.up import folder_of_routers
+from baton_cli.commands.up_plan import make_plan
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.main import read_command
 from baton_cli.options.records import RouterOptions, UpOptions
@@ -18,7 +19,7 @@ ROUTER = RouterOptions(
     pool="p",
     workers=3,
     nodes=("http://a:1",),
-    redis_index="redis://:s3cret@i",
+    index_url="redis://:s3cret@i",
     link_token="s3cret",
     json_logs=True,
 )

@@ -17,10 +17,9 @@ from baton_cli.main import COMMANDS, known_variables
 from baton_cli.options.flag import (
     Flag,
     add_flags,
-    flag,
     flags_of,
     make_record,
-    merge,
+    merge_options,
     to_argv,
     to_variables,
 )
@@ -30,29 +29,30 @@ from baton_cli.options.records import (
     RouterOptions,
     UpOptions,
 )
-from baton_engine.config.engine_config import ByteSize, Device
+from baton_engine.config.engine_config import Device
+from baton_protocol.options import ByteSize, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     TITLE = "sample"
 
-    count: int = flag(1, "a number", least=1, most=9)
-    share: float = flag(0.5, "a share")
-    name: str = flag("", "a name")
-    loud: bool = flag(False, "a switch")
-    size: ByteSize | None = flag(None, "a size")
-    blocks: int | None = flag(None, "or blocks", excludes="size")
-    mode: Literal["a", "b"] = flag("a", "a choice")
-    device: Device = flag("cpu", "a device")
-    urls: tuple[str, ...] = flag((), "a list")
-    secret: int = flag(0, "hidden", hidden=True)
+    count: int = option(1, "a number", least=1, most=9)
+    share: float = option(0.5, "a share")
+    name: str = option("", "a name")
+    loud: bool = option(False, "a switch")
+    size: ByteSize | None = option(None, "a size")
+    blocks: int | None = option(None, "or blocks", excludes="size")
+    mode: Literal["a", "b"] = option("a", "a choice")
+    device: Device = option("cpu", "a device")
+    urls: tuple[str, ...] = option((), "a list")
+    secret: int = option(0, "hidden", hidden=True)
 
 
 def read(argv: list[str], environ: dict[str, str] | None = None) -> Sample:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser, Sample)
-    return merge(Sample, vars(parser.parse_args(argv)), environ or {})
+    return merge_options(Sample, vars(parser.parse_args(argv)), environ or {})
 
 
 def test_without_flags_and_variables_the_defaults_apply() -> None:
@@ -149,13 +149,13 @@ def test_a_record_survives_a_round_trip_through_argv_and_variables(options: Comm
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_flags(parser, type(options))
     parsed = vars(parser.parse_args(to_argv(options)))
-    assert merge(type(options), parsed, to_variables(options)) == options
+    assert merge_options(type(options), parsed, to_variables(options)) == options
 
 
 def test_secrets_are_in_no_repr_and_on_no_command_line() -> None:
     options = NodeOptions(
-        redis_index="redis://:s3cret@h",
-        redis_data=("redis://:s3cret@h",),
+        index_url="redis://:s3cret@h",
+        data_urls=("redis://:s3cret@h",),
         redis_password="s3cret",
         link_token="s3cret",
     )
@@ -171,7 +171,9 @@ def test_secrets_are_in_no_repr_and_on_no_command_line() -> None:
 def test_a_positional_argument_is_required_and_has_no_variable() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_flags(parser, FetchOptions)
-    assert merge(FetchOptions, vars(parser.parse_args(["hf://a/b"])), {}).source == "hf://a/b"
+    assert (
+        merge_options(FetchOptions, vars(parser.parse_args(["hf://a/b"])), {}).source == "hf://a/b"
+    )
     with pytest.raises((argparse.ArgumentError, SystemExit)):
         parser.parse_args([])
     assert "BATON_SOURCE" not in known_variables()

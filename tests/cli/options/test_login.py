@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from baton_cli.commands.roles import node_settings, router_settings
+from baton_cli.commands.role_settings import node_settings, router_settings
 from baton_cli.commands.up import settle
 from baton_cli.errors import CommandError
 from baton_cli.options.records import NodeOptions, RouterOptions, UpOptions
@@ -88,8 +88,8 @@ def test_up_logs_in_to_the_user_s_redis_by_variables_and_leaves_it_running(
 def test_a_login_applies_only_to_urls_without_one() -> None:
     options = NodeOptions(
         engine="sim",
-        redis_index="redis://i",
-        redis_data=("redis://a", "redis://own:word@b"),
+        index_url="redis://i",
+        data_urls=("redis://a", "redis://own:word@b"),
         redis_username="me",
         redis_password=PASSWORD,
     )
@@ -99,8 +99,7 @@ def test_a_login_applies_only_to_urls_without_one() -> None:
         for one in map(parse_endpoint, (settings.index_url, *settings.data_urls))
     ]
     assert logins == [("me", PASSWORD), ("me", PASSWORD), ("own", "word")]
-    index = router_settings(RouterOptions(redis_index="redis://i", redis_password=PASSWORD))
-    assert index.index_url is not None
+    index = router_settings(RouterOptions(index_url="redis://i", redis_password=PASSWORD))
     assert parse_endpoint(index.index_url).password == PASSWORD
 
 

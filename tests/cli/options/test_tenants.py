@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from baton_cli.commands.roles import router_settings
-from baton_cli.commands.up import make_plan, settle
+from baton_cli.commands.role_settings import router_settings
+from baton_cli.commands.up import settle
+from baton_cli.commands.up_plan import make_plan
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.main import read_command
 from baton_cli.options.records import NodeOptions, RouterOptions, UpOptions
-from tests.support.project.command import baton_process
+from tests.support.project.command import baton
 
 pytestmark = pytest.mark.integration
 
@@ -97,9 +98,7 @@ def test_a_router_that_cannot_tell_tenants_apart_exits_with_one_line(
     wrong = tmp_path / "wrong"
     wrong.write_text(f"acme {KEY} more\n")
     argv = [word.replace("KEYS", keys).replace("WRONG", str(wrong)) for word in flags]
-    done = baton_process(
-        "router", "--nodes=http://127.0.0.1:1", "--port=0", *argv, variables=variables
-    )
+    done = baton("router", "--nodes=http://127.0.0.1:1", "--port=0", *argv, variables=variables)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
     assert message.replace("WRONG", str(wrong)) in line

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from baton_cli.commands.roles import node_settings
+from baton_cli.commands.role_settings import node_settings
 from baton_cli.options.records import NodeOptions
 from baton_engine.attention.selector import choose_kernels
 from baton_engine.build import build_runner
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
 from baton_node.engine.build_engine import build_engine
-from baton_node.settings import SetupError
+from baton_node.errors import SetupError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

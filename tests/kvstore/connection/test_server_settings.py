@@ -11,12 +11,13 @@ import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp_connection import RespConnection
-from baton_kvstore.connection.server_settings import CareMode, StoreRole, tend, wanted_settings
+from baton_kvstore.connection.server_settings import StoreRole, tend, wanted_settings
 from baton_kvstore.connection.server_usage import read_usage
 from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.markers import Index
 from baton_kvstore.settings import check_reachable
+from baton_protocol.policies import StoreCare
 from tests.support.stores.kvstore import PATIENCE_S, held_down, plain_client, wait_until
 from tests.support.stores.redis_builds import BUILDS, redis_server
 
@@ -57,7 +58,7 @@ def connected(url: str) -> Iterator[RespConnection]:
     connection.close()
 
 
-def configure(url: str, role: StoreRole, mode: CareMode, value_bytes: int = VALUE) -> None:
+def configure(url: str, role: StoreRole, mode: StoreCare, value_bytes: int = VALUE) -> None:
     with connected(url) as connection:
         tend(connection, time.monotonic() + PATIENCE_S, role, mode, value_bytes)
 

@@ -15,7 +15,8 @@ from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.build_engine import build_engine, torch_settings
 from baton_node.engine.measure_speeds import measure_compute, measure_transfers
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 

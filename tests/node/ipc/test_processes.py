@@ -86,7 +86,7 @@ async def slow(shared_nodes: SharedNodes) -> NodeProcess:
     return await shared_nodes.node(
         "slow",
         lambda: settings(
-            None, sim=SLOW, drain_s=600.0, link_grace_s=600.0, max_model_len=MAX_MODEL_LEN
+            None, sim=SLOW, drain_timeout_s=600.0, link_grace_s=600.0, max_model_len=MAX_MODEL_LEN
         ),
     )
 
@@ -95,7 +95,7 @@ async def slow(shared_nodes: SharedNodes) -> NodeProcess:
 async def impatient(shared_nodes: SharedNodes) -> NodeProcess:
     """A node without a store, with slow steps and short timeouts."""
     return await shared_nodes.node(
-        "impatient", lambda: settings(None, sim=SLOW, drain_s=0.2, link_grace_s=0.2)
+        "impatient", lambda: settings(None, sim=SLOW, drain_timeout_s=0.2, link_grace_s=0.2)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -83,4 +84,4 @@ def test_the_repr_of_settings_hides_the_token_and_the_store_s_password() -> None
         link_token="s3cret",
     )
     assert "s3cret" not in repr(settings)
-    assert NodeSettings.from_json(settings.to_json()) == settings
+    assert msgspec.json.decode(msgspec.json.encode(settings), type=NodeSettings) == settings

@@ -181,7 +181,7 @@ async def test_after_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
 
 
 async def test_a_drain_without_a_deadline_uses_the_node_s_own_limit(engine: FakeEngine) -> None:
-    node = make_node(engine, drain_s=0.0)
+    node = make_node(engine, drain_timeout_s=0.0)
     node.handle_router_frame(FakeLink(), DrainNode())
     await until(lambda: len(engine.received) == 2)
     node.handle_engine_frame(Saved())
@@ -217,7 +217,7 @@ async def test_a_node_that_shuts_down_hands_back_remaining_requests_and_cannot_r
 ) -> None:
     # The test sends Saved and Drained itself; only the wait for routers ends by time.
     waits = EndWaits(save_s=600.0, move_s=0.05, publish_s=600.0)
-    node, link = make_node(engine, waits, drain_s=0.0), FakeLink()
+    node, link = make_node(engine, waits, drain_timeout_s=0.0), FakeLink()
     request = make_request("r", b"p")
     node.handle_router_frame(link, RunJob(request))
     ending = asyncio.create_task(node.drain())
@@ -235,7 +235,7 @@ async def test_a_node_that_shuts_down_hands_back_remaining_requests_and_cannot_r
 async def test_shutdown_keeps_the_deadline_of_an_earlier_drain_if_it_is_sooner(
     engine: FakeEngine,
 ) -> None:
-    node = make_node(engine, drain_s=600.0)
+    node = make_node(engine, drain_timeout_s=600.0)
     node.handle_router_frame(FakeLink(), RunJob(make_request("r", b"p")))
     node.handle_router_frame(FakeLink(), DrainNode(0.0, "scale-down"))
     await until(lambda: len(engine.received) == 3)

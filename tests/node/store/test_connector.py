@@ -14,9 +14,9 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import marker_key
-from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkCopied, ChunkPublished, ChunksLookedUp
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import InboxEntry, Marker, Priority
 from tests.support.nodes.connectors import PATIENCE_S, Harness, ref
 from tests.support.stores.kvstore import PATIENT, frozen, patient_index, plain_client, wait_until

@@ -1,13 +1,21 @@
-"""extraArgs refuse exactly the flags that the operator sets itself."""
+"""The spec and the flags agree: extraArgs refuse exactly the flags that the operator sets itself,
+and a field that passes through to a flag has its default and its choices."""
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
+from msgspec.structs import replace
 
 from baton_cli.main import read_command
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import NodeOptions, RouterOptions
+from baton_engine.config.engine_config import DType, EngineKind
+from baton_operator.api import pool as operator
 from baton_operator.api.fields import NODE_FLAGS, ROUTER_FLAGS
+from baton_operator.api.pool import REQUEST_S, EngineSpec, PoolSpec
+from baton_operator.api.store import KVStoreSpec
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes
 from tests.support.kubernetes.manifests import SAMPLES, containers, sample_pool, template_of
@@ -52,3 +60,19 @@ def test_a_device_in_extra_args_overrides_the_operator_s_own() -> None:
     assert isinstance(options, NodeOptions)
     assert options.device == "cpu"
     assert ALLOWED.isdisjoint(NODE_FLAGS)
+
+
+def test_a_field_that_passes_through_has_the_default_and_the_choices_of_its_flag() -> None:
+    """The operator leaves out a flag whose field has the default."""
+    engine, store = EngineSpec(), KVStoreSpec()
+    pool = PoolSpec(engine=replace(engine, kind="sim"))
+    node, router = NodeOptions(), RouterOptions()
+    assert (pool.handoff, pool.missing_role_policy) == (router.handoff, router.missing_role)
+    assert (pool.router.placement, store.sharing) == (router.placement, router.sharing)
+    assert (pool.router.workers, REQUEST_S) == (router.workers, router.request_timeout_s)
+    assert (engine.kind, engine.dtype) == (node.engine, node.dtype)
+    assert (engine.block_size, engine.chunk_blocks) == (node.block_size, node.chunk_blocks)
+    assert engine.max_model_len == node.max_model_len
+
+    assert get_args(operator.EngineKind) == get_args(EngineKind)
+    assert get_args(operator.DType) == get_args(DType)

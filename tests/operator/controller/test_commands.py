@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from baton_cli.commands.fetch_options import FetchOptions
-from baton_cli.commands.roles import node_settings, router_settings
+from baton_cli.commands.role_settings import node_settings, router_settings
 from baton_cli.main import read_command
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions
 from baton_kvstore.connection.endpoint import parse_endpoint
@@ -88,7 +88,7 @@ def test_extra_flags_reach_their_process() -> None:
     assert isinstance(node, NodeOptions)
     assert isinstance(router, RouterOptions)
     assert (node.kv_memory, node.max_num_seqs) == (2 << 30, 64)
-    assert router.request_timeout == 900
+    assert router.request_timeout_s == 900
 
 
 @pytest.mark.parametrize("name", ["hub", "host"])
@@ -100,7 +100,7 @@ def test_the_model_is_fetched_into_the_folder_that_the_node_reads(name: str) -> 
     source = parse_source(fetch.source)
     assert isinstance(source, HubModel)
     assert node.model == f"{fetch.to}/{source.folder_name}"
-    assert (fetch.node, fetch.redis_index) == (node.node, node.redis_index)
+    assert (fetch.node, fetch.redis_index) == (node.node, node.index_url)
 
 
 def test_tls_urls_name_the_mounted_ca_certificate() -> None:
@@ -108,7 +108,7 @@ def test_tls_urls_name_the_mounted_ca_certificate() -> None:
     node, router = found["decode"], found["router"]
     assert isinstance(node, NodeOptions)
     assert isinstance(router, RouterOptions)
-    index, plain, data = (parse_endpoint(url) for url in (router.redis_index, *node.redis_data))
+    index, plain, data = (parse_endpoint(url) for url in (router.index_url, *node.data_urls))
     assert (plain.kind, plain.options) == ("tcp", ())
     for endpoint in (index, data):
         assert endpoint.kind == "tls"
@@ -136,7 +136,7 @@ def test_nodes_get_the_spec_their_pod_s_name_and_address_and_a_valid_store(name:
         assert options.chunk_blocks == spec.engine.chunk_blocks
         assert options.max_model_len == spec.engine.max_model_len
         StoreSettings(
-            index_url=options.redis_index, data_urls=options.redis_data, pool=options.pool
+            index_url=options.index_url, data_urls=options.data_urls, pool=options.pool
         ).check()
 
 
@@ -162,7 +162,7 @@ def test_the_router_gets_the_index_of_the_nodes_and_the_hand_off_settings(name: 
     assert isinstance(router, RouterOptions)
     assert isinstance(node, NodeOptions)
     router_settings(router).check()
-    assert (router.redis_index, router.pool) == (node.redis_index, node.pool)
+    assert (router.index_url, router.pool) == (node.index_url, node.pool)
     spec = sample_pool(name).spec
     assert (router.handoff, router.missing_role) == (spec.handoff, spec.missing_role_policy)
     assert router.served_model_name == sample_pool(name).spec.model_name

@@ -13,7 +13,7 @@ import pytest
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import LATENCY_BOUNDS_S, Role
 from baton_router.server.router import Router
-from baton_router.settings import RouterSettings
+from baton_router.settings import RouterSettings, Tunables
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
@@ -32,7 +32,7 @@ async def pool_without_nodes(**settings: Any) -> AsyncIterator[tuple[Client, int
     """A router of a pool without nodes, and the port at which it tries to find one."""
     port = free_port()
     options: dict[str, Any] = {"nodes": (f"http://127.0.0.1:{port}",), "wake_wait_s": WAIT_S}
-    options |= {"port": 0, "reconnect_max_s": 0.05}
+    options |= {"port": 0, "tunables": Tunables(reconnect_max_s=0.05)}
     async with (
         Router(RouterSettings(**(options | settings))) as router,
         aiohttp.ClientSession() as session,

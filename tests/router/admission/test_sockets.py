@@ -79,7 +79,7 @@ async def test_an_unread_stream_ends_with_slow_client_and_others_continue(
 async def test_a_client_that_reads_nothing_is_disconnected(
     running: Any,
 ) -> None:
-    async with long_reply_node() as node, running(node, bounds={"cut_off_s": 0.2}) as client:
+    async with long_reply_node() as node, running(node, tunables={"cut_off_s": 0.2}) as client:
         _, writer = await request_stream(client)
         await until_is(client.answering, 1)
         await until_is(client.answering, 0)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from baton_router.server.router import Router
-from baton_router.settings import RouterSettings
+from baton_router.settings import RouterSettings, Tunables
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
@@ -25,7 +25,8 @@ ALL = "/ready?all=1"
 async def starting(*nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
     """A router that may not be ready yet."""
     addresses = tuple(node.address for node in nodes)
-    options: dict[str, Any] = {"port": 0, "reconnect_max_s": 0.05, "nodes": addresses} | settings
+    options: dict[str, Any] = {"tunables": Tunables(reconnect_max_s=0.05), "nodes": addresses}
+    options |= {"port": 0} | settings
     async with Router(RouterSettings(**options)) as router, aiohttp.ClientSession() as session:
         yield Client(router, session)
 

@@ -18,7 +18,7 @@ from baton_kvstore.keys import router_key
 from baton_node.settings import NodeSettings
 from baton_protocol.store import RouterReport
 from baton_router.server.router import Router
-from baton_router.settings import Bounds, RouterSettings
+from baton_router.settings import RouterSettings, Tunables
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
 from tests.support.nodes.processes import running as running_nodes
@@ -32,9 +32,9 @@ BODY = {"prompt": "x" * 64, "max_tokens": 8}
 CODE = """
 import asyncio, sys
 from baton_router import RouterSettings, serve
-from baton_router.settings import Bounds
-bounds = Bounds(report_ttl_s=float(sys.argv[2]))
-settings = RouterSettings(port=0, index_url=sys.argv[1], wake_wait_s=600.0, bounds=bounds)
+from baton_router.settings import Tunables
+tunables = Tunables(report_ttl_s=float(sys.argv[2]))
+settings = RouterSettings(port=0, index_url=sys.argv[1], wake_wait_s=600.0, tunables=tunables)
 asyncio.run(serve(settings, lambda host, port: print(port, flush=True)))
 """
 
@@ -60,7 +60,7 @@ def settings_of(redis: EmbeddedStore, *nodes: FakeNode, every_s: float = 0.05) -
         index_url=redis.index_url,
         nodes=tuple(node.address for node in nodes),
         wake_wait_s=WAIT_S,
-        bounds=Bounds(report_every_s=every_s),
+        tunables=Tunables(report_every_s=every_s),
     )
 
 

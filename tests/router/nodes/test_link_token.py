@@ -37,7 +37,7 @@ async def test_a_node_that_refuses_the_token_is_logged_once_shown_and_retried_wi
 ) -> None:
     caplog.set_level(logging.INFO, logger="baton_router")
     other.token = TOKEN
-    async with running(decode, link_token=token, reconnect_max_s=0.4) as client:
+    async with running(decode, link_token=token, tunables={"reconnect_max_s": 0.4}) as client:
         client.dial(other.address)
         await until(lambda: other.refused >= 3)
         refused, began = other.refused, time.monotonic()

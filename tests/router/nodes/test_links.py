@@ -24,7 +24,7 @@ from baton_router.nodes.link import MISSED_PINGS, LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.nodes.prefix_index import FAILURES, RETRY_S, Markers
 from baton_router.server.router import Router
-from baton_router.settings import Bounds, RouterSettings
+from baton_router.settings import RouterSettings, Tunables
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
 from tests.support.pools.failing_pool import REPLY, completing, join, text
@@ -99,7 +99,7 @@ async def test_a_node_that_sends_frames_keeps_its_link_without_answering_pings(
     running: Any, decode: FakeNode
 ) -> None:
     decode.pongs = False
-    async with running(decode, bounds={"ping_s": 0.05}):
+    async with running(decode, tunables={"ping_s": 0.05}):
         for _ in range(40):
             await decode.say_load()
             await asyncio.sleep(0.01)
@@ -123,7 +123,7 @@ async def test_pings_missed_because_the_router_was_blocked_do_not_count() -> Non
             pause_max_s=1.0,
             rng=None,  # type: ignore[arg-type]
             clock=clock.__next__,
-            bounds=Bounds(ping_s=0.01),
+            tunables=Tunables(ping_s=0.01),
         )
         socket = Socket()
         waiting = asyncio.create_task(link._until_silent(socket))  # type: ignore[arg-type]

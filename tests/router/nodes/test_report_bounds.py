@@ -245,7 +245,7 @@ async def test_a_node_with_files_that_are_too_large_is_not_used_and_is_logged(
 ) -> None:
     files = {name: b" " * (600 << 10) + name.encode() for name in ("a.jinja", "b.jinja")}
     other.serve_artifacts(files)
-    async with running(decode, bounds={"max_artifact_bytes": 1 << 20}) as client:
+    async with running(decode, tunables={"max_artifact_bytes": 1 << 20}) as client:
         client.dial(other.address)
         await until_refused(client, "artifact", 1)
         assert "exceed 1048576 bytes" in caplog.text

@@ -15,7 +15,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
 from baton_router.nodes.link import Flaw, NodeLink
-from baton_router.settings import Bounds
+from baton_router.settings import Tunables
 from tests.support.nodes.fake_node import make_report
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until
@@ -76,8 +76,8 @@ async def linked(peer: Peer, listener: Listener, choked_s: float) -> AsyncIterat
     async with aiohttp.ClientSession() as session:
         url, rng = f"http://127.0.0.1:{port}", random.Random(1)
         # A long ping interval, so no link breaks because its node is silent.
-        bounds = Bounds(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
-        link = NodeLink(url, session, listener, pause_max_s=0.1, rng=rng, bounds=bounds)
+        tunables = Tunables(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
+        link = NodeLink(url, session, listener, pause_max_s=0.1, rng=rng, tunables=tunables)
         link.start()
         try:
             await until(lambda: link.up)

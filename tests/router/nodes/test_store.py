@@ -16,7 +16,7 @@ from baton_kvstore.index.registry import Registry
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.store import Marker
 from baton_router.server.router import Router
-from baton_router.settings import RouterSettings
+from baton_router.settings import RouterSettings, Tunables
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until
 
@@ -42,7 +42,8 @@ async def placement(router: Router, session: aiohttp.ClientSession) -> str:
 async def test_nodes_are_discovered_and_stored_chunks_are_not_computed_again(
     store: EmbeddedStore, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    settings = RouterSettings(port=0, index_url=store.index_url, lookup_timeout_ms=5000.0)
+    tunables = Tunables(lookup_timeout_ms=5000.0)
+    settings = RouterSettings(port=0, index_url=store.index_url, tunables=tunables)
     async with (
         Registry(store.index_url, "default") as registry,
         Index(store.index_url, "default") as index,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from baton_protocol.ids import NodeId
+from baton_protocol.policies import RANKINGS
 from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, Placement, Policy, RequestFacts
-from baton_router.settings import RANKINGS
 from tests.support.nodes.candidates import Candidate, place_among
 
 CHUNK = 16

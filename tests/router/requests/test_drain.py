@@ -103,7 +103,7 @@ async def test_the_last_node_of_its_role_is_drained_once_its_replacement_can_ser
 async def test_the_last_node_of_its_role_is_not_drained_without_a_replacement_in_time(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode, other, bounds={"drain_answer_s": 0.05}) as client:
+    async with running(decode, other, tunables={"drain_answer_s": 0.05}) as client:
         await decode.say_load("draining")
         await client.ready(1)
         status, reply, _ = await client.post("/nodes/decode-1/drain", {"replaced_by": "r2"})
@@ -170,7 +170,7 @@ async def test_an_unknown_node_is_a_404_that_lists_the_known_nodes(
 async def test_a_node_that_does_not_obey_in_time_is_a_503_with_its_state(
     running: Any, decode: FakeNode
 ) -> None:
-    async with running(decode, bounds={"drain_answer_s": 0.05}) as client:
+    async with running(decode, tunables={"drain_answer_s": 0.05}) as client:
         decode.obeys = False
         status, reply, _ = await client.post(DRAIN, b"")
         assert (status, reply["error"]["message"]) == (503, "decode-0 is not draining but ready")

@@ -157,7 +157,7 @@ async def test_a_hand_off_continues_when_its_links_come_back(
 async def test_a_frozen_node_is_lost_and_gets_the_abort_first_when_it_wakes(
     half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    async with half_answered(decode, bounds={"ping_s": 0.2}) as (client, answer):
+    async with half_answered(decode, tunables={"ping_s": 0.2}) as (client, answer):
         await join(client, other)
         before = len(decode.got)
         decode.freeze()
@@ -172,7 +172,7 @@ async def test_a_frozen_node_is_lost_and_gets_the_abort_first_when_it_wakes(
 async def test_losing_a_node_that_froze_before_it_got_the_request_is_no_strike(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode, bounds={"ping_s": 0.2}) as client:
+    async with running(decode, tunables={"ping_s": 0.2}) as client:
         decode.freeze()
         link = client.router._table.links[decode.address]
         await until(lambda: time.monotonic() > link.due_at)

@@ -99,7 +99,7 @@ async def test_a_node_that_refused_is_tried_again_after_a_while(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
-    async with running(decode, bounds={"refused_s": 0.05}) as client:
+    async with running(decode, tunables={"refused_s": 0.05}) as client:
         answer = completing(client)
         await until(lambda: len(decode.got_of(RunJob)) > 2)
         decode.script.run = "answer"
@@ -110,7 +110,7 @@ async def test_after_too_many_refusals_the_client_gets_the_node_s_error(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run, decode.script.failure = "fail", BUSY
-    async with running(decode, bounds={"refused_s": 0.0}) as client:
+    async with running(decode, tunables={"refused_s": 0.0}) as client:
         status, body, headers = await completing(client)
         assert (status, body["error"]["code"]) == (503, "busy")
         assert headers["retry-after"] == "1"

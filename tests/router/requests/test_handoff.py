@@ -242,7 +242,7 @@ async def test_past_the_shutdown_deadline_a_stream_ends_with_an_error_event(
     running: Any, decode: FakeNode
 ) -> None:
     decode.script.run = "half"
-    async with running(decode, shutdown_deadline_s=0.1) as client:
+    async with running(decode, drain_timeout_s=0.1) as client:
         answer = asyncio.create_task(stream(client))
         await until(lambda: half_sent(client))
         await client.router.drain(asyncio.Event())

@@ -23,7 +23,7 @@ WAIT_S = 180.0
 CODE = """
 import asyncio, sys
 from baton_router import RouterSettings, serve
-settings = RouterSettings(port=0, nodes=(sys.argv[1],), shutdown_deadline_s=float(sys.argv[2]))
+settings = RouterSettings(port=0, nodes=(sys.argv[1],), drain_timeout_s=float(sys.argv[2]))
 asyncio.run(serve(settings, lambda host, port: print(port, flush=True)))
 """
 

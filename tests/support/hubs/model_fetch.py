@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from baton_cli.commands.fetch_options import FetchOptions
-from baton_cli.commands.model_fetch import Fetch, make_fetch
+from baton_cli.commands.model_fetch import make_fetch
 from baton_cli.models.download_state import MARKER, PART, PLAN
+from baton_cli.models.model_fetch import ModelFetch
 from baton_engine.weights.digest import CACHE_NAME
 from tests.support.hubs.stub_hub import StubHub
 
@@ -54,7 +55,7 @@ def model_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
         yield hub
 
 
-def fetch_of(to: Path, source: str = "hf://org/model", **options: Any) -> Fetch:
+def fetch_of(to: Path, source: str = "hf://org/model", **options: Any) -> ModelFetch:
     return make_fetch(FetchOptions(source=source, to=str(to), **options), os.environ)
 
 

@@ -15,7 +15,6 @@ from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.data.tuning import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
-from baton_node.settings import StoreCare
 from baton_node.store.address import StoreAddress
 from baton_node.store.base import (
     ChunkFetched,
@@ -27,6 +26,7 @@ from baton_node.store.base import (
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from baton_protocol.layout import KVLayout
+from baton_protocol.policies import StoreCare
 from baton_protocol.store import Marker, Priority
 
 SETTINGS = SimSettings(chunk_blocks=4, num_blocks=32)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import RequestId
@@ -77,7 +78,7 @@ class NodeProcess:
             sys.executable,
             "-m",
             "tests.support.nodes.serve_node",
-            self.settings.to_json().decode(),
+            msgspec.json.encode(self.settings).decode(),
             cwd=ROOT,
             stderr=asyncio.subprocess.PIPE,
         )

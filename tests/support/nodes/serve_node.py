@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import msgspec
+
 import baton_decode_node.serve
 import baton_prefill_node.serve
 from baton_cli.commands.roles import ENGINE_MODULE
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.errors import SetupError
+from baton_node.settings import NodeSettings
 
 
 def main() -> int:
-    settings = NodeSettings.from_json(sys.argv[1].encode())
+    settings = msgspec.json.decode(sys.argv[1], type=NodeSettings)
     role = baton_prefill_node if settings.role == "prefill" else baton_decode_node
     try:
         asyncio.run(role.serve.serve(settings, ENGINE_MODULE))

@@ -30,8 +30,8 @@ def baton(
     where: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> CompletedProcess[str]:
-    """Run a command in this process, which saves Python's start and imports. Not for roles, because
-    they configure the logging of the whole process."""
+    """Run a command in this process, which saves Python's start and imports. Not for roles that
+    serve: they end by a signal."""
     out, err = io.StringIO(), io.StringIO()
     root = logging.getLogger()
     with (

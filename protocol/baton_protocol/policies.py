@@ -1,0 +1,24 @@
+"""The policies that flags, records and the InferencePool name alike.
+
+In: nothing. Out: a Literal type per policy. The first value is the default. The command line, the
+router, nodes, the store and the operator import them, so a new value is written once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+# Who computes the prompt of a decode node's request (see placement.policy of the router).
+Handoff = Literal["auto", "always", "never"]
+# What happens to a request whose role has no ready node: the other role runs it, it waits, or it is
+# refused.
+MissingRole = Literal["aggregate", "queue", "fail"]
+# How the router ranks nodes.
+Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
+RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
+# Whether a decode node fetches stored chunks; auto: those that it predicts to be faster.
+FetchPolicy = Literal["auto", "always", "never"]
+# Whether a node sets the options of its Redis servers, or only verifies them.
+StoreCare = Literal["apply", "check"]
+# Who may use the KV of a tenant's prompts.
+Sharing = Literal["pool", "tenant"]
