@@ -38,7 +38,7 @@ from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import IndexReader, Lookups
 from baton_operator.state.resync import Resync
 from baton_operator.state.watch import watch_registry, watch_settings
-from baton_operator.status.events import PodEvents
+from baton_operator.status.pod_events import PodEvents
 
 logger = logging.getLogger(__name__)
 

@@ -58,8 +58,9 @@ from baton_operator.state.cache import (
 from baton_operator.state.hosts import shared_hosts
 from baton_operator.state.index_reader import LOOK_S, Answer
 from baton_operator.state.observed import Observed, ObservedPod, Planned, Refusal, Roll
-from baton_operator.status.derive import held_words, refusal_words
-from baton_operator.status.events import held
+from baton_operator.status.events import held_event
+from baton_operator.status.findings.applied import refusal_words
+from baton_operator.status.findings.sole_operator import held_words
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -270,7 +271,7 @@ class Reconciler:
         assert known is not None, "a pool that nobody manages is taken"
         holder, name = known.name, parts.ownership.name
         if turn.record is not None and turn.record.other != known.other:
-            await parts.status.tell(self._uid, held(holder, name))
+            await parts.status.tell(self._uid, held_event(holder, name))
         elif not self._stays_away:
             logger.warning("pool %s: %s", self._key, held_words(holder, name))
         if not self._stays_away:

@@ -20,8 +20,9 @@ from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
 from baton_operator.kube.kinds import EVENT, POOL
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.observed import Observed
-from baton_operator.status.derive import derive
-from baton_operator.status.events import PodEvents, PoolEvent, events_between
+from baton_operator.status.derive import derive_status
+from baton_operator.status.events import PoolEvent, events_between
+from baton_operator.status.pod_events import PodEvents
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +57,13 @@ class StatusWriter:
     ) -> PoolStatus:
         """`generation` is that of the spec in `pool`, `revision` that of its templates. Raise
         Conflict if the pool changed since the cache saw it."""
-        pods = await self._pod_events.explained(observed.pods)
+        pods = await self._pod_events.explain_pods(observed.pods)
         observed = msgspec.structs.replace(observed, pods=pods)
         resource = self._cache.pool(self._key)
         before = read_status(resource) if resource is not None else None
         if resource is not None and before is None:
             before = PoolStatus(operator=read_operator(resource))
-        after = derive(
+        after = derive_status(
             pool, revision, generation, observed, before, self.now(), self._cache.now_s()
         )
         if resource is not None and after != before:

@@ -28,7 +28,7 @@ from baton_operator.names import DRAIN_S
 from baton_operator.rollout.goal import Lower, OldGoal, goal_of
 from baton_operator.state.cache import Cache, CachedChild, PoolKey, pods_of
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
-from baton_operator.status.events import PoolEvent, drain_begun, drain_ended, drain_undone
+from baton_operator.status.events import PoolEvent, drain_event, drained_event, resumed_event
 from baton_protocol.store import Kind, Role, kind_of
 
 
@@ -275,7 +275,7 @@ class Drainer:
                 message = f"{pod.name} is needed again, but cannot resume: {problem}"
                 held.append(Departure(nodes.role, message, held=True))
             else:
-                await self._post_event(view.pool.uid, drain_undone(nodes.role, pod.name))
+                await self._post_event(view.pool.uid, resumed_event(nodes.role, pod.name))
         return tuple(held)
 
     async def _drain(
@@ -318,7 +318,7 @@ class Drainer:
         problem = await self._annotate(mark(child.key, child.uid, view.now, victim.why, leave))
         if problem:
             return DrainWait(problem)
-        event = drain_begun(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
+        event = drain_event(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
         await self._post_event(view.pool.uid, event)
         return None
 
@@ -356,4 +356,4 @@ def _ends(
     names = [victim.pod.name for victim in leaving if is_served(victim.pod)]
     if replicas == nodes.current or not names:
         return ()
-    return (drain_ended(nodes.title, nodes.current, replicas, names),)
+    return (drained_event(nodes.title, nodes.current, replicas, names),)

@@ -33,7 +33,7 @@ from baton_operator.kube.kinds import CHILDREN, POD, POOL, key_of, kind_of
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import IndexReader
-from baton_operator.status.events import PodEvents
+from baton_operator.status.pod_events import PodEvents
 from tests.support.clock import Clock
 from tests.support.kubernetes.api_server import ApiServer, Body, api_server
 from tests.support.kubernetes.manifests import INSTALLATION, sample, sample_pool
