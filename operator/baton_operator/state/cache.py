@@ -17,11 +17,13 @@ import msgspec
 from baton_operator.kube.kinds import POOL, ChildKey, ObjectKind, key_of
 from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL, SCALER_KIND
 from baton_operator.state.observed import (
-    NODE_LOST,
     ObservedPod,
     ObservedRoute,
     ObservedScaler,
     ObservedWorkload,
+)
+from baton_operator.state.pod_problem import NODE_LOST
+from baton_operator.state.readers import (
     read_address,
     read_pod,
     read_route,
@@ -283,7 +285,9 @@ def _owner(metadata: Body) -> Body:
 
 def _proven(body: Body) -> bool:
     conditions = body.get("status", {}).get("conditions") or ()
-    return any(condition.get("reason") == "NewReplicaSetAvailable" for condition in conditions)
+    return any(
+        condition.get("reason") == "NewReplicaSetAvailable" for condition in conditions
+    )
 
 
 def digest_of(body: Body) -> str:

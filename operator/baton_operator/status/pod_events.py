@@ -16,7 +16,8 @@ import msgspec
 from baton_operator.kube.client import Api, ApiError, Unavailable
 from baton_operator.kube.kinds import EVENT
 from baton_operator.state.cache import PoolKey
-from baton_operator.state.observed import ObservedPod, Problem, unprepared_problem
+from baton_operator.state.observed import ObservedPod
+from baton_operator.state.pod_problem import Problem, unprepared_problem
 
 logger = logging.getLogger(__name__)
 # Seconds. Most pods are prepared in less; a kubelet reports a missing Secret within a second.

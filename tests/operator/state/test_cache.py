@@ -59,7 +59,11 @@ def pod(version: int, *, ready: bool, uid: str = "p", **annotations: str) -> dic
     """Return a pod whose timestamps are decades away from the operator's clock."""
     labels = {"baton.dev/pool": "pool", "baton.dev/component": "decode"}
     metadata = {"name": "pool-decode-0", "namespace": "ns", "uid": uid, "labels": labels}
-    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": f"19{ready:d}0-01-01"}
+    condition = {
+        "type": "Ready",
+        "status": str(ready),
+        "lastTransitionTime": f"19{ready:d}0-01-01",
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",

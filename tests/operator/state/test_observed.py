@@ -6,14 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton_operator.state.observed import (
-    LONGEST_MESSAGE,
-    read_address,
-    read_pod,
-    read_route,
-    read_workload,
-    unprepared_problem,
-)
+from baton_operator.state.pod_problem import LONGEST_MESSAGE, unprepared_problem
+from baton_operator.state.readers import read_address, read_pod, read_route, read_workload
 from tests.support.kubernetes import pod_bodies as b
 from tests.support.kubernetes.pod_bodies import Body, container, pod, terminated, waiting
 

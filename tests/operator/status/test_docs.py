@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from baton_operator.api.status import PoolStatus
-from baton_operator.state import observed
+from baton_operator.state import pod_problem
 from baton_operator.status import events
 from baton_operator.status.condition_kinds import ConditionKind, ConditionReason
 from baton_operator.status.conditions import KINDS, PARTS, POD_PROBLEMS, READY
@@ -74,11 +74,11 @@ def test_the_page_lists_the_conditions_that_ready_combines() -> None:
 
 
 def test_every_problem_that_a_pod_may_have_is_a_reason() -> None:
-    documented = set(re.findall(r"^    (\w+) ", observed.__doc__ or "", re.MULTILINE))
+    documented = set(re.findall(r"^    (\w+) ", pod_problem.__doc__ or "", re.MULTILINE))
     # A Deployment reports these.
     of_workloads = {"PodsRefused", "StartOverdue"}
     assert documented == {reason.name for reason in POD_PROBLEMS} - of_workloads
-    source = Path(observed.__file__).read_text()
+    source = Path(pod_problem.__file__).read_text()
     assert documented == {name for name in documented if f'"{name}"' in source}
 
 
