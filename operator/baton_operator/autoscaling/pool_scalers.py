@@ -16,7 +16,8 @@ from baton_operator.api.pool import Pool
 from baton_operator.builders.nodes import build_scaler, scaled_roles, seeded, selector_of
 from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.kube.kinds import POOL_SCALER, ChildKey, key_of
-from baton_operator.state.cache import Cache, CachedChild, PoolKey, read_child
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.child import CachedChild, read_child
 from baton_protocol.store import Role
 
 logger = logging.getLogger(__name__)

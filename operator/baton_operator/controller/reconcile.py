@@ -43,18 +43,12 @@ from baton_operator.kube.client import (
     Unavailable,
 )
 from baton_operator.kube.kinds import NETWORK_POLICY, POOL, SECRET, ChildKey, key_of, kind_of
+from baton_operator.kube.objects import Body
 from baton_operator.metrics import Metrics
 from baton_operator.names import REVISION_LABEL, STORE
 from baton_operator.rollout.goal import Lower
-from baton_operator.state.cache import (
-    Body,
-    Cache,
-    CachedChild,
-    PoolKey,
-    has_served,
-    pods_of,
-    read_child,
-)
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.child import CachedChild, has_served, pods_of, read_child
 from baton_operator.state.hosts import shared_hosts
 from baton_operator.state.index_reader import LOOK_S, Answer
 from baton_operator.state.observed import Observed, ObservedPod, Planned, Refusal, Roll

@@ -16,8 +16,9 @@ import msgspec
 
 from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import OperatorStatus, PoolStatus, read_operator, read_status
-from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
+from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError
 from baton_operator.kube.kinds import EVENT, POOL
+from baton_operator.kube.objects import Body
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.observed import Observed
 from baton_operator.status.derive import derive_status

@@ -26,7 +26,8 @@ from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import DRAIN_S
 from baton_operator.rollout.goal import Lower, OldGoal, goal_of
-from baton_operator.state.cache import Cache, CachedChild, PoolKey, pods_of
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.child import CachedChild, pods_of
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import PoolEvent, drain_event, drained_event, resumed_event
 from baton_protocol.store import Kind, Role, kind_of

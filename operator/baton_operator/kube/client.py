@@ -25,10 +25,10 @@ import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
 from baton_operator.kube.kinds import ChildKey, ObjectKind, kind_of
+from baton_operator.kube.objects import Body
 
 logger = logging.getLogger(__name__)
 
-Body = dict[str, Any]
 Verb = Literal["apply", "create", "delete", "get", "list", "patch", "update"]
 FIELD_MANAGER = "baton-operator"
 TIMEOUT_S = 15.0

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from baton_operator.kube.client import Api, ApiError, Body, Conflict
+from baton_operator.kube.client import Api, ApiError, Conflict
 from baton_operator.kube.kinds import LEASE, ChildKey
+from baton_operator.kube.objects import Body
 
 logger = logging.getLogger(__name__)
 

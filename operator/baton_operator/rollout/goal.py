@@ -17,7 +17,7 @@ import msgspec
 from baton_operator.api.pool import Pool
 from baton_operator.builders.child import NodeRevision
 from baton_operator.kube.kinds import ChildKey
-from baton_operator.state.cache import CachedChild, has_served, pods_of
+from baton_operator.state.child import CachedChild, has_served, pods_of
 from baton_operator.state.observed import ObservedPod, Roll
 from baton_protocol.store import ROLES, Role
 

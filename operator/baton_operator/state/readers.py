@@ -96,7 +96,7 @@ def read_pod(body: Body) -> ObservedPod:
     )
 
 
-def seen_pod(pod: ObservedPod, before: ObservedPod | None, now_s: float) -> ObservedPod:
+def keep_first_seen(pod: ObservedPod, before: ObservedPod | None, now_s: float) -> ObservedPod:
     """The pod with its `seen` times; `before` is the last known state of the same pod."""
     if before is None:
         first = FirstSeen(created=now_s, readiness=now_s, unprepared=now_s, drain=now_s)

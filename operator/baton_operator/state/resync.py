@@ -14,8 +14,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton_operator.kube.client import Api, ApiError, Body, Refused, TooManyRequests, Unavailable
+from baton_operator.kube.client import Api, ApiError, Refused, TooManyRequests, Unavailable
 from baton_operator.kube.kinds import POOL, WATCHED, ChildKey, ObjectKind
+from baton_operator.kube.objects import Body
 from baton_operator.names import POOL_LABEL
 from baton_operator.state.cache import Cache, PoolKey, keys_of
 

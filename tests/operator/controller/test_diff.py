@@ -17,7 +17,7 @@ from baton_operator.controller.reconcile import (
 )
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.rollout.goal import Lower
-from baton_operator.state.cache import CachedChild, read_child
+from baton_operator.state.child import CachedChild, read_child
 from tests.support.kubernetes.manifests import sample_pool
 
 POOL = sample_pool("sim")

@@ -11,7 +11,7 @@ from baton_operator.builders import Manifest, build_pool, revision_of
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
-from baton_operator.state.cache import CachedChild, read_child
+from baton_operator.state.child import CachedChild, read_child
 from baton_protocol.store import Role
 from tests.operator.controller.test_diff import PROVEN, live, old_nodes
 from tests.support.kubernetes.manifests import sample_pool

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from baton_operator.kube.kinds import CHILDREN, key_of, kind_of
-from baton_operator.state.cache import Cache, PoolKey, digest_of
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.child import digest_of
 from baton_operator.state.observed import FirstSeen
 from baton_operator.state.watch import Backoffs
 from tests.support.clock import Clock
