@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from baton_operator.api.crd import COLUMNS, DEFINITIONS, WIDE
-from baton_operator.api.fields import quantity_bytes
-from baton_operator.api.pool import read_spec
+from baton_operator.api.resources import quantity_bytes
+from baton_operator.api.spec_reader import read_spec
 from baton_operator.api.status import (
     Condition,
     ModelStatus,

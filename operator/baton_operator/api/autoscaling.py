@@ -12,16 +12,10 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Meta, field
 
-from baton_operator.api.fields import (
-    MOST_NODES,
-    CelRule,
-    Quantity,
-    Record,
-    check_quantity,
-    matches,
-    quoted,
-    ruled,
-)
+from baton_operator.api.cel import CelRule, matches, quoted, ruled
+from baton_operator.api.fields import MOST_NODES
+from baton_operator.api.record import Record
+from baton_operator.api.resources import Quantity, check_quantity
 from baton_protocol.store import ROLES, Role
 
 PlannedMode = Literal["auto", "advise"]

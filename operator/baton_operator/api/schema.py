@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from baton_operator.api.fields import RULES, CelRule
+from baton_operator.api.cel import RULES, CelRule
 
 Schema = dict[str, Any]
 

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from baton_operator.api.autoscaling import PlannedMode
-from baton_operator.api.fields import Count, keyed
+from baton_operator.api.fields import Count
+from baton_operator.api.schema_extras import keyed
 from baton_protocol.store import Exact
 
 

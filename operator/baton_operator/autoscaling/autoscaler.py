@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from baton_operator.api.autoscaling import AutoscalingSpec
-from baton_operator.api.fields import quantity_bytes
 from baton_operator.api.pool import Pool
+from baton_operator.api.resources import quantity_bytes
 from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.autoscaling import demand, node_metrics
 from baton_operator.autoscaling.desired import desired_now

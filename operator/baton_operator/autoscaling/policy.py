@@ -18,8 +18,9 @@ from baton_operator.api.autoscaling import (
     ScheduleSpec,
     minutes_of,
 )
-from baton_operator.api.fields import gpus_of
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.resources import gpus_of
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.autoscaling.planner.limits.schedule import DAY, active, problems
 from baton_operator.autoscaling.planner.records import Bounds, Policy, Schedule
 from baton_protocol.store import ROLES, Role

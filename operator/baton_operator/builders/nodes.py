@@ -24,8 +24,10 @@ import json
 
 import msgspec
 
-from baton_operator.api.fields import Resources, gpus_of, gpus_of_pod, quantity_bytes
-from baton_operator.api.pool import ModelCache, Pool, RoleSpec
+from baton_operator.api.model import ModelCache
+from baton_operator.api.nodes import RoleSpec
+from baton_operator.api.pool import Pool
+from baton_operator.api.resources import Resources, gpus_of, gpus_of_pod, quantity_bytes
 from baton_operator.builders.child import ChildIdentity, Manifest, NodeRevision, merged
 from baton_operator.builders.pods import (
     EPHEMERAL,

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.fields import Resources
 from baton_operator.api.pool import Pool
+from baton_operator.api.resources import Resources
 from baton_operator.builders.child import ChildIdentity, Manifest, merged
 from baton_operator.names import CREDENTIALS_ANNOTATION
 

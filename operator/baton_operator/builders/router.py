@@ -9,8 +9,9 @@ They are reached from outside the cluster by an Ingress, a Gateway API HTTPRoute
 
 from __future__ import annotations
 
-from baton_operator.api.fields import Resources
-from baton_operator.api.pool import ParentRef, Pool
+from baton_operator.api.pool import Pool
+from baton_operator.api.resources import Resources
+from baton_operator.api.router import ParentRef
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.pods import (
     EPHEMERAL,

@@ -22,8 +22,9 @@ from typing import Any
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.embedded.servers import INDEX_MEMORY, optional_settings
 from baton_kvstore.settings import StoreSettings
-from baton_operator.api.fields import Resources
-from baton_operator.api.pool import Credentials, ManagedStore, Pool
+from baton_operator.api.pool import Credentials, Pool
+from baton_operator.api.resources import Resources
+from baton_operator.api.store import ManagedStore
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.pods import (
     EPHEMERAL,

@@ -17,7 +17,8 @@ from typing import Protocol
 
 import msgspec
 
-from baton_operator.api.pool import Credentials, Installation, Pool, SpecError, read_pool
+from baton_operator.api.pool import Credentials, Installation, Pool, read_pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import PoolStatus, read_operator, read_status
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import (

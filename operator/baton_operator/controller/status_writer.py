@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import OperatorStatus, PoolStatus, read_operator, read_status
 from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError
 from baton_operator.kube.kinds import EVENT, POOL

@@ -126,7 +126,8 @@ class Cache:
         known = self._children.get(pool, {}).get(child.key)
         if child.pod is not None:
             before = known.pod if known is not None and known.uid == child.uid else None
-            child = msgspec.structs.replace(child, pod=keep_first_seen(child.pod, before, self._clock()))
+            pod = keep_first_seen(child.pod, before, self._clock())
+            child = msgspec.structs.replace(child, pod=pod)
         if ours and pool not in self._pools:
             return child  # garbage collection deletes it with its pool
         if known is not None and child.version < known.version and not listed:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.fields import gpus_of_pod
+from baton_operator.api.resources import gpus_of_pod
 from baton_operator.kube.objects import Body, find_condition
 from baton_operator.names import (
     COMPONENT_LABEL,

@@ -12,7 +12,8 @@ from datetime import datetime
 
 import msgspec
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import Condition, PoolStatus, RoleStatus, stamp
 from baton_operator.state.observed import Observed
 from baton_operator.status import conditions as c

@@ -7,7 +7,7 @@ import pytest
 from baton_cli.main import read_command
 from baton_cli.options.flag import flags_of
 from baton_cli.options.records import NodeOptions, RouterOptions
-from baton_operator.api.fields import NODE_FLAGS, ROUTER_FLAGS
+from baton_operator.api.flags import NODE_FLAGS, ROUTER_FLAGS
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes
 from tests.support.kubernetes.manifests import SAMPLES, containers, sample_pool, template_of

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.desired import desired_now

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Pool, RolloutSpec
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec import RolloutSpec
 from baton_operator.builders.nodes import revision_of
 from baton_operator.drain.drainer import DeploymentNodes, DrainView, leave_for, view_of
 from baton_operator.drain.marks import LeaveTerms

@@ -20,7 +20,8 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from baton_kvstore.index import registry
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.kube.client import Api
 from baton_operator.kube.egress import Address, refusal

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
 from baton_operator.state.observed import Planned
 from baton_operator.status.autoscaling import NUMBERS_EVERY_S

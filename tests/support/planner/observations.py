@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.pool import Pool, SpecError
+from baton_operator.api.pool import Pool
+from baton_operator.api.spec_reader import SpecError
 from baton_operator.api.status import Condition, PoolStatus
 from baton_operator.builders.nodes import revision_of
 from baton_operator.kube.kinds import ChildKey
