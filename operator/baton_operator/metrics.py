@@ -17,13 +17,11 @@ from prometheus_client.process_collector import ProcessCollector
 
 Result = Literal["done", "invalid", "refused", "conflict", "throttled", "unavailable", "error"]
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
 SILENCE_S = 30.0  # seconds without a request after which a scraper's connection is closed
 
 
 class Metrics:
-    """The metrics of one operator. Their names start with `baton_operator_`."""
+    """The metrics of one operator. Their names start with baton_operator_."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders.nodes import build_scaler, scaled_roles, seeded, selector_of
+from baton_operator.builders.scalers import build_scaler, scaled_roles, seeded, selector_of
 from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.kube.kinds import POOL_SCALER, ChildKey, key_of
 from baton_operator.state.cache import Cache, PoolKey

@@ -19,7 +19,8 @@ from datetime import datetime
 import msgspec
 from msgspec import UNSET
 
-from baton_operator.api.status import OperatorStatus, age_s, stamp
+from baton_operator.api.status import OperatorStatus
+from baton_operator.api.times import age_s, stamp
 
 # A write per pool and minute. A holder that misses two is gone after the third.
 HEARTBEAT_S = 60.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.status import stamp
+from baton_operator.api.times import stamp
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import (
     DRAIN_REASON_ANNOTATION,

@@ -30,7 +30,7 @@ from baton_kvstore.errors import StoreError
 from baton_kvstore.index.registry import Registry
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import READY, PoolStatus
-from baton_operator.builders.store import store_settings
+from baton_operator.builders.store_access import store_settings
 from baton_operator.kube.egress import Address, AddressRefused, Network, allowed, look_up
 from baton_operator.state.observed import Observed
 from baton_operator.state.store_check import StoreProblem, ping, problem_with

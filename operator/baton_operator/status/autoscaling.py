@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_operator.api.status import AutoscalingStatus, is_fresh, stamp
+from baton_operator.api.status import AutoscalingStatus
+from baton_operator.api.times import is_fresh, stamp
 from baton_operator.status.view import View
 
 # The planner's inputs change all the time, and each change costs a write of the status: while

@@ -14,7 +14,8 @@ import msgspec
 
 from baton_operator.api.pool import Pool
 from baton_operator.api.spec_reader import SpecError
-from baton_operator.api.status import Condition, PoolStatus, RoleStatus, stamp
+from baton_operator.api.status import Condition, PoolStatus, RoleStatus
+from baton_operator.api.times import stamp
 from baton_operator.state.observed import Observed
 from baton_operator.status import conditions as c
 from baton_operator.status.autoscaling import autoscaling_status

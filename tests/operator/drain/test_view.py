@@ -10,8 +10,8 @@ import pytest
 from baton_operator.api.pool import Pool
 from baton_operator.api.spec import RolloutSpec
 from baton_operator.builders.nodes import revision_of
-from baton_operator.drain.drainer import DeploymentNodes, DrainView, leave_for, view_of
 from baton_operator.drain.marks import LeaveTerms
+from baton_operator.drain.view import DeploymentNodes, DrainView, leave_for, view_of
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import DRAIN_S
 from baton_operator.state.cache import PoolKey

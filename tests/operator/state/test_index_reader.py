@@ -23,7 +23,7 @@ from baton_kvstore.connection.endpoint import with_login
 from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.index.registry import Registry
 from baton_operator.api.pool import Pool
-from baton_operator.builders.store import acl_file
+from baton_operator.builders.credentials import acl_file
 from baton_operator.state.index_reader import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from baton_operator.api.status import ModelStatus, is_fresh, stamp
+from baton_operator.api.status import ModelStatus
+from baton_operator.api.times import is_fresh, stamp
 from baton_operator.state.observed import ObservedPod
 from baton_operator.status import conditions as c
 from baton_operator.status.view import Finding, View
